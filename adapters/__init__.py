@@ -1,0 +1,1 @@
+"""Adapters to graph frameworks, one module each; nothing here imports a framework by itself."""

@@ -1,0 +1,145 @@
+"""Input checks: each says which argument is wrong, what came and what was expected."""
+
+import math
+from collections.abc import Sequence
+from numbers import Integral, Real
+from typing import Any
+
+import torch
+from torch import Tensor, distributed
+from torch.distributed import ProcessGroup
+
+# 1/temperature and 1/epsilon multiply cosines in float32; down to here they stay finite.
+_SMALLEST_SCALE = 1e-30
+
+
+def check_scale(name: str, value: Any) -> float:
+    """A temperature or epsilon: a finite number, far enough from zero to be divided by."""
+    number = _finite(name, value, "a finite number above 0")
+    if number < _SMALLEST_SCALE:
+        raise ValueError(f"{name} must be at least {_SMALLEST_SCALE}, but got {value!r}")
+    return number
+
+
+def check_weight(name: str, value: Any) -> float:
+    """The weight of a loss term: a finite number, zero allowed."""
+    number = _finite(name, value, "a finite number of at least 0")
+    if number < 0:
+        raise ValueError(f"{name} must be a finite number of at least 0, but got {value!r}")
+    return number
+
+
+def _finite(name: str, value: Any, expected: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"{name} must be {expected}, but got {value!r} ({type(value).__name__})")
+    if not math.isfinite(value):
+        raise ValueError(f"{name} must be {expected}, but got {value!r}")
+    return float(value)
+
+
+def check_count(name: str, value: Any, minimum: int) -> int:
+    """A whole number of at least ``minimum``."""
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise TypeError(
+            f"{name} must be a whole number, but got {value!r} ({type(value).__name__})"
+        )
+    if value < minimum:
+        raise ValueError(f"{name} must be at least {minimum}, but got {value!r}")
+    return int(value)
+
+
+def check_flag(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} must be True or False, but got {value!r} ({type(value).__name__})")
+    return value
+
+
+def check_choice(name: str, value: Any, choices: Sequence[str]) -> str:
+    if not isinstance(value, str) or value not in choices:
+        listed = ", ".join(repr(choice) for choice in choices)
+        raise ValueError(f"{name} must be one of {listed}, but got {value!r}")
+    return value
+
+
+def check_matrix(name: str, value: Any, shape: str) -> None:
+    """A floating-point matrix with at least one row and one column; ``shape`` is for the reader."""
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{name} must be a Tensor of shape {shape}, but got {type(value).__name__}")
+    if value.dim() != 2:
+        raise ValueError(f"{name} must have shape {shape}, but got {tuple(value.shape)}")
+    if not value.is_floating_point():
+        raise TypeError(f"{name} must be a floating-point Tensor, but got {value.dtype}")
+    if value.numel() == 0:
+        raise ValueError(f"{name} must not be empty, but got shape {tuple(value.shape)}")
+
+
+def check_views(views: Sequence[tuple[str, Any]], shape: str = "[N, D]") -> None:
+    """Named matrices that describe the same graphs: alike in shape, dtype and device."""
+    first_name, first = views[0]
+    for name, view in views:
+        check_matrix(name, view, shape)
+        if view.shape != first.shape:
+            raise ValueError(
+                f"{name} has shape {tuple(view.shape)} but {first_name} has {tuple(first.shape)}: "
+                "row i of every view must be graph i"
+            )
+        if view.dtype != first.dtype:
+            raise TypeError(f"{name} is {view.dtype} but {first_name} is {first.dtype}")
+        check_device(name, view, first_name, first)
+
+
+def check_prototypes(name: str, value: Tensor, rows_name: str, rows: Tensor) -> None:
+    """Prototypes ``[K, D]`` that rows ``[N, D]`` can be compared with."""
+    if rows.shape[1] != value.shape[1]:
+        raise ValueError(
+            f"{rows_name} has width {rows.shape[1]} but {name} has width {value.shape[1]}: "
+            "rows and prototypes are compared by their cosine"
+        )
+    check_device(rows_name, rows, name, value)
+
+
+def check_one_process(process_group: ProcessGroup | None) -> None:
+    """No loss over several processes by mistake: each would optimise something else than asked."""
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return
+    ranks = distributed.get_world_size(process_group)
+    if ranks > 1:
+        raise NotImplementedError(
+            f"gather=True asks for one loss over all {ranks} processes, which is not available "
+            "yet; gather=False gives each process the loss of its own batch"
+        )
+
+
+def check_device(name: str, value: Tensor, other_name: str, other: Tensor) -> None:
+    if value.device != other.device:
+        raise ValueError(f"{name} is on {value.device} but {other_name} is on {other.device}")
+
+
+def check_clusters(name: str, value: Any, rows_name: str, rows: Tensor) -> None:
+    """One cluster number for each row."""
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{name} must be a Tensor of shape [N], but got {type(value).__name__}")
+    if value.dim() != 1:
+        raise ValueError(f"{name} must have shape [N], but got {tuple(value.shape)}")
+    if value.dtype != torch.long:
+        raise TypeError(f"{name} must be an int64 Tensor, but got {value.dtype}")
+    if len(value) != len(rows):
+        raise ValueError(
+            f"{name} has {len(value)} rows but {rows_name} has {len(rows)}: "
+            "they must describe the same graphs"
+        )
+    check_device(name, value, rows_name, rows)
+
+
+def check_cluster_range(name: str, value: Tensor, num_prototypes: int) -> None:
+    """Cluster numbers that all have a prototype."""
+    # Looking at values makes a GPU wait and breaks a compiled graph; both of these report an index
+    # out of range by themselves.
+    if value.device.type != "cpu" or torch.compiler.is_compiling():
+        return
+    low, high = int(value.min()), int(value.max())
+    if low < 0 or high >= num_prototypes:
+        raise ValueError(
+            f"{name} must lie in 0..{num_prototypes - 1}, one number per prototype, "
+            f"but its values span {low}..{high}"
+        )

@@ -1,0 +1,100 @@
+"""Plain numbers that tell how the prototypes are doing."""
+
+from collections.abc import Sequence
+from typing import TypedDict
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from pgcl_losses._checks import check_matrix
+from pgcl_losses.pgcl import PGCLTerms
+from pgcl_losses.prototypes import Assignment
+from pgcl_losses.rows import unit_rows
+from pgcl_losses.weights import cluster_counts, prototype_log_weights
+
+
+class Diagnostics(TypedDict, total=False):
+    """What :func:`diagnostics` returns: an ordinary dict."""
+
+    loss: float
+    contrast: float
+    consistency: float
+    occupancy: list[float]
+    entropy: float
+    dead_prototypes: int
+    masked_negatives: float
+    mean_weight: float
+
+
+@torch.no_grad()
+def diagnostics(
+    source: PGCLTerms | Sequence[Assignment], prototypes: Tensor | None = None
+) -> Diagnostics:
+    """Numbers worth logging, from one step's terms or assignments. It waits for the device.
+
+    Args:
+        source: what ``PGCLLoss.terms`` returned, or the assignments of ``SinkhornPrototypes``.
+        prototypes: ``[K, D]``, adds ``mean_weight``.
+
+    Returns:
+        A dict of
+
+        - ``loss``, ``contrast``, ``consistency``: the terms, averaged if they were not reduced
+        - ``occupancy``: each prototype's share of the samples
+        - ``entropy`` of the occupancy in nats: log K if all clusters are alike, 0 if there is one
+        - ``dead_prototypes``: how many have no sample
+        - ``masked_negatives``: the share of negatives that ``exclude_same_cluster`` leaves out
+        - ``mean_weight``: the mean of M w over the negatives that remain, for
+          ``weighting="prototype"``; below 1 the negatives as a whole count less than in InfoNCE
+
+        The last two are nan where there is no negative to speak of.
+
+    Examples:
+        >>> clusters = torch.tensor([0, 0, 1, 1])
+        >>> view = Assignment(torch.zeros(4, 3), torch.eye(3)[clusters], clusters)
+        >>> found = diagnostics([view, view])
+        >>> found["occupancy"], found["dead_prototypes"], round(found["masked_negatives"], 3)
+        ([0.5, 0.5, 0.0], 1, 0.333)
+
+    """
+    assignments = source.assignments if isinstance(source, PGCLTerms) else source
+    if (
+        not isinstance(assignments, Sequence)
+        or len(assignments) == 0
+        or not all(isinstance(assignment, Assignment) for assignment in assignments)
+    ):
+        raise TypeError(
+            "source must be PGCLTerms or a sequence of Assignments, "
+            f"but got {type(source).__name__}"
+        )
+    num_prototypes = assignments[0].targets.shape[1]
+    clusters = torch.stack([a.clusters for a in assignments])  # [V, N]
+    counts = cluster_counts(clusters.flatten(), num_prototypes).double()  # [K]
+    occupancy = counts / counts.sum()
+
+    # How many negatives the samples of cluster a have in cluster b: all pairs of samples but those
+    # of one graph.
+    per_graph = F.one_hot(clusters, num_prototypes).sum(0).double()  # [N, K]
+    negatives = counts.outer(counts) - per_graph.T @ per_graph  # [K, K]
+    remaining = negatives - negatives.diag().diag()
+
+    found = Diagnostics(
+        occupancy=occupancy.tolist(),
+        entropy=torch.special.entr(occupancy).sum().item(),
+        dead_prototypes=int((counts == 0).sum()),
+        masked_negatives=(1 - remaining.sum() / negatives.sum()).item(),
+    )
+    if prototypes is not None:
+        check_matrix("prototypes", prototypes, "[K, D]")
+        if len(prototypes) != num_prototypes:
+            raise ValueError(
+                f"prototypes has {len(prototypes)} rows but the assignments know {num_prototypes}"
+            )
+        weights = prototype_log_weights(unit_rows(prototypes, torch.float64), occupancy).exp()
+        found["mean_weight"] = ((remaining * weights).sum() / remaining.sum()).item()
+    if isinstance(source, PGCLTerms):
+        found["loss"] = source.loss.mean().item()
+        found["contrast"] = source.contrast.mean().item()
+        found["consistency"] = source.consistency.mean().item()
+    return found

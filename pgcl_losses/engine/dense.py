@@ -1,0 +1,47 @@
+"""The engine for batches that fit: plain torch operations on one matrix of logits."""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from pgcl_losses.engine.pairs import Bells, Pairs, Table
+
+
+def dense(pairs: Pairs, temperature: float) -> Tensor:
+    """Each query's loss, a cross-entropy over columns whose logits are s / t + log W."""
+    with torch.no_grad():
+        log_weights = _log_weights(pairs)  # [R, C]
+        log_weights.scatter_(1, pairs.positives.unsqueeze(1), 0.0)
+        if pairs.own is not None:
+            log_weights.scatter_(1, pairs.own.unsqueeze(1), -torch.inf)
+    logits = log_weights.addmm_(pairs.rows / temperature, pairs.columns.T)
+    return F.cross_entropy(logits, pairs.positives, reduction="none")
+
+
+def _log_weights(pairs: Pairs) -> Tensor:
+    """Log W for every pair, a new ``[R, C]``."""
+    match pairs.weights:
+        case Table(table, rows, columns):
+            log_weights = table.index_select(1, columns).index_select(0, rows)
+        case Bells(population=population) as bells:
+            log_weights = _log_bells(bells, pairs.rows, pairs.columns)
+            over_population = (
+                log_weights
+                if population is pairs.columns
+                else _log_bells(bells, pairs.rows, population)
+            )
+            log_sum = torch.logsumexp(over_population, dim=1, keepdim=True)
+            log_weights -= log_sum - math.log(len(population))
+        case None:
+            log_weights = pairs.rows.new_zeros(len(pairs.rows), len(pairs.columns))
+    if pairs.left_out is not None:
+        same = pairs.left_out.rows.unsqueeze(1) == pairs.left_out.columns
+        log_weights.masked_fill_(same, -torch.inf)
+    return log_weights
+
+
+def _log_bells(bells: Bells, rows: Tensor, columns: Tensor) -> Tensor:
+    deviation = (rows @ columns.T).sub_(bells.mean.unsqueeze(1))
+    return deviation.square_().div_(-2 * bells.variance.unsqueeze(1))

@@ -1,0 +1,137 @@
+"""PGCL, the whole: reweighted contrast + lambda * consistency, with its prototypes."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+
+from pgcl_losses._checks import (
+    check_flag,
+    check_one_process,
+    check_prototypes,
+    check_views,
+    check_weight,
+)
+from pgcl_losses.consistency import ConsistencyLoss, swapped_cross_entropy
+from pgcl_losses.contrast import PrototypeReweightedNCE
+from pgcl_losses.prototypes import Assignment, SinkhornPrototypes, split_views
+from pgcl_losses.reduction import reduce
+from pgcl_losses.rows import computing_dtype, unit_rows
+
+
+class PGCLTerms(NamedTuple):
+    """The loss and what it is made of."""
+
+    loss: Tensor
+    contrast: Tensor
+    consistency: Tensor
+    assignments: tuple[Assignment, ...]
+
+
+class PGCLLoss(nn.Module):
+    r"""The whole of PGCL: reweighted contrast + :math:`\lambda` consistency, with its prototypes.
+
+    The prototypes are parameters of this module: give them to the optimizer, beside the encoder's.
+
+    Args:
+        dim: width of the rows, D.
+        num_prototypes: K.
+        consistency_weight: lambda; 0 leaves the contrast alone.
+        contrast_weight: 0 leaves the consistency alone.
+        temperature: tau of both the contrast and the prediction.
+        epsilon, iterations, queue_size, freeze_steps: see :class:`SinkhornPrototypes`.
+        weighting, exclude_same_cluster, negatives, engine: see :class:`PrototypeReweightedNCE`.
+        reduction: ``"mean"``, ``"sum"``, or ``"none"`` for one value per row (2N, view 1 first).
+        gather: with several processes, one loss over all of them. Not available yet: it raises an
+            error there, and ``gather=False`` gives each process the loss of its own batch.
+        process_group: the processes meant by ``gather``; all of them by default.
+
+    Shape:
+        - z1, z2: ``[N, D]``; row i of both is graph i, in any scale
+        - output: scalar, or ``[2N]`` for ``reduction="none"``
+
+    Examples:
+        >>> _ = torch.manual_seed(0)
+        >>> pgcl = PGCLLoss(dim=16, num_prototypes=4)
+        >>> z1 = torch.randn(8, 16, requires_grad=True)
+        >>> loss = pgcl(z1, z1.detach() + 0.1 * torch.randn(8, 16))
+        >>> loss.backward()
+        >>> z1.grad.shape, pgcl.prototypes.weight.grad.shape
+        (torch.Size([8, 16]), torch.Size([4, 16]))
+
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        num_prototypes: int = 10,
+        *,
+        consistency_weight: float = 6.0,
+        contrast_weight: float = 1.0,
+        temperature: float = 0.2,
+        epsilon: float = 0.05,
+        iterations: int = 3,
+        queue_size: int = 0,
+        freeze_steps: int = 0,
+        weighting: str = "prototype",
+        exclude_same_cluster: bool = True,
+        negatives: str = "all",
+        reduction: str = "mean",
+        engine: str = "auto",
+        gather: bool = True,
+        process_group: ProcessGroup | None = None,
+    ) -> None:
+        super().__init__()
+        self.gather = check_flag("gather", gather)
+        self.process_group = process_group
+        self.consistency_weight = check_weight("consistency_weight", consistency_weight)
+        self.contrast_weight = check_weight("contrast_weight", contrast_weight)
+        self.prototypes = SinkhornPrototypes(
+            dim,
+            num_prototypes,
+            temperature=temperature,
+            epsilon=epsilon,
+            iterations=iterations,
+            queue_size=queue_size,
+            freeze_steps=freeze_steps,
+        )
+        self.contrast = PrototypeReweightedNCE(
+            temperature=temperature,
+            weighting=weighting,
+            exclude_same_cluster=exclude_same_cluster,
+            negatives=negatives,
+            reduction=reduction,
+            engine=engine,
+        )
+        self.consistency = ConsistencyLoss(reduction=reduction)
+
+    def extra_repr(self) -> str:
+        return (
+            f"consistency_weight={self.consistency_weight}, contrast_weight={self.contrast_weight}"
+        )
+
+    def forward(self, z1: Tensor, z2: Tensor) -> Tensor:
+        return self.terms(z1, z2).loss
+
+    def terms(self, z1: Tensor, z2: Tensor) -> PGCLTerms:
+        """The loss with its two terms and the assignments, for logging."""
+        if self.gather:
+            check_one_process(self.process_group)
+        check_views([("z1", z1), ("z2", z2)])
+        check_prototypes("prototypes.weight", self.prototypes.weight, "z1", z1)
+        dtype = computing_dtype(z1, self.prototypes.weight)
+        with torch.autocast(z1.device.type, enabled=False):
+            rows = unit_rows(torch.cat([z1, z2]), dtype)  # [2N, D]
+            prototypes = self.prototypes.unit_prototypes(dtype)
+            stacked = self.prototypes.assign_views(rows.view(2, *z1.shape), prototypes)
+            contrast = self.contrast.per_query(
+                rows, stacked.clusters.flatten(), prototypes.detach()
+            )
+            consistency = swapped_cross_entropy(stacked.log_probs, stacked.targets).flatten()
+            contrast = reduce(contrast, self.contrast.reduction)
+            consistency = reduce(consistency, self.consistency.reduction)
+            loss = torch.add(
+                self.contrast_weight * contrast, consistency, alpha=self.consistency_weight
+            )
+        return PGCLTerms(loss, contrast, consistency, split_views(stacked))

@@ -1,0 +1,76 @@
+"""Balanced assignment of samples to prototypes (Sinkhorn-Knopp)."""
+
+import torch
+from torch import Tensor
+
+from pgcl_losses._checks import check_count, check_matrix, check_scale
+
+# An iteration can raise an entry by N * K against the others of its row and column. Over three,
+# what is too small for float32 stays negligible for any N * K up to 1e9; then u and v are absorbed
+# into the exponents, where nothing is too small.
+_ITERATIONS_PER_ABSORPTION = 3
+
+
+def sinkhorn(scores: Tensor, *, epsilon: float = 0.05, iterations: int = 3) -> Tensor:
+    r"""Spread samples evenly over prototypes, as close to their scores as that allows.
+
+    Sinkhorn-Knopp on :math:`e^{s/\epsilon}`: ``iterations`` times, first every prototype's total
+    mass is scaled to :math:`1/K`, then every sample's to :math:`1/N`. No gradient flows.
+
+    Args:
+        scores: similarity of each sample to each prototype, any finite values.
+        epsilon: smaller is closer to a hard assignment; :math:`1/\epsilon` plays the role of the
+            paper's exponent :math:`\eta`.
+        iterations: how often columns and rows are scaled.
+
+    Shape:
+        - scores: ``[N, K]``
+        - output: ``[N, K]``, every row sums to 1, every column to about N / K
+
+    Examples:
+        >>> scores = torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.7, 0.6], [0.6, 0.5]])
+        >>> sinkhorn(scores).argmax(dim=1)  # the nearest prototype would be 0 for all of them
+        tensor([0, 0, 1, 1])
+
+    """
+    check_matrix("scores", scores, "[N, K]")
+    epsilon = check_scale("epsilon", epsilon)
+    iterations = check_count("iterations", iterations, minimum=1)
+    with torch.no_grad(), torch.autocast(scores.device.type, enabled=False):
+        wide = scores.to(torch.promote_types(scores.dtype, torch.float32))
+        return balance(wide.unsqueeze(0), epsilon, iterations).squeeze(0)
+
+
+def balance(
+    scores: Tensor, epsilon: float, iterations: int, present: Tensor | None = None
+) -> Tensor:
+    """Sinkhorn-Knopp for a stack of problems ``[V, N, K]``; call it without gradient.
+
+    The result is diag(u) E diag(v) for a fixed matrix E, so an iteration is two matrix-vector
+    products. E is the exponential shifted so that every column and every row has 1 as its largest
+    entry: nothing overflows, and no sum over a row or column vanishes, however small epsilon is.
+
+    ``present`` (``[N, 1]``, 0 or 1) tells which samples take part; the others have no say.
+    """
+    sharpness = 2 / epsilon  # of half scores: the difference of two halves is always finite
+    peaks = scores if present is None else scores.masked_fill(present == 0, -torch.inf)
+    exponent = torch.add(-0.5 * peaks.amax(-2, keepdim=True), scores, alpha=0.5)  # [V, N, K]
+    row_peaks = exponent.amax(-1, keepdim=True)  # [V, N, 1]
+    exponent = exponent.sub_(row_peaks).mul_(sharpness)
+    if present is not None:
+        row_peaks.clamp_(max=0)  # nothing to do for rows that are present
+    u = row_peaks.mul_(sharpness).exp_()  # undoes the shift of the rows
+    # The exponents are kept only if a later iteration has to start from them again.
+    kernel = exponent.exp() if iterations > _ITERATIONS_PER_ABSORPTION else exponent.exp_()
+    by_prototype = kernel.mT  # [V, K, N]
+    while True:
+        for _ in range(min(iterations, _ITERATIONS_PER_ABSORPTION)):
+            mass = u if present is None else u * present
+            v = torch.bmm(by_prototype, mass).reciprocal_()  # [V, K, 1]
+            u = torch.bmm(kernel, v).reciprocal_()  # [V, N, 1]
+        iterations -= _ITERATIONS_PER_ABSORPTION
+        if iterations <= 0:
+            return kernel.mul_(v.mT).mul_(u)
+        exponent.add_(u.log_()).add_(v.mT.log())
+        torch.exp(exponent, out=kernel)
+        u = torch.ones_like(u)
