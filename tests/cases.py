@@ -1,0 +1,58 @@
+"""Random problems: two views of a few graphs, their clusters, and prototypes."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from hypothesis import strategies as st
+
+MODES = {
+    "temperature": st.sampled_from([0.05, 0.2, 1.0]),
+    "weighting": st.sampled_from(["prototype", "sample", "uniform"]),
+    "exclude_same_cluster": st.booleans(),
+    "negatives": st.sampled_from(["all", "cross"]),
+}
+
+
+@dataclass
+class Case:
+    z1: np.ndarray  # [N, D]
+    z2: np.ndarray
+    clusters: np.ndarray  # [2N]
+    prototypes: np.ndarray  # [K, D]
+
+    def tensors(self, dtype: torch.dtype = torch.float64) -> tuple[torch.Tensor, ...]:
+        """z1, z2, clusters1, clusters2, prototypes."""
+        z1, z2, prototypes = (
+            torch.tensor(rows, dtype=dtype) for rows in (self.z1, self.z2, self.prototypes)
+        )
+        return z1, z2, *torch.tensor(self.clusters).chunk(2), prototypes
+
+
+@st.composite
+def cases(draw: st.DrawFn, max_graphs: int = 7, max_width: int = 6) -> Case:
+    n = draw(st.integers(1, max_graphs))
+    d = draw(st.integers(1, max_width))
+    k = draw(st.integers(1, 8))
+    random = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+
+    def rows(count: int) -> np.ndarray:
+        return random.normal(size=(count, d)) * 10 ** random.uniform(-3, 3, size=(count, 1))
+
+    z1 = rows(n)
+    views = draw(st.sampled_from(["unrelated", "similar", "identical", "opposed"]))
+    z2 = {
+        "unrelated": rows(n),
+        "similar": z1 * (1 + 0.1 * random.normal(size=(n, d))),
+        "identical": z1.copy(),
+        "opposed": -z1,
+    }[views]
+    if draw(st.booleans()):
+        z1[random.integers(n)] = 0.0
+    pattern = draw(st.sampled_from(["random", "one", "spread"]))
+    clusters = {
+        "random": random.integers(k, size=2 * n),
+        "one": np.full(2 * n, random.integers(k)),
+        "spread": np.arange(2 * n) % k,
+    }[pattern]
+    return Case(z1, z2, clusters, rows(k))

@@ -1,0 +1,321 @@
+import math
+
+import numpy as np
+import oracle
+import pytest
+import torch
+from cases import MODES, cases
+from hypothesis import given
+from hypothesis import strategies as st
+from pytorch_metric_learning.losses import NTXentLoss
+
+from pgcl_losses import PrototypeReweightedNCE
+
+
+def oracle_losses(case, at, *, temperature, weighting, exclude_same_cluster, negatives):
+    """Each query's loss with views `at`; weights and clusters are the case's own."""
+    weights = oracle.pair_weights(
+        np.concatenate([case.z1, case.z2]), case.clusters, case.prototypes, weighting
+    )
+    return oracle.contrast(
+        *at, weights, case.clusters, temperature, exclude_same_cluster, negatives
+    )
+
+
+@given(case=cases(), mode=st.fixed_dictionaries(MODES))
+def test_value_agrees_with_the_oracle(case, mode):
+    ours = PrototypeReweightedNCE(**mode, reduction="none")(*case.tensors())
+    expected = oracle_losses(case, (case.z1, case.z2), **mode)
+    np.testing.assert_allclose(ours, expected, rtol=1e-9, atol=1e-11)
+
+
+@given(case=cases(max_graphs=4, max_width=3), mode=st.fixed_dictionaries(MODES))
+def test_gradient_agrees_with_the_oracle(case, mode):
+    z1, z2, *others = case.tensors()
+    z1.requires_grad_()
+    z2.requires_grad_()
+    loss = PrototypeReweightedNCE(**mode)(z1, z2, *others)
+    loss.backward()
+
+    for mine, ours, views in (
+        (case.z1, z1.grad, lambda z: (z, case.z2)),
+        (case.z2, z2.grad, lambda z: (case.z1, z)),
+    ):
+        lengths = np.linalg.norm(mine, axis=1, keepdims=True)
+        scaled = mine / np.where(lengths > 0, lengths, 1)
+        expected = oracle.gradient(
+            lambda z, views=views: oracle.mean(oracle_losses(case, views(z), **mode)), scaled
+        )
+        # The loss does not see a row's length, so its gradient is that of the unit row over length;
+        # a zero row has none.
+        there = lengths[:, 0] > 0
+        np.testing.assert_allclose(
+            (ours.numpy() * lengths)[there], expected[there], rtol=1e-5, atol=1e-7
+        )
+        assert not ours[~there].any()
+
+
+@given(case=cases(), mode=st.fixed_dictionaries(MODES))
+def test_float32_agrees_with_float64(case, mode):
+    loss = PrototypeReweightedNCE(**mode, reduction="none")
+    # Not where the spread of distances is at float32's rounding level but above float64's.
+    wide = loss(*case.tensors())
+    z1, z2, *others = case.tensors(torch.float32)
+    narrow = loss(z1, z2, *others)
+    assert narrow.dtype == torch.float32
+    torch.testing.assert_close(narrow.double(), wide, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("weighting", ["prototype", "uniform"])
+@pytest.mark.parametrize("exclude_same_cluster", [True, False])
+@pytest.mark.parametrize("negatives", ["all", "cross"])
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_gradcheck(weighting, exclude_same_cluster, negatives, reduction):
+    # Sample weights move with the rows but are constants for the gradient, so that weighting is
+    # left to the oracle, which can hold them fixed.
+    loss = PrototypeReweightedNCE(
+        weighting=weighting,
+        exclude_same_cluster=exclude_same_cluster,
+        negatives=negatives,
+        reduction=reduction,
+    )
+    views = torch.randn(2, 4, 3, dtype=torch.float64)
+    clusters = torch.tensor([[0, 1, 1, 2], [0, 1, 0, 2]])
+    prototypes = torch.randn(3, 3, dtype=torch.float64)
+
+    def function(z1, z2):
+        return loss(z1, z2, *clusters, prototypes)
+
+    inputs = [view.requires_grad_() for view in views.unbind()]
+    assert torch.autograd.gradcheck(function, inputs)
+    assert torch.autograd.gradgradcheck(function, inputs)
+
+
+@pytest.mark.parametrize("n", [1, 2, 17, 64])
+@pytest.mark.parametrize("temperature", [0.07, 0.5])
+def test_uniform_is_nt_xent(n, temperature):
+    z1, z2 = torch.randn(2, n, 8, dtype=torch.float64)
+    ours = PrototypeReweightedNCE(
+        temperature=temperature, weighting="uniform", exclude_same_cluster=False
+    )(z1, z2)
+    labels = torch.arange(n).repeat(2)
+    peer = NTXentLoss(temperature)(torch.cat([z1, z2]), labels)
+    torch.testing.assert_close(ours, peer)
+
+
+@given(case=cases(), mode=st.fixed_dictionaries(MODES))
+def test_reductions(case, mode):
+    each, total, mean = (
+        PrototypeReweightedNCE(**mode, reduction=reduction)(*case.tensors())
+        for reduction in ("none", "sum", "mean")
+    )
+    assert each.shape == (2 * len(case.z1),)
+    torch.testing.assert_close(each.sum(), total)
+    torch.testing.assert_close(each.mean(), mean)
+
+
+def test_weights_and_clusters_are_constants_for_the_gradient():
+    prototypes = torch.randn(3, 4, requires_grad=True)
+    z1, z2 = torch.randn(2, 5, 4, requires_grad=True).unbind()
+    clusters = torch.randint(3, (5,))
+    PrototypeReweightedNCE()(z1, z2, clusters, clusters, prototypes).backward()
+    assert prototypes.grad is None
+
+
+class TestEdges:
+    """Finite in, finite out, gradients too."""
+
+    every_mode = pytest.mark.parametrize(
+        ("weighting", "exclude", "negatives"),
+        [
+            (weighting, exclude, negatives)
+            for weighting in ("prototype", "sample", "uniform")
+            for exclude in (True, False)
+            for negatives in ("all", "cross")
+        ],
+    )
+
+    def run(self, mode, z1, z2, clusters=None, temperature=0.2, num_prototypes=3):
+        weighting, exclude, negatives = mode
+        loss = PrototypeReweightedNCE(
+            temperature=temperature,
+            weighting=weighting,
+            exclude_same_cluster=exclude,
+            negatives=negatives,
+            reduction="none",
+        )
+        z1, z2 = z1.clone().requires_grad_(), z2.clone().requires_grad_()
+        if clusters is None:
+            clusters = torch.arange(2 * len(z1)) % num_prototypes
+        prototypes = torch.randn(num_prototypes, z1.shape[1])
+        losses = loss(z1, z2, *clusters.chunk(2), prototypes)
+        losses.sum().backward()
+        for tensor in (losses, z1.grad, z2.grad):
+            assert tensor.isfinite().all()
+        assert z1.grad.dtype == z1.dtype
+        return losses, z1.grad, z2.grad
+
+    @every_mode
+    def test_one_graph_has_no_negatives(self, weighting, exclude, negatives):
+        losses, *gradients = self.run(
+            (weighting, exclude, negatives), torch.randn(1, 4), torch.randn(1, 4)
+        )
+        assert not losses.any()
+        assert not any(gradient.any() for gradient in gradients)
+
+    @pytest.mark.parametrize("weighting", ["prototype", "sample", "uniform"])
+    @pytest.mark.parametrize("negatives", ["all", "cross"])
+    def test_everything_in_one_cluster_leaves_no_negatives(self, weighting, negatives):
+        one_cluster = torch.ones(12, dtype=torch.long)
+        losses, *gradients = self.run(
+            (weighting, True, negatives), torch.randn(6, 4), torch.randn(6, 4), one_cluster
+        )
+        assert not losses.any()
+        assert not any(gradient.any() for gradient in gradients)
+
+    def test_one_cluster_without_exclusion_is_info_nce(self):
+        one_cluster = torch.ones(6, dtype=torch.long)
+        z1, z2 = torch.randn(2, 6, 4)
+        plain = PrototypeReweightedNCE(weighting="uniform", exclude_same_cluster=False)(z1, z2)
+        ours = PrototypeReweightedNCE(exclude_same_cluster=False)(
+            z1, z2, one_cluster, one_cluster, torch.randn(3, 4)
+        )
+        torch.testing.assert_close(ours, plain)
+
+    def test_a_spread_at_rounding_level_counts_as_none(self):
+        z1, z2 = torch.randn(2, 8, 5)
+        clusters = torch.arange(8) % 3
+        prototypes = torch.randn(1, 5) * torch.tensor([[0.3], [1.0], [7.0]])  # one direction
+        plain = PrototypeReweightedNCE(weighting="uniform")(z1, z2, clusters, clusters)
+        ours = PrototypeReweightedNCE()(z1, z2, clusters, clusters, prototypes)
+        torch.testing.assert_close(ours, plain)
+
+        same = torch.randn(1, 5) * torch.rand(8, 1)  # rows of one direction
+        plain = PrototypeReweightedNCE(weighting="uniform")(same, same, clusters, clusters)
+        ours = PrototypeReweightedNCE(weighting="sample")(same, same, clusters, clusters)
+        torch.testing.assert_close(ours, plain)
+
+    @every_mode
+    @pytest.mark.parametrize("length", [0.0, 1e-18, 1e18])
+    def test_extreme_lengths(self, weighting, exclude, negatives, length):
+        mode = (weighting, exclude, negatives)
+        directions = torch.nn.functional.normalize(torch.randn(2, 6, 4), dim=-1)
+        self.run(mode, directions[0] * length, directions[1])
+        self.run(mode, directions[0] * length, directions[1] * length)
+        if length == 1e18:
+            big, *_ = self.run(mode, directions[0] * length, directions[1] * length)
+            torch.manual_seed(0)
+            torch.randn(2, 6, 4)
+            unit, *_ = self.run(mode, *directions)
+            if weighting != "prototype":  # whose prototypes are random in each run
+                torch.testing.assert_close(big, unit)
+
+    @every_mode
+    @pytest.mark.parametrize("views", ["identical rows", "identical views", "opposed views"])
+    def test_degenerate_views(self, weighting, exclude, negatives, views):
+        z = torch.randn(1, 4).expand(6, 4) if views == "identical rows" else torch.randn(6, 4)
+        sign = -1 if views == "opposed views" else 1
+        for temperature in (0.01, 0.2):
+            self.run((weighting, exclude, negatives), z, sign * z, temperature=temperature)
+
+    @every_mode
+    @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+    def test_half_precision(self, weighting, exclude, negatives, dtype):
+        z1, z2 = torch.randn(2, 6, 4).to(dtype)
+        z1[2] = 0.0
+        losses, *_ = self.run((weighting, exclude, negatives), z1, z2)
+        assert losses.dtype == torch.float32
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            inside, *_ = self.run((weighting, exclude, negatives), z1.float(), z2.float())
+        assert inside.dtype == torch.float32
+        if weighting != "prototype":
+            torch.testing.assert_close(inside, losses)
+
+    @every_mode
+    @pytest.mark.parametrize("bad", [math.nan, math.inf])
+    def test_nan_and_inf_show(self, weighting, exclude, negatives, bad):
+        z1, z2 = torch.randn(2, 6, 4)
+        z1[3, 1] = bad
+        loss = PrototypeReweightedNCE(
+            weighting=weighting, exclude_same_cluster=exclude, negatives=negatives
+        )
+        clusters = torch.arange(6) % 3
+        assert loss(z1, z2, clusters, clusters, torch.randn(3, 4)).isnan()
+
+
+class TestErrors:
+    z = torch.randn(4, 3)
+    clusters = torch.tensor([0, 1, 2, 0])
+    prototypes = torch.randn(3, 3)
+
+    @pytest.mark.parametrize(
+        ("position", "value", "error", "message"),
+        [
+            (0, [[1.0]], TypeError, r"z1 must be a Tensor of shape \[N, D\], but got list"),
+            (0, torch.randn(4), ValueError, r"z1 must have shape \[N, D\], but got \(4,\)"),
+            (0, torch.ones(4, 3).long(), TypeError, "z1 must be a floating-point.*int64"),
+            (0, torch.randn(4, 3, dtype=torch.cfloat), TypeError, "z1 must be a floating.*complex"),
+            (0, torch.randn(0, 3), ValueError, "z1 must not be empty"),
+            (1, None, TypeError, "z2 must be a Tensor.*NoneType"),
+            (1, torch.randn(5, 3), ValueError, r"z2 has shape \(5, 3\) but z1 has \(4, 3\)"),
+            (1, torch.randn(4, 2), ValueError, r"z2 has shape \(4, 2\) but z1 has \(4, 3\)"),
+            (1, torch.randn(4, 3).double(), TypeError, "z2 is torch.float64 but z1 is torch.fl"),
+            (1, torch.randn(4, 3, device="meta"), ValueError, "z2 is on meta but z1 is on cpu"),
+            (2, None, ValueError, "clusters1 is None, but weighting='prototype'.*needs one"),
+            (3, None, ValueError, "clusters2 is None, but weighting='prototype'.*needs one"),
+            (2, [0, 1], TypeError, r"clusters1 must be a Tensor of shape \[N\], but got list"),
+            (2, clusters[:2], ValueError, "clusters1 has 2 rows but z1 has 4"),
+            (2, clusters[None], ValueError, r"clusters1 must have shape \[N\], but got \(1, 4\)"),
+            (3, clusters.int(), TypeError, "clusters2 must be an int64 Tensor.*int32"),
+            (3, clusters.to("meta"), ValueError, "clusters2 is on meta but z1 is on cpu"),
+            (3, clusters + 1, ValueError, r"clusters2 must lie in 0..2.*span 1..3"),
+            (3, clusters - 1, ValueError, r"clusters2 must lie in 0..2.*span -1..1"),
+            (4, None, ValueError, "prototypes is None, but weighting='prototype' needs them"),
+            (4, torch.randn(3), ValueError, r"prototypes must have shape \[K, D\]"),
+            (4, torch.randn(3, 5), ValueError, "z1 has width 3 but prototypes has width 5"),
+            (4, torch.randn(3, 3, device="meta"), ValueError, "z1 is on cpu but prototypes is"),
+        ],
+    )
+    def test_inputs(self, position, value, error, message):
+        arguments = [self.z, self.z, self.clusters, self.clusters, self.prototypes]
+        arguments[position] = value
+        with pytest.raises(error, match=message):
+            PrototypeReweightedNCE()(*arguments)
+
+    @pytest.mark.parametrize(
+        ("options", "error", "message"),
+        [
+            ({"temperature": 0}, ValueError, "temperature must be at least 1e-30, but got 0"),
+            ({"temperature": -0.1}, ValueError, "temperature.*-0.1"),
+            ({"temperature": math.nan}, ValueError, "temperature must be a finite number.*nan"),
+            ({"temperature": "hot"}, TypeError, "temperature.*'hot'"),
+            (
+                {"weighting": "soft"},
+                ValueError,
+                "weighting must be one of 'prototype', 'sample', 'uniform', but got 'soft'",
+            ),
+            ({"negatives": "some"}, ValueError, "negatives must be one of 'all', 'cross'"),
+            ({"reduction": "max"}, ValueError, "reduction must be one of 'mean', 'sum', 'none'"),
+            ({"engine": "warp"}, ValueError, "engine must be one of 'auto', 'dense', but got"),
+            ({"engine": None}, ValueError, "engine must be one of.*None"),
+            ({"exclude_same_cluster": 1}, TypeError, "exclude_same_cluster must be True or False"),
+        ],
+    )
+    def test_options(self, options, error, message):
+        with pytest.raises(error, match=message):
+            PrototypeReweightedNCE(**options)
+
+    def test_what_the_weighting_does_not_need_may_be_left_out(self):
+        clusters = self.clusters
+        PrototypeReweightedNCE(weighting="uniform", exclude_same_cluster=False)(self.z, self.z)
+        PrototypeReweightedNCE(weighting="sample", exclude_same_cluster=False)(self.z, self.z)
+        PrototypeReweightedNCE(weighting="uniform")(self.z, self.z, clusters, clusters)
+        PrototypeReweightedNCE(weighting="sample")(self.z, self.z, clusters, clusters)
+        with pytest.raises(ValueError, match="clusters1 is None, but weighting='uniform' with"):
+            PrototypeReweightedNCE(weighting="uniform")(self.z, self.z)
+
+
+def test_repr_shows_the_options():
+    assert "weighting='sample', exclude_same_cluster=True" in repr(
+        PrototypeReweightedNCE(weighting="sample")
+    )

@@ -1,0 +1,81 @@
+import math
+
+import numpy as np
+import oracle
+import pytest
+import torch
+from cases import Case, cases
+from hypothesis import given
+
+from pgcl_losses import Assignment, PGCLLoss, diagnostics
+
+
+def assignments_of(case: Case) -> list[Assignment]:
+    k = len(case.prototypes)
+    return [
+        Assignment(torch.zeros(len(view), k), torch.eye(k)[view], view)
+        for view in torch.tensor(case.clusters).chunk(2)
+    ]
+
+
+@given(case=cases())
+def test_agrees_with_counting(case):
+    n, k, clusters = len(case.z1), len(case.prototypes), case.clusters
+    weights = oracle.pair_weights(
+        np.concatenate([case.z1, case.z2]), clusters, case.prototypes, "prototype"
+    )
+    negatives = [(i, j) for i in range(2 * n) for j in range(2 * n) if i % n != j % n]
+    remaining = [pair for pair in negatives if clusters[pair[0]] != clusters[pair[1]]]
+    occupancy = [float(np.mean(clusters == c)) for c in range(k)]
+
+    found = diagnostics(assignments_of(case), torch.tensor(case.prototypes))
+    assert found["occupancy"] == pytest.approx(occupancy)
+    assert found["dead_prototypes"] == occupancy.count(0)
+    assert found["entropy"] == pytest.approx(-sum(p * math.log(p) for p in occupancy if p))
+    if negatives:
+        masked = 1 - len(remaining) / len(negatives)
+        assert found["masked_negatives"] == pytest.approx(masked, abs=1e-12)
+    else:
+        assert math.isnan(found["masked_negatives"])
+    if remaining:
+        mean_weight = np.mean([weights[pair] for pair in remaining])
+        assert found["mean_weight"] == pytest.approx(mean_weight)
+    else:
+        assert math.isnan(found["mean_weight"])
+
+
+def test_terms_add_the_losses_as_plain_numbers():
+    pgcl = PGCLLoss(4, 3)
+    terms = pgcl.terms(*torch.randn(2, 6, 4))
+    found = diagnostics(terms, pgcl.prototypes.weight)
+    assert found["loss"] == pytest.approx(found["contrast"] + 6 * found["consistency"])
+    assert set(found) == {
+        "loss",
+        "contrast",
+        "consistency",
+        "occupancy",
+        "entropy",
+        "dead_prototypes",
+        "masked_negatives",
+        "mean_weight",
+    }
+    for name, value in found.items():
+        kinds = list if name == "occupancy" else int if name == "dead_prototypes" else float
+        assert type(value) is kinds
+
+
+@pytest.mark.parametrize(
+    ("source", "prototypes", "error", "message"),
+    [
+        ([], None, TypeError, "source must be PGCLTerms or a sequence of Assignments"),
+        (torch.randn(3), None, TypeError, "source must be PGCLTerms or a sequence of Assignments"),
+        (3, None, TypeError, "source must be PGCLTerms or a sequence of Assignments, but got int"),
+        ("views", torch.randn(5, 4), ValueError, "prototypes has 5 rows but .* 3"),
+        ("views", torch.randn(3), ValueError, r"prototypes must have shape \[K, D\]"),
+    ],
+)
+def test_bad_input(source, prototypes, error, message):
+    if source == "views":
+        source = PGCLLoss(4, 3).terms(*torch.randn(2, 6, 4)).assignments
+    with pytest.raises(error, match=message):
+        diagnostics(source, prototypes)

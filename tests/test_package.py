@@ -1,0 +1,38 @@
+import importlib.metadata
+import subprocess
+import sys
+from pathlib import Path
+
+import pgcl_losses
+
+
+def test_the_core_imports_torch_and_numpy_alone():
+    code = """
+import sys, torch
+already = set(sys.modules)
+import pgcl_losses, pgcl_losses.adapters
+new = {name.partition(".")[0] for name in set(sys.modules) - already}
+print(*sorted(new - set(sys.stdlib_module_names)))
+"""
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert result.stdout.split() == ["pgcl_losses"]
+
+
+def test_public_names():
+    assert pgcl_losses.__all__ == [
+        "Assignment",
+        "ConsistencyLoss",
+        "PGCLLoss",
+        "PGCLTerms",
+        "PrototypeReweightedNCE",
+        "SinkhornPrototypes",
+        "diagnostics",
+        "sinkhorn",
+    ]
+
+
+def test_version_and_typing_marker():
+    assert importlib.metadata.version("pgcl-losses") == pgcl_losses.__version__
+    assert (Path(pgcl_losses.__file__).parent / "py.typed").exists()
