@@ -32,9 +32,13 @@ def check_weight(name: str, value: Any) -> float:
 def _finite(name: str, value: Any, expected: str) -> float:
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name} must be {expected}, but got {value!r} ({type(value).__name__})")
-    if not math.isfinite(value):
-        raise ValueError(f"{name} must be {expected}, but got {value!r}")
-    return float(value)
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        raise ValueError(f"{name} must be {expected}, but got {value!r:.40}")
+    return number
 
 
 def check_count(name: str, value: Any, minimum: int) -> int:
@@ -69,6 +73,8 @@ def check_matrix(name: str, value: Any, shape: str) -> None:
         raise ValueError(f"{name} must have shape {shape}, but got {tuple(value.shape)}")
     if not value.is_floating_point():
         raise TypeError(f"{name} must be a floating-point Tensor, but got {value.dtype}")
+    if value.layout != torch.strided:
+        raise TypeError(f"{name} must be a dense Tensor, but got layout {value.layout}")
     if value.numel() == 0:
         raise ValueError(f"{name} must not be empty, but got shape {tuple(value.shape)}")
 
@@ -96,6 +102,11 @@ def check_prototypes(name: str, value: Tensor, rows_name: str, rows: Tensor) -> 
             "rows and prototypes are compared by their cosine"
         )
     check_device(rows_name, rows, name, value)
+
+
+def check_process_group(name: str, value: Any) -> None:
+    if value is not None and not isinstance(value, ProcessGroup):
+        raise TypeError(f"{name} must be a ProcessGroup or None, but got {value!r}")
 
 
 def check_one_process(process_group: ProcessGroup | None) -> None:

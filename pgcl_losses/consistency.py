@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from pgcl_losses._checks import check_choice, check_views
 from pgcl_losses.prototypes import Assignment
 from pgcl_losses.reduction import REDUCTIONS, reduce
+from pgcl_losses.rows import computing_dtype
 
 
 class ConsistencyLoss(nn.Module):
@@ -22,6 +23,8 @@ class ConsistencyLoss(nn.Module):
         - output: scalar, or ``[V * N]`` for ``reduction="none"``
 
     Examples:
+        >>> import torch
+        >>> from pgcl_losses import Assignment, ConsistencyLoss
         >>> log_probs = torch.tensor([[0.9, 0.1], [0.2, 0.8]]).log()
         >>> targets = torch.eye(2)
         >>> view = Assignment(log_probs, targets, targets.argmax(1))
@@ -50,8 +53,9 @@ class ConsistencyLoss(nn.Module):
             for field in ("log_probs", "targets")
         ]
         check_views(named, "[N, K]")
-        log_probs = torch.stack([assignment.log_probs for assignment in assignments])
-        targets = torch.stack([assignment.targets for assignment in assignments])
+        dtype = computing_dtype(assignments[0].log_probs)
+        log_probs = torch.stack([assignment.log_probs.to(dtype) for assignment in assignments])
+        targets = torch.stack([assignment.targets.to(dtype) for assignment in assignments])
         return reduce(swapped_cross_entropy(log_probs, targets).flatten(), self.reduction)
 
 

@@ -22,7 +22,7 @@ from pgcl_losses.engine import (
     contrast_pairs,
 )
 from pgcl_losses.reduction import REDUCTIONS, reduce
-from pgcl_losses.rows import computing_dtype, unit_rows
+from pgcl_losses.rows import computing_dtype, full_precision, unit_rows
 from pgcl_losses.weights import cluster_counts, prototype_log_weights, sample_bells
 
 WEIGHTINGS = ("prototype", "sample", "uniform")
@@ -58,6 +58,8 @@ class PrototypeReweightedNCE(nn.Module):
         - output: scalar, or ``[2N]`` for ``reduction="none"``
 
     Examples:
+        >>> import torch
+        >>> from pgcl_losses import PrototypeReweightedNCE
         >>> z1 = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
         >>> z2 = torch.tensor([[1.0, 0.0], [0.6, 0.8]])
         >>> info_nce = PrototypeReweightedNCE(weighting="uniform", exclude_same_cluster=False)
@@ -111,8 +113,8 @@ class PrototypeReweightedNCE(nn.Module):
         if self.weighting == "prototype" or self.exclude_same_cluster:
             both = [("clusters1", clusters1), ("clusters2", clusters2)]
             clusters = torch.cat([self._checked(*one, z1, prototypes) for one in both])
-        with torch.autocast(z1.device.type, enabled=False):
-            dtype = computing_dtype(z1 if prototypes is None else prototypes, z1)
+        with full_precision(z1.device):
+            dtype = computing_dtype(z1) if prototypes is None else computing_dtype(z1, prototypes)
             rows = unit_rows(torch.cat([z1, z2]), dtype)
             if prototypes is not None:
                 prototypes = unit_rows(prototypes.detach(), dtype)

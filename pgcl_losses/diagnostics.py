@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pgcl_losses._checks import check_matrix
+from pgcl_losses._checks import check_cluster_range, check_clusters, check_matrix, check_views
 from pgcl_losses.pgcl import PGCLTerms
 from pgcl_losses.prototypes import Assignment
 from pgcl_losses.rows import unit_rows
@@ -48,9 +48,11 @@ def diagnostics(
         - ``mean_weight``: the mean of M w over the negatives that remain, for
           ``weighting="prototype"``; below 1 the negatives as a whole count less than in InfoNCE
 
-        The last two are nan where there is no negative to speak of.
+        The last two speak of negatives from all views, and are nan where there are none.
 
     Examples:
+        >>> import torch
+        >>> from pgcl_losses import Assignment, diagnostics
         >>> clusters = torch.tensor([0, 0, 1, 1])
         >>> view = Assignment(torch.zeros(4, 3), torch.eye(3)[clusters], clusters)
         >>> found = diagnostics([view, view])
@@ -68,7 +70,12 @@ def diagnostics(
             "source must be PGCLTerms or a sequence of Assignments, "
             f"but got {type(source).__name__}"
         )
+    named = [(f"assignments[{v}]", assignment) for v, assignment in enumerate(assignments)]
+    check_views([(f"{name}.targets", assignment.targets) for name, assignment in named], "[N, K]")
     num_prototypes = assignments[0].targets.shape[1]
+    for name, (_, targets, clusters) in named:
+        check_clusters(f"{name}.clusters", clusters, f"{name}.targets", targets)
+        check_cluster_range(f"{name}.clusters", clusters, num_prototypes)
     clusters = torch.stack([a.clusters for a in assignments])  # [V, N]
     counts = cluster_counts(clusters.flatten(), num_prototypes).double()  # [K]
     occupancy = counts / counts.sum()

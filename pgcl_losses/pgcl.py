@@ -9,6 +9,7 @@ from torch.distributed import ProcessGroup
 from pgcl_losses._checks import (
     check_flag,
     check_one_process,
+    check_process_group,
     check_prototypes,
     check_views,
     check_weight,
@@ -17,7 +18,7 @@ from pgcl_losses.consistency import ConsistencyLoss, swapped_cross_entropy
 from pgcl_losses.contrast import PrototypeReweightedNCE
 from pgcl_losses.prototypes import Assignment, SinkhornPrototypes, split_views
 from pgcl_losses.reduction import reduce
-from pgcl_losses.rows import computing_dtype, unit_rows
+from pgcl_losses.rows import computing_dtype, full_precision, unit_rows
 
 
 class PGCLTerms(NamedTuple):
@@ -52,6 +53,8 @@ class PGCLLoss(nn.Module):
         - output: scalar, or ``[2N]`` for ``reduction="none"``
 
     Examples:
+        >>> import torch
+        >>> from pgcl_losses import PGCLLoss
         >>> _ = torch.manual_seed(0)
         >>> pgcl = PGCLLoss(dim=16, num_prototypes=4)
         >>> z1 = torch.randn(8, 16, requires_grad=True)
@@ -84,6 +87,7 @@ class PGCLLoss(nn.Module):
     ) -> None:
         super().__init__()
         self.gather = check_flag("gather", gather)
+        check_process_group("process_group", process_group)
         self.process_group = process_group
         self.consistency_weight = check_weight("consistency_weight", consistency_weight)
         self.contrast_weight = check_weight("contrast_weight", contrast_weight)
@@ -108,7 +112,8 @@ class PGCLLoss(nn.Module):
 
     def extra_repr(self) -> str:
         return (
-            f"consistency_weight={self.consistency_weight}, contrast_weight={self.contrast_weight}"
+            f"consistency_weight={self.consistency_weight}, "
+            f"contrast_weight={self.contrast_weight}, gather={self.gather}"
         )
 
     def forward(self, z1: Tensor, z2: Tensor) -> Tensor:
@@ -121,13 +126,11 @@ class PGCLLoss(nn.Module):
         check_views([("z1", z1), ("z2", z2)])
         check_prototypes("prototypes.weight", self.prototypes.weight, "z1", z1)
         dtype = computing_dtype(z1, self.prototypes.weight)
-        with torch.autocast(z1.device.type, enabled=False):
+        with full_precision(z1.device):
             rows = unit_rows(torch.cat([z1, z2]), dtype)  # [2N, D]
             prototypes = self.prototypes.unit_prototypes(dtype)
             stacked = self.prototypes.assign_views(rows.view(2, *z1.shape), prototypes)
-            contrast = self.contrast.per_query(
-                rows, stacked.clusters.flatten(), prototypes.detach()
-            )
+            contrast = self.contrast.per_query(rows, stacked.clusters.flatten(), prototypes)
             consistency = swapped_cross_entropy(stacked.log_probs, stacked.targets).flatten()
             contrast = reduce(contrast, self.contrast.reduction)
             consistency = reduce(consistency, self.consistency.reduction)

@@ -11,7 +11,7 @@ from pgcl_losses._checks import (
     check_scale,
     check_views,
 )
-from pgcl_losses.rows import computing_dtype, unit_rows
+from pgcl_losses.rows import computing_dtype, full_precision, unit_rows
 from pgcl_losses.sinkhorn import balance
 
 
@@ -25,7 +25,8 @@ class Assignment(NamedTuple):
 
 def split_views(stacked: Assignment) -> tuple[Assignment, ...]:
     """``[V, N, ...]`` -> an assignment for each view."""
-    return tuple(map(Assignment, *(field.unbind() for field in stacked)))
+    log_probs, targets, clusters = stacked
+    return tuple([Assignment(log_probs[v], targets[v], clusters[v]) for v in range(len(targets))])
 
 
 class SinkhornPrototypes(nn.Module):
@@ -44,7 +45,8 @@ class SinkhornPrototypes(nn.Module):
         freeze_steps: for so many training forwards the prototypes receive zero gradient.
 
     The queue and the count of training forwards move only in ``train()`` mode with gradients
-    enabled, and not on a batch with NaN or inf in it.
+    enabled, and not on a batch with NaN or inf in it. Activation checkpointing runs a second
+    training forward: with a queue or freezing, checkpoint the encoder and not this module.
 
     Shape:
         - views: ``[N, D]`` each; row i of every view is graph i, in any scale
@@ -52,6 +54,8 @@ class SinkhornPrototypes(nn.Module):
         - weight: ``[K, D]``
 
     Examples:
+        >>> import torch
+        >>> from pgcl_losses import SinkhornPrototypes
         >>> _ = torch.manual_seed(0)
         >>> prototypes = SinkhornPrototypes(dim=16, num_prototypes=4)
         >>> first, second = prototypes(torch.randn(8, 16), torch.randn(8, 16))
@@ -114,7 +118,7 @@ class SinkhornPrototypes(nn.Module):
         check_views([(f"views[{v}]", view) for v, view in enumerate(views)])
         check_prototypes("weight", self.weight, "views[0]", views[0])
         dtype = computing_dtype(self.weight, views[0])
-        with torch.autocast(views[0].device.type, enabled=False):
+        with full_precision(views[0].device):
             rows = unit_rows(torch.stack(views), dtype)
             stacked = self.assign_views(rows, self.unit_prototypes(dtype))
         return split_views(stacked)
@@ -124,7 +128,7 @@ class SinkhornPrototypes(nn.Module):
         check_views([("z", z)])
         check_prototypes("weight", self.weight, "z", z)
         dtype = computing_dtype(self.weight, z)
-        with torch.no_grad(), torch.autocast(z.device.type, enabled=False):
+        with torch.no_grad(), full_precision(z.device):
             return (unit_rows(z, dtype) @ self.unit_prototypes(dtype).T).argmax(1)
 
     @torch.no_grad()

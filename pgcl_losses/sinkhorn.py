@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from pgcl_losses._checks import check_count, check_matrix, check_scale
+from pgcl_losses.rows import computing_dtype, full_precision
 
 # An iteration can raise an entry by N * K against the others of its row and column. Over three,
 # what is too small for float32 stays negligible for any N * K up to 1e9; then u and v are absorbed
@@ -18,7 +19,8 @@ def sinkhorn(scores: Tensor, *, epsilon: float = 0.05, iterations: int = 3) -> T
     mass is scaled to :math:`1/K`, then every sample's to :math:`1/N`. No gradient flows.
 
     Args:
-        scores: similarity of each sample to each prototype, any finite values.
+        scores: similarity of each sample to each prototype, any finite values; -inf rules a pair
+            out, as long as every row and column keeps one that is possible.
         epsilon: smaller is closer to a hard assignment; :math:`1/\epsilon` plays the role of the
             paper's exponent :math:`\eta`.
         iterations: how often columns and rows are scaled.
@@ -28,6 +30,8 @@ def sinkhorn(scores: Tensor, *, epsilon: float = 0.05, iterations: int = 3) -> T
         - output: ``[N, K]``, every row sums to 1, every column to about N / K
 
     Examples:
+        >>> import torch
+        >>> from pgcl_losses import sinkhorn
         >>> scores = torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.7, 0.6], [0.6, 0.5]])
         >>> sinkhorn(scores).argmax(dim=1)  # the nearest prototype would be 0 for all of them
         tensor([0, 0, 1, 1])
@@ -36,15 +40,14 @@ def sinkhorn(scores: Tensor, *, epsilon: float = 0.05, iterations: int = 3) -> T
     check_matrix("scores", scores, "[N, K]")
     epsilon = check_scale("epsilon", epsilon)
     iterations = check_count("iterations", iterations, minimum=1)
-    with torch.no_grad(), torch.autocast(scores.device.type, enabled=False):
-        wide = scores.to(torch.promote_types(scores.dtype, torch.float32))
-        return balance(wide.unsqueeze(0), epsilon, iterations).squeeze(0)
+    with full_precision(scores.device):
+        return balance(scores.detach().to(computing_dtype(scores)), epsilon, iterations)
 
 
 def balance(
     scores: Tensor, epsilon: float, iterations: int, present: Tensor | None = None
 ) -> Tensor:
-    """Sinkhorn-Knopp for a stack of problems ``[V, N, K]``; call it without gradient.
+    """Sinkhorn-Knopp for ``[N, K]`` or a stack ``[V, N, K]``; scores without gradient.
 
     The result is diag(u) E diag(v) for a fixed matrix E, so an iteration is two matrix-vector
     products. E is the exponential shifted so that every column and every row has 1 as its largest
@@ -63,11 +66,12 @@ def balance(
     # The exponents are kept only if a later iteration has to start from them again.
     kernel = exponent.exp() if iterations > _ITERATIONS_PER_ABSORPTION else exponent.exp_()
     by_prototype = kernel.mT  # [V, K, N]
+    product = torch.mm if kernel.dim() == 2 else torch.bmm
     while True:
         for _ in range(min(iterations, _ITERATIONS_PER_ABSORPTION)):
             mass = u if present is None else u * present
-            v = torch.bmm(by_prototype, mass).reciprocal_()  # [V, K, 1]
-            u = torch.bmm(kernel, v).reciprocal_()  # [V, N, 1]
+            v = product(by_prototype, mass).reciprocal_()  # [V, K, 1]
+            u = product(kernel, v).reciprocal_()  # [V, N, 1]
         iterations -= _ITERATIONS_PER_ABSORPTION
         if iterations <= 0:
             return kernel.mul_(v.mT).mul_(u)

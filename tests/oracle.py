@@ -16,7 +16,8 @@ Rows = np.ndarray
 def unit(rows: Rows) -> Rows:
     out = np.array(rows, dtype=np.float64)
     for i in range(len(out)):
-        out[i] = out[i] / max(math.sqrt(sum(x * x for x in out[i])), 1e-12)
+        length = math.sqrt(sum(x * x for x in out[i]))
+        out[i] = out[i] / length if length > 1e-12 else 0.0
     return out
 
 

@@ -51,6 +51,16 @@ def test_gradcheck(num_views):
     assert torch.autograd.gradgradcheck(function, inputs)
 
 
+def test_half_precision_is_computed_in_float32():
+    first, second = views(2, 20000, 10, seed=0)
+    halves = [Assignment(a.log_probs.half(), a.targets.half(), a.clusters) for a in (first, second)]
+    total = ConsistencyLoss(reduction="sum")(*halves)
+    assert total.dtype == torch.float32
+    torch.testing.assert_close(
+        total.double(), ConsistencyLoss(reduction="sum")(first, second), rtol=1e-3, atol=0
+    )
+
+
 def test_confident_agreement_costs_nothing():
     targets = torch.eye(3)
     sure = Assignment(torch.log_softmax(targets * 1e4, 1), targets, targets.argmax(1))

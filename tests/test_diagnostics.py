@@ -64,12 +64,28 @@ def test_terms_add_the_losses_as_plain_numbers():
         assert type(value) is kinds
 
 
+def assignment_of(clusters):
+    return Assignment(torch.zeros(len(clusters), 3), torch.eye(3)[clusters], torch.tensor(clusters))
+
+
 @pytest.mark.parametrize(
     ("source", "prototypes", "error", "message"),
     [
         ([], None, TypeError, "source must be PGCLTerms or a sequence of Assignments"),
         (torch.randn(3), None, TypeError, "source must be PGCLTerms or a sequence of Assignments"),
         (3, None, TypeError, "source must be PGCLTerms or a sequence of Assignments, but got int"),
+        (
+            [assignment_of([0, 1, 2]), assignment_of([0, 1])],
+            None,
+            ValueError,
+            r"assignments\[1\].targets has shape \(2, 3\) but assignments\[0\]",
+        ),
+        (
+            [assignment_of([0, 1, 2])._replace(clusters=torch.tensor([0, 1, 3]))],
+            None,
+            ValueError,
+            r"assignments\[0\].clusters must lie in 0..2",
+        ),
         ("views", torch.randn(5, 4), ValueError, "prototypes has 5 rows but .* 3"),
         ("views", torch.randn(3), ValueError, r"prototypes must have shape \[K, D\]"),
     ],

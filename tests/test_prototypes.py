@@ -60,6 +60,15 @@ def test_assign_is_the_nearest_prototype():
     assert prototypes.step == 0
 
 
+def test_autocast_changes_nothing():
+    prototypes = SinkhornPrototypes(4, 6)
+    z = torch.randn(20, 4)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        inside, nearest = prototypes(z), prototypes.assign(z)
+    torch.testing.assert_close(inside, prototypes(z), rtol=0, atol=0)
+    assert torch.equal(nearest, prototypes.assign(z))
+
+
 def test_normalize_works_in_place():
     prototypes = SinkhornPrototypes(4, 6)
     weight = prototypes.weight

@@ -22,20 +22,19 @@ def dense(pairs: Pairs, temperature: float) -> Tensor:
 
 def _log_weights(pairs: Pairs) -> Tensor:
     """Log W for every pair, a new ``[R, C]``."""
-    match pairs.weights:
-        case Table(table, rows, columns):
-            log_weights = table.index_select(1, columns).index_select(0, rows)
-        case Bells(population=population) as bells:
-            log_weights = _log_bells(bells, pairs.rows, pairs.columns)
-            over_population = (
-                log_weights
-                if population is pairs.columns
-                else _log_bells(bells, pairs.rows, population)
-            )
-            log_sum = torch.logsumexp(over_population, dim=1, keepdim=True)
-            log_weights -= log_sum - math.log(len(population))
-        case None:
-            log_weights = pairs.rows.new_zeros(len(pairs.rows), len(pairs.columns))
+    weights = pairs.weights
+    if isinstance(weights, Table):
+        by_cluster = weights.log_weights.index_select(1, weights.columns)  # [T, C]
+        log_weights = by_cluster.index_select(0, weights.rows)
+    elif isinstance(weights, Bells):
+        log_weights = _log_bells(weights, pairs.rows, pairs.columns)
+        over_all = log_weights
+        if weights.population is not pairs.columns:
+            over_all = _log_bells(weights, pairs.rows, weights.population)
+        log_sum = torch.logsumexp(over_all, dim=1, keepdim=True)
+        log_weights -= log_sum - math.log(len(weights.population))
+    else:
+        log_weights = pairs.rows.new_zeros(len(pairs.rows), len(pairs.columns))
     if pairs.left_out is not None:
         same = pairs.left_out.rows.unsqueeze(1) == pairs.left_out.columns
         log_weights.masked_fill_(same, -torch.inf)

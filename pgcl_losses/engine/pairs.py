@@ -53,11 +53,10 @@ class Pairs(NamedTuple):
         """Some of the queries against some other columns, in which each finds its positive."""
         weights, left_out = self.weights, self.left_out
         if isinstance(weights, Table):
-            weights = weights._replace(rows=weights.rows[queries], columns=weights.columns[columns])
+            weights = Table(weights.log_weights, weights.rows[queries], weights.columns[columns])
         elif isinstance(weights, Bells):
-            weights = weights._replace(
-                mean=weights.mean[queries], variance=weights.variance[queries]
-            )
+            mean, variance, population = weights
+            weights = Bells(mean[queries], variance[queries], population)
         if left_out is not None:
             left_out = SameCluster(left_out.rows[queries], left_out.columns[columns])
         return Pairs(self.rows[queries], self.columns[columns], positives, None, weights, left_out)
