@@ -145,7 +145,10 @@ class PrototypeReweightedNCE(nn.Module):
         if self.negatives == "all":
             return contrast_pairs(pairs, self.temperature, self.engine)
         view1, view2, same_row = slice(num_graphs), slice(num_graphs, None), index[:num_graphs]
-        across = (pairs.between(view1, view2, same_row), pairs.between(view2, view1, same_row))
+        across = (
+            pairs.of_queries(view1).against(view2, same_row),
+            pairs.of_queries(view2).against(view1, same_row),
+        )
         return torch.cat([contrast_pairs(p, self.temperature, self.engine) for p in across])
 
     def _weights(

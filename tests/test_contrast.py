@@ -296,7 +296,11 @@ class TestErrors:
             ),
             ({"negatives": "some"}, ValueError, "negatives must be one of 'all', 'cross'"),
             ({"reduction": "max"}, ValueError, "reduction must be one of 'mean', 'sum', 'none'"),
-            ({"engine": "warp"}, ValueError, "engine must be one of 'auto', 'dense', but got"),
+            (
+                {"engine": "warp"},
+                ValueError,
+                "engine must be one of 'auto', 'dense', 'streaming', 'triton', but",
+            ),
             ({"engine": None}, ValueError, "engine must be one of.*None"),
             ({"exclude_same_cluster": 1}, TypeError, "exclude_same_cluster must be True or False"),
         ],

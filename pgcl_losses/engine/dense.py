@@ -11,13 +11,17 @@ from pgcl_losses.engine.pairs import Bells, Pairs, Table
 
 def dense(pairs: Pairs, temperature: float) -> Tensor:
     """Each query's loss, a cross-entropy over columns whose logits are s / t + log W."""
+    return F.cross_entropy(logits(pairs, temperature), pairs.positives, reduction="none")
+
+
+def logits(pairs: Pairs, temperature: float) -> Tensor:
+    """``[R, C]``: s / t + log W, without W for the positive, -inf for what is no negative."""
     with torch.no_grad():
         log_weights = _log_weights(pairs)  # [R, C]
         log_weights.scatter_(1, pairs.positives.unsqueeze(1), 0.0)
         if pairs.own is not None:
             log_weights.scatter_(1, pairs.own.unsqueeze(1), -torch.inf)
-    logits = log_weights.addmm_(pairs.rows / temperature, pairs.columns.T)
-    return F.cross_entropy(logits, pairs.positives, reduction="none")
+    return log_weights.addmm_(pairs.rows / temperature, pairs.columns.T)
 
 
 def _log_weights(pairs: Pairs) -> Tensor:

@@ -49,14 +49,25 @@ class Pairs(NamedTuple):
     weights: Table | Bells | None = None
     left_out: SameCluster | None = None
 
-    def between(self, queries: slice, columns: slice, positives: Tensor) -> "Pairs":
-        """Some of the queries against some other columns, in which each finds its positive."""
+    def of_queries(self, queries: slice) -> "Pairs":
+        """Some of the queries against all columns."""
         weights, left_out = self.weights, self.left_out
+        own = None if self.own is None else self.own[queries]
         if isinstance(weights, Table):
-            weights = Table(weights.log_weights, weights.rows[queries], weights.columns[columns])
+            weights = Table(weights.log_weights, weights.rows[queries], weights.columns)
         elif isinstance(weights, Bells):
             mean, variance, population = weights
             weights = Bells(mean[queries], variance[queries], population)
         if left_out is not None:
-            left_out = SameCluster(left_out.rows[queries], left_out.columns[columns])
-        return Pairs(self.rows[queries], self.columns[columns], positives, None, weights, left_out)
+            left_out = SameCluster(left_out.rows[queries], left_out.columns)
+        positives = self.positives[queries]
+        return Pairs(self.rows[queries], self.columns, positives, own, weights, left_out)
+
+    def against(self, columns: slice, positives: Tensor) -> "Pairs":
+        """The queries against some other columns, in which each finds its positive."""
+        weights, left_out = self.weights, self.left_out
+        if isinstance(weights, Table):
+            weights = Table(weights.log_weights, weights.rows, weights.columns[columns])
+        if left_out is not None:
+            left_out = SameCluster(left_out.rows, left_out.columns[columns])
+        return Pairs(self.rows, self.columns[columns], positives, None, weights, left_out)
