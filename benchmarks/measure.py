@@ -1,6 +1,7 @@
 """Time rivals in turn, and keep what was measured as rows of one table."""
 
 import json
+import math
 import platform
 import statistics
 import time
@@ -10,19 +11,27 @@ from typing import Any
 
 import numpy
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from tqdm import tqdm
 
+MIB = 2**20
 SECONDS_PER_ROUND = 0.05
 
 
-def machine() -> dict[str, Any]:
+def machine(device: str = "cpu") -> dict[str, Any]:
     """What the figures belong to."""
     cpu = platform.processor() or platform.machine()
     info = Path("/proc/cpuinfo")
     if info.exists():
         lines = [line for line in info.read_text().splitlines() if line.startswith("model name")]
         cpu = lines[0].partition(":")[2].strip() if lines else cpu
+    gpu = {}
+    if device.startswith("cuda"):
+        gpu = {"gpu": torch.cuda.get_device_name(device), "cuda": torch.version.cuda}
     return {
+        **gpu,
         "cpu": cpu,
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),
@@ -32,29 +41,110 @@ def machine() -> dict[str, Any]:
     }
 
 
-def time_in_turn(rivals: dict[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:
+def available_bytes(device: str) -> float:
+    """What a benchmark may take: what a GPU has free, or half of what the system has."""
+    if device.startswith("cuda"):
+        torch.cuda.empty_cache()
+        return torch.cuda.mem_get_info(device)[0]
+    info = Path("/proc/meminfo")
+    if not info.exists():
+        return math.inf
+    (line,) = [one for one in info.read_text().splitlines() if one.startswith("MemAvailable:")]
+    return int(line.split()[1]) * 1024 / 2
+
+
+class LiveBytes(TorchDispatchMode):
+    """Counts the bytes of tensors made in its block and still alive; remembers the most.
+
+    What an operator allocates and frees within itself is not seen, nor is compiled code.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.peak = 0
+        self._made: dict[StorageWeakRef, int] = {}
+        self._from_before: set[StorageWeakRef] = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        self._from_before |= self._storages((args, kwargs)).keys() - self._made.keys()
+        result = func(*args, **kwargs)
+        made = self._made | self._storages(result)
+        self._made = {
+            storage: size
+            for storage, size in made.items()
+            if storage not in self._from_before and not storage.expired()
+        }
+        self.peak = max(self.peak, sum(self._made.values()))
+        return result
+
+    @staticmethod
+    def _storages(tree: Any) -> dict[StorageWeakRef, int]:
+        storages = [x.untyped_storage() for x in tree_leaves(tree) if isinstance(x, torch.Tensor)]
+        return {StorageWeakRef(storage): storage.nbytes() for storage in storages}
+
+
+def peak_mib(run: Callable[[], Any], device: str) -> float:
+    """The most memory one call holds at once, beyond what was held before it."""
+    if device.startswith("cuda"):
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        run()
+        return (torch.cuda.max_memory_allocated(device) - before) / MIB
+    with LiveBytes() as live:
+        run()
+    return live.peak / MIB
+
+
+def seconds_of(run: Callable[[], Any], calls: int = 1) -> float:
+    """Seconds per call, until a GPU in use has finished too."""
+    wait = torch.cuda.synchronize if torch.cuda.is_initialized() else lambda: None
+    wait()
+    start = time.perf_counter()
+    for _ in range(calls):
+        run()
+    wait()
+    return (time.perf_counter() - start) / calls
+
+
+def time_in_turn(
+    rivals: dict[str, Callable[[], Any]], rounds: int, seconds: float = math.inf
+) -> dict[str, list[float]]:
     """Milliseconds per call, one value a round; a round calls every rival, in changing order.
 
     Rivals that take turns meet the same moods of the machine, so ratios within a round are steady
-    even where the times are not.
+    even where the times are not. A rival that would need more than so many seconds takes part in
+    the first rounds only, in one at least.
     """
-    calls = {}
+    calls, turns = {}, {}
     for name, run in rivals.items():
-        run()
-        start = time.perf_counter()
-        run()
-        once = time.perf_counter() - start
+        once = seconds_of(run)
+        if once < seconds:
+            once = seconds_of(run)
         calls[name] = max(1, int(SECONDS_PER_ROUND / once))
+        turns[name] = max(1, int(min(rounds, seconds / (once * calls[name]))))
     times: dict[str, list[float]] = {name: [] for name in rivals}
     names = list(rivals)
-    for turn in tqdm(range(rounds), leave=False, unit="round"):
+    for turn in tqdm(range(max(turns.values())), leave=False, unit="round"):
         shift = turn % len(names)
         for name in names[shift:] + names[:shift]:
-            start = time.perf_counter()
-            for _ in range(calls[name]):
-                rivals[name]()
-            times[name].append(1e3 * (time.perf_counter() - start) / calls[name])
+            if turn < turns[name]:
+                times[name].append(1e3 * seconds_of(rivals[name], calls[name]))
     return times
+
+
+def row(
+    benchmark: str, provider: str, size: str, mode: str, metric: str, value: float
+) -> dict[str, Any]:
+    return {
+        "benchmark": benchmark,
+        "provider": provider,
+        "size": size,
+        "mode": mode,
+        "metric": metric,
+        "value": round(value, 4),
+    }
 
 
 def rows(
@@ -63,21 +153,13 @@ def rows(
     """Median time of each rival, and the median of its round-by-round ratio to one of them."""
     made = []
     for provider, values in times.items():
-        ratios = [a / b for a, b in zip(values, times[against], strict=True)]
+        # Rounds that only one of the two took part in have no ratio.
+        ratios = [a / b for a, b in zip(values, times[against], strict=False)]
         for metric, value in (
             ("milliseconds", statistics.median(values)),
             (f"ratio to {against}", statistics.median(ratios)),
         ):
-            made.append(
-                {
-                    "benchmark": benchmark,
-                    "provider": provider,
-                    "size": size,
-                    "mode": mode,
-                    "metric": metric,
-                    "value": round(value, 4),
-                }
-            )
+            made.append(row(benchmark, provider, size, mode, metric, value))
     return made
 
 
@@ -92,6 +174,15 @@ def show(table: list[dict[str, Any]]) -> None:
         print(f"{benchmark:10s} {size:18s} {mode:17s} {provider:34s} {'  '.join(values)}")
 
 
-def save(path: Path, table: list[dict[str, Any]]) -> None:
+def save(path: Path, table: list[dict[str, Any]], machine: dict[str, Any]) -> None:
+    """Write the rows, beside those the file has of other benchmarks on the same machine."""
+    kept = []
+    if path.exists():
+        old = json.loads(path.read_text())
+        measured = {row["benchmark"] for row in table}
+        if old["machine"] == machine:
+            kept = [row for row in old["rows"] if row["benchmark"] not in measured]
+        else:
+            print(f"{path} was of another machine and is replaced")
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"machine": machine(), "rows": table}, indent=1) + "\n")
+    path.write_text(json.dumps({"machine": machine, "rows": kept + table}, indent=1) + "\n")

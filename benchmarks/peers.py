@@ -1,5 +1,7 @@
 """What people use instead, in the form they use it."""
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -51,3 +53,78 @@ def masked_info_nce(z1: Tensor, z2: Tensor, temperature: float = 0.2) -> Tensor:
         return -((log_prob * positive).sum(dim=1) / positive.sum(dim=1)).mean()
 
     return (one_way(z1, z2) + one_way(z2, z1)) / 2
+
+
+def pygcl_info_nce(temperature: float = 0.2) -> Callable[[Tensor, Tensor], Tensor]:
+    """PyGCL's InfoNCE itself, with intra-view negatives. Optional: it has to be compiled."""
+    from GCL.losses import InfoNCE
+    from GCL.models import DualBranchContrast
+
+    model = DualBranchContrast(InfoNCE(tau=temperature), mode="G2G", intraview_negs=True)
+    return lambda z1, z2: model(g1=z1, g2=z2)
+
+
+def nt_xent(temperature: float = 0.2) -> Callable[[Tensor, Tensor], Tensor]:
+    """pytorch-metric-learning's InfoNCE of two views: rows with one label are positives."""
+    from pytorch_metric_learning.losses import NTXentLoss
+
+    loss = NTXentLoss(temperature=temperature)
+
+    def of_views(z1: Tensor, z2: Tensor) -> Tensor:
+        return loss(torch.cat([z1, z2]), torch.arange(len(z1), device=z1.device).repeat(2))
+
+    return of_views
+
+
+def double_loop_pgcl(
+    z1: Tensor,
+    z2: Tensor,
+    clusters1: Tensor,
+    clusters2: Tensor,
+    prototypes: Tensor,
+    temperature: float = 0.2,
+) -> Tensor:
+    """The reweighted contrast as published with the paper: a Python loop fills in pair by pair.
+
+    The loop is what is kept; the formula is the paper's, so the value is that of
+    ``PrototypeReweightedNCE``.
+    """
+    rows = F.normalize(torch.cat([z1, z2]))
+    clusters = torch.cat([clusters1, clusters2])
+    centers = F.normalize(prototypes)
+    distances = 1 - centers @ centers.T
+    shares = torch.bincount(clusters, minlength=len(prototypes)) / len(clusters)
+    deviations = distances - (distances @ shares)[:, None]
+    variance = deviations.square() @ shares
+    by_cluster = torch.exp(-deviations.square() / (2 * variance[:, None]))
+    by_cluster /= (by_cluster @ shares)[:, None]
+
+    weights = torch.zeros(len(rows), len(rows), device=rows.device)
+    of_row = clusters.tolist()
+    for i, own in enumerate(of_row):
+        for j, other in enumerate(of_row):
+            if own != other and (i - j) % len(z1) != 0:
+                weights[i, j] = by_cluster[own, other]
+
+    exponentials = torch.exp(rows @ rows.T / temperature)
+    positives = exponentials.diagonal(len(z1))
+    positives = torch.cat([positives, positives])
+    return -torch.log(positives / (positives + (weights * exponentials).sum(dim=1))).mean()
+
+
+def gemm_limit(rows: Tensor, block: int) -> Callable[[], None]:
+    """The products no dense value and gradient do without, Z Z^T, P Z and P^T Z, by row blocks.
+
+    The blocks of the ``[M, M]`` matrix share one buffer.
+    """
+    buffer = rows.new_empty(min(block, len(rows)), len(rows))
+
+    def products() -> None:
+        gradient = torch.zeros_like(rows)
+        for start in range(0, len(rows), block):
+            some = rows[start : start + block]
+            p = torch.mm(some, rows.T, out=buffer[: len(some)])
+            gradient[start : start + block].addmm_(p, rows)
+            gradient.addmm_(p.T, some)
+
+    return products

@@ -1,7 +1,8 @@
 """Measure the losses beside what people use instead; prints a table and writes JSON.
 
-python benchmarks/run.py                      # everything, about a minute on two cores
+python benchmarks/run.py                      # everything
 python benchmarks/run.py --only step --rounds 5 --output /tmp/step.json
+python benchmarks/run.py --only engines --sizes 128 512 --modes prototype
 """
 
 import argparse
@@ -15,19 +16,33 @@ import peers
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from tqdm import tqdm
 
-from pgcl_losses import PGCLLoss, sinkhorn
+from pgcl_losses import PGCLLoss, PrototypeReweightedNCE, sinkhorn
+from pgcl_losses.engine import ENGINE_CHOICES
+
+DIM = 128
+NUM_PROTOTYPES = 10
+SECONDS_PER_RIVAL = 3.0
+MODES = {
+    "prototype": {"weighting": "prototype"},
+    "sample": {"weighting": "sample"},
+    "uniform": {"weighting": "uniform", "exclude_same_cluster": False},
+}
+
+Loss = Callable[[Tensor, Tensor], Tensor]
 
 
-def cosines(n: int, k: int) -> Tensor:
-    return F.normalize(torch.randn(n, 96)) @ F.normalize(torch.randn(k, 96)).T
+def cosines(n: int, k: int, device: str) -> Tensor:
+    scores = F.normalize(torch.randn(n, 96)) @ F.normalize(torch.randn(k, 96)).T
+    return scores.to(device)
 
 
-def sinkhorn_times(rounds: int) -> list[dict[str, Any]]:
+def sinkhorn_times(args: argparse.Namespace) -> list[dict[str, Any]]:
     table = []
     for n, k in ((128, 10), (4096, 100), (16384, 1000)):
-        scores = cosines(n, k)
-        uniform = torch.full((n,), 1 / n), torch.full((k,), 1 / k)
+        scores = cosines(n, k, args.device)
+        uniform = scores.new_full((n,), 1 / n), scores.new_full((k,), 1 / k)
         rivals: dict[str, Callable[[], Any]] = {
             "pgcl_losses.sinkhorn": lambda s=scores: sinkhorn(s),
             "division loop (SwAV's)": lambda s=scores: peers.division_loop(s),
@@ -37,18 +52,18 @@ def sinkhorn_times(rounds: int) -> list[dict[str, Any]]:
                 *u, -s, reg=0.05, numItermax=3, stopThr=0, warn=False
             ),
         }
-        times = measure.time_in_turn(rivals, rounds)
+        times = measure.time_in_turn(rivals, args.rounds)
         size = f"N={n} K={k}"
         table += measure.rows("sinkhorn", size, "3 iterations", times, "division loop (SwAV's)")
     return table
 
 
-def step_times(rounds: int) -> list[dict[str, Any]]:
+def step_times(args: argparse.Namespace) -> list[dict[str, Any]]:
     """Forward and backward of the whole PGCL loss against InfoNCE alone."""
-    z1, z2 = (torch.randn(128, 96, requires_grad=True) for _ in range(2))
-    pgcl = PGCLLoss(96, 10)
+    z1, z2 = (torch.randn(128, 96, device=args.device, requires_grad=True) for _ in range(2))
+    pgcl = PGCLLoss(96, 10).to(args.device)
 
-    def stepping(loss_of: Callable[[Tensor, Tensor], Tensor]) -> Callable[[], None]:
+    def stepping(loss_of: Loss) -> Callable[[], None]:
         def step() -> None:
             z1.grad = z2.grad = pgcl.prototypes.weight.grad = None
             loss_of(z1, z2).backward()
@@ -60,34 +75,121 @@ def step_times(rounds: int) -> list[dict[str, Any]]:
         "InfoNCE in PyGCL's form": stepping(peers.masked_info_nce),
     }
     try:
-        from GCL.losses import InfoNCE  # optional: it has to be compiled
-        from GCL.models import DualBranchContrast
-
-        model = DualBranchContrast(InfoNCE(tau=0.2), mode="G2G", intraview_negs=True)
-        rivals["PyGCL's InfoNCE itself"] = stepping(lambda a, b: model(g1=a, g2=b))
+        rivals["PyGCL's InfoNCE itself"] = stepping(peers.pygcl_info_nce())
     except ImportError as error:
         print(f"PyGCL's InfoNCE itself is left out: {error}")
-    times = measure.time_in_turn(rivals, rounds)
+    times = measure.time_in_turn(rivals, args.rounds)
     size = "N=128 D=96 K=10"
     return measure.rows("step", size, "forward+backward", times, "InfoNCE in PyGCL's form")
 
 
-BENCHMARKS = {"sinkhorn": sinkhorn_times, "step": step_times}
+def contrast_rivals(
+    mode: str, clusters: tuple[Tensor, Tensor], prototypes: Tensor
+) -> dict[str, tuple[Loss, float]]:
+    """The losses for one mode and size, each with how many ``[2N, 2N]`` matrices it holds."""
+    given = clusters if mode == "sample" else ()
+    given = (*clusters, prototypes) if mode == "prototype" else given
+    num = len(clusters[0])
+    dense = 5 if mode == "sample" else 4
+
+    def ours(engine: str) -> PrototypeReweightedNCE:
+        return PrototypeReweightedNCE(engine=engine, **MODES[mode])
+
+    rivals: dict[str, tuple[Loss, float]] = {}
+    for engine in ENGINE_CHOICES:
+        if engine == "triton" and not prototypes.is_cuda:
+            continue
+        large = engine == "dense" or (engine == "auto" and "streaming" not in ENGINE_CHOICES)
+        loss = ours(engine)
+        rivals[engine] = (lambda a, b, loss=loss: loss(a, b, *given), dense if large else 0)
+    compiled = torch.compile(ours("dense"))
+    rivals["torch.compile of dense"] = (lambda a, b: compiled(a, b, *given), dense)
+    if mode == "prototype" and num <= 128:
+        double_loop = peers.double_loop_pgcl
+        rivals["double loop, as published"] = (lambda a, b: double_loop(a, b, *given), 5)
+    if mode == "uniform":
+        try:
+            rivals["PyGCL's InfoNCE"] = (peers.pygcl_info_nce(), 7)
+        except ImportError as error:
+            tqdm.write(f"PyGCL's InfoNCE is replaced by its form: {error}")
+            rivals["InfoNCE in PyGCL's form"] = (peers.masked_info_nce, 7)
+        if num <= 256:  # 38 s at 512 on two cores
+            # All positives times all negatives: a third axis, several times over.
+            rivals["pytorch-metric-learning's NTXentLoss"] = (peers.nt_xent(), 5 * 2 * num)
+    return rivals
+
+
+def engine_cell(mode: str, num: int, args: argparse.Namespace) -> list[dict[str, Any]]:
+    """One mode at one size: every rival that fits, in time and memory."""
+    benchmark, size = "engines", f"N={num} D={DIM} K={NUM_PROTOTYPES}"
+    z1, z2 = (torch.randn(num, DIM, device=args.device, requires_grad=True) for _ in range(2))
+    clusters = tuple(torch.randint(NUM_PROTOTYPES, (num,), device=args.device) for _ in range(2))
+    prototypes = torch.randn(NUM_PROTOTYPES, DIM, device=args.device)
+    torch.compiler.reset()  # one size after the other, as if each were the only one
+
+    matrix = 4 * (2 * num) ** 2
+    rows = F.normalize(torch.cat([z1, z2]).detach())
+    limit = peers.gemm_limit(rows, block=2048 if matrix > 2**30 else 2 * num)
+    steps: dict[str, Callable[[], Any]] = {"GEMM limit": limit}
+    table = []
+    for name, (loss, matrices) in contrast_rivals(mode, clusters, prototypes).items():
+
+        def step(loss: Loss = loss) -> None:
+            torch.autograd.grad(loss(z1, z2), (z1, z2))
+
+        needed, free = matrices * matrix, measure.available_bytes(args.device)
+        reason = ""
+        if needed > free:
+            reason = f"needs about {needed / 2**30:.1f} GiB, {free / 2**30:.1f} GiB may be used"
+        else:
+            try:
+                step()  # compiles what compiles
+                # What compiled code allocates can be seen on a GPU only.
+                if args.device.startswith("cuda") or not name.startswith("torch.compile"):
+                    peak = measure.peak_mib(step, args.device)
+                    table.append(measure.row(benchmark, name, size, mode, "peak MiB", peak))
+                steps[name] = step
+            except RuntimeError as error:  # out of memory, or no compiler
+                reason = str(error).partition("\n")[0]
+        if reason:
+            tqdm.write(f"{benchmark} {size} {mode}: {name} is left out: {reason}")
+    times = measure.time_in_turn(steps, args.rounds, SECONDS_PER_RIVAL)
+    return measure.rows(benchmark, size, mode, times, "GEMM limit") + table
+
+
+def engine_times(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Forward and backward of the reweighted contrast, on every engine and on others' code."""
+    cells = [(mode, num) for num in args.sizes for mode in args.modes]
+    table = []
+    for mode, num in tqdm(cells, unit="cell"):
+        table += engine_cell(mode, num, args)
+    return table
+
+
+BENCHMARKS = {"sinkhorn": sinkhorn_times, "step": step_times, "engines": engine_times}
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", choices=BENCHMARKS, help="one of them instead of all")
     parser.add_argument("--rounds", type=int, default=21)
-    here = Path(__file__).parent / "results" / "cpu.json"
-    parser.add_argument("--output", type=Path, default=here)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    sizes = [32, 128, 512, 2048, 4096, 8192, 16384]
+    parser.add_argument("--sizes", type=int, nargs="+", default=sizes, help="N, for engines")
+    parser.add_argument("--modes", choices=MODES, nargs="+", default=list(MODES))
+    parser.add_argument(
+        "--output", type=Path, help="default: results/cpu.json or results/cuda.json"
+    )
     args = parser.parse_args()
+    kind = args.device.partition(":")[0]
+    output = args.output or Path(__file__).parent / "results" / f"{kind}.json"
 
     torch.manual_seed(0)
-    print(measure.machine())
+    machine = measure.machine(args.device)
+    print(machine)
     table = []
     for name in [args.only] if args.only else BENCHMARKS:
-        part = BENCHMARKS[name](args.rounds)
+        part = BENCHMARKS[name](args)
         measure.show(part)
         table += part
-    measure.save(args.output, table)
-    print(f"written to {args.output}")
+    measure.save(output, table, machine)
+    print(f"written to {output}")

@@ -6,6 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+
+from pgcl_losses.engine import ENGINE_CHOICES
 
 ROOT = Path(__file__).parents[1]
 
@@ -33,3 +36,31 @@ def test_benchmarks(name, tmp_path):
     assert measured["machine"]["torch"]
     assert {row["benchmark"] for row in measured["rows"]} == {name}
     assert all(row["value"] > 0 for row in measured["rows"])
+
+
+def test_engine_benchmark_and_its_plots(tmp_path):
+    output = tmp_path / "figures.json"
+    small = ("--only=engines", "--sizes=16", "--rounds=1", "--device=cpu")
+    run("benchmarks/run.py", *small, "--output", str(output))
+    rows = json.loads(output.read_text())["rows"]
+    assert {row["mode"] for row in rows} == {"prototype", "sample", "uniform"}
+    engines = set(ENGINE_CHOICES) - {"triton"}
+    for metric in ("milliseconds", "ratio to GEMM limit", "peak MiB"):
+        providers = {row["provider"] for row in rows if row["metric"] == metric}
+        assert providers >= {*engines, "double loop, as published"}
+    assert all(row["value"] > 0 for row in rows)
+
+    run("benchmarks/plot.py", str(output), "--output", str(tmp_path / "images"))
+    for name in ("time", "memory"):
+        picture = tmp_path / "images" / f"engines-{name}.png"
+        assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU to measure on")
+def test_gpu_benchmark_needs_one():
+    result = subprocess.run(
+        [sys.executable, "benchmarks/gpu.py"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 1
+    assert result.stderr.count("\n") == 1
+    assert "no CUDA device" in result.stderr
