@@ -48,7 +48,11 @@ class PrototypeReweightedNCE(nn.Module):
         exclude_same_cluster: leave samples of the query's own cluster out of its negatives.
         negatives: ``"all"`` takes them from both views, ``"cross"`` from the other view alone.
         reduction: ``"mean"``, ``"sum"``, or ``"none"`` for one value per row (2N, view 1 first).
-        engine: how the pairs are computed: ``"auto"`` or ``"dense"``.
+        engine: how the pairs are computed, with the same result: ``"dense"`` as one matrix,
+            ``"streaming"`` by blocks, for batches of any size, ``"triton"`` by fused kernels on
+            CUDA (correct in Triton's interpreter, not yet measured on a GPU); ``"auto"`` takes
+            dense for small batches and streaming for large ones. All but dense are differentiable
+            once.
 
     Shape:
         - z1, z2: ``[N, D]``; row i of both is graph i, in any scale

@@ -22,13 +22,14 @@ ON_GPU = torch.cuda.is_available()
 if not ON_GPU and "triton" not in sys.modules:
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read while triton is imported
 
+pytest.importorskip("triton", minversion="3.6")
 tl = pytest.importorskip("triton.language")
 jit = pytest.importorskip("triton.runtime.jit")
 INTERPRETED = not isinstance(tl.sum, jit.JITFunction)
 if not ON_GPU and not INTERPRETED:
     pytest.skip("triton was imported before its interpreter was asked for", allow_module_level=True)
 
-from pgcl_losses.engine.triton import triton  # noqa: E402
+from pgcl_losses.engine.triton import triton  # noqa: E402  # only after the interpreter was asked for
 
 DEVICE = "cpu" if INTERPRETED else "cuda"
 few = settings(max_examples=25)
