@@ -99,9 +99,9 @@ def contrast_rivals(
     for engine in ENGINE_CHOICES:
         if engine == "triton" and not prototypes.is_cuda:
             continue
-        large = engine == "dense" or (engine == "auto" and "streaming" not in ENGINE_CHOICES)
         loss = ours(engine)
-        rivals[engine] = (lambda a, b, loss=loss: loss(a, b, *given), dense if large else 0)
+        needs = dense if engine == "dense" else 0
+        rivals[engine] = (lambda a, b, loss=loss: loss(a, b, *given), needs)
     compiled = torch.compile(ours("dense"))
     rivals["torch.compile of dense"] = (lambda a, b: compiled(a, b, *given), dense)
     if mode == "prototype" and num <= 128:

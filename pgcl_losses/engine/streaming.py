@@ -29,9 +29,16 @@ def streaming(pairs: Pairs, temperature: float) -> Tensor:
     symmetric = pairs.rows is pairs.columns and (
         not isinstance(weights, Bells) or weights.population is pairs.rows
     )
+    losses: Tensor
     if symmetric and 1 / temperature <= _LARGEST_EXPONENT:
-        return _Symmetric.apply(pairs.rows, pairs, temperature)  # type: ignore[no-any-return, no-untyped-call]
-    return _ByQueries.apply(pairs.rows, pairs.columns, pairs, temperature)  # type: ignore[no-any-return, no-untyped-call]
+        losses = _Symmetric.apply(  # type: ignore[no-untyped-call]  # torch's gap
+            pairs.rows, pairs, temperature
+        )
+    else:
+        losses = _ByQueries.apply(  # type: ignore[no-untyped-call]  # torch's gap
+            pairs.rows, pairs.columns, pairs, temperature
+        )
+    return losses
 
 
 def _slices(length: int, block: int) -> list[slice]:

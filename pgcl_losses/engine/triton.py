@@ -1,3 +1,4 @@
+# Neither the package triton nor what its decorators leave behind has type hints.
 # mypy: disable-error-code="import-untyped, import-not-found"
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 """The engine for CUDA: fused kernels in which tiles of similarities never leave the chip.
