@@ -86,6 +86,23 @@ def test_streaming_edges(weighting, negatives):
     assert loss(bad, torch.randn(9, 4), clusters, clusters, torch.randn(3, 4)).isnan().any()
 
 
+def test_clusters_are_told_apart_whatever_their_numbers():
+    z1, z2 = torch.randn(2, 20, 4)
+    near = 2**60 + torch.randint(3, (2, 20))  # one and the same number to a float
+    loss = PrototypeReweightedNCE(weighting="sample", engine="streaming")
+    torch.testing.assert_close(loss(z1, z2, *near), loss(z1, z2, *(near - 2**60)))
+
+
+def test_streaming_with_more_clusters_than_products_are_worth():
+    z1, z2 = torch.randn(2, 20, 4)
+    clusters, prototypes = torch.randint(300, (2, 20)), torch.randn(300, 4)
+    streaming, dense = (
+        PrototypeReweightedNCE(engine=engine)(z1, z2, *clusters, prototypes)
+        for engine in ("streaming", "dense")
+    )
+    torch.testing.assert_close(streaming, dense)
+
+
 class LiveBytes(TorchDispatchMode):
     """The largest number of bytes alive at once among the results of operations."""
 

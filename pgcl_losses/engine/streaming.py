@@ -5,8 +5,8 @@ and columns are the same rows, e^{s/t} is symmetric and a block serves the queri
 sides: two thirds of the arithmetic of a dense loss.
 """
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -19,18 +19,17 @@ from pgcl_losses.engine.pairs import Bells, Pairs, Table
 # Up to here e^{s/t} of millions of pairs adds up in float32 without a maximum taken off first.
 _LARGEST_EXPONENT = 40.0
 
-_BLOCK = 512  # rows of a symmetric block: a block of pairs stays in the cache
+_BLOCK = 640  # rows of a symmetric block: a block of pairs stays in the cache
+_MOST_CLUSTERS = (
+    256  # a block's weights are a product of that rank; looking them up costs less above
+)
 _ELEMENTS = 1 << 21  # of a block of queries against all columns
 
 
 def streaming(pairs: Pairs, temperature: float) -> Tensor:
     """Each query's loss, with the gradient of the dense engine; not differentiable twice."""
-    weights = pairs.weights
-    symmetric = pairs.rows is pairs.columns and (
-        not isinstance(weights, Bells) or weights.population is pairs.rows
-    )
     losses: Tensor
-    if symmetric and 1 / temperature <= _LARGEST_EXPONENT:
+    if _is_symmetric(pairs) and 1 / temperature <= _LARGEST_EXPONENT:
         losses = _Symmetric.apply(  # type: ignore[no-untyped-call]  # torch's gap
             pairs.rows, pairs, temperature
         )
@@ -39,6 +38,15 @@ def streaming(pairs: Pairs, temperature: float) -> Tensor:
             pairs.rows, pairs.columns, pairs, temperature
         )
     return losses
+
+
+def _is_symmetric(pairs: Pairs) -> bool:
+    """Whether blocks I <= J are enough, and the weights cheap for both sides of a block."""
+    if isinstance(pairs.weights, Table) and pairs.weights.log_weights.shape[1] > _MOST_CLUSTERS:
+        return False
+    if isinstance(pairs.weights, Bells) and pairs.weights.population is not pairs.rows:
+        return False
+    return pairs.rows is pairs.columns
 
 
 def _slices(length: int, block: int) -> list[slice]:
@@ -81,8 +89,8 @@ class _Symmetric(torch.autograd.Function):
     def forward(ctx: Any, rows: Tensor, pairs: Pairs, temperature: float) -> Tensor:
         sums_by = _BellSums if isinstance(pairs.weights, Bells) else _TableSums
         weighting = sums_by(pairs, temperature)
-        for i, j, exponents, values in _blocks(rows, pairs, temperature):
-            weighting.add(i, j, exponents, values)
+        for block in _blocks(rows, pairs, temperature):
+            weighting.add(block)
         sums = weighting.totals()  # [M] sum_j W_ij e^{s_ij / t}
         positive = (rows * rows[pairs.positives]).sum(1) / temperature
         ctx.save_for_backward(rows, sums, positive)
@@ -97,8 +105,9 @@ class _Symmetric(torch.autograd.Function):
         # A query without negatives has nothing to share out.
         sides = ctx.weighting.sides(d_scores / sums.clamp_min(torch.finfo(sums.dtype).tiny))
         d_rows = torch.zeros_like(rows)
-        for i, j, exponents, values in _blocks(rows, ctx.pairs, ctx.temperature):
-            d_pairs = values.mul_(ctx.weighting.shares(i, j, exponents, *sides))
+        for block in _blocks(rows, ctx.pairs, ctx.temperature):
+            i, j = block.i, block.j
+            d_pairs = block.values.mul_(ctx.weighting.shares(block, *sides))
             d_rows[i].addmm_(d_pairs, rows[j])
             if i != j:
                 d_rows[j].addmm_(d_pairs.T, rows[i])
@@ -108,24 +117,43 @@ class _Symmetric(torch.autograd.Function):
         return d_rows, None, None
 
 
-def _blocks(
-    rows: Tensor, pairs: Pairs, temperature: float
-) -> Iterator[tuple[slice, slice, Tensor, Tensor]]:
-    """(I, J, s/t, e^{s/t} or 0 for what is no negative) for all blocks of pairs I <= J."""
+class _Block(NamedTuple):
+    """The pairs of rows I with rows J; its matrices ``[B, B]`` are reused by the next block."""
+
+    i: slice
+    j: slice
+    exponents: Tensor  # s / t, kept for weights that look at it
+    values: Tensor  # e^{s / t}, or 0 for what is no negative
+    spare: Sequence[Tensor]  # of no meaning
+
+
+def _blocks(rows: Tensor, pairs: Pairs, temperature: float) -> Iterator[_Block]:
+    """All blocks of pairs I <= J."""
+    rows = rows.detach()  # torch.compile of torch 2.4 would record the products
     scaled = rows / temperature
     blocks = _slices(len(rows), _BLOCK)
+    keep = int(isinstance(pairs.weights, Bells))
+    buffer = rows.new_empty(2 + 2 * keep, min(len(rows), _BLOCK) ** 2)
+    clusters = None
+    if pairs.left_out is not None:
+        # Numbers that floats can hold: what a cluster comes to in sorted order.
+        numbers = pairs.left_out.rows
+        clusters = torch.searchsorted(numbers.sort().values, numbers).to(rows.dtype)
     for number, i in enumerate(blocks):
         for j in blocks[number:]:
-            exponents = torch.mm(scaled[i], rows[j].T)  # [B, B]
-            keep = isinstance(pairs.weights, Bells)
-            values = exponents.exp() if keep else exponents.exp_()
+            shape = i.stop - i.start, j.stop - j.start
+            matrices = buffer[:, : shape[0] * shape[1]].view(-1, *shape).unbind()
+            exponents = torch.mm(scaled[i], rows[j].T, out=matrices[0])
+            values = torch.exp(exponents, out=matrices[keep])
+            spare = matrices[keep + 1 :]
             if i == j:
-                values.fill_diagonal_(0.0)
+                values.diagonal().zero_()
             _clear(values, pairs.positives[i] - j.start)
-            if pairs.left_out is not None:
-                clusters = pairs.left_out
-                values.masked_fill_(clusters.rows[i].unsqueeze(1) == clusters.columns[j], 0.0)
-            yield i, j, exponents, values
+            if clusters is not None:
+                # A comparison into floats is vectorised, one into bools is not.
+                differ = torch.ne(clusters[i].unsqueeze(1), clusters[j], out=spare[0])
+                values.mul_(differ)
+            yield _Block(i, j, exponents, values, spare)
 
 
 def _clear(values: Tensor, columns: Tensor) -> None:
@@ -142,28 +170,30 @@ class _TableSums:
         rows = pairs.rows
         if isinstance(pairs.weights, Table):
             table = pairs.weights.log_weights.exp()  # [T, K]
-            self.weights = table.index_select(0, pairs.weights.rows)  # [M, K]
-            self.members = F.one_hot(pairs.weights.columns, table.shape[1]).to(rows.dtype)  # [M, K]
+            self.weights = table.T.index_select(1, pairs.weights.rows)  # [K, M]
+            members = F.one_hot(pairs.weights.columns, table.shape[1]).to(rows.dtype)
+            self.members = members.T.contiguous()  # [K, M]
         else:
-            self.weights = self.members = rows.new_ones(len(rows), 1)
-        self.sums = torch.zeros_like(self.weights)  # [M, K]
+            self.weights = self.members = rows.new_ones(1, len(rows))
+        self.sums = torch.zeros_like(self.weights)  # [K, M]
 
-    def add(self, i: slice, j: slice, exponents: Tensor, values: Tensor) -> None:
-        self.sums[i].addmm_(values, self.members[j])
+    def add(self, block: _Block) -> None:
+        i, j, values = block.i, block.j, block.values
+        self.sums[:, i].addmm_(self.members[:, j], values.T)
         if i != j:
-            self.sums[j].addmm_(values.T, self.members[i])
+            self.sums[:, j].addmm_(self.members[:, i], values)
 
     def totals(self) -> Tensor:
-        return (self.sums * self.weights).sum(1)
+        return (self.sums * self.weights).sum(0)
 
     def sides(self, d_sums: Tensor) -> tuple[Tensor, Tensor]:
-        """Two ``[M, 2K]`` whose products are the shares of a block."""
-        shares = self.weights * d_sums.unsqueeze(1)
-        return torch.cat([shares, self.members], dim=1), torch.cat([self.members, shares], dim=1)
+        """Two ``[2K, M]`` whose products are the shares of a block."""
+        shares = self.weights * d_sums
+        return torch.cat([shares, self.members]), torch.cat([self.members, shares])
 
-    def shares(self, i: slice, j: slice, exponents: Tensor, left: Tensor, right: Tensor) -> Tensor:
+    def shares(self, block: _Block, left: Tensor, right: Tensor) -> Tensor:
         """d_i W_ij + d_j W_ji."""
-        return left[i] @ right[j].T
+        return torch.mm(left[:, block.i].T, right[:, block.j], out=block.spare[0])
 
 
 class _BellSums:
@@ -176,30 +206,31 @@ class _BellSums:
         self.sharpness = -(temperature**2) / (2 * pairs.weights.variance)  # [M]
         self.sums, self.weights = torch.zeros_like(self.mean), torch.zeros_like(self.mean)
 
-    def bells(self, i: slice, exponents: Tensor) -> Tensor:
-        """w of the queries I, which are the rows of the block: a new ``[B, B]``."""
-        deviation = exponents - self.mean[i].unsqueeze(1)
-        return deviation.square_().mul_(self.sharpness[i].unsqueeze(1)).exp_()
+    def bells(self, queries: slice, axis: int, exponents: Tensor, out: Tensor) -> Tensor:
+        """w of the queries, which lie along one axis of the block."""
+        mean, sharpness = self.mean[queries], self.sharpness[queries]
+        if axis == 0:
+            mean, sharpness = mean.unsqueeze(1), sharpness.unsqueeze(1)
+        deviation = torch.sub(exponents, mean, out=out)
+        return deviation.square_().mul_(sharpness).exp_()
 
-    def add(self, i: slice, j: slice, exponents: Tensor, values: Tensor) -> None:
-        sides = [(i, exponents, values)]
-        if i != j:
-            sides.append((j, exponents.T, values.T))
-        for queries, own_exponents, own_values in sides:
-            bells = self.bells(queries, own_exponents)
-            self.weights[queries] += bells.sum(1)
-            self.sums[queries] += bells.mul_(own_values).sum(1)
+    def add(self, block: _Block) -> None:
+        sides = [(0, block.i)] if block.i == block.j else [(0, block.i), (1, block.j)]
+        for axis, queries in sides:
+            bells = self.bells(queries, axis, block.exponents, block.spare[0])
+            self.weights[queries] += bells.sum(1 - axis)
+            self.sums[queries] += bells.mul_(block.values).sum(1 - axis)
 
     def totals(self) -> Tensor:
         self.scale = len(self.weights) / self.weights  # [M] M_i
         return self.sums * self.scale
 
-    def sides(self, d_sums: Tensor) -> tuple[Tensor, Tensor]:
-        """What each query's bells are scaled by in the gradient, ``[M, 1]`` for either side."""
-        scales = (d_sums * self.scale).unsqueeze(1)
-        return scales, scales
+    def sides(self, d_sums: Tensor) -> tuple[Tensor]:
+        """What each query's bells are scaled by in the gradient."""
+        return (d_sums * self.scale,)
 
-    def shares(self, i: slice, j: slice, exponents: Tensor, left: Tensor, right: Tensor) -> Tensor:
+    def shares(self, block: _Block, scales: Tensor) -> Tensor:
         """d_i W_ij + d_j W_ji."""
-        of_j = self.bells(j, exponents.T).mul_(right[j])
-        return self.bells(i, exponents).mul_(left[i]).add_(of_j.T)
+        of_i = self.bells(block.i, 0, block.exponents, block.spare[0])
+        of_j = self.bells(block.j, 1, block.exponents, block.spare[1])
+        return of_j.mul_(scales[block.j]).addcmul_(of_i, scales[block.i].unsqueeze(1))
