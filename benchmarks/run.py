@@ -131,6 +131,8 @@ def engine_cell(mode: str, num: int, args: argparse.Namespace) -> list[dict[str,
     rows = F.normalize(torch.cat([z1, z2]).detach())
     limit = peers.gemm_limit(rows, block=2048 if matrix > 2**30 else 2 * num)
     steps: dict[str, Callable[[], Any]] = {"GEMM limit": limit}
+    if 2 * matrix < measure.available_bytes(args.device):
+        steps["three products as written"] = peers.three_products(rows)
     table = []
     for name, (loss, matrices) in contrast_rivals(mode, clusters, prototypes).items():
 

@@ -6,7 +6,7 @@ from numbers import Integral, Real
 from typing import Any
 
 import torch
-from torch import Tensor, distributed
+from torch import Tensor
 from torch.distributed import ProcessGroup
 
 # 1/temperature and 1/epsilon multiply cosines in float32; down to here they stay finite.
@@ -65,7 +65,7 @@ def check_choice(name: str, value: Any, choices: Sequence[str]) -> str:
     return value
 
 
-def check_matrix(name: str, value: Any, shape: str) -> None:
+def check_matrix(name: str, value: Any, shape: str, may_lack_rows: bool = False) -> None:
     """A floating-point matrix with at least one row and one column; ``shape`` is for the reader."""
     if not isinstance(value, Tensor):
         raise TypeError(f"{name} must be a Tensor of shape {shape}, but got {type(value).__name__}")
@@ -75,15 +75,17 @@ def check_matrix(name: str, value: Any, shape: str) -> None:
         raise TypeError(f"{name} must be a floating-point Tensor, but got {value.dtype}")
     if value.layout != torch.strided:
         raise TypeError(f"{name} must be a dense Tensor, but got layout {value.layout}")
-    if value.numel() == 0:
+    if value.shape[1] == 0 or (len(value) == 0 and not may_lack_rows):
         raise ValueError(f"{name} must not be empty, but got shape {tuple(value.shape)}")
 
 
-def check_views(views: Sequence[tuple[str, Any]], shape: str = "[N, D]") -> None:
+def check_views(
+    views: Sequence[tuple[str, Any]], shape: str = "[N, D]", may_lack_rows: bool = False
+) -> None:
     """Named matrices that describe the same graphs: alike in shape, dtype and device."""
     first_name, first = views[0]
     for name, view in views:
-        check_matrix(name, view, shape)
+        check_matrix(name, view, shape, may_lack_rows)
         if view.shape != first.shape:
             raise ValueError(
                 f"{name} has shape {tuple(view.shape)} but {first_name} has {tuple(first.shape)}: "
@@ -107,18 +109,6 @@ def check_prototypes(name: str, value: Tensor, rows_name: str, rows: Tensor) -> 
 def check_process_group(name: str, value: Any) -> None:
     if value is not None and not isinstance(value, ProcessGroup):
         raise TypeError(f"{name} must be a ProcessGroup or None, but got {value!r}")
-
-
-def check_one_process(process_group: ProcessGroup | None) -> None:
-    """No loss over several processes by mistake: each would optimise something else than asked."""
-    if not (distributed.is_available() and distributed.is_initialized()):
-        return
-    ranks = distributed.get_world_size(process_group)
-    if ranks > 1:
-        raise NotImplementedError(
-            f"gather=True asks for one loss over all {ranks} processes, which is not available "
-            "yet; gather=False gives each process the loss of its own batch"
-        )
 
 
 def check_device(name: str, value: Tensor, other_name: str, other: Tensor) -> None:

@@ -137,23 +137,33 @@ class PrototypeReweightedNCE(nn.Module):
             check_cluster_range(name, clusters, len(prototypes))
         return clusters
 
-    def per_query(self, rows: Tensor, clusters: Tensor | None, prototypes: Tensor | None) -> Tensor:
+    def per_query(
+        self,
+        rows: Tensor,
+        clusters: Tensor | None,
+        prototypes: Tensor | None,
+        graphs: slice | None = None,
+    ) -> Tensor:
         """Each query's loss ``[2N]``, from both views' unit rows ``[2N, D]``, their clusters
         ``[2N]`` and unit prototypes ``[K, D]``, where the options need them.
+
+        ``graphs`` makes queries of so many graphs alone; the others are still columns for them.
         """
         num_graphs = len(rows) // 2
         index = torch.arange(len(rows), device=rows.device)
         with torch.no_grad():
             weights, left_out = self._weights(rows, clusters, prototypes)
         pairs = Pairs(rows, rows, index.roll(num_graphs), index, weights, left_out)
-        if self.negatives == "all":
+        graphs = graphs or slice(0, num_graphs)
+        if self.negatives == "all" and graphs == slice(0, num_graphs):
             return contrast_pairs(pairs, self.temperature, self.engine)
-        view1, view2, same_row = slice(num_graphs), slice(num_graphs, None), index[:num_graphs]
-        across = (
-            pairs.of_queries(view1).against(view2, same_row),
-            pairs.of_queries(view2).against(view1, same_row),
-        )
-        return torch.cat([contrast_pairs(p, self.temperature, self.engine) for p in across])
+        losses = []
+        for own, other in ((0, num_graphs), (num_graphs, 0)):
+            some = pairs.of_queries(slice(own + graphs.start, own + graphs.stop))
+            if self.negatives == "cross":
+                some = some.against(slice(other, other + num_graphs), index[graphs])
+            losses.append(contrast_pairs(some, self.temperature, self.engine))
+        return torch.cat(losses)
 
     def _weights(
         self, rows: Tensor, clusters: Tensor | None, prototypes: Tensor | None

@@ -8,7 +8,6 @@ from torch.distributed import ProcessGroup
 
 from pgcl_losses._checks import (
     check_flag,
-    check_one_process,
     check_process_group,
     check_prototypes,
     check_views,
@@ -16,8 +15,8 @@ from pgcl_losses._checks import (
 )
 from pgcl_losses.consistency import ConsistencyLoss, swapped_cross_entropy
 from pgcl_losses.contrast import PrototypeReweightedNCE
+from pgcl_losses.gather import Ranks, agree, count_ranks
 from pgcl_losses.prototypes import Assignment, SinkhornPrototypes, split_views
-from pgcl_losses.reduction import reduce
 from pgcl_losses.rows import computing_dtype, full_precision, unit_rows
 
 
@@ -44,9 +43,13 @@ class PGCLLoss(nn.Module):
         epsilon, iterations, queue_size, freeze_steps: see :class:`SinkhornPrototypes`.
         weighting, exclude_same_cluster, negatives, engine: see :class:`PrototypeReweightedNCE`.
         reduction: ``"mean"``, ``"sum"``, or ``"none"`` for one value per row (2N, view 1 first).
-        gather: with several processes, one loss over all of them. Not available yet: it raises an
-            error there, and ``gather=False`` gives each process the loss of its own batch.
+        gather: with several processes, one loss over the batches of all of them: its mean over
+            processes, and the mean of its gradients, are those of one process on the whole batch.
+            ``gather=False`` gives each process the loss of its own batch.
         process_group: the processes meant by ``gather``; all of them by default.
+
+    With several processes every one has to call the loss, and its backward, the same number of
+    times; a batch may be empty on some of them.
 
     Shape:
         - z1, z2: ``[N, D]``; row i of both is graph i, in any scale
@@ -121,20 +124,50 @@ class PGCLLoss(nn.Module):
 
     def terms(self, z1: Tensor, z2: Tensor) -> PGCLTerms:
         """The loss with its two terms and the assignments, for logging."""
-        if self.gather:
-            check_one_process(self.process_group)
-        check_views([("z1", z1), ("z2", z2)])
-        check_prototypes("prototypes.weight", self.prototypes.weight, "z1", z1)
+        ranks = self._ranks(z1, z2)
         dtype = computing_dtype(z1, self.prototypes.weight)
         with full_precision(z1.device):
-            rows = unit_rows(torch.cat([z1, z2]), dtype)  # [2N, D]
-            prototypes = self.prototypes.unit_prototypes(dtype)
-            stacked = self.prototypes.assign_views(rows.view(2, *z1.shape), prototypes)
-            contrast = self.contrast.per_query(rows, stacked.clusters.flatten(), prototypes)
+            rows = ranks.gather(unit_rows(torch.cat([z1, z2]), dtype).view(2, *z1.shape))
+            prototypes = ranks.average_gradient(self.prototypes.unit_prototypes(dtype))
+            stacked = self.prototypes.assign_views(rows, prototypes)  # [2, N, ...] of all ranks
+            contrast = self.contrast.per_query(
+                rows.flatten(0, 1), stacked.clusters.flatten(), prototypes, ranks.mine()
+            )
+            stacked = ranks.own(stacked)
             consistency = swapped_cross_entropy(stacked.log_probs, stacked.targets).flatten()
-            contrast = reduce(contrast, self.contrast.reduction)
-            consistency = reduce(consistency, self.consistency.reduction)
+            contrast = ranks.reduce(contrast, self.contrast.reduction)
+            consistency = ranks.reduce(consistency, self.consistency.reduction)
             loss = torch.add(
                 self.contrast_weight * contrast, consistency, alpha=self.consistency_weight
             )
         return PGCLTerms(loss, contrast, consistency, split_views(stacked))
+
+    def _ranks(self, z1: Tensor, z2: Tensor) -> Ranks:
+        """Those who share the batch. With several, all get the same error or none gets one."""
+        if not self.gather or count_ranks(self.process_group) == 1:
+            self._check(z1, z2)
+            return Ranks((len(z1),))
+        ranks: Ranks = self._agreed_ranks(z1, z2)
+        return ranks
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # torch's gap
+    def _agreed_ranks(self, z1: Tensor, z2: Tensor) -> Ranks:
+        problem = None
+        try:
+            self._check(z1, z2, may_lack_rows=True)
+        except (TypeError, ValueError) as error:
+            problem = error
+        facts = {type(part).__name__: repr(part) for part in self.children()}
+        facts["PGCLLoss"] = f"PGCLLoss({self.extra_repr()})"
+        facts["mode"] = f"training={self.training}, gradients={torch.is_grad_enabled()}"
+        num_rows = 0
+        if problem is None:
+            num_rows = len(z1)
+            learns = z1.requires_grad or z2.requires_grad
+            facts["rows"] = f"rows of {z1.dtype} with requires_grad={learns}"
+        state = [self.prototypes.weight, *self.prototypes.buffers()]
+        return agree(num_rows, facts, problem, state, self.process_group)
+
+    def _check(self, z1: Tensor, z2: Tensor, may_lack_rows: bool = False) -> None:
+        check_views([("z1", z1), ("z2", z2)], may_lack_rows=may_lack_rows)
+        check_prototypes("prototypes.weight", self.prototypes.weight, "z1", z1)

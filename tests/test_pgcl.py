@@ -494,29 +494,3 @@ def test_bad_options(options, error, message):
 def test_bad_input(z1, z2, error, message):
     with pytest.raises(error, match=message):
         PGCLLoss(3)(z1, z2)
-
-
-def two_processes(rank, address, results):
-    torch.distributed.init_process_group("gloo", init_method=address, rank=rank, world_size=2)
-    z1, z2 = torch.randn(2, 6, 4, generator=torch.Generator().manual_seed(rank))
-    torch.manual_seed(0)
-    alone = PGCLLoss(4, 3, gather=False)(z1, z2).item()
-    torch.manual_seed(0)
-    try:
-        PGCLLoss(4, 3)(z1, z2)
-    except NotImplementedError as error:
-        results.put((rank, alone, str(error)))
-    torch.distributed.destroy_process_group()
-
-
-def test_several_processes_are_never_mistaken_for_one(tmp_path):
-    context = torch.multiprocessing.get_context("spawn")
-    results = context.SimpleQueue()
-    torch.multiprocessing.spawn(two_processes, (f"file://{tmp_path}/ranks", results), nprocs=2)
-    for _ in range(2):
-        rank, alone, message = results.get()
-        assert "all 2 processes" in message
-        assert "gather=False" in message
-        z1, z2 = torch.randn(2, 6, 4, generator=torch.Generator().manual_seed(rank))
-        torch.manual_seed(0)
-        assert alone == pytest.approx(PGCLLoss(4, 3)(z1, z2).item())

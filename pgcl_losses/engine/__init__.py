@@ -23,6 +23,8 @@ def contrast_pairs(pairs: Pairs, temperature: float, engine: str) -> Tensor:
         largest = _DENSE_UP_TO.get(pairs.rows.device.type, _DENSE_ELSEWHERE)
         small = len(pairs.rows) * len(pairs.columns) <= largest
         engine = "dense" if small else "streaming"
+    if len(pairs.rows) == 0:  # a rank without rows: no work, but still a place in the graph
+        engine = "dense"
     if engine == "triton":
         check_triton(pairs.rows)
         from pgcl_losses.engine.triton import triton  # an optional package: only once asked for

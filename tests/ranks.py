@@ -1,0 +1,52 @@
+"""Run a function on several gloo ranks, each a process of its own."""
+
+import datetime
+import tempfile
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import distributed, multiprocessing
+
+DEAD = "this rank died"
+
+
+def on_ranks(function: Callable[..., Any], num_ranks: int, *args: Any, timeout: int = 60) -> list:
+    """What ``function(rank, num_ranks, *args)`` returns on each rank; a rank may die: ``DEAD``."""
+    context = multiprocessing.get_context("spawn")
+    with tempfile.TemporaryDirectory() as folder:
+        processes = [
+            context.Process(target=_rank, args=(rank, num_ranks, folder, timeout, function, args))
+            for rank in range(num_ranks)
+        ]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join(5 * timeout)
+            process.kill()
+        outcomes = [_outcome(Path(folder) / f"{rank}.pt") for rank in range(num_ranks)]
+    failures = [trace for _, trace in outcomes if trace]
+    assert not failures, "\n".join(failures)
+    return [result for result, _ in outcomes]
+
+
+def _rank(rank, num_ranks, folder, timeout, function, args):
+    torch.set_num_threads(1)
+    distributed.init_process_group(
+        "gloo",
+        init_method=f"file://{folder}/store",
+        rank=rank,
+        world_size=num_ranks,
+        timeout=datetime.timedelta(seconds=timeout),
+    )
+    try:
+        outcome = function(rank, num_ranks, *args), ""
+    except Exception:
+        outcome = None, f"rank {rank}: {traceback.format_exc()}"
+    torch.save(outcome, Path(folder) / f"{rank}.pt")
+
+
+def _outcome(path):
+    return torch.load(path, weights_only=False) if path.exists() else (DEAD, "")
