@@ -115,7 +115,7 @@ def time_in_turn(
 
     Rivals that take turns meet the same moods of the machine, so ratios within a round are steady
     even where the times are not. A rival that would need more than so many seconds takes part in
-    the first rounds only, in one at least.
+    the first rounds only, in three at least.
     """
     calls, turns = {}, {}
     for name, run in rivals.items():
@@ -123,7 +123,7 @@ def time_in_turn(
         if once < seconds:
             once = seconds_of(run)
         calls[name] = max(1, int(SECONDS_PER_ROUND / once))
-        turns[name] = max(1, int(min(rounds, seconds / (once * calls[name]))))
+        turns[name] = int(min(rounds, max(3, seconds / (once * calls[name]))))
     times: dict[str, list[float]] = {name: [] for name in rivals}
     names = list(rivals)
     for turn in tqdm(range(max(turns.values())), leave=False, unit="round"):

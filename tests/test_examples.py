@@ -56,6 +56,14 @@ def test_engine_benchmark_and_its_plots(tmp_path):
         assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.skipif(not Path("/proc/net/dev").exists(), reason="no counter of the loopback's bytes")
+def test_bytes_that_gloo_sends():
+    printed = run("benchmarks/communication.py", "--ranks=2", "--rows=2048")
+    ranks, measured, formula, *_ = printed.splitlines()[-1].split()
+    assert int(ranks) == 2
+    assert float(measured) == pytest.approx(float(formula), rel=0.2)  # others may talk meanwhile
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU to measure on")
 def test_gpu_benchmark_needs_one():
     result = subprocess.run(

@@ -9,6 +9,7 @@ import time
 import pytest
 import torch
 from ranks import DEAD, on_ranks
+from test_engine import LiveBytes, streaming_file
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -371,3 +372,17 @@ def test_bytes_are_those_of_the_documentation(num_ranks, num_rows):
             "reduce_scatter_base": num_ranks * rows,
             "allreduce": prototypes,
         }
+
+
+def peak(rank, num_ranks, num_rows):
+    streaming_file._ELEMENTS = 1 << 13
+    pgcl = model_of(0, engine="streaming")[1].float()
+    z1, z2 = torch.randn(2, num_rows, DIM, requires_grad=True).unbind()
+    with LiveBytes() as live:
+        pgcl(z1, z2).backward()
+    return live.peak
+
+
+def test_memory_grows_with_rows_and_not_with_pairs():
+    (small, _), (large, _) = (on_ranks(peak, 2, num_rows) for num_rows in (150, 600))
+    assert large < 5 * small  # four times the rows, sixteen times the pairs

@@ -1,0 +1,78 @@
+"""What one step over many processes sends: the formula, and what gloo really sends.
+
+Ranks on this machine talk over the loopback interface, whose counter tells the bytes of all of
+them together (Linux; whatever else talks over it is counted too).
+
+    python benchmarks/communication.py --ranks 2 4 8
+"""
+
+import argparse
+import tempfile
+from pathlib import Path
+
+import torch
+from torch import distributed, multiprocessing
+
+from pgcl_losses import PGCLLoss
+
+STEPS = 5
+
+
+def sent(num_ranks: int, rows: int, dim: int, num_prototypes: int, scatter: int) -> float:
+    """Bytes one rank sends in a step if it holds so many rows of each view, in float32.
+
+    A ring reduce-scatter sends what an all-gather does (scatter=1). Gloo makes it out of an
+    all-reduce (scatter=2).
+    """
+    others = num_ranks - 1
+    views = 2 * rows * dim * 4
+    prototypes = num_prototypes * dim * 4
+    return others * (views + scatter * views + 2 / num_ranks * prototypes + 4 * 8)
+
+
+def loopback_bytes() -> int:
+    (line,) = [one for one in Path("/proc/net/dev").read_text().splitlines() if " lo:" in one]
+    return int(line.partition(":")[2].split()[8])  # transmitted
+
+
+def train(rank: int, num_ranks: int, folder: str, args: argparse.Namespace) -> None:
+    torch.set_num_threads(1)
+    distributed.init_process_group(
+        "gloo", init_method=f"file://{folder}/store{num_ranks}", rank=rank, world_size=num_ranks
+    )
+    torch.manual_seed(0)
+    pgcl = PGCLLoss(args.dim, args.prototypes)
+    torch.manual_seed(rank)
+    z1, z2 = torch.randn(2, args.rows, args.dim, requires_grad=True).unbind()
+    pgcl(z1, z2).backward()
+    distributed.barrier()
+    before = loopback_bytes()
+    distributed.barrier()
+    for _ in range(STEPS):
+        pgcl(z1, z2).backward()
+    distributed.barrier()
+    if rank == 0:
+        measured = (loopback_bytes() - before) / STEPS / num_ranks
+        ring, gloo = (
+            sent(num_ranks, args.rows, args.dim, args.prototypes, scatter) for scatter in (1, 2)
+        )
+        print(
+            f"{num_ranks:5d}{measured / 2**20:16.3f}{gloo / 2**20:18.3f}{measured / gloo:8.3f}"
+            f"{ring / 2**20:18.3f}"
+        )
+    distributed.barrier()
+    distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--ranks", type=int, nargs="+", default=[2, 3, 4, 8])
+    parser.add_argument("--rows", type=int, default=1024, help="of each view, on every rank")
+    parser.add_argument("--dim", type=int, default=128)
+    parser.add_argument("--prototypes", type=int, default=10)
+    args = parser.parse_args()
+    print("MiB that one rank sends in a step")
+    print("ranks        measured   formula of gloo   ratio   formula of a ring")
+    with tempfile.TemporaryDirectory() as folder:
+        for num_ranks in args.ranks:
+            multiprocessing.spawn(train, (num_ranks, folder, args), nprocs=num_ranks)
