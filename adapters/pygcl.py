@@ -1,0 +1,167 @@
+"""PGCL as a loss for PyGCL's contrast models.
+
+    from pgcl_losses.adapters.pygcl import PGCLContrastLoss
+
+    contrast_model = DualBranchContrast(PGCLContrastLoss(dim=64), mode="G2G", intraview_negs=True)
+    optimizer = Adam([*encoder.parameters(), *contrast_model.parameters()], lr=0.01)
+
+The second line is the one to remember: PyGCL's own examples optimize the encoder alone.
+"""
+
+import importlib
+import warnings
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from pgcl_losses.pgcl import PGCLLoss
+
+# So many backward passes in a row, with no step of an optimizer, are no gradient accumulation.
+_PASSES_WITHOUT_STEP = 50
+
+
+class _Call(NamedTuple):
+    """The first of a pair of calls, kept for the second."""
+
+    anchor: Tensor
+    sample: Tensor
+    gradients: bool
+    loss: Tensor
+
+
+class PGCLContrastLoss(nn.Module):
+    """:class:`~pgcl_losses.PGCLLoss` where PyGCL wants a loss: in ``DualBranchContrast``.
+
+    For modes ``"G2G"`` and ``"L2L"``. ``intraview_negs=True`` of the contrast model is
+    ``negatives="all"``, ``False`` is ``"cross"``; a sample is never its own negative. A contrast
+    model calls the loss once for each view and takes the mean. Both calls return PGCL of both
+    views: the second one, with the views swapped, what the first one has computed.
+
+    It is a module, so that ``contrast_model.parameters()`` has the prototypes; give these to the
+    optimizer.
+
+    Args:
+        dim, num_prototypes: see :class:`~pgcl_losses.PGCLLoss`.
+        options: all others of it, by the same names, but ``negatives`` and ``reduction``.
+
+    Shape:
+        - anchor: ``[N, D]``
+        - sample: the other view ``[N, D]``, or with ``intraview_negs`` also the anchor ``[2N, D]``
+        - pos_mask, neg_mask: ``[N, N]`` or ``[N, 2N]``, as the contrast model makes them
+    """
+
+    def __init__(self, dim: int, num_prototypes: int = 10, **options: Any) -> None:
+        super().__init__()
+        for name in ("negatives", "reduction"):
+            if name in options:
+                raise TypeError(f"{name} is up to the contrast model, but {options[name]!r} came")
+        losses = _import_losses()
+        # Its Loss has nothing to inherit but a __call__ that would bypass the hooks of a module.
+        losses.Loss.register(type(self))
+        self.pgcl = PGCLLoss(dim, num_prototypes, **options)
+        self._first: _Call | None = None
+        self._weight_version = -1
+        self._passes_without_step = 0
+
+    def forward(
+        self,
+        anchor: Tensor,
+        sample: Tensor,
+        pos_mask: Tensor | None = None,
+        neg_mask: Tensor | None = None,
+    ) -> Tensor:
+        return self.compute(anchor, sample, pos_mask, neg_mask)
+
+    def compute(
+        self,
+        anchor: Tensor,
+        sample: Tensor,
+        pos_mask: Tensor | None = None,
+        neg_mask: Tensor | None = None,
+    ) -> Tensor:
+        """What PyGCL calls by this name."""
+        num_rows = len(anchor)
+        intraview = len(sample) == 2 * num_rows
+        if not intraview and len(sample) != num_rows:
+            raise ValueError(
+                f"anchor has {num_rows} rows and sample {len(sample)}, but sample must have as "
+                "many or, with intraview_negs, twice as many: mode must be 'G2G' or 'L2L'"
+            )
+        _check_masks(pos_mask, neg_mask, num_rows, len(sample))
+        sample = sample[:num_rows]
+        first, self._first = self._first, None
+        if first is not None and _is_swapped(first, anchor, sample):
+            return first.loss
+        self._warn_of_an_optimizer_without_prototypes()
+        self.pgcl.contrast.negatives = "all" if intraview else "cross"
+        loss: Tensor = self.pgcl(anchor, sample)
+        self._first = _Call(anchor, sample, torch.is_grad_enabled(), loss)
+        return loss
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Half a pair of calls holds a graph, which can be neither copied nor pickled.
+        return {**self.__dict__, "_first": None}
+
+    def _warn_of_an_optimizer_without_prototypes(self) -> None:
+        weight = self.pgcl.prototypes.weight
+        if not self.training or weight.grad is None or weight._version != self._weight_version:
+            self._passes_without_step = 0
+        self._weight_version = weight._version
+        self._passes_without_step += 1
+        if self._passes_without_step == _PASSES_WITHOUT_STEP:
+            warnings.warn(
+                f"the prototypes have had a gradient for {_PASSES_WITHOUT_STEP} steps and have not "
+                "moved: give contrast_model.parameters() to the optimizer, beside the encoder's",
+                stacklevel=4,
+            )
+
+
+def _import_losses() -> Any:
+    try:
+        return importlib.import_module("GCL.losses")
+    except (ImportError, OSError) as error:  # OSError: a compiled need of it, built for other torch
+        raise ImportError(
+            "PyGCL cannot be imported; pip install 'pgcl-losses[pygcl]' as the README of "
+            f"pgcl-losses tells ({error})"
+        ) from error
+
+
+def _is_swapped(first: _Call, anchor: Tensor, sample: Tensor) -> bool:
+    """Whether this is the second call of the pair; with intraview_negs PyGCL copies its rows."""
+    return (
+        first.gradients == torch.is_grad_enabled()
+        and first.anchor.shape == sample.shape
+        and torch.equal(first.anchor, sample)
+        and torch.equal(first.sample, anchor)
+    )
+
+
+def _check_masks(
+    pos_mask: Tensor | None, neg_mask: Tensor | None, num_rows: int, num_samples: int
+) -> None:
+    """Only those masks that a contrast model makes by itself.
+
+    It leaves in ``neg_mask``, by mistake, each anchor as a negative of itself; this is not done.
+    """
+    if pos_mask is not None and not (
+        pos_mask.shape == (num_rows, num_samples)
+        and pos_mask.sum() == num_rows
+        and pos_mask.diagonal().sum() == num_rows
+    ):
+        raise ValueError(
+            "pos_mask must pair row i with row i of the other view and with nothing else: PGCL "
+            "knows no other positives (mode 'G2L', extra_pos_mask)"
+        )
+    if neg_mask is None:
+        return
+    left_out = num_rows * num_samples - int(neg_mask.sum())
+    # The other view of the anchor's own graph, and perhaps the anchor itself.
+    if neg_mask.shape != (num_rows, num_samples) or left_out not in (
+        num_rows,
+        num_rows * (num_samples // num_rows),
+    ):
+        raise ValueError(
+            "neg_mask must be that of the sampler: PGCL leaves out negatives by cluster, and no "
+            "others (extra_neg_mask)"
+        )
