@@ -10,9 +10,9 @@ the rank that the row came from.
 """
 
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, distributed
@@ -21,6 +21,8 @@ from torch.distributed import ProcessGroup
 
 from pgcl_losses.prototypes import Assignment
 from pgcl_losses.reduction import reduce
+
+Called = TypeVar("Called", bound=Callable[..., Any])
 
 
 class Ranks(NamedTuple):
@@ -51,13 +53,12 @@ class Ranks(NamedTuple):
         """The rows of all ranks, in the order of ranks: ``[V, n, D] -> [V, N, D]``."""
         if len(self.counts) == 1:
             return views
-        gathered: Tensor = _gather(views, self)
-        return gathered
+        return untraced(_gather)(views, self)
 
     def average_gradient(self, shared: Tensor) -> Tensor:
         """The same tensor; what is the same on all ranks gets the mean of their gradients."""
         if len(self.counts) > 1:
-            _average_gradient(shared, self)
+            untraced(_average_gradient)(shared, self)
         return shared
 
     def reduce(self, losses: Tensor, reduction: str) -> Tensor:
@@ -155,14 +156,20 @@ class _Gather(torch.autograd.Function):
         return d_mine[:, : counts[ranks.rank]], None
 
 
-# The collectives below are not for torch.compile to trace: the graph breaks here.
-@torch.compiler.disable  # type: ignore[untyped-decorator]  # torch's gap, as below
+def untraced(function: Called) -> Called:
+    """Collectives are not for torch.compile to trace: it breaks the graph around them."""
+    # As a decorator it would import the whole compiler with this package.
+    if not torch.compiler.is_compiling():
+        return function
+    disabled: Called = torch.compiler.disable(function)  # type: ignore[no-untyped-call]  # as above
+    return disabled
+
+
 def _gather(views: Tensor, ranks: Ranks) -> Tensor:
-    gathered: Tensor = _Gather.apply(views, ranks)  # type: ignore[no-untyped-call]
+    gathered: Tensor = _Gather.apply(views, ranks)  # type: ignore[no-untyped-call]  # torch's gap
     return gathered
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
 def _average_gradient(shared: Tensor, ranks: Ranks) -> None:
     def averaged(d_shared: Tensor) -> Tensor:
         total = d_shared.clone(memory_format=torch.contiguous_format)
@@ -171,7 +178,7 @@ def _average_gradient(shared: Tensor, ranks: Ranks) -> None:
         return total.div_(len(ranks.counts))
 
     if shared.requires_grad:
-        shared.register_hook(averaged)  # type: ignore[no-untyped-call]
+        shared.register_hook(averaged)  # type: ignore[no-untyped-call]  # as above
 
 
 _WORDS = {2: torch.int16, 4: torch.int32, 8: torch.int64}

@@ -15,7 +15,7 @@ from pgcl_losses._checks import (
 )
 from pgcl_losses.consistency import ConsistencyLoss, swapped_cross_entropy
 from pgcl_losses.contrast import PrototypeReweightedNCE
-from pgcl_losses.gather import Ranks, agree, count_ranks
+from pgcl_losses.gather import Ranks, agree, count_ranks, untraced
 from pgcl_losses.prototypes import Assignment, SinkhornPrototypes, split_views
 from pgcl_losses.rows import computing_dtype, full_precision, unit_rows
 
@@ -147,10 +147,8 @@ class PGCLLoss(nn.Module):
         if not self.gather or count_ranks(self.process_group) == 1:
             self._check(z1, z2)
             return Ranks((len(z1),))
-        ranks: Ranks = self._agreed_ranks(z1, z2)
-        return ranks
+        return untraced(self._agreed_ranks)(z1, z2)
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]  # torch's gap
     def _agreed_ranks(self, z1: Tensor, z2: Tensor) -> Ranks:
         problem = None
         try:
