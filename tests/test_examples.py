@@ -1,6 +1,9 @@
 """Every script runs, on little."""
 
 import json
+import os
+import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,18 +16,51 @@ from pgcl_losses.engine import ENGINE_CHOICES
 ROOT = Path(__file__).parents[1]
 
 
-def run(*command: str) -> str:
-    result = subprocess.run(
-        [sys.executable, *command], cwd=ROOT, capture_output=True, text=True, check=False
+def run(*command: str, **environment: str) -> str:
+    process = subprocess.Popen(
+        [sys.executable, *command],
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     )
-    assert result.returncode == 0, result.stderr
-    return result.stdout
+    try:
+        printed, errors = process.communicate(timeout=600)
+    except subprocess.TimeoutExpired:
+        # A script of many processes ends those too when it is asked to, not when it is killed.
+        os.killpg(process.pid, signal.SIGTERM)
+        raise
+    assert process.returncode == 0, errors
+    return printed
 
 
 def test_planted_clusters():
     printed = run("examples/planted_clusters.py", "--epochs=1", "--samples=256", "--seeds=1")
     assert "PGCL minus InfoNCE, purity" in printed
     assert "epoch   purity: InfoNCE   PGCL" in printed
+
+
+def losses(*command: str) -> list[float]:
+    """What one of the examples of many processes prints, on little; two may not share a GPU."""
+    printed = run(*command, "--epochs=3", "--steps=4", CUDA_VISIBLE_DEVICES="")
+    found = re.findall(r"^epoch +(\d+) +loss (\S+) +purity 0\.\d+", printed, flags=re.MULTILINE)
+    assert [epoch for epoch, _ in found] == ["1", "2", "3"], printed
+    return [float(loss) for _, loss in found]
+
+
+@pytest.fixture(scope="module")
+def losses_of_one_process():
+    first, *_, last = found = losses("examples/distributed.py")
+    assert last < first
+    return found
+
+
+def test_two_processes_train_as_one_does(losses_of_one_process):
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+    found = losses(*torchrun, "examples/distributed.py")
+    assert found == pytest.approx(losses_of_one_process, abs=1e-4)
 
 
 @pytest.mark.parametrize("name", ["sinkhorn", "step"])
