@@ -63,6 +63,12 @@ def test_two_processes_train_as_one_does(losses_of_one_process):
     assert found == pytest.approx(losses_of_one_process, abs=1e-4)
 
 
+@pytest.mark.parametrize("devices", [1, 2])
+def test_lightning_trains_as_one_process_does(devices, losses_of_one_process):
+    found = losses("examples/lightning_ddp.py", f"--devices={devices}")
+    assert found == pytest.approx(losses_of_one_process, abs=1e-4)
+
+
 @pytest.mark.parametrize("name", ["sinkhorn", "step"])
 def test_benchmarks(name, tmp_path):
     output = tmp_path / "made" / "figures.json"
