@@ -27,7 +27,7 @@ def sent(num_ranks: int, rows: int, dim: int, num_prototypes: int, scatter: int)
     others = num_ranks - 1
     views = 2 * rows * dim * 4
     prototypes = num_prototypes * dim * 4
-    return others * (views + scatter * views + 2 / num_ranks * prototypes + 4 * 8)
+    return others * (views + scatter * views + 2 / num_ranks * prototypes + 3 * 8)
 
 
 def loopback_bytes() -> int:

@@ -6,7 +6,7 @@ from numbers import Integral, Real
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, distributed
 from torch.distributed import ProcessGroup
 
 # 1/temperature and 1/epsilon multiply cosines in float32; down to here they stay finite.
@@ -66,7 +66,10 @@ def check_choice(name: str, value: Any, choices: Sequence[str]) -> str:
 
 
 def check_matrix(name: str, value: Any, shape: str, may_lack_rows: bool = False) -> None:
-    """A floating-point matrix with at least one row and one column; ``shape`` is for the reader."""
+    """A floating-point matrix with a column and, unless it may lack them, a row at least.
+
+    ``shape`` is for the reader of the message.
+    """
     if not isinstance(value, Tensor):
         raise TypeError(f"{name} must be a Tensor of shape {shape}, but got {type(value).__name__}")
     if value.dim() != 2:
@@ -107,6 +110,8 @@ def check_prototypes(name: str, value: Tensor, rows_name: str, rows: Tensor) -> 
 
 
 def check_process_group(name: str, value: Any) -> None:
+    if distributed.is_available() and value == distributed.GroupMember.NON_GROUP_MEMBER:
+        raise ValueError(f"{name} does not contain this process: no loss to take part in")
     if value is not None and not isinstance(value, ProcessGroup):
         raise TypeError(f"{name} must be a ProcessGroup or None, but got {value!r}")
 

@@ -147,7 +147,7 @@ class PrototypeReweightedNCE(nn.Module):
         """Each query's loss ``[2N]``, from both views' unit rows ``[2N, D]``, their clusters
         ``[2N]`` and unit prototypes ``[K, D]``, where the options need them.
 
-        ``graphs`` makes queries of so many graphs alone; the others are still columns for them.
+        ``graphs`` makes queries of these graphs alone; the others are still columns for them.
         """
         num_graphs = len(rows) // 2
         index = torch.arange(len(rows), device=rows.device)

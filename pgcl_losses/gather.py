@@ -9,20 +9,18 @@ of the whole batch. The gradient of a row comes from the queries of all ranks: t
 the rank that the row came from.
 """
 
+import itertools
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, distributed
 from torch.autograd.function import once_differentiable
 from torch.distributed import ProcessGroup
 
-from pgcl_losses.prototypes import Assignment
 from pgcl_losses.reduction import reduce
-
-Called = TypeVar("Called", bound=Callable[..., Any])
 
 
 class Ranks(NamedTuple):
@@ -34,32 +32,35 @@ class Ranks(NamedTuple):
 
     def starts(self) -> list[int]:
         """Where each rank's graphs begin among those of all."""
-        return [sum(self.counts[:rank]) for rank in range(len(self.counts))]
+        return [0, *itertools.accumulate(self.counts[:-1])]
 
     def mine(self) -> slice:
         """This rank's graphs among those of all."""
         start = self.starts()[self.rank]
         return slice(start, start + self.counts[self.rank])
 
-    def own(self, of_all: Assignment) -> Assignment:
-        """This rank's part of what was assigned for all, ``[V, N, ...] -> [V, n, ...]``."""
-        if len(self.counts) == 1:
-            return of_all
-        mine = self.mine()
-        log_probs, targets, clusters = of_all
-        return Assignment(log_probs[:, mine], targets[:, mine], clusters[:, mine])
+    def own(self, of_all: Tensor) -> Tensor:
+        """This rank's part of what there is for all, ``[V, N, ...] -> [V, n, ...]``."""
+        return of_all if len(self.counts) == 1 else of_all[:, self.mine()]
 
     def gather(self, views: Tensor) -> Tensor:
         """The rows of all ranks, in the order of ranks: ``[V, n, D] -> [V, N, D]``."""
         if len(self.counts) == 1:
             return views
-        return untraced(_gather)(views, self)
+        gathered: Tensor = _Gather.apply(views, self)  # type: ignore[no-untyped-call]  # torch's gap
+        return gathered
 
     def average_gradient(self, shared: Tensor) -> Tensor:
         """The same tensor; what is the same on all ranks gets the mean of their gradients."""
-        if len(self.counts) > 1:
-            untraced(_average_gradient)(shared, self)
+        if len(self.counts) > 1 and shared.requires_grad:
+            shared.register_hook(self._average)  # type: ignore[no-untyped-call]  # as above
         return shared
+
+    def _average(self, d_shared: Tensor) -> Tensor:
+        total = d_shared.clone(memory_format=torch.contiguous_format)
+        with _named("all-reduce of the prototypes' gradient", self.group):
+            distributed.all_reduce(total, group=self.group)
+        return total.div_(len(self.counts))
 
     def reduce(self, losses: Tensor, reduction: str) -> Tensor:
         """This rank's share of the loss of both views of all ranks, from its own rows' losses."""
@@ -84,6 +85,7 @@ def agree(
     facts: Mapping[str, str],
     problem: Exception | None,
     state: Sequence[Tensor],
+    device: torch.device,
     group: ProcessGroup | None,
 ) -> Ranks:
     """The ranks of a group, once it is sure that all of them want the same.
@@ -92,21 +94,21 @@ def agree(
     loss. So each tells what it is about to do (``facts``), what stops it (``problem``), and what
     must not have drifted apart (``state``); where they differ, all raise the same error.
     """
-    told = {**facts, "problem": "" if problem is None else f"{type(problem).__name__}: {problem}"}
+    told = {**facts, "problem": ""}
+    if problem is not None:  # whoever has one tells no more
+        told = {"problem": f"{type(problem).__name__}: {problem}"}
     promise = [num_rows, zlib.crc32(repr(told).encode())]
-    with torch.no_grad():
-        words = torch.stack([_sum_of_bits(tensor) for tensor in state])
-    mine = torch.cat([torch.tensor(promise, device=words.device), words])
+    mine = torch.cat([torch.tensor(promise, device=device), _fingerprint(state).to(device)])
     num_ranks, rank = distributed.get_world_size(group), distributed.get_rank(group)
     theirs = mine.new_empty(num_ranks * len(mine))
     with _named("all-gather of row counts", group):
         _all_gather(theirs, mine, group)
-    counts, promises, *sums = theirs.view(num_ranks, -1).T.tolist()
+    counts, promises, states = theirs.view(num_ranks, -1).T.tolist()
     if len(set(promises)) > 1:
         raise ValueError(_differences(told, group)) from problem
     if problem is not None:
         raise problem
-    if any(len(set(of_ranks)) > 1 for of_ranks in sums):
+    if len(set(states)) > 1:
         raise ValueError(
             "the prototypes, or the counter or queue beside them, are not the same on all ranks: "
             "seed all ranks alike or put the loss into the module that DistributedDataParallel "
@@ -117,11 +119,19 @@ def agree(
     return Ranks(counts, rank, group)
 
 
-# torch 2.13 gave these two new names, and warns of the old ones.
-_all_gather = getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor
-_reduce_scatter = (
-    getattr(distributed, "reduce_scatter_single", None) or distributed.reduce_scatter_tensor
-)
+def _all_gather(theirs: Tensor, mine: Tensor, group: ProcessGroup | None) -> None:
+    # torch 2.13 gave this and its converse new names, and warns of the old ones.
+    if hasattr(distributed, "all_gather_single"):
+        distributed.all_gather_single(theirs, mine, group)
+    else:
+        distributed.all_gather_into_tensor(theirs, mine, group)
+
+
+def _reduce_scatter(mine: Tensor, theirs: Tensor, group: ProcessGroup | None) -> None:
+    if hasattr(distributed, "reduce_scatter_single"):
+        distributed.reduce_scatter_single(mine, theirs, group=group)
+    else:
+        distributed.reduce_scatter_tensor(mine, theirs, group=group)
 
 
 class _Gather(torch.autograd.Function):
@@ -152,49 +162,30 @@ class _Gather(torch.autograd.Function):
         for part, d_part, count in zip(parts.view(-1, *d_mine.shape), d_rows, counts, strict=True):
             part[:, :count] = d_part
         with _named("reduce-scatter of the rows' gradient", ranks.group):
-            _reduce_scatter(d_mine, parts, group=ranks.group)
+            _reduce_scatter(d_mine, parts, ranks.group)
         return d_mine[:, : counts[ranks.rank]], None
-
-
-def untraced(function: Called) -> Called:
-    """Collectives are not for torch.compile to trace: it breaks the graph around them."""
-    # As a decorator it would import the whole compiler with this package.
-    if not torch.compiler.is_compiling():
-        return function
-    disabled: Called = torch.compiler.disable(function)  # type: ignore[no-untyped-call]  # as above
-    return disabled
-
-
-def _gather(views: Tensor, ranks: Ranks) -> Tensor:
-    gathered: Tensor = _Gather.apply(views, ranks)  # type: ignore[no-untyped-call]  # torch's gap
-    return gathered
-
-
-def _average_gradient(shared: Tensor, ranks: Ranks) -> None:
-    def averaged(d_shared: Tensor) -> Tensor:
-        total = d_shared.clone(memory_format=torch.contiguous_format)
-        with _named("all-reduce of the prototypes' gradient", ranks.group):
-            distributed.all_reduce(total, group=ranks.group)
-        return total.div_(len(ranks.counts))
-
-    if shared.requires_grad:
-        shared.register_hook(averaged)  # type: ignore[no-untyped-call]  # as above
 
 
 _WORDS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-def _sum_of_bits(tensor: Tensor) -> Tensor:
-    """Tells tensors apart that differ in any bit, most probably."""
-    return tensor.contiguous().view(_WORDS[tensor.element_size()]).sum(dtype=torch.int64)
+def _fingerprint(tensors: Sequence[Tensor]) -> Tensor:
+    """One number ``[1]`` that tells apart, most probably, what differs in any bit or in order."""
+    sums = []
+    for tensor in tensors:
+        words = tensor.detach().contiguous().view(_WORDS[tensor.element_size()])
+        sums.append(words.sum(-1, dtype=torch.int64).flatten())
+    of_rows = torch.cat(sums)
+    odd = torch.arange(1, 2 * len(of_rows), 2, device=of_rows.device)
+    return (of_rows * odd).sum(0, keepdim=True)
 
 
 def _differences(told: Mapping[str, str], group: ProcessGroup | None) -> str:
     """What ranks disagree on, in the same words on each of them."""
     by_rank: list[dict[str, str]] = [{} for _ in range(distributed.get_world_size(group))]
     distributed.all_gather_object(by_rank, dict(told), group)
-    # Whoever has a problem tells no more.
-    keys = ["problem"] if any(facts["problem"] for facts in by_rank) else list(told)
+    some_problem = any(facts["problem"] for facts in by_rank)
+    keys = ["problem"] if some_problem else list(told)
     lines = ["the ranks of process_group have no loss in common, for they differ:"]
     for key in keys:
         values = [facts[key] for facts in by_rank]
@@ -210,6 +201,6 @@ def _named(collective: str, group: ProcessGroup | None) -> Iterator[None]:
     except RuntimeError as error:
         rank, num_ranks = distributed.get_rank(group), distributed.get_world_size(group)
         raise RuntimeError(
-            f"the {collective} failed on rank {rank} of {num_ranks}: another rank has died, or "
-            f"does not take part ({error})"
+            f"the {collective} failed on rank {rank} of {num_ranks}; has another rank died, or "
+            f"does it not take part? ({error})"
         ) from error

@@ -15,7 +15,8 @@ from pgcl_losses._checks import (
 )
 from pgcl_losses.consistency import ConsistencyLoss, swapped_cross_entropy
 from pgcl_losses.contrast import PrototypeReweightedNCE
-from pgcl_losses.gather import Ranks, agree, count_ranks, untraced
+from pgcl_losses.engine import check_engine
+from pgcl_losses.gather import Ranks, agree, count_ranks
 from pgcl_losses.prototypes import Assignment, SinkhornPrototypes, split_views
 from pgcl_losses.rows import computing_dtype, full_precision, unit_rows
 
@@ -49,7 +50,7 @@ class PGCLLoss(nn.Module):
         process_group: the processes meant by ``gather``; all of them by default.
 
     With several processes every one has to call the loss, and its backward, the same number of
-    times; a batch may be empty on some of them.
+    times; a batch may be empty on some of them. The loss is then differentiable once.
 
     Shape:
         - z1, z2: ``[N, D]``; row i of both is graph i, in any scale
@@ -124,16 +125,29 @@ class PGCLLoss(nn.Module):
 
     def terms(self, z1: Tensor, z2: Tensor) -> PGCLTerms:
         """The loss with its two terms and the assignments, for logging."""
-        ranks = self._ranks(z1, z2)
+        if not self.gather or count_ranks(self.process_group) == 1:
+            self._check(z1, z2)
+            return self._terms_among(Ranks((len(z1),)), z1, z2)
+        terms = self._terms_of_batch
+        if torch.compiler.is_compiling():
+            # Collectives are not to be traced, nor is what would be traced anew for each number of
+            # rows on each rank. As a decorator this imports the whole compiler with the package.
+            terms = torch.compiler.disable(terms)  # type: ignore[no-untyped-call]  # torch's gap
+        return terms(z1, z2)
+
+    def _terms_of_batch(self, z1: Tensor, z2: Tensor) -> PGCLTerms:
+        return self._terms_among(self._agreed_ranks(z1, z2), z1, z2)
+
+    def _terms_among(self, ranks: Ranks, z1: Tensor, z2: Tensor) -> PGCLTerms:
         dtype = computing_dtype(z1, self.prototypes.weight)
         with full_precision(z1.device):
             rows = ranks.gather(unit_rows(torch.cat([z1, z2]), dtype).view(2, *z1.shape))
             prototypes = ranks.average_gradient(self.prototypes.unit_prototypes(dtype))
-            stacked = self.prototypes.assign_views(rows, prototypes)  # [2, N, ...] of all ranks
+            of_all = self.prototypes.assign_views(rows, prototypes)  # [2, N, ...]
             contrast = self.contrast.per_query(
-                rows.flatten(0, 1), stacked.clusters.flatten(), prototypes, ranks.mine()
+                rows.flatten(0, 1), of_all.clusters.flatten(), prototypes, ranks.mine()
             )
-            stacked = ranks.own(stacked)
+            stacked = Assignment(*map(ranks.own, of_all))  # [2, n, ...]
             consistency = swapped_cross_entropy(stacked.log_probs, stacked.targets).flatten()
             contrast = ranks.reduce(contrast, self.contrast.reduction)
             consistency = ranks.reduce(consistency, self.consistency.reduction)
@@ -142,30 +156,30 @@ class PGCLLoss(nn.Module):
             )
         return PGCLTerms(loss, contrast, consistency, split_views(stacked))
 
-    def _ranks(self, z1: Tensor, z2: Tensor) -> Ranks:
-        """Those who share the batch. With several, all get the same error or none gets one."""
-        if not self.gather or count_ranks(self.process_group) == 1:
-            self._check(z1, z2)
-            return Ranks((len(z1),))
-        return untraced(self._agreed_ranks)(z1, z2)
-
     def _agreed_ranks(self, z1: Tensor, z2: Tensor) -> Ranks:
+        """Those who share the batch: all of them get the same error or none gets one."""
+        weight = self.prototypes.weight
         problem = None
         try:
             self._check(z1, z2, may_lack_rows=True)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, ImportError) as error:
             problem = error
         facts = {type(part).__name__: repr(part) for part in self.children()}
         facts["PGCLLoss"] = f"PGCLLoss({self.extra_repr()})"
         facts["mode"] = f"training={self.training}, gradients={torch.is_grad_enabled()}"
+        facts["prototypes"] = f"{weight.dtype} with requires_grad={weight.requires_grad}"
         num_rows = 0
         if problem is None:
             num_rows = len(z1)
             learns = z1.requires_grad or z2.requires_grad
-            facts["rows"] = f"rows of {z1.dtype} with requires_grad={learns}"
-        state = [self.prototypes.weight, *self.prototypes.buffers()]
-        return agree(num_rows, facts, problem, state, self.process_group)
+            facts["rows"] = f"{z1.dtype} with requires_grad={learns}"
+        # NCCL sends nothing from a CPU, where half of a wrong input may be.
+        devices = [t.device for t in (weight, z1) if isinstance(t, Tensor)]
+        device = max(devices, key=lambda device: device.type != "cpu")
+        state = [weight, *self.prototypes.buffers()]
+        return agree(num_rows, facts, problem, state, device, self.process_group)
 
     def _check(self, z1: Tensor, z2: Tensor, may_lack_rows: bool = False) -> None:
         check_views([("z1", z1), ("z2", z2)], may_lack_rows=may_lack_rows)
         check_prototypes("prototypes.weight", self.prototypes.weight, "z1", z1)
+        check_engine(self.contrast.engine, z1)

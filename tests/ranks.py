@@ -11,37 +11,40 @@ import torch
 from torch import distributed, multiprocessing
 
 DEAD = "this rank died"
+TIMEOUT = 60  # seconds, of collectives
 
 
-def on_ranks(function: Callable[..., Any], num_ranks: int, *args: Any, timeout: int = 60) -> list:
-    """What ``function(rank, num_ranks, *args)`` returns on each rank; a rank may die: ``DEAD``."""
+def on_ranks(function: Callable[..., Any], num_ranks: int, *args: Any, may_die: Any = ()) -> list:
+    """What ``function(rank, num_ranks, *args)`` returns on each rank, or ``DEAD`` if it may die."""
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as folder:
         processes = [
-            context.Process(target=_rank, args=(rank, num_ranks, folder, timeout, function, args))
+            context.Process(target=_rank, args=(rank, num_ranks, folder, function, args))
             for rank in range(num_ranks)
         ]
         for process in processes:
             process.start()
         for process in processes:
-            process.join(5 * timeout)
+            process.join(5 * TIMEOUT)
             process.kill()
         outcomes = [_outcome(Path(folder) / f"{rank}.pt") for rank in range(num_ranks)]
     failures = [trace for _, trace in outcomes if trace]
     assert not failures, "\n".join(failures)
+    dead = [rank for rank, (result, _) in enumerate(outcomes) if result is DEAD]
+    assert set(dead) <= set(may_die), f"ranks {dead} ended without a result"
     return [result for result, _ in outcomes]
 
 
-def _rank(rank, num_ranks, folder, timeout, function, args):
+def _rank(rank, num_ranks, folder, function, args):
     torch.set_num_threads(1)
-    distributed.init_process_group(
-        "gloo",
-        init_method=f"file://{folder}/store",
-        rank=rank,
-        world_size=num_ranks,
-        timeout=datetime.timedelta(seconds=timeout),
-    )
     try:
+        distributed.init_process_group(
+            "gloo",
+            init_method=f"file://{folder}/store",
+            rank=rank,
+            world_size=num_ranks,
+            timeout=datetime.timedelta(seconds=TIMEOUT),
+        )
         outcome = function(rank, num_ranks, *args), ""
     except Exception:
         outcome = None, f"rank {rank}: {traceback.format_exc()}"

@@ -26,15 +26,17 @@ def contrast_pairs(pairs: Pairs, temperature: float, engine: str) -> Tensor:
     if len(pairs.rows) == 0:  # a rank without rows: no work, but still a place in the graph
         engine = "dense"
     if engine == "triton":
-        check_triton(pairs.rows)
+        check_engine(engine, pairs.rows)
         from pgcl_losses.engine.triton import triton  # an optional package: only once asked for
 
         return triton(pairs, temperature)
     return (dense if engine == "dense" else streaming)(pairs, temperature)
 
 
-def check_triton(rows: Tensor) -> None:
-    """The engine needs a package and a GPU, or the package's interpreter for tests."""
+def check_engine(engine: str, rows: Tensor) -> None:
+    """Triton needs a package and a GPU, or the package's interpreter for tests."""
+    if engine != "triton":
+        return
     if importlib.util.find_spec("triton") is None:
         raise ModuleNotFoundError(
             "engine='triton' needs the package triton: pip install triton, "
@@ -47,4 +49,12 @@ def check_triton(rows: Tensor) -> None:
         )
 
 
-__all__ = ["ENGINE_CHOICES", "Bells", "Pairs", "SameCluster", "Table", "contrast_pairs"]
+__all__ = [
+    "ENGINE_CHOICES",
+    "Bells",
+    "Pairs",
+    "SameCluster",
+    "Table",
+    "check_engine",
+    "contrast_pairs",
+]

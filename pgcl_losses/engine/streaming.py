@@ -20,9 +20,8 @@ from pgcl_losses.engine.pairs import Bells, Pairs, Table
 _LARGEST_EXPONENT = 40.0
 
 _BLOCK = 640  # rows of a symmetric block: a block of pairs stays in the cache
-_MOST_CLUSTERS = (
-    256  # a block's weights are a product of that rank; looking them up costs less above
-)
+# A block's weights are a product of that rank; looking them up costs less above.
+_MOST_CLUSTERS = 256
 _ELEMENTS = 1 << 21  # of a block of queries against all columns
 
 
@@ -124,7 +123,7 @@ class _Block(NamedTuple):
     j: slice
     exponents: Tensor  # s / t, kept for weights that look at it
     values: Tensor  # e^{s / t}, or 0 for what is no negative
-    spare: Sequence[Tensor]  # of no meaning
+    spare: Sequence[Tensor]  # scratch
 
 
 def _blocks(rows: Tensor, pairs: Pairs, temperature: float) -> Iterator[_Block]:
