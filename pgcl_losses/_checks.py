@@ -29,6 +29,14 @@ def check_weight(name: str, value: Any) -> float:
     return number
 
 
+def check_share(name: str, value: Any) -> float:
+    """A probability, or which part of something: a number from 0 to 1."""
+    number = _finite(name, value, "a number from 0 to 1")
+    if not 0 <= number <= 1:
+        raise ValueError(f"{name} must be a number from 0 to 1, but got {value!r}")
+    return number
+
+
 def _finite(name: str, value: Any, expected: str) -> float:
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name} must be {expected}, but got {value!r} ({type(value).__name__})")

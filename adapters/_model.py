@@ -1,0 +1,110 @@
+"""What augmentations and models are made of, whatever the framework."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pgcl_losses._checks import check_share
+
+
+class Share:
+    """An augmentation of a share ``p`` of the nodes or edges."""
+
+    def __init__(self, p: float = 0.2) -> None:
+        self.p = check_share("p", p)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(p={self.p})"
+
+
+class Choice:
+    """One of several augmentations, drawn anew for every call."""
+
+    def __init__(self, transforms: Sequence[Callable[[Any], Any]]) -> None:
+        self.transforms = list(transforms)
+        if not self.transforms:
+            raise ValueError("transforms must hold at least one transform, but it is empty")
+
+    def draw(self) -> Callable[[Any], Any]:
+        return self.transforms[int(torch.randint(len(self.transforms), ()))]
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.transforms})"
+
+
+class TwoViews(nn.Module):
+    """From a batch to the rows of its two views, and to their loss.
+
+    A framework's model says how many graphs and nodes a batch has, how a view is encoded, and what
+    may be the cause where something is wrong.
+    """
+
+    def __init__(
+        self,
+        encoder: nn.Module,
+        augment1: Callable[[Any], Any],
+        augment2: Callable[[Any], Any],
+        loss: Callable[[Tensor, Tensor], Tensor],
+    ) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.augment1 = augment1
+        self.augment2 = augment2
+        self.loss = loss
+
+    def forward(self, batch: Any) -> Tensor:
+        return self.loss(*self.rows(batch))
+
+    def rows(self, batch: Any) -> tuple[Tensor, Tensor]:
+        """Both views' rows, as the loss gets them."""
+        num_graphs, num_nodes = self._sizes("batch", batch)
+        return (
+            self._view_rows("augment1", self.augment1(batch), num_graphs, num_nodes),
+            self._view_rows("augment2", self.augment2(batch), num_graphs, num_nodes),
+        )
+
+    def _view_rows(self, name: str, view: Any, num_graphs: int, num_nodes: int) -> Tensor:
+        view_graphs, view_nodes = self._sizes(f"what {name} returns", view)
+        if view_graphs != num_graphs:
+            raise ValueError(
+                f"{name} made {view_graphs} graphs of {num_graphs}: row i of both views must be "
+                f"graph i{self._why_other_graphs()}"
+            )
+        rows = self._encode(view)
+        if not isinstance(rows, Tensor) or rows.dim() != 2:
+            got = tuple(rows.shape) if isinstance(rows, Tensor) else type(rows).__name__
+            raise ValueError(
+                f"encoder must return a Tensor of shape [graphs, D] or [nodes, D], but got {got}"
+            )
+        if len(rows) == view_nodes == num_nodes:
+            return rows
+        if len(rows) == num_graphs:
+            if num_graphs == 1:
+                self._check_one_graph(view)
+            return rows
+        reason = self._why_other_rows(len(rows), num_graphs)
+        if len(rows) == view_nodes and not reason:
+            reason = "; for rows of nodes the augmentations must leave the nodes alone"
+        raise ValueError(
+            f"encoder returned {len(rows)} rows for the view of {name}, which has {num_graphs} "
+            f"graphs and {view_nodes} nodes, of the batch's {num_nodes}{reason}"
+        )
+
+    def _sizes(self, name: str, batch: Any) -> tuple[int, int]:
+        """Numbers of graphs and of nodes; an error if it is no batch."""
+        raise NotImplementedError
+
+    def _encode(self, view: Any) -> Any:
+        raise NotImplementedError
+
+    def _check_one_graph(self, view: Any) -> None:
+        """Whether one row for the whole view can be what is meant."""
+        raise NotImplementedError
+
+    def _why_other_graphs(self) -> str:
+        return ""
+
+    def _why_other_rows(self, num_rows: int, num_graphs: int) -> str:
+        return ""

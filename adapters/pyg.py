@@ -1,0 +1,209 @@
+"""PyTorch Geometric: augmentations that act on whole batches, and a module from batch to loss.
+
+Whatever an augmentation does, row i of every view stays graph i: a graph that loses all its nodes
+stays in the batch, as one without nodes.
+"""
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+try:
+    from torch_geometric.data import Data
+    from torch_geometric.transforms import BaseTransform
+    from torch_geometric.utils import mask_feature
+except ImportError as error:
+    raise ImportError(
+        f"pgcl_losses.adapters.pyg needs torch_geometric ({error}): pip install pgcl-losses[pyg]"
+    ) from error
+
+from ._draws import draw_connected, draw_edges
+from ._model import Choice, Share, TwoViews
+from ._pyg_batch import count_graphs, is_batch, keep_nodes, structure
+
+__all__ = [
+    "AttributeMask",
+    "ContrastiveModel",
+    "EdgePerturb",
+    "NodeDrop",
+    "RandomChoice",
+    "Subgraph",
+]
+
+# What an encoder may ask for by name.
+_TENSORS = ("x", "edge_index", "edge_attr", "edge_weight", "batch")
+_COUNTS = ("num_graphs", "batch_size", "size")
+
+
+class NodeDrop(Share, BaseTransform):
+    """Drops every node, with its edges, with probability ``p``.
+
+    Examples:
+        >>> import torch
+        >>> from torch_geometric.data import Batch, Data
+        >>> from pgcl_losses.adapters.pyg import NodeDrop
+        >>> path = Data(x=torch.eye(3), edge_index=torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]]))
+        >>> view = NodeDrop(p=1.0)(Batch.from_data_list([path, path]))
+        >>> view.num_graphs, view.x.shape, view.ptr
+        (2, torch.Size([0, 3]), tensor([0, 0, 0]))
+
+    """
+
+    def forward(self, data: Data) -> Data:
+        ptr, graph = structure(data)
+        return keep_nodes(data, torch.rand(len(graph), device=graph.device) >= self.p, ptr)
+
+
+class Subgraph(Share, BaseTransform):
+    """Keeps a random connected part of each graph and drops a share ``p`` of its nodes, rounded
+    down.
+
+    The part grows from a random node by one random neighbour at a time, along the edges, as
+    GraphCL's does. Where there is no neighbour left it ends, so that a graph of several components
+    may lose more. At ``p`` = 1 nothing is left.
+    """
+
+    def forward(self, data: Data) -> Data:
+        ptr, graph = structure(data)
+        source, target = data.edge_index
+        return keep_nodes(data, draw_connected(source, target, ptr, graph, self.p), ptr)
+
+
+class EdgePerturb(Share, BaseTransform):
+    """Drops every edge with probability ``p`` and adds a random one to its graph in its place.
+
+    Edges between the same two nodes are one edge here and move together, each in its direction, so
+    that an undirected graph stays undirected. An added edge takes over the attributes of the one it
+    replaces; it joins two different nodes, which may have been neighbours. Self-loops stay.
+    """
+
+    def forward(self, data: Data) -> Data:
+        ptr, graph = structure(data)
+        source, target = data.edge_index
+        data.edge_index = torch.stack(draw_edges(source, target, ptr, graph, self.p))
+        return data
+
+
+class AttributeMask(Share, BaseTransform):
+    """Sets all features ``x`` of a node to ``fill_value``, with probability ``p`` for each node.
+
+    ``fill_value`` may be the number of a mask token, where features are categories. Without ``x``
+    nothing changes.
+    """
+
+    def __init__(self, p: float = 0.2, fill_value: float = 0.0) -> None:
+        super().__init__(p)
+        self.fill_value = fill_value
+
+    def forward(self, data: Data) -> Data:
+        is_batch(data)
+        if data.x is not None:
+            rows = data.x.unsqueeze(-1).flatten(1)  # [V, F]
+            rows, _ = mask_feature(rows, self.p, mode="row", fill_value=self.fill_value)
+            data.x = rows.view_as(data.x)
+        return data
+
+
+class RandomChoice(Choice, BaseTransform):
+    """Applies one of ``transforms``, drawn anew for every call: one for the whole batch."""
+
+    def forward(self, data: Data) -> Data:
+        return self.draw()(data)
+
+
+class ContrastiveModel(TwoViews):
+    """Encoder, two augmentations and a loss as one module, ``Batch -> loss``.
+
+    An encoder whose ``forward`` names ``edge_index`` is given, by name, those of ``x``,
+    ``edge_index``, ``edge_attr``, ``edge_weight`` and ``batch`` that it names, and the number of
+    graphs as ``num_graphs``, ``batch_size`` or ``size``. Another one is given the view itself.
+
+    It returns one row per graph, or one per node. Graphs may lose all their nodes, so that pooling
+    has to be told their number: ``global_add_pool(x, batch, size=batch.num_graphs)``. For rows of
+    nodes the augmentations must leave the nodes alone (:class:`EdgePerturb`,
+    :class:`AttributeMask`); a plain ``Data`` will do.
+
+    Args:
+        encoder: a module; see above.
+        augment1, augment2: what makes the two views from a batch, without changing it.
+        loss: what takes both views' rows, such as :class:`pgcl_losses.PGCLLoss`. Being a part of
+            this module its parameters are in ``parameters()``.
+
+    Shape:
+        - batch: G graphs, or one plain ``Data`` of V nodes
+        - rows of each view: ``[G, D]`` or ``[V, D]``
+        - output: the loss's
+
+    Examples:
+        >>> import torch
+        >>> from torch_geometric.data import Batch, Data
+        >>> from torch_geometric.nn import GCNConv, global_mean_pool
+        >>> from pgcl_losses import PGCLLoss
+        >>> from pgcl_losses.adapters.pyg import AttributeMask, ContrastiveModel, NodeDrop
+        >>> class Encoder(torch.nn.Module):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.conv = GCNConv(3, 16)
+        ...     def forward(self, x, edge_index, batch, num_graphs):
+        ...         return global_mean_pool(self.conv(x, edge_index), batch, num_graphs)
+        >>> path = Data(x=torch.eye(3), edge_index=torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]]))
+        >>> model = ContrastiveModel(Encoder(), NodeDrop(), AttributeMask(), PGCLLoss(dim=16))
+        >>> model(Batch.from_data_list([path] * 8)).backward()
+
+    """
+
+    def __init__(
+        self,
+        encoder: nn.Module,
+        augment1: Callable[[Data], Data],
+        augment2: Callable[[Data], Data],
+        loss: Callable[[Tensor, Tensor], Tensor],
+    ) -> None:
+        super().__init__(encoder, augment1, augment2, loss)
+        self._names = _argument_names(encoder)
+
+    def _sizes(self, name: str, batch: Any) -> tuple[int, int]:
+        return count_graphs(batch, name), batch.num_nodes
+
+    def _encode(self, view: Data) -> Any:
+        if not self._names:
+            return self.encoder(view)
+        counts = dict.fromkeys(_COUNTS, count_graphs(view))
+        values = {name: counts.get(name, getattr(view, name, None)) for name in self._names}
+        return self.encoder(**values)
+
+    def _check_one_graph(self, view: Data) -> None:
+        if not is_batch(view):
+            raise ValueError(
+                "encoder returned 1 row for one plain Data, which has rows of nodes alone: batch "
+                "graphs by a DataLoader"
+            )
+
+    def _why_other_rows(self, num_rows: int, num_graphs: int) -> str:
+        if num_rows >= num_graphs:
+            return ""
+        return "; pool with size=batch.num_graphs, for the graphs at the end without nodes"
+
+
+def _argument_names(encoder: Callable[..., Tensor]) -> list[str]:
+    """What the encoder is given by name; nothing, if it is given a whole view."""
+    parameters = inspect.signature(getattr(encoder, "forward", encoder)).parameters.values()
+    open_ended = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    needed = [p.name for p in parameters if p.default is p.empty and p.kind not in open_ended]
+    names = [p.name for p in parameters if p.name in _TENSORS + _COUNTS]
+    if all(p.kind in open_ended for p in parameters):
+        raise TypeError(
+            "what encoder.forward takes cannot be seen from its signature: give torch.compile or "
+            "DistributedDataParallel the ContrastiveModel, not its encoder"
+        )
+    if "edge_index" not in names:
+        names = []
+    if len(needed) > 1 and not set(needed) <= set(names):
+        raise TypeError(
+            f"encoder.forward takes {', '.join(needed)}: it must take one Batch alone, or "
+            f"edge_index and others of {', '.join(_TENSORS + _COUNTS)}, by these names"
+        )
+    return names
