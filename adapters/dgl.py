@@ -1,0 +1,238 @@
+"""DGL: augmentations that act on whole batches, and a module from batch to loss.
+
+Whatever an augmentation does, row i of every view stays graph i: a graph that loses all its nodes
+stays in the batch, as one without nodes. The batch that came in is left as it was.
+"""
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+try:
+    import dgl
+    from dgl import DGLGraph
+except Exception as error:  # beside an unsuitable torch it fails in many ways
+    raise ImportError(
+        f"pgcl_losses.adapters.dgl needs dgl, whose import fails ({type(error).__name__}: {error})"
+        ": pip install pgcl-losses[dgl]; dgl 1.1.3 is known to work"
+    ) from error
+
+from ._draws import draw_connected, draw_edges
+from ._model import Choice, Share, TwoViews
+
+__all__ = [
+    "AttributeMask",
+    "ContrastiveModel",
+    "EdgePerturb",
+    "NodeDrop",
+    "RandomChoice",
+    "Subgraph",
+]
+
+_FORGETTERS = "dgl.add_self_loop, AddEdge and others forget the batch: use them before dgl.batch"
+
+# Shapes below: G graphs, V nodes and E edges in the whole batch.
+
+
+class NodeDrop(Share, dgl.BaseTransform):
+    """Drops every node, with its edges, with probability ``p``.
+
+    Examples:
+        >>> import dgl
+        >>> from pgcl_losses.adapters.dgl import NodeDrop
+        >>> path = dgl.graph(([0, 1, 1, 2], [1, 0, 2, 1]))
+        >>> view = NodeDrop(p=1.0)(dgl.batch([path, path]))
+        >>> view.batch_size, view.num_nodes(), view.batch_num_nodes()
+        (2, 0, tensor([0, 0]))
+
+    """
+
+    def __call__(self, graph: DGLGraph) -> DGLGraph:
+        _, owner = _structure(graph)
+        return _keep_nodes(graph, torch.rand(len(owner), device=owner.device) >= self.p, owner)
+
+
+class Subgraph(Share, dgl.BaseTransform):
+    """Keeps a random connected part of each graph and drops a share ``p`` of its nodes, rounded
+    down.
+
+    The part grows from a random node by one random neighbour at a time, along the edges, as
+    GraphCL's does. Where there is no neighbour left it ends, so that a graph of several components
+    may lose more. At ``p`` = 1 nothing is left.
+    """
+
+    def __call__(self, graph: DGLGraph) -> DGLGraph:
+        ptr, owner = _structure(graph)
+        return _keep_nodes(graph, draw_connected(*_edges(graph), ptr, owner, self.p), owner)
+
+
+class EdgePerturb(Share, dgl.BaseTransform):
+    """Drops every edge with probability ``p`` and adds a random one to its graph in its place.
+
+    Edges between the same two nodes are one edge here and move together, each in its direction, so
+    that an undirected graph stays undirected. An added edge takes over the features of the one it
+    replaces; it joins two different nodes, which may have been neighbours. Self-loops stay.
+    """
+
+    def __call__(self, graph: DGLGraph) -> DGLGraph:
+        ptr, owner = _structure(graph)
+        ends = draw_edges(*_edges(graph), ptr, owner, self.p)
+        # dgl's own AddEdge draws edges between graphs and forgets the batch.
+        view = dgl.graph(ends, num_nodes=graph.num_nodes(), idtype=graph.idtype)
+        view.ndata.update(graph.ndata)
+        view.edata.update(graph.edata)
+        return _set_batch(view, graph.batch_num_nodes(), graph.batch_num_edges())
+
+
+class AttributeMask(Share, dgl.BaseTransform):
+    """Sets all of a node's feature ``feat_name`` to ``fill_value``, with probability ``p`` for each
+    node.
+
+    ``fill_value`` may be the number of a mask token, where features are categories. If the nodes
+    have no features at all nothing changes.
+    """
+
+    def __init__(self, p: float = 0.2, fill_value: float = 0.0, feat_name: str = "feat") -> None:
+        super().__init__(p)
+        self.fill_value = fill_value
+        self.feat_name = feat_name
+
+    def __call__(self, graph: DGLGraph) -> DGLGraph:
+        _check_graph("graph", graph)
+        view = graph.clone()  # local_var() would share the sizes of the batch's graphs
+        if graph.ndata:
+            feat = _node_feature(graph, self.feat_name).clone()  # [V, ...]
+            feat[torch.rand(len(feat), device=feat.device) < self.p] = self.fill_value
+            view.ndata[self.feat_name] = feat
+        return view
+
+
+class RandomChoice(Choice, dgl.BaseTransform):
+    """Applies one of ``transforms``, drawn anew for every call: one for the whole batch."""
+
+    def __call__(self, graph: DGLGraph) -> DGLGraph:
+        return self.draw()(graph)
+
+
+class ContrastiveModel(TwoViews):
+    """Encoder, two augmentations and a loss as one module, batched ``DGLGraph -> loss``.
+
+    The encoder returns one row per graph, or one per node. For rows of nodes the augmentations must
+    leave the nodes alone (:class:`EdgePerturb`, :class:`AttributeMask`).
+
+    Views have graphs without nodes, and nodes without edges. Readouts make zeros of the former, but
+    ``dgl.mean_nodes`` makes NaN where no graph of the batch has any node left. ``GraphConv`` and
+    the like take the latter with ``allow_zero_in_degree=True``.
+
+    Args:
+        encoder: called with the view, or with ``(view, view.ndata[feat_name])``.
+        augment1, augment2: what makes the two views from a batch, without changing it.
+        loss: what takes both views' rows, such as :class:`pgcl_losses.PGCLLoss`. Being a part of
+            this module its parameters are in ``parameters()``.
+        feat_name: the node feature that the encoder wants beside the view, if any.
+
+    Shape:
+        - batch: G graphs of V nodes, from ``dgl.batch`` or a ``GraphDataLoader``
+        - rows of each view: ``[G, D]`` or ``[V, D]``
+        - output: the loss's
+
+    Examples:
+        >>> import dgl, torch
+        >>> from dgl.nn import GraphConv, Sequential, SumPooling
+        >>> from pgcl_losses import PGCLLoss
+        >>> from pgcl_losses.adapters.dgl import AttributeMask, ContrastiveModel, NodeDrop
+        >>> encoder = Sequential(GraphConv(3, 16, allow_zero_in_degree=True), SumPooling())
+        >>> augments = NodeDrop(), AttributeMask()
+        >>> model = ContrastiveModel(encoder, *augments, PGCLLoss(dim=16), feat_name="feat")
+        >>> path = dgl.graph(([0, 1, 1, 2], [1, 0, 2, 1]))
+        >>> path.ndata["feat"] = torch.eye(3)
+        >>> model(dgl.batch([path] * 8)).backward()
+
+    """
+
+    def __init__(
+        self,
+        encoder: nn.Module,
+        augment1: Callable[[DGLGraph], DGLGraph],
+        augment2: Callable[[DGLGraph], DGLGraph],
+        loss: Callable[[Tensor, Tensor], Tensor],
+        *,
+        feat_name: str | None = None,
+    ) -> None:
+        super().__init__(encoder, augment1, augment2, loss)
+        self.feat_name = feat_name
+
+    def _sizes(self, name: str, batch: Any) -> tuple[int, int]:
+        _check_graph(name, batch)
+        return batch.batch_size, batch.num_nodes()
+
+    def _encode(self, view: DGLGraph) -> Any:
+        if self.feat_name is None:
+            return self.encoder(view)
+        return self.encoder(view, _node_feature(view, self.feat_name))
+
+    def _check_one_graph(self, view: DGLGraph) -> None:
+        warnings.warn(f"the batch is one graph alone; {_FORGETTERS}", stacklevel=2)
+
+    def _why_other_graphs(self) -> str:
+        return f" ({_FORGETTERS})"
+
+    def _why_other_rows(self, num_rows: int, num_graphs: int) -> str:
+        return f"; {_FORGETTERS}" if num_rows == 1 else ""
+
+
+def _check_graph(name: str, value: Any) -> None:
+    if not isinstance(value, DGLGraph):
+        raise TypeError(f"{name} must be a DGLGraph, but got {type(value).__name__}")
+    if not value.is_homogeneous:
+        raise TypeError(
+            f"{name} must be homogeneous, but has node types {value.ntypes} and edge types "
+            f"{value.etypes}; dgl.to_homogeneous may help, before dgl.batch"
+        )
+
+
+def _node_feature(graph: DGLGraph, name: str) -> Tensor:
+    if name not in graph.ndata:
+        raise ValueError(f"nodes must have the feature {name!r}, but have {[*graph.ndata]}")
+    feature: Tensor = graph.ndata[name]
+    return feature
+
+
+def _structure(graph: DGLGraph) -> tuple[Tensor, Tensor]:
+    """Where each graph's nodes begin, with the last one's end ``[G + 1]``, and each node's graph
+    ``[V]``."""
+    _check_graph("graph", graph)
+    sizes = graph.batch_num_nodes().long()  # [G]; set by hand, they may be int32
+    if int(sizes.sum()) != graph.num_nodes():
+        raise ValueError(
+            f"the batch has {graph.num_nodes()} nodes but batch_num_nodes() adds up to "
+            f"{int(sizes.sum())}: an earlier transform changed the nodes and left it as it was"
+        )
+    return nn.functional.pad(sizes.cumsum(0), (1, 0)), torch.repeat_interleave(sizes)
+
+
+def _edges(graph: DGLGraph) -> tuple[Tensor, Tensor]:
+    source, target = graph.edges(order="eid")
+    return source.long(), target.long()
+
+
+def _keep_nodes(graph: DGLGraph, mask: Tensor, owner: Tensor) -> DGLGraph:
+    """Keeps the nodes of ``mask`` ``[V]`` and the edges between them."""
+    # dgl.remove_nodes keeps the batch by itself, but fails for some graphs that are no batch and
+    # loses features of the name that it needs, "_ID".
+    view = dgl.node_subgraph(graph, mask, store_ids=False)
+    owner = owner[mask]  # of the nodes left
+    edge_owner = owner[_edges(view)[0]]
+    num_graphs = graph.batch_size
+    return _set_batch(
+        view, owner.bincount(minlength=num_graphs), edge_owner.bincount(minlength=num_graphs)
+    )
+
+
+def _set_batch(graph: DGLGraph, num_nodes: Tensor, num_edges: Tensor) -> DGLGraph:
+    graph.set_batch_num_nodes(num_nodes)
+    graph.set_batch_num_edges(num_edges)
+    return graph
