@@ -1,4 +1,4 @@
-"""PGCL as a loss for PyGCL's contrast models.
+"""PGCL as a loss for PyGCL's contrast models; PyGCL's augmentors for the adapter of PyG.
 
     from pgcl_losses.adapters.pygcl import PGCLContrastLoss
 
@@ -6,10 +6,16 @@
     optimizer = Adam([*encoder.parameters(), *contrast_model.parameters()], lr=0.01)
 
 The second line is the one to remember: PyGCL's own examples optimize the encoder alone.
+
+    from pgcl_losses.adapters.pygcl import AsTransform
+
+    model = pyg.ContrastiveModel(encoder, AsTransform(NodeDropping(pn=0.1)), NodeDrop(0.1), loss)
 """
 
+import copy
 import importlib
 import warnings
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -115,6 +121,74 @@ class PGCLContrastLoss(nn.Module):
                 "moved: give contrast_model.parameters() to the optimizer, beside the encoder's",
                 stacklevel=4,
             )
+
+
+class AsTransform:
+    """An augmentor of PyGCL as a transform of PyG: whole ``Batch`` in, whole ``Batch`` out.
+
+    PyGCL's augmentors keep all nodes; one that does not is an error, and so is one that joins
+    graphs by an edge, as ``EdgeAdding`` does. ``NodeShuffling`` deals the nodes' features to the
+    other graphs of the batch. Several fail where a whole batch has no edge.
+
+    An augmentor takes one weight per edge along: that is ``edge_weight``, or, under another name,
+    the only attribute that the edges have. Where there is none and the augmentor makes one,
+    ``edge_weight`` is set.
+
+    Args:
+        augmentor: what maps ``(x, edge_index, edge_weight)`` to the same three, such as
+            ``GCL.augmentors.Compose([...])``.
+    """
+
+    def __init__(self, augmentor: Callable[..., tuple[Tensor, Tensor, Tensor | None]]) -> None:
+        if not callable(augmentor):
+            raise TypeError(f"augmentor must be an augmentor of PyGCL, but got {augmentor!r}")
+        if _remembers(augmentor):
+            raise ValueError(
+                "augmentor would return its first batch for every other one: make it with "
+                "use_cache=False"
+            )
+        self.augmentor = augmentor
+
+    def __call__(self, data: Any) -> Any:
+        from ._pyg_batch import edge_attributes, replace_edges, structure
+
+        data = copy.copy(data)
+        ptr, graph = structure(data)
+        names = edge_attributes(data, ptr)
+        name = names[0] if len(names) == 1 else "edge_weight"
+        x, edge_index, weight = self.augmentor(data.x, data.edge_index, data.get(name))
+        if x is not None:
+            if len(x) != len(graph):
+                raise ValueError(
+                    f"augmentor made {len(x)} nodes of {len(graph)}: it must keep them all, since "
+                    "whose they are is not known of others"
+                )
+            data.x = x
+        carried = {} if weight is None else {name: weight}
+        if edge_index is not data.edge_index and set(names) - carried.keys():
+            raise ValueError(
+                f"augmentor changes the edges and takes {', '.join(carried) or 'nothing'} along, "
+                f"but they have {', '.join(names)}: delete the rest"
+            )
+        if (graph[edge_index[0]] != graph[edge_index[1]]).any():
+            raise ValueError(
+                "augmentor joined graphs of the batch by an edge; EdgePerturb of the adapter of "
+                "PyG adds edges inside of graphs"
+            )
+        if weight is not None and len(weight) != edge_index.shape[1]:
+            raise ValueError(
+                f"augmentor made {edge_index.shape[1]} edges but {len(weight)} values of {name}"
+            )
+        return replace_edges(data, edge_index, graph, len(ptr) - 1, carried)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({type(self.augmentor).__name__})"
+
+
+def _remembers(augmentor: Any) -> bool:
+    """Whether it, or one that it is made of, has a cache, which is for one graph alone."""
+    parts = getattr(augmentor, "augmentors", [])
+    return getattr(augmentor, "use_cache", False) or any(_remembers(part) for part in parts)
 
 
 def _import_losses() -> Any:
