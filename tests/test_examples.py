@@ -98,6 +98,15 @@ def test_engine_benchmark_and_its_plots(tmp_path):
         assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+def test_benchmark_of_the_pipeline(tmp_path):
+    output = tmp_path / "figures.json"
+    run("benchmarks/pipeline.py", "--rounds=1", "--graphs=8", "--output", str(output))
+    rows = json.loads(output.read_text())["rows"]
+    assert {row["benchmark"] for row in rows} == {"augment", "pipeline"}
+    assert {row["provider"] for row in rows} >= {"NodeDrop and EdgePerturb", "PGCL", "InfoNCE"}
+    assert all(row["value"] > 0 for row in rows)
+
+
 @pytest.mark.skipif(not Path("/proc/net/dev").exists(), reason="no counter of the loopback's bytes")
 def test_bytes_that_gloo_sends():
     printed = run("benchmarks/communication.py", "--ranks=2", "--rows=2048")
