@@ -42,6 +42,34 @@ def test_planted_clusters():
     assert "epoch   purity: InfoNCE   PGCL" in printed
 
 
+@pytest.mark.parametrize("swap", [[], ["--pgcl"]], ids=["InfoNCE", "PGCL"])
+def test_graphcl_swap(swap):
+    # Two batches, the last one smaller than the number of prototypes.
+    printed = run("examples/graphcl_swap.py", *swap, "--graphs=136", "--epochs=1")
+    name = "PGCL" if swap else "InfoNCE"
+    assert re.search(rf"^{name}: linear probe 0\.\d+ before training, 0\.\d+ after", printed)
+
+
+def test_graphcl_swap_on_a_tu_set(tmp_path):
+    raw = tmp_path / "TINY" / "raw"
+    raw.mkdir(parents=True)
+    paths = range(0, 60, 3)  # graphs of three nodes, whose numbers begin at 1; no features
+    edges = [(i + a, i + b) for i in paths for a, b in ((1, 2), (2, 1), (2, 3), (3, 2))]
+    (raw / "TINY_A.txt").write_text("".join(f"{a}, {b}\n" for a, b in edges))
+    (raw / "TINY_graph_indicator.txt").write_text("".join(f"{i // 3 + 1}\n" for i in range(60)))
+    (raw / "TINY_graph_labels.txt").write_text("0\n1\n" * 10)
+    given = ("--pgcl", "--dataset=TINY", f"--root={raw.parents[1]}", "--epochs=1")
+    assert "(TINY, 20 graphs, seed 0)" in run("examples/graphcl_swap.py", *given)
+
+
+def test_node_level():
+    small = ("--nodes=12000", "--contrast-nodes=256", "--steps=3")
+    printed = run("examples/node_level.py", *small)
+    before, after = re.findall(r"linear probe (0\.\d+), NMI of prototypes 0\.\d+", printed)
+    assert float(before) > 0.2 < float(after)
+    assert "one matrix of a dense loss over every node would take 2.30 GB" in printed
+
+
 def losses(*command: str) -> list[float]:
     """What one of the examples of many processes prints, on little; two may not share a GPU."""
     printed = run(*command, "--epochs=3", "--steps=4", CUDA_VISIBLE_DEVICES="")
