@@ -1,8 +1,9 @@
 """A GraphCL script as this field writes them, and the three lines that make it PGCL.
 
 A GIN with sum pooling and a projection head; view 1 is the batch itself, view 2 an augmentation of
-it. What changes for PGCL is marked "PGCL". Seconds on two cores with the embedded graphs, trees whose
-node types follow one of six rules; or a TU set, which PyG downloads unless it lies in --root:
+it. What changes for PGCL is marked "PGCL". A quarter of a minute on two cores with the embedded
+graphs, trees whose node types follow one of six rules; or a TU set, which PyG downloads unless it
+lies in --root:
 
     python examples/graphcl_swap.py
     python examples/graphcl_swap.py --pgcl
