@@ -39,8 +39,11 @@ def structure(data: Any) -> tuple[Tensor, Tensor]:
     batched = is_batch(data)
     if data.edge_index is None or "adj" in data or "adj_t" in data:
         raise ValueError(f"data must have its edges in edge_index, and there alone, but is {data}")
+    if torch.as_tensor(data.__inc__("edge_index", data.edge_index)).numel() > 1:
+        raise ValueError("data must have nodes of one kind, but by its __inc__ edges join two")
     if isinstance(data.edge_index, EdgeIndex):
         data.edge_index = data.edge_index.as_tensor()  # it promises an order, which will change
+    data.edge_index = data.edge_index.long()
     if "num_nodes" not in data and _NODE_NAMES.isdisjoint({*data.keys()} - {"batch"}):
         data.num_nodes = data.num_nodes  # else it would be read off the edges, which will change
         if batched:
@@ -120,7 +123,10 @@ def _levels(data: Any, ptr: Tensor) -> tuple[dict[str, str], Tensor]:
         slices, edge_ptr = {}, torch.tensor([0, data.num_edges])
         del data._slice_dict, data._inc_dict
     ends = {"graph": torch.arange(len(ptr)), "node": ptr.cpu(), "edge": edge_ptr}
-    return {key: _level(data, key, slices.get(key), ends) for key, _ in data}, edge_ptr
+    levels = {key: _level(data, key, slices.get(key), ends) for key, _ in data}
+    for key in levels:  # what follow_batch has made goes with what it follows
+        levels[key] = levels.get(key.removesuffix("_batch"), levels[key])
+    return levels, edge_ptr
 
 
 def _level(data: Any, key: str, slices: Tensor | None, ends: dict[str, Tensor]) -> str:
@@ -130,6 +136,13 @@ def _level(data: Any, key: str, slices: Tensor | None, ends: dict[str, Tensor]) 
     graphs. Where each graph's rows end is surer; names decide what is still open.
     """
     value = data[key]
+    if isinstance(value, dict | list | tuple):
+        inside = value.values() if isinstance(value, dict) else value
+        if any(isinstance(part, Tensor) for part in inside):
+            raise TypeError(
+                f"{key} must be one Tensor, but is a {type(value).__name__} of them: whether their "
+                "rows are those of nodes is not known"
+            )
     if not isinstance(value, Tensor) or value.dim() == 0 or key.endswith("ptr"):
         return "graph"
     increment = 0 if key == "edge_index" or "batch" in key else data.__inc__(key, value)
@@ -141,5 +154,9 @@ def _level(data: Any, key: str, slices: Tensor | None, ends: dict[str, Tensor]) 
         for level, end in ends.items()
         if rows == end[-1] and (slices is None or torch.equal(slices, end))
     ]
-    named = "node" if key in _NODE_NAMES or "node" in key else "edge" if "edge" in key else "graph"
+    named = "graph"
+    if key in _NODE_NAMES or "node" in key:
+        named = "node"
+    elif "edge" in key:
+        named = "edge"
     return named if named in fits else (*fits, "graph")[0]

@@ -81,7 +81,8 @@ class EdgePerturb(Share, dgl.BaseTransform):
         ptr, owner = _structure(graph)
         ends = draw_edges(*_edges(graph), ptr, owner, self.p)
         # dgl's own AddEdge draws edges between graphs and forgets the batch.
-        view = dgl.graph(ends, num_nodes=graph.num_nodes(), idtype=graph.idtype)
+        sizes = {graph.ntypes[0]: graph.num_nodes()}
+        view = dgl.heterograph({graph.canonical_etypes[0]: ends}, sizes, idtype=graph.idtype)
         view.ndata.update(graph.ndata)
         view.edata.update(graph.edata)
         return _set_batch(view, graph.batch_num_nodes(), graph.batch_num_edges())
@@ -111,7 +112,10 @@ class AttributeMask(Share, dgl.BaseTransform):
 
 
 class RandomChoice(Choice, dgl.BaseTransform):
-    """Applies one of ``transforms``, drawn anew for every call: one for the whole batch."""
+    """Applies one of ``transforms``, drawn anew for every call: one for the whole batch.
+
+    It is no module: what can be learned in them is not in its model's ``parameters()``.
+    """
 
     def __call__(self, graph: DGLGraph) -> DGLGraph:
         return self.draw()(graph)

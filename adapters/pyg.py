@@ -1,7 +1,8 @@
 """PyTorch Geometric: augmentations that act on whole batches, and a module from batch to loss.
 
 Whatever an augmentation does, row i of every view stays graph i: a graph that loses all its nodes
-stays in the batch, as one without nodes.
+stays in the batch, as one without nodes. What nodes and edges carry goes where they go; where
+graphs have as many edges as nodes, a name with "edge" in it makes an attribute the edges'.
 """
 
 import inspect
@@ -108,7 +109,10 @@ class AttributeMask(Share, BaseTransform):
 
 
 class RandomChoice(Choice, BaseTransform):
-    """Applies one of ``transforms``, drawn anew for every call: one for the whole batch."""
+    """Applies one of ``transforms``, drawn anew for every call: one for the whole batch.
+
+    It is no module: what can be learned in them is not in its model's ``parameters()``.
+    """
 
     def forward(self, data: Data) -> Data:
         return self.draw()(data)
@@ -196,10 +200,13 @@ def _argument_names(encoder: Callable[..., Tensor]) -> list[str]:
     names = [p.name for p in parameters if p.name in _TENSORS + _COUNTS]
     if all(p.kind in open_ended for p in parameters):
         raise TypeError(
-            "what encoder.forward takes cannot be seen from its signature: give torch.compile or "
-            "DistributedDataParallel the ContrastiveModel, not its encoder"
+            "what encoder.forward takes cannot be seen from its signature: give torch.compile, "
+            "DistributedDataParallel and others that wrap a module the ContrastiveModel, not its "
+            "encoder"
         )
-    if "edge_index" not in names:
+    if "batch" not in names:
+        names = [name for name in names if name != "size"]  # a convolution's, of two kinds of nodes
+    if "edge_index" not in names or (len(needed) == 1 and needed[0] not in names):
         names = []
     if len(needed) > 1 and not set(needed) <= set(names):
         raise TypeError(

@@ -67,8 +67,8 @@ class PGCLContrastLoss(nn.Module):
         losses.Loss.register(type(self))
         self.pgcl = PGCLLoss(dim, num_prototypes, **options)
         self._first: _Call | None = None
-        self._weight_version = -1
-        self._passes_without_step = 0
+        self._weight_before = self.pgcl.prototypes.weight.detach()
+        self._passes = 0
 
     def forward(
         self,
@@ -110,15 +110,23 @@ class PGCLContrastLoss(nn.Module):
         return {**self.__dict__, "_first": None}
 
     def _warn_of_an_optimizer_without_prototypes(self) -> None:
-        weight = self.pgcl.prototypes.weight
-        if not self.training or weight.grad is None or weight._version != self._weight_version:
-            self._passes_without_step = 0
-        self._weight_version = weight._version
-        self._passes_without_step += 1
-        if self._passes_without_step == _PASSES_WITHOUT_STEP:
+        prototypes = self.pgcl.prototypes
+        enough = prototypes.freeze_steps + _PASSES_WITHOUT_STEP
+        if self._passes > enough or not (self.training and torch.is_grad_enabled()):
+            return
+        if prototypes.weight.grad is None:  # an optimizer that has them may have set it so
+            self._passes = 0
+            return
+        if self._passes == 0:
+            self._weight_before = prototypes.weight.detach().clone()
+        self._passes += 1
+        if self._passes < enough:
+            return
+        self._passes += 1  # looked once, and for all
+        if torch.equal(prototypes.weight, self._weight_before):
             warnings.warn(
-                f"the prototypes have had a gradient for {_PASSES_WITHOUT_STEP} steps and have not "
-                "moved: give contrast_model.parameters() to the optimizer, beside the encoder's",
+                f"the prototypes have had a gradient for {enough} steps and have not moved: give "
+                "contrast_model.parameters() to the optimizer, beside the encoder's",
                 stacklevel=4,
             )
 
@@ -203,11 +211,9 @@ def _import_losses() -> Any:
 
 def _is_swapped(first: _Call, anchor: Tensor, sample: Tensor) -> bool:
     """Whether this is the second call of the pair; with intraview_negs PyGCL copies its rows."""
-    return (
-        first.gradients == torch.is_grad_enabled()
-        and first.anchor.shape == sample.shape
-        and torch.equal(first.anchor, sample)
-        and torch.equal(first.sample, anchor)
+    return first.gradients == torch.is_grad_enabled() and all(
+        one.shape == other.shape and torch.allclose(one, other, rtol=0, atol=0, equal_nan=True)
+        for one, other in ((first.anchor, sample), (first.sample, anchor))
     )
 
 
@@ -220,8 +226,8 @@ def _check_masks(
     """
     if pos_mask is not None and not (
         pos_mask.shape == (num_rows, num_samples)
-        and pos_mask.sum() == num_rows
-        and pos_mask.diagonal().sum() == num_rows
+        and pos_mask.count_nonzero() == num_rows
+        and pos_mask.diagonal().all()
     ):
         raise ValueError(
             "pos_mask must pair row i with row i of the other view and with nothing else: PGCL "
@@ -229,7 +235,7 @@ def _check_masks(
         )
     if neg_mask is None:
         return
-    left_out = num_rows * num_samples - int(neg_mask.sum())
+    left_out = int((neg_mask == 0).sum())
     # The other view of the anchor's own graph, and perhaps the anchor itself.
     if neg_mask.shape != (num_rows, num_samples) or left_out not in (
         num_rows,

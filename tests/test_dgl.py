@@ -162,6 +162,13 @@ def test_perturbed_edges_keep_nodes_and_loops(graphs, p):
     assert torch.equal(source[source == target], new_source[source == target])
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_names_of_types_stay(kind):
+    graph = dgl.heterograph({("atom", "bond", "atom"): ([0, 1], [1, 0])})
+    graph.ndata["feat"] = torch.ones(2, 3)
+    assert kind(0.5)(graph).canonical_etypes == [("atom", "bond", "atom")]
+
+
 def test_nothing_and_everything():
     graph = batch_of([ring(5), (0, []), (1, []), ring(3), (0, [])])
     for kind in KINDS:

@@ -67,7 +67,7 @@ def test_node_level():
     printed = run("examples/node_level.py", *small)
     before, after = re.findall(r"linear probe (0\.\d+), NMI of prototypes 0\.\d+", printed)
     assert float(before) > 0.2 < float(after)
-    assert "one matrix of a dense loss over every node would take 2.30 GB" in printed
+    assert "matrix of a dense loss would take 0.00 GB, over every node 2.30 GB" in printed
 
 
 def losses(*command: str) -> list[float]:
@@ -131,7 +131,7 @@ def test_benchmark_of_the_pipeline(tmp_path):
     run("benchmarks/pipeline.py", "--rounds=1", "--graphs=8", "--output", str(output))
     rows = json.loads(output.read_text())["rows"]
     assert {row["benchmark"] for row in rows} == {"augment", "pipeline"}
-    assert {row["provider"] for row in rows} >= {"NodeDrop and EdgePerturb", "PGCL", "InfoNCE"}
+    assert {row["provider"] for row in rows} >= {"NodeDrop and EdgePerturb", "PGCL"}
     assert all(row["value"] > 0 for row in rows)
 
 

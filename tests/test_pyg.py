@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch_geometric import EdgeIndex
 from torch_geometric.data import Batch, Data, HeteroData
 from torch_geometric.loader import DataLoader
-from torch_geometric.nn import GINConv, Sequential, global_add_pool
+from torch_geometric.nn import GCNConv, GINConv, SAGEConv, Sequential, global_add_pool
 from torch_geometric.nn.models import GIN
 from torch_geometric.utils import degree, is_undirected, to_undirected
 
@@ -293,6 +293,30 @@ class TestAttributes:
         counts = degree(view.edge_index_batch, 3, torch.long)
         assert torch.equal(view.edge_index_ptr.diff(), counts)
 
+    def test_what_follows_an_attribute_goes_with_it(self):
+        ring = Data(x=torch.ones(4, 1), edge_index=torch.tensor([[0, 1, 2, 3], [1, 2, 3, 0]]))
+        ring.edge_bond = torch.arange(4)  # as many as nodes
+        lone = Data(
+            x=torch.ones(1, 1), edge_index=torch.empty(2, 0).long(), edge_bond=torch.empty(0)
+        )
+        batch = Batch.from_data_list([ring, lone, ring], follow_batch=["x", "edge_bond"])
+        view = NodeDrop(0.4)(batch)
+        assert torch.equal(view.x_batch, view.batch)
+        assert torch.equal(view.edge_bond_batch, view.batch[view.edge_index[0]])
+        assert len(view.edge_bond) == view.num_edges
+        assert len(NodeDrop(1.0)(batch).x_batch) == 0
+
+    @pytest.mark.parametrize("augmentation", ALL)
+    def test_edges_of_int32(self, augmentation):
+        graphs = molecules(4).to_data_list()
+        for graph in graphs:
+            graph.edge_index = graph.edge_index.int()
+        views = []
+        for batch in (Batch.from_data_list(graphs), molecules(4)):
+            torch.manual_seed(0)
+            views.append(augmentation(0.4)(batch).edge_index)
+        torch.testing.assert_close(*views, check_dtype=False)
+
     @pytest.mark.parametrize("augmentation", ALL)
     def test_edges_alone(self, augmentation):
         pair = Data(edge_index=torch.tensor([[0, 1], [1, 0]]))
@@ -387,6 +411,19 @@ class TestContrastiveModel:
         torch.testing.assert_close(loss, copy.deepcopy(model.loss)(z1, z2))
         torch.manual_seed(1)
         torch.testing.assert_close(model.rows(batch), (z1, z2))
+
+    def test_a_convolution_encodes_nodes(self):
+        graph = molecules(6)
+        for conv in (GINConv(torch.nn.Linear(4, 8)), GCNConv(4, 8), SAGEConv(4, 8)):
+            model = model_of(conv, EdgePerturb(0.2), AttributeMask(0.2))
+            assert [rows.shape for rows in model.rows(graph)] == [(60, 8)] * 2
+
+    def test_an_encoder_of_a_batch_may_have_other_arguments(self):
+        class OfBatch(Encoder):
+            def forward(self, data, edge_index=None):
+                return super().forward(data.x, data.edge_index, data.batch, data.num_graphs)
+
+        assert model_of(OfBatch(), NodeDrop(0.2), NodeDrop(0.2))(molecules(6)).isfinite()
 
     def test_every_parameter_learns(self):
         model = model_of(Encoder(), NodeDrop(0.2), AttributeMask(0.2))
@@ -511,6 +548,28 @@ class TestBadInput:
         with pytest.raises(ValueError, match=message):
             augmentation(0.2)(data)
 
+    @pytest.mark.parametrize("augmentation", [*DROPPING, EdgePerturb])
+    def test_nodes_of_two_kinds(self, augmentation):
+        class Bipartite(Data):
+            def __inc__(self, key, value, *args, **kwargs):
+                if key == "edge_index":
+                    return torch.tensor([[len(self.x_s)], [len(self.x_t)]])
+                return super().__inc__(key, value, *args, **kwargs)
+
+        ends = torch.tensor([[0, 1, 2], [0, 0, 1]])
+        pair = Bipartite(x_s=torch.ones(3, 1), x_t=torch.ones(2, 1), edge_index=ends, num_nodes=3)
+        for data in (pair, Batch.from_data_list([pair, pair])):
+            with pytest.raises(ValueError, match="data must have nodes of one kind"):
+                augmentation(0.2)(data)
+
+    @pytest.mark.parametrize("augmentation", DROPPING)
+    def test_tensors_inside_of_others(self, augmentation):
+        graphs = molecules(2).to_data_list()
+        for graph in graphs:
+            graph.extra = {"charge": torch.ones(10)}
+        with pytest.raises(TypeError, match="extra must be one Tensor, but is a dict of them"):
+            augmentation(0.2)(Batch.from_data_list(graphs))
+
     @pytest.mark.parametrize("augmentation", DROPPING)
     def test_other_numbers_of_nodes(self, augmentation):
         batch = with_(face=torch.zeros(3, 5, dtype=torch.long))
@@ -608,7 +667,7 @@ class TestBadModels:
         for encoder, message in [
             (OtherNames(), "encoder.forward takes features, adjacency, batch: it must take one"),
             (OneMore(), "encoder.forward takes x, edge_index, temperature: it must take one"),
-            (torch.compile(Encoder()), "give torch.compile or DistributedDataParallel the Contr"),
+            (torch.compile(Encoder()), "give torch.compile, DistributedDataParallel and others"),
         ]:
             with pytest.raises(TypeError, match=message):
                 model_of(encoder, NodeDrop(), NodeDrop())
