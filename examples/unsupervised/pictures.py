@@ -1,0 +1,142 @@
+"""Draws what PGCL does to graphs: clusters, weights and occupancy; a run of each set is trained.
+
+python examples/unsupervised/pictures.py --datasets motifs MUTAG PROTEINS --root data
+"""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+import torch
+import torch.nn.functional as F
+from data import SYNTHETIC, load
+from matplotlib.axes import Axes
+from model import GIN
+from sklearn.manifold import TSNE
+from torch_geometric.loader import DataLoader
+from tqdm import tqdm
+from train import SETTING, build, train_epoch
+
+from pgcl_losses.adapters.pyg import ContrastiveModel
+
+CLASSES = plt.get_cmap("tab10")
+
+
+def trained(name: str, root: Path | None, cache: Path) -> dict[str, Any]:
+    """A PGCL run with the setting of the tables, and where rows and prototypes have come to lie."""
+    torch.manual_seed(0)
+    graphs = load(name, root, cache)
+    loader = DataLoader(graphs, SETTING["batch_size"], shuffle=True)
+    config = {**SETTING, "row": "PGCL"}
+    model = build(config, GIN(graphs[0].num_node_features), len(loader))
+    optimizer = torch.optim.Adam(model.parameters(), lr=config["lr"])
+    epochs = tqdm(range(config["epochs"]), desc=name, unit="epoch")
+    history = [train_epoch(model, loader, optimizer) for _ in epochs]
+    rows = projected(model, DataLoader(graphs, 128))
+    prototypes = model.loss.prototypes.eval()
+    (balanced,) = prototypes(rows)
+    return {
+        "rows": rows,
+        "labels": torch.cat([graph.y for graph in graphs]),
+        "clusters": balanced.clusters,
+        "prototypes": F.normalize(prototypes.weight.detach()),
+        "occupancy": np.array([told["occupancy"] for told in history]),  # [epochs, K]
+    }
+
+
+@torch.no_grad()
+def projected(model: ContrastiveModel, loader: DataLoader) -> torch.Tensor:
+    model.eval()
+    rows = [model.encoder(b.x, b.edge_index, b.batch, b.num_graphs) for b in loader]
+    return F.normalize(torch.cat(rows))
+
+
+def draw_clusters(axes: Axes, found: dict[str, Any]) -> None:
+    """t-SNE of all rows, coloured by class, with the prototypes as stars."""
+    both = torch.cat([found["rows"], found["prototypes"]]).numpy()
+    flat = TSNE(metric="cosine", init="pca", random_state=0).fit_transform(both)
+    rows, stars = flat[: len(found["rows"])], flat[len(found["rows"]) :]
+    axes.scatter(*rows.T, c=CLASSES(found["labels"].numpy() % 10), s=6, alpha=0.6, linewidths=0)
+    axes.scatter(*stars.T, marker="*", s=140, c="black", edgecolors="white", linewidths=0.8)
+    axes.set(xticks=[], yticks=[])
+
+
+def draw_sizes(axes: Axes, found: dict[str, Any]) -> None:
+    """How many graphs of each class Sinkhorn gives to each prototype, the largest first."""
+    labels, clusters = found["labels"].numpy(), found["clusters"].numpy()
+    num_prototypes = len(found["prototypes"])
+    order = np.argsort(-np.bincount(clusters, minlength=num_prototypes))
+    below = np.zeros(num_prototypes)
+    for label in np.unique(labels):
+        sizes = np.bincount(clusters[labels == label], minlength=num_prototypes)[order]
+        axes.bar(range(num_prototypes), sizes, bottom=below, color=CLASSES(label % 10), width=0.85)
+        below += sizes
+    axes.set(xticks=[], xlabel="prototypes", ylabel="graphs")
+
+
+def draw_weights(axes: Axes, found: dict[str, Any]) -> None:
+    """M w of a negative by its prototype's distance, a line for each cluster of queries.
+
+    Behind it how many pairs of graphs of different clusters are that far apart.
+    """
+    prototypes = found["prototypes"].double().numpy()
+    shares = np.bincount(found["clusters"].numpy(), minlength=len(prototypes))
+    shares = shares / shares.sum()
+    distances = 1 - prototypes @ prototypes.T
+    many = axes.twinx()
+    apart = ~np.eye(len(prototypes), dtype=bool)
+    pairs = np.outer(shares, shares)
+    many.hist(distances[apart], weights=pairs[apart], bins=30, color="0.85")
+    many.set(yticks=[])
+    axes.set_zorder(many.get_zorder() + 1)
+    axes.patch.set_visible(False)
+    grid = np.linspace(0, distances.max(), 200)
+    for cluster in np.flatnonzero(shares):
+        mean = shares @ distances[cluster]
+        deviation = np.sqrt(shares @ (distances[cluster] - mean) ** 2)
+        if deviation == 0:
+            continue
+        scale = 1 / (shares @ np.exp(-((distances[cluster] - mean) ** 2) / (2 * deviation**2)))
+        curve = scale * np.exp(-((grid - mean) ** 2) / (2 * deviation**2))
+        axes.plot(grid, curve, color="tab:blue", alpha=0.5, linewidth=1)
+    axes.axhline(1, color="black", linewidth=0.6, linestyle=":")
+    axes.set(xlabel="distance of prototypes", ylabel="weight", ylim=0)
+
+
+def draw_occupancy(axes: Axes, found: dict[str, Any]) -> None:
+    """Each prototype's share of the last full batch, over the epochs."""
+    epochs = np.arange(1, len(found["occupancy"]) + 1)
+    axes.stackplot(epochs, found["occupancy"].T, colors=plt.get_cmap("tab20").colors)
+    axes.set(xlabel="epoch", ylabel="share of the graphs", ylim=(0, 1), xlim=(1, epochs[-1]))
+
+
+ROWS_OF_PANELS = (draw_clusters, draw_sizes, draw_weights, draw_occupancy)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--datasets", nargs="+", default=[SYNTHETIC])
+    parser.add_argument("--root", type=Path, help="where the sets lie; else they are downloaded")
+    parser.add_argument("--cache", type=Path, default=Path("runs/data"))
+    parser.add_argument("--output", type=Path, default=Path("docs/images/unsupervised.png"))
+    args = parser.parse_args()
+
+    shape = len(ROWS_OF_PANELS), len(args.datasets)
+    figure, panels = plt.subplots(
+        *shape, figsize=(3 * shape[1] + 0.4, 10), squeeze=False, layout="constrained"
+    )
+    for column, name in zip(panels.T, args.datasets, strict=True):
+        found = trained(name, args.root, args.cache)
+        column[0].set_title(name)
+        for axes, draw in zip(column, ROWS_OF_PANELS, strict=True):
+            draw(axes, found)
+            axes.spines[["top", "right"]].set_visible(False)
+    args.output.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(args.output, dpi=130)
+    print(f"written to {args.output}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,141 @@
+"""PGCL and its baselines on graph classification without labels; prints a table.
+
+python examples/unsupervised/run.py                                     # synthetic, a minute
+python examples/unsupervised/run.py --dataset MUTAG --root data --rows all --seeds 5
+
+Finished runs are kept, one JSON line each, in --output; what is there already is not run again.
+"""
+
+import argparse
+import itertools
+import multiprocessing
+import platform
+import signal
+import sys
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from pathlib import Path
+from typing import Any
+
+import results
+import sklearn
+import table
+import torch
+import torch_geometric
+from data import SYNTHETIC, load
+from tqdm import tqdm
+from train import INFO_NCE, ROWS, SETTING, UNTRAINED, WL, run
+
+import pgcl_losses
+
+VERSIONS = {
+    "python": platform.python_version(),
+    "torch": torch.__version__,
+    "torch_geometric": torch_geometric.__version__,
+    "scikit-learn": sklearn.__version__,
+    "pgcl_losses": pgcl_losses.__version__,
+}
+
+
+# What may be given several values, of which every combination is run.
+LISTS = {"num_prototypes": "K", "batch_size": "N", "consistency_weight": "lambda"}
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--dataset", default=SYNTHETIC, help="a TU set, or the synthetic one (default)")
+    add("--root", type=Path, help="where the set lies: NAME.zip or NAME/; else it is downloaded")
+    add(
+        "--rows",
+        nargs="+",
+        default=[UNTRAINED, INFO_NCE, "PGCL"],
+        metavar="ROW",
+        help=f"all, or some of: {', '.join(ROWS)}",
+    )
+    add("--seeds", type=int, default=3)
+    for name, about in {
+        "epochs": "of training",
+        "look_every": "epochs between evaluations",
+        "freeze_epochs": "epochs in which prototypes do not move",
+        "drop": "share of nodes dropped, and of edges perturbed",
+        "lr": "learning rate",
+    }.items():
+        option, value = f"--{name.replace('_', '-')}", SETTING[name]
+        add(option, type=type(value), default=value, help=f"{about} (default {value})")
+    for name, about in LISTS.items():
+        option, value = f"--{name.replace('_', '-')}", SETTING[name]
+        add(option, type=type(value), nargs="+", default=[value], help=f"{about} (default {value})")
+    add("--workers", type=int, default=2, help="runs at a time, a thread each")
+    add("--output", type=Path, default=Path("runs/unsupervised.jsonl"))
+    add("--cache", type=Path, default=Path("runs/data"), help="for data sets, once processed")
+    add("--tensorboard", type=Path, metavar="FOLDER", help="log losses and diagnostics there")
+    args = parser.parse_args()
+    if args.rows == ["all"]:
+        args.rows = list(ROWS)
+    for row in args.rows:
+        if row not in ROWS:
+            parser.error(f"argument --rows: {row!r} is not one of {', '.join(map(repr, ROWS))}")
+    return args
+
+
+def grid_of(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """The settings to compare rows under, one for each combination of the lists."""
+    combinations = itertools.product(*(getattr(args, name) for name in LISTS))
+    shared = {name: getattr(args, name) for name in SETTING}
+    return [shared | dict(zip(LISTS, values, strict=True)) for values in combinations]
+
+
+def configurations(args: argparse.Namespace, setting: dict[str, Any]) -> list[dict[str, Any]]:
+    """The runs of one setting."""
+    found = []
+    for seed, row in itertools.product(range(args.seeds), args.rows):
+        config = {"dataset": args.dataset, "row": row, "seed": seed}
+        found.append(config if row in (WL, UNTRAINED) else config | setting)
+    return found
+
+
+def run_all(args: argparse.Namespace, configs: list[dict[str, Any]]) -> None:
+    """Runs in processes of their own; each is written when it is finished."""
+    spawn = multiprocessing.get_context("spawn")
+    at_once = signal.SIGINT, signal.SIG_DFL  # on Ctrl-C, without a traceback of each
+    with (
+        ProcessPoolExecutor(args.workers, spawn, signal.signal, at_once) as pool,
+        tqdm(total=len(configs), unit="run") as progress,
+    ):
+        given = args.root, args.cache, args.tensorboard
+        futures = [pool.submit(run, config, *given) for config in configs]
+        try:
+            for future in as_completed(futures):
+                results.append(args.output, future.result() | {"versions": VERSIONS})
+                progress.update()
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def main() -> None:
+    args = parse()
+    try:
+        load(args.dataset, args.root, args.cache)
+    except ValueError as error:
+        sys.exit(f"run.py: {error}")
+    grid = grid_of(args)
+    wanted = {results.key(c): c for setting in grid for c in configurations(args, setting)}
+    done = results.read(args.output)
+    try:
+        run_all(args, [config for key, config in wanted.items() if key not in done])
+    except KeyboardInterrupt:
+        sys.exit(f"run.py: stopped; what is finished is kept in {args.output}")
+
+    done = results.read(args.output)
+    for setting in grid:
+        if len(grid) > 1:
+            print(f"\n{setting}\n")
+        runs = [done[results.key(config)] for config in configurations(args, setting)]
+        print(table.comparison(runs))
+
+
+if __name__ == "__main__":
+    main()

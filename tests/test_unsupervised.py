@@ -1,0 +1,223 @@
+"""The experiments on whole graphs: the script runs, resumes, and refuses what it cannot use."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from sklearn.model_selection import GridSearchCV, StratifiedKFold
+from sklearn.svm import SVC
+from test_examples import ROOT, run
+
+FOLDER = ROOT / "examples" / "unsupervised"
+SMALL = ("--seeds=1", "--epochs=1", "--workers=1")
+
+
+@pytest.fixture
+def modules(monkeypatch):
+    """The script's own modules, which import each other by their bare names."""
+    monkeypatch.syspath_prepend(FOLDER)
+    before = set(sys.modules)
+    yield __import__
+    for name in set(sys.modules) - before:
+        if Path(getattr(sys.modules[name], "__file__", None) or "/").parent == FOLDER:
+            del sys.modules[name]
+
+
+def script(tmp_path, *arguments):
+    output = tmp_path / "runs.jsonl"
+    given = (f"--output={output}", f"--cache={tmp_path / 'cache'}", *arguments)
+    return run("examples/unsupervised/run.py", *given), output
+
+
+def write_tu_set(folder, name, labels):
+    """Rings, those of label 1 with a chord, in the raw layout of TU."""
+    folder.mkdir(parents=True, exist_ok=True)
+    edges, graph_of, node = [], [], 1
+    for number, label in enumerate(labels, 1):
+        size = 5 + label
+        pairs = [(node + i, node + (i + 1) % size) for i in range(size)] + [
+            (node, node + 3)
+        ] * label
+        edges += [f"{a}, {b}" for pair in pairs for a, b in (pair, pair[::-1])]
+        graph_of += [str(number)] * size
+        node += size
+    for part, lines in (
+        ("A", edges),
+        ("graph_indicator", graph_of),
+        ("graph_labels", map(str, labels)),
+    ):
+        (folder / f"{name}_{part}.txt").write_text("\n".join(lines) + "\n")
+
+
+def test_the_script_resumes_and_prints_both_protocols(tmp_path):
+    write_tu_set(tmp_path / "RINGS", "RINGS", [0, 1] * 15)
+    given = (*SMALL, "--dataset=RINGS", f"--root={tmp_path}", "--rows=all")
+    printed, output = script(tmp_path, *given)
+    lines = output.read_text().splitlines()
+    assert len(lines) == 9
+    assert "| PGCL | 1 | " in printed
+    assert "best epoch by test accuracy (optimistic)" in printed
+    assert "| WL kernel | 1 | 100.0 | " in printed
+    told = json.loads(next(line for line in lines if '"PGCL"' in line))
+    assert told["versions"]["torch"] == torch.__version__
+    assert sum(told["history"][0]["occupancy"]) == pytest.approx(1)
+
+    # Killed while it wrote the last line: that run is done again, and no other.
+    output.write_text("\n".join([*lines[:-1], lines[-1][:40]]))
+    again, _ = script(tmp_path, *given)
+    assert output.read_text().splitlines()[:-1] == lines[:-1]
+    last, before = json.loads(output.read_text().splitlines()[-1]), json.loads(lines[-1])
+    assert last["accuracy"] == before["accuracy"]
+    assert again == printed
+
+
+def test_ctrl_c_keeps_what_is_finished(tmp_path):
+    output = tmp_path / "runs.jsonl"
+    command = [sys.executable, "examples/unsupervised/run.py", "--epochs=500", "--workers=1"]
+    given = (f"--output={output}", f"--cache={tmp_path}", "--rows", "untrained GIN", "PGCL")
+    process = subprocess.Popen(
+        [*command, *given], cwd=ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    while process.poll() is None and not (output.exists() and output.stat().st_size):
+        time.sleep(0.2)
+    os.killpg(process.pid, signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert f"stopped; what is finished is kept in {output}" in errors
+    assert "Traceback" not in errors
+    assert [json.loads(line)["config"]["row"] for line in output.read_text().splitlines()]
+
+
+def test_a_zip_that_may_not_be_written_beside(tmp_path, modules):
+    write_tu_set(tmp_path / "made" / "RINGS", "RINGS", [0, 1] * 10)
+    root = tmp_path / "root"
+    root.mkdir()
+    shutil.make_archive(root / "RINGS", "zip", tmp_path / "made", "RINGS")
+    root.chmod(0o500)
+    graphs = modules("data").load("RINGS", root, tmp_path / "cache")
+    assert [graph.num_nodes for graph in graphs] == [5, 6] * 10
+    assert graphs[0].x.tolist() == [[1.0]] * 5
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        ([0] * 30, r"classes of \[30\] graphs: .* at least two classes"),
+        ([0] * 20 + [1] * 9, r"classes of \[20, 9\] graphs: .* 10 graphs of each"),
+    ],
+)
+def test_sets_that_cannot_be_evaluated(tmp_path, modules, labels, message):
+    write_tu_set(tmp_path / "RINGS", "RINGS", labels)
+    with pytest.raises(ValueError, match=message):
+        modules("data").load("RINGS", tmp_path, tmp_path / "cache")
+
+
+def test_damaged_and_missing_sets(tmp_path, modules, monkeypatch):
+    data = modules("data")
+
+    def no_network(*args, **kwargs):
+        raise OSError("no network")
+
+    monkeypatch.setattr(data.TUDataset, "download", no_network)
+    with pytest.raises(ValueError, match=r"NOPE cannot be read \(OSError: no network\)"):
+        data.load("NOPE", tmp_path, tmp_path / "cache")
+    with pytest.raises(ValueError, match=r"--root .*absent is not a folder"):
+        data.load("NOPE", tmp_path / "absent", tmp_path / "cache")
+    (tmp_path / "TORN.zip").write_bytes(b"no zip")
+    with pytest.raises(ValueError, match=r"TORN\.zip is damaged"):
+        data.load("TORN", tmp_path, tmp_path / "cache")
+    write_tu_set(tmp_path / "BAD", "BAD", [0, 1] * 10)
+    (tmp_path / "BAD" / "BAD_A.txt").write_text("one, two\n")
+    with pytest.raises(ValueError, match=r"BAD cannot be read \(ValueError"):
+        data.load("BAD", tmp_path, tmp_path / "cache")
+    write_tu_set(tmp_path / "BAD", "BAD", [0, 1] * 10)
+    assert len(data.load("BAD", tmp_path, tmp_path / "cache")) == 20
+
+
+def test_one_kernel_gives_the_accuracy_of_refitting_from_vectors(modules):
+    """The same folds, with the width of the kernel that all of the rows ask for."""
+    random = np.random.default_rng(0)
+    labels = np.arange(120) % 3
+    rows = random.normal(size=(120, 5)) + 0.8 * labels[:, None]
+    scores = []
+    for train, test in StratifiedKFold(10, shuffle=True, random_state=4).split(rows, labels):
+        svm = GridSearchCV(
+            SVC(gamma=1 / (5 * rows.var())), {"C": [10.0**power for power in range(-3, 4)]}, cv=5
+        )
+        scores.append(svm.fit(rows[train], labels[train]).score(rows[test], labels[test]))
+    found = modules("evaluate").accuracy(rows, labels, seed=4)
+    assert found == pytest.approx(100 * np.mean(scores), abs=1e-9)
+    assert 50 < found < 95
+
+
+def test_planted_motifs_are_balanced_and_the_same_every_time(modules):
+    data = modules("data")
+    first, second = data.planted_motifs(), data.planted_motifs()
+    assert torch.cat([graph.y for graph in first]).bincount().tolist() == [80] * 6
+    assert all(torch.equal(a.edge_index, b.edge_index) for a, b in zip(first, second, strict=True))
+    assert not any(graph.has_isolated_nodes() or graph.has_self_loops() for graph in first)
+
+
+def test_unknown_rows_are_named(tmp_path, capfd):
+    with pytest.raises(AssertionError, match="'PGLC' is not one of 'WL kernel', 'untrained GIN'"):
+        script(tmp_path, "--rows", "PGLC")
+
+
+def test_differences_are_paired_by_seed(modules):
+    table = modules("table")
+
+    def of(row, values):
+        return [
+            {"config": {"row": row, "seed": seed}, "accuracy": {"5": value + 3, "20": value}}
+            for seed, value in values.items()
+        ]
+
+    runs = of("InfoNCE (GraphCL)", {0: 70.0, 1: 80.0, 2: 90.0, 3: 10.0})
+    runs += of("PGCL", {0: 71.0, 1: 82.0, 2: 93.0})
+    line = next(line for line in table.comparison(runs).splitlines() if "PGCL" in line)
+    # Mean 2, standard error 1 / sqrt(3), t(0.975, 2) = 4.303.
+    assert line == "| PGCL | 3 | 82.0 ± 11.0 | 85.0 ± 11.0 | +2.0 (-0.5 to +4.5) |  |"
+
+
+def test_the_page_has_the_tables_of_its_runs(modules):
+    report = modules("report")
+    page = report.PAGE.read_text()
+    assert report.filled(page, modules("results").read(report.RUNS).values()) == page
+    assert "<!-- averages -->\n| | " in page
+    for name in re.findall(r"^<!-- (\w+) -->\n<!-- end -->", page, flags=re.MULTILINE):
+        pytest.fail(f"{name} has no runs")
+
+
+def test_pictures(tmp_path):
+    write_tu_set(tmp_path / "RINGS", "RINGS", [0, 1] * 15)
+    output = tmp_path / "picture.png"
+    run(
+        "examples/unsupervised/pictures.py",
+        "--datasets=RINGS",
+        f"--root={tmp_path}",
+        f"--cache={tmp_path / 'cache'}",
+        f"--output={output}",
+    )
+    assert output.read_bytes().startswith(b"\x89PNG")
+
+
+def test_curves_for_tensorboard(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    write_tu_set(tmp_path / "RINGS", "RINGS", [0, 1] * 15)
+    logs = tmp_path / "logs"
+    given = (f"--root={tmp_path}", "--dataset=RINGS", "--rows=PGCL", f"--tensorboard={logs}")
+    script(tmp_path, *SMALL, *given)
+    (folder,) = logs.iterdir()
+    told = EventAccumulator(str(folder)).Reload().Tags()
+    assert {"accuracy", "contrast", "consistency", "entropy"} <= set(told["scalars"])
+    assert told["histograms"] == ["occupancy"]
