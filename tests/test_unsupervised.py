@@ -69,7 +69,7 @@ def test_the_script_resumes_and_prints_both_protocols(tmp_path):
     assert "| WL kernel | 1 | 100.0 | " in printed
     told = json.loads(next(line for line in lines if '"PGCL"' in line))
     assert told["versions"]["torch"] == torch.__version__
-    assert sum(told["history"][0]["occupancy"]) == pytest.approx(1)
+    assert sum(told["history"][0]["occupancy"]) == pytest.approx(1, abs=1e-3)
 
     # Killed while it wrote the last line: that run is done again, and no other.
     output.write_text("\n".join([*lines[:-1], lines[-1][:40]]))
