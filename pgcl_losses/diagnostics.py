@@ -23,6 +23,7 @@ class Diagnostics(TypedDict, total=False):
     occupancy: list[float]
     entropy: float
     dead_prototypes: int
+    agreement: float
     masked_negatives: float
     mean_weight: float
 
@@ -44,11 +45,14 @@ def diagnostics(
         - ``occupancy``: each prototype's share of the samples
         - ``entropy`` of the occupancy in nats: log K if all clusters are alike, 0 if there is one
         - ``dead_prototypes``: how many have no sample
+        - ``agreement``: how often two views of a graph have the same cluster; 1 says that as many
+          clusters can be told apart, 1/K that clusters are chance
         - ``masked_negatives``: the share of negatives that ``exclude_same_cluster`` leaves out
         - ``mean_weight``: the mean of M w over the negatives that remain, for
           ``weighting="prototype"``; below 1 the negatives as a whole count less than in InfoNCE
 
-        The last two speak of negatives from all views, and are nan where there are none.
+        The last two speak of negatives from all views. Without negatives they are nan, and so is
+        the agreement without a second view.
 
     Examples:
         >>> import torch
@@ -86,10 +90,14 @@ def diagnostics(
     negatives = counts.outer(counts) - per_graph.T @ per_graph  # [K, K]
     remaining = negatives - negatives.diag().diag()
 
+    pairs_of_views = clusters.numel() * (len(clusters) - 1)
+    agreeing = per_graph.square().sum() - clusters.numel()
+
     found = Diagnostics(
         occupancy=occupancy.tolist(),
         entropy=torch.special.entr(occupancy).sum().item(),
         dead_prototypes=int((counts == 0).sum()),
+        agreement=(agreeing / pairs_of_views).item(),
         masked_negatives=(1 - remaining.sum() / negatives.sum()).item(),
     )
     if prototypes is not None:

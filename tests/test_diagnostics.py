@@ -32,6 +32,8 @@ def test_agrees_with_counting(case):
     assert found["occupancy"] == pytest.approx(occupancy)
     assert found["dead_prototypes"] == occupancy.count(0)
     assert found["entropy"] == pytest.approx(-sum(p * math.log(p) for p in occupancy if p))
+    agreement = np.mean([clusters[i] == clusters[i + n] for i in range(n)])
+    assert found["agreement"] == pytest.approx(agreement)
     if negatives:
         masked = 1 - len(remaining) / len(negatives)
         assert found["masked_negatives"] == pytest.approx(masked, abs=1e-12)
@@ -56,6 +58,7 @@ def test_terms_add_the_losses_as_plain_numbers():
         "occupancy",
         "entropy",
         "dead_prototypes",
+        "agreement",
         "masked_negatives",
         "mean_weight",
     }
@@ -66,6 +69,13 @@ def test_terms_add_the_losses_as_plain_numbers():
 
 def assignment_of(clusters):
     return Assignment(torch.zeros(len(clusters), 3), torch.eye(3)[clusters], torch.tensor(clusters))
+
+
+def test_agreement_is_of_all_pairs_of_views():
+    views = [assignment_of(clusters) for clusters in ([0, 1, 2, 2], [0, 1, 2, 1], [0, 2, 2, 0])]
+    # First and second agree on three of four graphs, first and third on two, the others on two.
+    assert diagnostics(views)["agreement"] == pytest.approx(7 / 12)
+    assert math.isnan(diagnostics(views[:1])["agreement"])
 
 
 @pytest.mark.parametrize(
