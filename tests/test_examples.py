@@ -36,6 +36,17 @@ def run(*command: str, **environment: str) -> str:
     return printed
 
 
+def modules_of(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    """For a fixture: imports the modules of an example, which know each other by bare names."""
+    monkeypatch.syspath_prepend(folder)
+    before = set(sys.modules)
+    yield __import__
+    for name in set(sys.modules) - before:
+        file = getattr(sys.modules[name], "__file__", None)
+        if file and Path(file).is_relative_to(ROOT / "examples"):
+            del sys.modules[name]
+
+
 def test_planted_clusters():
     printed = run("examples/planted_clusters.py", "--epochs=1", "--samples=256", "--seeds=1")
     assert "PGCL minus InfoNCE, purity" in printed
@@ -126,11 +137,23 @@ def test_engine_benchmark_and_its_plots(tmp_path):
         assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+def test_benchmark_of_the_evaluation(tmp_path):
+    output = tmp_path / "evaluation.json"
+    run("benchmarks/evaluation.py", "--rounds=1", "--sizes=40", "--output", str(output))
+    assert {row["benchmark"] for row in json.loads(output.read_text())["rows"]} == {"evaluation"}
+
+
+def test_benchmark_of_pretraining(tmp_path):
+    output = tmp_path / "pretraining.json"
+    run("benchmarks/pretraining.py", "--rounds=1", "--molecules=8", "--output", str(output))
+    assert {row["benchmark"] for row in json.loads(output.read_text())["rows"]} == {"pretraining"}
+
+
 def test_benchmark_of_the_pipeline(tmp_path):
     output = tmp_path / "figures.json"
     run("benchmarks/pipeline.py", "--rounds=1", "--graphs=8", "--output", str(output))
     rows = json.loads(output.read_text())["rows"]
-    assert {row["benchmark"] for row in rows} == {"augment", "pipeline"}
+    assert {row["benchmark"] for row in rows} == {"augment", "pipeline", "epoch"}
     assert {row["provider"] for row in rows} >= {"NodeDrop and EdgePerturb", "PGCL"}
     assert all(row["value"] > 0 for row in rows)
 

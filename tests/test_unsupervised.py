@@ -8,14 +8,13 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from sklearn.model_selection import GridSearchCV, StratifiedKFold
 from sklearn.svm import SVC
-from test_examples import ROOT, run
+from test_examples import ROOT, modules_of, run
 
 FOLDER = ROOT / "examples" / "unsupervised"
 SMALL = ("--seeds=1", "--epochs=1", "--workers=1")
@@ -23,13 +22,7 @@ SMALL = ("--seeds=1", "--epochs=1", "--workers=1")
 
 @pytest.fixture
 def modules(monkeypatch):
-    """The script's own modules, which import each other by their bare names."""
-    monkeypatch.syspath_prepend(FOLDER)
-    before = set(sys.modules)
-    yield __import__
-    for name in set(sys.modules) - before:
-        if Path(getattr(sys.modules[name], "__file__", None) or "/").parent == FOLDER:
-            del sys.modules[name]
+    yield from modules_of(FOLDER, monkeypatch)
 
 
 def script(tmp_path, *arguments):
@@ -144,19 +137,44 @@ def test_damaged_and_missing_sets(tmp_path, modules, monkeypatch):
 
 
 def test_one_kernel_gives_the_accuracy_of_refitting_from_vectors(modules):
-    """The same folds, with the width of the kernel that all of the rows ask for."""
+    """The same folds on standardised rows; how large a feature is makes no difference."""
     random = np.random.default_rng(0)
     labels = np.arange(120) % 3
     rows = random.normal(size=(120, 5)) + 0.8 * labels[:, None]
+    standard = (rows - rows.mean(axis=0)) / rows.std(axis=0)
     scores = []
     for train, test in StratifiedKFold(10, shuffle=True, random_state=4).split(rows, labels):
-        svm = GridSearchCV(
-            SVC(gamma=1 / (5 * rows.var())), {"C": [10.0**power for power in range(-3, 4)]}, cv=5
-        )
-        scores.append(svm.fit(rows[train], labels[train]).score(rows[test], labels[test]))
-    found = modules("evaluate").accuracy(rows, labels, seed=4)
-    assert found == pytest.approx(100 * np.mean(scores), abs=1e-9)
-    assert 50 < found < 95
+        svm = GridSearchCV(SVC(gamma=1 / 5), {"C": [10.0**power for power in range(-3, 4)]}, cv=5)
+        scores.append(svm.fit(standard[train], labels[train]).score(standard[test], labels[test]))
+    accuracy = modules("evaluate").accuracy
+    assert accuracy(rows, labels, seed=4) == pytest.approx(100 * np.mean(scores), abs=1e-9)
+    assert accuracy(rows * [1, 1, 1e5, 1, 1], labels, seed=4) == accuracy(rows, labels, seed=4)
+    assert 50 < np.mean(scores) * 100 < 95
+
+
+def test_many_graphs_choose_their_penalty_in_two_folds(modules, monkeypatch):
+    """As well as in five, also where classes are all but equally large."""
+    evaluate = modules("evaluate")
+    random = np.random.default_rng(0)
+    labels = np.arange(301) % 2
+    rows = random.normal(size=(301, 20)) + 0.5 * labels[:, None]
+    by_five = evaluate.accuracy(rows, labels, seed=0)
+    sizes, fit = [], SVC.fit
+    monkeypatch.setattr(SVC, "fit", lambda svm, x, y: sizes.append(len(y)) or fit(svm, x, y))
+    monkeypatch.setattr(evaluate, "MANY", 301)
+    assert evaluate.accuracy(rows, labels, seed=0) == pytest.approx(by_five, abs=3)
+    assert len(sizes) == 10 * (2 * 7 + 1)
+    assert by_five > 80
+
+
+def test_looking_at_a_run_does_not_change_it(modules, tmp_path):
+    train = modules("train")
+    config = {"dataset": "motifs", "row": "PGCL", "seed": 0, **train.SETTING, "epochs": 2}
+    often, once = (
+        train.run({**config, "look_every": every}, None, tmp_path, None) for every in (1, 2)
+    )
+    assert often["history"] == once["history"]
+    assert often["accuracy"][2] == once["accuracy"][2]
 
 
 def test_planted_motifs_are_balanced_and_the_same_every_time(modules):
@@ -221,3 +239,65 @@ def test_curves_for_tensorboard(tmp_path):
     told = EventAccumulator(str(folder)).Reload().Tags()
     assert {"accuracy", "contrast", "consistency", "entropy"} <= set(told["scalars"])
     assert told["histograms"] == ["occupancy"]
+
+
+def test_the_map_is_drawn_from_its_runs(modules, tmp_path):
+    """Nothing is missing in the file of runs, and page and pictures are those of its runs."""
+    results, places = modules("results"), modules("places")
+    missing = {results.key(config) for config in places.wanted(3)} - {
+        *results.read(FOLDER / "map.jsonl")
+    }
+    assert not missing
+    page = tmp_path / "where_it_helps.md"
+    shutil.copy(ROOT / "docs" / "where_it_helps.md", page)
+    shutil.copy(FOLDER / "map.jsonl", tmp_path)
+    output = f"--output={tmp_path / 'map.jsonl'}"
+    run("examples/unsupervised/map.py", "--workers=1", output, f"--docs={tmp_path}")
+    assert page.read_text() == (ROOT / "docs" / "where_it_helps.md").read_text()
+    assert (tmp_path / "map.jsonl").read_bytes() == (FOLDER / "map.jsonl").read_bytes()
+    drawn = {path.name for path in (tmp_path / "images").iterdir()}
+    assert drawn == {"map-grid.png", "map-knobs.png", "map-rule.png"}
+    for name in drawn:
+        assert f"(images/{name})" in page.read_text()
+
+
+def test_runs_of_the_map(modules):
+    planted, train = modules("planted"), modules("train")
+    rows = (train.INFO_NCE, "PGCL", "consistency alone")
+    config = {**planted.KNOBS, "epochs": 2, "warm_up_epochs": 2, "duplicates": 8, "seed": 0}
+    runs = [planted.run({**config, "row": row}) for row in rows]
+    assert all(40 < run["accuracy"] < 100 for run in runs)
+    assert all(0 < run["effective_negatives"] <= 1 for run in runs)
+    shares = [run["gradient_share"] for run in runs]
+    assert shares[0] == 0 < shares[1] < shares[2] == 1
+    del runs[1]["seconds"]
+    again = planted.run(runs[1]["config"])
+    assert again == {**runs[1], "seconds": again["seconds"]}
+
+
+def test_gains_are_over_info_nce_at_the_same_place(modules):
+    planted, places, train = modules("planted"), modules("places"), modules("train")
+    accuracies = {
+        (4, train.INFO_NCE, 10): 90.0,
+        (4, "PGCL", 20): 92.0,
+        (40, train.INFO_NCE, 10): 50.0,
+        (40, "PGCL", 20): 47.0,
+    }
+    told = places.Map(
+        {
+            "config": {
+                **planted.KNOBS,
+                "classes": classes,
+                "row": row,
+                "num_prototypes": prototypes,
+                "seed": seed,
+            },
+            "accuracy": accuracy + seed,
+        }
+        for (classes, row, prototypes), accuracy in accuracies.items()
+        for seed in range(2)
+    )
+    assert told.mean("accuracy", classes=4, num_prototypes=20) == 92.5
+    assert told.gain(classes=4, num_prototypes=20) == 2.0
+    assert told.gain(classes=40, num_prototypes=20) == -3.0
+    assert np.isnan(told.gain(classes=10, num_prototypes=20))

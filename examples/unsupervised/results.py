@@ -1,16 +1,39 @@
 """Finished runs, one JSON line each, found again by their whole configuration."""
 
 import json
+import multiprocessing
 import os
+import platform
+import signal
+from collections.abc import Callable, Iterable
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
+import sklearn
+import torch
+import torch_geometric
+from tqdm import tqdm
 
-def key(config: dict[str, Any]) -> str:
+import pgcl_losses
+
+Config = dict[str, Any]
+Run = dict[str, Any]  # a configuration under "config", and what came of it
+
+VERSIONS = {
+    "python": platform.python_version(),
+    "torch": torch.__version__,
+    "torch_geometric": torch_geometric.__version__,
+    "scikit-learn": sklearn.__version__,
+    "pgcl_losses": pgcl_losses.__version__,
+}
+
+
+def key(config: Config) -> str:
     return json.dumps(config, sort_keys=True)
 
 
-def read(path: Path) -> dict[str, dict[str, Any]]:
+def read(path: Path) -> dict[str, Run]:
     """The runs of a file by their configuration. A last line cut short is no run."""
     runs = {}
     if path.exists():
@@ -24,13 +47,46 @@ def read(path: Path) -> dict[str, dict[str, Any]]:
     return runs
 
 
-def append(path: Path, run: dict[str, Any]) -> None:
+def append(path: Path, run: Run) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    cut_short = path.exists() and path.stat().st_size and path.read_bytes()[-1:] != b"\n"
-    if cut_short:
+    if path.exists() and path.stat().st_size and last_byte(path) != b"\n":  # cut short
         whole, _, _ = path.read_text().rpartition("\n")
         path.write_text(whole + "\n" if whole else "")
     with path.open("a") as file:
         file.write(json.dumps(run) + "\n")
         file.flush()
         os.fsync(file.fileno())
+
+
+def last_byte(path: Path) -> bytes:
+    with path.open("rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read()
+
+
+def complete(
+    path: Path, configs: Iterable[Config], function: Callable[..., Run], given: tuple, workers: int
+) -> dict[str, Run]:
+    """All runs of the file, once those that it lacks are done; each is written when it is finished.
+
+    ``function(config, *given)`` makes one, in a process of its own.
+    """
+    done = read(path)
+    wanted = {key(config): config for config in configs}
+    missing = [config for name, config in wanted.items() if name not in done]
+    spawn = multiprocessing.get_context("spawn")
+    at_once = signal.SIGINT, signal.SIG_DFL  # on Ctrl-C, without a traceback of each
+    with (
+        ProcessPoolExecutor(workers, spawn, signal.signal, at_once) as pool,
+        tqdm(total=len(missing), unit="run") as progress,
+    ):
+        futures = [pool.submit(function, config, *given) for config in missing]
+        try:
+            for future in as_completed(futures):
+                told = future.result()
+                append(path, told | {"versions": VERSIONS | told.get("versions", {})})
+                progress.update()
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    return read(path)

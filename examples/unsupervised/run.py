@@ -8,33 +8,14 @@ Finished runs are kept, one JSON line each, in --output; what is there already i
 
 import argparse
 import itertools
-import multiprocessing
-import platform
-import signal
 import sys
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
 import results
-import sklearn
 import table
-import torch
-import torch_geometric
 from data import SYNTHETIC, load
-from tqdm import tqdm
 from train import INFO_NCE, ROWS, SETTING, UNTRAINED, WL, run
-
-import pgcl_losses
-
-VERSIONS = {
-    "python": platform.python_version(),
-    "torch": torch.__version__,
-    "torch_geometric": torch_geometric.__version__,
-    "scikit-learn": sklearn.__version__,
-    "pgcl_losses": pgcl_losses.__version__,
-}
-
 
 # What may be given several values, of which every combination is run.
 LISTS = {"num_prototypes": "K", "batch_size": "N", "consistency_weight": "lambda"}
@@ -96,25 +77,6 @@ def configurations(args: argparse.Namespace, setting: dict[str, Any]) -> list[di
     return found
 
 
-def run_all(args: argparse.Namespace, configs: list[dict[str, Any]]) -> None:
-    """Runs in processes of their own; each is written when it is finished."""
-    spawn = multiprocessing.get_context("spawn")
-    at_once = signal.SIGINT, signal.SIG_DFL  # on Ctrl-C, without a traceback of each
-    with (
-        ProcessPoolExecutor(args.workers, spawn, signal.signal, at_once) as pool,
-        tqdm(total=len(configs), unit="run") as progress,
-    ):
-        given = args.root, args.cache, args.tensorboard
-        futures = [pool.submit(run, config, *given) for config in configs]
-        try:
-            for future in as_completed(futures):
-                results.append(args.output, future.result() | {"versions": VERSIONS})
-                progress.update()
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
-
-
 def main() -> None:
     args = parse()
     try:
@@ -122,14 +84,13 @@ def main() -> None:
     except ValueError as error:
         sys.exit(f"run.py: {error}")
     grid = grid_of(args)
-    wanted = {results.key(c): c for setting in grid for c in configurations(args, setting)}
-    done = results.read(args.output)
+    wanted = [config for setting in grid for config in configurations(args, setting)]
+    given = args.root, args.cache, args.tensorboard
     try:
-        run_all(args, [config for key, config in wanted.items() if key not in done])
+        done = results.complete(args.output, wanted, run, given, args.workers)
     except KeyboardInterrupt:
         sys.exit(f"run.py: stopped; what is finished is kept in {args.output}")
 
-    done = results.read(args.output)
     for setting in grid:
         if len(grid) > 1:
             print(f"\n{setting}\n")

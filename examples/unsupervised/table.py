@@ -1,13 +1,10 @@
 """Tables of runs: both protocols, and paired differences with their confidence intervals."""
 
 from collections.abc import Iterable
-from typing import Any
 
-import numpy as np
-from scipy import stats
+from cells import difference, spread
+from results import Run
 from train import INFO_NCE, ROWS, UNTRAINED
-
-Run = dict[str, Any]
 
 
 def last_epoch(run: Run) -> float:
@@ -27,22 +24,6 @@ def by_row(runs: Iterable[Run]) -> dict[str, dict[int, Run]]:
     return {row: seeds for row, seeds in found.items() if seeds}
 
 
-def spread(values: list[float]) -> str:
-    deviation = f" ± {np.std(values, ddof=1):.1f}" if len(values) > 1 else ""
-    return f"{np.mean(values):.1f}{deviation}"
-
-
-def difference(seeds: dict[int, Run], others: dict[int, Run]) -> str:
-    """Mean over the seeds that both have, with the 95% interval of Student's t."""
-    both = sorted(seeds.keys() & others.keys())
-    deltas = [last_epoch(seeds[seed]) - last_epoch(others[seed]) for seed in both]
-    if len(deltas) < 2 or seeds is others:
-        return ""
-    mean, error = np.mean(deltas), stats.sem(deltas)
-    reach = error * stats.t.ppf(0.975, len(deltas) - 1)
-    return f"{mean:+.1f} ({mean - reach:+.1f} to {mean + reach:+.1f})"
-
-
 def comparison(runs: Iterable[Run]) -> str:
     """A Markdown table of one set under one configuration."""
     rows = by_row(runs)
@@ -51,9 +32,12 @@ def comparison(runs: Iterable[Run]) -> str:
         "| minus InfoNCE | minus untrained |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
+    last = {
+        row: {seed: last_epoch(run) for seed, run in seeds.items()} for row, seeds in rows.items()
+    }
     for row, seeds in rows.items():
-        against = [difference(seeds, rows.get(other, {})) for other in (INFO_NCE, UNTRAINED)]
-        values = spread([last_epoch(run) for run in seeds.values()])
+        against = [difference(last[row], last.get(other, {})) for other in (INFO_NCE, UNTRAINED)]
+        values = spread(list(last[row].values()))
         best = spread([best_epoch(run) for run in seeds.values()])
         lines.append(f"| {row} | {len(seeds)} | {values} | {best} | {' | '.join(against)} |")
     return "\n".join(lines)

@@ -10,7 +10,7 @@ import wl
 from data import load
 from evaluate import accuracy, of_kernel
 from model import DIM, GIN, Projected
-from torch_geometric.data import Data
+from torch_geometric.data import Batch, Data
 from torch_geometric.loader import DataLoader
 
 from pgcl_losses import PGCLLoss, diagnostics
@@ -130,9 +130,10 @@ def log(
 
 @torch.no_grad()
 def embed(encoder: GIN, graphs: list[Data]) -> np.ndarray:
+    """``[G, 96]``, without a random number drawn: looking does not change what is trained next."""
     encoder.eval()
-    rows = [
-        encoder(batch.x, batch.edge_index, batch.batch, batch.num_graphs)
-        for batch in DataLoader(graphs, 128)
-    ]
+    rows = []
+    for start in range(0, len(graphs), 128):
+        batch = Batch.from_data_list(graphs[start : start + 128])
+        rows.append(encoder(batch.x, batch.edge_index, batch.batch, batch.num_graphs))
     return torch.cat(rows).numpy()

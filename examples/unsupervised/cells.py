@@ -1,0 +1,35 @@
+"""Cells of tables, and pages that hold tables between their markers."""
+
+import re
+
+import numpy as np
+from scipy import stats
+
+
+def spread(values: list[float]) -> str:
+    deviation = f" ± {np.std(values, ddof=1):.1f}" if len(values) > 1 else ""
+    return f"{np.mean(values):.1f}{deviation}"
+
+
+def difference(seeds: dict[int, float], others: dict[int, float]) -> str:
+    """Mean over the seeds that both have, with the 95% interval of Student's t."""
+    both = sorted(seeds.keys() & others.keys())
+    deltas = [seeds[seed] - others[seed] for seed in both]
+    if len(deltas) < 2 or seeds is others:
+        return ""
+    mean, error = np.mean(deltas), stats.sem(deltas)
+    reach = error * stats.t.ppf(0.975, len(deltas) - 1)
+    return f"{mean:+.1f} ({mean - reach:+.1f} to {mean + reach:+.1f})"
+
+
+def fill(page: str, tables: dict[str, str]) -> str:
+    """The page with every table between its markers made anew."""
+    for name, made in tables.items():
+        start, end = f"<!-- {name} -->\n", "<!-- end -->"
+        page = re.sub(
+            f"({re.escape(start)}).*?({end})",
+            lambda m, made=made: f"{m[1]}{made}\n{m[2]}",
+            page,
+            flags=re.DOTALL,
+        )
+    return page

@@ -1,0 +1,53 @@
+"""Accuracy against the number of prototypes and the size of batches (the paper's figures 4, 5)."""
+
+from collections.abc import Iterable
+
+import matplotlib.pyplot as plt
+import numpy as np
+import table
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from results import Run
+from train import INFO_NCE, SETTING
+
+DATASETS = ("PTC_MR", "PROTEINS")
+KNOBS = {"num_prototypes": "prototypes K", "batch_size": "batch size N"}
+
+
+def curve(runs: Iterable[Run], dataset: str, row: str, knob: str) -> dict[int, list[float]]:
+    """Value of the knob -> last epochs of all seeds, where all else is as in the tables."""
+    fixed = {k: value for k, value in SETTING.items() if k not in (knob, "look_every")}
+    fixed |= {"dataset": dataset, "row": row}
+    found: dict[int, dict[int, float]] = {}
+    for run in runs:
+        config = run["config"]
+        if fixed.items() <= config.items():
+            found.setdefault(config[knob], {})[config["seed"]] = table.last_epoch(run)
+    return {value: list(seeds.values()) for value, seeds in sorted(found.items())}
+
+
+def draw_curves(axes: Axes, curves: dict[str, dict[int, list[float]]]) -> None:
+    """Values of the knob at equal distances, whatever they are."""
+    ticks = sorted({value for found in curves.values() for value in found})
+    for label, found in curves.items():
+        means = [np.mean(values) for values in found.values()]
+        deviations = [np.std(values, ddof=1) if len(values) > 1 else 0 for values in found.values()]
+        places = [ticks.index(value) for value in found]
+        axes.errorbar(places, means, deviations, fmt="o-", capsize=3, label=label)
+    axes.set_xticks(range(len(ticks)), ticks)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def draw(runs: list[Run]) -> Figure:
+    """A row of panels for each set; whiskers are standard deviations over seeds."""
+    shape = len(DATASETS), len(KNOBS)
+    figure, panels = plt.subplots(*shape, figsize=(9, 6), sharey="row", layout="constrained")
+    for dataset, row in zip(DATASETS, panels, strict=True):
+        for (knob, label), axes in zip(KNOBS.items(), row, strict=True):
+            # InfoNCE has no prototypes.
+            rows = ["PGCL"] if knob == "num_prototypes" else ["PGCL", INFO_NCE]
+            draw_curves(axes, {name: curve(runs, dataset, name, knob) for name in rows})
+            axes.set(xlabel=label, title=dataset)
+        row[1].legend(frameon=False)
+        row[0].set_ylabel("accuracy, last epoch, %")
+    return figure
