@@ -1,0 +1,70 @@
+"""Measure one kernel matrix for all folds and penalties against refitting from the vectors.
+
+Both find the same accuracy of a support vector machine on the same planted classes.
+
+python benchmarks/evaluation.py
+python benchmarks/evaluation.py --rounds 1 --sizes 60 --output /tmp/evaluation.json
+"""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+import measure
+import numpy as np
+from sklearn.model_selection import GridSearchCV, StratifiedKFold
+from sklearn.preprocessing import scale
+from sklearn.svm import SVC
+
+# The example is a folder of scripts, not a package.
+sys.path.append(str(Path(__file__).parents[1] / "examples" / "unsupervised"))
+import evaluate
+
+DIM = 96
+REFIT = "refitting from the vectors"
+
+
+def planted(num: int, classes: int = 2) -> tuple[np.ndarray, np.ndarray]:
+    """Embeddings ``[num, 96]`` of classes that overlap, and their labels."""
+    random = np.random.default_rng(0)
+    labels = np.arange(num) % classes
+    return 0.3 * random.normal(size=(classes, DIM))[labels] + random.normal(size=(num, DIM)), labels
+
+
+def refitted(embeddings: np.ndarray, labels: np.ndarray, seed: int) -> float:
+    """The accuracy, by machines that compute their kernels themselves."""
+    rows = scale(embeddings)
+    scores = []
+    for train, test in StratifiedKFold(10, shuffle=True, random_state=seed).split(rows, labels):
+        svm = SVC(gamma=1 / DIM, cache_size=1000)
+        search = GridSearchCV(svm, {"C": evaluate.PENALTIES}, cv=5).fit(rows[train], labels[train])
+        scores.append(search.score(rows[test], labels[test]))
+    return 100 * float(np.mean(scores))
+
+
+def cell(num: int, rounds: int) -> list[dict[str, Any]]:
+    given = *planted(num), 0
+    one, other = evaluate.accuracy(*given), refitted(*given)
+    if abs(one - other) > 1e-9:
+        raise AssertionError(f"{num} graphs: accuracy {one} of one kernel, {other} of refitting")
+    times = {"one kernel": lambda: evaluate.accuracy(*given), REFIT: lambda: refitted(*given)}
+    timed = measure.time_in_turn(times, rounds, seconds=30)
+    return measure.rows("evaluation", f"N={num} D={DIM}", "10 folds, 7 C", timed, REFIT)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--sizes", type=int, nargs="+", default=[188, 344, 800])
+    parser.add_argument(
+        "--output", type=Path, default=Path(__file__).parent / "results" / "cpu.json"
+    )
+    args = parser.parse_args()
+
+    machine = measure.machine()
+    print(machine)
+    table = [row for num in args.sizes for row in cell(num, args.rounds)]
+    measure.show(table)
+    measure.save(args.output, table, machine)
+    print(f"written to {args.output}")

@@ -1,0 +1,81 @@
+"""Measure how fast molecules go through pre-training, and what share of it the loss takes.
+
+On molecules made in code, or on the first ones of a file.
+
+python benchmarks/pretraining.py --smiles zinc.smi.gz
+python benchmarks/pretraining.py --rounds 1 --molecules 16 --output /tmp/pretraining.json
+"""
+
+import argparse
+import itertools
+import sys
+from pathlib import Path
+
+import measure
+import torch
+from torch_geometric.data import Data
+from torch_geometric.loader import DataLoader
+
+# The example is a folder of scripts, not a package.
+sys.path.append(str(Path(__file__).parents[1] / "examples" / "transfer"))
+from model import INFO_NCE, WIDTH, MoleculeGIN, pretraining
+from molecules import graph_of
+from smiles import lines, made
+
+STEP = "whole step, PGCL"
+
+
+def step_times(graphs: list[Data], device: str, rounds: int) -> dict[str, list[float]]:
+    """A batch collated, augmented twice, encoded, and its loss taken back to the weights."""
+
+    def stepping(row: str):
+        torch.manual_seed(0)
+        model = pretraining(row, MoleculeGIN(), 0, 0.2).to(device)
+        optimizer = torch.optim.Adam(model.parameters())
+
+        def step() -> None:
+            (batch,) = DataLoader(graphs, len(graphs))
+            loss = model(batch.to(device))
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+
+        return model, step
+
+    model, pgcl = stepping("PGCL")
+    _, info_nce = stepping(INFO_NCE)
+    rows = [torch.randn(len(graphs), WIDTH, device=device, requires_grad=True) for _ in range(2)]
+    rivals = {
+        STEP: pgcl,
+        "whole step, InfoNCE": info_nce,
+        "loss alone, PGCL": lambda: model.loss(*rows).backward(),
+    }
+    return measure.time_in_turn(rivals, rounds)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--smiles", type=Path, help="a text or a table of SMILES, maybe gzipped")
+    parser.add_argument("--molecules", type=int, default=256, help="in a batch")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument(
+        "--output", type=Path, help="default: results/cpu.json or results/cuda.json"
+    )
+    args = parser.parse_args()
+    kind = args.device.partition(":")[0]
+    output = args.output or Path(__file__).parent / "results" / f"{kind}.json"
+
+    texts = lines(args.smiles) if args.smiles else iter(made()[0])
+    found = filter(None, map(graph_of, texts))
+    graphs = list(itertools.islice(found, args.molecules))
+    machine = measure.machine(args.device)
+    print(machine)
+    source = args.smiles.name if args.smiles else "made in code"
+    size = f"N={len(graphs)} V={sum(graph.num_nodes for graph in graphs)}"
+    times = step_times(graphs, args.device, args.rounds)
+    table = measure.rows("pretraining", size, source, times, STEP)
+    measure.show(table)
+    measure.save(output, table, machine)
+    fastest = min(times[STEP])
+    print(f"{1e3 * len(graphs) / fastest:.0f} molecules per second; written to {output}")
