@@ -1,0 +1,169 @@
+"""Fine-tunes pre-trained encoders on properties of molecules, and compares their ROC-AUC.
+
+python examples/transfer/finetune.py --encoders none runs/transfer/PGCL.pt        # made here
+python examples/transfer/finetune.py --csv bbbp.csv tox21.csv --encoders none runs/transfer/PGCL.pt
+python examples/transfer/finetune.py --csv mine.csv --smiles-column smi --label-columns A,B \\
+    --encoders runs/transfer/PGCL.pt --predictions runs/predictions
+
+Finished runs are kept, one JSON line each, in --output; what is there already is not run again.
+"""
+
+import argparse
+import csv
+import hashlib
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from model import NONE, checkpoint
+from molecules import store
+from scaffold import TEST, TRAIN, VALID, split
+from smiles import labels, lines, made
+from tuning import Given, best_epoch, run
+
+# What finished runs are kept with, and how they are compared, is the other example's.
+sys.path.append(str(Path(__file__).parents[1] / "unsupervised"))
+import results
+from cells import difference, spread
+
+NO_FILE = "none"
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--csv", type=Path, nargs="+", help="tables of molecules and labels; else one is made here")
+    add("--smiles-column", help="default: smiles or mol")
+    add(
+        "--label-columns",
+        type=lambda text: next(csv.reader([text])),
+        help="A,B, in quotes where a name has a comma; default: all others",
+    )
+    add("--encoders", nargs="+", default=[NO_FILE], help=f"files of pretrain.py, or {NO_FILE!r}")
+    add("--seeds", type=int, default=3)
+    add("--epochs", type=int, default=20)
+    add("--batch-size", type=int, default=32)
+    add("--lr", type=float, default=1e-3)
+    add("--dropout", type=float, default=0.5)
+    add("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    add("--workers", type=int, default=2, help="runs at a time")
+    add("--cache", type=Path, default=Path("runs/molecules"))
+    add("--output", type=Path, default=Path("runs/transfer/finetuning.jsonl"))
+    add(
+        "--predictions",
+        type=Path,
+        metavar="FOLDER",
+        help="train with the first seed once more, and write there what it says of all molecules",
+    )
+    return parser.parse_args()
+
+
+def write_made(folder: Path) -> Path:
+    """The molecules made here, as a table."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "made.csv"
+    if not path.exists():
+        smiles, told = made()
+        with path.open("w", newline="") as file:
+            table = csv.writer(file)
+            table.writerow(["smiles", "acid", "halogen"])
+            table.writerows(
+                [text, *row] for text, row in zip(smiles, told.int().tolist(), strict=True)
+            )
+    return path
+
+
+def prepared(path: Path, args: argparse.Namespace) -> Given:
+    """What the runs on one table share; all that can be wrong with it is found here."""
+    tasks, told = labels(path, args.label_columns, args.smiles_column)
+    molecules = store(path, args.smiles_column, args.cache, args.workers)
+    texts = list(lines(path, args.smiles_column))
+    readable = [texts[line] for line in molecules.lines]
+    told = told[torch.from_numpy(molecules.lines.copy())]
+    parts = split(readable)
+    for name, part in (("train", TRAIN), ("validate", VALID), ("test", TEST)):
+        there = told[torch.from_numpy(parts == part)]
+        if not any(len(column[~column.isnan()].unique()) == 2 for column in there.T):
+            raise ValueError(
+                f"{path}: of the scaffolds' parts the one to {name} has {len(there)} molecules and "
+                "no task with both classes, so that nothing can be ranked there"
+            )
+    digest = hashlib.sha256(repr((tasks, readable)).encode() + told.numpy().tobytes()).hexdigest()
+    return Given(tasks, molecules.folder, told, digest[:12], parts, args.device)
+
+
+def origin(file: Path | None) -> dict[str, Any] | None:
+    """How an encoder was pre-trained, as its file says."""
+    if file is None:
+        return None
+    if not file.is_file():
+        raise ValueError(f"--encoders: {file} is not a file")
+    state = checkpoint(file)
+    return state["config"] | {"epochs": len(state["history"])}
+
+
+def score(run: results.Run) -> float:
+    return run["auc"]["test"][best_epoch(run["auc"])]
+
+
+def label(pretraining: dict[str, Any] | None) -> str:
+    if pretraining is None:
+        return NONE
+    return f"{pretraining['row']}, {pretraining['molecules']} molecules x {pretraining['epochs']}"
+
+
+def table(runs: dict[str, dict[int, results.Run]]) -> str:
+    """Markdown: a line for each encoder, of one set."""
+    scores = {
+        name: {seed: score(run) for seed, run in seeds.items()} for name, seeds in runs.items()
+    }
+    made = [
+        "| pre-training | encoder | seeds | ROC-AUC, % | minus none |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for name, seeds in scores.items():
+        how = label(next(iter(runs[name].values()))["config"]["pretraining"])
+        cells = [how, name, len(seeds), spread(list(seeds.values()))]
+        made.append(
+            f"| {' | '.join(map(str, cells))} | {difference(seeds, scores.get(NO_FILE, {}))} |"
+        )
+    return "\n".join(made)
+
+
+def main() -> None:
+    args = parse()
+    encoders = {
+        name if name == NO_FILE else Path(name).stem: None if name == NO_FILE else Path(name)
+        for name in args.encoders
+    }
+    if len(encoders) < len(args.encoders):
+        raise ValueError(f"--encoders: two of {', '.join(args.encoders)} have the same name")
+    origins = {name: origin(file) for name, file in encoders.items()}
+    tables = args.csv or [write_made(args.cache)]
+    prepared_tables = {path: prepared(path, args) for path in tables}
+    shared = {name: getattr(args, name) for name in ("epochs", "batch_size", "lr", "dropout")}
+    for path, given in prepared_tables.items():
+        runs = {}
+        for name, file in encoders.items():
+            config = {"dataset": path.name, "data": given.digest, **shared}
+            config["pretraining"] = origins[name]
+            seeds = [config | {"seed": seed} for seed in range(args.seeds)]
+            done = results.complete(args.output, seeds, run, (given, file), args.workers)
+            runs[name] = {seed["seed"]: done[results.key(seed)] for seed in seeds}
+            if args.predictions is not None:
+                where = args.predictions / f"{path.name.partition('.')[0]}-{name}.csv"
+                run(seeds[0], given, file, where)
+                print(f"predictions written to {where}")
+        print(f"\n{path.name}\n\n{table(runs)}\n")
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except ValueError as error:
+        sys.exit(f"finetune.py: {error}")
+    except KeyboardInterrupt:
+        sys.exit("finetune.py: stopped; what is finished is kept")

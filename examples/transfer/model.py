@@ -1,0 +1,135 @@
+"""The encoder of molecules, and what is trained with it: contrast of views, masked atoms, tasks."""
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from molecules import ATOM, BOND
+from torch import Tensor, nn
+from torch_geometric.data import Batch
+from torch_geometric.nn import GINEConv, global_mean_pool
+from torch_geometric.utils.smiles import e_map, x_map
+
+from pgcl_losses import PGCLLoss
+from pgcl_losses.adapters.pyg import AttributeMask, ContrastiveModel, EdgePerturb, NodeDrop
+
+LAYERS, WIDTH = 5, 300
+MASK = max(len(values) for values in x_map.values())  # no atom has this category
+
+NONE, INFO_NCE, MASKING = "no pre-training", "InfoNCE (GraphCL)", "attribute masking"
+CONTRASTS = {
+    INFO_NCE: {"weighting": "uniform", "exclude_same_cluster": False, "consistency_weight": 0.0},
+    "PGCL": {},
+}
+
+
+class Categories(nn.Module):
+    """The sum of an embedding for each category that an atom or bond has."""
+
+    def __init__(self, features: int, values: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(features * values, WIDTH)
+        nn.init.xavier_uniform_(self.embedding.weight)
+        self.register_buffer("first", torch.arange(features) * values, persistent=False)
+
+    def forward(self, categories: Tensor) -> Tensor:
+        return self.embedding(categories + self.first).sum(1)
+
+
+class MoleculeGIN(nn.Module):
+    """Atoms ``[V, 9]`` and bonds ``[E, 3]`` -> a row per molecule ``[G, 300]``."""
+
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.dropout = dropout
+        self.atoms = Categories(ATOM, MASK + 1)
+        values = max(len(values) for values in e_map.values())
+        self.bonds = nn.ModuleList(Categories(BOND, values) for _ in range(LAYERS))
+        self.convs = nn.ModuleList(
+            GINEConv(
+                nn.Sequential(nn.Linear(WIDTH, 2 * WIDTH), nn.ReLU(), nn.Linear(2 * WIDTH, WIDTH))
+            )
+            for _ in range(LAYERS)
+        )
+        self.norms = nn.ModuleList(nn.BatchNorm1d(WIDTH) for _ in range(LAYERS))
+
+    def nodes(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
+        x = self.atoms(x)
+        for layer, (conv, bonds, norm) in enumerate(
+            zip(self.convs, self.bonds, self.norms, strict=True), 1
+        ):
+            x = norm(conv(x, edge_index, bonds(edge_attr)))
+            x = F.dropout(x if layer == LAYERS else x.relu(), self.dropout, self.training)
+        return x
+
+    def forward(
+        self, x: Tensor, edge_index: Tensor, edge_attr: Tensor, batch: Tensor, num_graphs: int
+    ) -> Tensor:
+        return global_mean_pool(self.nodes(x, edge_index, edge_attr), batch, num_graphs)
+
+
+class Projected(nn.Module):
+    """The encoder with the head that the loss sees."""
+
+    def __init__(self, encoder: MoleculeGIN) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.head = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH))
+
+    def forward(
+        self, x: Tensor, edge_index: Tensor, edge_attr: Tensor, batch: Tensor, num_graphs: int
+    ) -> Tensor:
+        return self.head(self.encoder(x, edge_index, edge_attr, batch, num_graphs))
+
+
+class MaskedAtoms(nn.Module):
+    """Hides atoms and asks for their elements: pre-training without contrast, ``Batch -> loss``."""
+
+    def __init__(self, encoder: MoleculeGIN, share: float = 0.15) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.mask = AttributeMask(share, fill_value=MASK)
+        self.head = nn.Linear(WIDTH, len(x_map["atomic_num"]))
+
+    def forward(self, batch: Batch) -> Tensor:
+        hidden = self.mask(batch)
+        rows = self.encoder.nodes(hidden.x, batch.edge_index, batch.edge_attr)
+        masked = hidden.x[:, 0] == MASK
+        asked = self.head(rows[masked])
+        # The sum over the masked atoms is 0 where there is none; the mean would be nan.
+        wrong = F.cross_entropy(asked, batch.x[masked, 0], reduction="sum")
+        return wrong / masked.sum().clamp(min=1)
+
+
+class Tasks(nn.Module):
+    """The encoder with a linear layer for properties, ``Batch -> [G, tasks]`` logits."""
+
+    def __init__(self, encoder: MoleculeGIN, tasks: int) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.head = nn.Linear(WIDTH, tasks)
+
+    def forward(self, b: Batch) -> Tensor:
+        return self.head(self.encoder(b.x, b.edge_index, b.edge_attr, b.batch, b.num_graphs))
+
+
+def pretraining(row: str, encoder: MoleculeGIN, frozen: int, drop: float) -> nn.Module:
+    """``Batch -> loss`` of a row of the table; prototypes rest for the first ``frozen`` steps."""
+    if row == MASKING:
+        return MaskedAtoms(encoder)
+    loss = PGCLLoss(WIDTH, freeze_steps=frozen, **CONTRASTS[row])
+    return ContrastiveModel(Projected(encoder), NodeDrop(drop), EdgePerturb(drop), loss)
+
+
+def checkpoint(path: Path) -> dict[str, Any]:
+    """What pretrain.py has written. Nothing in the file is executed."""
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+        if state.keys() >= {"config", "history", "model", "optimizer"}:
+            return state
+        error = "its parts are others"
+    except (pickle.UnpicklingError, RuntimeError, EOFError, AttributeError) as raised:
+        error = str(raised).partition("\n")[0]
+    raise ValueError(f"{path} is not a file of pretrain.py: {error}")

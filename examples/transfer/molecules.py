@@ -1,0 +1,168 @@
+"""Molecules as graphs, featurised once and read from disk as they are asked for."""
+
+import hashlib
+import itertools
+import json
+import multiprocessing
+import os
+import signal
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from filelock import FileLock
+from rdkit import Chem, RDLogger
+from smiles import lines
+from torch_geometric.data import Data
+from torch_geometric.utils.smiles import e_map, from_rdmol, x_map
+from tqdm import tqdm
+
+ATOM, BOND = len(x_map), len(e_map)  # categories that an atom and a bond have
+CHUNK = 1000  # molecules, after which what is done is safe on disk
+FILES = {
+    "molecules": (np.int64, 3),  # line it was on, atoms, bonds
+    "atoms": (np.uint8, ATOM),
+    "bonds": (np.uint8, BOND),
+    "ends": (np.uint16, 2),  # numbers of a bond's atoms
+}
+Chunk = dict[str, np.ndarray]
+
+
+def featurised(smiles: list[str], first: int) -> Chunk:
+    """What the files get for these lines, those left out that are no molecule to RDKit or PyG."""
+    RDLogger.DisableLog("rdApp.*")
+    rows: dict[str, list[np.ndarray]] = {
+        name: [np.empty((0, w), t)] for name, (t, w) in FILES.items()
+    }
+    for line, text in enumerate(smiles, first):
+        graph = graph_of(text)
+        if graph is None:
+            continue
+        once = graph.edge_index[0] < graph.edge_index[1]  # each bond comes in both directions
+        rows["molecules"].append(np.array([[line, graph.num_nodes, int(once.sum())]]))
+        rows["atoms"].append(graph.x.numpy().astype(np.uint8))
+        rows["bonds"].append(graph.edge_attr[once].numpy().astype(np.uint8))
+        rows["ends"].append(graph.edge_index[:, once].T.numpy().astype(np.uint16))
+    return {name: np.concatenate(parts) for name, parts in rows.items()}
+
+
+def graph_of(smiles: str) -> Data | None:
+    """The graph of a molecule; none of what cannot be parsed, has no atom or has too odd ones."""
+    molecule = Chem.MolFromSmiles(smiles)
+    if molecule is None or not 0 < molecule.GetNumAtoms() < 2**16:
+        return None
+    try:
+        return from_rdmol(molecule)
+    except ValueError:  # a category that PyG does not number
+        return None
+
+
+class Molecules(torch.utils.data.Dataset):
+    """The molecules of a folder made by :func:`store`; 16 bytes of each are held in memory."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.arrays = {
+            name: np.memmap(folder / name, dtype, mode="r").reshape(-1, width)
+            for name, (dtype, width) in FILES.items()
+            if (folder / name).stat().st_size
+        }
+        self.ends = np.cumsum(self.arrays["molecules"][:, 1:], axis=0)  # of atoms and of bonds
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    @property
+    def lines(self) -> np.ndarray:
+        """Which line of its file each molecule was on, from 0."""
+        return self.arrays["molecules"][:, 0]
+
+    def __getitem__(self, index: int) -> Data:
+        _, atoms, bonds = self.arrays["molecules"][index]
+        last_atom, last_bond = self.ends[index]
+        x = torch.from_numpy(self.arrays["atoms"][last_atom - atoms : last_atom].astype(np.int64))
+        if not bonds:
+            none = torch.empty(0, BOND, dtype=torch.long)
+            return Data(x=x, edge_index=torch.empty(2, 0, dtype=torch.long), edge_attr=none)
+        there = slice(last_bond - bonds, last_bond)
+        ends = torch.from_numpy(self.arrays["ends"][there].astype(np.int64)).T
+        carried = torch.from_numpy(self.arrays["bonds"][there].astype(np.int64))
+        edge_index = torch.cat([ends, ends.flip(0)], dim=1)
+        return Data(x=x, edge_index=edge_index, edge_attr=carried.repeat(2, 1))
+
+
+def store(source: Path, column: str | None, cache: Path, workers: int = 2) -> Molecules:
+    """The molecules of a file, featurised into a folder of ``cache``; an interrupted one goes on.
+
+    Another column of a file, or a file that has been changed since, is another file. Of several
+    processes one does it, and the others wait.
+    """
+    state = source.stat()
+    made_of = f"{source.resolve()} {column} {state.st_size} {state.st_mtime_ns}"
+    folder = cache / f"{source.name}-{hashlib.sha256(made_of.encode()).hexdigest()[:12]}"
+    folder.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder / "lock"):
+        progress = folder / "progress.json"
+        done: dict[str, Any] = {"lines": 0, "molecules": 0, "whole": False}
+        done["bytes"] = dict.fromkeys(FILES, 0)
+        if progress.exists():
+            done = json.loads(progress.read_text())
+        if not done["whole"]:
+            for name, size in done["bytes"].items():  # what came after the last safe chunk is torn
+                (folder / name).touch()
+                os.truncate(folder / name, size)
+            append_chunks(folder, progress, done, lines(source, column), workers)
+    if not done["molecules"]:
+        raise ValueError(f"{source}: none of its {done['lines']} lines is a molecule")
+    return Molecules(folder)
+
+
+def append_chunks(
+    folder: Path, progress: Path, done: dict[str, Any], smiles: Iterable[str], workers: int
+) -> None:
+    rest = itertools.islice(smiles, done["lines"], None)
+    spawn = multiprocessing.get_context("spawn")
+    at_once = signal.SIGINT, signal.SIG_DFL  # on Ctrl-C, without a traceback of each
+    bar = tqdm(desc=folder.name, initial=done["lines"], unit="molecule")
+    with ProcessPoolExecutor(workers, spawn, signal.signal, at_once) as pool, bar:
+        for count, chunk in in_order(pool, rest, done["lines"], 2 * workers):
+            for name, rows in chunk.items():
+                with (folder / name).open("ab") as file:
+                    file.write(rows.tobytes())
+                    file.flush()
+                    os.fsync(file.fileno())
+                done["bytes"][name] += rows.nbytes
+            done["lines"] += count
+            done["molecules"] += len(chunk["molecules"])
+            replace(progress, done)
+            bar.update(count)
+    done["whole"] = True
+    replace(progress, done)
+    skipped = done["lines"] - done["molecules"]
+    print(f"{folder.name}: {done['molecules']} molecules, {skipped} lines that are none")
+
+
+def in_order(
+    pool: Executor, smiles: Iterator[str], first: int, ahead: int
+) -> Iterator[tuple[int, Chunk]]:
+    """Chunks of lines, featurised; only so many are read ahead, however long the file."""
+    waiting: deque[tuple[int, Future[Chunk]]] = deque()
+    while some := list(itertools.islice(smiles, CHUNK)):
+        waiting.append((len(some), pool.submit(featurised, some, first)))
+        first += len(some)
+        if len(waiting) > ahead:
+            count, chunk = waiting.popleft()
+            yield count, chunk.result()
+    for count, chunk in waiting:
+        yield count, chunk.result()
+
+
+def replace(path: Path, content: dict[str, Any]) -> None:
+    """Writes the whole file or none of it."""
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(content))
+    os.replace(part, path)

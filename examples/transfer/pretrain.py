@@ -1,0 +1,179 @@
+"""Pre-trains the encoder of molecules without labels, and keeps it in one file.
+
+python examples/transfer/pretrain.py                                 # molecules made here, a minute
+python examples/transfer/pretrain.py --smiles zinc.smi.gz --row PGCL --epochs 20
+torchrun --nproc-per-node=2 examples/transfer/pretrain.py --smiles zinc.smi.gz
+
+Stopped, it goes on after the last whole epoch when the same command is given again.
+"""
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import rdkit
+import torch
+from model import CONTRASTS, MASKING, MoleculeGIN, checkpoint, pretraining
+from molecules import Molecules, store
+from smiles import made
+from torch import distributed, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DistributedSampler, Subset
+from torch_geometric.loader import DataLoader
+from tqdm import tqdm
+
+# What finished runs are kept with is the other example's.
+sys.path.append(str(Path(__file__).parents[1] / "unsupervised"))
+import results
+
+RANK, WORLD = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--smiles", type=Path, help="a text or a table of SMILES, maybe gzipped; else made here")
+    add("--smiles-column", help="of a table (default: smiles or mol)")
+    add("--row", choices=[*CONTRASTS, MASKING], default="PGCL")
+    add("--limit", type=int, help="use only so many molecules, the first ones")
+    add("--epochs", type=int, default=2)
+    add("--batch-size", type=int, default=256, help="of each process")
+    add("--lr", type=float, default=1e-3)
+    add("--drop", type=float, default=0.2, help="share of nodes dropped, and of edges perturbed")
+    add("--freeze-epochs", type=int, default=1, help="in which prototypes do not move")
+    add("--seed", type=int, default=0)
+    add("--amp", action="store_true", help="bfloat16 where that is safe")
+    add("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    add("--workers", type=int, default=2, help="processes that read molecules")
+    add("--cache", type=Path, default=Path("runs/molecules"))
+    add("--output", type=Path, help="default: runs/transfer/ROW.pt")
+    args = parser.parse_args()
+    if args.output is None:
+        args.output = Path("runs/transfer") / f"{args.row.split()[0]}.pt"
+    return args
+
+
+def stored(args: argparse.Namespace) -> Molecules:
+    source = args.smiles
+    if source is None:
+        source = args.cache / "made.smi"
+        if not source.exists():
+            write(source, lambda part: part.write_text("\n".join(made()[0]) + "\n"))
+    return store(source, args.smiles_column, args.cache, args.workers)
+
+
+def configuration(args: argparse.Namespace, folder: str, molecules: int) -> dict[str, Any]:
+    """What makes two runs the same, but for how long they are."""
+    names = ("row", "batch_size", "lr", "drop", "freeze_epochs", "seed", "amp")
+    config = {name: getattr(args, name) for name in names}
+    return {**config, "smiles": folder, "molecules": molecules, "processes": WORLD}
+
+
+def train_epoch(
+    epoch: int, model: nn.Module, optimizer: torch.optim.Optimizer, loader: DataLoader, amp: bool
+) -> dict[str, float]:
+    """Mean loss, and molecules of this process per second."""
+    device = next(model.parameters()).device
+    started, total, seen = time.perf_counter(), 0.0, 0
+    bar = tqdm(loader, desc=f"epoch {epoch + 1}", unit="batch", disable=RANK > 0)
+    for batch in bar:
+        batch = batch.to(device)
+        with torch.autocast(device.type, torch.bfloat16, enabled=amp):
+            loss = model(batch)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        total += loss.item()
+        seen += batch.num_graphs
+        bar.set_postfix(loss=f"{loss.item():.3f}")
+    seconds = time.perf_counter() - started
+    return {"loss": total / len(loader), "molecules_per_second": round(seen / seconds, 1)}
+
+
+def write(path: Path, fill: Callable[[Path], Any]) -> None:
+    """The whole file or none of it, whoever else writes it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    fill(part)
+    os.replace(part, path)
+
+
+def resumed(
+    path: Path, config: dict[str, Any], model: nn.Module, optimizer: torch.optim.Optimizer
+) -> list[dict[str, float]]:
+    """Takes up what a file has of this run, and returns its epochs."""
+    if not path.exists():
+        return []
+    state = checkpoint(path)
+    if state["config"] != config:
+        raise ValueError(
+            f"{path} is of another run, {state['config']}, not of {config}: choose another --output"
+        )
+    model.load_state_dict(state["model"])
+    optimizer.load_state_dict(state["optimizer"])
+    return state["history"]
+
+
+def note(path: Path, config: dict[str, Any], history: list[dict[str, float]]) -> None:
+    """A line for the finished run, unless it is there."""
+    told = {"config": config | {"epochs": len(history)}, "history": history}
+    if results.key(told["config"]) not in results.read(path):
+        versions = {"rdkit": rdkit.__version__, **results.VERSIONS}
+        results.append(path, told | {"versions": versions})
+
+
+def main() -> None:
+    args = parse()
+    molecules = stored(args)  # before the processes wait for each other: it may take long
+    device = torch.device(args.device)
+    if WORLD > 1:
+        if device.type == "cuda":
+            device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+            torch.cuda.set_device(device)
+        distributed.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    some = Subset(molecules, range(min(args.limit or len(molecules), len(molecules))))
+    config = configuration(args, molecules.folder.name, len(some))
+    sampler = DistributedSampler(some, WORLD, RANK, seed=args.seed)
+    loader = DataLoader(
+        some,
+        args.batch_size,
+        sampler=sampler,
+        drop_last=len(sampler) > args.batch_size,  # a last batch of one would have no negatives
+        num_workers=args.workers if device.type == "cuda" else 0,
+    )
+
+    torch.manual_seed(args.seed)
+    model = pretraining(args.row, MoleculeGIN(), args.freeze_epochs * len(loader), args.drop)
+    model.to(device)
+    optimizer = torch.optim.Adam(model.parameters(), lr=args.lr)
+    history = resumed(args.output, config, model, optimizer)
+    wrapped = DistributedDataParallel(model) if WORLD > 1 else model
+    for epoch in range(len(history), args.epochs):
+        sampler.set_epoch(epoch)
+        # Every epoch draws from a seed of its own: one that goes on after a stop draws the same.
+        torch.manual_seed((args.seed * 1_000_003 + epoch) * WORLD + RANK)
+        history.append(train_epoch(epoch, wrapped, optimizer, loader, args.amp))
+        if RANK == 0:
+            state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+            state |= {"config": config, "history": history}
+            write(args.output, lambda part, state=state: torch.save(state, part))
+    if RANK == 0:
+        note(args.output.with_name(f"{args.output.name}.jsonl"), config, history)
+        print(f"{args.row}, {len(some)} molecules, {len(history)} epochs: {args.output}")
+    if WORLD > 1:
+        distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except ValueError as error:
+        sys.exit(f"pretrain.py: {error}")
+    except KeyboardInterrupt:
+        sys.exit("pretrain.py: stopped; give the same command to go on after the last whole epoch")

@@ -1,0 +1,33 @@
+"""Parts of a set that share no scaffold: what is tested has frames that were never trained on."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from rdkit import Chem
+from rdkit.Chem.Scaffolds.MurckoScaffold import MurckoScaffoldSmiles
+from tqdm import tqdm
+
+TRAIN, VALID, TEST = 0, 1, 2
+
+
+def split(smiles: Sequence[str]) -> np.ndarray:
+    """The part of each molecule ``[N]``: 80 per cent to train, 10 to validate, 10 to test.
+
+    Molecules of one Bemis-Murcko scaffold stay together. Scaffolds are handed out from the most
+    frequent to the least, of equally frequent ones the last in the file first; one that would make
+    a part too large goes to the next.
+    """
+    members: dict[str, list[int]] = {}
+    for index, text in enumerate(tqdm(smiles, desc="scaffolds", unit="molecule", leave=False)):
+        scaffold = MurckoScaffoldSmiles(mol=Chem.MolFromSmiles(text), includeChirality=True)
+        members.setdefault(scaffold, []).append(index)
+    parts = np.full(len(smiles), TEST)
+    trained, validated = 0, 0
+    for group in sorted(members.values(), key=lambda group: (len(group), group[0]), reverse=True):
+        if trained + len(group) <= 0.8 * len(smiles):
+            parts[group] = TRAIN
+            trained += len(group)
+        elif trained + validated + len(group) <= 0.9 * len(smiles):
+            parts[group] = VALID
+            validated += len(group)
+    return parts

@@ -1,0 +1,107 @@
+"""SMILES from text and tables on disk, plain or gzipped; and a few, made here, to try things on."""
+
+import csv
+import gzip
+import itertools
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TextIO
+
+import torch
+from torch import Tensor
+
+SMILES_COLUMNS = ("smiles", "mol")  # of a table, where none is named
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[TextIO]:
+    if not path.is_file():
+        raise ValueError(f"{path} is not a file")
+    opening = gzip.open if path.suffix.lower() == ".gz" else open
+    try:
+        with opening(path, "rt", encoding="utf-8-sig", newline="") as file:
+            yield file
+    except (gzip.BadGzipFile, EOFError, zlib.error, UnicodeDecodeError, csv.Error) as error:
+        raise ValueError(f"{path} cannot be read: {error}") from error
+
+
+def lines(path: Path, column: str | None = None) -> Iterator[str]:
+    """One SMILES after the other: a column of a table, or the first word of each line of a text.
+
+    A table is what is called .csv, or has a column named. The file is never held in memory.
+    """
+    table = ".csv" in (suffix.lower() for suffix in path.suffixes)
+    with opened(path) as file:
+        if table or column is not None:
+            rows = csv.DictReader(file)
+            name = smiles_column(path, rows.fieldnames, column)
+            yield from (row[name] or "" for row in rows)
+        else:
+            yield from (line.split()[0] if line.strip() else "" for line in file)
+
+
+def smiles_column(path: Path, found: Sequence[str] | None, column: str | None) -> str:
+    """The one that is named, or the one that is usual."""
+    usual = [name for name in SMILES_COLUMNS if name in (found or [])]
+    name = column or (usual or SMILES_COLUMNS)[0]
+    check_columns(path, found, [name])
+    return name
+
+
+def check_columns(path: Path, found: Sequence[str] | None, wanted: list[str]) -> None:
+    for name in wanted:
+        if name not in (found or []):
+            raise ValueError(f"{path} has no column {name!r}; it has {', '.join(found or [])}")
+
+
+def labels(
+    path: Path, columns: list[str] | None, smiles: str = "smiles"
+) -> tuple[list[str], Tensor]:
+    """Names of tasks, and 0, 1 or nan for unmeasured ``[rows, tasks]``.
+
+    The tasks are all columns but the one of SMILES, if none are named.
+    """
+    with opened(path) as file:
+        table = csv.DictReader(file)
+        smiles = smiles_column(path, table.fieldnames, smiles)
+        check_columns(path, table.fieldnames, columns or [])
+        names = columns or [name for name in table.fieldnames or [] if name != smiles]
+        rows = [[row[name] for name in names] for row in table]
+    found = torch.full((len(rows), len(names)), torch.nan)
+    for line, row in enumerate(rows, 2):
+        for task, text in enumerate(row):
+            if text and text.strip():
+                found[line - 2, task] = number(text, f"{path}, line {line}, column {names[task]!r}")
+    for name, column in zip(names, found.T, strict=True):
+        values = column[~column.isnan()].unique().tolist()
+        if len(values) < 2:
+            only = f"only {values[0]:.0f}" if values else "nothing"
+            raise ValueError(f"{path}, column {name!r}: labels must be 0 and 1, but it has {only}")
+    return names, found
+
+
+def number(text: str, where: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if value not in (0, 1):
+        raise ValueError(f"{where}: a label must be 0, 1 or empty, but it is {text!r}")
+    return value
+
+
+def made() -> tuple[list[str], Tensor]:
+    """1120 small molecules from parts, and their labels: is it an acid, does it have a halogen?"""
+    ends = ("OC(=O)", "NC(=O)", "O", "N", "Cl", "CC(C)", "C#C", "OS(=O)(=O)")
+    rings = (
+        *("c1ccc({})cc1", "C1CCC({})CC1", "c1cc({})ncc1", "C1CC({})NCC1"),
+        *("c1cc({})sc1", "C1CC({})OC1", "C1CC1{}"),
+    )
+    sides = ("C", "F", "OC", "c2ccccc2", "C2CC2")
+    parts = list(itertools.product(ends, range(4), rings, sides))
+    molecules = [f"{end}{'C' * length}{ring.format(side)}" for end, length, ring, side in parts]
+    acid = [end in ("OC(=O)", "OS(=O)(=O)") for end, *_ in parts]
+    halogen = [end == "Cl" or side == "F" for end, _, _, side in parts]
+    return molecules, torch.tensor([acid, halogen]).T.float()

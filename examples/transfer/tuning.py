@@ -1,0 +1,142 @@
+"""One run: fine-tune an encoder on the tasks of a set, and see how well it ranks new scaffolds."""
+
+import copy
+import csv
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import rdkit
+import torch
+import torch.nn.functional as F
+from model import MoleculeGIN, Tasks, checkpoint, pretraining
+from molecules import Molecules
+from scaffold import TEST, TRAIN, VALID
+from sklearn.metrics import roc_auc_score
+from torch import Tensor
+from torch.utils.data import Dataset, Subset
+from torch_geometric.data import Data
+from torch_geometric.loader import DataLoader
+
+
+class Labelled(Dataset):
+    """Molecules with a row of labels ``[1, tasks]`` each, nan where nothing was measured."""
+
+    def __init__(self, molecules: Molecules, labels: Tensor) -> None:
+        self.molecules, self.labels = molecules, labels
+
+    def __len__(self) -> int:
+        return len(self.molecules)
+
+    def __getitem__(self, index: int) -> Data:
+        graph = self.molecules[index]
+        graph.y = self.labels[index : index + 1]
+        return graph
+
+
+class Given(NamedTuple):
+    """What the runs on one table share, beside their configurations."""
+
+    tasks: list[str]
+    folder: Path  # of the molecules
+    labels: Tensor  # [N, tasks]
+    digest: str  # of tasks, SMILES and labels
+    parts: np.ndarray  # [N]
+    device: str
+
+
+def run(
+    config: dict[str, Any], given: Given, encoder: Path | None, predictions: Path | None = None
+) -> dict[str, Any]:
+    """What came of a run with this configuration, ready for JSON."""
+    started = time.perf_counter()
+    device = torch.device(given.device)
+    if device.type == "cpu":
+        torch.set_num_threads(1)
+    molecules = Labelled(Molecules(given.folder), given.labels)
+    torch.manual_seed(config["seed"])
+    model = Tasks(encoder_of(encoder, config["dropout"]), len(given.tasks)).to(device)
+    train = Subset(molecules, np.flatnonzero(given.parts == TRAIN))
+    # A last batch of one molecule would stop batch normalisation.
+    full = len(train) > config["batch_size"]
+    loader = DataLoader(train, config["batch_size"], shuffle=True, drop_last=full)
+    optimizer = torch.optim.Adam(model.parameters(), lr=config["lr"])
+    auc: dict[str, list[float]] = {"valid": [], "test": []}
+    best: dict[str, Tensor] = {}
+    for _ in range(config["epochs"]):
+        train_epoch(model, loader, optimizer)
+        for name, part in (("valid", VALID), ("test", TEST)):
+            there = np.flatnonzero(given.parts == part)
+            logits = predicted(model, Subset(molecules, there))
+            auc[name].append(round(mean_auc(logits, given.labels[there]), 3))
+        if best_epoch(auc) == len(auc["valid"]) - 1:
+            best = copy.deepcopy(model.state_dict())
+    if predictions is not None:
+        model.load_state_dict(best)
+        write(predictions, given, molecules.molecules.lines, predicted(model, molecules).sigmoid())
+    return {
+        "config": config,
+        "auc": auc,
+        "seconds": round(time.perf_counter() - started, 1),
+        "versions": {"rdkit": rdkit.__version__},
+    }
+
+
+def best_epoch(auc: dict[str, list[float]]) -> int:
+    """The first one that ranks the validation part best: no label of the test part is looked at."""
+    return int(np.argmax(auc["valid"]))
+
+
+def write(path: Path, given: Given, lines: np.ndarray, probabilities: Tensor) -> None:
+    """A table with a line for each molecule: where it was in its file, from 0, its part, and the
+    probability of each task."""
+    names = {TRAIN: "train", VALID: "valid", TEST: "test"}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="") as file:
+        table = csv.writer(file)
+        table.writerow(["row", "part", *given.tasks])
+        for line, part, values in zip(lines, given.parts, probabilities.tolist(), strict=True):
+            table.writerow([line, names[part], *(f"{value:.4f}" for value in values)])
+
+
+def encoder_of(file: Path | None, dropout: float) -> MoleculeGIN:
+    """A fresh encoder, or one that has been pre-trained."""
+    encoder = MoleculeGIN(dropout)
+    if file is not None:
+        state = checkpoint(file)
+        pretraining(state["config"]["row"], encoder, 0, 0.0).load_state_dict(state["model"])
+    return encoder
+
+
+def train_epoch(model: Tasks, loader: DataLoader, optimizer: torch.optim.Optimizer) -> None:
+    """Binary cross-entropy of all tasks, over the labels that there are."""
+    model.train()
+    device = next(model.parameters()).device
+    for batch in loader:
+        batch = batch.to(device)
+        known = ~batch.y.isnan()
+        wrong = F.binary_cross_entropy_with_logits(
+            model(batch)[known], batch.y[known], reduction="sum"
+        )
+        optimizer.zero_grad()
+        (wrong / known.sum().clamp(min=1)).backward()
+        optimizer.step()
+
+
+@torch.no_grad()
+def predicted(model: Tasks, labelled: Dataset) -> Tensor:
+    """Logits ``[N, tasks]``."""
+    model.eval()
+    device = next(model.parameters()).device
+    return torch.cat([model(b.to(device)).float().cpu() for b in DataLoader(labelled, 256)])
+
+
+def mean_auc(logits: Tensor, labels: Tensor) -> float:
+    """Mean ROC-AUC in per cent, over the tasks that have both classes there."""
+    scores = []
+    for logit, label in zip(logits.T, labels.T, strict=True):
+        known = ~label.isnan()
+        if len(label[known].unique()) == 2:
+            scores.append(roc_auc_score(label[known], logit[known]))
+    return 100 * float(np.mean(scores)) if scores else float("nan")

@@ -1,0 +1,332 @@
+"""Transfer learning on molecules: what is read, what is learnt, and that a stop loses nothing."""
+
+import csv
+import gzip
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import torch
+from rdkit import Chem
+from rdkit.Chem.Scaffolds.MurckoScaffold import MurckoScaffoldSmiles
+from test_examples import ROOT, modules_of, run
+from torch_geometric.data import Batch
+from torch_geometric.utils import coalesce
+from torch_geometric.utils.smiles import from_smiles
+
+FOLDER = ROOT / "examples" / "transfer"
+PRETRAIN, FINETUNE = "examples/transfer/pretrain.py", "examples/transfer/finetune.py"
+SMALL = ("--limit=24", "--batch-size=8", "--workers=1")
+
+
+@pytest.fixture
+def modules(monkeypatch):
+    yield from modules_of(FOLDER, monkeypatch)
+
+
+@pytest.fixture
+def threads(modules, monkeypatch):
+    """Featurises in threads: the same code, without processes to start."""
+    module = modules("molecules")
+    monkeypatch.setattr(
+        module, "ProcessPoolExecutor", lambda workers, *_: ThreadPoolExecutor(workers)
+    )
+    return module
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    """The molecules made in code, featurised once for all tests."""
+    return tmp_path_factory.mktemp("molecules")
+
+
+def pretrain(cache, output, *arguments):
+    return run(PRETRAIN, *SMALL, f"--cache={cache}", f"--output={output}", *arguments)
+
+
+def test_killed_and_restarted_it_ends_with_the_same_weights(cache, tmp_path, modules, monkeypatch):
+    whole, stopped = tmp_path / "whole.pt", tmp_path / "stopped.pt"
+    command = [sys.executable, PRETRAIN, *SMALL, f"--cache={cache}", f"--output={stopped}"]
+    process = subprocess.Popen([*command, "--epochs=400"], cwd=ROOT, start_new_session=True)
+    while process.poll() is None and not stopped.exists():
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    done = len(torch.load(stopped, weights_only=True)["history"])
+    assert 1 <= done < 400
+    for path in (stopped, whole):
+        pretrain(cache, path, f"--epochs={done + 1}")
+    assert len((tmp_path / "stopped.pt.jsonl").read_text().splitlines()) == 1
+    first, second = (torch.load(path, weights_only=True) for path in (whole, stopped))
+    assert [told["loss"] for told in first["history"]] == [t["loss"] for t in second["history"]]
+    assert first["model"].keys() == second["model"].keys()
+    assert all(torch.equal(first["model"][name], second["model"][name]) for name in first["model"])
+    given = [*SMALL, f"--cache={cache}", f"--output={stopped}", "--lr=0.1"]
+    monkeypatch.setattr(sys, "argv", ["pretrain.py", *given])
+    with pytest.raises(ValueError, match=r"is of another run, .*'lr': 0.001.* choose another"):
+        modules("pretrain").main()
+
+
+def test_two_processes_pretrain_together(cache, tmp_path):
+    output = tmp_path / "PGCL.pt"
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    given = ["--limit=32", *SMALL[1:], f"--cache={cache}", f"--output={output}", "--epochs=2"]
+    done = subprocess.run(
+        [*launcher, PRETRAIN, *given], cwd=ROOT, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("PGCL, 32 molecules, 2 epochs") == 1
+    assert torch.load(output, weights_only=True)["config"]["processes"] == 2
+
+
+def test_encoders_are_tuned_compared_and_predict(cache, tmp_path):
+    encoder = tmp_path / "masked.pt"
+    pretrain(cache, encoder, "--epochs=1", "--row=attribute masking", "--amp")
+    table = tmp_path / "mine.csv"
+    with (cache / "made.smi").open() as file:
+        smiles = [line.strip() for line in file][::12]
+    with table.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["id", "smi", "an acid, or not"])
+        writer.writerow([0, "no molecule", 1])
+        writer.writerows([i, s, int(s.startswith("O"))] for i, s in enumerate(smiles, 1))
+        writer.writerow([len(smiles) + 1])  # torn
+    given = (
+        *(
+            f"--csv={table}",
+            "--smiles-column=smi",
+            '--label-columns="an acid, or not"',
+            "--seeds=2",
+        ),
+        *("--epochs=1", f"--cache={cache}", "--encoders", "none", str(encoder)),
+        *(f"--output={tmp_path / 'runs.jsonl'}", f"--predictions={tmp_path / 'predicted'}"),
+    )
+    printed = run(FINETUNE, *given)
+    assert "94 molecules, 2 lines that are none" in printed
+    assert "| no pre-training | none | 2 | " in printed
+    assert "| attribute masking, 24 molecules x 1 | masked | 2 | " in printed
+    assert len((tmp_path / "runs.jsonl").read_text().splitlines()) == 4
+    with (tmp_path / "predicted" / "mine-masked.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [int(row["row"]) for row in rows] == list(range(1, 95))
+    assert {row["part"] for row in rows} == {"train", "valid", "test"}
+    assert all(0 <= float(row["an acid, or not"]) <= 1 for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--smiles-column=structure",), r"has no column 'structure'; it has smiles, toxic, safe"),
+        (("--label-columns=toxic,strange",), r"has no column 'strange'"),
+        (("--label-columns=safe",), r"column 'safe': labels must be 0 and 1, but it has only 1"),
+        (("--label-columns=empty",), r"column 'empty': .* but it has nothing"),
+        (("--label-columns=words",), r"line 3, column 'words': .* 0, 1 or empty, but it is 'yes'"),
+        (("--label-columns=toxic",), r"the one to validate has 0 molecules"),
+        (("--encoders=nowhere.pt",), r"--encoders: nowhere.pt is not a file"),
+        (("--encoders", "a/PGCL.pt", "b/PGCL.pt"), r"two of a/PGCL.pt, b/PGCL.pt have the same"),
+        ((f"--encoders={__file__}",), r"test_transfer.py is not a file of pretrain.py: "),
+    ],
+)
+def test_tables_that_cannot_be_used(
+    modules, threads, tmp_path, monkeypatch, capsys, arguments, message
+):
+    table = tmp_path / "mine.csv"
+    table.write_text(
+        "smiles,toxic,safe,empty,words\nCCO,0,1,,0\nc1ccccc1,1,1,,yes\nCCC,1,1,,1\nCC,0,,,1\n"
+    )
+    given = ["finetune.py", f"--csv={table}", f"--cache={tmp_path}", *arguments]
+    monkeypatch.setattr(sys, "argv", given)
+    with pytest.raises(ValueError, match=message):
+        modules("finetune").main()
+
+
+def test_a_checkpoint_that_would_run_code_is_refused(modules, tmp_path):
+    class Evil:
+        def __reduce__(self):
+            return os.system, ("touch " + str(tmp_path / "owned"),)
+
+    path = tmp_path / "evil.pt"
+    torch.save({"config": Evil()}, path)
+    with pytest.raises(ValueError, match=r"evil.pt is not a file of pretrain.py: Weights only"):
+        modules("tuning").encoder_of(path, 0.0)
+    assert not (tmp_path / "owned").exists()
+
+
+ODD = ["CCO", "no molecule", "c1ccccc1O", "[Na+].[Cl-]", "", "C[C@H](N)C(=O)O", "*CC", "C/C=C/C"]
+
+
+def same_graph(one, other):
+    ends, carried = zip(*(coalesce(g.edge_index, g.edge_attr) for g in (one, other)), strict=True)
+    return torch.equal(one.x, other.x) and torch.equal(*ends) and torch.equal(*carried)
+
+
+@pytest.mark.parametrize("suffix", [".smi", ".txt.gz", ".csv", ".csv.gz"])
+def test_molecules_come_back_as_pyg_makes_them(modules, threads, tmp_path, suffix):
+    source = tmp_path / f"some{suffix}"
+    if "csv" in suffix:
+        text = "\n".join(["name,smiles", *(f"x,{smiles}" for smiles in ODD)])
+    else:
+        text = "\n".join(f"{smiles} x" if smiles else "" for smiles in ODD)
+    source.write_bytes(gzip.compress(text.encode()) if "gz" in suffix else text.encode())
+    molecules = threads.store(source, None, tmp_path)
+    assert molecules.lines.tolist() == [0, 2, 3, 5, 6, 7]
+    for graph, line in zip(molecules, molecules.lines, strict=True):
+        assert same_graph(graph, from_smiles(ODD[line]))
+
+
+def test_an_interrupted_featurisation_goes_on(modules, threads, tmp_path, monkeypatch):
+    monkeypatch.setattr(threads, "CHUNK", 10)
+    source = tmp_path / "made.smi"
+    smiles = modules("smiles").made()[0][:95]
+    source.write_text("\n".join(smiles))
+    lines = threads.lines
+
+    def breaks(*given):
+        yield from itertools.islice(lines(*given), 70)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(threads, "lines", breaks)
+    with pytest.raises(KeyboardInterrupt):
+        threads.store(source, None, tmp_path, workers=1)
+    monkeypatch.setattr(threads, "lines", lines)
+    (folder,) = tmp_path.glob("made.smi-*")
+    with (folder / "atoms").open("ab") as file:
+        file.write(b"torn")  # as by a kill in the middle of a chunk
+    featurised = []
+    graph_of = threads.graph_of
+    monkeypatch.setattr(threads, "graph_of", lambda s: featurised.append(s) or graph_of(s))
+    molecules = threads.store(source, None, tmp_path, workers=1)
+    assert featurised == smiles[50:]  # two chunks were ahead of what was safe on disk
+    assert len(molecules) == 95
+    assert all(same_graph(g, from_smiles(s)) for g, s in zip(molecules, smiles, strict=True))
+    threads.store(source, None, tmp_path)
+    assert featurised == smiles[50:]  # whole: nothing is done again
+    source.write_text("C\nCC\n")
+    assert len(threads.store(source, None, tmp_path)) == 2  # another file
+    source.write_text("nothing\n")
+    with pytest.raises(ValueError, match=r"made.smi: none of its 1 lines is a molecule"):
+        threads.store(source, None, tmp_path)
+
+
+def test_each_column_has_its_own_molecules(threads, tmp_path):
+    source = tmp_path / "two.csv"
+    source.write_text("salt,smiles\n[Na+].[Cl-],C\n[K+].[Br-],CC\n")
+    sizes = [
+        [graph.num_nodes for graph in threads.store(source, column, tmp_path)]
+        for column in ("salt", "smiles", None)
+    ]
+    assert sizes == [[2, 2], [1, 2], [1, 2]]
+
+
+def test_two_processes_featurise_once(modules, threads, tmp_path):
+    source = tmp_path / "made.smi"
+    smiles = modules("smiles").made()[0][:200]
+    source.write_text("\n".join(smiles))
+    with ThreadPoolExecutor(2) as pool:
+        stored = [pool.submit(threads.store, source, None, tmp_path, 1) for _ in range(2)]
+        assert [len(future.result()) for future in stored] == [200, 200]
+
+
+def test_damaged_files_are_named(modules, tmp_path):
+    lines = modules("smiles").lines
+    torn = tmp_path / "torn.smi.gz"
+    torn.write_bytes(gzip.compress(b"C\n" * 10000)[:-30])
+    with pytest.raises(ValueError, match=r"torn.smi.gz cannot be read: "):
+        list(lines(torn))
+    (tmp_path / "bom.CSV").write_text("\ufeffsmiles\nCCO\n", encoding="utf-8")
+    assert list(lines(tmp_path / "bom.CSV")) == ["CCO"]
+
+
+def test_few_molecules_are_learnt_from(modules, threads, tmp_path):
+    """Fewer than a batch."""
+    tuning, (smiles, told) = modules("tuning"), modules("smiles").made()
+    source = tmp_path / "few.smi"
+    source.write_text("\n".join(smiles[::28]))
+    parts = np.arange(40) % 5 // 3
+    parts[parts == 1] = [1, 2] * 8
+    folder = threads.store(source, None, tmp_path, workers=1).folder
+    given = tuning.Given(["acid"], folder, told[::28, :1], "", parts, "cpu")
+    config = {"seed": 0, "epochs": 1, "batch_size": 32, "lr": 1e-3, "dropout": 0.0}
+    one, two = (tuning.run(config | {"epochs": epochs}, given, None) for epochs in (1, 2))
+    assert two["auc"]["test"][0] == one["auc"]["test"][0]
+    predictions = tmp_path / "few-none.csv"
+    untrained = tuning.run(config | {"lr": 0.0}, given, None, predictions)
+    assert untrained["auc"] != one["auc"]
+    assert len(predictions.read_text().splitlines()) == 41
+
+
+def test_only_so_much_of_a_file_is_read_ahead(threads, monkeypatch):
+    monkeypatch.setattr(threads, "CHUNK", 10)
+    read = []
+    endless = (read.append(1) or "C" for _ in iter(int, 1))
+    with ThreadPoolExecutor(1) as pool:
+        chunks = threads.in_order(pool, endless, 0, 2)
+        for _ in range(5):
+            next(chunks)
+    assert len(read) <= 10 * (5 + 2)
+
+
+def test_scaffolds_stay_together(modules):
+    smiles, _ = modules("smiles").made()
+    parts = modules("scaffold").split(smiles)
+    assert np.bincount(parts).tolist() == [896, 96, 128]
+    frames = [set(), set(), set()]
+    for text, part in zip(smiles, parts, strict=True):
+        frames[part].add(MurckoScaffoldSmiles(mol=Chem.MolFromSmiles(text)))
+    assert not frames[0] & frames[1] | frames[0] & frames[2] | frames[1] & frames[2]
+    assert (modules("scaffold").split(smiles) == parts).all()
+
+
+def test_auc_counts_pairs_of_measured_molecules(modules):
+    random = np.random.default_rng(0)
+    logits = torch.tensor(random.normal(size=(40, 4)))
+    labels = torch.tensor(random.choice([0, 1, np.nan], size=(40, 4)))
+    labels[:, 2] = torch.where(labels[:, 2] == 0, torch.nan, labels[:, 2])  # one class alone
+    scores = []
+    for logit, label in zip(logits.T.tolist(), labels.T.tolist(), strict=True):
+        positive = [x for x, y in zip(logit, label, strict=True) if y == 1]
+        negative = [x for x, y in zip(logit, label, strict=True) if y == 0]
+        if positive and negative:
+            won = sum((p > n) + (p == n) / 2 for p in positive for n in negative)
+            scores.append(100 * won / (len(positive) * len(negative)))
+    assert len(scores) == 3
+    assert modules("tuning").mean_auc(logits, labels) == pytest.approx(np.mean(scores))
+
+
+def test_what_was_not_measured_teaches_nothing(modules):
+    model_of, tuning = modules("model"), modules("tuning")
+    torch.manual_seed(0)
+    model = model_of.Tasks(model_of.MoleculeGIN(), 3)
+    graphs = [from_smiles(text) for text in ("CCO", "CCN", "c1ccccc1", "CC=O")]
+    for graph, label in zip(graphs, (0.0, 1.0, 1.0, 0.0), strict=True):
+        graph.y = torch.tensor([[label, torch.nan, 1 - label]])
+    before = [head.clone() for head in model.head.weight]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    tuning.train_epoch(model, [Batch.from_data_list(graphs)], optimizer)
+    changed = [not torch.equal(*pair) for pair in zip(before, model.head.weight, strict=True)]
+    assert changed == [True, False, True]
+
+
+def test_masked_atoms_are_asked_for_their_elements(modules):
+    model_of = modules("model")
+    torch.manual_seed(0)
+    batch = Batch.from_data_list([from_smiles("CCO"), from_smiles("c1ccccc1N")])
+    model = model_of.MaskedAtoms(model_of.MoleculeGIN(), share=1.0)
+    model.eval()
+    rows = model.encoder.nodes(
+        torch.full_like(batch.x, model_of.MASK), batch.edge_index, batch.edge_attr
+    )
+    probabilities = model.head(rows).softmax(1)
+    right = [probabilities[i, element].log() for i, element in enumerate(batch.x[:, 0])]
+    assert model(batch).item() == pytest.approx(-torch.stack(right).mean().item(), rel=1e-5)
+    model.mask.p = 0.0
+    nothing = model(batch)
+    nothing.backward()
+    assert nothing == 0
+    assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
