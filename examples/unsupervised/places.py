@@ -1,0 +1,112 @@
+"""Where the map is drawn: classes, knobs and settings; and the runs found there."""
+
+import itertools
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import results
+from planted import KNOBS
+from results import Config, Run
+from train import INFO_NCE, ROWS, UNTRAINED, WL
+
+CLASSES = (4, 10, 40)
+PROTOTYPES = (5, 10, 20, 42, 84)
+WEIGHTS = (0.0, 0.3, 1.0, 6.0)  # of consistency
+KNOB_VALUES: dict[str, tuple[float, ...]] = {
+    "spread": (0.5, 1.0, 1.5),
+    "duplicates": (0, 2, 8),
+    "imbalance": (0.0, 1.0, 2.0),
+    "batch_size": (32, 128, 512),
+    "temperature": (0.1, 0.2, 0.5),
+    "epochs": (5, 15, 45),
+}
+TRAINED = [row for row in ROWS if row not in (WL, UNTRAINED)]
+BOTH = "InfoNCE + consistency"
+AGREEMENT = 0.65  # above it the map advises more prototypes
+
+
+def advised(place: Config) -> Config:
+    """The place with what the map recommends, beside the paper's K=10 and lambda=6."""
+    batch_size = place.get("batch_size", KNOBS["batch_size"])
+    return place | {"num_prototypes": batch_size // 3, "consistency_weight": 1.0}
+
+
+def grid() -> Iterable[Config]:
+    """Classes by K by lambda, and InfoNCE."""
+    for classes in CLASSES:
+        yield {"classes": classes, "row": INFO_NCE}
+        for k, weight in itertools.product(PROTOTYPES, WEIGHTS):
+            given = {"num_prototypes": k, "consistency_weight": weight}
+            yield {"classes": classes, "row": "PGCL", **given}
+
+
+def knob_places() -> list[Config]:
+    """Each number of classes with one knob after the other turned, each place once."""
+    found = {
+        results.key({**KNOBS, **place}): place
+        for classes, (knob, values) in itertools.product(CLASSES, KNOB_VALUES.items())
+        for place in ({"classes": classes, knob: value} for value in values)
+    }
+    return list(found.values())
+
+
+def knobs() -> Iterable[Config]:
+    """The knobs, with the paper's setting and the recipe's."""
+    for place in knob_places():
+        yield {**place, "row": INFO_NCE}
+        yield {**place, "row": "PGCL"}
+        yield {**advised(place), "row": "PGCL"}
+        yield {**advised(place), "row": BOTH}
+
+
+def parts() -> Iterable[Config]:
+    """Every row of the ablation, in both settings."""
+    for classes, row in itertools.product(CLASSES, TRAINED):
+        yield {"classes": classes, "row": row}
+        if row != INFO_NCE:
+            yield advised({"classes": classes, "row": row})
+
+
+def schedule() -> Iterable[Config]:
+    """Freezing and warm-up, in the paper's setting."""
+    for classes in CLASSES:
+        yield {"classes": classes, "row": INFO_NCE}
+        for given in ({}, {"freeze_epochs": 5}, {"warm_up_epochs": 5}, {"warm_up_epochs": 15}):
+            yield {"classes": classes, "row": "PGCL", **given}
+
+
+def wanted(seeds: int) -> list[Config]:
+    """All runs of the map, those of the first seed first."""
+    places = [*grid(), *parts(), *knobs(), *schedule()]
+    full = [{**KNOBS, "row": "PGCL", **place} for place in places]
+    return [{**place, "seed": seed} for seed in range(seeds) for place in full]
+
+
+class Map:
+    """Runs by where they are, and what PGCL gains there."""
+
+    def __init__(self, runs: Iterable[Run]) -> None:
+        self.runs = {results.key(run["config"]): run for run in runs}
+        self.seeds = sorted({run["config"]["seed"] for run in self.runs.values()})
+
+    def at(self, **config: Any) -> list[Run]:
+        """The runs of a place, a seed each."""
+        place = {**KNOBS, "row": "PGCL", **config}
+        if place["row"] == INFO_NCE:  # which has neither
+            given = ("num_prototypes", "consistency_weight", "freeze_epochs", "warm_up_epochs")
+            place |= {name: KNOBS[name] for name in given}
+        found = [self.runs.get(results.key({**place, "seed": seed})) for seed in self.seeds]
+        return [run for run in found if run is not None]
+
+    def mean(self, name: str, **config: Any) -> float:
+        return float(np.mean([run[name] for run in self.at(**config)] or np.nan))
+
+    def gain(self, **config: Any) -> float:
+        """Points above InfoNCE at the same place, over the seeds that both have."""
+        ours, theirs = (
+            {run["config"]["seed"]: run["accuracy"] for run in self.at(**(config | row))}
+            for row in ({}, {"row": INFO_NCE})
+        )
+        both = ours.keys() & theirs.keys()
+        return float(np.mean([ours[seed] - theirs[seed] for seed in both] or np.nan))

@@ -1,0 +1,137 @@
+"""A run of the map: vectors with planted classes, a small encoder, and how close classes end up."""
+
+import time
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from sklearn.neighbors import KNeighborsClassifier
+from torch import Tensor, nn
+from train import ROWS
+
+from pgcl_losses import PGCLLoss, diagnostics
+
+SIGNAL, NUISANCE, WIDTH, DIM = 8, 24, 64, 32
+TRAINING, KNOWN, ASKED = 4096, 2000, 2000  # samples to learn from, to look up, and to ask for
+
+KNOBS = {
+    "classes": 4,
+    "spread": 1.0,  # inside a class, as a standard deviation; the centres have 1.2
+    "duplicates": 0,  # originals of each class, of which samples are near-copies; 0: no copies
+    "imbalance": 0.0,  # class number r has a share in proportion to r ** -imbalance
+    "batch_size": 128,
+    "num_prototypes": 10,
+    "consistency_weight": 6.0,
+    "temperature": 0.2,
+    "epochs": 15,
+    "freeze_epochs": 0,
+    "warm_up_epochs": 0,  # over which the consistency weight rises from 0
+}
+
+
+class Planted:
+    """Samples hide their class in a few latent directions; the rest is drawn anew for each view."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        self.spread = config["spread"]
+        self.shares = torch.arange(1.0, config["classes"] + 1) ** -config["imbalance"]
+        self.centers = 1.2 * torch.randn(config["classes"], SIGNAL)
+        self.mix = torch.randn(SIGNAL + NUISANCE, WIDTH) / (SIGNAL + NUISANCE) ** 0.5
+
+    def draw(self, count: int) -> tuple[Tensor, Tensor]:
+        labels = torch.multinomial(self.shares, count, replacement=True)
+        return self.around(labels), labels
+
+    def around(self, labels: Tensor) -> Tensor:
+        return self.centers[labels] + self.spread * torch.randn(len(labels), SIGNAL)
+
+    def labelled(self, count: int) -> tuple[Tensor, Tensor]:
+        """Views of new samples, and their classes."""
+        signal, labels = self.draw(count)
+        return self.view(signal), labels
+
+    def view(self, signal: Tensor) -> Tensor:
+        noisy = signal + 0.3 * torch.randn_like(signal)
+        return torch.tanh(torch.cat([noisy, torch.randn(len(signal), NUISANCE)], dim=1) @ self.mix)
+
+
+def run(config: dict[str, Any]) -> dict[str, Any]:
+    """How much of the neighbours' classes is right after training, and what no label says of it."""
+    started = time.perf_counter()
+    torch.set_num_threads(1)
+    torch.manual_seed(config["seed"])
+    data = Planted(config)
+    # Drawn before all that depends on the loss: what differs by the loss is asked the same.
+    known, asked = (data.labelled(count) for count in (KNOWN, ASKED))
+    signal, labels = data.draw(TRAINING)
+    if config["duplicates"]:
+        originals = data.around(torch.arange(config["classes"]).repeat(config["duplicates"]))
+        which = torch.randint(config["duplicates"], (TRAINING,)) * config["classes"] + labels
+        signal = originals[which] + 0.05 * torch.randn(TRAINING, SIGNAL)
+    encoder = nn.Sequential(nn.Linear(WIDTH, 128), nn.ReLU(), nn.Linear(128, DIM))
+    loss_of = build(config)
+    train(config, data, signal, encoder, loss_of)
+    accuracy = of_neighbours(encoder, known, asked)
+    told = without_labels(config, data, signal, encoder, loss_of)
+    seconds = round(time.perf_counter() - started, 1)
+    return {"config": config, "accuracy": round(accuracy, 2), **told, "seconds": seconds}
+
+
+def build(config: dict[str, Any]) -> PGCLLoss:
+    frozen = config["freeze_epochs"] * (TRAINING // config["batch_size"])
+    options = {"consistency_weight": config["consistency_weight"], **ROWS[config["row"]]}
+    count, temperature = config["num_prototypes"], config["temperature"]
+    return PGCLLoss(DIM, count, temperature=temperature, freeze_steps=frozen, **options)
+
+
+def train(
+    config: dict[str, Any], data: Planted, signal: Tensor, encoder: nn.Module, loss_of: PGCLLoss
+) -> None:
+    optimizer = torch.optim.Adam([*encoder.parameters(), *loss_of.parameters()], lr=1e-3)
+    weight = loss_of.consistency_weight
+    for epoch in range(config["epochs"]):
+        if epoch <= config["warm_up_epochs"] > 0:
+            loss_of.consistency_weight = weight * epoch / config["warm_up_epochs"]
+        for batch in signal[torch.randperm(len(signal))].split(config["batch_size"]):
+            loss = loss_of(encoder(data.view(batch)), encoder(data.view(batch)))
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+
+
+@torch.no_grad()
+def of_neighbours(
+    encoder: nn.Module, known: tuple[Tensor, Tensor], asked: tuple[Tensor, Tensor]
+) -> float:
+    """Per cent of new samples whose class is that of most of their ten nearest neighbours."""
+    nearest = KNeighborsClassifier(10, metric="cosine")
+    nearest.fit(encoder(known[0]).numpy(), known[1].numpy())
+    return 100 * float(nearest.score(encoder(asked[0]).numpy(), asked[1].numpy()))
+
+
+def without_labels(
+    config: dict[str, Any], data: Planted, signal: Tensor, encoder: nn.Module, loss_of: PGCLLoss
+) -> dict[str, float]:
+    """What can be seen in one batch: agreement, the terms' gradients, how many negatives count."""
+    some = signal[: config["batch_size"]]
+    views = [encoder(data.view(some)).detach().requires_grad_() for _ in range(2)]
+    loss_of.eval()
+    terms = loss_of.terms(*views)
+    lengths = []
+    for weight, term in (
+        (loss_of.contrast_weight, terms.contrast),
+        (loss_of.consistency_weight, terms.consistency),
+    ):
+        gradient = torch.autograd.grad(term, views, retain_graph=True, materialize_grads=True)
+        lengths.append(weight * torch.cat(gradient).norm().item())
+
+    rows = F.normalize(torch.cat(views).detach())
+    graph = torch.arange(len(rows)) % len(some)
+    same_graph = graph[:, None] == graph
+    pull = (rows @ rows.T / config["temperature"]).masked_fill(same_graph, -torch.inf).softmax(1)
+    effective = torch.special.entr(pull).sum(1).exp().mean().item() / (len(rows) - 2)
+    return {
+        "agreement": round(diagnostics(terms)["agreement"], 4),
+        "gradient_share": round(lengths[1] / sum(lengths), 4),  # of consistency
+        "effective_negatives": round(effective, 4),
+    }
