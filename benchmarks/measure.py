@@ -1,5 +1,6 @@
 """Time rivals in turn, and keep what was measured as rows of one table."""
 
+import argparse
 import json
 import math
 import platform
@@ -18,6 +19,20 @@ from tqdm import tqdm
 
 MIB = 2**20
 SECONDS_PER_ROUND = 0.05
+
+
+def parser(about: str, rounds: int) -> argparse.ArgumentParser:
+    """The options that all benchmarks of CPU and GPU have."""
+    made = argparse.ArgumentParser(description=about.splitlines()[0])
+    made.add_argument("--rounds", type=int, default=rounds)
+    made.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    made.add_argument("--output", type=Path, help="default: results/cpu.json or results/cuda.json")
+    return made
+
+
+def output(args: argparse.Namespace) -> Path:
+    kind = args.device.partition(":")[0]
+    return args.output or Path(__file__).parent / "results" / f"{kind}.json"
 
 
 def machine(device: str = "cpu") -> dict[str, Any]:

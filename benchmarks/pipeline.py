@@ -9,9 +9,7 @@ python benchmarks/pipeline.py
 python benchmarks/pipeline.py --rounds 5 --output /tmp/pipeline.json
 """
 
-import argparse
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import measure
@@ -173,16 +171,10 @@ def epoch_times(graphs: list[Data], rounds: int) -> dict[str, list[float]]:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=21)
+    parser = measure.parser(__doc__, rounds=21)
     parser.add_argument("--graphs", type=int, default=512, help="in the batch")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument(
-        "--output", type=Path, help="default: results/cpu.json or results/cuda.json"
-    )
     args = parser.parse_args()
-    kind = args.device.partition(":")[0]
-    output = args.output or Path(__file__).parent / "results" / f"{kind}.json"
+    output = measure.output(args)
 
     torch.manual_seed(0)
     machine = measure.machine(args.device)

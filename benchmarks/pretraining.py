@@ -6,7 +6,6 @@ python benchmarks/pretraining.py --smiles zinc.smi.gz
 python benchmarks/pretraining.py --rounds 1 --molecules 16 --output /tmp/pretraining.json
 """
 
-import argparse
 import itertools
 import sys
 from pathlib import Path
@@ -54,17 +53,11 @@ def step_times(graphs: list[Data], device: str, rounds: int) -> dict[str, list[f
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=7)
+    parser = measure.parser(__doc__, rounds=7)
     parser.add_argument("--smiles", type=Path, help="a text or a table of SMILES, maybe gzipped")
     parser.add_argument("--molecules", type=int, default=256, help="in a batch")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument(
-        "--output", type=Path, help="default: results/cpu.json or results/cuda.json"
-    )
     args = parser.parse_args()
-    kind = args.device.partition(":")[0]
-    output = args.output or Path(__file__).parent / "results" / f"{kind}.json"
+    output = measure.output(args)
 
     texts = lines(args.smiles) if args.smiles else iter(made()[0])
     found = filter(None, map(graph_of, texts))

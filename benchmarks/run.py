@@ -7,7 +7,6 @@ python benchmarks/run.py --only engines --sizes 128 512 --modes prototype
 
 import argparse
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import measure
@@ -171,19 +170,13 @@ def engine_times(args: argparse.Namespace) -> list[dict[str, Any]]:
 BENCHMARKS = {"sinkhorn": sinkhorn_times, "step": step_times, "engines": engine_times}
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = measure.parser(__doc__, rounds=21)
     parser.add_argument("--only", choices=BENCHMARKS, help="one of them instead of all")
-    parser.add_argument("--rounds", type=int, default=21)
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     sizes = [32, 128, 512, 2048, 4096, 8192, 16384]
     parser.add_argument("--sizes", type=int, nargs="+", default=sizes, help="N, for engines")
     parser.add_argument("--modes", choices=MODES, nargs="+", default=list(MODES))
-    parser.add_argument(
-        "--output", type=Path, help="default: results/cpu.json or results/cuda.json"
-    )
     args = parser.parse_args()
-    kind = args.device.partition(":")[0]
-    output = args.output or Path(__file__).parent / "results" / f"{kind}.json"
+    output = measure.output(args)
 
     torch.manual_seed(0)
     machine = measure.machine(args.device)

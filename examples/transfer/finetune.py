@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 from model import NONE, checkpoint
-from molecules import store
+from molecules import store, write
 from scaffold import TEST, TRAIN, VALID, split
 from smiles import labels, lines, made
 from tuning import Given, best_epoch, run
@@ -61,18 +61,16 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def write_made(folder: Path) -> Path:
+def made_table(folder: Path) -> Path:
     """The molecules made here, as a table."""
-    folder.mkdir(parents=True, exist_ok=True)
     path = folder / "made.csv"
+    smiles, told = made()
+    rows = [
+        f"{text},{acid},{halogen}"
+        for text, (acid, halogen) in zip(smiles, told.int().tolist(), strict=True)
+    ]
     if not path.exists():
-        smiles, told = made()
-        with path.open("w", newline="") as file:
-            table = csv.writer(file)
-            table.writerow(["smiles", "acid", "halogen"])
-            table.writerows(
-                [text, *row] for text, row in zip(smiles, told.int().tolist(), strict=True)
-            )
+        write(path, lambda part: part.write_text("\n".join(["smiles,acid,halogen", *rows]) + "\n"))
     return path
 
 
@@ -142,7 +140,7 @@ def main() -> None:
     if len(encoders) < len(args.encoders):
         raise ValueError(f"--encoders: two of {', '.join(args.encoders)} have the same name")
     origins = {name: origin(file) for name, file in encoders.items()}
-    tables = args.csv or [write_made(args.cache)]
+    tables = args.csv or [made_table(args.cache)]
     prepared_tables = {path: prepared(path, args) for path in tables}
     shared = {name: getattr(args, name) for name in ("epochs", "batch_size", "lr", "dropout")}
     for path, given in prepared_tables.items():

@@ -7,7 +7,7 @@ import multiprocessing
 import os
 import signal
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -138,10 +138,10 @@ def append_chunks(
                 done["bytes"][name] += rows.nbytes
             done["lines"] += count
             done["molecules"] += len(chunk["molecules"])
-            replace(progress, done)
+            write(progress, lambda part: part.write_text(json.dumps(done)))
             bar.update(count)
     done["whole"] = True
-    replace(progress, done)
+    write(progress, lambda part: part.write_text(json.dumps(done)))
     skipped = done["lines"] - done["molecules"]
     print(f"{folder.name}: {done['molecules']} molecules, {skipped} lines that are none")
 
@@ -161,8 +161,9 @@ def in_order(
         yield count, chunk.result()
 
 
-def replace(path: Path, content: dict[str, Any]) -> None:
-    """Writes the whole file or none of it."""
-    part = path.with_suffix(".part")
-    part.write_text(json.dumps(content))
+def write(path: Path, fill: Callable[[Path], Any]) -> None:
+    """The whole file or none of it, whoever else writes it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    fill(part)
     os.replace(part, path)

@@ -11,14 +11,13 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import rdkit
 import torch
 from model import CONTRASTS, MASKING, MoleculeGIN, checkpoint, pretraining
-from molecules import Molecules, store
+from molecules import Molecules, store, write
 from smiles import made
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -94,14 +93,6 @@ def train_epoch(
         bar.set_postfix(loss=f"{loss.item():.3f}")
     seconds = time.perf_counter() - started
     return {"loss": total / len(loader), "molecules_per_second": round(seen / seconds, 1)}
-
-
-def write(path: Path, fill: Callable[[Path], Any]) -> None:
-    """The whole file or none of it, whoever else writes it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    fill(part)
-    os.replace(part, path)
 
 
 def resumed(

@@ -11,7 +11,7 @@ import numpy as np
 import results
 from cells import fill, spread
 from map_pictures import draw_grid, draw_knobs, draw_rule
-from places import AGREEMENT, BOTH, CLASSES, TRAINED, Map, advised, knob_places, wanted
+from places import AGREEMENT, CLASSES, COMPARED, TRAINED, Map, advised, knob_places, wanted
 from planted import run
 from results import Config
 from train import INFO_NCE
@@ -21,14 +21,14 @@ DOCS = HERE.parents[1] / "docs"
 PICTURES = {"grid": draw_grid, "knobs": draw_knobs, "rule": draw_rule}
 
 
-def table(told: Map, lines: dict[str, Config], name: str = "accuracy") -> str:
+def table(told: Map, lines: dict[str, Config]) -> str:
     """Markdown: a line each, a column for each number of classes."""
     made = [f"| | {' | '.join(f'{classes} classes' for classes in CLASSES)} |"]
     made.append("| --- |" + " --- |" * len(CLASSES))
     for label, config in lines.items():
         cells = []
         for classes in CLASSES:
-            values = [run[name] for run in told.at(classes=classes, **config)]
+            values = [run["accuracy"] for run in told.at(classes=classes, **config)]
             gain = told.gain(classes=classes, **config)
             cell = spread(values)
             cells.append(cell if config.get("row") == INFO_NCE else f"{cell} ({gain:+.1f})")
@@ -43,11 +43,7 @@ def summary(told: Map) -> str:
         f"| of these, agreement above {AGREEMENT} |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
-    for label, setting in {
-        "PGCL, K=10, lambda=6": lambda place: place,
-        "PGCL, K=N/3, lambda=1": advised,
-        "InfoNCE + consistency, K=N/3, lambda=1": lambda place: advised(place) | {"row": BOTH},
-    }.items():
+    for label, setting in COMPARED.items():
         places = [setting(place) for place in knob_places()]
         gains = [told.gain(**place) for place in places]
         worse = [place for place, gain in zip(places, gains, strict=True) if gain < -0.5]

@@ -6,7 +6,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from places import AGREEMENT, BOTH, CLASSES, KNOB_VALUES, PROTOTYPES, WEIGHTS, Map, advised
+from places import AGREEMENT, CLASSES, COMPARED, KNOB_VALUES, PROTOTYPES, WEIGHTS, Map
 from train import INFO_NCE
 
 COLOURS = dict(zip(CLASSES, ("tab:blue", "tab:orange", "tab:green"), strict=True))
@@ -52,14 +52,9 @@ def draw_knobs(told: Map) -> Figure:
 
 def draw_knob(axes: Axes, told: Map, classes: int, knob: str) -> None:
     places = [{"classes": classes, knob: value} for value in KNOB_VALUES[knob]]
-    told_to = [advised(place) for place in places]
     axes.axhline(0, color="black", linewidth=0.8)
-    for label, marks, found in (
-        ("PGCL, K=10, lambda=6", "o-", places),
-        ("PGCL, K=N/3, lambda=1", "s-", told_to),
-        ("InfoNCE + consistency, K=N/3, lambda=1", "^--", [p | {"row": BOTH} for p in told_to]),
-    ):
-        axes.plot([told.gain(**place) for place in found], marks, label=label)
+    for (label, setting), marks in zip(COMPARED.items(), ("o-", "s-", "^--"), strict=True):
+        axes.plot([told.gain(**setting(place)) for place in places], marks, label=label)
     axes.set_xticks(range(len(places)), KNOB_VALUES[knob])
     axes.spines[["top", "right"]].set_visible(False)
 

@@ -17,9 +17,7 @@ from model import GIN
 from sklearn.manifold import TSNE
 from torch_geometric.loader import DataLoader
 from tqdm import tqdm
-from train import SETTING, build, train_epoch
-
-from pgcl_losses.adapters.pyg import ContrastiveModel
+from train import SETTING, build, embed, train_epoch
 
 CLASSES = plt.get_cmap("tab10")
 
@@ -34,7 +32,7 @@ def trained(name: str, root: Path | None, cache: Path) -> dict[str, Any]:
     optimizer = torch.optim.Adam(model.parameters(), lr=config["lr"])
     epochs = tqdm(range(config["epochs"]), desc=name, unit="epoch")
     history = [train_epoch(model, loader, optimizer) for _ in epochs]
-    rows = projected(model, DataLoader(graphs, 128))
+    rows = F.normalize(torch.from_numpy(embed(model.encoder, graphs)))
     prototypes = model.loss.prototypes.eval()
     (balanced,) = prototypes(rows)
     return {
@@ -44,13 +42,6 @@ def trained(name: str, root: Path | None, cache: Path) -> dict[str, Any]:
         "prototypes": F.normalize(prototypes.weight.detach()),
         "occupancy": np.array([told["occupancy"] for told in history]),  # [epochs, K]
     }
-
-
-@torch.no_grad()
-def projected(model: ContrastiveModel, loader: DataLoader) -> torch.Tensor:
-    model.eval()
-    rows = [model.encoder(b.x, b.edge_index, b.batch, b.num_graphs) for b in loader]
-    return F.normalize(torch.cat(rows))
 
 
 def draw_clusters(axes: Axes, found: dict[str, Any]) -> None:

@@ -1,7 +1,7 @@
 """Where the map is drawn: classes, knobs and settings; and the runs found there."""
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -32,6 +32,14 @@ def advised(place: Config) -> Config:
     return place | {"num_prototypes": batch_size // 3, "consistency_weight": 1.0}
 
 
+# What is compared with InfoNCE over the knobs: the place, as each setting has it.
+COMPARED: dict[str, Callable[[Config], Config]] = {
+    "PGCL, K=10, lambda=6": lambda place: place,
+    "PGCL, K=N/3, lambda=1": advised,
+    f"{BOTH}, K=N/3, lambda=1": lambda place: advised(place) | {"row": BOTH},
+}
+
+
 def grid() -> Iterable[Config]:
     """Classes by K by lambda, and InfoNCE."""
     for classes in CLASSES:
@@ -55,9 +63,7 @@ def knobs() -> Iterable[Config]:
     """The knobs, with the paper's setting and the recipe's."""
     for place in knob_places():
         yield {**place, "row": INFO_NCE}
-        yield {**place, "row": "PGCL"}
-        yield {**advised(place), "row": "PGCL"}
-        yield {**advised(place), "row": BOTH}
+        yield from (setting(place) for setting in COMPARED.values())
 
 
 def parts() -> Iterable[Config]:
@@ -93,7 +99,7 @@ class Map:
     def at(self, **config: Any) -> list[Run]:
         """The runs of a place, a seed each."""
         place = {**KNOBS, "row": "PGCL", **config}
-        if place["row"] == INFO_NCE:  # which has neither
+        if place["row"] == INFO_NCE:  # which has none of these
             given = ("num_prototypes", "consistency_weight", "freeze_epochs", "warm_up_epochs")
             place |= {name: KNOBS[name] for name in given}
         found = [self.runs.get(results.key({**place, "seed": seed})) for seed in self.seeds]

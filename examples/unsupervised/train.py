@@ -10,6 +10,7 @@ import wl
 from data import load
 from evaluate import accuracy, of_kernel
 from model import DIM, GIN, Projected
+from torch import nn
 from torch_geometric.data import Batch, Data
 from torch_geometric.loader import DataLoader
 
@@ -129,7 +130,7 @@ def log(
 
 
 @torch.no_grad()
-def embed(encoder: GIN, graphs: list[Data]) -> np.ndarray:
+def embed(encoder: nn.Module, graphs: list[Data]) -> np.ndarray:
     """``[G, 96]``, without a random number drawn: looking does not change what is trained next."""
     encoder.eval()
     rows = []
