@@ -7,6 +7,13 @@ import torch
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # before anything imports triton
 
+# Workers of pytest-xdist share the cores, and so do the scripts that they start.
+workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 1))
+if workers > 1:
+    threads = max(1, torch.get_num_threads() // workers)
+    torch.set_num_threads(threads)
+    os.environ["OMP_NUM_THREADS"] = str(threads)
+
 hypothesis.settings.register_profile("repeatable", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("repeatable")
 

@@ -330,3 +330,36 @@ def test_masked_atoms_are_asked_for_their_elements(modules):
     nothing.backward()
     assert nothing == 0
     assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
+
+
+def tuned(dataset, row, values):
+    pretraining = None if row == "no pre-training" else {"row": row}
+    return [
+        {
+            "config": {"dataset": dataset, "pretraining": pretraining, "seed": seed, "epochs": 2},
+            "auc": {"valid": [1.0, 2.0, 2.0], "test": [0.0, value, 99.0]},
+        }
+        for seed, value in enumerate(values)
+    ]
+
+
+def test_report_compares_what_the_validation_part_chose(modules):
+    report = modules("report")
+    runs = tuned("bace.csv", "no pre-training", [70, 80, 90]) + tuned("bace.csv", "PGCL", [72, 82])
+    runs += tuned("muv.csv.gz", "no pre-training", [60]) + tuned("muv.csv.gz", "PGCL", [59])
+    runs += tuned("bace.csv", "InfoNCE (GraphCL)", [80, 81, 82])
+    runs += tuned("muv.csv.gz", "InfoNCE (GraphCL)", [61])
+    scores = report.scores_of(runs + tuned("bace.csv", "attribute masking", [1]))
+    *_, none, masking, info_nce, pgcl = report.comparison(scores).splitlines()
+    # MUV lacks a row, so that means and ranks are of BACE alone.
+    assert none == "| no pre-training | 80.0 ± 10.0 | 60.0 | 80.0 | 2.0 |"
+    assert masking == "| attribute masking | 1.0 |  | 1.0 | 4.0 |"
+    assert info_nce == "| InfoNCE (GraphCL) | 81.0 ± 1.0 | 61.0 | 81.0 | 1.0 |"
+    assert pgcl == "| PGCL | 77.0 ± 7.1 | 59.0 | 77.0 | 3.0 |"
+    # Paired by seed: 2 twice; one pair has no interval.
+    line = report.differences(scores).splitlines()[3]
+    assert line == "| PGCL minus no pre-training | +2.0 (+2.0 to +2.0) | -1.0 |"
+    other = tuned("bace.csv", "PGCL", [72])
+    other[0]["config"]["epochs"] = 3
+    with pytest.raises(ValueError, match=r"^BACE, PGCL: runs of two settings, .*3"):
+        report.scores_of(runs + other)

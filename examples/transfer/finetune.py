@@ -141,20 +141,26 @@ def main() -> None:
         raise ValueError(f"--encoders: two of {', '.join(args.encoders)} have the same name")
     origins = {name: origin(file) for name, file in encoders.items()}
     tables = args.csv or [made_table(args.cache)]
-    prepared_tables = {path: prepared(path, args) for path in tables}
     shared = {name: getattr(args, name) for name in ("epochs", "batch_size", "lr", "dropout")}
-    for path, given in prepared_tables.items():
-        runs = {}
+    jobs = {}
+    for path in tables:
+        given = prepared(path, args)
+        here = {"dataset": path.name, "data": given.digest, **shared}
         for name, file in encoders.items():
-            config = {"dataset": path.name, "data": given.digest, **shared}
-            config["pretraining"] = origins[name]
-            seeds = [config | {"seed": seed} for seed in range(args.seeds)]
-            done = results.complete(args.output, seeds, run, (given, file), args.workers)
-            runs[name] = {seed["seed"]: done[results.key(seed)] for seed in seeds}
+            for seed in range(args.seeds):
+                config = here | {"pretraining": origins[name], "seed": seed}
+                jobs[path, name, seed] = config, given, file
+    first_seeds_first = sorted(jobs.items(), key=lambda job: job[0][2])
+    done = results.complete(args.output, [job for _, job in first_seeds_first], run, args.workers)
+    for path in tables:
+        runs = {}
+        for name in encoders:
             if args.predictions is not None:
                 where = args.predictions / f"{path.name.partition('.')[0]}-{name}.csv"
-                run(seeds[0], given, file, where)
+                run(*jobs[path, name, 0], where)
                 print(f"predictions written to {where}")
+            seeds = {seed: jobs[path, name, seed][0] for seed in range(args.seeds)}
+            runs[name] = {seed: done[results.key(config)] for seed, config in seeds.items()}
         print(f"\n{path.name}\n\n{table(runs)}\n")
 
 

@@ -30,12 +30,12 @@ class Categories(nn.Module):
 
     def __init__(self, features: int, values: int) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(features * values, WIDTH)
+        self.embedding = nn.EmbeddingBag(features * values, WIDTH, mode="sum")
         nn.init.xavier_uniform_(self.embedding.weight)
         self.register_buffer("first", torch.arange(features) * values, persistent=False)
 
     def forward(self, categories: Tensor) -> Tensor:
-        return self.embedding(categories + self.first).sum(1)
+        return self.embedding(categories + self.first)
 
 
 class MoleculeGIN(nn.Module):

@@ -81,8 +81,9 @@ def main() -> None:
     parser.add_argument("--docs", type=Path, default=DOCS, help="where page and pictures go")
     args = parser.parse_args()
 
+    jobs = [(config,) for config in wanted(args.seeds)]
     try:
-        done = results.complete(args.output, wanted(args.seeds), run, (), args.workers)
+        done = results.complete(args.output, jobs, run, args.workers)
     except KeyboardInterrupt:
         sys.exit(f"map.py: stopped; what is finished is kept in {args.output}")
 

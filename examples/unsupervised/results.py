@@ -65,22 +65,22 @@ def last_byte(path: Path) -> bytes:
 
 
 def complete(
-    path: Path, configs: Iterable[Config], function: Callable[..., Run], given: tuple, workers: int
+    path: Path, jobs: Iterable[tuple[Any, ...]], function: Callable[..., Run], workers: int
 ) -> dict[str, Run]:
     """All runs of the file, once those that it lacks are done; each is written when it is finished.
 
-    ``function(config, *given)`` makes one, in a process of its own.
+    ``function(*job)`` makes one, in a process of its own; a job begins with its configuration.
     """
     done = read(path)
-    wanted = {key(config): config for config in configs}
-    missing = [config for name, config in wanted.items() if name not in done]
+    wanted = {key(job[0]): job for job in jobs}
+    missing = [job for name, job in wanted.items() if name not in done]
     spawn = multiprocessing.get_context("spawn")
     at_once = signal.SIGINT, signal.SIG_DFL  # on Ctrl-C, without a traceback of each
     with (
         ProcessPoolExecutor(workers, spawn, signal.signal, at_once) as pool,
         tqdm(total=len(missing), unit="run") as progress,
     ):
-        futures = [pool.submit(function, config, *given) for config in missing]
+        futures = [pool.submit(function, *job) for job in missing]
         try:
             for future in as_completed(futures):
                 told = future.result()

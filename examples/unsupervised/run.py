@@ -84,10 +84,10 @@ def main() -> None:
     except ValueError as error:
         sys.exit(f"run.py: {error}")
     grid = grid_of(args)
-    wanted = [config for setting in grid for config in configurations(args, setting)]
     given = args.root, args.cache, args.tensorboard
+    jobs = [(config, *given) for setting in grid for config in configurations(args, setting)]
     try:
-        done = results.complete(args.output, wanted, run, given, args.workers)
+        done = results.complete(args.output, jobs, run, args.workers)
     except KeyboardInterrupt:
         sys.exit(f"run.py: stopped; what is finished is kept in {args.output}")
 
