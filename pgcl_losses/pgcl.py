@@ -13,6 +13,7 @@ from pgcl_losses._checks import (
     check_views,
     check_weight,
 )
+from pgcl_losses._watch import Watch, can_look
 from pgcl_losses.consistency import ConsistencyLoss, swapped_cross_entropy
 from pgcl_losses.contrast import PrototypeReweightedNCE
 from pgcl_losses.engine import check_engine
@@ -51,6 +52,9 @@ class PGCLLoss(nn.Module):
 
     With several processes every one has to call the loss, and its backward, the same number of
     times; a batch may be empty on some of them. The loss is then differentiable once.
+
+    Warns, once each, of prototypes that no optimizer moves, of batches smaller than K, and of one
+    cluster that has nearly all rows. To silence: ``warnings.filterwarnings("ignore", "PGCLLoss")``.
 
     Shape:
         - z1, z2: ``[N, D]``; row i of both is graph i, in any scale
@@ -113,6 +117,7 @@ class PGCLLoss(nn.Module):
             engine=engine,
         )
         self.consistency = ConsistencyLoss(reduction=reduction)
+        self._watch = Watch()
 
     def extra_repr(self) -> str:
         return (
@@ -144,6 +149,8 @@ class PGCLLoss(nn.Module):
             rows = ranks.gather(unit_rows(torch.cat([z1, z2]), dtype).view(2, *z1.shape))
             prototypes = ranks.average_gradient(self.prototypes.unit_prototypes(dtype))
             of_all = self.prototypes.assign_views(rows, prototypes)  # [2, N, ...]
+            if self.training and ranks.rank == 0 and can_look(rows):
+                self._watch.look(self.prototypes, self.consistency_weight > 0, of_all.clusters)
             contrast = self.contrast.per_query(
                 rows.flatten(0, 1), of_all.clusters.flatten(), prototypes, ranks.mine()
             )

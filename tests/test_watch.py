@@ -1,0 +1,138 @@
+"""Warnings: each is said once, when it is so, and not when it is not."""
+
+import copy
+import pickle
+import warnings
+
+import pytest
+import torch
+
+from pgcl_losses import PGCLLoss
+from pgcl_losses._watch import _PATIENCE
+
+DIM = 6
+
+
+def train(pgcl, optimizer=None, steps=3 * _PATIENCE, num_rows=12, rows_of=None, accumulate=1):
+    """What was warned of."""
+    rows = torch.nn.Parameter(torch.randn(2, num_rows, DIM))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for step in range(steps):
+            (rows_of(rows, step) if rows_of else pgcl(*rows)).backward()
+            if optimizer is not None and (step + 1) % accumulate == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+    return [str(warning.message) for warning in caught]
+
+
+def moving(pgcl):
+    return torch.optim.Adam(pgcl.parameters(), lr=1e-3)
+
+
+def test_prototypes_that_no_optimizer_has():
+    (said,) = train(PGCLLoss(DIM, 4))
+    assert said.startswith("PGCLLoss: the prototypes have not moved in 20 training steps: ")
+    assert "*pgcl.parameters()" in said
+
+
+def test_an_optimizer_that_raises_no_version():
+    pgcl = PGCLLoss(DIM, 4)
+
+    class Fused:
+        def step(self):
+            pgcl.prototypes.weight.data.sub_(1e-3)
+
+        def zero_grad(self):
+            pgcl.zero_grad()
+
+    assert train(pgcl, Fused()) == []
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"freeze_steps": 1000},
+        {"queue_size": 8},
+        {"engine": "streaming"},
+        {"weighting": "sample", "exclude_same_cluster": False},
+    ],
+    ids=str,
+)
+def test_a_healthy_training_warns_of_nothing(options):
+    pgcl = PGCLLoss(DIM, 4, **options)
+    assert train(pgcl, moving(pgcl)) == []
+    pgcl = PGCLLoss(DIM, 4, **options)
+    assert train(pgcl, moving(pgcl), accumulate=_PATIENCE - 1) == []
+
+
+def test_prototypes_that_are_not_to_move():
+    assert train(PGCLLoss(DIM, 4, consistency_weight=0)) == []
+    fixed = PGCLLoss(DIM, 4)
+    fixed.prototypes.weight.requires_grad_(False)
+    assert train(fixed) == []
+
+
+def test_steps_that_do_not_train():
+    pgcl = PGCLLoss(DIM, 4)
+    rows = torch.randn(2, 12, DIM)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(2 * _PATIENCE):
+            with torch.no_grad():
+                pgcl(*rows)
+        pgcl.eval()
+        for _ in range(2 * _PATIENCE):
+            pgcl(*rows.requires_grad_())
+
+
+def test_batches_smaller_than_the_number_of_prototypes():
+    pgcl = PGCLLoss(DIM, 16)
+    (said,) = train(pgcl, moving(pgcl))
+    assert said.startswith("PGCLLoss: batches of 12 rows are balanced over 16 prototypes: use")
+    pgcl = PGCLLoss(DIM, 16, queue_size=4)
+    assert train(pgcl, moving(pgcl)) == []
+
+
+def test_a_small_last_batch_is_no_reason():
+    pgcl = PGCLLoss(DIM, 10)
+
+    def rows_of(rows, step):
+        return pgcl(*(rows if step % 2 else rows[:, :3]))
+
+    assert train(pgcl, moving(pgcl), rows_of=rows_of) == []
+
+
+def test_one_cluster_that_has_nearly_all_rows():
+    pgcl = PGCLLoss(DIM, 4, epsilon=10.0)
+
+    def collapsed(rows, step):
+        direction = torch.linspace(1, 2, DIM).expand_as(rows)
+        return pgcl(*(direction + 1e-7 * rows))
+
+    said = train(pgcl, moving(pgcl), rows_of=collapsed)
+    assert len(said) == 1
+    assert said[0].startswith("PGCLLoss: one cluster has 100% of the rows, which leaves hardly")
+    single = PGCLLoss(DIM, 1)
+    assert train(single, moving(single)) == []
+
+
+def test_a_filter_silences_them():
+    pgcl = PGCLLoss(DIM, 16)
+    rows = torch.randn(2, 12, DIM, requires_grad=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warnings.filterwarnings("ignore", "PGCLLoss")
+        for _ in range(2 * _PATIENCE):
+            pgcl(*rows)
+
+
+def test_copies_begin_anew_and_checkpoints_know_nothing_of_it():
+    pgcl = PGCLLoss(DIM, 4)
+    keys = set(pgcl.state_dict())
+    assert len(train(pgcl)) == 1
+    assert train(pgcl) == []
+    assert set(pgcl.state_dict()) == keys
+    for fresh in (copy.deepcopy(pgcl), pickle.loads(pickle.dumps(pgcl))):
+        assert len(train(fresh)) == 1
