@@ -19,8 +19,17 @@ KNOB_VALUES: dict[str, tuple[float, ...]] = {
     "imbalance": (0.0, 1.0, 2.0),
     "batch_size": (32, 128, 512),
     "temperature": (0.1, 0.2, 0.5),
+    "epsilon": (0.01, 0.05, 0.25),
     "epochs": (5, 15, 45),
 }
+# Knobs that InfoNCE does not have.
+NOT_INFO_NCE = (
+    "num_prototypes",
+    "consistency_weight",
+    "epsilon",
+    "freeze_epochs",
+    "warm_up_epochs",
+)
 TRAINED = [row for row in ROWS if row not in (WL, UNTRAINED)]
 BOTH = "InfoNCE + consistency"
 AGREEMENT = 0.65  # above it the map advises more prototypes
@@ -85,8 +94,15 @@ def schedule() -> Iterable[Config]:
 def wanted(seeds: int) -> list[Config]:
     """All runs of the map, those of the first seed first."""
     places = [*grid(), *parts(), *knobs(), *schedule()]
-    full = [{**KNOBS, "row": "PGCL", **place} for place in places]
-    return [{**place, "seed": seed} for seed in range(seeds) for place in full]
+    return [{**whole(place), "seed": seed} for seed in range(seeds) for place in places]
+
+
+def whole(place: Config) -> Config:
+    """The place with the knobs that it does not name."""
+    found = {**KNOBS, "row": "PGCL", **place}
+    if found["row"] == INFO_NCE:
+        found |= {name: KNOBS[name] for name in NOT_INFO_NCE}
+    return found
 
 
 class Map:
@@ -98,10 +114,7 @@ class Map:
 
     def at(self, **config: Any) -> list[Run]:
         """The runs of a place, a seed each."""
-        place = {**KNOBS, "row": "PGCL", **config}
-        if place["row"] == INFO_NCE:  # which has none of these
-            given = ("num_prototypes", "consistency_weight", "freeze_epochs", "warm_up_epochs")
-            place |= {name: KNOBS[name] for name in given}
+        place = whole(config)
         found = [self.runs.get(results.key({**place, "seed": seed})) for seed in self.seeds]
         return [run for run in found if run is not None]
 

@@ -23,6 +23,7 @@ KNOBS = {
     "num_prototypes": 10,
     "consistency_weight": 6.0,
     "temperature": 0.2,
+    "epsilon": 0.05,
     "epochs": 15,
     "freeze_epochs": 0,
     "warm_up_epochs": 0,  # over which the consistency weight rises from 0
@@ -80,8 +81,8 @@ def run(config: dict[str, Any]) -> dict[str, Any]:
 def build(config: dict[str, Any]) -> PGCLLoss:
     frozen = config["freeze_epochs"] * (TRAINING // config["batch_size"])
     options = {"consistency_weight": config["consistency_weight"], **ROWS[config["row"]]}
-    count, temperature = config["num_prototypes"], config["temperature"]
-    return PGCLLoss(DIM, count, temperature=temperature, freeze_steps=frozen, **options)
+    options |= {name: config[name] for name in ("num_prototypes", "temperature", "epsilon")}
+    return PGCLLoss(DIM, freeze_steps=frozen, **options)
 
 
 def train(
