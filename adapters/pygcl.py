@@ -1,11 +1,11 @@
-"""PGCL as a loss for PyGCL's contrast models; PyGCL's augmentors for the adapter of PyG.
+"""PGCL as a loss for PyGCL's contrast models; PyGCL's augmentors for the adapter of PyG::
 
     from pgcl_losses.adapters.pygcl import PGCLContrastLoss
 
     contrast_model = DualBranchContrast(PGCLContrastLoss(dim=64), mode="G2G", intraview_negs=True)
     optimizer = Adam([*encoder.parameters(), *contrast_model.parameters()], lr=0.01)
 
-The second line is the one to remember: PyGCL's own examples optimize the encoder alone.
+The second line is the one to remember: PyGCL's own examples optimize the encoder alone::
 
     from pgcl_losses.adapters.pygcl import AsTransform
 
@@ -14,7 +14,6 @@ The second line is the one to remember: PyGCL's own examples optimize the encode
 
 import copy
 import importlib
-import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -22,9 +21,6 @@ import torch
 from torch import Tensor, nn
 
 from pgcl_losses.pgcl import PGCLLoss
-
-# So many backward passes in a row, with no step of an optimizer, are no gradient accumulation.
-_PASSES_WITHOUT_STEP = 50
 
 
 class _Call(NamedTuple):
@@ -67,8 +63,6 @@ class PGCLContrastLoss(nn.Module):
         losses.Loss.register(type(self))
         self.pgcl = PGCLLoss(dim, num_prototypes, **options)
         self._first: _Call | None = None
-        self._weight_before = self.pgcl.prototypes.weight.detach()
-        self._passes = 0
 
     def forward(
         self,
@@ -99,7 +93,6 @@ class PGCLContrastLoss(nn.Module):
         first, self._first = self._first, None
         if first is not None and _is_swapped(first, anchor, sample):
             return first.loss
-        self._warn_of_an_optimizer_without_prototypes()
         self.pgcl.contrast.negatives = "all" if intraview else "cross"
         loss: Tensor = self.pgcl(anchor, sample)
         self._first = _Call(anchor, sample, torch.is_grad_enabled(), loss)
@@ -108,27 +101,6 @@ class PGCLContrastLoss(nn.Module):
     def __getstate__(self) -> dict[str, Any]:
         # Half a pair of calls holds a graph, which can be neither copied nor pickled.
         return {**self.__dict__, "_first": None}
-
-    def _warn_of_an_optimizer_without_prototypes(self) -> None:
-        prototypes = self.pgcl.prototypes
-        enough = prototypes.freeze_steps + _PASSES_WITHOUT_STEP
-        if self._passes > enough or not (self.training and torch.is_grad_enabled()):
-            return
-        if prototypes.weight.grad is None:  # an optimizer that has them may have set it so
-            self._passes = 0
-            return
-        if self._passes == 0:
-            self._weight_before = prototypes.weight.detach().clone()
-        self._passes += 1
-        if self._passes < enough:
-            return
-        self._passes += 1  # looked once, and for all
-        if torch.equal(prototypes.weight, self._weight_before):
-            warnings.warn(
-                f"the prototypes have had a gradient for {enough} steps and have not moved: give "
-                "contrast_model.parameters() to the optimizer, beside the encoder's",
-                stacklevel=4,
-            )
 
 
 class AsTransform:

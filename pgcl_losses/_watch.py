@@ -8,8 +8,9 @@ from torch import Tensor
 from pgcl_losses.prototypes import SinkhornPrototypes
 from pgcl_losses.weights import cluster_counts
 
-# Gradients are seldom accumulated over more batches than this before an optimizer moves anything.
-_PATIENCE = 20
+# Gradients are hardly ever accumulated over more batches than this before an optimizer steps.
+_PATIENCE = 50
+_CLUSTERS_EVERY = 20
 # The last batch of an epoch may be small; several in a row mean that all are.
 _SMALL_BATCHES = 3
 _NEARLY_ALL = 0.9
@@ -47,15 +48,15 @@ class Watch:
         num_prototypes = prototypes.num_prototypes
         balanced = clusters.shape[1] + prototypes.queue_size
         if learning and prototypes.weight.requires_grad:
-            self._look_for_motion(prototypes.weight)
+            self._look_for_motion(prototypes.weight, self.steps - prototypes.freeze_steps)
         self._look_at_size(balanced, num_prototypes)
-        if self.steps % _PATIENCE == 0 and balanced >= num_prototypes > 1:
+        if self.steps % _CLUSTERS_EVERY == 0 and balanced >= num_prototypes > 1:
             self._look_at_clusters(clusters.flatten(), num_prototypes)
 
-    def _look_for_motion(self, prototypes: Tensor) -> None:
-        if self.steps == 1:
+    def _look_for_motion(self, prototypes: Tensor, free_steps: int) -> None:
+        if free_steps == 1:
             self.start = prototypes._version, prototypes.detach().clone()
-        elif self.steps == _PATIENCE and self.start is not None:
+        elif free_steps == _PATIENCE and self.start is not None:
             # Optimizers write in place, which raises the version. Where one goes around that, the
             # values tell: comparing them makes the host wait, once, and only if nothing was raised.
             version, values = self.start
