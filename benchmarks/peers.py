@@ -76,6 +76,13 @@ def nt_xent(temperature: float = 0.2) -> Callable[[Tensor, Tensor], Tensor]:
     return of_views
 
 
+def lightly_nt_xent(temperature: float = 0.2) -> Callable[[Tensor, Tensor], Tensor]:
+    """lightly's InfoNCE of two views, without a memory bank."""
+    from lightly.loss import NTXentLoss
+
+    return NTXentLoss(temperature=temperature)
+
+
 def double_loop_pgcl(
     z1: Tensor,
     z2: Tensor,

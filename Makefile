@@ -1,0 +1,26 @@
+# The five things that people do. PYTHON may be 3.10 or newer; dgl needs 3.11 or older.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: setup lint test docs benchmarks
+
+setup:  # an environment with everything; compiles two needs of PyGCL, once
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install torch==2.13.0 wheel setuptools ninja
+	$(BIN)/pip install --no-build-isolation torch-scatter torch-sparse
+	$(BIN)/pip install -e '.[dev,docs,pyg,dgl,pygcl]'
+
+lint:
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+test:
+	$(BIN)/python -m pytest -n auto
+
+docs:  # into docs/_build
+	$(BIN)/sphinx-build --fail-on-warning --quiet docs docs/_build
+
+benchmarks:
+	$(BIN)/python benchmarks/run.py
+	$(BIN)/python benchmarks/plot.py

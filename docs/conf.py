@@ -1,0 +1,25 @@
+"""The documentation site: ``sphinx-build -W docs docs/_build``."""
+
+import pgcl_losses
+
+project = "pgcl-losses"
+author = "The pgcl-losses authors"
+copyright = f"2026, {author}"
+release = pgcl_losses.__version__
+
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.mathjax",
+    "sphinx.ext.napoleon",
+    "sphinx_copybutton",
+]
+myst_enable_extensions = ["dollarmath"]
+myst_heading_anchors = 3
+napoleon_custom_sections = ["Shape"]
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+exclude_patterns = ["_build"]
+
+html_theme = "furo"
+html_title = f"pgcl-losses {release}"

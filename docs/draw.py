@@ -1,0 +1,174 @@
+"""Draws what one query sees, and how the files hang together.
+
+python docs/draw.py                      # writes docs/images/{how,architecture}.png
+"""
+
+import argparse
+import math
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from pgcl_losses import SinkhornPrototypes
+from pgcl_losses.rows import unit_rows
+from pgcl_losses.weights import cluster_counts, prototype_log_weights
+
+COLOURS = ["tab:blue", "tab:green", "tab:orange", "tab:red", "tab:purple", "tab:brown"]
+DIRECTIONS = torch.tensor([0.0, 40.0, 85.0, 140.0, 200.0, 265.0]).deg2rad()
+
+
+def on_circle(angles: torch.Tensor) -> torch.Tensor:
+    return torch.stack([angles.cos(), angles.sin()], dim=1)
+
+
+def scene() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Rows around six prototypes, their clusters, and the weights that clusters have for others."""
+    torch.manual_seed(3)
+    prototypes = SinkhornPrototypes(dim=2, num_prototypes=len(DIRECTIONS))
+    prototypes.weight.data = on_circle(DIRECTIONS)
+    rows = on_circle(DIRECTIONS.repeat(12) + 0.16 * torch.randn(12 * len(DIRECTIONS)))
+    (view,) = prototypes.eval()(rows)
+    unit = unit_rows(prototypes.weight.detach(), torch.float32)
+    shares = cluster_counts(view.clusters, len(unit)) / len(rows)
+    return rows, view.clusters, unit, prototype_log_weights(unit, shares).exp()
+
+
+def draw_clusters(axes: Axes, query: int) -> None:
+    rows, clusters, prototypes, weights = scene()
+    mine = int(clusters[query])
+    rows = rows * (1 + 0.08 * torch.randn(len(rows), 1))  # off the circle, to be told apart
+    for row, cluster in zip(rows.tolist(), clusters.tolist(), strict=True):
+        if cluster == mine:
+            axes.plot(*row, "o", mfc="white", mec=COLOURS[cluster], ms=8)
+        else:
+            size = 50 * float(weights[mine, cluster]) ** 2
+            axes.scatter(*row, s=size, color=COLOURS[cluster], alpha=0.7, linewidths=0)
+    for cluster, prototype in enumerate(prototypes.tolist()):
+        axes.plot(*prototype, "*", color=COLOURS[cluster], ms=20, mec="white")
+    axes.plot(*rows[query].tolist(), "o", color="black", ms=10)
+    axes.annotate(
+        "query", rows[query].tolist(), xytext=(12, 10), textcoords="offset points", fontsize=11
+    )
+    axes.text(0, 0.1, "hollow: own cluster,\nno negatives", ha="center", va="center", fontsize=11)
+    axes.text(0, -0.25, "larger: counts more", ha="center", va="center", fontsize=11)
+    axes.set_aspect("equal")
+    axes.set_axis_off()
+
+
+def draw_weights(axes: Axes, mine: int) -> None:
+    _, clusters, prototypes, weights = scene()
+    distances = 1 - prototypes @ prototypes[mine]
+    shares = cluster_counts(clusters, len(prototypes)) / len(clusters)
+    mu = float(shares @ distances)
+    sigma = math.sqrt(float(shares @ (distances - mu) ** 2))
+    curve = torch.linspace(0, 2, 200)
+    bell = torch.exp(-((curve - mu) ** 2) / (2 * sigma**2))
+    scale = 1 / float(shares @ torch.exp(-((distances - mu) ** 2) / (2 * sigma**2)))
+    axes.plot(curve, scale * bell, color="0.6", zorder=0)
+    axes.axhline(1, color="0.8", ls="--", zorder=0)
+    axes.text(2.05, 1.03, "InfoNCE: 1 for all", ha="right", color="0.4", backgroundcolor="white")
+    for cluster, distance in enumerate(distances.tolist()):
+        weight = float(weights[mine, cluster])
+        if cluster == mine:
+            axes.plot(distance, weight, "*", mfc="white", mec=COLOURS[cluster], ms=20)
+            axes.annotate(
+                "own cluster:\nleft out", (distance, weight), xytext=(16, 0),
+                textcoords="offset points",
+            )  # fmt: skip
+        else:
+            axes.plot(distance, weight, "*", color=COLOURS[cluster], ms=20, mec="white")
+    axes.axvline(mu, color="0.8", lw=1, zorder=0)
+    axes.text(mu, 0.02, r" $\mu_i$", color="0.4", transform=axes.get_xaxis_transform())
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.set(xlabel="distance of the prototypes, 1 - cosine", ylabel=r"weight $M_i w_{ij}$")
+    axes.set_ylim(0)
+
+
+def draw_query() -> Figure:
+    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4.4), layout="constrained")
+    query = 1
+    draw_clusters(left, query)
+    draw_weights(right, int(scene()[1][query]))
+    return figure
+
+
+# Where each file stands, across and down.
+ROOMS = {
+    "adapters/pyg": (0.0, 0.0),
+    "adapters/dgl": (1.2, 0.0),
+    "adapters/pygcl": (2.4, 0.0),
+    "pgcl": (1.2, 1.0),
+    "gather": (2.9, 1.0),
+    "prototypes": (0.0, 2.0),
+    "consistency": (1.2, 2.0),
+    "contrast": (2.4, 2.0),
+    "sinkhorn": (0.0, 3.0),
+    "weights": (1.7, 3.0),
+    "engine/": (2.9, 3.0),
+    "engine/dense": (1.5, 4.0),
+    "engine/streaming": (2.9, 4.0),
+    "engine/triton": (4.3, 4.0),
+}
+USES = [
+    ("adapters/pyg", "pgcl", ""),
+    ("adapters/dgl", "pgcl", "rows of two views"),
+    ("adapters/pygcl", "pgcl", ""),
+    ("pgcl", "gather", ""),
+    ("pgcl", "prototypes", "rows"),
+    ("pgcl", "consistency", "log p, q"),
+    ("pgcl", "contrast", "clusters"),
+    ("prototypes", "sinkhorn", "scores"),
+    ("contrast", "weights", "shares"),
+    ("contrast", "engine/", "table"),
+    ("engine/", "engine/dense", ""),
+    ("engine/", "engine/streaming", "pairs"),
+    ("engine/", "engine/triton", ""),
+]
+
+
+def draw_rooms() -> Figure:
+    figure, axes = plt.subplots(figsize=(10, 5.6), layout="constrained")
+    for name, (x, y) in ROOMS.items():
+        optional = name.startswith("adapters/") or name == "engine/triton"
+        axes.text(
+            x,
+            -y,
+            name if name.endswith("/") else f"{name}.py",
+            ha="center",
+            va="center",
+            bbox={
+                "boxstyle": "round,pad=0.5",
+                "facecolor": "#eef3fb",
+                "edgecolor": "#4472c4",
+                "linestyle": "--" if optional else "-",
+            },
+        )
+    for user, used, what in USES:
+        (x0, y0), (x1, y1) = ROOMS[user], ROOMS[used]
+        sideways = y0 == y1
+        start = (x0 + 0.45, -y0) if sideways else (x0, -y0 - 0.22)
+        end = (x1 - 0.45, -y1) if sideways else (x1, -y1 + 0.22)
+        axes.annotate("", end, start, arrowprops={"arrowstyle": "->", "color": "0.4"})
+        middle = ((start[0] + end[0]) / 2, (start[1] + end[1]) / 2)
+        axes.text(*middle, what, ha="center", va="center", color="0.35", backgroundcolor="white")
+    axes.set(xlim=(-0.7, 5.0), ylim=(-4.4, 0.4))
+    axes.set_axis_off()
+    return figure
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    images = Path(__file__).parent / "images"
+    parser.add_argument("--output", type=Path, default=images, help="folder")
+    args = parser.parse_args()
+    args.output.mkdir(parents=True, exist_ok=True)
+    for name, draw in {"how": draw_query, "architecture": draw_rooms}.items():
+        draw().savefig(args.output / f"{name}.png", dpi=110)

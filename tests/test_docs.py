@@ -1,0 +1,78 @@
+"""README and site: their Python runs as it stands, and what they name is there."""
+
+import re
+from pathlib import Path
+
+import pytest
+from test_examples import ROOT, run
+
+import pgcl_losses
+
+README = ROOT / "README.md"
+PAGES = sorted((ROOT / "docs").glob("*.md"))
+TEXTS = [README, ROOT / "CONTRIBUTING.md", *PAGES]
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", page.read_text(), flags=re.DOTALL)
+
+
+# What Lightning and the needs of PyGCL warn of.
+@pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore:.*does not have many workers"
+)
+@pytest.mark.parametrize("page", [p for p in PAGES if blocks(p, "python")], ids=lambda p: p.stem)
+def test_blocks_of_a_page_run_in_their_order(page):
+    names = {"__name__": "page"}
+    for block in blocks(page, "python"):
+        exec(compile(block, page.name, "exec"), names)
+
+
+@pytest.mark.parametrize("block", blocks(README, "python"))
+def test_blocks_of_the_readme_run_by_themselves(block):
+    exec(compile(block, "README.md", "exec"), {})
+
+
+@pytest.mark.parametrize("page", TEXTS, ids=lambda page: page.stem)
+def test_commands_name_scripts_that_are_there(page):
+    for script in re.findall(r"python ((?:examples|benchmarks|docs)/[\w/]+\.py)", page.read_text()):
+        assert (ROOT / script).exists(), script
+
+
+@pytest.mark.parametrize("page", TEXTS, ids=lambda page: page.stem)
+def test_links_lead_somewhere(page):
+    text = page.read_text()
+    titles = re.findall(r"^#+ (.*)$", text, flags=re.MULTILINE)
+    anchors = {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if target.startswith("#"):
+            assert target[1:] in anchors, target
+        elif not target.startswith("http"):
+            assert (page.parent / target).exists(), target
+
+
+def test_the_start_page_has_the_readmes_two_commands():
+    for command in blocks(ROOT / "docs" / "index.md", "bash"):
+        assert command in README.read_text()
+
+
+def test_targets_of_make_are_there():
+    targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
+    for target in re.findall(r"^make (\w+)", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE):
+        assert target in targets
+
+
+def test_every_public_name_has_a_place_in_the_reference():
+    reference = (ROOT / "docs" / "api.md").read_text()
+    for name in pgcl_losses.__all__:
+        assert re.search(rf":: {name}$", reference, flags=re.MULTILINE), name
+
+
+def test_one_version():
+    assert f"\nversion: {pgcl_losses.__version__}\n" in (ROOT / "CITATION.cff").read_text()
+
+
+def test_pictures(tmp_path):
+    run("docs/draw.py", f"--output={tmp_path}")
+    for name in ("how", "architecture"):
+        assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
