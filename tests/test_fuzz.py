@@ -1,0 +1,229 @@
+"""Whatever tensors come: one of the documented errors, or what the oracle says; never a crash.
+
+Few cases unless more are asked for: FUZZ_CASES=2000 python -m pytest tests/test_fuzz.py
+"""
+
+import math
+import os
+import warnings
+
+import numpy as np
+import oracle
+import pytest
+import torch
+from cases import MODES
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pgcl_losses import (
+    Assignment,
+    ConsistencyLoss,
+    PGCLLoss,
+    PrototypeReweightedNCE,
+    SinkhornPrototypes,
+    diagnostics,
+    sinkhorn,
+)
+
+fuzz = settings(
+    max_examples=int(os.environ.get("FUZZ_CASES", "200")),
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+FLOATS = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
+OTHERS = [torch.int64, torch.bool, torch.complex64]
+SIZES = st.integers(0, 5)
+# One in eight draws is what nobody should pass.
+ODD = st.integers(0, 7).map(lambda number: number == 0)
+
+
+@st.composite
+def layouts(draw, rows):
+    """The same values in memory of another shape."""
+    kind = draw(st.sampled_from(["plain", "transposed", "every other", "offset"]))
+    if kind == "transposed":
+        return rows.mT.contiguous().mT if rows.dim() > 1 else rows
+    if kind == "every other":
+        wide = rows.new_zeros(*rows.shape[:-1], 2 * rows.shape[-1])
+        wide[..., ::2] = rows
+        return wide[..., ::2]
+    if kind == "offset":
+        return torch.cat([rows[:1], rows])[1:] if len(rows) else rows
+    return rows
+
+
+@st.composite
+def tensors(draw, shape, dtype):
+    """Of that shape and dtype, but for odd draws; in any layout, with or without gradient."""
+    if draw(ODD):
+        shape = draw(st.lists(SIZES, min_size=1, max_size=3))
+    if draw(ODD):
+        dtype = draw(st.sampled_from([*FLOATS, *OTHERS]))
+    random = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    values = torch.from_numpy(random.normal(size=shape))
+    if dtype.is_floating_point:
+        values *= draw(st.sampled_from([1.0, 1.0, 1e-4, 1e4, 1e-15, 0.0]))
+    if draw(ODD) and values.numel():
+        values.view(-1)[0] = draw(st.sampled_from([math.nan, math.inf, -math.inf]))
+    rows = (values > 0).to(dtype) if dtype == torch.bool else values.nan_to_num(0, 0, 0).to(dtype)
+    if dtype.is_floating_point:
+        rows = values.to(dtype)
+    alike = draw(ODD) and len(rows)  # all rows, in the memory of one
+    rows = rows[:1].expand_as(rows) if alike else draw(layouts(rows))
+    if draw(ODD):
+        rows = rows.to("meta")
+    return rows.requires_grad_(dtype.is_floating_point and draw(st.booleans()))
+
+
+@st.composite
+def problems(draw):
+    """Two views, prototypes and clusters that mostly fit together."""
+    n, d, k = draw(st.integers(1, 5)), draw(st.integers(1, 4)), draw(st.integers(1, 4))
+    dtype = draw(st.sampled_from(FLOATS))
+    views = [draw(tensors((n, d), dtype)) for _ in range(2)]
+    prototypes = draw(tensors((k, d), draw(st.sampled_from(FLOATS))))
+    random = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    most = k + 1 if draw(ODD) else k
+    clusters = [torch.from_numpy(random.integers(0, most, size=n)) for _ in range(2)]
+    if draw(ODD):
+        clusters[0] = draw(tensors((n,), torch.int64))
+    return *views, *clusters, prototypes
+
+
+def attempt(function, *given):
+    """What the function returns; none where it raises an error that is documented."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "PGCLLoss")
+        try:
+            return function(*given)
+        except (TypeError, ValueError):
+            return None
+
+
+def known(*tensors):
+    """Whether the oracle can be asked."""
+    return all(t.device.type == "cpu" and t.isfinite().all() for t in tensors)
+
+
+def exact(rows):
+    return rows.detach().double().numpy()
+
+
+def tolerance(*tensors):
+    double = any(t.dtype == torch.float64 for t in tensors)
+    return {"rtol": 1e-6, "atol": 1e-7} if double else {"rtol": 2e-3, "atol": 2e-4}
+
+
+def check_gradients(loss, *inputs):
+    wanted = [t for t in inputs if t.requires_grad]
+    if not loss.requires_grad or not wanted:
+        return
+    gradients = torch.autograd.grad(loss, wanted, allow_unused=True)
+    for rows, gradient in zip(wanted, gradients, strict=True):
+        if gradient is not None:
+            assert (gradient.shape, gradient.dtype) == (rows.shape, rows.dtype)
+            # float16 cannot hold the gradient of short rows.
+            if known(*inputs) and rows.dtype != torch.float16:
+                assert gradient.isfinite().all()
+
+
+@fuzz
+@given(scores=tensors((4, 3), torch.float32), iterations=st.integers(1, 5))
+def test_sinkhorn(scores, iterations):
+    found = attempt(lambda: sinkhorn(scores, iterations=iterations))
+    if found is None or not known(scores):
+        return
+    np.testing.assert_allclose(
+        found.double(), oracle.sinkhorn(exact(scores), 0.05, iterations), **tolerance(scores)
+    )
+
+
+@fuzz
+@given(
+    problem=problems(),
+    mode=st.fixed_dictionaries(MODES),
+    engine=st.sampled_from(["dense", "streaming"]),
+)
+def test_contrast(problem, mode, engine):
+    z1, z2, clusters1, clusters2, prototypes = problem
+    loss = PrototypeReweightedNCE(**mode, engine=engine, reduction="none")
+    found = attempt(loss, *problem)
+    if found is None:
+        return
+    check_gradients(found.sum(), z1, z2, prototypes)
+    if not known(z1, z2, prototypes):
+        return
+    rows = np.concatenate([exact(z1), exact(z2)])
+    clusters = torch.cat([clusters1, clusters2]).tolist()
+    weights = oracle.pair_weights(rows, clusters, exact(prototypes), mode["weighting"])
+    given = mode["temperature"], mode["exclude_same_cluster"], mode["negatives"]
+    expected = oracle.contrast(exact(z1), exact(z2), weights, clusters, *given)
+    np.testing.assert_allclose(found.detach().double(), expected, **tolerance(z1, prototypes))
+
+
+@fuzz
+@given(problem=problems(), queue_size=st.sampled_from([0, 0, 3]))
+def test_prototypes(problem, queue_size):
+    z1, z2, *_, weight = problem
+    if weight.dim() != 2 or not weight.dtype.is_floating_point or 0 in weight.shape:
+        return
+    num_prototypes, dim = weight.shape
+    prototypes = SinkhornPrototypes(dim, num_prototypes, queue_size=queue_size)
+    prototypes.weight = torch.nn.Parameter(weight.detach())
+    found = attempt(prototypes, z1, z2)
+    nearest = attempt(prototypes.assign, z1)
+    if nearest is not None:
+        assert nearest.shape == z1.shape[:1]
+    if found is None:
+        return
+    assert attempt(diagnostics, found) or "meta" in (z1.device.type, weight.device.type)
+    check_gradients(sum(view.log_probs.sum() for view in found), z1, z2, prototypes.weight)
+    if not known(z1, z2, weight):
+        return
+    for rows, view in zip((z1, z2), found, strict=True):
+        expected = oracle.targets(exact(rows), exact(weight), 0.05, 3)
+        np.testing.assert_allclose(view.targets.double(), expected, **tolerance(rows, weight))
+        log_p = oracle.log_predictions(exact(rows), exact(weight), 0.2)
+        np.testing.assert_allclose(
+            view.log_probs.detach().double(), log_p, **tolerance(rows, weight)
+        )
+
+
+@fuzz
+@given(problem=problems())
+def test_consistency(problem):
+    scores1, scores2, *clusters, _ = problem
+    views = [
+        Assignment(s.detach(), s.detach().abs(), c) for s, c in zip(problem, clusters, strict=False)
+    ]
+    found = attempt(ConsistencyLoss(reduction="none"), *views)
+    if found is None or not known(scores1, scores2):
+        return
+    log_p = [exact(view.log_probs).tolist() for view in views]
+    expected = oracle.consistency(log_p, [exact(view.targets) for view in views])
+    np.testing.assert_allclose(found.double(), expected, **tolerance(scores1))
+
+
+@fuzz
+@given(problem=problems(), mode=st.fixed_dictionaries(MODES))
+def test_pgcl(problem, mode):
+    z1, z2, *_, weight = problem
+    if weight.dim() != 2 or not weight.dtype.is_floating_point or 0 in weight.shape:
+        return
+    pgcl = PGCLLoss(weight.shape[1], weight.shape[0], **mode)
+    pgcl.prototypes.weight = torch.nn.Parameter(weight.detach())
+    terms = attempt(pgcl.terms, z1, z2)
+    if terms is None:
+        return
+    check_gradients(terms.loss, z1, z2, pgcl.prototypes.weight)
+    if not known(z1, z2, weight):
+        return
+    # Where two targets of a row are equal, either may be its cluster.
+    clusters = torch.cat([view.clusters for view in terms.assignments]).tolist()
+    rows = np.concatenate([exact(z1), exact(z2)])
+    weights = oracle.pair_weights(rows, clusters, exact(weight), mode["weighting"])
+    given = mode["temperature"], mode["exclude_same_cluster"], mode["negatives"]
+    contrast = oracle.contrast(exact(z1), exact(z2), weights, clusters, *given)
+    q = [oracle.targets(exact(z), exact(weight), 0.05, 3) for z in (z1, z2)]
+    log_p = [oracle.log_predictions(exact(z), exact(weight), mode["temperature"]) for z in (z1, z2)]
+    expected = oracle.mean(contrast) + 6 * oracle.mean(oracle.consistency(log_p, q))
+    assert terms.loss.item() == pytest.approx(expected, rel=tolerance(z1, weight)["rtol"], abs=1e-3)
