@@ -19,6 +19,7 @@ myst_heading_anchors = 3
 napoleon_custom_sections = ["Shape"]
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
+autodoc_inherit_docstrings = False
 exclude_patterns = ["_build"]
 
 html_theme = "furo"

@@ -38,7 +38,7 @@ class PGCLLoss(nn.Module):
 
     Args:
         dim: width of the rows, D.
-        num_prototypes: K.
+        num_prototypes: how many of them, K.
         consistency_weight: lambda; 0 leaves the contrast alone.
         contrast_weight: 0 leaves the consistency alone.
         temperature: tau of both the contrast and the prediction.

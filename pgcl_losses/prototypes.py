@@ -37,7 +37,7 @@ class SinkhornPrototypes(nn.Module):
 
     Args:
         dim: width of the rows, D.
-        num_prototypes: K.
+        num_prototypes: how many of them, K.
         temperature: tau of the prediction.
         epsilon, iterations: of :func:`~pgcl_losses.sinkhorn`.
         queue_size: past rows per view that join the Sinkhorn problem, to balance small batches.

@@ -1,4 +1,5 @@
 import os
+import socket
 
 import hypothesis
 import pytest
@@ -16,6 +17,19 @@ if workers > 1:
 
 hypothesis.settings.register_profile("repeatable", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("repeatable")
+
+connect = socket.socket.connect
+
+
+def connect_here_only(self, address):
+    """What runs on this machine may talk to itself, as ranks do, and to nobody else."""
+    host = address[0] if isinstance(address, tuple) else "localhost"
+    if host not in ("localhost", "127.0.0.1", "::1", socket.gethostname()):
+        raise AssertionError(f"a test wants to connect to {address}")
+    return connect(self, address)
+
+
+socket.socket.connect = connect_here_only
 
 
 @pytest.fixture(autouse=True)
