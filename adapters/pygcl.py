@@ -22,6 +22,8 @@ from torch import Tensor, nn
 
 from pgcl_losses.pgcl import PGCLLoss
 
+__all__ = ["AsTransform", "PGCLContrastLoss"]
+
 
 class _Call(NamedTuple):
     """The first of a pair of calls, kept for the second."""

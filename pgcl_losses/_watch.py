@@ -1,114 +1,142 @@
 """What goes wrong in training without an error; each is said once, as a warning with the cure."""
 
+import sys
 import warnings
 
 import torch
 from torch import Tensor
 
 from pgcl_losses.prototypes import SinkhornPrototypes
+from pgcl_losses.rows import unit_rows
 from pgcl_losses.weights import cluster_counts
 
 # Gradients are hardly ever accumulated over more batches than this before an optimizer steps.
 _PATIENCE = 50
-_CLUSTERS_EVERY = 20
+_STANDSTILL = 1e-6
 # The last batch of an epoch may be small; several in a row mean that all are.
 _SMALL_BATCHES = 3
+_CLUSTERS_EVERY = 20
 _NEARLY_ALL = 0.9
 
 
 def can_look(rows: Tensor) -> bool:
-    """At training steps that run in Python, on numbers that are there to be read."""
-    return (
-        not torch.compiler.is_compiling()
-        and torch.is_grad_enabled()
-        and rows.requires_grad
-        and not torch._C._are_functorch_transforms_active()
-        and not (rows.is_cuda and torch.cuda.is_current_stream_capturing())
-    )
+    """In training forwards that run in Python, on numbers that are there to be read."""
+    if torch.compiler.is_compiling() or not (torch.is_grad_enabled() and rows.requires_grad):
+        return False
+    if type(rows) is not Tensor or rows.device.type not in ("cpu", "cuda"):
+        return False
+    if torch._C._are_functorch_transforms_active():
+        return False
+    if not rows.is_cuda:
+        return True
+    with torch.cuda.device(rows.device):
+        return not torch.cuda.is_current_stream_capturing()
 
 
 class Watch:
-    """Looks at the training steps of one loss, and never makes one wait for a device."""
+    """Looks at the training forwards of one loss, and never makes one wait for a device."""
 
     def __init__(self) -> None:
-        self.steps = 0
+        self.calls = 0
+        self.learning_calls = 0
         self.small_batches = 0
-        self.start: tuple[int, Tensor] | None = None  # the prototypes, when first seen
-        self.largest: _Largest | None = None
+        self.start: Tensor | None = None  # unit prototypes, when first seen
+        self.motion: _Number | None = None  # the farthest that one has gone since
+        self.largest: _Number | None = None  # share of a cluster
         self.said: set[str] = set()
 
     def __reduce__(self) -> tuple[type["Watch"], tuple[()]]:
         return Watch, ()  # a copy begins anew
 
-    def look(self, prototypes: SinkhornPrototypes, learning: bool, clusters: Tensor) -> None:
-        """At a training step: ``clusters`` ``[V, N]``; ``learning`` if the loss has a gradient for
-        the prototypes.
-        """
-        self.steps += 1
-        num_prototypes = prototypes.num_prototypes
-        balanced = clusters.shape[1] + prototypes.queue_size
-        if learning and prototypes.weight.requires_grad:
-            self._look_for_motion(prototypes.weight, self.steps - prototypes.freeze_steps)
-        self._look_at_size(balanced, num_prototypes)
-        if self.steps % _CLUSTERS_EVERY == 0 and balanced >= num_prototypes > 1:
-            self._look_at_clusters(clusters.flatten(), num_prototypes)
+    def look(
+        self, prototypes: SinkhornPrototypes, clusters: Tensor, learning: bool, excluding: bool
+    ) -> None:
+        """At a forward, with the clusters ``[V, N]`` of its rows.
 
-    def _look_for_motion(self, prototypes: Tensor, free_steps: int) -> None:
-        if free_steps == 1:
-            self.start = prototypes._version, prototypes.detach().clone()
-        elif free_steps == _PATIENCE and self.start is not None:
-            # Optimizers write in place, which raises the version. Where one goes around that, the
-            # values tell: comparing them makes the host wait, once, and only if nothing was raised.
-            version, values = self.start
-            if version == prototypes._version and torch.equal(values.to(prototypes), prototypes):
-                self._say(
-                    "motion",
-                    f"the prototypes have not moved in {_PATIENCE} training steps: does the "
-                    "optimizer have them? Adam([*encoder.parameters(), *pgcl.parameters()])",
-                )
+        ``learning``: whether the loss has a gradient for the prototypes; ``excluding``: whether
+        clusters decide who is a negative.
+        """
+        self.calls += 1
+        num_rows, num_prototypes = clusters.shape[1], prototypes.num_prototypes
+        if learning and prototypes.weight.requires_grad and num_prototypes > 1:
+            self._look_for_motion(prototypes)
+        if learning or excluding:
+            self._look_at_size(num_rows, prototypes.queue_size, num_prototypes)
+        if excluding and num_rows >= num_prototypes > 1 and self.calls % _CLUSTERS_EVERY == 0:
+            counts = cluster_counts(clusters.flatten(), num_prototypes)
+            self.largest = _Number(counts.max() / clusters.numel())
+        self._read()
+
+    def _look_for_motion(self, prototypes: SinkhornPrototypes) -> None:
+        self.learning_calls += 1
+        if self.learning_calls == 1:
+            self.start = unit_rows(prototypes.weight.detach(), torch.float32)
+        elif self.learning_calls == prototypes.freeze_steps + _PATIENCE and self.start is not None:
+            now = unit_rows(prototypes.weight.detach(), torch.float32)
+            self.motion = _Number((now - self.start.to(now.device)).abs().max())
             self.start = None
 
-    def _look_at_size(self, num_rows: int, num_prototypes: int) -> None:
-        self.small_batches = self.small_batches + 1 if num_rows < num_prototypes else 0
+    def _look_at_size(self, num_rows: int, queue_size: int, num_prototypes: int) -> None:
+        few = num_rows + queue_size < num_prototypes
+        self.small_batches = self.small_batches + 1 if few else 0
         if self.small_batches == _SMALL_BATCHES:
             self._say(
                 "size",
-                f"batches of {num_rows} rows are balanced over {num_prototypes} prototypes: use "
-                "fewer prototypes, larger batches, or queue_size",
+                f"{num_rows} rows of a batch and {queue_size} of the queue are balanced over "
+                f"{num_prototypes} prototypes: use fewer prototypes, larger batches or a larger "
+                "queue_size",
             )
 
-    def _look_at_clusters(self, clusters: Tensor, num_prototypes: int) -> None:
-        if self.largest is not None and self.largest.share() > _NEARLY_ALL:
-            self._say(
-                "clusters",
-                f"one cluster has {self.largest.share():.0%} of the rows, which leaves hardly a "
-                "negative: if all rows point in one direction, lower the learning rate or "
-                "normalise in the encoder; if not, lower epsilon",
-            )
-        self.largest = _Largest(clusters, num_prototypes)
+    def _read(self) -> None:
+        """What has arrived by now."""
+        if self.motion is not None and (moved := self.motion.read()) is not None:
+            self.motion = None
+            if moved < _STANDSTILL:
+                self._say(
+                    "motion",
+                    f"the prototypes have not moved in {_PATIENCE} training forwards: does the "
+                    "optimizer have them? Adam([*encoder.parameters(), *pgcl.parameters()])",
+                )
+        if self.largest is not None and (share := self.largest.read()) is not None:
+            self.largest = None
+            if share > _NEARLY_ALL:
+                self._say(
+                    "clusters",
+                    f"one cluster has {share:.0%} of the rows, which leaves hardly a negative: if "
+                    "all rows point in one direction, lower the learning rate or normalise in the "
+                    "encoder; if not, lower epsilon",
+                )
 
     def _say(self, about: str, message: str) -> None:
         if about not in self.said:
             self.said.add(about)
-            warnings.warn(f"PGCLLoss: {message}", stacklevel=2)
+            warnings.warn(f"PGCLLoss: {message}", stacklevel=_calls_from_outside())
 
 
-class _Largest:
-    """The largest cluster's share of the rows, on its way from a device."""
+def _calls_from_outside() -> int:
+    """How many calls up from a warning the user's own line is."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None:
+        package = frame.f_globals.get("__name__", "").partition(".")[0]
+        if package not in ("pgcl_losses", "torch"):
+            break
+        level, frame = level + 1, frame.f_back
+    return level
 
-    def __init__(self, clusters: Tensor, num_prototypes: int) -> None:
-        largest = cluster_counts(clusters, num_prototypes).max()
-        self.num_rows = len(clusters)
+
+class _Number:
+    """A number on its way from a device."""
+
+    def __init__(self, number: Tensor) -> None:
         self.arrived: torch.cuda.Event | None = None
-        self.count = largest
-        if largest.is_cuda:
-            self.count = torch.empty((), dtype=largest.dtype, pin_memory=True)
-            self.count.copy_(largest, non_blocking=True)
-            self.arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch's gap
-            self.arrived.record()
+        self.number = number
+        if number.is_cuda:
+            self.number = torch.empty((), dtype=number.dtype, device="cpu", pin_memory=True)
+            self.number.copy_(number, non_blocking=True)
+            self.arrived = torch.cuda.current_stream(number.device).record_event()
 
-    def share(self) -> float:
-        """0 as long as it has not arrived."""
-        if self.arrived is not None and not self.arrived.query():  # type: ignore[no-untyped-call]  # as above
-            return 0.0
-        return int(self.count) / self.num_rows
+    def read(self) -> float | None:
+        """None until it has arrived."""
+        if self.arrived is not None and not self.arrived.query():  # type: ignore[no-untyped-call]  # torch's gap
+            return None
+        return float(self.number)

@@ -54,7 +54,8 @@ class PGCLLoss(nn.Module):
     times; a batch may be empty on some of them. The loss is then differentiable once.
 
     Warns, once each, of prototypes that no optimizer moves, of batches smaller than K, and of one
-    cluster that has nearly all rows. To silence: ``warnings.filterwarnings("ignore", "PGCLLoss")``.
+    cluster that has nearly all rows; not in compiled graphs and CUDA graphs, where Python does not
+    come by. To silence: ``warnings.filterwarnings("ignore", "PGCLLoss")``.
 
     Shape:
         - z1, z2: ``[N, D]``; row i of both is graph i, in any scale
@@ -150,7 +151,12 @@ class PGCLLoss(nn.Module):
             prototypes = ranks.average_gradient(self.prototypes.unit_prototypes(dtype))
             of_all = self.prototypes.assign_views(rows, prototypes)  # [2, N, ...]
             if self.training and ranks.rank == 0 and can_look(rows):
-                self._watch.look(self.prototypes, self.consistency_weight > 0, of_all.clusters)
+                self._watch.look(
+                    self.prototypes,
+                    of_all.clusters,
+                    learning=self.consistency_weight > 0,
+                    excluding=self.contrast_weight > 0 and self.contrast.exclude_same_cluster,
+                )
             contrast = self.contrast.per_query(
                 rows.flatten(0, 1), of_all.clusters.flatten(), prototypes, ranks.mine()
             )

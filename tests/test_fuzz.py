@@ -24,6 +24,7 @@ from pgcl_losses import (
     diagnostics,
     sinkhorn,
 )
+from pgcl_losses.engine import ENGINE_CHOICES
 
 fuzz = settings(
     max_examples=int(os.environ.get("FUZZ_CASES", "200")),
@@ -32,6 +33,7 @@ fuzz = settings(
 FLOATS = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
 OTHERS = [torch.int64, torch.bool, torch.complex64]
 SIZES = st.integers(0, 5)
+ENGINES = sorted({*ENGINE_CHOICES} - {"triton"})  # whose interpreter is too slow for thousands
 # One in eight draws is what nobody should pass.
 ODD = st.integers(0, 7).map(lambda number: number == 0)
 
@@ -141,7 +143,7 @@ def test_sinkhorn(scores, iterations):
 @given(
     problem=problems(),
     mode=st.fixed_dictionaries(MODES),
-    engine=st.sampled_from(["dense", "streaming"]),
+    engine=st.sampled_from(ENGINES),
 )
 def test_contrast(problem, mode, engine):
     z1, z2, clusters1, clusters2, prototypes = problem

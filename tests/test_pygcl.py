@@ -153,7 +153,7 @@ def both(encoder, model):
 
 @pytest.mark.parametrize("given", [{}, {"looks": 7}, {"fused": True}])
 def test_prototypes_that_no_optimizer_has_are_warned_of_once(given):
-    with pytest.warns(UserWarning, match="prototypes have not moved in 50 training") as caught:
+    with pytest.warns(UserWarning, match="prototypes have not moved in 50") as caught:
         train(encoder_alone, 120, **given)
     assert len(caught) == 1
 

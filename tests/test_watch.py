@@ -32,11 +32,11 @@ def moving(pgcl):
 
 def test_prototypes_that_no_optimizer_has():
     (said,) = train(PGCLLoss(DIM, 4))
-    assert said.startswith("PGCLLoss: the prototypes have not moved in 50 training steps: ")
+    assert said.startswith("PGCLLoss: the prototypes have not moved in 50 training forwards: ")
     assert "*pgcl.parameters()" in said
 
 
-def test_an_optimizer_that_raises_no_version():
+def test_an_optimizer_that_writes_around_autograd():
     pgcl = PGCLLoss(DIM, 4)
 
     class Fused:
@@ -90,9 +90,60 @@ def test_steps_that_do_not_train():
 def test_batches_smaller_than_the_number_of_prototypes():
     pgcl = PGCLLoss(DIM, 16)
     (said,) = train(pgcl, moving(pgcl))
-    assert said.startswith("PGCLLoss: batches of 12 rows are balanced over 16 prototypes: use")
+    assert said.startswith("PGCLLoss: 12 rows of a batch and 0 of the queue are balanced over 16 ")
     pgcl = PGCLLoss(DIM, 16, queue_size=4)
     assert train(pgcl, moving(pgcl)) == []
+
+
+def test_rows_of_a_queue_are_no_cluster_of_the_batch():
+    pgcl = PGCLLoss(DIM, 4, queue_size=64)
+    assert train(pgcl, moving(pgcl), num_rows=1) == []
+
+
+def test_what_clusters_have_no_say_in():
+    """InfoNCE as a configuration, on rows that are too few and all alike."""
+    pgcl = PGCLLoss(
+        DIM, 16, weighting="uniform", exclude_same_cluster=False, consistency_weight=0.0
+    )
+    assert train(pgcl, moving(pgcl), rows_of=lambda rows, _: pgcl(*(1 + 1e-7 * rows))) == []
+
+
+def test_a_consistency_that_begins_late():
+    pgcl = PGCLLoss(DIM, 4, consistency_weight=0.0)
+
+    def rows_of(rows, step):
+        pgcl.consistency_weight = float(step > 10)
+        return pgcl(*rows)
+
+    assert len(train(pgcl, rows_of=rows_of)) == 1
+
+
+def test_prototypes_that_are_normalised_all_the_time():
+    def rows_of(rows, step):
+        pgcl.prototypes.normalize_()
+        return pgcl(*rows)
+
+    pgcl = PGCLLoss(DIM, 4)
+    assert len(train(pgcl, rows_of=rows_of)) == 1
+    pgcl = PGCLLoss(DIM, 4)
+    assert train(pgcl, moving(pgcl), rows_of=rows_of) == []
+
+
+def test_tensors_without_numbers():
+    pgcl = PGCLLoss(DIM, 4).to("meta")
+    rows = torch.empty(2, 12, DIM, device="meta", requires_grad=True)
+    for _ in range(2 * _PATIENCE):
+        pgcl(*rows)
+
+
+def test_a_warning_points_to_the_users_line():
+    pgcl = PGCLLoss(DIM, 16)
+    rows = torch.randn(2, 12, DIM, requires_grad=True)
+    pgcl(*rows)
+    pgcl(*rows)
+    with pytest.warns(UserWarning, match="are balanced over 16") as caught:
+        pgcl(*rows)
+    assert caught[0].filename == __file__
 
 
 def test_a_small_last_batch_is_no_reason():
