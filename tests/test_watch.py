@@ -179,6 +179,7 @@ def test_a_filter_silences_them():
             pgcl(*rows)
 
 
+@pytest.mark.filterwarnings("ignore:You are using `torch.load`:FutureWarning")  # torch 2.4 pickles
 def test_copies_begin_anew_and_checkpoints_know_nothing_of_it():
     pgcl = PGCLLoss(DIM, 4)
     keys = set(pgcl.state_dict())

@@ -87,17 +87,19 @@ def differences(scores: Scores) -> str:
 
 
 def settings(runs: Iterable[results.Run]) -> str:
-    """How many seeds and epochs each set had."""
-    seeds: dict[str, set[int]] = {}
-    epochs: dict[str, int] = {}
+    """How each set was fine-tuned."""
+    configs: dict[str, list[results.Config]] = {}
     for run in runs:
         name = run["config"]["dataset"].partition(".")[0]
-        seeds.setdefault(name, set()).add(run["config"]["seed"])
-        epochs[name] = run["config"]["epochs"]
-    there = [name for name in SETS if name.lower() in seeds]
+        configs.setdefault(name, []).append(run["config"])
+    there = {name: configs[name.lower()] for name in SETS if name.lower() in configs}
+    rows = {
+        "seeds": [len({config["seed"] for config in of_set}) for of_set in there.values()],
+        "epochs": [of_set[0]["epochs"] for of_set in there.values()],
+        "batch size": [of_set[0]["batch_size"] for of_set in there.values()],
+    }
     lines = [f"| | {' | '.join(there)} |", "| --- |" + " --- |" * len(there)]
-    lines.append(f"| seeds | {' | '.join(str(len(seeds[name.lower()])) for name in there)} |")
-    lines.append(f"| epochs | {' | '.join(str(epochs[name.lower()]) for name in there)} |")
+    lines += [f"| {about} | {' | '.join(map(str, values))} |" for about, values in rows.items()]
     return "\n".join(lines)
 
 
