@@ -163,16 +163,18 @@ def test_streaming_is_differentiable_once():
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:Guards may run:RuntimeWarning")
 @pytest.mark.parametrize("weighting", ["prototype", "sample"])
 @pytest.mark.parametrize("negatives", ["all", "cross"])
-def test_streaming_compiles(weighting, negatives):
+@pytest.mark.parametrize("block", [1000, 25], ids=["one block", "blocks"])
+def test_streaming_compiles(weighting, negatives, block):
     torch.compiler.reset()
     pgcl = PGCLLoss(4, 3, engine="streaming", weighting=weighting, negatives=negatives)
-    compiled = torch.compile(pgcl, fullgraph=True, backend="aot_eager")
+    compiled = torch.compile(pgcl, fullgraph=streaming_file.TRACEABLE, backend="aot_eager")
     views = torch.randn(2, 30, 4)
     results = []
     for loss in (pgcl, compiled):
         mine = [view.clone().requires_grad_() for view in views]
-        value = loss(*mine)
-        value.backward()
+        with in_blocks(block, 30 * block):
+            value = loss(*mine)
+            value.backward()
         results.append((value, *(view.grad for view in mine)))
     torch.testing.assert_close(*results)
 

@@ -19,6 +19,10 @@ from pgcl_losses.engine.pairs import Bells, Pairs, Table
 # Up to here e^{s/t} of millions of pairs adds up in float32 without a maximum taken off first.
 _LARGEST_EXPONENT = 40.0
 
+# Tracing an autograd function, torch.compile of torch 2.4 takes tensors outside of it for others of
+# the same name inside: wrong losses, and no error. 2.11 is the first version where we saw it right.
+TRACEABLE = tuple(int(number) for number in torch.__version__.split(".")[:2]) >= (2, 11)
+
 _BLOCK = 640  # rows of a symmetric block: a block of pairs stays in the cache
 # A block's weights are a product of that rank; looking them up costs less above.
 _MOST_CLUSTERS = 256
@@ -27,6 +31,13 @@ _ELEMENTS = 1 << 21  # of a block of queries against all columns
 
 def streaming(pairs: Pairs, temperature: float) -> Tensor:
     """Each query's loss, with the gradient of the dense engine; not differentiable twice."""
+    if torch.compiler.is_compiling() and not TRACEABLE:
+        outside = torch.compiler.disable(_streaming)  # type: ignore[no-untyped-call]  # torch's gap
+        return outside(pairs, temperature)  # type: ignore[no-any-return]  # as above
+    return _streaming(pairs, temperature)
+
+
+def _streaming(pairs: Pairs, temperature: float) -> Tensor:
     losses: Tensor
     if _is_symmetric(pairs) and 1 / temperature <= _LARGEST_EXPONENT:
         losses = _Symmetric.apply(  # type: ignore[no-untyped-call]  # torch's gap
