@@ -343,6 +343,14 @@ def tuned(dataset, row, values):
     ]
 
 
+def test_the_page_has_the_tables_of_its_runs(modules):
+    report = modules("report")
+    page = report.PAGE.read_text()
+    runs = [list(modules("results").read(path).values()) for path in report.KEPT]
+    assert report.filled(page, *runs) == page
+    assert "<!-- transfer -->\n| | BBBP " in page
+
+
 def test_report_compares_what_the_validation_part_chose(modules):
     report = modules("report")
     runs = tuned("bace.csv", "no pre-training", [70, 80, 90]) + tuned("bace.csv", "PGCL", [72, 82])
