@@ -56,6 +56,12 @@ def test_the_start_page_has_the_readmes_two_commands():
         assert command in README.read_text()
 
 
+def test_the_readme_leads_to_the_pages_that_strangers_need():
+    text = README.read_text()
+    for name in ("swap", "how_it_works", "choosing", "distributed", "troubleshooting", "results"):
+        assert f"(docs/{name}.md)" in text
+
+
 def test_targets_of_make_are_there():
     targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
     for target in re.findall(r"^make (\w+)", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE):
