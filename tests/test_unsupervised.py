@@ -85,9 +85,23 @@ def test_ctrl_c_keeps_what_is_finished(tmp_path):
     os.killpg(process.pid, signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 1
-    assert f"stopped; what is finished is kept in {output}" in errors
+    assert f"; what is finished is kept in {output}" in errors
     assert "Traceback" not in errors
     assert [json.loads(line)["config"]["row"] for line in output.read_text().splitlines()]
+
+
+def finished_or_killed(config):
+    if config["killed"]:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return {"config": config}
+
+
+def test_a_killed_process_keeps_what_is_finished(tmp_path, modules):
+    results, output = modules("results"), tmp_path / "runs.jsonl"
+    jobs = [({"killed": False},), ({"killed": True},)]
+    with pytest.raises(results.Stopped, match=f"killed .* finished is kept in {output}"):
+        results.complete(output, jobs, finished_or_killed, workers=1)
+    assert list(results.read(output)) == [results.key({"killed": False})]
 
 
 def test_a_zip_that_may_not_be_written_beside(tmp_path, modules):

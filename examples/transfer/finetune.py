@@ -167,7 +167,5 @@ def main() -> None:
 if __name__ == "__main__":
     try:
         main()
-    except ValueError as error:
+    except (ValueError, results.Stopped) as error:
         sys.exit(f"finetune.py: {error}")
-    except KeyboardInterrupt:
-        sys.exit("finetune.py: stopped; what is finished is kept")

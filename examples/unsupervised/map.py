@@ -84,8 +84,8 @@ def main() -> None:
     jobs = [(config,) for config in wanted(args.seeds)]
     try:
         done = results.complete(args.output, jobs, run, args.workers)
-    except KeyboardInterrupt:
-        sys.exit(f"map.py: stopped; what is finished is kept in {args.output}")
+    except results.Stopped as stopped:
+        sys.exit(f"map.py: {stopped}")
 
     told = Map(done.values())
     (args.docs / "images").mkdir(parents=True, exist_ok=True)

@@ -7,6 +7,7 @@ import platform
 import signal
 from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,10 @@ VERSIONS = {
     "scikit-learn": sklearn.__version__,
     "pgcl_losses": pgcl_losses.__version__,
 }
+
+
+class Stopped(Exception):
+    """Not all runs are done; those that are finished are in the file."""
 
 
 def key(config: Config) -> str:
@@ -70,6 +75,7 @@ def complete(
     """All runs of the file, once those that it lacks are done; each is written when it is finished.
 
     ``function(*job)`` makes one, in a process of its own; a job begins with its configuration.
+    Raises `Stopped` on Ctrl-C and when a process is killed, and what ``function`` raises.
     """
     done = read(path)
     wanted = {key(job[0]): job for job in jobs}
@@ -86,7 +92,11 @@ def complete(
                 told = future.result()
                 append(path, told | {"versions": VERSIONS | told.get("versions", {})})
                 progress.update()
-        except BaseException:
+        except KeyboardInterrupt:
+            raise Stopped(f"stopped; what is finished is kept in {path}") from None
+        except BrokenProcessPool:  # Ctrl-C as well, where a process is quicker to end than this one
+            told = "a process was killed (by Ctrl-C, or for its memory)"
+            raise Stopped(f"{told}; what is finished is kept in {path}") from None
+        finally:
             pool.shutdown(wait=False, cancel_futures=True)
-            raise
     return read(path)

@@ -88,8 +88,8 @@ def main() -> None:
     jobs = [(config, *given) for setting in grid for config in configurations(args, setting)]
     try:
         done = results.complete(args.output, jobs, run, args.workers)
-    except KeyboardInterrupt:
-        sys.exit(f"run.py: stopped; what is finished is kept in {args.output}")
+    except results.Stopped as stopped:
+        sys.exit(f"run.py: {stopped}")
 
     for setting in grid:
         if len(grid) > 1:
