@@ -10,16 +10,19 @@ from typing import Any
 import torch
 from torch import distributed, multiprocessing
 
+# Ranks are forked from a process that has imported torch already, and has done nothing else.
+STARTER = multiprocessing.get_context("forkserver")
+STARTER.set_forkserver_preload(["torch.distributed", "torch._dynamo", "pytest", "hypothesis"])
+
 DEAD = "this rank died"
 TIMEOUT = 60  # seconds, of collectives
 
 
 def on_ranks(function: Callable[..., Any], num_ranks: int, *args: Any, may_die: Any = ()) -> list:
     """What ``function(rank, num_ranks, *args)`` returns on each rank, or ``DEAD`` if it may die."""
-    context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as folder:
         processes = [
-            context.Process(target=_rank, args=(rank, num_ranks, folder, function, args))
+            STARTER.Process(target=_rank, args=(rank, num_ranks, folder, function, args))
             for rank in range(num_ranks)
         ]
         for process in processes:
