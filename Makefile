@@ -17,7 +17,7 @@ lint:
 	$(BIN)/mypy
 
 test:
-	$(BIN)/python -m pytest -n auto
+	$(BIN)/python -m pytest -n auto --dist worksteal
 
 docs:  # into docs/_build
 	$(BIN)/sphinx-build --fail-on-warning --quiet docs docs/_build

@@ -6,7 +6,9 @@ import re
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -45,6 +47,19 @@ def modules_of(folder: Path, monkeypatch: pytest.MonkeyPatch):
         file = getattr(sys.modules[name], "__file__", None)
         if file and Path(file).is_relative_to(ROOT / "examples"):
             del sys.modules[name]
+
+
+def threads_for_processes(monkeypatch: pytest.MonkeyPatch, module: Any) -> None:
+    """The same work without processes to start, each of which imports all frameworks."""
+    monkeypatch.setattr(
+        module, "ProcessPoolExecutor", lambda workers, *_: ThreadPoolExecutor(workers)
+    )
+
+
+def main_here(monkeypatch: pytest.MonkeyPatch, module: Any, *arguments: str) -> None:
+    """A script's main in this process, for the same reason."""
+    monkeypatch.setattr(sys, "argv", [f"{module.__name__}.py", *arguments])
+    module.main()
 
 
 def test_planted_clusters():

@@ -15,14 +15,14 @@ import pytest
 import torch
 from rdkit import Chem
 from rdkit.Chem.Scaffolds.MurckoScaffold import MurckoScaffoldSmiles
-from test_examples import ROOT, modules_of, run
+from test_examples import ROOT, main_here, modules_of, threads_for_processes
 from torch_geometric.data import Batch
 from torch_geometric.utils import coalesce
 from torch_geometric.utils.smiles import from_smiles
 
 FOLDER = ROOT / "examples" / "transfer"
-PRETRAIN, FINETUNE = "examples/transfer/pretrain.py", "examples/transfer/finetune.py"
-SMALL = ("--limit=24", "--batch-size=8", "--workers=1")
+PRETRAIN = "examples/transfer/pretrain.py"
+SMALL = ("--limit=24", "--batch-size=12", "--workers=1")
 
 
 @pytest.fixture
@@ -32,11 +32,9 @@ def modules(monkeypatch):
 
 @pytest.fixture
 def threads(modules, monkeypatch):
-    """Featurises in threads: the same code, without processes to start."""
+    """Featurises in threads."""
     module = modules("molecules")
-    monkeypatch.setattr(
-        module, "ProcessPoolExecutor", lambda workers, *_: ThreadPoolExecutor(workers)
-    )
+    threads_for_processes(monkeypatch, module)
     return module
 
 
@@ -46,11 +44,18 @@ def cache(tmp_path_factory):
     return tmp_path_factory.mktemp("molecules")
 
 
-def pretrain(cache, output, *arguments):
-    return run(PRETRAIN, *SMALL, f"--cache={cache}", f"--output={output}", *arguments)
+@pytest.fixture
+def pretrain(modules, threads, monkeypatch, cache):
+    """Runs pretrain.py here."""
+
+    def call(output, *arguments):
+        given = (*SMALL, f"--cache={cache}", f"--output={output}", *arguments)
+        main_here(monkeypatch, modules("pretrain"), *given)
+
+    return call
 
 
-def test_killed_and_restarted_it_ends_with_the_same_weights(cache, tmp_path, modules, monkeypatch):
+def test_killed_and_restarted_it_ends_with_the_same_weights(cache, tmp_path, pretrain):
     whole, stopped = tmp_path / "whole.pt", tmp_path / "stopped.pt"
     command = [sys.executable, PRETRAIN, *SMALL, f"--cache={cache}", f"--output={stopped}"]
     process = subprocess.Popen([*command, "--epochs=400"], cwd=ROOT, start_new_session=True)
@@ -61,16 +66,14 @@ def test_killed_and_restarted_it_ends_with_the_same_weights(cache, tmp_path, mod
     done = len(torch.load(stopped, weights_only=True)["history"])
     assert 1 <= done < 400
     for path in (stopped, whole):
-        pretrain(cache, path, f"--epochs={done + 1}")
+        pretrain(path, f"--epochs={done + 1}")
     assert len((tmp_path / "stopped.pt.jsonl").read_text().splitlines()) == 1
     first, second = (torch.load(path, weights_only=True) for path in (whole, stopped))
     assert [told["loss"] for told in first["history"]] == [t["loss"] for t in second["history"]]
     assert first["model"].keys() == second["model"].keys()
     assert all(torch.equal(first["model"][name], second["model"][name]) for name in first["model"])
-    given = [*SMALL, f"--cache={cache}", f"--output={stopped}", "--lr=0.1"]
-    monkeypatch.setattr(sys, "argv", ["pretrain.py", *given])
     with pytest.raises(ValueError, match=r"is of another run, .*'lr': 0.001.* choose another"):
-        modules("pretrain").main()
+        pretrain(stopped, "--lr=0.1")
 
 
 def test_two_processes_pretrain_together(cache, tmp_path):
@@ -85,9 +88,11 @@ def test_two_processes_pretrain_together(cache, tmp_path):
     assert torch.load(output, weights_only=True)["config"]["processes"] == 2
 
 
-def test_encoders_are_tuned_compared_and_predict(cache, tmp_path):
+def test_encoders_are_tuned_compared_and_predict(
+    cache, tmp_path, modules, pretrain, monkeypatch, capsys
+):
     encoder = tmp_path / "masked.pt"
-    pretrain(cache, encoder, "--epochs=1", "--row=attribute masking", "--amp")
+    pretrain(encoder, "--epochs=1", "--row=attribute masking", "--amp")
     table = tmp_path / "mine.csv"
     with (cache / "made.smi").open() as file:
         smiles = [line.strip() for line in file][::12]
@@ -107,7 +112,9 @@ def test_encoders_are_tuned_compared_and_predict(cache, tmp_path):
         *("--epochs=1", f"--cache={cache}", "--encoders", "none", str(encoder)),
         *(f"--output={tmp_path / 'runs.jsonl'}", f"--predictions={tmp_path / 'predicted'}"),
     )
-    printed = run(FINETUNE, *given)
+    threads_for_processes(monkeypatch, modules("results"))
+    main_here(monkeypatch, modules("finetune"), *given)
+    printed = capsys.readouterr().out
     assert "94 molecules, 2 lines that are none" in printed
     assert "| no pre-training | none | 2 | " in printed
     assert "| attribute masking, 24 molecules x 1 | masked | 2 | " in printed
@@ -140,10 +147,9 @@ def test_tables_that_cannot_be_used(
     table.write_text(
         "smiles,toxic,safe,empty,words\nCCO,0,1,,0\nc1ccccc1,1,1,,yes\nCCC,1,1,,1\nCC,0,,,1\n"
     )
-    given = ["finetune.py", f"--csv={table}", f"--cache={tmp_path}", *arguments]
-    monkeypatch.setattr(sys, "argv", given)
+    given = (f"--csv={table}", f"--cache={tmp_path}", *arguments)
     with pytest.raises(ValueError, match=message):
-        modules("finetune").main()
+        main_here(monkeypatch, modules("finetune"), *given)
 
 
 def test_a_checkpoint_that_would_run_code_is_refused(modules, tmp_path):

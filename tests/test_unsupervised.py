@@ -14,7 +14,7 @@ import pytest
 import torch
 from sklearn.model_selection import GridSearchCV, StratifiedKFold
 from sklearn.svm import SVC
-from test_examples import ROOT, modules_of, run
+from test_examples import ROOT, main_here, modules_of, run, threads_for_processes
 
 FOLDER = ROOT / "examples" / "unsupervised"
 SMALL = ("--seeds=1", "--epochs=1", "--workers=1")
@@ -25,10 +25,18 @@ def modules(monkeypatch):
     yield from modules_of(FOLDER, monkeypatch)
 
 
-def script(tmp_path, *arguments):
-    output = tmp_path / "runs.jsonl"
-    given = (f"--output={output}", f"--cache={tmp_path / 'cache'}", *arguments)
-    return run("examples/unsupervised/run.py", *given), output
+@pytest.fixture
+def script(modules, monkeypatch, capsys, tmp_path):
+    """Runs run.py here: what it prints, and where its runs are."""
+    threads_for_processes(monkeypatch, modules("results"))
+
+    def call(*arguments):
+        output = tmp_path / "runs.jsonl"
+        given = (f"--output={output}", f"--cache={tmp_path / 'cache'}", *arguments)
+        main_here(monkeypatch, modules("run"), *given)
+        return capsys.readouterr().out, output
+
+    return call
 
 
 def write_tu_set(folder, name, labels):
@@ -51,10 +59,10 @@ def write_tu_set(folder, name, labels):
         (folder / f"{name}_{part}.txt").write_text("\n".join(lines) + "\n")
 
 
-def test_the_script_resumes_and_prints_both_protocols(tmp_path):
+def test_the_script_resumes_and_prints_both_protocols(tmp_path, script):
     write_tu_set(tmp_path / "RINGS", "RINGS", [0, 1] * 15)
     given = (*SMALL, "--dataset=RINGS", f"--root={tmp_path}", "--rows=all")
-    printed, output = script(tmp_path, *given)
+    printed, output = script(*given)
     lines = output.read_text().splitlines()
     assert len(lines) == 9
     assert "| PGCL | 1 | " in printed
@@ -66,7 +74,7 @@ def test_the_script_resumes_and_prints_both_protocols(tmp_path):
 
     # Killed while it wrote the last line: that run is done again, and no other.
     output.write_text("\n".join([*lines[:-1], lines[-1][:40]]))
-    again, _ = script(tmp_path, *given)
+    again, _ = script(*given)
     assert output.read_text().splitlines()[:-1] == lines[:-1]
     last, before = json.loads(output.read_text().splitlines()[-1]), json.loads(lines[-1])
     assert last["accuracy"] == before["accuracy"]
@@ -90,18 +98,12 @@ def test_ctrl_c_keeps_what_is_finished(tmp_path):
     assert [json.loads(line)["config"]["row"] for line in output.read_text().splitlines()]
 
 
-def finished_or_killed(config):
-    if config["killed"]:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return {"config": config}
-
-
 def test_a_killed_process_keeps_what_is_finished(tmp_path, modules):
     results, output = modules("results"), tmp_path / "runs.jsonl"
-    jobs = [({"killed": False},), ({"killed": True},)]
+    results.append(output, {"config": "finished"})
     with pytest.raises(results.Stopped, match=f"killed .* finished is kept in {output}"):
-        results.complete(output, jobs, finished_or_killed, workers=1)
-    assert list(results.read(output)) == [results.key({"killed": False})]
+        results.complete(output, [(int(signal.SIGKILL),)], signal.raise_signal, workers=1)
+    assert list(results.read(output)) == [results.key("finished")]
 
 
 def test_a_zip_that_may_not_be_written_beside(tmp_path, modules):
@@ -199,9 +201,10 @@ def test_planted_motifs_are_balanced_and_the_same_every_time(modules):
     assert not any(graph.has_isolated_nodes() or graph.has_self_loops() for graph in first)
 
 
-def test_unknown_rows_are_named(tmp_path, capfd):
-    with pytest.raises(AssertionError, match="'PGLC' is not one of 'WL kernel', 'untrained GIN'"):
-        script(tmp_path, "--rows", "PGLC")
+def test_unknown_rows_are_named(script, capsys):
+    with pytest.raises(SystemExit):
+        script("--rows", "PGLC")
+    assert "'PGLC' is not one of 'WL kernel', 'untrained GIN'" in capsys.readouterr().err
 
 
 def test_differences_are_paired_by_seed(modules):
@@ -242,13 +245,13 @@ def test_pictures(tmp_path):
     assert output.read_bytes().startswith(b"\x89PNG")
 
 
-def test_curves_for_tensorboard(tmp_path):
+def test_curves_for_tensorboard(tmp_path, script):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     write_tu_set(tmp_path / "RINGS", "RINGS", [0, 1] * 15)
     logs = tmp_path / "logs"
     given = (f"--root={tmp_path}", "--dataset=RINGS", "--rows=PGCL", f"--tensorboard={logs}")
-    script(tmp_path, *SMALL, *given)
+    script(*SMALL, *given)
     (folder,) = logs.iterdir()
     told = EventAccumulator(str(folder)).Reload().Tags()
     assert {"accuracy", "contrast", "consistency", "entropy"} <= set(told["scalars"])
