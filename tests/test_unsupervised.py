@@ -93,7 +93,7 @@ def test_ctrl_c_keeps_what_is_finished(tmp_path):
     os.killpg(process.pid, signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 1
-    assert f"; what is finished is kept in {output}" in errors
+    assert f"stopped; what is finished is kept in {output}" in errors
     assert "Traceback" not in errors
     assert [json.loads(line)["config"]["row"] for line in output.read_text().splitlines()]
 
@@ -101,7 +101,7 @@ def test_ctrl_c_keeps_what_is_finished(tmp_path):
 def test_a_killed_process_keeps_what_is_finished(tmp_path, modules):
     results, output = modules("results"), tmp_path / "runs.jsonl"
     results.append(output, {"config": "finished"})
-    with pytest.raises(results.Stopped, match=f"killed .* finished is kept in {output}"):
+    with pytest.raises(results.Stopped, match=f"killed.*: stopped; .* is kept in {output}"):
         results.complete(output, [(int(signal.SIGKILL),)], signal.raise_signal, workers=1)
     assert list(results.read(output)) == [results.key("finished")]
 
@@ -202,7 +202,7 @@ def test_planted_motifs_are_balanced_and_the_same_every_time(modules):
 
 
 def test_unknown_rows_are_named(script, capsys):
-    with pytest.raises(SystemExit):
+    with pytest.raises(SystemExit, match=r"^2$"):
         script("--rows", "PGLC")
     assert "'PGLC' is not one of 'WL kernel', 'untrained GIN'" in capsys.readouterr().err
 

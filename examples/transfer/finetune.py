@@ -169,3 +169,5 @@ if __name__ == "__main__":
         main()
     except (ValueError, results.Stopped) as error:
         sys.exit(f"finetune.py: {error}")
+    except KeyboardInterrupt:
+        sys.exit("finetune.py: stopped; what is finished is kept")

@@ -78,6 +78,7 @@ def complete(
     Raises `Stopped` on Ctrl-C and when a process is killed, and what ``function`` raises.
     """
     done = read(path)
+    kept = f"stopped; what is finished is kept in {path}"
     wanted = {key(job[0]): job for job in jobs}
     missing = [job for name, job in wanted.items() if name not in done]
     spawn = multiprocessing.get_context("spawn")
@@ -93,10 +94,9 @@ def complete(
                 append(path, told | {"versions": VERSIONS | told.get("versions", {})})
                 progress.update()
         except KeyboardInterrupt:
-            raise Stopped(f"stopped; what is finished is kept in {path}") from None
+            raise Stopped(kept) from None
         except BrokenProcessPool:  # Ctrl-C as well, where a process is quicker to end than this one
-            told = "a process was killed (by Ctrl-C, or for its memory)"
-            raise Stopped(f"{told}; what is finished is kept in {path}") from None
+            raise Stopped(f"a process was killed, by Ctrl-C or for its memory: {kept}") from None
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
     return read(path)
