@@ -27,15 +27,25 @@ SMALL = ("--limit=24", "--batch-size=12", "--workers=1")
 
 @pytest.fixture
 def modules(monkeypatch):
+    monkeypatch.syspath_prepend(FOLDER.parent / "unsupervised")  # for results.py
     yield from modules_of(FOLDER, monkeypatch)
 
 
 @pytest.fixture
 def threads(modules, monkeypatch):
-    """Featurises in threads."""
-    module = modules("molecules")
-    threads_for_processes(monkeypatch, module)
-    return module
+    """Work in threads, which import nothing once more."""
+    threads_for_processes(monkeypatch, modules("results"))
+
+
+@pytest.fixture
+def store(modules):
+    """The molecules of a file, featurised here."""
+
+    def call(source, column, cache):
+        with ThreadPoolExecutor(1) as pool:
+            return modules("molecules").store(source, column, cache, pool)
+
+    return call
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +122,6 @@ def test_encoders_are_tuned_compared_and_predict(
         *("--epochs=1", f"--cache={cache}", "--encoders", "none", str(encoder)),
         *(f"--output={tmp_path / 'runs.jsonl'}", f"--predictions={tmp_path / 'predicted'}"),
     )
-    threads_for_processes(monkeypatch, modules("results"))
     main_here(monkeypatch, modules("finetune"), *given)
     printed = capsys.readouterr().out
     assert "94 molecules, 2 lines that are none" in printed
@@ -173,69 +182,85 @@ def same_graph(one, other):
 
 
 @pytest.mark.parametrize("suffix", [".smi", ".txt.gz", ".csv", ".csv.gz"])
-def test_molecules_come_back_as_pyg_makes_them(modules, threads, tmp_path, suffix):
+def test_molecules_come_back_as_pyg_makes_them(store, tmp_path, suffix):
     source = tmp_path / f"some{suffix}"
     if "csv" in suffix:
         text = "\n".join(["name,smiles", *(f"x,{smiles}" for smiles in ODD)])
     else:
         text = "\n".join(f"{smiles} x" if smiles else "" for smiles in ODD)
     source.write_bytes(gzip.compress(text.encode()) if "gz" in suffix else text.encode())
-    molecules = threads.store(source, None, tmp_path)
+    molecules = store(source, None, tmp_path)
     assert molecules.lines.tolist() == [0, 2, 3, 5, 6, 7]
     for graph, line in zip(molecules, molecules.lines, strict=True):
         assert same_graph(graph, from_smiles(ODD[line]))
 
 
-def test_an_interrupted_featurisation_goes_on(modules, threads, tmp_path, monkeypatch):
-    monkeypatch.setattr(threads, "CHUNK", 10)
+def test_an_interrupted_featurisation_goes_on(modules, store, tmp_path, monkeypatch):
+    module = modules("molecules")
+    monkeypatch.setattr(module, "CHUNK", 10)
+    monkeypatch.setattr(module, "AHEAD", 2)
     source = tmp_path / "made.smi"
     smiles = modules("smiles").made()[0][:95]
     source.write_text("\n".join(smiles))
-    lines = threads.lines
+    lines = module.lines
 
     def breaks(*given):
         yield from itertools.islice(lines(*given), 70)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(threads, "lines", breaks)
+    monkeypatch.setattr(module, "lines", breaks)
     with pytest.raises(KeyboardInterrupt):
-        threads.store(source, None, tmp_path, workers=1)
-    monkeypatch.setattr(threads, "lines", lines)
+        store(source, None, tmp_path)
+    monkeypatch.setattr(module, "lines", lines)
     (folder,) = tmp_path.glob("made.smi-*")
     with (folder / "atoms").open("ab") as file:
         file.write(b"torn")  # as by a kill in the middle of a chunk
     featurised = []
-    graph_of = threads.graph_of
-    monkeypatch.setattr(threads, "graph_of", lambda s: featurised.append(s) or graph_of(s))
-    molecules = threads.store(source, None, tmp_path, workers=1)
+    graph_of = module.graph_of
+    monkeypatch.setattr(module, "graph_of", lambda s: featurised.append(s) or graph_of(s))
+    molecules = store(source, None, tmp_path)
     assert featurised == smiles[50:]  # two chunks were ahead of what was safe on disk
     assert len(molecules) == 95
     assert all(same_graph(g, from_smiles(s)) for g, s in zip(molecules, smiles, strict=True))
-    threads.store(source, None, tmp_path)
+    store(source, None, tmp_path)
     assert featurised == smiles[50:]  # whole: nothing is done again
     source.write_text("C\nCC\n")
-    assert len(threads.store(source, None, tmp_path)) == 2  # another file
+    assert len(store(source, None, tmp_path)) == 2  # another file
     source.write_text("nothing\n")
     with pytest.raises(ValueError, match=r"made.smi: none of its 1 lines is a molecule"):
-        threads.store(source, None, tmp_path)
+        store(source, None, tmp_path)
 
 
-def test_each_column_has_its_own_molecules(threads, tmp_path):
+def test_a_killed_process_keeps_what_is_featurised(modules, tmp_path):
+    results, module = modules("results"), modules("molecules")
+    source = tmp_path / "made.smi"
+    source.write_text("\n".join(modules("smiles").made()[0]))
+
+    def stop():
+        with results.processes(1, tmp_path) as pool:
+            pool.submit(signal.raise_signal, signal.SIGKILL)
+            module.store(source, None, tmp_path, pool)
+
+    with pytest.raises(results.Stopped, match=f"killed.*: stopped; .* is kept in {tmp_path}"):
+        stop()
+
+
+def test_each_column_has_its_own_molecules(store, tmp_path):
     source = tmp_path / "two.csv"
     source.write_text("salt,smiles\n[Na+].[Cl-],C\n[K+].[Br-],CC\n")
     sizes = [
-        [graph.num_nodes for graph in threads.store(source, column, tmp_path)]
+        [graph.num_nodes for graph in store(source, column, tmp_path)]
         for column in ("salt", "smiles", None)
     ]
     assert sizes == [[2, 2], [1, 2], [1, 2]]
 
 
-def test_two_processes_featurise_once(modules, threads, tmp_path):
+def test_two_processes_featurise_once(modules, store, tmp_path):
     source = tmp_path / "made.smi"
     smiles = modules("smiles").made()[0][:200]
     source.write_text("\n".join(smiles))
     with ThreadPoolExecutor(2) as pool:
-        stored = [pool.submit(threads.store, source, None, tmp_path, 1) for _ in range(2)]
+        stored = [pool.submit(store, source, None, tmp_path) for _ in range(2)]
         assert [len(future.result()) for future in stored] == [200, 200]
 
 
@@ -249,14 +274,14 @@ def test_damaged_files_are_named(modules, tmp_path):
     assert list(lines(tmp_path / "bom.CSV")) == ["CCO"]
 
 
-def test_few_molecules_are_learnt_from(modules, threads, tmp_path):
+def test_few_molecules_are_learnt_from(modules, store, tmp_path):
     """Fewer than a batch."""
     tuning, (smiles, told) = modules("tuning"), modules("smiles").made()
     source = tmp_path / "few.smi"
     source.write_text("\n".join(smiles[::28]))
     parts = np.arange(40) % 5 // 3
     parts[parts == 1] = [1, 2] * 8
-    folder = threads.store(source, None, tmp_path, workers=1).folder
+    folder = store(source, None, tmp_path).folder
     given = tuning.Given(["acid"], folder, told[::28, :1], "", parts, "cpu")
     config = {"seed": 0, "epochs": 1, "batch_size": 32, "lr": 1e-3, "dropout": 0.0}
     one, two = (tuning.run(config | {"epochs": epochs}, given, None) for epochs in (1, 2))
@@ -267,12 +292,14 @@ def test_few_molecules_are_learnt_from(modules, threads, tmp_path):
     assert len(predictions.read_text().splitlines()) == 41
 
 
-def test_only_so_much_of_a_file_is_read_ahead(threads, monkeypatch):
-    monkeypatch.setattr(threads, "CHUNK", 10)
+def test_only_so_much_of_a_file_is_read_ahead(modules, monkeypatch):
+    module = modules("molecules")
+    monkeypatch.setattr(module, "CHUNK", 10)
+    monkeypatch.setattr(module, "AHEAD", 2)
     read = []
     endless = (read.append(1) or "C" for _ in iter(int, 1))
     with ThreadPoolExecutor(1) as pool:
-        chunks = threads.in_order(pool, endless, 0, 2)
+        chunks = module.in_order(pool, endless, 0)
         for _ in range(5):
             next(chunks)
     assert len(read) <= 10 * (5 + 2)

@@ -12,6 +12,7 @@ import argparse
 import csv
 import hashlib
 import sys
+from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any
 
@@ -74,10 +75,10 @@ def made_table(folder: Path) -> Path:
     return path
 
 
-def prepared(path: Path, args: argparse.Namespace) -> Given:
+def prepared(path: Path, args: argparse.Namespace, pool: Executor) -> Given:
     """What the runs on one table share; all that can be wrong with it is found here."""
     tasks, told = labels(path, args.label_columns, args.smiles_column)
-    molecules = store(path, args.smiles_column, args.cache, args.workers)
+    molecules = store(path, args.smiles_column, args.cache, pool)
     texts = list(lines(path, args.smiles_column))
     readable = [texts[line] for line in molecules.lines]
     told = told[torch.from_numpy(molecules.lines.copy())]
@@ -142,9 +143,10 @@ def main() -> None:
     origins = {name: origin(file) for name, file in encoders.items()}
     tables = args.csv or [made_table(args.cache)]
     shared = {name: getattr(args, name) for name in ("epochs", "batch_size", "lr", "dropout")}
+    with results.processes(args.workers, args.cache) as pool:
+        givens = {path: prepared(path, args, pool) for path in tables}
     jobs = {}
-    for path in tables:
-        given = prepared(path, args)
+    for path, given in givens.items():
         here = {"dataset": path.name, "data": given.digest, **shared}
         for name, file in encoders.items():
             for seed in range(args.seeds):

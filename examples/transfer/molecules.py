@@ -3,12 +3,10 @@
 import hashlib
 import itertools
 import json
-import multiprocessing
 import os
-import signal
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from concurrent.futures import Executor, Future
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +21,7 @@ from tqdm import tqdm
 
 ATOM, BOND = len(x_map), len(e_map)  # categories that an atom and a bond have
 CHUNK = 1000  # molecules, after which what is done is safe on disk
+AHEAD = 2 * (os.cpu_count() or 1)  # chunks that are read before their turn to be written
 FILES = {
     "molecules": (np.int64, 3),  # line it was on, atoms, bonds
     "atoms": (np.uint8, ATOM),
@@ -95,7 +94,7 @@ class Molecules(torch.utils.data.Dataset):
         return Data(x=x, edge_index=edge_index, edge_attr=carried.repeat(2, 1))
 
 
-def store(source: Path, column: str | None, cache: Path, workers: int = 2) -> Molecules:
+def store(source: Path, column: str | None, cache: Path, pool: Executor) -> Molecules:
     """The molecules of a file, featurised into a folder of ``cache``; an interrupted one goes on.
 
     Another column of a file, or a file that has been changed since, is another file. Of several
@@ -115,21 +114,18 @@ def store(source: Path, column: str | None, cache: Path, workers: int = 2) -> Mo
             for name, size in done["bytes"].items():  # what came after the last safe chunk is torn
                 (folder / name).touch()
                 os.truncate(folder / name, size)
-            append_chunks(folder, progress, done, lines(source, column), workers)
+            append_chunks(folder, progress, done, lines(source, column), pool)
     if not done["molecules"]:
         raise ValueError(f"{source}: none of its {done['lines']} lines is a molecule")
     return Molecules(folder)
 
 
 def append_chunks(
-    folder: Path, progress: Path, done: dict[str, Any], smiles: Iterable[str], workers: int
+    folder: Path, progress: Path, done: dict[str, Any], smiles: Iterable[str], pool: Executor
 ) -> None:
     rest = itertools.islice(smiles, done["lines"], None)
-    spawn = multiprocessing.get_context("spawn")
-    at_once = signal.SIGINT, signal.SIG_DFL  # on Ctrl-C, without a traceback of each
-    bar = tqdm(desc=folder.name, initial=done["lines"], unit="molecule")
-    with ProcessPoolExecutor(workers, spawn, signal.signal, at_once) as pool, bar:
-        for count, chunk in in_order(pool, rest, done["lines"], 2 * workers):
+    with tqdm(desc=folder.name, initial=done["lines"], unit="molecule") as bar:
+        for count, chunk in in_order(pool, rest, done["lines"]):
             for name, rows in chunk.items():
                 with (folder / name).open("ab") as file:
                     file.write(rows.tobytes())
@@ -146,15 +142,13 @@ def append_chunks(
     print(f"{folder.name}: {done['molecules']} molecules, {skipped} lines that are none")
 
 
-def in_order(
-    pool: Executor, smiles: Iterator[str], first: int, ahead: int
-) -> Iterator[tuple[int, Chunk]]:
+def in_order(pool: Executor, smiles: Iterator[str], first: int) -> Iterator[tuple[int, Chunk]]:
     """Chunks of lines, featurised; only so many are read ahead, however long the file."""
     waiting: deque[tuple[int, Future[Chunk]]] = deque()
     while some := list(itertools.islice(smiles, CHUNK)):
         waiting.append((len(some), pool.submit(featurised, some, first)))
         first += len(some)
-        if len(waiting) > ahead:
+        if len(waiting) > AHEAD:
             count, chunk = waiting.popleft()
             yield count, chunk.result()
     for count, chunk in waiting:

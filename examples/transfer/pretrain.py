@@ -11,6 +11,7 @@ import argparse
 import os
 import sys
 import time
+from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any
 
@@ -58,13 +59,13 @@ def parse() -> argparse.Namespace:
     return args
 
 
-def stored(args: argparse.Namespace) -> Molecules:
+def stored(args: argparse.Namespace, pool: Executor) -> Molecules:
     source = args.smiles
     if source is None:
         source = args.cache / "made.smi"
         if not source.exists():
             write(source, lambda part: part.write_text("\n".join(made()[0]) + "\n"))
-    return store(source, args.smiles_column, args.cache, args.workers)
+    return store(source, args.smiles_column, args.cache, pool)
 
 
 def configuration(args: argparse.Namespace, folder: str, molecules: int) -> dict[str, Any]:
@@ -121,7 +122,9 @@ def note(path: Path, config: dict[str, Any], history: list[dict[str, float]]) ->
 
 def main() -> None:
     args = parse()
-    molecules = stored(args)  # before the processes wait for each other: it may take long
+    # Before the processes wait for each other: it may take long.
+    with results.processes(args.workers, args.cache) as pool:
+        molecules = stored(args, pool)
     device = torch.device(args.device)
     if WORLD > 1:
         if device.type == "cuda":
@@ -164,7 +167,7 @@ def main() -> None:
 if __name__ == "__main__":
     try:
         main()
-    except ValueError as error:
+    except (ValueError, results.Stopped) as error:
         sys.exit(f"pretrain.py: {error}")
     except KeyboardInterrupt:
         sys.exit("pretrain.py: stopped; give the same command to go on after the last whole epoch")

@@ -5,9 +5,10 @@ import multiprocessing
 import os
 import platform
 import signal
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,27 @@ VERSIONS = {
 
 
 class Stopped(Exception):
-    """Not all runs are done; those that are finished are in the file."""
+    """Not all is done; what is finished is in a file."""
+
+
+@contextmanager
+def processes(workers: int, output: Path) -> Iterator[ProcessPoolExecutor]:
+    """For jobs whose results are kept in ``output`` one by one.
+
+    Raises `Stopped` on Ctrl-C and when a process is killed.
+    """
+    kept = f"stopped; what is finished is kept in {output}"
+    spawn = multiprocessing.get_context("spawn")
+    at_once = signal.SIGINT, signal.SIG_DFL  # on Ctrl-C, without a traceback of each
+    with ProcessPoolExecutor(workers, spawn, signal.signal, at_once) as pool:
+        try:
+            yield pool
+        except KeyboardInterrupt:
+            raise Stopped(kept) from None
+        except BrokenProcessPool:  # Ctrl-C as well, where a process is quicker to end than this one
+            raise Stopped(f"a process was killed, by Ctrl-C or for its memory: {kept}") from None
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
 
 
 def key(config: Config) -> str:
@@ -75,28 +96,14 @@ def complete(
     """All runs of the file, once those that it lacks are done; each is written when it is finished.
 
     ``function(*job)`` makes one, in a process of its own; a job begins with its configuration.
-    Raises `Stopped` on Ctrl-C and when a process is killed, and what ``function`` raises.
+    Raises `Stopped` as `processes` does, and what ``function`` raises.
     """
     done = read(path)
-    kept = f"stopped; what is finished is kept in {path}"
     wanted = {key(job[0]): job for job in jobs}
     missing = [job for name, job in wanted.items() if name not in done]
-    spawn = multiprocessing.get_context("spawn")
-    at_once = signal.SIGINT, signal.SIG_DFL  # on Ctrl-C, without a traceback of each
-    with (
-        ProcessPoolExecutor(workers, spawn, signal.signal, at_once) as pool,
-        tqdm(total=len(missing), unit="run") as progress,
-    ):
-        futures = [pool.submit(function, *job) for job in missing]
-        try:
-            for future in as_completed(futures):
-                told = future.result()
-                append(path, told | {"versions": VERSIONS | told.get("versions", {})})
-                progress.update()
-        except KeyboardInterrupt:
-            raise Stopped(kept) from None
-        except BrokenProcessPool:  # Ctrl-C as well, where a process is quicker to end than this one
-            raise Stopped(f"a process was killed, by Ctrl-C or for its memory: {kept}") from None
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+    with processes(workers, path) as pool, tqdm(total=len(missing), unit="run") as progress:
+        for future in as_completed([pool.submit(function, *job) for job in missing]):
+            told = future.result()
+            append(path, told | {"versions": VERSIONS | told.get("versions", {})})
+            progress.update()
     return read(path)
