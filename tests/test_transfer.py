@@ -3,6 +3,7 @@
 import csv
 import gzip
 import itertools
+import json
 import os
 import signal
 import subprocess
@@ -224,6 +225,9 @@ def test_an_interrupted_featurisation_goes_on(modules, store, tmp_path, monkeypa
     assert all(same_graph(g, from_smiles(s)) for g, s in zip(molecules, smiles, strict=True))
     store(source, None, tmp_path)
     assert featurised == smiles[50:]  # whole: nothing is done again
+    again = tmp_path / "moved.smi"
+    again.write_bytes(source.read_bytes())
+    assert store(again, None, tmp_path).digest == molecules.digest  # of what it has, all of it
     source.write_text("C\nCC\n")
     assert len(store(source, None, tmp_path)) == 2  # another file
     source.write_text("nothing\n")
@@ -231,18 +235,29 @@ def test_an_interrupted_featurisation_goes_on(modules, store, tmp_path, monkeypa
         store(source, None, tmp_path)
 
 
-def test_a_killed_process_keeps_what_is_featurised(modules, tmp_path):
+def test_a_killed_process_keeps_what_is_featurised(modules, tmp_path, monkeypatch):
     results, module = modules("results"), modules("molecules")
+    monkeypatch.setattr(module, "CHUNK", 10)
+    monkeypatch.setattr(module, "AHEAD", 0)
     source = tmp_path / "made.smi"
-    source.write_text("\n".join(modules("smiles").made()[0]))
+    source.write_text("\n".join(modules("smiles").made()[0][:95]))
+    lines = module.lines
 
     def stop():
+        def kills(*given):
+            for number, line in enumerate(lines(*given)):
+                if number == 30:
+                    pool.submit(signal.raise_signal, signal.SIGKILL)
+                yield line
+
+        monkeypatch.setattr(module, "lines", kills)
         with results.processes(1, tmp_path) as pool:
-            pool.submit(signal.raise_signal, signal.SIGKILL)
             module.store(source, None, tmp_path, pool)
 
     with pytest.raises(results.Stopped, match=f"killed.*: stopped; .* is kept in {tmp_path}"):
         stop()
+    (progress,) = tmp_path.glob("made.smi-*/progress.json")
+    assert json.loads(progress.read_text())["lines"] == 30
 
 
 def test_each_column_has_its_own_molecules(store, tmp_path):

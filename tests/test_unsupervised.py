@@ -1,6 +1,7 @@
 """The experiments on whole graphs: the script runs, resumes, and refuses what it cannot use."""
 
 import json
+import multiprocessing
 import os
 import re
 import shutil
@@ -104,6 +105,16 @@ def test_a_killed_process_keeps_what_is_finished(tmp_path, modules):
     with pytest.raises(results.Stopped, match=f"killed.*: stopped; .* is kept in {output}"):
         results.complete(output, [(int(signal.SIGKILL),)], signal.raise_signal, workers=1)
     assert list(results.read(output)) == [results.key("finished")]
+
+
+def test_after_an_error_no_further_run_begins(tmp_path, modules):
+    results, output = modules("results"), tmp_path / "runs.jsonl"
+    jobs = [["false"], *(["sh", "-c", f"sleep 1; touch {tmp_path / str(n)}.ran"] for n in range(8))]
+    with pytest.raises(subprocess.CalledProcessError, match="'false'"):
+        results.complete(output, [(job,) for job in jobs], subprocess.check_call, workers=1)
+    for process in multiprocessing.active_children():
+        process.join(60)
+    assert len(list(tmp_path.glob("*.ran"))) < 4  # one and what the pool had handed out
 
 
 def test_a_zip_that_may_not_be_written_beside(tmp_path, modules):

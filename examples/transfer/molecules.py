@@ -28,6 +28,7 @@ FILES = {
     "bonds": (np.uint8, BOND),
     "ends": (np.uint16, 2),  # numbers of a bond's atoms
 }
+PROGRESS = "progress.json"
 Chunk = dict[str, np.ndarray]
 
 
@@ -65,6 +66,7 @@ class Molecules(torch.utils.data.Dataset):
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.digest = json.loads((folder / PROGRESS).read_text())["digest"]  # of what is in it
         self.arrays = {
             name: np.memmap(folder / name, dtype, mode="r").reshape(-1, width)
             for name, (dtype, width) in FILES.items()
@@ -105,8 +107,8 @@ def store(source: Path, column: str | None, cache: Path, pool: Executor) -> Mole
     folder = cache / f"{source.name}-{hashlib.sha256(made_of.encode()).hexdigest()[:12]}"
     folder.mkdir(parents=True, exist_ok=True)
     with FileLock(folder / "lock"):
-        progress = folder / "progress.json"
-        done: dict[str, Any] = {"lines": 0, "molecules": 0, "whole": False}
+        progress = folder / PROGRESS
+        done: dict[str, Any] = {"lines": 0, "molecules": 0, "digest": "", "whole": False}
         done["bytes"] = dict.fromkeys(FILES, 0)
         if progress.exists():
             done = json.loads(progress.read_text())
@@ -126,12 +128,15 @@ def append_chunks(
     rest = itertools.islice(smiles, done["lines"], None)
     with tqdm(desc=folder.name, initial=done["lines"], unit="molecule") as bar:
         for count, chunk in in_order(pool, rest, done["lines"]):
+            digest = hashlib.sha256(done["digest"].encode())
             for name, rows in chunk.items():
+                digest.update(rows.tobytes())
                 with (folder / name).open("ab") as file:
                     file.write(rows.tobytes())
                     file.flush()
                     os.fsync(file.fileno())
                 done["bytes"][name] += rows.nbytes
+            done["digest"] = digest.hexdigest()
             done["lines"] += count
             done["molecules"] += len(chunk["molecules"])
             write(progress, lambda part: part.write_text(json.dumps(done)))

@@ -17,6 +17,7 @@ from typing import Any
 
 import rdkit
 import torch
+from filelock import FileLock
 from model import CONTRASTS, MASKING, MoleculeGIN, checkpoint, pretraining
 from molecules import Molecules, store, write
 from smiles import made
@@ -63,16 +64,18 @@ def stored(args: argparse.Namespace, pool: Executor) -> Molecules:
     source = args.smiles
     if source is None:
         source = args.cache / "made.smi"
-        if not source.exists():
-            write(source, lambda part: part.write_text("\n".join(made()[0]) + "\n"))
+        args.cache.mkdir(parents=True, exist_ok=True)
+        with FileLock(args.cache / "lock"):  # written twice it would be two files to `store`
+            if not source.exists():
+                write(source, lambda part: part.write_text("\n".join(made()[0]) + "\n"))
     return store(source, args.smiles_column, args.cache, pool)
 
 
-def configuration(args: argparse.Namespace, folder: str, molecules: int) -> dict[str, Any]:
+def configuration(args: argparse.Namespace, digest: str, molecules: int) -> dict[str, Any]:
     """What makes two runs the same, but for how long they are."""
     names = ("row", "batch_size", "lr", "drop", "freeze_epochs", "seed", "amp")
     config = {name: getattr(args, name) for name in names}
-    return {**config, "smiles": folder, "molecules": molecules, "processes": WORLD}
+    return {**config, "smiles": digest, "molecules": molecules, "processes": WORLD}
 
 
 def train_epoch(
@@ -132,7 +135,7 @@ def main() -> None:
             torch.cuda.set_device(device)
         distributed.init_process_group("nccl" if device.type == "cuda" else "gloo")
     some = Subset(molecules, range(min(args.limit or len(molecules), len(molecules))))
-    config = configuration(args, molecules.folder.name, len(some))
+    config = configuration(args, molecules.digest[:12], len(some))
     sampler = DistributedSampler(some, WORLD, RANK, seed=args.seed)
     loader = DataLoader(
         some,

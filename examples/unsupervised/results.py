@@ -39,20 +39,22 @@ class Stopped(Exception):
 def processes(workers: int, output: Path) -> Iterator[ProcessPoolExecutor]:
     """For jobs whose results are kept in ``output`` one by one.
 
-    Raises `Stopped` on Ctrl-C and when a process is killed.
+    Raises `Stopped` on Ctrl-C and when a process is killed. After this or any other error no job
+    begins that has not begun.
     """
     kept = f"stopped; what is finished is kept in {output}"
     spawn = multiprocessing.get_context("spawn")
     at_once = signal.SIGINT, signal.SIG_DFL  # on Ctrl-C, without a traceback of each
-    with ProcessPoolExecutor(workers, spawn, signal.signal, at_once) as pool:
-        try:
-            yield pool
-        except KeyboardInterrupt:
-            raise Stopped(kept) from None
-        except BrokenProcessPool:  # Ctrl-C as well, where a process is quicker to end than this one
-            raise Stopped(f"a process was killed, by Ctrl-C or for its memory: {kept}") from None
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+    # Not as a context: leaving it takes back that what has not begun is cancelled.
+    pool = ProcessPoolExecutor(workers, spawn, signal.signal, at_once)
+    try:
+        yield pool
+    except KeyboardInterrupt:
+        raise Stopped(kept) from None
+    except BrokenProcessPool:  # Ctrl-C as well, where a process is quicker to end than this one
+        raise Stopped(f"a process was killed, by Ctrl-C or for its memory: {kept}") from None
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
 def key(config: Config) -> str:
