@@ -17,7 +17,7 @@ try:
 except Exception as error:  # beside an unsuitable torch it fails in many ways
     raise ImportError(
         f"pgcl_losses.adapters.dgl needs dgl, whose import fails ({type(error).__name__}: {error})"
-        ": pip install pgcl-losses[dgl]; dgl 1.1.3 is known to work"
+        ": pip install dgl==1.1.3 packaging, or the extra: pip install 'pgcl-losses[dgl]'"
     ) from error
 
 from ._draws import draw_connected, draw_edges

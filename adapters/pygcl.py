@@ -178,8 +178,8 @@ def _import_losses() -> Any:
         return importlib.import_module("GCL.losses")
     except (ImportError, OSError) as error:  # OSError: a compiled need of it, built for other torch
         raise ImportError(
-            "PyGCL cannot be imported; pip install 'pgcl-losses[pygcl]' as the README of "
-            f"pgcl-losses tells ({error})"
+            f"PyGCL cannot be imported ({error}); docs/troubleshooting.md of pgcl-losses tells in "
+            "which order its needs are installed, before pip install 'pgcl-losses[pygcl]'"
         ) from error
 
 

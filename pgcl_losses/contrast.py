@@ -55,7 +55,7 @@ class PrototypeReweightedNCE(nn.Module):
             once.
 
     Shape:
-        - z1, z2: ``[N, D]``; row i of both is graph i, in any scale
+        - z1, z2: ``[N, D]``; row i of both is graph i, of any length up to 1e18
         - clusters1, clusters2: ``[N]`` int64, needed by ``weighting="prototype"`` and by
           ``exclude_same_cluster=True``
         - prototypes: ``[K, D]``, needed by ``weighting="prototype"``

@@ -58,7 +58,7 @@ class PGCLLoss(nn.Module):
     come by. To silence: ``warnings.filterwarnings("ignore", "PGCLLoss")``.
 
     Shape:
-        - z1, z2: ``[N, D]``; row i of both is graph i, in any scale
+        - z1, z2: ``[N, D]``; row i of both is graph i, of any length up to 1e18
         - output: scalar, or ``[2N]`` for ``reduction="none"``
 
     Examples:

@@ -42,14 +42,15 @@ class SinkhornPrototypes(nn.Module):
         epsilon, iterations: of :func:`~pgcl_losses.sinkhorn`.
         queue_size: past rows per view that join the Sinkhorn problem, to balance small batches.
             Slots that are not yet filled take no part.
-        freeze_steps: for so many training forwards the prototypes receive zero gradient.
+        freeze_steps: for so many training forwards the prototypes receive zero gradient. What an
+            optimizer adds to it (``Adam(weight_decay=...)``) moves them all the same.
 
     The queue and the count of training forwards move only in ``train()`` mode with gradients
     enabled, and not on a batch with NaN or inf in it. Activation checkpointing runs a second
     training forward: with a queue or freezing, checkpoint the encoder and not this module.
 
     Shape:
-        - views: ``[N, D]`` each; row i of every view is graph i, in any scale
+        - views: ``[N, D]`` each; row i of every view is graph i, of any length up to 1e18
         - output: an :class:`Assignment` per view
         - weight: ``[K, D]``
 

@@ -30,7 +30,8 @@ def unit_rows(z: Tensor, dtype: torch.dtype) -> Tensor:
     """L2-normalise the rows of ``[..., D]``, computed in that dtype.
 
     As `F.normalize`, but for rows shorter than 1e-12. They have no direction to speak of: they
-    become zero rows without gradient, where F.normalize would return one blown up by 1e12.
+    become zero rows without gradient, where F.normalize would return one blown up by 1e12. So do,
+    there as well, rows whose squares overflow: from 1e19 on in float32.
     """
     z = z.to(dtype)
     lengths = torch.linalg.vector_norm(z, dim=-1, keepdim=True)
