@@ -39,16 +39,19 @@ def test_commands_name_scripts_that_are_there(page):
         assert (ROOT / script).exists(), script
 
 
+def anchors_of(page: Path) -> set[str]:
+    titles = re.findall(r"^#+ (.*)$", page.read_text(), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
 @pytest.mark.parametrize("page", TEXTS, ids=lambda page: page.stem)
 def test_links_lead_somewhere(page):
-    text = page.read_text()
-    titles = re.findall(r"^#+ (.*)$", text, flags=re.MULTILINE)
-    anchors = {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
-    for target in re.findall(r"\]\(([^)\s]+)\)", text):
-        if target.startswith("#"):
-            assert target[1:] in anchors, target
-        elif not target.startswith("http"):
-            assert (page.parent / target).exists(), target
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+        if not target.startswith("http"):
+            file, _, anchor = target.partition("#")
+            there = page.parent / file if file else page
+            assert there.exists(), target
+            assert not anchor or anchor in anchors_of(there), target
 
 
 def test_the_start_page_has_the_readmes_two_commands():
