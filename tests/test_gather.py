@@ -135,6 +135,22 @@ def test_without_reduction_each_rank_gets_the_losses_of_its_rows():
     on_ranks(by_row, 3)
 
 
+def one_view_learns(rank, num_ranks):
+    """On rank 0, that is; on the other both do."""
+    z1, z2 = torch.randn(2, 8, DIM, dtype=torch.float64, generator=of_seed(1))
+    z1.requires_grad_()
+    mine = slice(4 * rank, 4 * rank + 4)
+    _, whole = model_of(0, gather=False)
+    _, pgcl = model_of(0)
+    (expected,) = torch.autograd.grad(whole(z1, z2), z1)
+    (ours,) = torch.autograd.grad(pgcl(z1[mine], z2[mine].requires_grad_(rank == 1)), z1)
+    torch.testing.assert_close(mean_over_ranks(ours), expected)
+
+
+def test_views_without_gradient_are_a_ranks_own_business():
+    on_ranks(one_view_learns, 2)
+
+
 def gradient_of_peers(rank, num_ranks):
     """Whole, global, averaged over ranks, and gathered without gradient to the others' rows."""
     x1, x2 = torch.randn(2, 8, 3, dtype=torch.float64, generator=of_seed(1))

@@ -30,8 +30,9 @@ def moving(pgcl):
     return torch.optim.Adam(pgcl.parameters(), lr=1e-3)
 
 
-def test_prototypes_that_no_optimizer_has():
-    (said,) = train(PGCLLoss(DIM, 4))
+@pytest.mark.parametrize("num_prototypes", [2, 4])
+def test_prototypes_that_no_optimizer_has(num_prototypes):
+    (said,) = train(PGCLLoss(DIM, num_prototypes))
     assert said.startswith("PGCLLoss: the prototypes have not moved in 50 training forwards: ")
     assert "*pgcl.parameters()" in said
 
