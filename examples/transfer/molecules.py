@@ -66,7 +66,6 @@ class Molecules(torch.utils.data.Dataset):
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.digest = json.loads((folder / PROGRESS).read_text())["digest"]  # of what is in it
         self.arrays = {
             name: np.memmap(folder / name, dtype, mode="r").reshape(-1, width)
             for name, (dtype, width) in FILES.items()
@@ -76,6 +75,11 @@ class Molecules(torch.utils.data.Dataset):
 
     def __len__(self) -> int:
         return len(self.ends)
+
+    @property
+    def digest(self) -> str:
+        """Of what is in the folder."""
+        return json.loads((self.folder / PROGRESS).read_text())["digest"]
 
     @property
     def lines(self) -> np.ndarray:
@@ -130,12 +134,13 @@ def append_chunks(
         for count, chunk in in_order(pool, rest, done["lines"]):
             digest = hashlib.sha256(done["digest"].encode())
             for name, rows in chunk.items():
-                digest.update(rows.tobytes())
+                data = rows.tobytes()
+                digest.update(data)
                 with (folder / name).open("ab") as file:
-                    file.write(rows.tobytes())
+                    file.write(data)
                     file.flush()
                     os.fsync(file.fileno())
-                done["bytes"][name] += rows.nbytes
+                done["bytes"][name] += len(data)
             done["digest"] = digest.hexdigest()
             done["lines"] += count
             done["molecules"] += len(chunk["molecules"])
