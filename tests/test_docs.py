@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
-from test_examples import ROOT, run
+from helpers.scripts import ROOT, run
 
 import pgcl_losses
 

@@ -14,9 +14,9 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
+from helpers.scripts import ROOT, main_here, modules_of, threads_for_processes
 from rdkit import Chem
 from rdkit.Chem.Scaffolds.MurckoScaffold import MurckoScaffoldSmiles
-from test_examples import ROOT, main_here, modules_of, threads_for_processes
 from torch_geometric.data import Batch
 from torch_geometric.utils import coalesce
 from torch_geometric.utils.smiles import from_smiles

@@ -2,9 +2,9 @@ import copy
 import math
 
 import numpy as np
-import oracle
 import pytest
 import torch
+from helpers import oracle
 from hypothesis import given
 from hypothesis import strategies as st
 

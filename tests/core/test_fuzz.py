@@ -1,6 +1,6 @@
 """Whatever tensors come: one of the documented errors, or what the oracle says; never a crash.
 
-Few cases unless more are asked for: FUZZ_CASES=2000 python -m pytest tests/test_fuzz.py
+Few cases unless more are asked for: FUZZ_CASES=2000 python -m pytest tests/core/test_fuzz.py
 """
 
 import math
@@ -8,10 +8,10 @@ import os
 import warnings
 
 import numpy as np
-import oracle
 import pytest
 import torch
-from cases import MODES
+from helpers import oracle
+from helpers.cases import MODES
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 

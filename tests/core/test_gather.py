@@ -9,8 +9,9 @@ import time
 
 import pytest
 import torch
-from ranks import DEAD, on_ranks
-from test_engine import LiveBytes, in_blocks
+from helpers.blocks import in_blocks
+from helpers.ranks import DEAD, on_ranks
+from live_bytes import LiveBytes
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode

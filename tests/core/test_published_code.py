@@ -3,8 +3,8 @@
 import math
 
 import numpy as np
-import oracle
 import torch
+from helpers import oracle
 
 from pgcl_losses import Assignment, ConsistencyLoss, PrototypeReweightedNCE, SinkhornPrototypes
 from pgcl_losses.rows import unit_rows

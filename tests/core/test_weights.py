@@ -1,7 +1,7 @@
 import numpy as np
-import oracle
 import torch
-from cases import cases
+from helpers import oracle
+from helpers.cases import cases
 from hypothesis import given
 
 from pgcl_losses.rows import unit_rows

@@ -6,6 +6,8 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
+from helpers import oracle
+
 MODES = {
     "temperature": st.sampled_from([0.05, 0.2, 1.0]),
     "weighting": st.sampled_from(["prototype", "sample", "uniform"]),
@@ -56,3 +58,13 @@ def cases(draw: st.DrawFn, max_graphs: int = 7, max_width: int = 6) -> Case:
         "spread": np.arange(2 * n) % k,
     }[pattern]
     return Case(z1, z2, clusters, rows(k))
+
+
+def oracle_losses(case, at, *, temperature, weighting, exclude_same_cluster, negatives):
+    """Each query's loss with views `at`; weights and clusters are the case's own."""
+    weights = oracle.pair_weights(
+        np.concatenate([case.z1, case.z2]), case.clusters, case.prototypes, weighting
+    )
+    return oracle.contrast(
+        *at, weights, case.clusters, temperature, exclude_same_cluster, negatives
+    )

@@ -7,10 +7,9 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
-from cases import MODES, cases
+from helpers.cases import MODES, cases, oracle_losses
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from test_contrast import oracle_losses
 
 from pgcl_losses import PrototypeReweightedNCE
 from pgcl_losses.engine import Bells, Pairs, SameCluster, Table

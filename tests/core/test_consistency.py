@@ -1,7 +1,7 @@
 import numpy as np
-import oracle
 import pytest
 import torch
+from helpers import oracle
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -4,10 +4,10 @@ import math
 import pickle
 
 import numpy as np
-import oracle
 import pytest
 import torch
-from cases import MODES
+from helpers import oracle
+from helpers.cases import MODES
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode

@@ -1,10 +1,10 @@
 import math
 
 import numpy as np
-import oracle
 import ot
 import pytest
 import torch
+from helpers import oracle
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays

@@ -1,26 +1,18 @@
 """Every engine gives what the oracle gives, whatever its blocks, and streaming stays small."""
 
 import os
-import sys
 from unittest import mock
 
 import numpy as np
 import pytest
 import torch
-from cases import MODES, cases
+from helpers.blocks import in_blocks, streaming_file
+from helpers.cases import MODES, cases, oracle_losses
 from hypothesis import given
 from hypothesis import strategies as st
-from test_contrast import oracle_losses
-from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode
+from live_bytes import LiveBytes
 
 from pgcl_losses import PGCLLoss, PrototypeReweightedNCE
-
-streaming_file = sys.modules["pgcl_losses.engine.streaming"]
-
-
-def in_blocks(block, elements):
-    return mock.patch.multiple(streaming_file, _BLOCK=block, _ELEMENTS=elements)
 
 
 def losses_and_gradients(case, engine, mode):
@@ -101,25 +93,6 @@ def test_streaming_with_more_clusters_than_products_are_worth():
         for engine in ("streaming", "dense")
     )
     torch.testing.assert_close(streaming, dense)
-
-
-class LiveBytes(TorchDispatchMode):
-    """The largest number of bytes alive at once among the results of operations."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.alive: dict[StorageWeakRef, int] = {}
-        self.peak = 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        result = function(*args, **(kwargs or {}))
-        for tensor in result if isinstance(result, tuple | list) else [result]:
-            if isinstance(tensor, torch.Tensor):
-                storage = tensor.untyped_storage()
-                self.alive[StorageWeakRef(storage)] = storage.nbytes()
-        self.alive = {ref: size for ref, size in self.alive.items() if not ref.expired()}
-        self.peak = max(self.peak, sum(self.alive.values()))
-        return result
 
 
 def peak_bytes(engine, n, **mode):

@@ -1,10 +1,10 @@
 import math
 
 import numpy as np
-import oracle
 import pytest
 import torch
-from cases import Case, cases
+from helpers import oracle
+from helpers.cases import Case, cases
 from hypothesis import given
 
 from pgcl_losses import Assignment, PGCLLoss, diagnostics

@@ -13,9 +13,9 @@ import time
 import numpy as np
 import pytest
 import torch
+from helpers.scripts import ROOT, main_here, modules_of, run, threads_for_processes
 from sklearn.model_selection import GridSearchCV, StratifiedKFold
 from sklearn.svm import SVC
-from test_examples import ROOT, main_here, modules_of, run, threads_for_processes
 
 FOLDER = ROOT / "examples" / "unsupervised"
 SMALL = ("--seeds=1", "--epochs=1", "--workers=1")

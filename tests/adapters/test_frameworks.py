@@ -21,7 +21,7 @@ from pgcl_losses.adapters import dgl as adapter_of_dgl
 from pgcl_losses.adapters import pyg
 
 # Where TUDataset's files are, MUTAG.zip among them.
-DATA = Path(os.environ.get("PGCL_DATA", Path(__file__).parents[2] / "shared/data/tu"))
+DATA = Path(os.environ.get("PGCL_DATA", Path(__file__).parents[3] / "shared/data/tu"))
 KINDS = ["NodeDrop", "Subgraph", "EdgePerturb", "AttributeMask"]
 
 

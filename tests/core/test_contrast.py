@@ -1,25 +1,15 @@
 import math
 
 import numpy as np
-import oracle
 import pytest
 import torch
-from cases import MODES, cases
+from helpers import oracle
+from helpers.cases import MODES, cases, oracle_losses
 from hypothesis import given
 from hypothesis import strategies as st
 from pytorch_metric_learning.losses import NTXentLoss
 
 from pgcl_losses import PrototypeReweightedNCE
-
-
-def oracle_losses(case, at, *, temperature, weighting, exclude_same_cluster, negatives):
-    """Each query's loss with views `at`; weights and clusters are the case's own."""
-    weights = oracle.pair_weights(
-        np.concatenate([case.z1, case.z2]), case.clusters, case.prototypes, weighting
-    )
-    return oracle.contrast(
-        *at, weights, case.clusters, temperature, exclude_same_cluster, negatives
-    )
 
 
 @given(case=cases(), mode=st.fixed_dictionaries(MODES))
