@@ -1,19 +1,24 @@
 """Graphs to learn from: a TU set from disk or the network, or trees with planted motifs."""
 
+import hashlib
 import itertools
-import shutil
+import os
+import re
 import tempfile
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import torch
+from results import write
 from torch_geometric.data import Data
 from torch_geometric.datasets import TUDataset
 from torch_geometric.utils import to_undirected
 
 SYNTHETIC = "motifs"
 FOLDS = 10
+NEEDED = ("A", "graph_indicator", "graph_labels")  # raw files of a set: NAME_A.txt, ...
+PARTS = (*NEEDED, "node_labels", "node_attributes")  # those that graphs are made of
 Edges = list[tuple[int, int]]
 MOTIFS: dict[str, Edges] = {
     "ring of 6": [(i, (i + 1) % 6) for i in range(6)],
@@ -23,59 +28,114 @@ MOTIFS: dict[str, Edges] = {
 }
 
 
-def load(name: str, root: Path | None, cache: Path) -> list[Data]:
-    """The graphs of a set, with ``x`` and ``y``, fit for a ten-fold comparison of classes."""
-    graphs = planted_motifs() if name == SYNTHETIC else tu_graphs(name, root, cache)
+def fetch(name: str, root: Path | None, cache: Path) -> tuple[Path, str]:
+    """The file in ``cache`` with the graphs of a set, made if need be, and a digest of them.
+
+    The set comes from ``root`` or, without one, from the network. Its content is what it is known
+    by: where its files change, the file in ``cache`` is another one, and so is the digest.
+    """
+    if name == SYNTHETIC:
+        graphs = planted_motifs()
+        path = cache / f"{name}-{digest_of(graphs)}.pt"
+    else:
+        check_name(name)
+        files = raw_files(name, downloaded(name, cache) if root is None else root)
+        named = [part for file, raw in sorted(files.items()) for part in (file.encode(), raw)]
+        path = cache / f"{name}-{digest(named)}.pt"
+        graphs = load(path) if path.exists() else parsed(name, files)
     counts = torch.cat([graph.y for graph in graphs]).bincount().tolist()
     if len(counts) < 2 or min(counts) < FOLDS:
         raise ValueError(
             f"{name} has classes of {counts} graphs: the evaluation needs at least two classes, "
             f"and {FOLDS} graphs of each"
         )
-    return graphs
+    if not path.exists():
+        tensors = [(graph.x, graph.edge_index, graph.y) for graph in graphs]
+        write(path, lambda part: torch.save(tensors, part))
+    return path, digest_of(graphs)
 
 
-def tu_graphs(name: str, root: Path | None, cache: Path) -> list[Data]:
-    """A set in the raw layout of TU, from ``root`` or, if it is not there, downloaded."""
-    raw = cache / name / "raw"
-    if root is not None and not (raw / f"{name}_A.txt").exists():
-        copy_raw(name, root, raw)
-    try:
-        graphs = list(TUDataset(cache, name))
-    except Exception as error:
-        shutil.rmtree(cache / name, ignore_errors=True)  # for a mended set to be read anew
+def load(path: Path) -> list[Data]:
+    """The graphs of a file that `fetch` has made, with ``x`` and ``y``."""
+    tensors = torch.load(path, weights_only=True)
+    return [Data(x=x, edge_index=edge_index, y=y) for x, edge_index, y in tensors]
+
+
+def digest(parts: Iterable[bytes]) -> str:
+    return hashlib.sha256(b"".join(hashlib.sha256(p).digest() for p in parts)).hexdigest()[:12]
+
+
+def digest_of(graphs: list[Data]) -> str:
+    return digest(t.numpy().tobytes() for g in graphs for t in (g.x, g.edge_index, g.y))
+
+
+def check_name(name: str) -> None:
+    if not re.fullmatch(r"[\w-]+", name):
         raise ValueError(
-            f"{name} cannot be read ({type(error).__name__}: {error}). It should be a TU set: "
-            f"{name}.zip or {name}/{name}_A.txt, _graph_indicator.txt and _graph_labels.txt in "
-            f"--root, or else one that PyG can download"
-        ) from error
-    if not graphs or graphs[0].y is None:
-        raise ValueError(f"{name} has no labels of graphs: {name}_graph_labels.txt is missing")
+            f"--dataset must be the name of a set, made of letters, digits, '-' and '_', but it is "
+            f"{name!r}: the folder where sets lie is --root"
+        )
+
+
+def raw_files(name: str, root: Path) -> dict[str, bytes]:
+    """The raw files of a set by their names, from a folder or a zip that is only read."""
+    if not root.is_dir():
+        raise ValueError(f"--root {root} is not a folder")
+    sources = [root / name / "raw", root / name]
+    packed = root / f"{name}.zip"
+    if packed.exists():
+        try:
+            sources += [zipfile.Path(packed) / name, zipfile.Path(packed)]
+        except zipfile.BadZipFile as error:
+            raise ValueError(f"{packed} is damaged: {error}") from error
+    for source in sources:
+        files = {file: source / file for file in (f"{name}_{part}.txt" for part in PARTS)}
+        there = {file: path.read_bytes() for file, path in files.items() if path.exists()}
+        if there:
+            missing = [f"{name}_{part}.txt" for part in NEEDED if f"{name}_{part}.txt" not in there]
+            if missing:
+                raise ValueError(f"{source} has no {' and no '.join(missing)}")
+            return there
+    raise ValueError(
+        f"--root {root} has no {name}: neither {name}.zip nor {name}/{name}_A.txt nor "
+        f"{name}/raw/{name}_A.txt is there; without --root it is downloaded"
+    )
+
+
+def downloaded(name: str, cache: Path) -> Path:
+    """A folder like ``--root``, with the set as PyG downloads it."""
+    root = cache / "downloaded"
+    if not (root / name).exists():
+        root.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=root) as part:  # whole or not at all
+            try:
+                TUDataset(part, name)
+            except Exception as error:
+                raise ValueError(
+                    f"{name} cannot be downloaded ({type(error).__name__}: {error}): if it is on "
+                    "this machine, --root names the folder where it lies"
+                ) from error
+            os.rename(Path(part) / name, root / name)
+    return root
+
+
+def parsed(name: str, files: dict[str, bytes]) -> list[Data]:
+    with tempfile.TemporaryDirectory() as folder:
+        raw = Path(folder) / name / "raw"
+        raw.mkdir(parents=True)
+        for file, content in files.items():
+            (raw / file).write_bytes(content)
+        try:
+            graphs = list(TUDataset(folder, name))
+        except Exception as error:
+            raise ValueError(
+                f"{name} cannot be read ({type(error).__name__}: {error}): it should be a set in "
+                "the raw layout of TU"
+            ) from error
     for graph in graphs:
         if graph.x is None:
             graph.x = torch.ones(graph.num_nodes, 1)
     return graphs
-
-
-def copy_raw(name: str, root: Path, raw: Path) -> None:
-    """Copies the raw files out of a folder or zip, which may be read-only, if there is one."""
-    if not root.is_dir():
-        raise ValueError(f"--root {root} is not a folder")
-    with tempfile.TemporaryDirectory() as unpacked:
-        sources = [root / name / "raw", root / name]
-        if (root / f"{name}.zip").exists():
-            try:
-                zipfile.ZipFile(root / f"{name}.zip").extractall(unpacked)
-            except zipfile.BadZipFile as error:
-                raise ValueError(f"{root / name}.zip is damaged: {error}") from error
-            sources = [Path(unpacked) / name, Path(unpacked)]
-        for source in sources:
-            if (source / f"{name}_A.txt").exists():
-                part = raw.with_name("raw.part")  # not to be taken for whole if this is interrupted
-                shutil.rmtree(part, ignore_errors=True)
-                shutil.copytree(source, part, ignore=shutil.ignore_patterns("raw", "processed"))
-                part.rename(raw)
-                return
 
 
 def planted_motifs(num_graphs: int = 480, templates: int = 10, seed: int = 0) -> list[Data]:

@@ -11,7 +11,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import torch
 import torch.nn.functional as F
-from data import SYNTHETIC, load
+from data import SYNTHETIC, fetch, load
 from matplotlib.axes import Axes
 from model import GIN
 from sklearn.manifold import TSNE
@@ -25,7 +25,7 @@ CLASSES = plt.get_cmap("tab10")
 def trained(name: str, root: Path | None, cache: Path) -> dict[str, Any]:
     """A PGCL run with the setting of the tables, and where rows and prototypes have come to lie."""
     torch.manual_seed(0)
-    graphs = load(name, root, cache)
+    graphs = load(fetch(name, root, cache)[0])
     loader = DataLoader(graphs, SETTING["batch_size"], shuffle=True)
     config = {**SETTING, "row": "PGCL"}
     model = build(config, GIN(graphs[0].num_node_features), len(loader))

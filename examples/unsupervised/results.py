@@ -21,6 +21,7 @@ import pgcl_losses
 
 Config = dict[str, Any]
 Run = dict[str, Any]  # a configuration under "config", and what came of it
+START = b'{"config": '  # of every line
 
 VERSIONS = {
     "python": platform.python_version(),
@@ -64,32 +65,57 @@ def key(config: Config) -> str:
 def read(path: Path) -> dict[str, Run]:
     """The runs of a file by their configuration. A last line cut short is no run."""
     runs = {}
-    if path.exists():
-        for number, line in enumerate(path.read_text().splitlines(keepends=True), 1):
-            try:
-                run = json.loads(line)
-                runs[key(run["config"])] = run
-            except (ValueError, KeyError) as error:
-                if line.endswith("\n"):
-                    raise ValueError(f"{path}, line {number}, is not a run: {error}") from error
+    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+    for number, line in enumerate(lines, 1):
+        try:
+            run = json.loads(line)
+            runs[key(run["config"])] = run
+        except (ValueError, KeyError, TypeError) as error:
+            if is_cut_short(line):
+                break
+            raise ValueError(
+                f"{path}, line {number}, is not a run ({error}): choose another file"
+            ) from error
     return runs
 
 
+def is_cut_short(line: bytes) -> bool:
+    """Whether it is the beginning of a run and no more; what else is there was not written here."""
+    try:
+        json.loads(line)
+    except ValueError:
+        return not line.endswith(b"\n") and (line.startswith(START) or START.startswith(line))
+    return False
+
+
 def append(path: Path, run: Run) -> None:
+    """Adds a line. Of what is there nothing is taken away but a last line cut short."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    if path.exists() and path.stat().st_size and last_byte(path) != b"\n":  # cut short
-        whole, _, _ = path.read_text().rpartition("\n")
-        path.write_text(whole + "\n" if whole else "")
-    with path.open("a") as file:
-        file.write(json.dumps(run) + "\n")
-        file.flush()
+    lines = path.read_bytes() if path.exists() else b""
+    last = lines.rpartition(b"\n")[2]
+    if last and is_cut_short(last):
+        os.truncate(path, len(lines) - len(last))
+        last = b""
+    line = ("\n" if last else "") + json.dumps(run) + "\n"
+    with path.open("ab", buffering=0) as file:  # at once: another process may add lines too
+        file.write(line.encode())
         os.fsync(file.fileno())
 
 
-def last_byte(path: Path) -> bytes:
-    with path.open("rb") as file:
-        file.seek(-1, os.SEEK_END)
-        return file.read()
+def write(path: Path, fill: Callable[[Path], Any]) -> None:
+    """The whole file or none of it, whoever else writes it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    fill(part)
+    os.replace(part, path)
+
+
+def keep(path: Path, text: str) -> None:
+    """The file with this text. One with another text is none of ours, and stays."""
+    if not path.exists():
+        write(path, lambda part: part.write_text(text))
+    elif path.read_text() != text:
+        raise ValueError(f"{path} is there, with another text than what is made here: move it away")
 
 
 def complete(
@@ -105,7 +131,7 @@ def complete(
     missing = [job for name, job in wanted.items() if name not in done]
     with processes(workers, path) as pool, tqdm(total=len(missing), unit="run") as progress:
         for future in as_completed([pool.submit(function, *job) for job in missing]):
-            told = future.result()
-            append(path, told | {"versions": VERSIONS | told.get("versions", {})})
+            run = future.result()
+            append(path, run | {"versions": VERSIONS | run.get("versions", {})})
             progress.update()
     return read(path)

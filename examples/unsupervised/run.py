@@ -14,7 +14,7 @@ from typing import Any
 
 import results
 import table
-from data import SYNTHETIC, load
+from data import SYNTHETIC, fetch
 from train import INFO_NCE, ROWS, SETTING, UNTRAINED, WL, run
 
 # What may be given several values, of which every combination is run.
@@ -27,7 +27,7 @@ def parse() -> argparse.Namespace:
     )
     add = parser.add_argument
     add("--dataset", default=SYNTHETIC, help="a TU set, or the synthetic one (default)")
-    add("--root", type=Path, help="where the set lies: NAME.zip or NAME/; else it is downloaded")
+    add("--root", type=Path, help="where NAME.zip or NAME/ lies; without, it is downloaded")
     add(
         "--rows",
         nargs="+",
@@ -68,34 +68,32 @@ def grid_of(args: argparse.Namespace) -> list[dict[str, Any]]:
     return [shared | dict(zip(LISTS, values, strict=True)) for values in combinations]
 
 
-def configurations(args: argparse.Namespace, setting: dict[str, Any]) -> list[dict[str, Any]]:
-    """The runs of one setting."""
-    found = []
+def configurations(
+    args: argparse.Namespace, digest: str, setting: dict[str, Any]
+) -> list[dict[str, Any]]:
+    """The runs of one setting on the set with this digest."""
+    configs = []
     for seed, row in itertools.product(range(args.seeds), args.rows):
-        config = {"dataset": args.dataset, "row": row, "seed": seed}
-        found.append(config if row in (WL, UNTRAINED) else config | setting)
-    return found
+        config = {"dataset": args.dataset, "data": digest, "row": row, "seed": seed}
+        configs.append(config if row in (WL, UNTRAINED) else config | setting)
+    return configs
 
 
 def main() -> None:
     args = parse()
-    try:
-        load(args.dataset, args.root, args.cache)
-    except ValueError as error:
-        sys.exit(f"run.py: {error}")
     grid = grid_of(args)
-    given = args.root, args.cache, args.tensorboard
-    jobs = [(config, *given) for setting in grid for config in configurations(args, setting)]
     try:
+        graphs, digest = fetch(args.dataset, args.root, args.cache)
+        configs = [configurations(args, digest, setting) for setting in grid]
+        jobs = [(config, graphs, args.tensorboard) for config in itertools.chain(*configs)]
         done = results.complete(args.output, jobs, run, args.workers)
-    except results.Stopped as stopped:
-        sys.exit(f"run.py: {stopped}")
+    except (ValueError, results.Stopped) as error:
+        sys.exit(f"run.py: {error}")
 
-    for setting in grid:
+    for setting, of_setting in zip(grid, configs, strict=True):
         if len(grid) > 1:
             print(f"\n{setting}\n")
-        runs = [done[results.key(config)] for config in configurations(args, setting)]
-        print(table.comparison(runs))
+        print(table.comparison(done[results.key(config)] for config in of_setting))
 
 
 if __name__ == "__main__":

@@ -51,15 +51,13 @@ SETTING = {
 }
 
 
-def run(
-    config: dict[str, Any], root: Path | None, cache: Path, logs: Path | None
-) -> dict[str, Any]:
+def run(config: dict[str, Any], graphs_file: Path, logs: Path | None) -> dict[str, Any]:
     """What came of a run with this configuration, ready for JSON."""
     started = time.perf_counter()
     torch.set_num_threads(1)
     seed = config["seed"]
     torch.manual_seed(seed)
-    graphs = load(config["dataset"], root, cache)
+    graphs = load(graphs_file)
     labels = torch.cat([graph.y for graph in graphs]).numpy()
     encoder = GIN(graphs[0].num_node_features)
     scores, history = {}, []
@@ -96,20 +94,20 @@ def train_epoch(
     """An epoch; returns the means of the terms, and what the last full batch's prototypes do."""
     model.train()
     sums = np.zeros(3)
-    told = None
+    seen = None
     for batch in loader:
         terms = model.loss.terms(*model.rows(batch))
         optimizer.zero_grad()
         terms.loss.backward()
         optimizer.step()
         sums += [terms.loss.item(), terms.contrast.item(), terms.consistency.item()]
-        if told is None or batch.num_graphs == loader.batch_size:
-            told = diagnostics(terms, model.loss.prototypes.weight)
+        if seen is None or batch.num_graphs == loader.batch_size:
+            seen = diagnostics(terms, model.loss.prototypes.weight)
     loss, contrast, consistency = (sums / len(loader)).tolist()
-    assert told is not None
-    told |= {"loss": loss, "contrast": contrast, "consistency": consistency}
+    assert seen is not None
+    seen |= {"loss": loss, "contrast": contrast, "consistency": consistency}
     # What is kept of every epoch of every run need not be exact.
-    return {name: np.round(value, 4).tolist() for name, value in told.items()}
+    return {name: np.round(value, 4).tolist() for name, value in seen.items()}
 
 
 def log(
@@ -122,11 +120,11 @@ def log(
     with SummaryWriter(str(logs / named.replace("/", "-"))) as writer:
         for epoch, score in scores.items():
             writer.add_scalar("accuracy", score, epoch)
-        for epoch, told in enumerate(history, 1):
-            for name, value in told.items():
+        for epoch, seen in enumerate(history, 1):
+            for name, value in seen.items():
                 if name != "occupancy":
                     writer.add_scalar(name, value, epoch)
-            writer.add_histogram("occupancy", np.array(told["occupancy"]), epoch)
+            writer.add_histogram("occupancy", np.array(seen["occupancy"]), epoch)
 
 
 @torch.no_grad()

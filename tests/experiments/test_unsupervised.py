@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -69,9 +70,9 @@ def test_the_script_resumes_and_prints_both_protocols(tmp_path, script):
     assert "| PGCL | 1 | " in printed
     assert "best epoch by test accuracy (optimistic)" in printed
     assert "| WL kernel | 1 | 100.0 | " in printed
-    told = json.loads(next(line for line in lines if '"PGCL"' in line))
-    assert told["versions"]["torch"] == torch.__version__
-    assert sum(told["history"][0]["occupancy"]) == pytest.approx(1, abs=1e-3)
+    run = json.loads(next(line for line in lines if '"PGCL"' in line))
+    assert run["versions"]["torch"] == torch.__version__
+    assert sum(run["history"][0]["occupancy"]) == pytest.approx(1, abs=1e-3)
 
     # Killed while it wrote the last line: that run is done again, and no other.
     output.write_text("\n".join([*lines[:-1], lines[-1][:40]]))
@@ -123,7 +124,8 @@ def test_a_zip_that_may_not_be_written_beside(tmp_path, modules):
     root.mkdir()
     shutil.make_archive(root / "RINGS", "zip", tmp_path / "made", "RINGS")
     root.chmod(0o500)
-    graphs = modules("data").load("RINGS", root, tmp_path / "cache")
+    data = modules("data")
+    graphs = data.load(data.fetch("RINGS", root, tmp_path / "cache")[0])
     assert [graph.num_nodes for graph in graphs] == [5, 6] * 10
     assert graphs[0].x.tolist() == [[1.0]] * 5
 
@@ -138,7 +140,7 @@ def test_a_zip_that_may_not_be_written_beside(tmp_path, modules):
 def test_sets_that_cannot_be_evaluated(tmp_path, modules, labels, message):
     write_tu_set(tmp_path / "RINGS", "RINGS", labels)
     with pytest.raises(ValueError, match=message):
-        modules("data").load("RINGS", tmp_path, tmp_path / "cache")
+        modules("data").fetch("RINGS", tmp_path, tmp_path / "cache")
 
 
 def test_damaged_and_missing_sets(tmp_path, modules, monkeypatch):
@@ -148,19 +150,102 @@ def test_damaged_and_missing_sets(tmp_path, modules, monkeypatch):
         raise OSError("no network")
 
     monkeypatch.setattr(data.TUDataset, "download", no_network)
-    with pytest.raises(ValueError, match=r"NOPE cannot be read \(OSError: no network\)"):
-        data.load("NOPE", tmp_path, tmp_path / "cache")
+    cache = tmp_path / "cache"
+    with pytest.raises(ValueError, match=r"NOPE cannot be downloaded \(OSError: no network\)"):
+        data.fetch("NOPE", None, cache)
+    with pytest.raises(
+        ValueError, match=r"--root .* has no NOPE: neither NOPE.zip nor"
+    ):
+        data.fetch("NOPE", tmp_path, cache)
     with pytest.raises(ValueError, match=r"--root .*absent is not a folder"):
-        data.load("NOPE", tmp_path / "absent", tmp_path / "cache")
+        data.fetch("NOPE", tmp_path / "absent", cache)
     (tmp_path / "TORN.zip").write_bytes(b"no zip")
     with pytest.raises(ValueError, match=r"TORN\.zip is damaged"):
-        data.load("TORN", tmp_path, tmp_path / "cache")
+        data.fetch("TORN", tmp_path, cache)
+    write_tu_set(tmp_path / "BAD", "BAD", [0, 1] * 10)
+    (tmp_path / "BAD" / "BAD_graph_labels.txt").unlink()
+    with pytest.raises(ValueError, match=r"BAD has no BAD_graph_labels.txt"):
+        data.fetch("BAD", tmp_path, cache)
     write_tu_set(tmp_path / "BAD", "BAD", [0, 1] * 10)
     (tmp_path / "BAD" / "BAD_A.txt").write_text("one, two\n")
     with pytest.raises(ValueError, match=r"BAD cannot be read \(ValueError"):
-        data.load("BAD", tmp_path, tmp_path / "cache")
+        data.fetch("BAD", tmp_path, cache)
     write_tu_set(tmp_path / "BAD", "BAD", [0, 1] * 10)
-    assert len(data.load("BAD", tmp_path, tmp_path / "cache")) == 20
+    assert len(data.load(data.fetch("BAD", tmp_path, cache)[0])) == 20
+
+
+def test_a_set_is_downloaded_once_and_whole(tmp_path, modules, monkeypatch):
+    data, downloads = modules("data"), []
+
+    def download(dataset):
+        downloads.append(dataset.name)
+        write_tu_set(Path(dataset.raw_dir), dataset.name, [0, 1] * 10)
+        if len(downloads) == 1:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(data.TUDataset, "download", download)
+    with pytest.raises(KeyboardInterrupt):
+        data.fetch("RINGS", None, tmp_path)
+    once, again = (data.fetch("RINGS", None, tmp_path) for _ in range(2))
+    assert once == again
+    assert downloads == ["RINGS"] * 2
+
+
+@pytest.mark.parametrize("name", ["{}/MYSET", "../MYSET", "..", "", "MYSET/"])
+def test_no_path_is_taken_for_a_name(tmp_path, script, name):
+    """The folder that it leads to stays as it was."""
+    mine = tmp_path / "MYSET" / "notes.txt"
+    mine.parent.mkdir()
+    mine.write_text("mine")
+    with pytest.raises(SystemExit, match="--dataset must be the name of a set"):
+        script(*SMALL, "--dataset", name.format(tmp_path))
+    assert mine.read_text() == "mine"
+    assert [path.name for path in tmp_path.iterdir()] == ["MYSET"]
+
+
+def test_a_changed_set_is_another_set(tmp_path, script):
+    """Its runs are made anew; those of the set as it was are found again."""
+    given = (*SMALL, "--dataset=RINGS", f"--root={tmp_path}", "--rows", "WL kernel")
+    labels = [0, 1] * 15
+    write_tu_set(tmp_path / "RINGS", "RINGS", labels)
+    printed, output = script(*given)
+    assert "| WL kernel | 1 | 100.0 | " in printed
+    path = tmp_path / "RINGS" / "RINGS_graph_labels.txt"
+    state, text = path.stat(), path.read_text()
+    path.write_text("0\n1\n1\n0\n0\n1\n" * 5)
+    os.utime(path, ns=(state.st_atime_ns, state.st_mtime_ns))  # as large and as old as before
+    shuffled, _ = script(*given)
+    assert "| 100.0 |" not in shuffled
+    path.write_text(text)
+    assert script(*given)[0] == printed
+    runs = [json.loads(line)["config"] for line in output.read_text().splitlines()]
+    assert [run["dataset"] for run in runs] == ["RINGS"] * 2
+    assert runs[0]["data"] != runs[1]["data"]
+    shutil.rmtree(tmp_path / "RINGS")
+    with pytest.raises(SystemExit, match=f"--root {tmp_path} has no RINGS"):
+        script(*given)
+    with pytest.raises(SystemExit, match=r"--root .*absent is not a folder"):
+        script(*given, f"--root={tmp_path / 'absent'}")
+
+
+@pytest.mark.parametrize(
+    "text", ["no runs\n", "to do: all", '{"config": {}}\n[1, 2]\n', '{\n "machine": 1\n}', "\xff"]
+)
+def test_a_file_of_something_else_stays(tmp_path, modules, text):
+    results, output = modules("results"), tmp_path / "notes.txt"
+    output.write_text(text, encoding="latin-1")
+    before = output.read_bytes()
+    with pytest.raises(ValueError, match=r"notes.txt, line \d, is not a run"):
+        results.complete(output, [({"seed": 0},)], dict, workers=1)
+    assert output.read_bytes() == before
+
+
+def test_a_last_line_without_its_end_is_kept(tmp_path, modules):
+    results, output = modules("results"), tmp_path / "runs.jsonl"
+    results.append(output, {"config": "first"})
+    output.write_text(output.read_text().rstrip())  # as some editors leave it
+    results.append(output, {"config": "second"})
+    assert list(results.read(output)) == ['"first"', '"second"']
 
 
 def test_one_kernel_gives_the_accuracy_of_refitting_from_vectors(modules):
@@ -196,10 +281,9 @@ def test_many_graphs_choose_their_penalty_in_two_folds(modules, monkeypatch):
 
 def test_looking_at_a_run_does_not_change_it(modules, tmp_path):
     train = modules("train")
-    config = {"dataset": "motifs", "row": "PGCL", "seed": 0, **train.SETTING, "epochs": 2}
-    often, once = (
-        train.run({**config, "look_every": every}, None, tmp_path, None) for every in (1, 2)
-    )
+    graphs, _ = modules("data").fetch("motifs", None, tmp_path)
+    config = {"row": "PGCL", "seed": 0, **train.SETTING, "epochs": 2}
+    often, once = (train.run({**config, "look_every": every}, graphs, None) for every in (1, 2))
     assert often["history"] == once["history"]
     assert often["accuracy"][2] == once["accuracy"][2]
 
@@ -264,9 +348,9 @@ def test_curves_for_tensorboard(tmp_path, script):
     given = (f"--root={tmp_path}", "--dataset=RINGS", "--rows=PGCL", f"--tensorboard={logs}")
     script(*SMALL, *given)
     (folder,) = logs.iterdir()
-    told = EventAccumulator(str(folder)).Reload().Tags()
-    assert {"accuracy", "contrast", "consistency", "entropy"} <= set(told["scalars"])
-    assert told["histograms"] == ["occupancy"]
+    tags = EventAccumulator(str(folder)).Reload().Tags()
+    assert {"accuracy", "contrast", "consistency", "entropy"} <= set(tags["scalars"])
+    assert tags["histograms"] == ["occupancy"]
 
 
 def test_the_map_is_drawn_from_its_runs(modules, tmp_path):
