@@ -4,7 +4,7 @@ BIN := .venv/bin
 
 .PHONY: setup lint test docs benchmarks
 
-setup:  # an environment with everything; compiles two needs of PyGCL, once
+setup:  # an environment with everything; compiles two dependencies of PyGCL, once
 	$(PYTHON) -c "import sys; sys.exit('dgl 1.1.3 needs Python 3.11 or older: make setup PYTHON=python3.11' if sys.version_info >= (3, 12) else 0)"
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install torch==2.13.0 wheel setuptools ninja
@@ -23,5 +23,5 @@ docs:  # into docs/_build
 	$(BIN)/sphinx-build --fail-on-warning --quiet docs docs/_build
 
 benchmarks:
-	$(BIN)/python benchmarks/run.py
-	$(BIN)/python benchmarks/plot.py
+	$(BIN)/python -m benchmarks.run
+	$(BIN)/python -m benchmarks.plot

@@ -13,7 +13,7 @@ assert "site-packages" in pgcl_losses.__file__, pgcl_losses.__file__
 for absent in ("torch_geometric", "dgl", "GCL", "sklearn", "tqdm", "scipy", "pytest"):
     assert importlib.util.find_spec(absent) is None, f"{absent} is installed"
 installed = {path.name for path in Path(pgcl_losses.__file__).parents[1].iterdir()}
-assert not installed & {"adapters", "tests", "examples", "benchmarks"}, installed
+assert not installed & {"adapters", "tests", "examples", "experiments", "benchmarks"}, installed
 assert importlib.resources.files(pgcl_losses).joinpath("py.typed").is_file()
 
 encoder = torch.nn.Linear(32, 96)

@@ -3,7 +3,7 @@
 Ranks on this machine talk over the loopback interface, whose counter tells the bytes of all of
 them together (Linux; whatever else talks over it is counted too).
 
-    python benchmarks/communication.py --ranks 2 4 8
+    python -m benchmarks.communication --ranks 2 4 8
 """
 
 import argparse

@@ -2,24 +2,22 @@
 
 Both find the same accuracy of a support vector machine on the same planted classes.
 
-python benchmarks/evaluation.py
-python benchmarks/evaluation.py --rounds 1 --sizes 60 --output /tmp/evaluation.json
+python -m benchmarks.evaluation
+python -m benchmarks.evaluation --rounds 1 --sizes 60 --output /tmp/evaluation.json
 """
 
 import argparse
-import sys
 from pathlib import Path
 from typing import Any
 
-import measure
 import numpy as np
 from sklearn.model_selection import GridSearchCV, StratifiedKFold
 from sklearn.preprocessing import scale
 from sklearn.svm import SVC
 
-# The example is a folder of scripts, not a package.
-sys.path.append(str(Path(__file__).parents[1] / "examples" / "unsupervised"))
-import evaluate
+from experiments.unsupervised import evaluate
+
+from . import measure
 
 DIM = 96
 REFIT = "refitting from the vectors"
@@ -57,14 +55,13 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--sizes", type=int, nargs="+", default=[188, 344, 800])
-    parser.add_argument(
-        "--output", type=Path, default=Path(__file__).parent / "results" / "cpu.json"
-    )
+    parser.add_argument("--output", type=Path, help="default: results/cpu.json")
     args = parser.parse_args()
 
     machine = measure.machine()
+    output = measure.output(args, machine)
     print(machine)
     table = [row for num in args.sizes for row in cell(num, args.rounds)]
     measure.show(table)
-    measure.save(args.output, table, machine)
-    print(f"written to {args.output}")
+    measure.save(output, table, machine)
+    print(f"written to {output}")

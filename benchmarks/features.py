@@ -1,17 +1,17 @@
 """Check what losses people use instead do at the edges, beside ours: the README's table.
 
-python benchmarks/features.py            # peers that are not installed are left out
+python -m benchmarks.features            # peers that are not installed are left out
 """
 
 import argparse
 from collections.abc import Callable
 
-import measure
-import peers
 import torch
 from torch import Tensor
 
 from pgcl_losses import PGCLLoss
+
+from . import measure, peers
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 MAKERS: dict[str, Callable[[float], Loss]] = {
@@ -23,14 +23,14 @@ MAKERS: dict[str, Callable[[float], Loss]] = {
 
 
 def installed() -> dict[str, Callable[[float], Loss]]:
-    found = {}
+    makers = {}
     for name, make in MAKERS.items():
         try:
             make(0.2)
-            found[name] = make
+            makers[name] = make
         except ImportError as error:
             print(f"{name} is left out: {error}")
-    return found
+    return makers
 
 
 def views(num_rows: int = 64, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:

@@ -1,7 +1,7 @@
 """Measure on a CUDA machine what the Triton engine is for; prints a table and writes JSON.
 
-python benchmarks/gpu.py
-python benchmarks/gpu.py --only error graph --output /tmp/gpu.json
+python -m benchmarks.gpu
+python -m benchmarks.gpu --only error graph --output /tmp/gpu.json
 """
 
 import argparse
@@ -11,14 +11,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import measure
-import peers
 import torch
 from torch import Tensor
 
 from pgcl_losses import PGCLLoss, PrototypeReweightedNCE
 from pgcl_losses.rows import unit_rows
 from pgcl_losses.weights import cluster_counts, prototype_log_weights
+
+from . import measure, peers
 
 DEVICE = "cuda"
 ENGINE = "triton"
@@ -27,7 +27,7 @@ NUM_PROTOTYPES = 10
 TEMPERATURE = 0.2
 ROUNDS = 7
 SECONDS = 10.0
-SANITIZER = "compute-sanitizer --tool memcheck python benchmarks/gpu.py --only error"
+SANITIZER = "compute-sanitizer --tool memcheck python -m benchmarks.gpu --only error"
 
 Given = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 Figures = dict[str, float]
@@ -186,10 +186,11 @@ if __name__ == "__main__":
     parser.add_argument("--output", type=Path, default=here)
     args = parser.parse_args()
     if not torch.cuda.is_available():
-        sys.exit("benchmarks/gpu.py measures on a CUDA machine, and this one has no CUDA device")
+        sys.exit("benchmarks.gpu measures on a CUDA machine, and this one has no CUDA device")
 
     torch.manual_seed(0)
     machine = measure.machine(DEVICE)
+    output = measure.output(args, machine)
     print(machine)
     table = []
     for part in args.only:
@@ -203,5 +204,5 @@ if __name__ == "__main__":
             failed = {"value": None, "error": name} if math.isnan(value) else {"value": value}
             table.append({"benchmark": part, "metric": name} | failed)
         torch.cuda.empty_cache()
-    measure.save(args.output, table, machine)
-    print(f"\nwritten to {args.output}\nTo be run by itself, for memory errors:\n  {SANITIZER}")
+    measure.save(output, table, machine)
+    print(f"\nwritten to {output}\nTo be run by itself, for memory errors:\n  {SANITIZER}")

@@ -3,6 +3,7 @@
 import argparse
 import json
 import math
+import os
 import platform
 import statistics
 import time
@@ -12,8 +13,9 @@ from typing import Any
 
 import numpy
 import torch
-from live_bytes import LiveBytes
 from tqdm import tqdm
+
+from .live_bytes import LiveBytes
 
 MIB = 2**20
 SECONDS_PER_ROUND = 0.05
@@ -28,9 +30,28 @@ def parser(about: str, rounds: int) -> argparse.ArgumentParser:
     return made
 
 
-def output(args: argparse.Namespace) -> Path:
-    kind = args.device.partition(":")[0]
-    return args.output or Path(__file__).parent / "results" / f"{kind}.json"
+def output(args: argparse.Namespace, machine: dict[str, Any]) -> Path:
+    """Where the rows go. What it has of another machine stays, and is an error before the work."""
+    kind = getattr(args, "device", "cpu").partition(":")[0]
+    path = args.output or Path(__file__).parent / "results" / f"{kind}.json"
+    kept(path, machine)
+    return path
+
+
+def kept(path: Path, machine: dict[str, Any]) -> list[dict[str, Any]]:
+    """The rows that a file has of this machine."""
+    if not path.exists():
+        return []
+    try:
+        known = json.loads(path.read_text())
+        rows, other = known["rows"], known["machine"]
+    except (ValueError, KeyError, TypeError):
+        raise SystemExit(f"{path} is no file of benchmarks: choose another --output") from None
+    if other != machine:
+        differing = [name for name in machine | other if machine.get(name) != other.get(name)]
+        there = ", ".join(f"{name} {other.get(name)}" for name in differing)
+        raise SystemExit(f"{path} was measured elsewhere, with {there}: choose another --output")
+    return rows
 
 
 def machine(device: str = "cpu") -> dict[str, Any]:
@@ -158,13 +179,9 @@ def show(table: list[dict[str, Any]]) -> None:
 
 def save(path: Path, table: list[dict[str, Any]], machine: dict[str, Any]) -> None:
     """Write the rows, beside those the file has of other benchmarks on the same machine."""
-    kept = []
-    if path.exists():
-        old = json.loads(path.read_text())
-        measured = {row["benchmark"] for row in table}
-        if old["machine"] == machine:
-            kept = [row for row in old["rows"] if row["benchmark"] not in measured]
-        else:
-            print(f"{path} was of another machine and is replaced")
+    measured = {row["benchmark"] for row in table}
+    others = [row for row in kept(path, machine) if row["benchmark"] not in measured]
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"machine": machine, "rows": kept + table}, indent=1) + "\n")
+    part = path.with_name(f"{path.name}.part")
+    part.write_text(json.dumps({"machine": machine, "rows": others + table}, indent=1) + "\n")
+    os.replace(part, path)  # whole or not at all

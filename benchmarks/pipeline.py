@@ -5,16 +5,14 @@ paper: graphs augmented one by one in Python, weights of negatives filled in by 
 
 Random graphs of the size of NCI1's molecules: no data is needed.
 
-python benchmarks/pipeline.py
-python benchmarks/pipeline.py --rounds 5 --output /tmp/pipeline.json
+python -m benchmarks.pipeline
+python -m benchmarks.pipeline --rounds 5 --output /tmp/pipeline.json
 """
 
 from collections.abc import Callable
 from typing import Any
 
-import measure
 import numpy as np
-import peers
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -32,6 +30,8 @@ from pgcl_losses.adapters.pyg import (
     NodeDrop,
     Subgraph,
 )
+
+from . import measure, peers
 
 NODES, EDGES, FEATURES = 30, 32, 37
 WIDTH, LAYERS = 32, 3
@@ -161,11 +161,11 @@ def epoch_times(graphs: list[Data], rounds: int) -> dict[str, list[float]]:
     def published() -> None:
         for views in DataLoader(OneByOne(graphs), PER_BATCH, shuffle=True):
             rows = [encoder(v.x, v.edge_index, v.batch, v.num_graphs) for v in views]
-            told = prototypes(*rows)
-            clusters = [assignment.clusters for assignment in told]
+            assignments = prototypes(*rows)
+            clusters = [assignment.clusters for assignment in assignments]
             contrast = peers.double_loop_pgcl(*rows, *clusters, prototypes.weight.detach())
             encoder.zero_grad()
-            (contrast + 6 * consistency(*told)).backward()
+            (contrast + 6 * consistency(*assignments)).backward()
 
     return measure.time_in_turn({"PGCL": ours, PUBLISHED: published}, rounds, seconds=10)
 
@@ -174,10 +174,10 @@ if __name__ == "__main__":
     parser = measure.parser(__doc__, rounds=21)
     parser.add_argument("--graphs", type=int, default=512, help="in the batch")
     args = parser.parse_args()
-    output = measure.output(args)
 
     torch.manual_seed(0)
     machine = measure.machine(args.device)
+    output = measure.output(args, machine)
     print(machine)
     graphs = [molecule() for _ in range(args.graphs)]
     batch = Batch.from_data_list(graphs).to(args.device)

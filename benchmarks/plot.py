@@ -1,7 +1,7 @@
 """Draw the measured time and memory against N; the figures are read from benchmarks/results.
 
-python benchmarks/plot.py                     # writes docs/images/engines-{time,memory}.png
-python benchmarks/plot.py figures.json --output /tmp/images
+python -m benchmarks.plot                     # writes docs/images/engines-{time,memory}.png
+python -m benchmarks.plot figures.json --output /tmp/images
 """
 
 import argparse
@@ -88,7 +88,7 @@ def picture(results: list[dict[str, Any]], metric: str, label: str, path: Path) 
     panels = [(one["machine"], lines_of(one["rows"], metric)) for one in results]
     panels = [(machine, lines) for machine, lines in panels if lines]
     if not panels:
-        raise SystemExit("no rows of the benchmark 'engines': python benchmarks/run.py makes them")
+        raise SystemExit("no rows of the benchmark 'engines': python -m benchmarks.run makes them")
     figure, all_axes = plt.subplots(
         1, len(panels), figsize=(5.6 * len(panels) + 3, 4.6), squeeze=False, layout="constrained"
     )
@@ -111,8 +111,11 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     committed = sorted((ROOT / "benchmarks" / "results").glob("c*.json"))  # cpu and cuda
     parser.add_argument("results", type=Path, nargs="*", default=committed)
-    parser.add_argument("--output", type=Path, default=ROOT / "docs" / "images")
+    images = ROOT / "docs" / "images"
+    parser.add_argument("--output", type=Path, default=images, help="a new folder")
     args = parser.parse_args()
+    if args.output.exists() and args.output != images:
+        parser.error(f"--output {args.output} is there already: choose another folder")
 
     results = [json.loads(path.read_text()) for path in args.results]
     for name, (metric, label) in PICTURES.items():

@@ -2,24 +2,23 @@
 
 On molecules made in code, or on the first ones of a file.
 
-python benchmarks/pretraining.py --smiles zinc.smi.gz
-python benchmarks/pretraining.py --rounds 1 --molecules 16 --output /tmp/pretraining.json
+python -m benchmarks.pretraining --smiles zinc.smi.gz
+python -m benchmarks.pretraining --rounds 1 --molecules 16 --output /tmp/pretraining.json
 """
 
 import itertools
-import sys
 from pathlib import Path
 
-import measure
 import torch
 from torch_geometric.data import Data
 from torch_geometric.loader import DataLoader
 
-# The example is a folder of scripts, not a package.
-sys.path.append(str(Path(__file__).parents[1] / "examples" / "transfer"))
-from model import INFO_NCE, WIDTH, MoleculeGIN, pretraining
-from molecules import graph_of
-from smiles import lines, made
+from experiments.shelf.rows import INFO_NCE, PGCL
+from experiments.transfer.model import WIDTH, MoleculeGIN, pretraining
+from experiments.transfer.molecules import graph_of
+from experiments.transfer.smiles import lines, made
+
+from . import measure
 
 STEP = "whole step, PGCL"
 
@@ -41,7 +40,7 @@ def step_times(graphs: list[Data], device: str, rounds: int) -> dict[str, list[f
 
         return model, step
 
-    model, pgcl = stepping("PGCL")
+    model, pgcl = stepping(PGCL)
     _, info_nce = stepping(INFO_NCE)
     rows = [torch.randn(len(graphs), WIDTH, device=device, requires_grad=True) for _ in range(2)]
     rivals = {
@@ -57,12 +56,12 @@ if __name__ == "__main__":
     parser.add_argument("--smiles", type=Path, help="a text or a table of SMILES, maybe gzipped")
     parser.add_argument("--molecules", type=int, default=256, help="in a batch")
     args = parser.parse_args()
-    output = measure.output(args)
 
     texts = lines(args.smiles) if args.smiles else iter(made()[0])
-    found = filter(None, map(graph_of, texts))
-    graphs = list(itertools.islice(found, args.molecules))
+    readable = filter(None, map(graph_of, texts))
+    graphs = list(itertools.islice(readable, args.molecules))
     machine = measure.machine(args.device)
+    output = measure.output(args, machine)
     print(machine)
     source = args.smiles.name if args.smiles else "made in code"
     size = f"N={len(graphs)} V={sum(graph.num_nodes for graph in graphs)}"

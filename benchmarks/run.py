@@ -1,17 +1,15 @@
 """Measure the losses beside what people use instead; prints a table and writes JSON.
 
-python benchmarks/run.py                      # everything
-python benchmarks/run.py --only step --rounds 5 --output /tmp/step.json
-python benchmarks/run.py --only engines --sizes 128 512 --modes prototype
+python -m benchmarks.run                      # everything
+python -m benchmarks.run --only step --rounds 5 --output /tmp/step.json
+python -m benchmarks.run --only engines --sizes 128 512 --modes prototype
 """
 
 import argparse
 from collections.abc import Callable
 from typing import Any
 
-import measure
 import ot
-import peers
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -19,6 +17,8 @@ from tqdm import tqdm
 
 from pgcl_losses import PGCLLoss, PrototypeReweightedNCE, sinkhorn
 from pgcl_losses.engine import ENGINE_CHOICES
+
+from . import measure, peers
 
 DIM = 128
 NUM_PROTOTYPES = 10
@@ -176,10 +176,10 @@ if __name__ == "__main__":
     parser.add_argument("--sizes", type=int, nargs="+", default=sizes, help="N, for engines")
     parser.add_argument("--modes", choices=MODES, nargs="+", default=list(MODES))
     args = parser.parse_args()
-    output = measure.output(args)
 
     torch.manual_seed(0)
     machine = measure.machine(args.device)
+    output = measure.output(args, machine)
     print(machine)
     table = []
     for name in [args.only] if args.only else BENCHMARKS:

@@ -167,8 +167,10 @@ if __name__ == "__main__":
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     images = Path(__file__).parent / "images"
-    parser.add_argument("--output", type=Path, default=images, help="folder")
+    parser.add_argument("--output", type=Path, default=images, help="a new folder")
     args = parser.parse_args()
+    if args.output.exists() and args.output != images:
+        parser.error(f"--output {args.output} is there already: choose another folder")
     args.output.mkdir(parents=True, exist_ok=True)
     for name, draw in {"how": draw_query, "architecture": draw_rooms}.items():
         draw().savefig(args.output / f"{name}.png", dpi=110)

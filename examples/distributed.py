@@ -111,8 +111,8 @@ def train(args: argparse.Namespace, rank: int, num_ranks: int, device: torch.dev
                 distributed.all_reduce(mean)
                 mean /= num_ranks
             if rank == 0:
-                found = purity(model.encoder, model.pgcl, data)
-                progress.write(report(epoch, mean.item(), found))
+                share = purity(model.encoder, model.pgcl, data)
+                progress.write(report(epoch, mean.item(), share))
 
 
 def main() -> None:

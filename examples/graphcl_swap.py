@@ -14,6 +14,7 @@ after training, by cross-validation.
 """
 
 import argparse
+import re
 
 import torch
 import torch.nn.functional as F
@@ -41,6 +42,8 @@ parser.add_argument("--graphs", type=int, default=520, help="how many embedded g
 parser.add_argument("--epochs", type=int, default=20)
 parser.add_argument("--seed", type=int, default=0)
 args = parser.parse_args()
+if args.dataset and not re.fullmatch(r"[\w-]+", args.dataset):
+    parser.error(f"--dataset must be the name of a set, no path, but it is {args.dataset!r}")
 
 BATCH, HIDDEN, LAYERS, RATE = 128, 32, 3, 1e-3
 DIM = HIDDEN * LAYERS
@@ -100,7 +103,8 @@ def main() -> None:
     torch.manual_seed(args.seed)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if args.dataset:
-        dataset = TUDataset(args.root, args.dataset)
+        # force_reload: PyG would else take what it has once read, whatever the files say today.
+        dataset = TUDataset(args.root, args.dataset, force_reload=True)
         if dataset.num_features == 0:
             dataset.transform = Constant()
     else:

@@ -36,8 +36,8 @@ class PGCL(lightning.LightningModule):
 
     def on_train_epoch_end(self) -> None:
         loss = self.trainer.callback_metrics["loss"].item()
-        found = purity(self.encoder, self.pgcl, self.data)
-        self.print(report(self.current_epoch, loss, found))
+        share = purity(self.encoder, self.pgcl, self.data)
+        self.print(report(self.current_epoch, loss, share))
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.Adam(self.parameters(), lr=1e-3)

@@ -82,12 +82,12 @@ class SampledPGCL(PGCLLoss):
 @torch.no_grad()
 def look(model: ContrastiveModel, graph: Data) -> str:
     rows = model.encoder(graph.x, graph.edge_index)
-    found = model.loss.prototypes.assign(rows).cpu()
+    nearest = model.loss.prototypes.assign(rows).cpu()
     nodes = torch.randperm(len(rows))[: 6 * PROBED]
     rows, labels = rows.cpu()[nodes], graph.y.cpu()[nodes]
     probe = LogisticRegression(max_iter=1000).fit(rows[:PROBED], labels[:PROBED])
     accuracy = probe.score(rows[PROBED:], labels[PROBED:])
-    nmi = normalized_mutual_info_score(graph.y.cpu(), found)
+    nmi = normalized_mutual_info_score(graph.y.cpu(), nearest)
     return f"linear probe {accuracy:.3f}, NMI of prototypes {nmi:.3f}"
 
 

@@ -56,8 +56,8 @@ def look(encoder: nn.Module, data: PlantedClusters) -> tuple[float, float]:
         train_rows, rows = (
             nn.functional.normalize(encoder(data.view(s))).numpy() for s in (train_signal, signal)
         )
-    found = torch.tensor(KMeans(10, n_init=4, random_state=0).fit_predict(rows)).long()
-    members = nn.functional.one_hot(found, 10).T @ nn.functional.one_hot(labels, args.classes)
+    clusters = torch.tensor(KMeans(10, n_init=4, random_state=0).fit_predict(rows)).long()
+    members = nn.functional.one_hot(clusters, 10).T @ nn.functional.one_hot(labels, args.classes)
     purity = members.max(dim=1).values.sum().item() / len(labels)
     probe = LogisticRegression(max_iter=1000).fit(train_rows, train_labels)
     return purity, probe.score(rows, labels)

@@ -17,7 +17,7 @@ def blocks(page: Path, language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", page.read_text(), flags=re.DOTALL)
 
 
-# What Lightning and the needs of PyGCL warn of.
+# What Lightning and the dependencies of PyGCL warn of.
 @pytest.mark.filterwarnings(
     "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore:.*does not have many workers"
 )
@@ -35,8 +35,12 @@ def test_blocks_of_the_readme_run_by_themselves(block):
 
 @pytest.mark.parametrize("page", TEXTS, ids=lambda page: page.stem)
 def test_commands_name_scripts_that_are_there(page):
-    for script in re.findall(r"python ((?:examples|benchmarks|docs)/[\w/]+\.py)", page.read_text()):
+    text = page.read_text()
+    for script in re.findall(r"python ((?:examples|benchmarks|docs)/[\w/]+\.py)", text):
         assert (ROOT / script).exists(), script
+    for module in re.findall(r"-m ((?:experiments|benchmarks)[\w.]*\w)", text):
+        path = ROOT / module.replace(".", "/")
+        assert (path / "__main__.py").exists() or path.with_suffix(".py").exists(), module
 
 
 def anchors_of(page: Path) -> set[str]:
@@ -82,6 +86,7 @@ def test_one_version():
 
 
 def test_pictures(tmp_path):
-    run("docs/draw.py", f"--output={tmp_path}")
+    images = tmp_path / "images"
+    run("docs/draw.py", f"--output={images}")
     for name in ("how", "architecture"):
-        assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+        assert (images / f"{name}.png").read_bytes().startswith(b"\x89PNG")

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 from helpers.scripts import ROOT, run
+from helpers.tu_sets import write_tu_set
 
+from benchmarks import measure
 from pgcl_losses.engine import ENGINE_CHOICES
 
 
@@ -28,15 +30,20 @@ def test_graphcl_swap(swap):
 
 
 def test_graphcl_swap_on_a_tu_set(tmp_path):
-    raw = tmp_path / "TINY" / "raw"
-    raw.mkdir(parents=True)
-    paths = range(0, 60, 3)  # graphs of three nodes, whose numbers begin at 1; no features
-    edges = [(i + a, i + b) for i in paths for a, b in ((1, 2), (2, 1), (2, 3), (3, 2))]
-    (raw / "TINY_A.txt").write_text("".join(f"{a}, {b}\n" for a, b in edges))
-    (raw / "TINY_graph_indicator.txt").write_text("".join(f"{i // 3 + 1}\n" for i in range(60)))
-    (raw / "TINY_graph_labels.txt").write_text("0\n1\n" * 10)
-    given = ("--pgcl", "--dataset=TINY", f"--root={raw.parents[1]}", "--epochs=1")
-    assert "(TINY, 20 graphs, seed 0)" in run("examples/graphcl_swap.py", *given)
+    given = ("--pgcl", "--dataset=TINY", f"--root={tmp_path}", "--epochs=1")
+    for graphs in (20, 30):  # the set that is there, not one that was read before
+        write_tu_set(tmp_path / "TINY" / "raw", "TINY", [0, 1] * (graphs // 2))
+        printed = run("examples/graphcl_swap.py", *given)
+        assert f"(TINY, {graphs} graphs, seed 0)" in printed
+
+
+def test_graphcl_swap_takes_no_path_for_a_name(tmp_path):
+    given = [f"--dataset={tmp_path / 'TINY'}", f"--root={tmp_path / 'data'}"]
+    command = [sys.executable, "examples/graphcl_swap.py", *given]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert result.returncode == 2
+    assert "--dataset must be the name of a set" in result.stderr
+    assert not any(tmp_path.iterdir())
 
 
 def test_node_level():
@@ -50,34 +57,34 @@ def test_node_level():
 def losses(*command: str) -> list[float]:
     """What one of the examples of many processes prints, on little; two may not share a GPU."""
     printed = run(*command, "--epochs=3", "--steps=4", CUDA_VISIBLE_DEVICES="")
-    found = re.findall(r"^epoch +(\d+) +loss (\S+) +purity 0\.\d+", printed, flags=re.MULTILINE)
-    assert [epoch for epoch, _ in found] == ["1", "2", "3"], printed
-    return [float(loss) for _, loss in found]
+    epochs = re.findall(r"^epoch +(\d+) +loss (\S+) +purity 0\.\d+", printed, flags=re.MULTILINE)
+    assert [number for number, _ in epochs] == ["1", "2", "3"], printed
+    return [float(loss) for _, loss in epochs]
 
 
 @pytest.fixture(scope="module")
 def losses_of_one_process():
-    first, *_, last = found = losses("examples/distributed.py")
+    first, *_, last = of_epochs = losses("examples/distributed.py")
     assert last < first
-    return found
+    return of_epochs
 
 
 def test_two_processes_train_as_one_does(losses_of_one_process):
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
-    found = losses(*torchrun, "examples/distributed.py")
-    assert found == pytest.approx(losses_of_one_process, abs=1e-4)
+    of_two = losses(*torchrun, "examples/distributed.py")
+    assert of_two == pytest.approx(losses_of_one_process, abs=1e-4)
 
 
 @pytest.mark.parametrize("devices", [1, 2])
 def test_lightning_trains_as_one_process_does(devices, losses_of_one_process):
-    found = losses("examples/lightning_ddp.py", f"--devices={devices}")
-    assert found == pytest.approx(losses_of_one_process, abs=1e-4)
+    of_lightning = losses("examples/lightning_ddp.py", f"--devices={devices}")
+    assert of_lightning == pytest.approx(losses_of_one_process, abs=1e-4)
 
 
 @pytest.mark.parametrize("name", ["sinkhorn", "step"])
 def test_benchmarks(name, tmp_path):
     output = tmp_path / "made" / "figures.json"
-    printed = run("benchmarks/run.py", "--only", name, "--rounds=1", "--output", str(output))
+    printed = run("-m", "benchmarks.run", "--only", name, "--rounds=1", "--output", str(output))
     assert "pgcl_losses.sinkhorn" in printed or "PGCLLoss" in printed
     measured = json.loads(output.read_text())
     assert measured["machine"]["torch"]
@@ -85,10 +92,37 @@ def test_benchmarks(name, tmp_path):
     assert all(row["value"] > 0 for row in measured["rows"])
 
 
+def test_figures_of_another_machine_stay(tmp_path):
+    path, machine = tmp_path / "figures.json", {"cpu": "mine", "torch": "2.13.0"}
+    rows = {name: [{"benchmark": name, "value": 1}] for name in ("step", "engines")}
+    for table in rows.values():
+        measure.save(path, table, machine)
+    measure.save(path, rows["step"], machine)
+    assert json.loads(path.read_text())["rows"] == rows["engines"] + rows["step"]
+    before = path.read_bytes()
+    with pytest.raises(SystemExit, match=r"measured elsewhere, with torch 2.13.0: choose another"):
+        measure.save(path, rows["step"], machine | {"torch": "2.15.0"})
+    assert path.read_bytes() == before
+    path.write_text("to do: all")
+    command = [sys.executable, "-m", "benchmarks.run", "--only=step", f"--output={path}"]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert result.returncode == 1
+    assert result.stderr == f"{path} is no file of benchmarks: choose another --output\n"
+    assert path.read_text() == "to do: all"
+
+
+@pytest.mark.parametrize("script", [("-m", "benchmarks.plot"), ("docs/draw.py",)], ids=str)
+def test_pictures_go_into_a_new_folder(tmp_path, script):
+    command = [sys.executable, *script, f"--output={tmp_path}"]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert result.returncode == 2
+    assert f"--output {tmp_path} is there already: choose another folder" in result.stderr
+
+
 def test_engine_benchmark_and_its_plots(tmp_path):
     output = tmp_path / "figures.json"
     small = ("--only=engines", "--sizes=16", "--rounds=1", "--device=cpu")
-    run("benchmarks/run.py", *small, "--output", str(output))
+    run("-m", "benchmarks.run", *small, "--output", str(output))
     rows = json.loads(output.read_text())["rows"]
     assert {row["mode"] for row in rows} == {"prototype", "sample", "uniform"}
     engines = set(ENGINE_CHOICES) - {"triton"}
@@ -97,7 +131,7 @@ def test_engine_benchmark_and_its_plots(tmp_path):
         assert providers >= {*engines, "double loop, as published"}
     assert all(row["value"] > 0 for row in rows)
 
-    run("benchmarks/plot.py", str(output), "--output", str(tmp_path / "images"))
+    run("-m", "benchmarks.plot", str(output), "--output", str(tmp_path / "images"))
     for name in ("time", "memory"):
         picture = tmp_path / "images" / f"engines-{name}.png"
         assert picture.read_bytes().startswith(b"\x89PNG")
@@ -105,19 +139,19 @@ def test_engine_benchmark_and_its_plots(tmp_path):
 
 def test_benchmark_of_the_evaluation(tmp_path):
     output = tmp_path / "evaluation.json"
-    run("benchmarks/evaluation.py", "--rounds=1", "--sizes=40", "--output", str(output))
+    run("-m", "benchmarks.evaluation", "--rounds=1", "--sizes=40", "--output", str(output))
     assert {row["benchmark"] for row in json.loads(output.read_text())["rows"]} == {"evaluation"}
 
 
 def test_benchmark_of_pretraining(tmp_path):
     output = tmp_path / "pretraining.json"
-    run("benchmarks/pretraining.py", "--rounds=1", "--molecules=8", "--output", str(output))
+    run("-m", "benchmarks.pretraining", "--rounds=1", "--molecules=8", "--output", str(output))
     assert {row["benchmark"] for row in json.loads(output.read_text())["rows"]} == {"pretraining"}
 
 
 def test_benchmark_of_the_pipeline(tmp_path):
     output = tmp_path / "figures.json"
-    run("benchmarks/pipeline.py", "--rounds=1", "--graphs=8", "--output", str(output))
+    run("-m", "benchmarks.pipeline", "--rounds=1", "--graphs=8", "--output", str(output))
     rows = json.loads(output.read_text())["rows"]
     assert {row["benchmark"] for row in rows} == {"augment", "pipeline", "epoch"}
     assert {row["provider"] for row in rows} >= {"NodeDrop and EdgePerturb", "PGCL"}
@@ -126,7 +160,7 @@ def test_benchmark_of_the_pipeline(tmp_path):
 
 @pytest.mark.skipif(not Path("/proc/net/dev").exists(), reason="no counter of the loopback's bytes")
 def test_bytes_that_gloo_sends():
-    printed = run("benchmarks/communication.py", "--ranks=2", "--rows=2048")
+    printed = run("-m", "benchmarks.communication", "--ranks=2", "--rows=2048")
     ranks, measured, formula, *_ = printed.splitlines()[-1].split()
     assert int(ranks) == 2
     assert float(measured) == pytest.approx(float(formula), rel=0.2)  # others may talk meanwhile
@@ -134,9 +168,8 @@ def test_bytes_that_gloo_sends():
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU to measure on")
 def test_gpu_benchmark_needs_one():
-    result = subprocess.run(
-        [sys.executable, "benchmarks/gpu.py"], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    command = [sys.executable, "-m", "benchmarks.gpu"]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert result.returncode == 1
     assert result.stderr.count("\n") == 1
     assert "no CUDA device" in result.stderr

@@ -8,7 +8,7 @@ import torch
 
 from pgcl_losses import PGCLLoss
 
-# What Lightning and the needs of PyGCL warn of.
+# What Lightning and the dependencies of PyGCL warn of.
 pytestmark = pytest.mark.filterwarnings(
     "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore:.*does not have many workers"
 )
@@ -26,8 +26,8 @@ def names_after(*blocks):
 
 
 def block_with(text):
-    (found,) = [block for block in BLOCKS if text in block]
-    return found
+    (block,) = [block for block in BLOCKS if text in block]
+    return block
 
 
 def step(optimizer, loss):

@@ -1,9 +1,6 @@
-"""Transfer learning on molecules: what is read, what is learnt, and that a stop loses nothing."""
+"""Transfer learning on molecules: what is learnt, compared and refused."""
 
 import csv
-import gzip
-import itertools
-import json
 import os
 import signal
 import subprocess
@@ -14,39 +11,27 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
-from helpers.scripts import ROOT, main_here, modules_of, threads_for_processes
+from helpers.scripts import ROOT, main_here, threads_for_processes
 from rdkit import Chem
 from rdkit.Chem.Scaffolds.MurckoScaffold import MurckoScaffoldSmiles
 from torch_geometric.data import Batch
-from torch_geometric.utils import coalesce
 from torch_geometric.utils.smiles import from_smiles
 
-FOLDER = ROOT / "examples" / "transfer"
-PRETRAIN = "examples/transfer/pretrain.py"
+from experiments.shelf import results
+from experiments.transfer import finetune, report, scaffold, tuning
+from experiments.transfer import pretrain as program
+from experiments.transfer.model import MASK, MaskedAtoms, MoleculeGIN, Tasks
+from experiments.transfer.molecules import store
+from experiments.transfer.smiles import made
+
+PRETRAIN = ("-m", "experiments.transfer.pretrain")
 SMALL = ("--limit=24", "--batch-size=12", "--workers=1")
 
 
 @pytest.fixture
-def modules(monkeypatch):
-    monkeypatch.syspath_prepend(FOLDER.parent / "unsupervised")  # for results.py
-    yield from modules_of(FOLDER, monkeypatch)
-
-
-@pytest.fixture
-def threads(modules, monkeypatch):
+def threads(monkeypatch):
     """Work in threads, which import nothing once more."""
-    threads_for_processes(monkeypatch, modules("results"))
-
-
-@pytest.fixture
-def store(modules):
-    """The molecules of a file, featurised here."""
-
-    def call(source, column, cache):
-        with ThreadPoolExecutor(1) as pool:
-            return modules("molecules").store(source, column, cache, pool)
-
-    return call
+    threads_for_processes(monkeypatch, results)
 
 
 @pytest.fixture(scope="module")
@@ -56,19 +41,30 @@ def cache(tmp_path_factory):
 
 
 @pytest.fixture
-def pretrain(modules, threads, monkeypatch, cache):
-    """Runs pretrain.py here."""
+def pretrain(threads, monkeypatch, cache):
+    """Runs the program here."""
 
     def call(output, *arguments):
         given = (*SMALL, f"--cache={cache}", f"--output={output}", *arguments)
-        main_here(monkeypatch, modules("pretrain"), *given)
+        main_here(monkeypatch, program, *given)
 
     return call
 
 
+def tuned(dataset, row, values):
+    pretraining = None if row == "no pre-training" else {"row": row}
+    return [
+        {
+            "config": {"dataset": dataset, "pretraining": pretraining, "seed": seed, "epochs": 2},
+            "auc": {"valid": [1.0, 2.0, 2.0], "test": [0.0, value, 99.0]},
+        }
+        for seed, value in enumerate(values)
+    ]
+
+
 def test_killed_and_restarted_it_ends_with_the_same_weights(cache, tmp_path, pretrain):
     whole, stopped = tmp_path / "whole.pt", tmp_path / "stopped.pt"
-    command = [sys.executable, PRETRAIN, *SMALL, f"--cache={cache}", f"--output={stopped}"]
+    command = [sys.executable, *PRETRAIN, *SMALL, f"--cache={cache}", f"--output={stopped}"]
     process = subprocess.Popen([*command, "--epochs=400"], cwd=ROOT, start_new_session=True)
     while process.poll() is None and not stopped.exists():
         time.sleep(0.01)
@@ -80,7 +76,7 @@ def test_killed_and_restarted_it_ends_with_the_same_weights(cache, tmp_path, pre
         pretrain(path, f"--epochs={done + 1}")
     assert len((tmp_path / "stopped.pt.jsonl").read_text().splitlines()) == 1
     first, second = (torch.load(path, weights_only=True) for path in (whole, stopped))
-    assert [told["loss"] for told in first["history"]] == [t["loss"] for t in second["history"]]
+    assert [e["loss"] for e in first["history"]] == [e["loss"] for e in second["history"]]
     assert first["model"].keys() == second["model"].keys()
     assert all(torch.equal(first["model"][name], second["model"][name]) for name in first["model"])
     with pytest.raises(ValueError, match=r"is of another run, .*'lr': 0.001.* choose another"):
@@ -92,16 +88,14 @@ def test_two_processes_pretrain_together(cache, tmp_path):
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     given = ["--limit=32", *SMALL[1:], f"--cache={cache}", f"--output={output}", "--epochs=2"]
     done = subprocess.run(
-        [*launcher, PRETRAIN, *given], cwd=ROOT, capture_output=True, text=True, timeout=300
+        [*launcher, *PRETRAIN, *given], cwd=ROOT, capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("PGCL, 32 molecules, 2 epochs") == 1
     assert torch.load(output, weights_only=True)["config"]["processes"] == 2
 
 
-def test_encoders_are_tuned_compared_and_predict(
-    cache, tmp_path, modules, pretrain, monkeypatch, capsys
-):
+def test_encoders_are_tuned_compared_and_predict(cache, tmp_path, pretrain, monkeypatch, capsys):
     encoder = tmp_path / "masked.pt"
     pretrain(encoder, "--epochs=1", "--row=attribute masking", "--amp")
     table = tmp_path / "mine.csv"
@@ -123,8 +117,12 @@ def test_encoders_are_tuned_compared_and_predict(
         *("--epochs=1", f"--cache={cache}", "--encoders", "none", str(encoder)),
         *(f"--output={tmp_path / 'runs.jsonl'}", f"--predictions={tmp_path / 'predicted'}"),
     )
-    main_here(monkeypatch, modules("finetune"), *given)
+    main_here(monkeypatch, finetune, *given)
     printed = capsys.readouterr().out
+    predicted = (tmp_path / "predicted" / "mine-masked.csv").read_text()
+    with pytest.raises(ValueError, match=r"--predictions: .*csv is there already: choose another"):
+        main_here(monkeypatch, finetune, *given)
+    assert (tmp_path / "predicted" / "mine-masked.csv").read_text() == predicted
     assert "94 molecules, 2 lines that are none" in printed
     assert "| no pre-training | none | 2 | " in printed
     assert "| attribute masking, 24 molecules x 1 | masked | 2 | " in printed
@@ -150,19 +148,17 @@ def test_encoders_are_tuned_compared_and_predict(
         ((f"--encoders={__file__}",), r"test_transfer.py is not a file of pretrain.py: "),
     ],
 )
-def test_tables_that_cannot_be_used(
-    modules, threads, tmp_path, monkeypatch, capsys, arguments, message
-):
+def test_tables_that_cannot_be_used(threads, tmp_path, monkeypatch, capsys, arguments, message):
     table = tmp_path / "mine.csv"
     table.write_text(
         "smiles,toxic,safe,empty,words\nCCO,0,1,,0\nc1ccccc1,1,1,,yes\nCCC,1,1,,1\nCC,0,,,1\n"
     )
     given = (f"--csv={table}", f"--cache={tmp_path}", *arguments)
     with pytest.raises(ValueError, match=message):
-        main_here(monkeypatch, modules("finetune"), *given)
+        main_here(monkeypatch, finetune, *given)
 
 
-def test_a_checkpoint_that_would_run_code_is_refused(modules, tmp_path):
+def test_a_checkpoint_that_would_run_code_is_refused(tmp_path):
     class Evil:
         def __reduce__(self):
             return os.system, ("touch " + str(tmp_path / "owned"),)
@@ -170,134 +166,20 @@ def test_a_checkpoint_that_would_run_code_is_refused(modules, tmp_path):
     path = tmp_path / "evil.pt"
     torch.save({"config": Evil()}, path)
     with pytest.raises(ValueError, match=r"evil.pt is not a file of pretrain.py: Weights only"):
-        modules("tuning").encoder_of(path, 0.0)
+        tuning.encoder_of(path, 0.0)
     assert not (tmp_path / "owned").exists()
 
 
-ODD = ["CCO", "no molecule", "c1ccccc1O", "[Na+].[Cl-]", "", "C[C@H](N)C(=O)O", "*CC", "C/C=C/C"]
-
-
-def same_graph(one, other):
-    ends, carried = zip(*(coalesce(g.edge_index, g.edge_attr) for g in (one, other)), strict=True)
-    return torch.equal(one.x, other.x) and torch.equal(*ends) and torch.equal(*carried)
-
-
-@pytest.mark.parametrize("suffix", [".smi", ".txt.gz", ".csv", ".csv.gz"])
-def test_molecules_come_back_as_pyg_makes_them(store, tmp_path, suffix):
-    source = tmp_path / f"some{suffix}"
-    if "csv" in suffix:
-        text = "\n".join(["name,smiles", *(f"x,{smiles}" for smiles in ODD)])
-    else:
-        text = "\n".join(f"{smiles} x" if smiles else "" for smiles in ODD)
-    source.write_bytes(gzip.compress(text.encode()) if "gz" in suffix else text.encode())
-    molecules = store(source, None, tmp_path)
-    assert molecules.lines.tolist() == [0, 2, 3, 5, 6, 7]
-    for graph, line in zip(molecules, molecules.lines, strict=True):
-        assert same_graph(graph, from_smiles(ODD[line]))
-
-
-def test_an_interrupted_featurisation_goes_on(modules, store, tmp_path, monkeypatch):
-    module = modules("molecules")
-    monkeypatch.setattr(module, "CHUNK", 10)
-    monkeypatch.setattr(module, "AHEAD", 2)
-    source = tmp_path / "made.smi"
-    smiles = modules("smiles").made()[0][:95]
-    source.write_text("\n".join(smiles))
-    lines = module.lines
-
-    def breaks(*given):
-        yield from itertools.islice(lines(*given), 70)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(module, "lines", breaks)
-    with pytest.raises(KeyboardInterrupt):
-        store(source, None, tmp_path)
-    monkeypatch.setattr(module, "lines", lines)
-    (folder,) = tmp_path.glob("made.smi-*")
-    with (folder / "atoms").open("ab") as file:
-        file.write(b"torn")  # as by a kill in the middle of a chunk
-    featurised = []
-    graph_of = module.graph_of
-    monkeypatch.setattr(module, "graph_of", lambda s: featurised.append(s) or graph_of(s))
-    molecules = store(source, None, tmp_path)
-    assert featurised == smiles[50:]  # two chunks were ahead of what was safe on disk
-    assert len(molecules) == 95
-    assert all(same_graph(g, from_smiles(s)) for g, s in zip(molecules, smiles, strict=True))
-    store(source, None, tmp_path)
-    assert featurised == smiles[50:]  # whole: nothing is done again
-    again = tmp_path / "moved.smi"
-    again.write_bytes(source.read_bytes())
-    assert store(again, None, tmp_path).digest == molecules.digest  # of what it has, all of it
-    source.write_text("C\nCC\n")
-    assert len(store(source, None, tmp_path)) == 2  # another file
-    source.write_text("nothing\n")
-    with pytest.raises(ValueError, match=r"made.smi: none of its 1 lines is a molecule"):
-        store(source, None, tmp_path)
-
-
-def test_a_killed_process_keeps_what_is_featurised(modules, tmp_path, monkeypatch):
-    results, module = modules("results"), modules("molecules")
-    monkeypatch.setattr(module, "CHUNK", 10)
-    monkeypatch.setattr(module, "AHEAD", 0)
-    source = tmp_path / "made.smi"
-    source.write_text("\n".join(modules("smiles").made()[0][:95]))
-    lines = module.lines
-
-    def stop():
-        def kills(*given):
-            for number, line in enumerate(lines(*given)):
-                if number == 30:
-                    pool.submit(signal.raise_signal, signal.SIGKILL)
-                yield line
-
-        monkeypatch.setattr(module, "lines", kills)
-        with results.processes(1, tmp_path) as pool:
-            module.store(source, None, tmp_path, pool)
-
-    with pytest.raises(results.Stopped, match=f"killed.*: stopped; .* is kept in {tmp_path}"):
-        stop()
-    (progress,) = tmp_path.glob("made.smi-*/progress.json")
-    assert json.loads(progress.read_text())["lines"] == 30
-
-
-def test_each_column_has_its_own_molecules(store, tmp_path):
-    source = tmp_path / "two.csv"
-    source.write_text("salt,smiles\n[Na+].[Cl-],C\n[K+].[Br-],CC\n")
-    sizes = [
-        [graph.num_nodes for graph in store(source, column, tmp_path)]
-        for column in ("salt", "smiles", None)
-    ]
-    assert sizes == [[2, 2], [1, 2], [1, 2]]
-
-
-def test_two_processes_featurise_once(modules, store, tmp_path):
-    source = tmp_path / "made.smi"
-    smiles = modules("smiles").made()[0][:200]
-    source.write_text("\n".join(smiles))
-    with ThreadPoolExecutor(2) as pool:
-        stored = [pool.submit(store, source, None, tmp_path) for _ in range(2)]
-        assert [len(future.result()) for future in stored] == [200, 200]
-
-
-def test_damaged_files_are_named(modules, tmp_path):
-    lines = modules("smiles").lines
-    torn = tmp_path / "torn.smi.gz"
-    torn.write_bytes(gzip.compress(b"C\n" * 10000)[:-30])
-    with pytest.raises(ValueError, match=r"torn.smi.gz cannot be read: "):
-        list(lines(torn))
-    (tmp_path / "bom.CSV").write_text("\ufeffsmiles\nCCO\n", encoding="utf-8")
-    assert list(lines(tmp_path / "bom.CSV")) == ["CCO"]
-
-
-def test_few_molecules_are_learnt_from(modules, store, tmp_path):
+def test_few_molecules_are_learnt_from(tmp_path):
     """Fewer than a batch."""
-    tuning, (smiles, told) = modules("tuning"), modules("smiles").made()
+    smiles, answers = made()
     source = tmp_path / "few.smi"
     source.write_text("\n".join(smiles[::28]))
     parts = np.arange(40) % 5 // 3
     parts[parts == 1] = [1, 2] * 8
-    folder = store(source, None, tmp_path).folder
-    given = tuning.Given(["acid"], folder, told[::28, :1], "", parts, "cpu")
+    with ThreadPoolExecutor(1) as pool:
+        folder = store(source, None, tmp_path, pool).folder
+    given = tuning.Given(["acid"], folder, answers[::28, :1], "", parts, "cpu")
     config = {"seed": 0, "epochs": 1, "batch_size": 32, "lr": 1e-3, "dropout": 0.0}
     one, two = (tuning.run(config | {"epochs": epochs}, given, None) for epochs in (1, 2))
     assert two["auc"]["test"][0] == one["auc"]["test"][0]
@@ -307,31 +189,18 @@ def test_few_molecules_are_learnt_from(modules, store, tmp_path):
     assert len(predictions.read_text().splitlines()) == 41
 
 
-def test_only_so_much_of_a_file_is_read_ahead(modules, monkeypatch):
-    module = modules("molecules")
-    monkeypatch.setattr(module, "CHUNK", 10)
-    monkeypatch.setattr(module, "AHEAD", 2)
-    read = []
-    endless = (read.append(1) or "C" for _ in iter(int, 1))
-    with ThreadPoolExecutor(1) as pool:
-        chunks = module.in_order(pool, endless, 0)
-        for _ in range(5):
-            next(chunks)
-    assert len(read) <= 10 * (5 + 2)
-
-
-def test_scaffolds_stay_together(modules):
-    smiles, _ = modules("smiles").made()
-    parts = modules("scaffold").split(smiles)
+def test_scaffolds_stay_together():
+    smiles, _ = made()
+    parts = scaffold.split(smiles)
     assert np.bincount(parts).tolist() == [896, 96, 128]
     frames = [set(), set(), set()]
     for text, part in zip(smiles, parts, strict=True):
         frames[part].add(MurckoScaffoldSmiles(mol=Chem.MolFromSmiles(text)))
     assert not frames[0] & frames[1] | frames[0] & frames[2] | frames[1] & frames[2]
-    assert (modules("scaffold").split(smiles) == parts).all()
+    assert (scaffold.split(smiles) == parts).all()
 
 
-def test_auc_counts_pairs_of_measured_molecules(modules):
+def test_auc_counts_pairs_of_measured_molecules():
     random = np.random.default_rng(0)
     logits = torch.tensor(random.normal(size=(40, 4)))
     labels = torch.tensor(random.choice([0, 1, np.nan], size=(40, 4)))
@@ -344,13 +213,12 @@ def test_auc_counts_pairs_of_measured_molecules(modules):
             won = sum((p > n) + (p == n) / 2 for p in positive for n in negative)
             scores.append(100 * won / (len(positive) * len(negative)))
     assert len(scores) == 3
-    assert modules("tuning").mean_auc(logits, labels) == pytest.approx(np.mean(scores))
+    assert tuning.mean_auc(logits, labels) == pytest.approx(np.mean(scores))
 
 
-def test_what_was_not_measured_teaches_nothing(modules):
-    model_of, tuning = modules("model"), modules("tuning")
+def test_what_was_not_measured_teaches_nothing():
     torch.manual_seed(0)
-    model = model_of.Tasks(model_of.MoleculeGIN(), 3)
+    model = Tasks(MoleculeGIN(), 3)
     graphs = [from_smiles(text) for text in ("CCO", "CCN", "c1ccccc1", "CC=O")]
     for graph, label in zip(graphs, (0.0, 1.0, 1.0, 0.0), strict=True):
         graph.y = torch.tensor([[label, torch.nan, 1 - label]])
@@ -361,15 +229,12 @@ def test_what_was_not_measured_teaches_nothing(modules):
     assert changed == [True, False, True]
 
 
-def test_masked_atoms_are_asked_for_their_elements(modules):
-    model_of = modules("model")
+def test_masked_atoms_are_asked_for_their_elements():
     torch.manual_seed(0)
     batch = Batch.from_data_list([from_smiles("CCO"), from_smiles("c1ccccc1N")])
-    model = model_of.MaskedAtoms(model_of.MoleculeGIN(), share=1.0)
+    model = MaskedAtoms(MoleculeGIN(), share=1.0)
     model.eval()
-    rows = model.encoder.nodes(
-        torch.full_like(batch.x, model_of.MASK), batch.edge_index, batch.edge_attr
-    )
+    rows = model.encoder.nodes(torch.full_like(batch.x, MASK), batch.edge_index, batch.edge_attr)
     probabilities = model.head(rows).softmax(1)
     right = [probabilities[i, element].log() for i, element in enumerate(batch.x[:, 0])]
     assert model(batch).item() == pytest.approx(-torch.stack(right).mean().item(), rel=1e-5)
@@ -380,27 +245,14 @@ def test_masked_atoms_are_asked_for_their_elements(modules):
     assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
 
 
-def tuned(dataset, row, values):
-    pretraining = None if row == "no pre-training" else {"row": row}
-    return [
-        {
-            "config": {"dataset": dataset, "pretraining": pretraining, "seed": seed, "epochs": 2},
-            "auc": {"valid": [1.0, 2.0, 2.0], "test": [0.0, value, 99.0]},
-        }
-        for seed, value in enumerate(values)
-    ]
-
-
-def test_the_page_has_the_tables_of_its_runs(modules):
-    report = modules("report")
+def test_the_page_has_the_tables_of_its_runs():
     page = report.PAGE.read_text()
-    runs = [list(modules("results").read(path).values()) for path in report.KEPT]
+    runs = [list(results.read(path).values()) for path in report.KEPT]
     assert report.filled(page, *runs) == page
     assert "<!-- transfer -->\n| | BBBP " in page
 
 
-def test_report_compares_what_the_validation_part_chose(modules):
-    report = modules("report")
+def test_report_compares_what_the_validation_part_chose():
     runs = tuned("bace.csv", "no pre-training", [70, 80, 90]) + tuned("bace.csv", "PGCL", [72, 82])
     runs += tuned("muv.csv.gz", "no pre-training", [60]) + tuned("muv.csv.gz", "PGCL", [59])
     runs += tuned("bace.csv", "InfoNCE (GraphCL)", [80, 81, 82])

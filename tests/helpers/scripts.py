@@ -33,17 +33,6 @@ def run(*command: str, **environment: str) -> str:
     return printed
 
 
-def modules_of(folder: Path, monkeypatch: pytest.MonkeyPatch):
-    """For a fixture: imports the modules of an example, which know each other by bare names."""
-    monkeypatch.syspath_prepend(folder)
-    before = set(sys.modules)
-    yield __import__
-    for name in set(sys.modules) - before:
-        file = getattr(sys.modules[name], "__file__", None)
-        if file and Path(file).is_relative_to(ROOT / "examples"):
-            del sys.modules[name]
-
-
 def threads_for_processes(monkeypatch: pytest.MonkeyPatch, module: Any) -> None:
     """The same work without processes to start, each of which imports all frameworks."""
     monkeypatch.setattr(

@@ -5,7 +5,7 @@ import itertools
 import json
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Executor, Future
 from pathlib import Path
 from typing import Any
@@ -14,10 +14,13 @@ import numpy as np
 import torch
 from filelock import FileLock
 from rdkit import Chem, RDLogger
-from smiles import lines
 from torch_geometric.data import Data
 from torch_geometric.utils.smiles import e_map, from_rdmol, x_map
 from tqdm import tqdm
+
+from experiments.shelf.results import write
+
+from .smiles import lines
 
 ATOM, BOND = len(x_map), len(e_map)  # categories that an atom and a bond have
 CHUNK = 1000  # molecules, after which what is done is safe on disk
@@ -103,12 +106,10 @@ class Molecules(torch.utils.data.Dataset):
 def store(source: Path, column: str | None, cache: Path, pool: Executor) -> Molecules:
     """The molecules of a file, featurised into a folder of ``cache``; an interrupted one goes on.
 
-    Another column of a file, or a file that has been changed since, is another file. Of several
+    Files are known by their content, and another column of a file is another file. Of several
     processes one does it, and the others wait.
     """
-    state = source.stat()
-    made_of = f"{source.resolve()} {column} {state.st_size} {state.st_mtime_ns}"
-    folder = cache / f"{source.name}-{hashlib.sha256(made_of.encode()).hexdigest()[:12]}"
+    folder = cache / f"{source.name}-{content_digest(source, column)[:12]}"
     folder.mkdir(parents=True, exist_ok=True)
     with FileLock(folder / "lock"):
         progress = folder / PROGRESS
@@ -124,6 +125,16 @@ def store(source: Path, column: str | None, cache: Path, pool: Executor) -> Mole
     if not done["molecules"]:
         raise ValueError(f"{source}: none of its {done['lines']} lines is a molecule")
     return Molecules(folder)
+
+
+def content_digest(source: Path, column: str | None) -> str:
+    if not source.is_file():
+        raise ValueError(f"{source} is not a file")
+    digest = hashlib.sha256(repr(column).encode())
+    with source.open("rb") as file:
+        while block := file.read(2**20):
+            digest.update(block)
+    return digest.hexdigest()
 
 
 def append_chunks(
@@ -165,9 +176,9 @@ def in_order(pool: Executor, smiles: Iterator[str], first: int) -> Iterator[tupl
         yield count, chunk.result()
 
 
-def write(path: Path, fill: Callable[[Path], Any]) -> None:
-    """The whole file or none of it, whoever else writes it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    fill(part)
-    os.replace(part, path)
+def keep(path: Path, text: str) -> None:
+    """The file with this text. One with another text is none of ours, and stays."""
+    if not path.exists():
+        write(path, lambda part: part.write_text(text))
+    elif path.read_text() != text:
+        raise ValueError(f"{path} is there, with another text than what is made here: move it away")

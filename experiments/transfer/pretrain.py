@@ -1,8 +1,8 @@
 """Pre-trains the encoder of molecules without labels, and keeps it in one file.
 
-python examples/transfer/pretrain.py                                 # molecules made here, a minute
-python examples/transfer/pretrain.py --smiles zinc.smi.gz --row PGCL --epochs 20
-torchrun --nproc-per-node=2 examples/transfer/pretrain.py --smiles zinc.smi.gz
+python -m experiments.transfer.pretrain                              # molecules made here, a minute
+python -m experiments.transfer.pretrain --smiles zinc.smi.gz --row PGCL --epochs 20
+torchrun --nproc-per-node=2 -m experiments.transfer.pretrain --smiles zinc.smi.gz
 
 Stopped, it goes on after the last whole epoch when the same command is given again.
 """
@@ -17,31 +17,33 @@ from typing import Any
 
 import rdkit
 import torch
-from filelock import FileLock
-from model import CONTRASTS, MASKING, MoleculeGIN, checkpoint, pretraining
-from molecules import Molecules, store, write
-from smiles import made
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DistributedSampler, Subset
 from torch_geometric.loader import DataLoader
 from tqdm import tqdm
 
-# What finished runs are kept with is the other example's.
-sys.path.append(str(Path(__file__).parents[1] / "unsupervised"))
-import results
+from experiments.shelf import results
+from experiments.shelf.rows import PGCL, ROWS
 
+from .model import MASKING, MoleculeGIN, checkpoint, pretraining
+from .molecules import Molecules, keep, store
+from .smiles import made
+
+NAME = "experiments.transfer.pretrain"
 RANK, WORLD = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
 
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        f"python -m {NAME}",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
     add("--smiles", type=Path, help="a text or a table of SMILES, maybe gzipped; else made here")
     add("--smiles-column", help="of a table (default: smiles or mol)")
-    add("--row", choices=[*CONTRASTS, MASKING], default="PGCL")
+    add("--row", choices=[*ROWS, MASKING], default=PGCL)
     add("--limit", type=int, help="use only so many molecules, the first ones")
     add("--epochs", type=int, default=2)
     add("--batch-size", type=int, default=256, help="of each process")
@@ -64,10 +66,7 @@ def stored(args: argparse.Namespace, pool: Executor) -> Molecules:
     source = args.smiles
     if source is None:
         source = args.cache / "made.smi"
-        args.cache.mkdir(parents=True, exist_ok=True)
-        with FileLock(args.cache / "lock"):  # written twice it would be two files to `store`
-            if not source.exists():
-                write(source, lambda part: part.write_text("\n".join(made()[0]) + "\n"))
+        keep(source, "\n".join(made()[0]) + "\n")
     return store(source, args.smiles_column, args.cache, pool)
 
 
@@ -117,10 +116,10 @@ def resumed(
 
 def note(path: Path, config: dict[str, Any], history: list[dict[str, float]]) -> None:
     """A line for the finished run, unless it is there."""
-    told = {"config": config | {"epochs": len(history)}, "history": history}
-    if results.key(told["config"]) not in results.read(path):
+    run = {"config": config | {"epochs": len(history)}, "history": history}
+    if results.key(run["config"]) not in results.read(path):
         versions = {"rdkit": rdkit.__version__, **results.VERSIONS}
-        results.append(path, told | {"versions": versions})
+        results.append(path, run | {"versions": versions})
 
 
 def main() -> None:
@@ -159,7 +158,7 @@ def main() -> None:
         if RANK == 0:
             state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
             state |= {"config": config, "history": history}
-            write(args.output, lambda part, state=state: torch.save(state, part))
+            results.write(args.output, lambda part, state=state: torch.save(state, part))
     if RANK == 0:
         note(args.output.with_name(f"{args.output.name}.jsonl"), config, history)
         print(f"{args.row}, {len(some)} molecules, {len(history)} epochs: {args.output}")
@@ -171,6 +170,6 @@ if __name__ == "__main__":
     try:
         main()
     except (ValueError, results.Stopped) as error:
-        sys.exit(f"pretrain.py: {error}")
+        sys.exit(f"{NAME}: {error}")
     except KeyboardInterrupt:
-        sys.exit("pretrain.py: stopped; give the same command to go on after the last whole epoch")
+        sys.exit(f"{NAME}: stopped; give the same command to go on after the last whole epoch")

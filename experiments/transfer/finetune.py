@@ -1,8 +1,9 @@
 """Fine-tunes pre-trained encoders on properties of molecules, and compares their ROC-AUC.
 
-python examples/transfer/finetune.py --encoders none runs/transfer/PGCL.pt        # made here
-python examples/transfer/finetune.py --csv bbbp.csv tox21.csv --encoders none runs/transfer/PGCL.pt
-python examples/transfer/finetune.py --csv mine.csv --smiles-column smi --label-columns A,B \\
+python -m experiments.transfer.finetune --encoders none runs/transfer/PGCL.pt        # made here
+python -m experiments.transfer.finetune --csv bbbp.csv tox21.csv \\
+    --encoders none runs/transfer/PGCL.pt
+python -m experiments.transfer.finetune --csv mine.csv --smiles-column smi --label-columns A,B \\
     --encoders runs/transfer/PGCL.pt --predictions runs/predictions
 
 Finished runs are kept, one JSON line each, in --output; what is there already is not run again.
@@ -17,23 +18,24 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from model import NONE, checkpoint
-from molecules import store, write
-from scaffold import TEST, TRAIN, VALID, split
-from smiles import labels, lines, made
-from tuning import Given, best_epoch, run
 
-# What finished runs are kept with, and how they are compared, is the other example's.
-sys.path.append(str(Path(__file__).parents[1] / "unsupervised"))
-import results
-from cells import difference, spread
+from experiments.shelf import results
+from experiments.shelf.tables import difference, spread
+
+from .model import NONE, checkpoint
+from .molecules import keep, store
+from .scaffold import TEST, TRAIN, VALID, split
+from .smiles import labels, lines, made
+from .tuning import Given, best_epoch, run
 
 NO_FILE = "none"
 
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        "python -m experiments.transfer.finetune",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
     add("--csv", type=Path, nargs="+", help="tables of molecules and labels; else one is made here")
@@ -65,33 +67,51 @@ def parse() -> argparse.Namespace:
 def made_table(folder: Path) -> Path:
     """The molecules made here, as a table."""
     path = folder / "made.csv"
-    smiles, told = made()
+    smiles, answers = made()
     rows = [
         f"{text},{acid},{halogen}"
-        for text, (acid, halogen) in zip(smiles, told.int().tolist(), strict=True)
+        for text, (acid, halogen) in zip(smiles, answers.int().tolist(), strict=True)
     ]
-    if not path.exists():
-        write(path, lambda part: part.write_text("\n".join(["smiles,acid,halogen", *rows]) + "\n"))
+    keep(path, "\n".join(["smiles,acid,halogen", *rows]) + "\n")
     return path
 
 
 def prepared(path: Path, args: argparse.Namespace, pool: Executor) -> Given:
     """What the runs on one table share; all that can be wrong with it is found here."""
-    tasks, told = labels(path, args.label_columns, args.smiles_column)
+    tasks, answers = labels(path, args.label_columns, args.smiles_column)
     molecules = store(path, args.smiles_column, args.cache, pool)
     texts = list(lines(path, args.smiles_column))
     readable = [texts[line] for line in molecules.lines]
-    told = told[torch.from_numpy(molecules.lines.copy())]
+    answers = answers[torch.from_numpy(molecules.lines.copy())]
     parts = split(readable)
     for name, part in (("train", TRAIN), ("validate", VALID), ("test", TEST)):
-        there = told[torch.from_numpy(parts == part)]
+        there = answers[torch.from_numpy(parts == part)]
         if not any(len(column[~column.isnan()].unique()) == 2 for column in there.T):
             raise ValueError(
                 f"{path}: of the scaffolds' parts the one to {name} has {len(there)} molecules and "
                 "no task with both classes, so that nothing can be ranked there"
             )
-    digest = hashlib.sha256(repr((tasks, readable)).encode() + told.numpy().tobytes()).hexdigest()
-    return Given(tasks, molecules.folder, told, digest[:12], parts, args.device)
+    digest = hashlib.sha256(repr((tasks, readable)).encode() + answers.numpy().tobytes())
+    return Given(tasks, molecules.folder, answers, digest.hexdigest()[:12], parts, args.device)
+
+
+def predictions_of(
+    folder: Path | None, tables: list[Path], encoders: list[str]
+) -> dict[tuple[Path, str], Path]:
+    """Where the predictions for a table by an encoder go: nowhere, or to files not yet there."""
+    if folder is None:
+        return {}
+    files = {
+        (table, encoder): folder / f"{table.name.partition('.')[0]}-{encoder}.csv"
+        for table in tables
+        for encoder in encoders
+    }
+    if len({*files.values()}) < len(tables) * len(encoders):
+        raise ValueError(f"--predictions: two of {', '.join(map(str, tables))} have the same name")
+    for file in files.values():
+        if file.exists():
+            raise ValueError(f"--predictions: {file} is there already: choose another folder")
+    return files
 
 
 def origin(file: Path | None) -> dict[str, Any] | None:
@@ -142,6 +162,7 @@ def main() -> None:
         raise ValueError(f"--encoders: two of {', '.join(args.encoders)} have the same name")
     origins = {name: origin(file) for name, file in encoders.items()}
     tables = args.csv or [made_table(args.cache)]
+    predictions = predictions_of(args.predictions, tables, list(encoders))
     shared = {name: getattr(args, name) for name in ("epochs", "batch_size", "lr", "dropout")}
     with results.processes(args.workers, args.cache) as pool:
         givens = {path: prepared(path, args, pool) for path in tables}
@@ -157,10 +178,9 @@ def main() -> None:
     for path in tables:
         runs = {}
         for name in encoders:
-            if args.predictions is not None:
-                where = args.predictions / f"{path.name.partition('.')[0]}-{name}.csv"
-                run(*jobs[path, name, 0], where)
-                print(f"predictions written to {where}")
+            if predictions:
+                run(*jobs[path, name, 0], predictions[path, name])
+                print(f"predictions written to {predictions[path, name]}")
             seeds = {seed: jobs[path, name, seed][0] for seed in range(args.seeds)}
             runs[name] = {seed: done[results.key(config)] for seed, config in seeds.items()}
         print(f"\n{path.name}\n\n{table(runs)}\n")
@@ -170,6 +190,6 @@ if __name__ == "__main__":
     try:
         main()
     except (ValueError, results.Stopped) as error:
-        sys.exit(f"finetune.py: {error}")
+        sys.exit(f"experiments.transfer.finetune: {error}")
     except KeyboardInterrupt:
-        sys.exit("finetune.py: stopped; what is finished is kept")
+        sys.exit("experiments.transfer.finetune: stopped; what is finished is kept")

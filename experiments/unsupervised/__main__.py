@@ -1,7 +1,7 @@
 """PGCL and its baselines on graph classification without labels; prints a table.
 
-python examples/unsupervised/run.py                                     # synthetic, a minute
-python examples/unsupervised/run.py --dataset MUTAG --root data --rows all --seeds 5
+python -m experiments.unsupervised                                      # synthetic, a minute
+python -m experiments.unsupervised --dataset MUTAG --root data --rows all --seeds 5
 
 Finished runs are kept, one JSON line each, in --output; what is there already is not run again.
 """
@@ -12,10 +12,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import results
-import table
-from data import SYNTHETIC, fetch
-from train import INFO_NCE, ROWS, SETTING, UNTRAINED, WL, run
+from experiments.shelf import results
+from experiments.shelf.rows import INFO_NCE, PGCL
+
+from . import table
+from .data import SYNTHETIC, fetch
+from .train import ALL_ROWS, SETTING, UNTRAINED, WL, run
 
 # What may be given several values, of which every combination is run.
 LISTS = {"num_prototypes": "K", "batch_size": "N", "consistency_weight": "lambda"}
@@ -23,7 +25,9 @@ LISTS = {"num_prototypes": "K", "batch_size": "N", "consistency_weight": "lambda
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        "python -m experiments.unsupervised",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
     add("--dataset", default=SYNTHETIC, help="a TU set, or the synthetic one (default)")
@@ -31,9 +35,9 @@ def parse() -> argparse.Namespace:
     add(
         "--rows",
         nargs="+",
-        default=[UNTRAINED, INFO_NCE, "PGCL"],
+        default=[UNTRAINED, INFO_NCE, PGCL],
         metavar="ROW",
-        help=f"all, or some of: {', '.join(ROWS)}",
+        help=f"all, or some of: {', '.join(ALL_ROWS)}",
     )
     add("--seeds", type=int, default=3)
     for name, about in {
@@ -54,10 +58,10 @@ def parse() -> argparse.Namespace:
     add("--tensorboard", type=Path, metavar="FOLDER", help="log losses and diagnostics there")
     args = parser.parse_args()
     if args.rows == ["all"]:
-        args.rows = list(ROWS)
+        args.rows = list(ALL_ROWS)
     for row in args.rows:
-        if row not in ROWS:
-            parser.error(f"argument --rows: {row!r} is not one of {', '.join(map(repr, ROWS))}")
+        if row not in ALL_ROWS:
+            parser.error(f"argument --rows: {row!r} is not one of {', '.join(map(repr, ALL_ROWS))}")
     return args
 
 
@@ -88,7 +92,7 @@ def main() -> None:
         jobs = [(config, graphs, args.tensorboard) for config in itertools.chain(*configs)]
         done = results.complete(args.output, jobs, run, args.workers)
     except (ValueError, results.Stopped) as error:
-        sys.exit(f"run.py: {error}")
+        sys.exit(f"experiments.unsupervised: {error}")
 
     for setting, of_setting in zip(grid, configs, strict=True):
         if len(grid) > 1:

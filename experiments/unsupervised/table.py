@@ -2,9 +2,11 @@
 
 from collections.abc import Iterable
 
-from cells import difference, spread
-from results import Run
-from train import INFO_NCE, ROWS, UNTRAINED
+from experiments.shelf.results import Run
+from experiments.shelf.rows import INFO_NCE
+from experiments.shelf.tables import difference, spread
+
+from .train import ALL_ROWS, UNTRAINED
 
 
 def last_epoch(run: Run) -> float:
@@ -18,10 +20,10 @@ def best_epoch(run: Run) -> float:
 
 def by_row(runs: Iterable[Run]) -> dict[str, dict[int, Run]]:
     """Row -> seed -> run, in the order of the paper's ablation."""
-    found: dict[str, dict[int, Run]] = {row: {} for row in ROWS}
+    rows: dict[str, dict[int, Run]] = {row: {} for row in ALL_ROWS}
     for run in runs:
-        found[run["config"]["row"]][run["config"]["seed"]] = run
-    return {row: seeds for row, seeds in found.items() if seeds}
+        rows[run["config"]["row"]][run["config"]["seed"]] = run
+    return {row: seeds for row, seeds in rows.items() if seeds}
 
 
 def comparison(runs: Iterable[Run]) -> str:

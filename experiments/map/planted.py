@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from sklearn.neighbors import KNeighborsClassifier
 from torch import Tensor, nn
-from train import ROWS
 
+from experiments.shelf.rows import ROWS
 from pgcl_losses import PGCLLoss, diagnostics
 
 SIGNAL, NUISANCE, WIDTH, DIM = 8, 24, 64, 32
@@ -73,9 +73,9 @@ def run(config: dict[str, Any]) -> dict[str, Any]:
     loss_of = build(config)
     train(config, data, signal, encoder, loss_of)
     accuracy = of_neighbours(encoder, known, asked)
-    told = without_labels(config, data, signal, encoder, loss_of)
+    seen = without_labels(config, data, signal, encoder, loss_of)
     seconds = round(time.perf_counter() - started, 1)
-    return {"config": config, "accuracy": round(accuracy, 2), **told, "seconds": seconds}
+    return {"config": config, "accuracy": round(accuracy, 2), **seen, "seconds": seconds}
 
 
 def build(config: dict[str, Any]) -> PGCLLoss:

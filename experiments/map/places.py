@@ -1,14 +1,16 @@
-"""Where the map is drawn: classes, knobs and settings; and the runs found there."""
+"""Where the map is drawn: classes, knobs and settings; and the runs that are there."""
 
 import itertools
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
-import results
-from planted import KNOBS
-from results import Config, Run
-from train import INFO_NCE, ROWS, UNTRAINED, WL
+
+from experiments.shelf import results
+from experiments.shelf.results import Config, Run
+from experiments.shelf.rows import BOTH, INFO_NCE, PGCL, ROWS
+
+from .planted import KNOBS
 
 CLASSES = (4, 10, 40)
 PROTOTYPES = (5, 10, 20, 42, 84)
@@ -30,8 +32,6 @@ NOT_INFO_NCE = (
     "freeze_epochs",
     "warm_up_epochs",
 )
-TRAINED = [row for row in ROWS if row not in (WL, UNTRAINED)]
-BOTH = "InfoNCE + consistency"
 AGREEMENT = 0.65  # above it the map advises more prototypes
 
 
@@ -55,17 +55,17 @@ def grid() -> Iterable[Config]:
         yield {"classes": classes, "row": INFO_NCE}
         for k, weight in itertools.product(PROTOTYPES, WEIGHTS):
             given = {"num_prototypes": k, "consistency_weight": weight}
-            yield {"classes": classes, "row": "PGCL", **given}
+            yield {"classes": classes, "row": PGCL, **given}
 
 
 def knob_places() -> list[Config]:
     """Each number of classes with one knob after the other turned, each place once."""
-    found = {
+    places = {
         results.key({**KNOBS, **place}): place
         for classes, (knob, values) in itertools.product(CLASSES, KNOB_VALUES.items())
         for place in ({"classes": classes, knob: value} for value in values)
     }
-    return list(found.values())
+    return list(places.values())
 
 
 def knobs() -> Iterable[Config]:
@@ -77,7 +77,7 @@ def knobs() -> Iterable[Config]:
 
 def parts() -> Iterable[Config]:
     """Every row of the ablation, in both settings."""
-    for classes, row in itertools.product(CLASSES, TRAINED):
+    for classes, row in itertools.product(CLASSES, ROWS):
         yield {"classes": classes, "row": row}
         if row != INFO_NCE:
             yield advised({"classes": classes, "row": row})
@@ -88,7 +88,7 @@ def schedule() -> Iterable[Config]:
     for classes in CLASSES:
         yield {"classes": classes, "row": INFO_NCE}
         for given in ({}, {"freeze_epochs": 5}, {"warm_up_epochs": 5}, {"warm_up_epochs": 15}):
-            yield {"classes": classes, "row": "PGCL", **given}
+            yield {"classes": classes, "row": PGCL, **given}
 
 
 def wanted(seeds: int) -> list[Config]:
@@ -99,10 +99,10 @@ def wanted(seeds: int) -> list[Config]:
 
 def whole(place: Config) -> Config:
     """The place with the knobs that it does not name."""
-    found = {**KNOBS, "row": "PGCL", **place}
-    if found["row"] == INFO_NCE:
-        found |= {name: KNOBS[name] for name in NOT_INFO_NCE}
-    return found
+    config = {**KNOBS, "row": PGCL, **place}
+    if config["row"] == INFO_NCE:
+        config |= {name: KNOBS[name] for name in NOT_INFO_NCE}
+    return config
 
 
 class Map:
@@ -115,8 +115,8 @@ class Map:
     def at(self, **config: Any) -> list[Run]:
         """The runs of a place, a seed each."""
         place = whole(config)
-        found = [self.runs.get(results.key({**place, "seed": seed})) for seed in self.seeds]
-        return [run for run in found if run is not None]
+        runs = [self.runs.get(results.key({**place, "seed": seed})) for seed in self.seeds]
+        return [run for run in runs if run is not None]
 
     def mean(self, name: str, **config: Any) -> float:
         return float(np.mean([run[name] for run in self.at(**config)] or np.nan))

@@ -6,23 +6,21 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from molecules import ATOM, BOND
 from torch import Tensor, nn
 from torch_geometric.data import Batch
 from torch_geometric.nn import GINEConv, global_mean_pool
 from torch_geometric.utils.smiles import e_map, x_map
 
+from experiments.shelf.rows import ROWS
 from pgcl_losses import PGCLLoss
 from pgcl_losses.adapters.pyg import AttributeMask, ContrastiveModel, EdgePerturb, NodeDrop
+
+from .molecules import ATOM, BOND
 
 LAYERS, WIDTH = 5, 300
 MASK = max(len(values) for values in x_map.values())  # no atom has this category
 
-NONE, INFO_NCE, MASKING = "no pre-training", "InfoNCE (GraphCL)", "attribute masking"
-CONTRASTS = {
-    INFO_NCE: {"weighting": "uniform", "exclude_same_cluster": False, "consistency_weight": 0.0},
-    "PGCL": {},
-}
+NONE, MASKING = "no pre-training", "attribute masking"
 
 
 class Categories(nn.Module):
@@ -119,7 +117,7 @@ def pretraining(row: str, encoder: MoleculeGIN, frozen: int, drop: float) -> nn.
     """``Batch -> loss`` of a row of the table; prototypes rest for the first ``frozen`` steps."""
     if row == MASKING:
         return MaskedAtoms(encoder)
-    loss = PGCLLoss(WIDTH, freeze_steps=frozen, **CONTRASTS[row])
+    loss = PGCLLoss(WIDTH, freeze_steps=frozen, **ROWS[row])
     return ContrastiveModel(Projected(encoder), NodeDrop(drop), EdgePerturb(drop), loss)
 
 

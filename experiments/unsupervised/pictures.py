@@ -1,6 +1,6 @@
 """Draws what PGCL does to graphs: clusters, weights and occupancy; a run of each set is trained.
 
-python examples/unsupervised/pictures.py --datasets motifs MUTAG PROTEINS --root data
+python -m experiments.unsupervised.pictures --datasets motifs MUTAG PROTEINS --root data
 """
 
 import argparse
@@ -11,23 +11,27 @@ import matplotlib.pyplot as plt
 import numpy as np
 import torch
 import torch.nn.functional as F
-from data import SYNTHETIC, fetch, load
 from matplotlib.axes import Axes
-from model import GIN
 from sklearn.manifold import TSNE
+from torch_geometric.data import Data
 from torch_geometric.loader import DataLoader
 from tqdm import tqdm
-from train import SETTING, build, embed, train_epoch
 
+from experiments.shelf.rows import PGCL
+
+from .data import SYNTHETIC, fetch, load
+from .model import GIN
+from .train import SETTING, build, embed, train_epoch
+
+PICTURE = Path(__file__).parents[2] / "docs" / "images" / "unsupervised.png"
 CLASSES = plt.get_cmap("tab10")
 
 
-def trained(name: str, root: Path | None, cache: Path) -> dict[str, Any]:
+def train(name: str, graphs: list[Data]) -> dict[str, Any]:
     """A PGCL run with the setting of the tables, and where rows and prototypes have come to lie."""
     torch.manual_seed(0)
-    graphs = load(fetch(name, root, cache)[0])
     loader = DataLoader(graphs, SETTING["batch_size"], shuffle=True)
-    config = {**SETTING, "row": "PGCL"}
+    config = {**SETTING, "row": PGCL}
     model = build(config, GIN(graphs[0].num_node_features), len(loader))
     optimizer = torch.optim.Adam(model.parameters(), lr=config["lr"])
     epochs = tqdm(range(config["epochs"]), desc=name, unit="epoch")
@@ -40,24 +44,24 @@ def trained(name: str, root: Path | None, cache: Path) -> dict[str, Any]:
         "labels": torch.cat([graph.y for graph in graphs]),
         "clusters": balanced.clusters,
         "prototypes": F.normalize(prototypes.weight.detach()),
-        "occupancy": np.array([told["occupancy"] for told in history]),  # [epochs, K]
+        "occupancy": np.array([epoch["occupancy"] for epoch in history]),  # [epochs, K]
     }
 
 
-def draw_clusters(axes: Axes, found: dict[str, Any]) -> None:
+def draw_clusters(axes: Axes, trained: dict[str, Any]) -> None:
     """t-SNE of all rows, coloured by class, with the prototypes as stars."""
-    both = torch.cat([found["rows"], found["prototypes"]]).numpy()
+    both = torch.cat([trained["rows"], trained["prototypes"]]).numpy()
     flat = TSNE(metric="cosine", init="pca", random_state=0).fit_transform(both)
-    rows, stars = flat[: len(found["rows"])], flat[len(found["rows"]) :]
-    axes.scatter(*rows.T, c=CLASSES(found["labels"].numpy() % 10), s=6, alpha=0.6, linewidths=0)
+    rows, stars = flat[: len(trained["rows"])], flat[len(trained["rows"]) :]
+    axes.scatter(*rows.T, c=CLASSES(trained["labels"].numpy() % 10), s=6, alpha=0.6, linewidths=0)
     axes.scatter(*stars.T, marker="*", s=140, c="black", edgecolors="white", linewidths=0.8)
     axes.set(xticks=[], yticks=[])
 
 
-def draw_sizes(axes: Axes, found: dict[str, Any]) -> None:
+def draw_sizes(axes: Axes, trained: dict[str, Any]) -> None:
     """How many graphs of each class Sinkhorn gives to each prototype, the largest first."""
-    labels, clusters = found["labels"].numpy(), found["clusters"].numpy()
-    num_prototypes = len(found["prototypes"])
+    labels, clusters = trained["labels"].numpy(), trained["clusters"].numpy()
+    num_prototypes = len(trained["prototypes"])
     order = np.argsort(-np.bincount(clusters, minlength=num_prototypes))
     below = np.zeros(num_prototypes)
     for label in np.unique(labels):
@@ -67,13 +71,13 @@ def draw_sizes(axes: Axes, found: dict[str, Any]) -> None:
     axes.set(xticks=[], xlabel="prototypes", ylabel="graphs")
 
 
-def draw_weights(axes: Axes, found: dict[str, Any]) -> None:
+def draw_weights(axes: Axes, trained: dict[str, Any]) -> None:
     """M w of a negative by its prototype's distance, a line for each cluster of queries.
 
     Behind it how many pairs of graphs of different clusters are that far apart.
     """
-    prototypes = found["prototypes"].double().numpy()
-    shares = np.bincount(found["clusters"].numpy(), minlength=len(prototypes))
+    prototypes = trained["prototypes"].double().numpy()
+    shares = np.bincount(trained["clusters"].numpy(), minlength=len(prototypes))
     shares = shares / shares.sum()
     distances = 1 - prototypes @ prototypes.T
     many = axes.twinx()
@@ -96,10 +100,10 @@ def draw_weights(axes: Axes, found: dict[str, Any]) -> None:
     axes.set(xlabel="distance of prototypes", ylabel="weight", ylim=0)
 
 
-def draw_occupancy(axes: Axes, found: dict[str, Any]) -> None:
+def draw_occupancy(axes: Axes, trained: dict[str, Any]) -> None:
     """Each prototype's share of the last full batch, over the epochs."""
-    epochs = np.arange(1, len(found["occupancy"]) + 1)
-    axes.stackplot(epochs, found["occupancy"].T, colors=plt.get_cmap("tab20").colors)
+    epochs = np.arange(1, len(trained["occupancy"]) + 1)
+    axes.stackplot(epochs, trained["occupancy"].T, colors=plt.get_cmap("tab20").colors)
     axes.set(xlabel="epoch", ylabel="share of the graphs", ylim=(0, 1), xlim=(1, epochs[-1]))
 
 
@@ -107,22 +111,30 @@ ROWS_OF_PANELS = (draw_clusters, draw_sizes, draw_weights, draw_occupancy)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        "python -m experiments.unsupervised.pictures", description=__doc__.splitlines()[0]
+    )
     parser.add_argument("--datasets", nargs="+", default=[SYNTHETIC])
     parser.add_argument("--root", type=Path, help="where the sets lie; else they are downloaded")
     parser.add_argument("--cache", type=Path, default=Path("runs/data"))
-    parser.add_argument("--output", type=Path, default=Path("docs/images/unsupervised.png"))
+    parser.add_argument("--output", type=Path, default=PICTURE, help="a new file")
     args = parser.parse_args()
+    if args.output.exists() and args.output != PICTURE:
+        parser.error(f"--output {args.output} is there already: choose another")
+    try:
+        sets = {name: load(fetch(name, args.root, args.cache)[0]) for name in args.datasets}
+    except ValueError as error:
+        parser.error(str(error))
 
-    shape = len(ROWS_OF_PANELS), len(args.datasets)
+    shape = len(ROWS_OF_PANELS), len(sets)
     figure, panels = plt.subplots(
         *shape, figsize=(3 * shape[1] + 0.4, 10), squeeze=False, layout="constrained"
     )
-    for column, name in zip(panels.T, args.datasets, strict=True):
-        found = trained(name, args.root, args.cache)
+    for column, (name, graphs) in zip(panels.T, sets.items(), strict=True):
+        trained = train(name, graphs)
         column[0].set_title(name)
         for axes, draw in zip(column, ROWS_OF_PANELS, strict=True):
-            draw(axes, found)
+            draw(axes, trained)
             axes.spines[["top", "right"]].set_visible(False)
     args.output.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(args.output, dpi=130)

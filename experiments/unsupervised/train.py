@@ -6,37 +6,21 @@ from typing import Any
 
 import numpy as np
 import torch
-import wl
-from data import load
-from evaluate import accuracy, of_kernel
-from model import DIM, GIN, Projected
 from torch import nn
 from torch_geometric.data import Batch, Data
 from torch_geometric.loader import DataLoader
 
+from experiments.shelf.rows import ROWS
 from pgcl_losses import PGCLLoss, diagnostics
 from pgcl_losses.adapters.pyg import ContrastiveModel, EdgePerturb, NodeDrop
 
-WL, UNTRAINED, INFO_NCE = "WL kernel", "untrained GIN", "InfoNCE (GraphCL)"
-ROWS: dict[str, dict[str, Any]] = {
-    WL: {},
-    UNTRAINED: {},
-    INFO_NCE: {
-        "weighting": "uniform",
-        "exclude_same_cluster": False,
-        "consistency_weight": 0.0,
-    },
-    "consistency alone": {"contrast_weight": 0.0},
-    "sample-reweighted": {
-        "weighting": "sample",
-        "exclude_same_cluster": False,
-        "consistency_weight": 0.0,
-    },
-    "prototype-reweighted": {"consistency_weight": 0.0},
-    "InfoNCE + consistency": {"weighting": "uniform", "exclude_same_cluster": False},
-    "sample-reweighted + consistency": {"weighting": "sample", "exclude_same_cluster": False},
-    "PGCL": {},
-}
+from . import wl
+from .data import load
+from .evaluate import accuracy, of_kernel
+from .model import DIM, GIN, Projected
+
+WL, UNTRAINED = "WL kernel", "untrained GIN"
+ALL_ROWS = (WL, UNTRAINED, *ROWS)
 
 # The paper's where it names one, but for the epochs, the learning rate and the share dropped.
 SETTING = {

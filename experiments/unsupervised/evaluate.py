@@ -26,8 +26,8 @@ def kernel(embeddings: np.ndarray) -> np.ndarray:
 
 def of_kernel(kernel: np.ndarray, labels: np.ndarray, seed: int) -> float:
     folds = StratifiedKFold(10, shuffle=True, random_state=seed).split(kernel, labels)
-    # Not one split nor a sample: where these happen to have equal classes and the training fold has
-    # not, the smallest C may win there and then know but one class.
+    # Neither a single split nor a sample: where their classes happen to be equally large and those
+    # of the training fold are not, the smallest C may win, and then predict one class for all.
     inner = 5 if len(labels) < MANY else 2
     scores = []
     for train, test in folds:

@@ -1,28 +1,30 @@
-"""Makes the tables on molecules in docs/results.md anew from the runs kept beside this script.
+"""Makes the tables on molecules in docs/results.md anew from the runs kept beside this file.
 
-python examples/transfer/report.py
+python -m experiments.transfer.report
 """
 
+import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
-from finetune import score
-from model import INFO_NCE, MASKING, NONE
 
-# finetune.py has put the other example's folder on the path.
-from cells import difference, fill, spread  # isort: skip
-import results  # isort: skip
+from experiments.shelf import results
+from experiments.shelf.rows import INFO_NCE, PGCL
+from experiments.shelf.tables import difference, fill, spread
+
+from .finetune import score
+from .model import MASKING, NONE
 
 # What the paper reports, in the order of its table.
 SETS = ("BBBP", "Tox21", "SIDER", "ToxCast", "ClinTox", "BACE", "MUV")
 PAPER = {
     NONE: (65.8, 74.0, 57.3, 63.4, 58.0, 70.1, 71.8),
     INFO_NCE: (69.7, 73.9, 60.5, 62.4, 75.9, 75.4, 69.8),
-    "PGCL": (69.8, 75.6, 61.6, 66.4, 69.4, 79.3, 71.2),
+    PGCL: (69.8, 75.6, 61.6, 66.4, 69.4, 79.3, 71.2),
 }
-ROWS = (NONE, MASKING, INFO_NCE, "PGCL")
-PAIRS = (("PGCL", INFO_NCE), ("PGCL", NONE), (INFO_NCE, NONE), (MASKING, NONE))
+ROWS = (NONE, MASKING, INFO_NCE, PGCL)
+PAIRS = ((PGCL, INFO_NCE), (PGCL, NONE), (INFO_NCE, NONE), (MASKING, NONE))
 HERE = Path(__file__).parent
 KEPT = HERE / "results.jsonl", HERE / "pretraining.jsonl"
 PAGE = HERE.parents[1] / "docs" / "results.md"
@@ -31,7 +33,7 @@ Scores = dict[str, dict[str, dict[int, float]]]  # set -> row -> seed -> ROC-AUC
 
 
 def scores_of(runs: Iterable[results.Run]) -> Scores:
-    found: Scores = {name: {} for name in SETS}
+    scores: Scores = {name: {} for name in SETS}
     settings: dict[tuple[str, str], str] = {}
     for run in runs:
         config = run["config"]
@@ -40,8 +42,8 @@ def scores_of(runs: Iterable[results.Run]) -> Scores:
         setting = results.key(config | {"seed": None})
         if settings.setdefault((name, row), setting) != setting:
             raise ValueError(f"{name}, {row}: runs of two settings, {setting} is one of them")
-        found[name].setdefault(row, {})[config["seed"]] = score(run)
-    return {name: rows for name, rows in found.items() if rows}
+        scores[name].setdefault(row, {})[config["seed"]] = score(run)
+    return {name: rows for name, rows in scores.items() if rows}
 
 
 def ranked(
@@ -127,4 +129,9 @@ def filled(page: str, tuned: list[results.Run], encoders: list[results.Run]) -> 
 
 
 if __name__ == "__main__":
-    PAGE.write_text(filled(PAGE.read_text(), *(list(results.read(path).values()) for path in KEPT)))
+    runs = [list(results.read(path).values()) for path in KEPT]
+    for path, of_file in zip(KEPT, runs, strict=True):
+        if not of_file:
+            sys.exit(f"experiments.transfer.report: {path} has no runs")
+    page = filled(PAGE.read_text(), *runs)
+    results.write(PAGE, lambda part: part.write_text(page))

@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import torch
-from results import write
 from torch_geometric.data import Data
 from torch_geometric.datasets import TUDataset
 from torch_geometric.utils import to_undirected
+
+from experiments.shelf.results import write
 
 SYNTHETIC = "motifs"
 FOLDS = 10

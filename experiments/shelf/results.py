@@ -110,14 +110,6 @@ def write(path: Path, fill: Callable[[Path], Any]) -> None:
     os.replace(part, path)
 
 
-def keep(path: Path, text: str) -> None:
-    """The file with this text. One with another text is none of ours, and stays."""
-    if not path.exists():
-        write(path, lambda part: part.write_text(text))
-    elif path.read_text() != text:
-        raise ValueError(f"{path} is there, with another text than what is made here: move it away")
-
-
 def complete(
     path: Path, jobs: Iterable[tuple[Any, ...]], function: Callable[..., Run], workers: int
 ) -> dict[str, Run]:

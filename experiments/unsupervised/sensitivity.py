@@ -4,11 +4,14 @@ from collections.abc import Iterable
 
 import matplotlib.pyplot as plt
 import numpy as np
-import table
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from results import Run
-from train import INFO_NCE, SETTING
+
+from experiments.shelf.results import Run
+from experiments.shelf.rows import INFO_NCE
+
+from . import table
+from .train import SETTING
 
 DATASETS = ("PTC_MR", "PROTEINS")
 KNOBS = {"num_prototypes": "prototypes K", "batch_size": "batch size N"}
@@ -18,21 +21,21 @@ def curve(runs: Iterable[Run], dataset: str, row: str, knob: str) -> dict[int, l
     """Value of the knob -> last epochs of all seeds, where all else is as in the tables."""
     fixed = {k: value for k, value in SETTING.items() if k not in (knob, "look_every")}
     fixed |= {"dataset": dataset, "row": row}
-    found: dict[int, dict[int, float]] = {}
+    accuracies: dict[int, dict[int, float]] = {}
     for run in runs:
         config = run["config"]
         if fixed.items() <= config.items():
-            found.setdefault(config[knob], {})[config["seed"]] = table.last_epoch(run)
-    return {value: list(seeds.values()) for value, seeds in sorted(found.items())}
+            accuracies.setdefault(config[knob], {})[config["seed"]] = table.last_epoch(run)
+    return {value: list(seeds.values()) for value, seeds in sorted(accuracies.items())}
 
 
 def draw_curves(axes: Axes, curves: dict[str, dict[int, list[float]]]) -> None:
     """Values of the knob at equal distances, whatever they are."""
-    ticks = sorted({value for found in curves.values() for value in found})
-    for label, found in curves.items():
-        means = [np.mean(values) for values in found.values()]
-        deviations = [np.std(values, ddof=1) if len(values) > 1 else 0 for values in found.values()]
-        places = [ticks.index(value) for value in found]
+    ticks = sorted({value for seeds in curves.values() for value in seeds})
+    for label, seeds in curves.items():
+        means = [np.mean(values) for values in seeds.values()]
+        deviations = [np.std(values, ddof=1) if len(values) > 1 else 0 for values in seeds.values()]
+        places = [ticks.index(value) for value in seeds]
         axes.errorbar(places, means, deviations, fmt="o-", capsize=3, label=label)
     axes.set_xticks(range(len(ticks)), ticks)
     axes.spines[["top", "right"]].set_visible(False)

@@ -42,18 +42,18 @@ def lines(path: Path, column: str | None = None) -> Iterator[str]:
             yield from (line.split()[0] if line.strip() else "" for line in file)
 
 
-def smiles_column(path: Path, found: Sequence[str] | None, column: str | None) -> str:
+def smiles_column(path: Path, header: Sequence[str] | None, column: str | None) -> str:
     """The one that is named, or the one that is usual."""
-    usual = [name for name in SMILES_COLUMNS if name in (found or [])]
+    usual = [name for name in SMILES_COLUMNS if name in (header or [])]
     name = column or (usual or SMILES_COLUMNS)[0]
-    check_columns(path, found, [name])
+    check_columns(path, header, [name])
     return name
 
 
-def check_columns(path: Path, found: Sequence[str] | None, wanted: list[str]) -> None:
+def check_columns(path: Path, header: Sequence[str] | None, wanted: list[str]) -> None:
     for name in wanted:
-        if name not in (found or []):
-            raise ValueError(f"{path} has no column {name!r}; it has {', '.join(found or [])}")
+        if name not in (header or []):
+            raise ValueError(f"{path} has no column {name!r}; it has {', '.join(header or [])}")
 
 
 def labels(
@@ -69,17 +69,19 @@ def labels(
         check_columns(path, table.fieldnames, columns or [])
         names = columns or [name for name in table.fieldnames or [] if name != smiles]
         rows = [[row[name] for name in names] for row in table]
-    found = torch.full((len(rows), len(names)), torch.nan)
+    answers = torch.full((len(rows), len(names)), torch.nan)
     for line, row in enumerate(rows, 2):
         for task, text in enumerate(row):
             if text and text.strip():
-                found[line - 2, task] = number(text, f"{path}, line {line}, column {names[task]!r}")
-    for name, column in zip(names, found.T, strict=True):
+                answers[line - 2, task] = number(
+                    text, f"{path}, line {line}, column {names[task]!r}"
+                )
+    for name, column in zip(names, answers.T, strict=True):
         values = column[~column.isnan()].unique().tolist()
         if len(values) < 2:
             only = f"only {values[0]:.0f}" if values else "nothing"
             raise ValueError(f"{path}, column {name!r}: labels must be 0 and 1, but it has {only}")
-    return names, found
+    return names, answers
 
 
 def number(text: str, where: str) -> float:

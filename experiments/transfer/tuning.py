@@ -10,14 +10,15 @@ import numpy as np
 import rdkit
 import torch
 import torch.nn.functional as F
-from model import MoleculeGIN, Tasks, checkpoint, pretraining
-from molecules import Molecules
-from scaffold import TEST, TRAIN, VALID
 from sklearn.metrics import roc_auc_score
 from torch import Tensor
 from torch.utils.data import Dataset, Subset
 from torch_geometric.data import Data
 from torch_geometric.loader import DataLoader
+
+from .model import MoleculeGIN, Tasks, checkpoint, pretraining
+from .molecules import Molecules
+from .scaffold import TEST, TRAIN, VALID
 
 
 class Labelled(Dataset):
@@ -93,7 +94,7 @@ def write(path: Path, given: Given, lines: np.ndarray, probabilities: Tensor) ->
     probability of each task."""
     names = {TRAIN: "train", VALID: "valid", TEST: "test"}
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", newline="") as file:
+    with path.open("x", newline="") as file:  # never over another's
         table = csv.writer(file)
         table.writerow(["row", "part", *given.tasks])
         for line, part, values in zip(lines, given.parts, probabilities.tolist(), strict=True):

@@ -1,19 +1,22 @@
-"""Makes tables and curves of docs/results.md anew from the runs that are kept beside this script.
+"""Makes tables and curves of docs/results.md anew from the runs that are kept beside this file.
 
-python examples/unsupervised/report.py
+python -m experiments.unsupervised.report
 """
 
+import sys
 from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import results
-import sensitivity
-import table
-from cells import difference, fill, spread
-from results import Run
-from train import INFO_NCE, ROWS, SETTING, UNTRAINED, WL
+
+from experiments.shelf import results
+from experiments.shelf.results import Run
+from experiments.shelf.rows import INFO_NCE, PGCL
+from experiments.shelf.tables import difference, fill, spread
+
+from . import sensitivity, table
+from .train import ALL_ROWS, SETTING, UNTRAINED, WL
 
 # What the paper reports for GraphCL and for PGCL.
 PAPER = {
@@ -39,13 +42,17 @@ def of_setting(runs: Iterable[Run], setting: dict[str, Any]) -> dict[str, list[R
     at more often comes last, and counts.
     """
     wanted = {name: value for name, value in setting.items() if name != "look_every"}
-    found: dict[str, list[Run]] = {}
+    sets: dict[str, list[Run]] = {}
+    digests: dict[str, str | None] = {}
     for run in sorted(runs, key=lambda run: len(run["accuracy"])):
         config = run["config"]
-        here = wanted | SHORTER.get(config["dataset"], {})
+        name, digest = config["dataset"], config.get("data")
+        here = wanted | SHORTER.get(name, {})
         if config["row"] in (WL, UNTRAINED) or here.items() <= config.items():
-            found.setdefault(config["dataset"], []).append(run)
-    return found
+            if digests.setdefault(name, digest) != digest:
+                raise ValueError(f"{name}: runs on two sets, {digests[name]} and {digest}")
+            sets.setdefault(name, []).append(run)
+    return sets
 
 
 def averages(sets: dict[str, list[Run]]) -> str:
@@ -57,10 +64,10 @@ def averages(sets: dict[str, list[Run]]) -> str:
         }
         for name, runs in sets.items()
     }
-    whole = {name: of_rows for name, of_rows in means.items() if of_rows.keys() == ROWS.keys()}
+    whole = {name: of_rows for name, of_rows in means.items() if of_rows.keys() == {*ALL_ROWS}}
     lines = [f"| | {' | '.join(whole)} | mean | mean rank |"]
     lines.append("| --- |" + " --- |" * (len(whole) + 2))
-    for row in ROWS:
+    for row in ALL_ROWS:
         values = [of_rows[row] for of_rows in whole.values()]
         ranks = [sum(v > of_rows[row] for v in of_rows.values()) + 1 for of_rows in whole.values()]
         cells = [f"{value:.1f}" for value in [*values, np.mean(values), np.mean(ranks)]]
@@ -79,7 +86,7 @@ def beside_the_paper(sets: dict[str, list[Run]]) -> str:
             rows = table.by_row(sets[name])
             here, ours = (
                 float(np.mean([table.best_epoch(run) for run in rows[row].values()]))
-                for row in (INFO_NCE, "PGCL")
+                for row in (INFO_NCE, PGCL)
             )
             cells = [f"{value:.1f}" for value in (info_nce, here, pgcl, ours, pgcl - ours)]
             lines.append(f"| {name} | {' | '.join(cells)} |")
@@ -94,10 +101,10 @@ def recipe(sets: dict[str, list[Run]], recommended: dict[str, list[Run]]) -> str
     ]
     for name, runs in recommended.items():
         rows, recipe_rows = table.by_row(sets[name]), table.by_row(runs)
-        if "PGCL" in recipe_rows:
+        if PGCL in recipe_rows:
             info_nce, paper, ours = (
                 {seed: table.last_epoch(run) for seed, run in seeds.items()}
-                for seeds in (rows[INFO_NCE], rows["PGCL"], recipe_rows["PGCL"])
+                for seeds in (rows[INFO_NCE], rows[PGCL], recipe_rows[PGCL])
             )
             cells = [spread(list(seeds.values())) for seeds in (info_nce, paper, ours)]
             delta = difference(ours, info_nce)
@@ -117,6 +124,9 @@ def filled(page: str, runs: Collection[Run]) -> str:
 
 
 if __name__ == "__main__":
-    found = list(results.read(RUNS).values())
-    PAGE.write_text(filled(PAGE.read_text(), found))
-    sensitivity.draw(found).savefig(PAGE.parent / "images" / "sensitivity.png", dpi=110)
+    runs = list(results.read(RUNS).values())
+    if not runs:
+        sys.exit(f"experiments.unsupervised.report: {RUNS} has no runs")
+    page = filled(PAGE.read_text(), runs)
+    results.write(PAGE, lambda part: part.write_text(page))
+    sensitivity.draw(runs).savefig(PAGE.parent / "images" / "sensitivity.png", dpi=110)

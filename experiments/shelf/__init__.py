@@ -1,0 +1,1 @@
+"""What the experiments share: finished runs, rows of the ablation, cells of tables."""

@@ -1,0 +1,17 @@
+"""The rows of the paper's ablation, as options of `PGCLLoss`."""
+
+from typing import Any
+
+INFO_NCE, BOTH, PGCL = "InfoNCE (GraphCL)", "InfoNCE + consistency", "PGCL"
+UNIFORM = {"weighting": "uniform", "exclude_same_cluster": False}
+SAMPLE = {"weighting": "sample", "exclude_same_cluster": False}
+CONTRAST_ALONE = {"consistency_weight": 0.0}
+ROWS: dict[str, dict[str, Any]] = {
+    INFO_NCE: UNIFORM | CONTRAST_ALONE,
+    "consistency alone": {"contrast_weight": 0.0},
+    "sample-reweighted": SAMPLE | CONTRAST_ALONE,
+    "prototype-reweighted": CONTRAST_ALONE,
+    BOTH: UNIFORM,
+    "sample-reweighted + consistency": SAMPLE,
+    PGCL: {},
+}

@@ -1,0 +1,1 @@
+"""Graph classification without labels, by PGCL and its baselines."""

@@ -1,0 +1,36 @@
+"""The programs stand in rooms that share one shelf, and know nothing of each other."""
+
+import re
+
+from helpers.scripts import ROOT
+
+HOUSE = ROOT / "experiments"
+ROOMS = {path.parent.name for path in HOUSE.glob("*/__init__.py")}
+
+
+def imports(folder):
+    """The rooms that the modules of a folder import from."""
+    texts = [path.read_text() for path in folder.rglob("*.py")]
+    return {
+        room
+        for text in texts
+        for room in re.findall(r"^(?:from|import) experiments\.?(\w*)", text, flags=re.MULTILINE)
+    }
+
+
+def test_rooms_know_the_shelf_alone():
+    assert {room: imports(HOUSE / room) - {room} for room in ROOMS} == {
+        room: set() if room == "shelf" else {"shelf"} for room in ROOMS
+    }
+    assert imports(ROOT / "examples") == imports(ROOT / "pgcl_losses") == set()
+
+
+def test_the_shelf_is_small():
+    lines = [path.read_text().count("\n") for path in (HOUSE / "shelf").glob("*.py")]
+    assert sum(lines) < 200
+
+
+def test_no_program_reaches_for_the_path_of_imports():
+    for folder in ("adapters", "benchmarks", "docs", "examples", "experiments", "pgcl_losses"):
+        for path in (ROOT / folder).rglob("*.py"):
+            assert "sys.path" not in path.read_text(), path

@@ -1,0 +1,47 @@
+"""What is finished is kept, whatever ends a program; and nothing else is taken for it."""
+
+import multiprocessing
+import signal
+import subprocess
+
+import pytest
+
+from experiments.shelf import results
+
+
+def test_a_killed_process_keeps_what_is_finished(tmp_path):
+    output = tmp_path / "runs.jsonl"
+    results.append(output, {"config": "finished"})
+    with pytest.raises(results.Stopped, match=f"killed.*: stopped; .* is kept in {output}"):
+        results.complete(output, [(int(signal.SIGKILL),)], signal.raise_signal, workers=1)
+    assert list(results.read(output)) == [results.key("finished")]
+
+
+def test_after_an_error_no_further_run_begins(tmp_path):
+    output = tmp_path / "runs.jsonl"
+    jobs = [["false"], *(["sh", "-c", f"sleep 1; touch {tmp_path / str(n)}.ran"] for n in range(8))]
+    with pytest.raises(subprocess.CalledProcessError, match="'false'"):
+        results.complete(output, [(job,) for job in jobs], subprocess.check_call, workers=1)
+    for process in multiprocessing.active_children():
+        process.join(60)
+    assert len(list(tmp_path.glob("*.ran"))) < 4  # one and what the pool had handed out
+
+
+@pytest.mark.parametrize(
+    "text", ["no runs\n", "to do: all", '{"config": {}}\n[1, 2]\n', '{\n "machine": 1\n}', "\xff"]
+)
+def test_a_file_of_something_else_stays(tmp_path, text):
+    output = tmp_path / "notes.txt"
+    output.write_text(text, encoding="latin-1")
+    before = output.read_bytes()
+    with pytest.raises(ValueError, match=r"notes.txt, line \d, is not a run"):
+        results.complete(output, [({"seed": 0},)], dict, workers=1)
+    assert output.read_bytes() == before
+
+
+def test_a_last_line_without_its_end_is_kept(tmp_path):
+    output = tmp_path / "runs.jsonl"
+    results.append(output, {"config": "first"})
+    output.write_text(output.read_text().rstrip())  # as some editors leave it
+    results.append(output, {"config": "second"})
+    assert list(results.read(output)) == ['"first"', '"second"']

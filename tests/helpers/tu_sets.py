@@ -1,0 +1,23 @@
+"""Small sets of graphs, in the raw layout of TU."""
+
+from pathlib import Path
+
+
+def write_tu_set(folder: Path, name: str, labels: list[int]) -> None:
+    """Rings, those of label 1 with a chord, in the raw layout of TU."""
+    folder.mkdir(parents=True, exist_ok=True)
+    edges, graph_of, node = [], [], 1
+    for number, label in enumerate(labels, 1):
+        size = 5 + label
+        pairs = [(node + i, node + (i + 1) % size) for i in range(size)] + [
+            (node, node + 3)
+        ] * label
+        edges += [f"{a}, {b}" for pair in pairs for a, b in (pair, pair[::-1])]
+        graph_of += [str(number)] * size
+        node += size
+    for part, lines in (
+        ("A", edges),
+        ("graph_indicator", graph_of),
+        ("graph_labels", map(str, labels)),
+    ):
+        (folder / f"{name}_{part}.txt").write_text("\n".join(lines) + "\n")
