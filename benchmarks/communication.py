@@ -1,6 +1,6 @@
 """What one step over many processes sends: the formula, and what gloo really sends.
 
-Ranks on this machine talk over the loopback interface, whose counter tells the bytes of all of
+Ranks on this machine talk over the loopback interface, whose counter has the bytes of all of
 them together (Linux; whatever else talks over it is counted too).
 
     python -m benchmarks.communication --ranks 2 4 8

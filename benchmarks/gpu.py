@@ -5,6 +5,7 @@ python -m benchmarks.gpu --only error graph --output /tmp/gpu.json
 """
 
 import argparse
+import itertools
 import math
 import sys
 from collections.abc import Callable
@@ -128,8 +129,7 @@ def relative_error(value: Tensor, reference: Tensor) -> float:
 def error(m: int = 4096) -> Figures:
     """Against the dense loss in float64 of the same rows; at most 1e-5 (fp32) and 2e-2 (bf16)."""
     figures = {}
-    modes = [("prototype", True), ("prototype", False), ("sample", True), ("sample", False)]
-    modes += [("uniform", True), ("uniform", False)]
+    modes = list(itertools.product(("prototype", "sample", "uniform"), (True, False)))
     for dtype in (torch.float32, torch.bfloat16):
         z1, z2, *rest = given(m, dtype)
         exact = [x.detach().double().requires_grad_() for x in (z1, z2)]

@@ -1,7 +1,7 @@
 """Draw the measured time and memory against N; the figures are read from benchmarks/results.
 
 python -m benchmarks.plot                     # writes docs/images/engines-{time,memory}.png
-python -m benchmarks.plot figures.json --output /tmp/images
+python -m benchmarks.plot figures.json --output images
 """
 
 import argparse
@@ -110,13 +110,15 @@ def picture(results: list[dict[str, Any]], metric: str, label: str, path: Path) 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     committed = sorted((ROOT / "benchmarks" / "results").glob("c*.json"))  # cpu and cuda
-    parser.add_argument("results", type=Path, nargs="*", default=committed)
-    images = ROOT / "docs" / "images"
-    parser.add_argument("--output", type=Path, default=images, help="a new folder")
+    parser.add_argument("results", type=Path, nargs="*")
+    parser.add_argument("--output", type=Path, help="a new folder, for the pictures of RESULTS")
     args = parser.parse_args()
-    if args.output.exists() and args.output != images:
+    if bool(args.results) != bool(args.output):
+        parser.error("RESULTS and --output come together; without both the site's are drawn anew")
+    if args.output is not None and args.output.exists():
         parser.error(f"--output {args.output} is there already: choose another folder")
 
-    results = [json.loads(path.read_text()) for path in args.results]
+    results = [json.loads(path.read_text()) for path in args.results or committed]
+    folder = args.output or ROOT / "docs" / "images"
     for name, (metric, label) in PICTURES.items():
-        picture(results, metric, label, args.output / f"engines-{name}.png")
+        picture(results, metric, label, folder / f"engines-{name}.png")

@@ -111,7 +111,11 @@ def test_figures_of_another_machine_stay(tmp_path):
     assert path.read_text() == "to do: all"
 
 
-@pytest.mark.parametrize("script", [("-m", "benchmarks.plot"), ("docs/draw.py",)], ids=str)
+@pytest.mark.parametrize(
+    "script",
+    [("-m", "benchmarks.plot", "benchmarks/results/cpu.json"), ("docs/draw.py",)],
+    ids=["plot", "draw"],
+)
 def test_pictures_go_into_a_new_folder(tmp_path, script):
     command = [sys.executable, *script, f"--output={tmp_path}"]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)

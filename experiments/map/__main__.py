@@ -18,8 +18,8 @@ from .pictures import draw_grid, draw_knobs, draw_rule
 from .places import AGREEMENT, CLASSES, COMPARED, Map, advised, knob_places, wanted
 from .planted import run
 
-HERE = Path(__file__).parent
-DOCS = HERE.parents[1] / "docs"
+RUNS = Path(__file__).parent / "results.jsonl"
+DOCS = Path(__file__).parents[2] / "docs"
 PICTURES = {"grid": draw_grid, "knobs": draw_knobs, "rule": draw_rule}
 
 
@@ -81,12 +81,11 @@ def main() -> None:
     )
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--workers", type=int, default=2, help="runs at a time, a thread each")
-    parser.add_argument("--output", type=Path, default=HERE / "results.jsonl", help="finished runs")
     args = parser.parse_args()
 
     jobs = [(config,) for config in wanted(args.seeds)]
     try:
-        done = results.complete(args.output, jobs, run, args.workers)
+        done = results.complete(RUNS, jobs, run, args.workers)
     except (ValueError, results.Stopped) as error:
         sys.exit(f"experiments.map: {error}")
 

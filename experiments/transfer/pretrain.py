@@ -9,6 +9,7 @@ Stopped, it goes on after the last whole epoch when the same command is given ag
 
 import argparse
 import os
+import re
 import sys
 import time
 from concurrent.futures import Executor
@@ -58,7 +59,8 @@ def parse() -> argparse.Namespace:
     add("--output", type=Path, help="default: runs/transfer/ROW.pt")
     args = parser.parse_args()
     if args.output is None:
-        args.output = Path("runs/transfer") / f"{args.row.split()[0]}.pt"
+        name = re.sub(r"\W+", "-", args.row.partition(" (")[0])
+        args.output = Path("runs/transfer") / f"{name}.pt"
     return args
 
 

@@ -67,7 +67,9 @@ def digest(parts: Iterable[bytes]) -> str:
 
 
 def digest_of(graphs: list[Data]) -> str:
-    return digest(t.numpy().tobytes() for g in graphs for t in (g.x, g.edge_index, g.y))
+    tensors = [tensor for graph in graphs for tensor in (graph.x, graph.edge_index, graph.y)]
+    shapes = repr([(tensor.dtype, tuple(tensor.shape)) for tensor in tensors])
+    return digest([shapes.encode(), *(tensor.numpy().tobytes() for tensor in tensors)])
 
 
 def check_name(name: str) -> None:

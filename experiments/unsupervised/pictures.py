@@ -1,6 +1,6 @@
 """Draws what PGCL does to graphs: clusters, weights and occupancy; a run of each set is trained.
 
-python -m experiments.unsupervised.pictures --datasets motifs MUTAG PROTEINS --root data
+python -m experiments.unsupervised.pictures --datasets motifs MUTAG --root data --output mine.png
 """
 
 import argparse
@@ -23,7 +23,7 @@ from .data import SYNTHETIC, fetch, load
 from .model import GIN
 from .train import SETTING, build, embed, train_epoch
 
-PICTURE = Path(__file__).parents[2] / "docs" / "images" / "unsupervised.png"
+PICTURE = Path(__file__).parents[2] / "docs" / "images" / "unsupervised.png"  # made here
 CLASSES = plt.get_cmap("tab10")
 
 
@@ -117,9 +117,9 @@ def main() -> None:
     parser.add_argument("--datasets", nargs="+", default=[SYNTHETIC])
     parser.add_argument("--root", type=Path, help="where the sets lie; else they are downloaded")
     parser.add_argument("--cache", type=Path, default=Path("runs/data"))
-    parser.add_argument("--output", type=Path, default=PICTURE, help="a new file")
+    parser.add_argument("--output", type=Path, default=Path("runs/pictures.png"), help="a new file")
     args = parser.parse_args()
-    if args.output.exists() and args.output != PICTURE:
+    if args.output.exists() and args.output.resolve() != PICTURE:
         parser.error(f"--output {args.output} is there already: choose another")
     try:
         sets = {name: load(fetch(name, args.root, args.cache)[0]) for name in args.datasets}

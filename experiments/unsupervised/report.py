@@ -43,13 +43,14 @@ def of_setting(runs: Iterable[Run], setting: dict[str, Any]) -> dict[str, list[R
     """
     wanted = {name: value for name, value in setting.items() if name != "look_every"}
     sets: dict[str, list[Run]] = {}
-    digests: dict[str, str | None] = {}
+    digests: dict[str, str] = {}
     for run in sorted(runs, key=lambda run: len(run["accuracy"])):
         config = run["config"]
         name, digest = config["dataset"], config.get("data")
         here = wanted | SHORTER.get(name, {})
         if config["row"] in (WL, UNTRAINED) or here.items() <= config.items():
-            if digests.setdefault(name, digest) != digest:
+            # Lines from before there were digests have none.
+            if digest is not None and digests.setdefault(name, digest) != digest:
                 raise ValueError(f"{name}: runs on two sets, {digests[name]} and {digest}")
             sets.setdefault(name, []).append(run)
     return sets
@@ -123,10 +124,14 @@ def filled(page: str, runs: Collection[Run]) -> str:
     return fill(page, tables)
 
 
-if __name__ == "__main__":
+def main() -> None:
     runs = list(results.read(RUNS).values())
     if not runs:
         sys.exit(f"experiments.unsupervised.report: {RUNS} has no runs")
     page = filled(PAGE.read_text(), runs)
     results.write(PAGE, lambda part: part.write_text(page))
     sensitivity.draw(runs).savefig(PAGE.parent / "images" / "sensitivity.png", dpi=110)
+
+
+if __name__ == "__main__":
+    main()

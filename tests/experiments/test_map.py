@@ -13,7 +13,7 @@ from experiments.shelf.rows import INFO_NCE
 
 def test_the_map_is_drawn_from_its_runs(tmp_path, monkeypatch):
     """Nothing is missing in the file of runs, and page and pictures are those of its runs."""
-    kept = program.HERE / "results.jsonl"
+    kept = program.RUNS
     missing = {results.key(config) for config in places.wanted(3)} - {*results.read(kept)}
     assert not missing
     page, images, output = (tmp_path / name for name in ("where_it_helps.md", "images", "runs"))
@@ -21,8 +21,9 @@ def test_the_map_is_drawn_from_its_runs(tmp_path, monkeypatch):
     shutil.copy(ROOT / "docs" / page.name, page)
     shutil.copy(kept, output)
     monkeypatch.setattr(program, "DOCS", tmp_path)
+    monkeypatch.setattr(program, "RUNS", output)
     threads_for_processes(monkeypatch, results)
-    main_here(monkeypatch, program, "--workers=1", f"--output={output}")
+    main_here(monkeypatch, program, "--workers=1")
     assert page.read_text() == (ROOT / "docs" / page.name).read_text()
     assert output.read_bytes() == kept.read_bytes()
     drawn = {path.name for path in images.iterdir()}

@@ -175,6 +175,21 @@ def test_the_page_has_the_tables_of_its_runs():
         pytest.fail(f"{name} has no runs")
 
 
+def test_the_report_takes_runs_of_one_set_alone():
+    """Lines from before there were digests still serve."""
+
+    def of(seed, **digest):
+        return {
+            "config": {"dataset": "MUTAG", **digest, "row": train.WL, "seed": seed},
+            "accuracy": {"0": 80.0},
+        }
+
+    runs = [of(0), of(1, data="one"), of(2, data="one")]
+    assert report.of_setting(runs, train.SETTING) == {"MUTAG": runs}
+    with pytest.raises(ValueError, match=r"^MUTAG: runs on two sets, one and other"):
+        report.of_setting([*runs, of(3, data="other")], train.SETTING)
+
+
 def test_pictures(tmp_path, monkeypatch, capsys):
     write_tu_set(tmp_path / "RINGS", "RINGS", [0, 1] * 15)
     output = tmp_path / "picture.png"
