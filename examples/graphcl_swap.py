@@ -15,6 +15,7 @@ after training, by cross-validation.
 
 import argparse
 import re
+import tempfile
 
 import torch
 import torch.nn.functional as F
@@ -48,6 +49,7 @@ if args.dataset and not re.fullmatch(r"[\w-]+", args.dataset):
 BATCH, HIDDEN, LAYERS, RATE = 128, 32, 3, 1e-3
 DIM = HIDDEN * LAYERS
 TYPES, CLASSES = 11, 6  # of nodes, and of embedded graphs
+READ = tempfile.TemporaryDirectory()
 
 
 def planted_graph(label: int) -> Data:
@@ -60,6 +62,12 @@ def planted_graph(label: int) -> Data:
             types[child] = (types[parent] + label) % TYPES
     edges = torch.stack([parents, torch.arange(1, num_nodes)])
     return Data(x=F.one_hot(types, TYPES).float(), edge_index=to_undirected(edges), y=label)
+
+
+class TUGraphs(TUDataset):
+    """Read anew by each run: PyG would take what it once read, also when the files have changed."""
+
+    processed_dir = READ.name
 
 
 class GraphCL(nn.Module):
@@ -103,8 +111,7 @@ def main() -> None:
     torch.manual_seed(args.seed)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if args.dataset:
-        # force_reload: PyG would else take what it has once read, whatever the files say today.
-        dataset = TUDataset(args.root, args.dataset, force_reload=True)
+        dataset = TUGraphs(args.root, args.dataset)
         if dataset.num_features == 0:
             dataset.transform = Constant()
     else:

@@ -35,6 +35,7 @@ def test_graphcl_swap_on_a_tu_set(tmp_path):
         write_tu_set(tmp_path / "TINY" / "raw", "TINY", [0, 1] * (graphs // 2))
         printed = run("examples/graphcl_swap.py", *given)
         assert f"(TINY, {graphs} graphs, seed 0)" in printed
+    assert [path.name for path in (tmp_path / "TINY").iterdir()] == ["raw"]
 
 
 def test_graphcl_swap_takes_no_path_for_a_name(tmp_path):

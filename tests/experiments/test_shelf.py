@@ -1,12 +1,15 @@
 """What is finished is kept, whatever ends a program; and nothing else is taken for it."""
 
 import multiprocessing
+import re
 import signal
 import subprocess
 
 import pytest
+from helpers.scripts import ROOT
 
 from experiments.shelf import results
+from experiments.shelf.rows import ROWS
 
 
 def test_a_killed_process_keeps_what_is_finished(tmp_path):
@@ -45,3 +48,9 @@ def test_a_last_line_without_its_end_is_kept(tmp_path):
     output.write_text(output.read_text().rstrip())  # as some editors leave it
     results.append(output, {"config": "second"})
     assert list(results.read(output)) == ['"first"', '"second"']
+
+
+def test_the_page_on_choosing_has_the_rows_of_the_ablation():
+    page = (ROOT / "docs" / "choosing.md").read_text().partition("| row | options |")[2]
+    options = re.findall(r"^\| .* \| (?:`(.*)`|none: the defaults) \|$", page, flags=re.MULTILINE)
+    assert [eval(f"dict({option})") for option in options] == list(ROWS.values())
