@@ -1,4 +1,4 @@
-"""Maps where PGCL helps and where it hurts, on planted classes; draws docs/where_it_helps.md anew.
+"""Maps where PGCL helps and where it hurts, on planted classes, and fills docs/where_it_helps.md.
 
 python -m experiments.map               # runs what experiments/map/results.jsonl lacks, then draws
 """

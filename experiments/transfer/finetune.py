@@ -59,7 +59,7 @@ def parse() -> argparse.Namespace:
         "--predictions",
         type=Path,
         metavar="FOLDER",
-        help="train with the first seed once more, and write there what it says of all molecules",
+        help="train with the first seed once more, and write predictions for all molecules there",
     )
     return parser.parse_args()
 
@@ -77,7 +77,7 @@ def made_table(folder: Path) -> Path:
 
 
 def prepared(path: Path, args: argparse.Namespace, pool: Executor) -> Given:
-    """What the runs on one table share; all that can be wrong with it is found here."""
+    """What the runs on one table share. All that can be wrong with it is an error here."""
     tasks, answers = labels(path, args.label_columns, args.smiles_column)
     molecules = store(path, args.smiles_column, args.cache, pool)
     texts = list(lines(path, args.smiles_column))
@@ -88,8 +88,8 @@ def prepared(path: Path, args: argparse.Namespace, pool: Executor) -> Given:
         there = answers[torch.from_numpy(parts == part)]
         if not any(len(column[~column.isnan()].unique()) == 2 for column in there.T):
             raise ValueError(
-                f"{path}: of the scaffolds' parts the one to {name} has {len(there)} molecules and "
-                "no task with both classes, so that nothing can be ranked there"
+                f"{path}: the scaffold split leaves {len(there)} molecules to {name}, without a "
+                "task that has both classes among them: nothing can be ranked"
             )
     digest = hashlib.sha256(repr((tasks, readable)).encode() + answers.numpy().tobytes())
     return Given(tasks, molecules.folder, answers, digest.hexdigest()[:12], parts, args.device)

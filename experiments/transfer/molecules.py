@@ -54,7 +54,7 @@ def featurised(smiles: list[str], first: int) -> Chunk:
 
 
 def graph_of(smiles: str) -> Data | None:
-    """The graph of a molecule; none of what cannot be parsed, has no atom or has too odd ones."""
+    """The graph of a molecule; None if it cannot be parsed or has no atoms, or none PyG knows."""
     molecule = Chem.MolFromSmiles(smiles)
     if molecule is None or not 0 < molecule.GetNumAtoms() < 2**16:
         return None

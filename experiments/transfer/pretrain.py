@@ -151,6 +151,8 @@ def main() -> None:
     model.to(device)
     optimizer = torch.optim.Adam(model.parameters(), lr=args.lr)
     history = resumed(args.output, config, model, optimizer)
+    notes = args.output.with_name(f"{args.output.name}.jsonl")
+    results.read(notes)  # what is wrong with it is an error now, not after the training
     wrapped = DistributedDataParallel(model) if WORLD > 1 else model
     for epoch in range(len(history), args.epochs):
         sampler.set_epoch(epoch)
@@ -162,7 +164,7 @@ def main() -> None:
             state |= {"config": config, "history": history}
             results.write(args.output, lambda part, state=state: torch.save(state, part))
     if RANK == 0:
-        note(args.output.with_name(f"{args.output.name}.jsonl"), config, history)
+        note(notes, config, history)
         print(f"{args.row}, {len(some)} molecules, {len(history)} epochs: {args.output}")
     if WORLD > 1:
         distributed.destroy_process_group()

@@ -19,7 +19,7 @@ from . import table
 from .data import SYNTHETIC, fetch
 from .train import ALL_ROWS, SETTING, UNTRAINED, WL, run
 
-# What may be given several values, of which every combination is run.
+# Options that take several values; every combination of them is run.
 LISTS = {"num_prototypes": "K", "batch_size": "N", "consistency_weight": "lambda"}
 
 
@@ -57,6 +57,10 @@ def parse() -> argparse.Namespace:
     add("--cache", type=Path, default=Path("runs/data"), help="for data sets, once processed")
     add("--tensorboard", type=Path, metavar="FOLDER", help="log losses and diagnostics there")
     args = parser.parse_args()
+    if args.dataset == SYNTHETIC and args.root is not None:
+        parser.error(
+            f"--root holds no {SYNTHETIC!r}, which is made here: name the set with --dataset"
+        )
     if args.rows == ["all"]:
         args.rows = list(ALL_ROWS)
     for row in args.rows:

@@ -1,4 +1,4 @@
-"""How much graph embeddings know of the classes: an RBF support vector machine, ten-fold."""
+"""How well graph embeddings tell classes apart: an RBF support vector machine, ten-fold."""
 
 import numpy as np
 from sklearn.metrics.pairwise import rbf_kernel

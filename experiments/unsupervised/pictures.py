@@ -28,7 +28,7 @@ CLASSES = plt.get_cmap("tab10")
 
 
 def train(name: str, graphs: list[Data]) -> dict[str, Any]:
-    """A PGCL run with the setting of the tables, and where rows and prototypes have come to lie."""
+    """A PGCL run with the setting of the tables, and where rows and prototypes end up."""
     torch.manual_seed(0)
     loader = DataLoader(graphs, SETTING["batch_size"], shuffle=True)
     config = {**SETTING, "row": PGCL}

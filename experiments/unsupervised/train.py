@@ -1,4 +1,4 @@
-"""One run: pre-train a fresh encoder on a set without labels, and look how good it becomes."""
+"""One run: pre-train a fresh encoder on a set without labels, and see how good it becomes."""
 
 import time
 from pathlib import Path

@@ -142,7 +142,7 @@ def test_encoders_are_tuned_compared_and_predict(cache, tmp_path, pretrain, monk
         (("--label-columns=safe",), r"column 'safe': labels must be 0 and 1, but it has only 1"),
         (("--label-columns=empty",), r"column 'empty': .* but it has nothing"),
         (("--label-columns=words",), r"line 3, column 'words': .* 0, 1 or empty, but it is 'yes'"),
-        (("--label-columns=toxic",), r"the one to validate has 0 molecules"),
+        (("--label-columns=toxic",), r"leaves 0 molecules to validate, without a"),
         (("--encoders=nowhere.pt",), r"--encoders: nowhere.pt is not a file"),
         (("--encoders", "a/PGCL.pt", "b/PGCL.pt"), r"two of a/PGCL.pt, b/PGCL.pt have the same"),
         ((f"--encoders={__file__}",), r"test_transfer.py is not a file of pretrain.py: "),

@@ -152,6 +152,12 @@ def test_unknown_rows_are_named(script, capsys):
     assert "'PGLC' is not one of 'WL kernel', 'untrained GIN'" in capsys.readouterr().err
 
 
+def test_a_folder_without_the_name_of_a_set_is_an_error(tmp_path, script, capsys):
+    with pytest.raises(SystemExit, match=r"^2$"):
+        script(f"--root={tmp_path}")
+    assert "--root holds no 'motifs'" in capsys.readouterr().err
+
+
 def test_differences_are_paired_by_seed():
 
     def of(row, values):
