@@ -54,7 +54,7 @@ def featurised(smiles: list[str], first: int) -> Chunk:
 
 
 def graph_of(smiles: str) -> Data | None:
-    """The graph of a molecule; None if it cannot be parsed or has no atoms, or none PyG knows."""
+    """A molecule as a graph; None without atoms, or where RDKit or PyG cannot make one of it."""
     molecule = Chem.MolFromSmiles(smiles)
     if molecule is None or not 0 < molecule.GetNumAtoms() < 2**16:
         return None
