@@ -1,10 +1,11 @@
 """Prototypical graph contrastive learning as loss modules for PyTorch."""
 
+from pgcl_losses.batch import Assignment
 from pgcl_losses.consistency import ConsistencyLoss
 from pgcl_losses.contrast import PrototypeReweightedNCE
 from pgcl_losses.diagnostics import diagnostics
 from pgcl_losses.pgcl import PGCLLoss, PGCLTerms
-from pgcl_losses.prototypes import Assignment, SinkhornPrototypes
+from pgcl_losses.prototypes import SinkhornPrototypes
 from pgcl_losses.sinkhorn import sinkhorn
 
 __version__ = "0.1.0"

@@ -117,11 +117,12 @@ def check_prototypes(name: str, value: Tensor, rows_name: str, rows: Tensor) -> 
     check_device(rows_name, rows, name, value)
 
 
-def check_process_group(name: str, value: Any) -> None:
+def check_process_group(name: str, value: Any) -> ProcessGroup | None:
     if distributed.is_available() and value == distributed.GroupMember.NON_GROUP_MEMBER:
         raise ValueError(f"{name} does not contain this process: no loss to take part in")
     if value is not None and not isinstance(value, ProcessGroup):
         raise TypeError(f"{name} must be a ProcessGroup or None, but got {value!r}")
+    return value
 
 
 def check_device(name: str, value: Tensor, other_name: str, other: Tensor) -> None:
@@ -151,7 +152,7 @@ def check_cluster_range(name: str, value: Tensor, num_prototypes: int) -> None:
     # out of range by themselves.
     if value.device.type != "cpu" or torch.compiler.is_compiling():
         return
-    low, high = int(value.min()), int(value.max())
+    low, high = (int(bound) for bound in value.aminmax())
     if low < 0 or high >= num_prototypes:
         raise ValueError(
             f"{name} must lie in 0..{num_prototypes - 1}, one number per prototype, "

@@ -137,6 +137,6 @@ class _Number:
 
     def read(self) -> float | None:
         """None until it has arrived."""
-        if self.arrived is not None and not self.arrived.query():  # type: ignore[no-untyped-call]  # torch's gap
+        if self.arrived is not None and not self.arrived.query():  # type: ignore[no-untyped-call]  # torch has no type there
             return None
         return float(self.number)

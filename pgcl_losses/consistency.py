@@ -1,15 +1,23 @@
-"""Swapped prediction: each view predicts the other's balanced assignment."""
+"""Swapped prediction (Eq. 5 and 6): each view predicts the other's balanced assignment.
+
+The paper: Lin et al., Prototypical Graph Contrastive Learning, 10.1109/TNNLS.2022.3191086.
+"""
+
+from functools import partial
+from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.distributed import ProcessGroup
 
 from pgcl_losses._checks import check_choice, check_views
-from pgcl_losses.prototypes import Assignment
-from pgcl_losses.reduction import REDUCTIONS, reduce
+from pgcl_losses.batch import Assignment, Batch, check_alone
+from pgcl_losses.part import Check, Part
+from pgcl_losses.reduction import REDUCTIONS, Reduction, reduce
 from pgcl_losses.rows import computing_dtype
 
 
-class ConsistencyLoss(nn.Module):
+class ConsistencyLoss(Part):
     r"""Cross-entropy between one view's assignment and the other's prediction, both ways.
 
     For two views :math:`\frac{1}{2N} \sum_i CE(q'_i, p_i) + CE(q_i, p'_i)`; for more, the mean over
@@ -17,6 +25,8 @@ class ConsistencyLoss(nn.Module):
 
     Args:
         reduction: ``"mean"``, ``"sum"``, or ``"none"`` for one value per row, view 1 first.
+        gather, process_group: with several processes, the loss over the batches of all of them;
+            see :class:`PGCLLoss`.
 
     Shape:
         - assignments: two or more, of ``[N, K]`` each
@@ -33,30 +43,59 @@ class ConsistencyLoss(nn.Module):
 
     """
 
-    def __init__(self, *, reduction: str = "mean") -> None:
+    options: ClassVar[dict[str, Check]] = {"reduction": partial(check_choice, choices=REDUCTIONS)}
+
+    reduction: Reduction
+
+    def __init__(
+        self,
+        *,
+        reduction: Reduction = "mean",
+        gather: bool = True,
+        process_group: ProcessGroup | None = None,
+    ) -> None:
         super().__init__()
-        self.reduction = check_choice("reduction", reduction, REDUCTIONS)
+        self.reduction = reduction
+        self.gather = gather
+        self.process_group = process_group
 
-    def extra_repr(self) -> str:
-        return f"reduction={self.reduction!r}"
+    def forward(self, *assignments: Assignment | Batch) -> Tensor:
+        """The loss of two or more assignments, or of a batch that has them."""
+        return self.untraced(self._loss)(assignments)
 
-    def forward(self, *assignments: Assignment) -> Tensor:
+    def _loss(self, assignments: tuple[Assignment | Batch, ...]) -> Tensor:
+        batch = assignments[0] if assignments else None
+        if isinstance(batch, Batch):
+            check_alone(assignments)
+        else:
+            batch = self._batch(assignments)
+        losses = swapped_cross_entropy(batch.need("log_probs"), batch.need("targets"))
+        return reduce(losses, self.reduction, batch.ranks)
+
+    def _batch(self, assignments: tuple[Any, ...]) -> Batch:
+        ranks = self.share(
+            partial(self._check, assignments), [getattr(a, "log_probs", a) for a in assignments]
+        )
+        dtype = computing_dtype(assignments[0].log_probs)
+        log_probs = torch.stack([assignment.log_probs.to(dtype) for assignment in assignments])
+        targets = torch.stack([assignment.targets.to(dtype) for assignment in assignments])
+        return Batch(
+            ranks, log_probs=ranks.gather(log_probs), targets=ranks.gather(targets.detach())
+        )
+
+    def _check(self, assignments: tuple[Any, ...], may_lack_rows: bool) -> None:
         if len(assignments) < 2:
-            raise TypeError(f"assignments must be two or more, but {len(assignments)} came")
+            raise TypeError(f"assignments must be two or more, but got {len(assignments)}")
         for v, assignment in enumerate(assignments):
             if not isinstance(assignment, Assignment):
-                came = type(assignment).__name__
-                raise TypeError(f"assignments[{v}] must be an Assignment, but got {came}")
+                kind = type(assignment).__name__
+                raise TypeError(f"assignments[{v}] must be an Assignment, but got {kind}")
         named = [
             (f"assignments[{v}].{field}", getattr(assignment, field))
             for v, assignment in enumerate(assignments)
             for field in ("log_probs", "targets")
         ]
-        check_views(named, "[N, K]")
-        dtype = computing_dtype(assignments[0].log_probs)
-        log_probs = torch.stack([assignment.log_probs.to(dtype) for assignment in assignments])
-        targets = torch.stack([assignment.targets.to(dtype) for assignment in assignments])
-        return reduce(swapped_cross_entropy(log_probs, targets).flatten(), self.reduction)
+        check_views(named, "[N, K]", may_lack_rows)
 
 
 def swapped_cross_entropy(log_probs: Tensor, targets: Tensor) -> Tensor:

@@ -1,7 +1,17 @@
-"""The reweighted contrast between the two views of each graph."""
+"""The reweighted contrast between the views of each graph.
+
+The paper: Lin et al., Prototypical Graph Contrastive Learning, 10.1109/TNNLS.2022.3191086. InfoNCE
+is its Eq. 3; which samples are negatives, Eq. 12; the reweighted loss, Eq. 13; its weights, Eq. 14,
+are in `weights.py`, and the sums over pairs in `engine/`.
+"""
+
+from functools import partial
+from typing import ClassVar, Literal, get_args
 
 import torch
-from torch import Tensor, nn
+import torch.nn.functional as F
+from torch import Tensor
+from torch.distributed import ProcessGroup
 
 from pgcl_losses._checks import (
     check_choice,
@@ -13,23 +23,30 @@ from pgcl_losses._checks import (
     check_scale,
     check_views,
 )
+from pgcl_losses.batch import Batch, Negatives, check_alone
 from pgcl_losses.engine import (
     ENGINE_CHOICES,
-    Bells,
+    Engine,
+    Factors,
+    Gaussian,
     Pairs,
-    SameCluster,
-    Table,
-    contrast_pairs,
+    Weight,
+    check_engine,
+    log_weighted_sums,
 )
-from pgcl_losses.reduction import REDUCTIONS, reduce
+from pgcl_losses.part import Check, Part
+from pgcl_losses.reduction import REDUCTIONS, Reduction, reduce
 from pgcl_losses.rows import computing_dtype, full_precision, unit_rows
-from pgcl_losses.weights import cluster_counts, prototype_log_weights, sample_bells
+from pgcl_losses.weights import cluster_counts, cosine_moments, prototype_log_weights
 
-WEIGHTINGS = ("prototype", "sample", "uniform")
-NEGATIVES = ("all", "cross")
+Weighting = Literal["prototype", "sample", "uniform"]
+WEIGHTINGS, NEGATIVES = get_args(Weighting), get_args(Negatives)
+
+# log(1 + e^x) is x from here on, even for float64.
+_LINEAR_FROM = 40.0
 
 
-class PrototypeReweightedNCE(nn.Module):
+class PrototypeReweightedNCE(Part):
     r"""InfoNCE that leaves out likely false negatives and favours moderately distant ones.
 
     For each query i with positive i', the mean over all 2N queries of
@@ -53,12 +70,17 @@ class PrototypeReweightedNCE(nn.Module):
             CUDA (correct in Triton's interpreter, not yet measured on a GPU); ``"auto"`` takes
             dense for small batches and streaming for large ones. All but dense are differentiable
             once.
+        gather, process_group: with several processes, the loss over the batches of all of them;
+            see :class:`PGCLLoss`.
 
     Shape:
         - z1, z2: ``[N, D]``; row i of both is graph i, of any length up to 1e18
         - clusters1, clusters2: ``[N]`` int64, needed by ``weighting="prototype"`` and by
           ``exclude_same_cluster=True``
-        - prototypes: ``[K, D]``, needed by ``weighting="prototype"``
+        - prototypes: ``[K, D]``, needed by ``weighting="prototype"``. Elsewhere they tell how many
+          clusters there are. Without them the numbers are looked at, for which a GPU has to be
+          waited for, or, in a compiled or CUDA graph, as many clusters as rows are expected:
+          memory grows with rows times clusters.
         - output: scalar, or ``[2N]`` for ``reduction="none"``
 
     Examples:
@@ -72,114 +94,187 @@ class PrototypeReweightedNCE(nn.Module):
 
     """
 
+    options: ClassVar[dict[str, Check]] = {
+        "temperature": check_scale,
+        "weighting": partial(check_choice, choices=WEIGHTINGS),
+        "exclude_same_cluster": check_flag,
+        "negatives": partial(check_choice, choices=NEGATIVES),
+        "reduction": partial(check_choice, choices=REDUCTIONS),
+        "engine": partial(check_choice, choices=ENGINE_CHOICES),
+    }
+
+    temperature: float
+    weighting: Weighting
+    exclude_same_cluster: bool
+    negatives: Negatives
+    reduction: Reduction
+    engine: Engine
+
     def __init__(
         self,
         *,
         temperature: float = 0.2,
-        weighting: str = "prototype",
+        weighting: Weighting = "prototype",
         exclude_same_cluster: bool = True,
-        negatives: str = "all",
-        reduction: str = "mean",
-        engine: str = "auto",
+        negatives: Negatives = "all",
+        reduction: Reduction = "mean",
+        engine: Engine = "auto",
+        gather: bool = True,
+        process_group: ProcessGroup | None = None,
     ) -> None:
         super().__init__()
-        self.temperature = check_scale("temperature", temperature)
-        self.weighting = check_choice("weighting", weighting, WEIGHTINGS)
-        self.exclude_same_cluster = check_flag("exclude_same_cluster", exclude_same_cluster)
-        self.negatives = check_choice("negatives", negatives, NEGATIVES)
-        self.reduction = check_choice("reduction", reduction, REDUCTIONS)
-        self.engine = check_choice("engine", engine, ENGINE_CHOICES)
-
-    def extra_repr(self) -> str:
-        return (
-            f"temperature={self.temperature}, weighting={self.weighting!r}, "
-            f"exclude_same_cluster={self.exclude_same_cluster}, negatives={self.negatives!r}, "
-            f"reduction={self.reduction!r}, engine={self.engine!r}"
-        )
+        self.temperature = temperature
+        self.weighting = weighting
+        self.exclude_same_cluster = exclude_same_cluster
+        self.negatives = negatives
+        self.reduction = reduction
+        self.engine = engine
+        self.gather = gather
+        self.process_group = process_group
 
     def forward(
         self,
-        z1: Tensor,
-        z2: Tensor,
+        z1: Tensor | Batch,
+        z2: Tensor | None = None,
         clusters1: Tensor | None = None,
         clusters2: Tensor | None = None,
         prototypes: Tensor | None = None,
     ) -> Tensor:
-        check_views([("z1", z1), ("z2", z2)])
-        if self.weighting == "prototype":
-            if prototypes is None:
-                raise ValueError("prototypes is None, but weighting='prototype' needs them: [K, D]")
-            check_matrix("prototypes", prototypes, "[K, D]")
-            check_prototypes("prototypes", prototypes, "z1", z1)
-        else:
-            prototypes = None
-        clusters = None
-        if self.weighting == "prototype" or self.exclude_same_cluster:
-            both = [("clusters1", clusters1), ("clusters2", clusters2)]
-            clusters = torch.cat([self._checked(*one, z1, prototypes) for one in both])
-        with full_precision(z1.device):
-            dtype = computing_dtype(z1) if prototypes is None else computing_dtype(z1, prototypes)
-            rows = unit_rows(torch.cat([z1, z2]), dtype)
-            if prototypes is not None:
-                prototypes = unit_rows(prototypes.detach(), dtype)
-            return reduce(self.per_query(rows, clusters, prototypes), self.reduction)
+        """The loss of two views, or of a batch of any number of views."""
+        return self.untraced(self._loss)(z1, z2, clusters1, clusters2, prototypes)
 
-    def _checked(
-        self, name: str, clusters: Tensor | None, z1: Tensor, prototypes: Tensor | None
-    ) -> Tensor:
-        if clusters is None:
-            raise ValueError(
-                f"{name} is None, but weighting={self.weighting!r} with "
-                f"exclude_same_cluster={self.exclude_same_cluster} needs one cluster per row"
-            )
-        check_clusters(name, clusters, "z1", z1)
-        if prototypes is not None:
-            check_cluster_range(name, clusters, len(prototypes))
-        return clusters
-
-    def per_query(
+    def _loss(
         self,
-        rows: Tensor,
-        clusters: Tensor | None,
+        z1: Tensor | Batch,
+        z2: Tensor | None,
+        clusters1: Tensor | None,
+        clusters2: Tensor | None,
         prototypes: Tensor | None,
-        graphs: slice | None = None,
     ) -> Tensor:
-        """Each query's loss ``[2N]``, from both views' unit rows ``[2N, D]``, their clusters
-        ``[2N]`` and unit prototypes ``[K, D]``, where the options need them.
+        batch = z1
+        if not isinstance(batch, Batch):
+            batch = self._batch(batch, z2, clusters1, clusters2, prototypes)
+        else:
+            others = (z2, clusters1, clusters2, prototypes)
+            check_alone((batch, *[given for given in others if given is not None]))
+        negatives = batch.negatives or self.negatives
+        with full_precision(batch.need("rows").device):
+            losses = self._per_query(batch, across_views=negatives == "cross")
+            return reduce(losses, self.reduction, batch.ranks)
 
-        ``graphs`` makes queries of these graphs alone; the others are still columns for them.
-        """
-        num_graphs = len(rows) // 2
-        index = torch.arange(len(rows), device=rows.device)
+    def _per_query(self, batch: Batch, across_views: bool) -> Tensor:
+        """Each query's loss ``[V, N]``: the mean over its positives, one in each other view."""
+        rows = batch.need("rows")  # [V, N, D]
+        num_views = len(rows)
         with torch.no_grad():
-            weights, left_out = self._weights(rows, clusters, prototypes)
-        pairs = Pairs(rows, rows, index.roll(num_graphs), index, weights, left_out)
-        graphs = graphs or slice(0, num_graphs)
-        if self.negatives == "all" and graphs == slice(0, num_graphs):
-            return contrast_pairs(pairs, self.temperature, self.engine)
-        losses = []
-        for own, other in ((0, num_graphs), (num_graphs, 0)):
-            some = pairs.of_queries(slice(own + graphs.start, own + graphs.stop))
-            if self.negatives == "cross":
-                some = some.against(slice(other, other + num_graphs), index[graphs])
-            losses.append(contrast_pairs(some, self.temperature, self.engine))
-        return torch.cat(losses)
+            weights = self._weights(batch)
+        pairs = Pairs(rows.flatten(0, 1), num_views, across_views, weights)
+        log_sums = log_weighted_sums(pairs, self.temperature, self.engine, batch.ranks)
+        log_sums = log_sums.view(rows.shape[:2])
+        if num_views == 2:
+            first, second = rows.unbind()
+            positives = (first * second).sum(-1)  # [N] of both
+            return _with_positive(log_sums, positives, self.temperature)
+        losses = [
+            _with_positive(log_sums, (rows * rows.roll(shift, 0)).sum(-1), self.temperature)
+            for shift in range(1, num_views)
+        ]
+        return torch.stack(losses).mean(0)
 
-    def _weights(
-        self, rows: Tensor, clusters: Tensor | None, prototypes: Tensor | None
-    ) -> tuple[Table | Bells | None, SameCluster | None]:
-        if self.weighting == "prototype":
-            assert clusters is not None
-            assert prototypes is not None
-            counts = cluster_counts(clusters, len(prototypes))
-            table = prototype_log_weights(prototypes, counts.to(rows.dtype) / len(clusters))
+    def _weights(self, batch: Batch) -> tuple[Weight, ...]:
+        """M w of each pair, none for what is in the query's own cluster."""
+        rows = batch.need("rows").detach().flatten(0, 1)  # detached for forward mode, too
+        weights: list[Weight] = []
+        if self.weighting == "sample":
+            weights.append(Gaussian(*cosine_moments(rows)))
+        if self._needs_clusters():
+            clusters = batch.need("clusters").flatten()
+            if batch.prototypes is None:
+                clusters, num_clusters = _numbered(clusters)
+            else:
+                num_clusters = len(batch.prototypes)
+            if self.weighting == "prototype":
+                shares = cluster_counts(clusters, num_clusters).to(rows.dtype) / len(clusters)
+                table = prototype_log_weights(batch.need("prototypes").detach(), shares)
+            else:
+                table = rows.new_zeros(num_clusters, num_clusters)
             if self.exclude_same_cluster:
                 table.fill_diagonal_(-torch.inf)
-            return Table(table, clusters, clusters), None
-        bells = None
-        if self.weighting == "sample":
-            bells = Bells(*sample_bells(rows, rows), population=rows)
-        if not self.exclude_same_cluster:
-            return bells, None
-        assert clusters is not None
-        return bells, SameCluster(clusters, clusters)
+            symmetric = self.weighting != "prototype"
+            weights.append(Factors(table, clusters, lines=clusters, symmetric=symmetric))
+        return tuple(weights)
+
+    def _needs_clusters(self) -> bool:
+        return self.weighting == "prototype" or self.exclude_same_cluster
+
+    def _batch(
+        self,
+        z1: Tensor,
+        z2: Tensor | None,
+        clusters1: Tensor | None,
+        clusters2: Tensor | None,
+        prototypes: Tensor | None,
+    ) -> Batch:
+        if not self._needs_clusters():
+            clusters1 = clusters2 = prototypes = None
+        clusters_of = clusters1, clusters2
+        check = partial(self._check, z1, z2, clusters_of, prototypes)
+        ranks = self.share(
+            check, (z1, z2), lambda: () if prototypes is None else (prototypes.detach(),)
+        )
+        assert z2 is not None
+        with full_precision(z1.device):
+            dtype = computing_dtype(z1) if prototypes is None else computing_dtype(z1, prototypes)
+            rows = ranks.gather(unit_rows(torch.stack([z1, z2]), dtype))
+            clusters = None
+            if clusters1 is not None and clusters2 is not None:
+                clusters = ranks.gather(torch.stack([clusters1, clusters2]))
+            if prototypes is not None:
+                prototypes = unit_rows(prototypes.detach(), dtype)
+            return Batch(ranks, rows, prototypes, clusters=clusters)
+
+    def _check(
+        self,
+        z1: Tensor,
+        z2: Tensor | None,
+        clusters_of: tuple[Tensor | None, Tensor | None],
+        prototypes: Tensor | None,
+        may_lack_rows: bool,
+    ) -> None:
+        check_views([("z1", z1), ("z2", z2)], may_lack_rows=may_lack_rows)
+        check_engine(self.engine, z1)
+        if self.weighting == "prototype" and prototypes is None:
+            raise ValueError("prototypes is None, but weighting='prototype' needs them: [K, D]")
+        if prototypes is not None:
+            check_matrix("prototypes", prototypes, "[K, D]")
+            check_prototypes("prototypes", prototypes, "z1", z1)
+        if not self._needs_clusters():
+            return
+        for name, clusters in zip(("clusters1", "clusters2"), clusters_of, strict=True):
+            if clusters is None:
+                raise ValueError(
+                    f"{name} is None, but weighting={self.weighting!r} with "
+                    f"exclude_same_cluster={self.exclude_same_cluster} needs one cluster per row"
+                )
+            check_clusters(name, clusters, "z1", z1)
+            if prototypes is not None and len(clusters) > 0:
+                check_cluster_range(name, clusters, len(prototypes))
+
+
+def _with_positive(log_sums: Tensor, positives: Tensor, temperature: float) -> Tensor:
+    """-log( e^{s_ip / tau} / (e^{s_ip / tau} + S_i) ) from log S_i and s_ip."""
+    gaps = torch.sub(log_sums, positives, alpha=1 / temperature)
+    return F.softplus(gaps, threshold=_LINEAR_FROM)
+
+
+def _numbered(clusters: Tensor) -> tuple[Tensor, int]:
+    """Any cluster numbers ``[M]`` as numbers from 0 on, and how many there may be."""
+    capturing = clusters.is_cuda and torch.cuda.is_current_stream_capturing()
+    if capturing or torch.compiler.is_compiling():
+        # No value can be read there: at most as many as there are rows.
+        return torch.searchsorted(clusters.sort().values, clusters), len(clusters)
+    low, high = (int(bound) for bound in clusters.aminmax())
+    if low >= 0 and high < len(clusters):
+        return clusters, high + 1
+    different, numbers = torch.unique(clusters, return_inverse=True)
+    return numbers, len(different)

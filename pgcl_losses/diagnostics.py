@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pgcl_losses._checks import check_cluster_range, check_clusters, check_matrix, check_views
+from pgcl_losses.batch import Assignment
 from pgcl_losses.pgcl import PGCLTerms
-from pgcl_losses.prototypes import Assignment
 from pgcl_losses.rows import unit_rows
 from pgcl_losses.weights import cluster_counts, prototype_log_weights
 
@@ -59,8 +59,8 @@ def diagnostics(
         >>> from pgcl_losses import Assignment, diagnostics
         >>> clusters = torch.tensor([0, 0, 1, 1])
         >>> view = Assignment(torch.zeros(4, 3), torch.eye(3)[clusters], clusters)
-        >>> found = diagnostics([view, view])
-        >>> found["occupancy"], found["dead_prototypes"], round(found["masked_negatives"], 3)
+        >>> numbers = diagnostics([view, view])
+        >>> numbers["occupancy"], numbers["dead_prototypes"], round(numbers["masked_negatives"], 3)
         ([0.5, 0.5, 0.0], 1, 0.333)
 
     """
@@ -93,7 +93,7 @@ def diagnostics(
     pairs_of_views = clusters.numel() * (len(clusters) - 1)
     agreeing = per_graph.square().sum() - clusters.numel()
 
-    found = Diagnostics(
+    numbers = Diagnostics(
         occupancy=occupancy.tolist(),
         entropy=torch.special.entr(occupancy).sum().item(),
         dead_prototypes=int((counts == 0).sum()),
@@ -104,12 +104,12 @@ def diagnostics(
         check_matrix("prototypes", prototypes, "[K, D]")
         if len(prototypes) != num_prototypes:
             raise ValueError(
-                f"prototypes has {len(prototypes)} rows but the assignments know {num_prototypes}"
+                f"prototypes has {len(prototypes)} rows but the assignments are to {num_prototypes}"
             )
         weights = prototype_log_weights(unit_rows(prototypes, torch.float64), occupancy).exp()
-        found["mean_weight"] = ((remaining * weights).sum() / remaining.sum()).item()
+        numbers["mean_weight"] = ((remaining * weights).sum() / remaining.sum()).item()
     if isinstance(source, PGCLTerms):
-        found["loss"] = source.loss.mean().item()
-        found["contrast"] = source.contrast.mean().item()
-        found["consistency"] = source.consistency.mean().item()
-    return found
+        numbers["loss"] = source.loss.mean().item()
+        numbers["contrast"] = source.contrast.mean().item()
+        numbers["consistency"] = source.consistency.mean().item()
+    return numbers

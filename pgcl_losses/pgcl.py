@@ -1,24 +1,24 @@
-"""PGCL, the whole: reweighted contrast + lambda * consistency, with its prototypes."""
+"""PGCL, the whole (Eq. 15): reweighted contrast + lambda * consistency, with its prototypes.
 
-from typing import NamedTuple
+The paper: Lin et al., Prototypical Graph Contrastive Learning, 10.1109/TNNLS.2022.3191086.
+"""
+
+from functools import partial
+from typing import Any, ClassVar, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from pgcl_losses._checks import (
-    check_flag,
-    check_process_group,
-    check_prototypes,
-    check_views,
-    check_weight,
-)
+from pgcl_losses._checks import check_choice, check_prototypes, check_views, check_weight
 from pgcl_losses._watch import Watch, can_look
-from pgcl_losses.consistency import ConsistencyLoss, swapped_cross_entropy
-from pgcl_losses.contrast import PrototypeReweightedNCE
-from pgcl_losses.engine import check_engine
-from pgcl_losses.gather import Ranks, agree, count_ranks
-from pgcl_losses.prototypes import Assignment, SinkhornPrototypes, split_views
+from pgcl_losses.batch import Assignment, Batch, Negatives
+from pgcl_losses.consistency import ConsistencyLoss
+from pgcl_losses.contrast import NEGATIVES, PrototypeReweightedNCE, Weighting
+from pgcl_losses.engine import Engine, check_engine
+from pgcl_losses.part import Check, Part
+from pgcl_losses.prototypes import SinkhornPrototypes
+from pgcl_losses.reduction import Reduction
 from pgcl_losses.rows import computing_dtype, full_precision, unit_rows
 
 
@@ -31,7 +31,29 @@ class PGCLTerms(NamedTuple):
     assignments: tuple[Assignment, ...]
 
 
-class PGCLLoss(nn.Module):
+def _of_parts(name: str) -> Any:
+    """An option that parts have: read from them, and assigned to all of them."""
+
+    def parts(self: "PGCLLoss") -> list[Part]:
+        having = [part for part in self._parts() if name in part.options]
+        if not having:
+            raise ValueError(f"no part of this PGCLLoss has an option {name}")
+        return having
+
+    def read(self: "PGCLLoss") -> Any:
+        values = {type(part).__name__: getattr(part, name) for part in parts(self)}
+        if len(set(values.values())) > 1:
+            raise ValueError(f"{name} differs from part to part: {values}")
+        return next(iter(values.values()))
+
+    def assign(self: "PGCLLoss", value: Any) -> None:
+        for part in parts(self):
+            setattr(part, name, value)
+
+    return property(read, assign)
+
+
+class PGCLLoss(Part):
     r"""The whole of PGCL: reweighted contrast + :math:`\lambda` consistency, with its prototypes.
 
     The prototypes are parameters of this module: give them to the optimizer, beside the encoder's.
@@ -42,24 +64,31 @@ class PGCLLoss(nn.Module):
         consistency_weight: lambda; 0 leaves the contrast alone.
         contrast_weight: 0 leaves the consistency alone.
         temperature: tau of both the contrast and the prediction.
-        epsilon, iterations, queue_size, freeze_steps: see :class:`SinkhornPrototypes`.
+        epsilon, iterations, queue_size, queue_views, freeze_steps: see
+            :class:`SinkhornPrototypes`.
         weighting, exclude_same_cluster, negatives, engine: see :class:`PrototypeReweightedNCE`.
-        reduction: ``"mean"``, ``"sum"``, or ``"none"`` for one value per row (2N, view 1 first).
-        gather: with several processes, one loss over the batches of all of them: its mean over
-            processes, and the mean of its gradients, are those of one process on the whole batch.
-            ``gather=False`` gives each process the loss of its own batch.
+        reduction: ``"mean"``, ``"sum"``, or ``"none"`` for one value per row (V * N, view 1 first).
+        gather: with several processes, one loss over the batches of all of them: it, and the mean
+            over processes of its gradients, are those of one process on the whole batch
+            (``reduction="none"`` gives each the values of its own rows). ``gather=False`` gives
+            each process the loss of its own batch.
         process_group: the processes meant by ``gather``; all of them by default.
+
+    Options may be assigned at any time: ``pgcl.temperature = 0.1`` reaches all parts that have it.
+    The parts, ``prototypes``, ``contrast`` and ``consistency``, may be replaced by subclasses of
+    yours; each is called with a :class:`~pgcl_losses.batch.Batch`.
 
     With several processes every one has to call the loss, and its backward, the same number of
     times; a batch may be empty on some of them. The loss is then differentiable once.
 
     Warns, once each, of prototypes that no optimizer moves, of batches smaller than K, and of one
-    cluster that has nearly all rows; not in compiled graphs and CUDA graphs, where Python does not
-    come by. To silence: ``warnings.filterwarnings("ignore", "PGCLLoss")``.
+    cluster that has nearly all rows; not in compiled graphs and CUDA graphs, where no Python runs.
+    To silence: ``warnings.filterwarnings("ignore", "PGCLLoss")``.
 
     Shape:
-        - z1, z2: ``[N, D]``; row i of both is graph i, of any length up to 1e18
-        - output: scalar, or ``[2N]`` for ``reduction="none"``
+        - views: two or more, ``[N, D]`` each; row i of every view is graph i, of any length up to
+          1e18
+        - output: scalar, or ``[V * N]`` for ``reduction="none"``
 
     Examples:
         >>> import torch
@@ -74,6 +103,28 @@ class PGCLLoss(nn.Module):
 
     """
 
+    options: ClassVar[dict[str, Check]] = {
+        "consistency_weight": check_weight,
+        "contrast_weight": check_weight,
+    }
+
+    consistency_weight: float
+    contrast_weight: float
+
+    dim = _of_parts("dim")
+    num_prototypes = _of_parts("num_prototypes")
+    temperature = _of_parts("temperature")
+    epsilon = _of_parts("epsilon")
+    iterations = _of_parts("iterations")
+    queue_size = _of_parts("queue_size")
+    queue_views = _of_parts("queue_views")
+    freeze_steps = _of_parts("freeze_steps")
+    weighting = _of_parts("weighting")
+    exclude_same_cluster = _of_parts("exclude_same_cluster")
+    negatives = _of_parts("negatives")
+    reduction = _of_parts("reduction")
+    engine = _of_parts("engine")
+
     def __init__(
         self,
         dim: int,
@@ -85,21 +136,19 @@ class PGCLLoss(nn.Module):
         epsilon: float = 0.05,
         iterations: int = 3,
         queue_size: int = 0,
+        queue_views: int = 2,
         freeze_steps: int = 0,
-        weighting: str = "prototype",
+        weighting: Weighting = "prototype",
         exclude_same_cluster: bool = True,
-        negatives: str = "all",
-        reduction: str = "mean",
-        engine: str = "auto",
+        negatives: Negatives = "all",
+        reduction: Reduction = "mean",
+        engine: Engine = "auto",
         gather: bool = True,
         process_group: ProcessGroup | None = None,
     ) -> None:
         super().__init__()
-        self.gather = check_flag("gather", gather)
-        check_process_group("process_group", process_group)
-        self.process_group = process_group
-        self.consistency_weight = check_weight("consistency_weight", consistency_weight)
-        self.contrast_weight = check_weight("contrast_weight", contrast_weight)
+        self.consistency_weight = consistency_weight
+        self.contrast_weight = contrast_weight
         self.prototypes = SinkhornPrototypes(
             dim,
             num_prototypes,
@@ -107,6 +156,7 @@ class PGCLLoss(nn.Module):
             epsilon=epsilon,
             iterations=iterations,
             queue_size=queue_size,
+            queue_views=queue_views,
             freeze_steps=freeze_steps,
         )
         self.contrast = PrototypeReweightedNCE(
@@ -118,81 +168,74 @@ class PGCLLoss(nn.Module):
             engine=engine,
         )
         self.consistency = ConsistencyLoss(reduction=reduction)
+        self.gather = gather
+        self.process_group = process_group
         self._watch = Watch()
 
-    def extra_repr(self) -> str:
-        return (
-            f"consistency_weight={self.consistency_weight}, "
-            f"contrast_weight={self.contrast_weight}, gather={self.gather}"
-        )
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name in self.shared:
+            for part in self._parts():
+                setattr(part, name, value)
 
-    def forward(self, z1: Tensor, z2: Tensor) -> Tensor:
-        return self.terms(z1, z2).loss
+    def forward(self, *views: Tensor, negatives: Negatives | None = None) -> Tensor:
+        """The loss; ``negatives`` is for this call alone, instead of the option of that name."""
+        return self.untraced(self._compute)(views, negatives)[0]
 
-    def terms(self, z1: Tensor, z2: Tensor) -> PGCLTerms:
+    def terms(self, *views: Tensor, negatives: Negatives | None = None) -> PGCLTerms:
         """The loss with its two terms and the assignments, for logging."""
-        if not self.gather or count_ranks(self.process_group) == 1:
-            self._check(z1, z2)
-            return self._terms_among(Ranks((len(z1),)), z1, z2)
-        terms = self._terms_of_batch
-        if torch.compiler.is_compiling():
-            # Collectives are not to be traced, nor is what would be traced anew for each number of
-            # rows on each rank. As a decorator this imports the whole compiler with the package.
-            terms = torch.compiler.disable(terms)  # type: ignore[no-untyped-call]  # torch's gap
-        return terms(z1, z2)
+        loss, contrast, consistency, batch = self.untraced(self._compute)(views, negatives)
+        return PGCLTerms(loss, contrast, consistency, batch.own_assignments())
 
-    def _terms_of_batch(self, z1: Tensor, z2: Tensor) -> PGCLTerms:
-        return self._terms_among(self._agreed_ranks(z1, z2), z1, z2)
-
-    def _terms_among(self, ranks: Ranks, z1: Tensor, z2: Tensor) -> PGCLTerms:
-        dtype = computing_dtype(z1, self.prototypes.weight)
-        with full_precision(z1.device):
-            rows = ranks.gather(unit_rows(torch.cat([z1, z2]), dtype).view(2, *z1.shape))
-            prototypes = ranks.average_gradient(self.prototypes.unit_prototypes(dtype))
-            of_all = self.prototypes.assign_views(rows, prototypes)  # [2, N, ...]
-            if self.training and ranks.rank == 0 and can_look(rows):
-                self._watch.look(
-                    self.prototypes,
-                    of_all.clusters,
-                    learning=self.consistency_weight > 0,
-                    excluding=self.contrast_weight > 0 and self.contrast.exclude_same_cluster,
-                )
-            contrast = self.contrast.per_query(
-                rows.flatten(0, 1), of_all.clusters.flatten(), prototypes, ranks.mine()
+    def _compute(
+        self, views: tuple[Tensor, ...], negatives: Negatives | None
+    ) -> tuple[Tensor, Tensor, Tensor, Batch]:
+        """The loss, its contrast and its consistency, and the batch."""
+        batch: Batch = self.prototypes(self._batch(views, negatives))
+        if self.training and batch.ranks.rank == 0 and can_look(batch.need("rows")):
+            self._watch.look(
+                self.prototypes,
+                batch.need("clusters"),
+                learning=self.consistency_weight > 0,
+                excluding=self.contrast_weight > 0 and self.contrast.exclude_same_cluster,
             )
-            stacked = Assignment(*map(ranks.own, of_all))  # [2, n, ...]
-            consistency = swapped_cross_entropy(stacked.log_probs, stacked.targets).flatten()
-            contrast = ranks.reduce(contrast, self.contrast.reduction)
-            consistency = ranks.reduce(consistency, self.consistency.reduction)
-            loss = torch.add(
-                self.contrast_weight * contrast, consistency, alpha=self.consistency_weight
-            )
-        return PGCLTerms(loss, contrast, consistency, split_views(stacked))
+        contrast = self.contrast(batch)
+        consistency = self.consistency(batch)
+        loss = torch.add(
+            self.contrast_weight * contrast, consistency, alpha=self.consistency_weight
+        )
+        return loss, contrast, consistency, batch
 
-    def _agreed_ranks(self, z1: Tensor, z2: Tensor) -> Ranks:
-        """Those who share the batch: all of them get the same error or none gets one."""
+    def _batch(self, views: tuple[Tensor, ...], negatives: Negatives | None) -> Batch:
+        """The unit rows of all views, of this process or of all."""
         weight = self.prototypes.weight
-        problem = None
-        try:
-            self._check(z1, z2, may_lack_rows=True)
-        except (TypeError, ValueError, ImportError) as error:
-            problem = error
-        facts = {type(part).__name__: repr(part) for part in self.children()}
-        facts["PGCLLoss"] = f"PGCLLoss({self.extra_repr()})"
-        facts["mode"] = f"training={self.training}, gradients={torch.is_grad_enabled()}"
-        facts["prototypes"] = f"{weight.dtype} with requires_grad={weight.requires_grad}"
-        num_rows = 0
-        if problem is None:
-            num_rows = len(z1)
-            learns = z1.requires_grad or z2.requires_grad
-            facts["rows"] = f"{z1.dtype} with requires_grad={learns}"
-        # NCCL sends nothing from a CPU, where half of a wrong input may be.
-        devices = [t.device for t in (weight, z1) if isinstance(t, Tensor)]
-        device = max(devices, key=lambda device: device.type != "cpu")
-        state = [weight, *self.prototypes.buffers()]
-        return agree(num_rows, facts, problem, state, device, self.process_group)
+        check = partial(self._check, views, negatives)
+        this_call = {} if negatives is None else {"contrast.negatives": negatives}
+        ranks = self.share(check, views, self.prototypes.state, this_call)
+        with full_precision(weight.device):
+            rows = unit_rows(torch.stack(views), computing_dtype(views[0], weight))
+            return Batch(ranks, ranks.gather(rows), negatives=negatives)
 
-    def _check(self, z1: Tensor, z2: Tensor, may_lack_rows: bool = False) -> None:
-        check_views([("z1", z1), ("z2", z2)], may_lack_rows=may_lack_rows)
-        check_prototypes("prototypes.weight", self.prototypes.weight, "z1", z1)
-        check_engine(self.contrast.engine, z1)
+    def _check(
+        self, views: tuple[Tensor, ...], negatives: Negatives | None, may_lack_rows: bool
+    ) -> None:
+        if len(views) < 2:
+            raise TypeError(
+                f"views must be two or more Tensors of shape [N, D], but got {len(views)}"
+            )
+        check_views([(f"z{v}", z) for v, z in enumerate(views, 1)], may_lack_rows=may_lack_rows)
+        check_prototypes("prototypes.weight", self.prototypes.weight, "z1", views[0])
+        self.prototypes.check_queue(len(views))
+        if negatives is not None:
+            check_choice("negatives", negatives, NEGATIVES)
+        check_engine(self.contrast.engine, views[0])
+
+    def _parts(self) -> list[Part]:
+        return [part for part in self.children() if isinstance(part, Part)]
+
+    def facts(self) -> dict[str, Any]:
+        own = super().facts()
+        for name, part in self.named_children():
+            facts = part.facts() if isinstance(part, Part) else {"type": type(part).__name__}
+            own |= {f"{name}.{fact}": value for fact, value in facts.items()}
+        return own

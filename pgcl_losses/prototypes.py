@@ -1,35 +1,23 @@
-"""Prototypes, and the assignment of samples to them: predicted and balanced."""
+"""Prototypes, and the assignment of samples to them: predicted (Eq. 4) and balanced (Eq. 7 to 11).
 
-from typing import NamedTuple
+The paper: Lin et al., Prototypical Graph Contrastive Learning, 10.1109/TNNLS.2022.3191086.
+"""
+
+from functools import partial
+from typing import Any, ClassVar, overload
 
 import torch
 from torch import Tensor, nn
+from torch.distributed import ProcessGroup
 
-from pgcl_losses._checks import (
-    check_count,
-    check_prototypes,
-    check_scale,
-    check_views,
-)
+from pgcl_losses._checks import check_count, check_prototypes, check_scale, check_views
+from pgcl_losses.batch import Assignment, Batch, check_alone
+from pgcl_losses.part import Check, Part
 from pgcl_losses.rows import computing_dtype, full_precision, unit_rows
 from pgcl_losses.sinkhorn import balance
 
 
-class Assignment(NamedTuple):
-    """How the samples of one view belong to the prototypes."""
-
-    log_probs: Tensor  # [N, K] log p, the prediction, with gradient
-    targets: Tensor  # [N, K] q, the balanced assignment, without
-    clusters: Tensor  # [N] argmax_k q
-
-
-def split_views(stacked: Assignment) -> tuple[Assignment, ...]:
-    """``[V, N, ...]`` -> an assignment for each view."""
-    log_probs, targets, clusters = stacked
-    return tuple([Assignment(log_probs[v], targets[v], clusters[v]) for v in range(len(targets))])
-
-
-class SinkhornPrototypes(nn.Module):
+class SinkhornPrototypes(Part):
     r"""Learned prototypes; assigns samples to them by cosine, predicted and balanced.
 
     Prediction: :math:`p = softmax(s / \tau)` with s the cosines of rows and prototypes. Target: q,
@@ -42,8 +30,11 @@ class SinkhornPrototypes(nn.Module):
         epsilon, iterations: of :func:`~pgcl_losses.sinkhorn`.
         queue_size: past rows per view that join the Sinkhorn problem, to balance small batches.
             Slots that are not yet filled take no part.
+        queue_views: how many views the queue keeps rows of.
         freeze_steps: for so many training forwards the prototypes receive zero gradient. What an
             optimizer adds to it (``Adam(weight_decay=...)``) moves them all the same.
+        gather, process_group: with several processes, samples are balanced over the batches of all
+            of them; see :class:`PGCLLoss`.
 
     The queue and the count of training forwards move only in ``train()`` mode with gradients
     enabled, and not on a batch with NaN or inf in it. Activation checkpointing runs a second
@@ -67,6 +58,26 @@ class SinkhornPrototypes(nn.Module):
 
     """
 
+    options: ClassVar[dict[str, Check]] = {
+        "dim": partial(check_count, minimum=1),
+        "num_prototypes": partial(check_count, minimum=1),
+        "temperature": check_scale,
+        "epsilon": check_scale,
+        "iterations": partial(check_count, minimum=1),
+        "queue_size": partial(check_count, minimum=0),
+        "queue_views": partial(check_count, minimum=1),
+        "freeze_steps": partial(check_count, minimum=0),
+    }
+    fixed = frozenset({"dim", "num_prototypes", "queue_size", "queue_views"})
+
+    dim: int
+    num_prototypes: int
+    temperature: float
+    epsilon: float
+    iterations: int
+    queue_size: int
+    queue_views: int
+    freeze_steps: int
     weight: nn.Parameter
     step: Tensor
     queue: Tensor | None
@@ -81,48 +92,78 @@ class SinkhornPrototypes(nn.Module):
         epsilon: float = 0.05,
         iterations: int = 3,
         queue_size: int = 0,
+        queue_views: int = 2,
         freeze_steps: int = 0,
+        gather: bool = True,
+        process_group: ProcessGroup | None = None,
     ) -> None:
         super().__init__()
-        self.dim = check_count("dim", dim, minimum=1)
-        self.num_prototypes = check_count("num_prototypes", num_prototypes, minimum=1)
-        self.temperature = check_scale("temperature", temperature)
-        self.epsilon = check_scale("epsilon", epsilon)
-        self.iterations = check_count("iterations", iterations, minimum=1)
-        self.queue_size = check_count("queue_size", queue_size, minimum=0)
-        self.freeze_steps = check_count("freeze_steps", freeze_steps, minimum=0)
+        self.dim = dim
+        self.num_prototypes = num_prototypes
+        self.temperature = temperature
+        self.epsilon = epsilon
+        self.iterations = iterations
+        self.queue_size = queue_size
+        self.queue_views = queue_views
+        self.freeze_steps = freeze_steps
+        self.gather = gather
+        self.process_group = process_group
 
         self.weight = nn.Parameter(torch.empty(self.num_prototypes, self.dim))
         self.register_buffer("step", torch.zeros((), dtype=torch.long))
         self.register_buffer("queue", None)
         self.register_buffer("queue_filled", None)
         if self.queue_size > 0:
-            self.queue = torch.zeros(2, self.queue_size, self.dim)  # [V, Q, D] newest first
+            # [V, Q, D] newest first
+            self.queue = torch.zeros(self.queue_views, self.queue_size, self.dim)
             self.queue_filled = torch.zeros((), dtype=torch.long)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         nn.init.kaiming_normal_(self.weight)
 
-    def extra_repr(self) -> str:
-        return (
-            f"dim={self.dim}, num_prototypes={self.num_prototypes}, "
-            f"temperature={self.temperature}, epsilon={self.epsilon}, "
-            f"iterations={self.iterations}, queue_size={self.queue_size}, "
-            f"freeze_steps={self.freeze_steps}"
-        )
+    @overload
+    def forward(self, *views: Tensor) -> tuple[Assignment, ...]: ...
+    @overload
+    def forward(self, *views: Batch) -> Batch: ...
+    def forward(self, *views: Tensor | Batch) -> tuple[Assignment, ...] | Batch:
+        """Assign the rows of every view, each view balanced by itself.
 
-    def forward(self, *views: Tensor) -> tuple[Assignment, ...]:
-        """Assign the rows of every view, each view balanced by itself."""
-        if not views:
-            raise TypeError("views must be one or more Tensors of shape [N, D], but none came")
-        check_views([(f"views[{v}]", view) for v, view in enumerate(views)])
-        check_prototypes("weight", self.weight, "views[0]", views[0])
-        dtype = computing_dtype(self.weight, views[0])
+        Of a batch, all samples are assigned, and the batch comes back with what that gives.
+        """
+        return self.untraced(self._forward)(views)
+
+    def _forward(self, views: tuple[Tensor | Batch, ...]) -> tuple[Assignment, ...] | Batch:
+        first = views[0] if views else None
+        if isinstance(first, Batch):
+            check_alone(views)
+            return self._assigned(first)
+        return self._assigned(self._batch(views)).own_assignments()
+
+    def _batch(self, views: tuple[Any, ...]) -> Batch:
+        ranks = self.share(partial(self._check, views), views, self.state)
         with full_precision(views[0].device):
-            rows = unit_rows(torch.stack(views), dtype)
-            stacked = self.assign_views(rows, self.unit_prototypes(dtype))
-        return split_views(stacked)
+            rows = unit_rows(torch.stack(views), computing_dtype(self.weight, views[0]))
+            return Batch(ranks, ranks.gather(rows))
+
+    def _check(self, views: tuple[Any, ...], may_lack_rows: bool) -> None:
+        if not views:
+            raise TypeError("views must be one or more Tensors of shape [N, D], but got none")
+        named = [(f"views[{v}]", view) for v, view in enumerate(views)]
+        check_views(named, may_lack_rows=may_lack_rows)
+        check_prototypes("weight", self.weight, "views[0]", views[0])
+        self.check_queue(len(views))
+
+    def check_queue(self, num_views: int) -> None:
+        if self.queue_size > 0 and num_views != self.queue_views:
+            raise ValueError(
+                f"views must be {self.queue_views} when queue_size > 0, but got {num_views}: the "
+                f"queue keeps past rows of each view; make it with queue_views={num_views}"
+            )
+
+    def state(self) -> tuple[Tensor, ...]:
+        """What must be the same on all ranks."""
+        return self.weight, *self.buffers()
 
     def assign(self, z: Tensor) -> Tensor:
         """The nearest prototype of each row, ``[N, D] -> [N]``: for inference, no balancing."""
@@ -130,7 +171,7 @@ class SinkhornPrototypes(nn.Module):
         check_prototypes("weight", self.weight, "z", z)
         dtype = computing_dtype(self.weight, z)
         with torch.no_grad(), full_precision(z.device):
-            return (unit_rows(z, dtype) @ self.unit_prototypes(dtype).T).argmax(1)
+            return (unit_rows(z, dtype) @ self._unit_prototypes(dtype).T).argmax(1)
 
     @torch.no_grad()
     def normalize_(self) -> "SinkhornPrototypes":
@@ -138,33 +179,32 @@ class SinkhornPrototypes(nn.Module):
         self.weight.copy_(unit_rows(self.weight, computing_dtype(self.weight)))
         return self
 
-    def unit_prototypes(self, dtype: torch.dtype) -> Tensor:
+    def _assigned(self, batch: Batch) -> Batch:
+        """The batch with its prototypes, log p, q and clusters."""
+        rows = batch.need("rows")  # [V, N, D]
+        with full_precision(rows.device):
+            prototypes = batch.ranks.average_gradient(self._unit_prototypes(rows.dtype))
+            scores = rows @ prototypes.T  # [V, N, K]
+            log_probs = torch.log_softmax(scores / self.temperature, dim=-1)
+            learning = self.training and torch.is_grad_enabled()
+            with torch.no_grad():
+                targets = self._balanced(scores.detach(), prototypes.detach())
+                if learning:
+                    self._advance(rows, targets)
+                clusters = targets.argmax(-1)
+        return Batch(batch.ranks, rows, prototypes, log_probs, targets, clusters, batch.negatives)
+
+    def _unit_prototypes(self, dtype: torch.dtype) -> Tensor:
         """The prototypes as unit rows ``[K, D]``, cut off from the gradient while frozen."""
         weight: Tensor = self.weight
         if self.freeze_steps > 0:
             weight = torch.where(self.step < self.freeze_steps, weight.detach(), weight)
         return unit_rows(weight, dtype)
 
-    def assign_views(self, rows: Tensor, prototypes: Tensor) -> Assignment:
-        """One stacked assignment ``[V, N, ...]`` from unit rows ``[V, N, D]``."""
-        scores = rows @ prototypes.T  # [V, N, K]
-        log_probs = torch.log_softmax(scores / self.temperature, dim=-1)
-        learning = self.training and torch.is_grad_enabled()
-        with torch.no_grad():
-            targets = self._balanced(scores, prototypes)
-            if learning:
-                self._advance(rows, targets)
-            return Assignment(log_probs, targets, targets.argmax(-1))
-
     def _balanced(self, scores: Tensor, prototypes: Tensor) -> Tensor:
         if self.queue is None or self.queue_filled is None:
             return balance(scores, self.epsilon, self.iterations)
-        num_views, num_rows, _ = scores.shape
-        if num_views != len(self.queue):
-            raise ValueError(
-                f"views must be {len(self.queue)} when queue_size > 0 (the queue keeps past rows "
-                f"for each view), but {num_views} came"
-            )
+        num_rows = scores.shape[1]
         past = self.queue.to(scores.dtype) @ prototypes.T  # [V, Q, K]
         slots = torch.arange(-num_rows, self.queue_size, device=scores.device)
         present = (slots < self.queue_filled).to(scores.dtype).unsqueeze(1)  # [N + Q, 1]
@@ -176,9 +216,8 @@ class SinkhornPrototypes(nn.Module):
         # A NaN or inf in a view spoils the peaks of its columns and so all of its targets.
         total = targets[:, 0, 0].sum()
         finite = total == total
-        self.step += finite
+        self.step.add_(finite)
         if self.queue is not None and self.queue_filled is not None:
             newest_first = torch.cat([rows.to(self.queue.dtype), self.queue], dim=1)
             self.queue.copy_(torch.where(finite, newest_first[:, : self.queue_size], self.queue))
-            self.queue_filled += finite * rows.shape[1]
-            self.queue_filled.clamp_(max=self.queue_size)
+            self.queue_filled.add_(finite * rows.shape[1]).clamp_(max=self.queue_size)

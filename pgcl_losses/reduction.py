@@ -1,12 +1,17 @@
 """PyTorch's three reductions."""
 
+from typing import Literal, get_args
+
 from torch import Tensor
 
-REDUCTIONS = ("mean", "sum", "none")
+from pgcl_losses.gather import Ranks
+
+Reduction = Literal["mean", "sum", "none"]
+REDUCTIONS = get_args(Reduction)
 
 
-def reduce(losses: Tensor, reduction: str) -> Tensor:
-    """One value per row ``[M]`` -> their mean, their sum, or the values themselves."""
+def reduce(losses: Tensor, reduction: str, ranks: Ranks) -> Tensor:
+    """A value for each row ``[V, N]`` -> their mean or sum, or those of this rank ``[V * n]``."""
     if reduction == "mean":
         return losses.mean()
-    return losses.sum() if reduction == "sum" else losses
+    return losses.sum() if reduction == "sum" else ranks.own(losses).flatten()

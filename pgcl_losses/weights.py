@@ -1,9 +1,11 @@
-"""How much a negative counts: w_ij and M_i of the paper's reweighting (its Eq. 13), as logarithms.
+"""How much a negative counts: the weight w_ij (Eq. 14) and the scale M_i (Eq. 13), as logarithms.
 
-A negative at distance d_ij from query i weighs exp(-(d_ij - mu_i)^2 / (2 sigma_i^2)), with mu_i and
-sigma_i the mean and standard deviation of d_ij over all samples j. M_i scales a query's weights to
-an average of 1 over all samples. Where sigma_i is no larger than rounding, all samples are equally
-far and all weights are 1.
+The paper: Lin et al., Prototypical Graph Contrastive Learning, 10.1109/TNNLS.2022.3191086.
+
+A negative at distance d_ij from query i weighs w_ij = exp(-(d_ij - mu_i)^2 / (2 sigma_i^2)), with
+mu_i and sigma_i the mean and standard deviation of d_ij over all samples j. M_i scales a query's
+weights to an average of 1 over all samples. Where sigma_i is no larger than rounding, all samples
+are equally far and all weights are 1.
 
 Distances are 1 - cosine. Everything here is written in cosines: mirroring and shifting all d_ij
 changes neither sigma nor |d_ij - mu|.
@@ -30,21 +32,20 @@ def prototype_log_weights(prototypes: Tensor, shares: Tensor) -> Tensor:
     cosines = prototypes @ prototypes.T  # [K, K]
     squares = (cosines - (cosines @ shares).unsqueeze(1)).square_()  # [K, K]
     variance = _above_noise(squares @ shares)  # [K]
-    log_w = squares / (-2 * variance).unsqueeze(1)
-    return log_w - (log_w.exp() @ shares).log_().unsqueeze(1)
+    log_w = squares.div_(variance.mul_(-2).unsqueeze(1))
+    return log_w.sub_((log_w.exp() @ shares).log_().unsqueeze(1))
 
 
-def sample_bells(rows: Tensor, population: Tensor) -> tuple[Tensor, Tensor]:
-    """Where d_ij = 1 - cos(z_i, z_j): mean and variance of each query's cosines, both ``[R]``.
+def cosine_moments(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Where d_ij = 1 - cos(z_i, z_j): mean and variance of each row's cosines, both ``[M]``.
 
-    They follow from the moments of the population, without a matrix of pairs.
-
-    ``rows``: unit queries ``[R, D]``; ``population``: all samples, unit rows ``[P, D]``.
+    They follow from the moments of the rows, without a matrix of pairs; the engine that meets a
+    pair makes its weight of them. ``rows``: all samples, unit rows ``[M, D]``.
     """
-    mean = population.mean(0)  # [D]
-    centered = population - mean
-    covariance = centered.T @ centered / len(population)  # [D, D]
-    variance = ((rows @ covariance) * rows).sum(1)  # [R]
+    mean = rows.mean(0)  # [D]
+    centered = rows - mean
+    covariance = centered.T @ centered / len(rows)  # [D, D]
+    variance = ((rows @ covariance) * rows).sum(1)  # [M]
     return rows @ mean, _above_noise(variance)
 
 

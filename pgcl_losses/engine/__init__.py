@@ -1,36 +1,95 @@
-"""The weighted log-sum-exp over pairs: one contract, several ways to compute it."""
+"""The weighted sums over pairs: one contract (`pairs.py`), several ways to compute it."""
 
 import importlib.util
+import math
 import os
+from types import ModuleType
+from typing import Any, Literal, get_args
 
+import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
-from pgcl_losses.engine.dense import dense
-from pgcl_losses.engine.pairs import Bells, Pairs, SameCluster, Table
-from pgcl_losses.engine.streaming import streaming
+from pgcl_losses.engine import dense, streaming
+from pgcl_losses.engine.pairs import Factors, Gaussian, Pairs, Share, Sums, Weight
+from pgcl_losses.gather import Ranks
 
-ENGINE_CHOICES = ("auto", "dense", "streaming", "triton")
+Engine = Literal["auto", "dense", "streaming", "triton"]
+ENGINE_CHOICES = get_args(Engine)
 
 # The largest number of pairs for which "auto" takes the dense engine. On a CPU streaming is faster
 # above it, as measured; elsewhere it is a bound on memory, half a GiB a matrix.
 _DENSE_UP_TO = {"cpu": 3 << 18}
 _DENSE_ELSEWHERE = 1 << 27
 
+# Tracing an autograd function, torch.compile of torch 2.4 takes tensors outside of it for others of
+# the same name inside: wrong losses, and no error. 2.11 is the first version where we saw it right.
+TRACEABLE = tuple(int(number) for number in torch.__version__.split(".")[:2]) >= (2, 11)
 
-def contrast_pairs(pairs: Pairs, temperature: float, engine: str) -> Tensor:
-    """Each query's loss ``[R]`` by the engine of that name; "auto" picks dense or streaming."""
+
+def log_weighted_sums(pairs: Pairs, temperature: float, engine: str, ranks: Ranks) -> Tensor:
+    """Log S ``[M]``, -inf where a row has no negative, with gradient to the rows.
+
+    All ranks have the same pairs, and each computes its share of them. "auto" is dense or
+    streaming.
+    """
+    num_ranks = len(ranks.counts)
     if engine == "auto":
         largest = _DENSE_UP_TO.get(pairs.rows.device.type, _DENSE_ELSEWHERE)
-        small = len(pairs.rows) * len(pairs.columns) <= largest
+        small = len(pairs.rows) ** 2 <= largest * num_ranks
         engine = "dense" if small else "streaming"
-    if len(pairs.rows) == 0:  # a rank without rows: no work, but still a place in the graph
-        engine = "dense"
-    if engine == "triton":
-        check_engine(engine, pairs.rows)
-        from pgcl_losses.engine.triton import triton  # an optional package: only once asked for
+    if engine == "dense":
+        if num_ranks == 1:
+            return _scaled(dense.log_sums(pairs, temperature), len(pairs.rows))
+        engine = "streaming"  # one matrix cannot be shared, blocks of it can
+    check_engine(engine, pairs.rows)
+    add_up = _AddUp.apply
+    if torch.compiler.is_compiling() and not TRACEABLE:
+        add_up = torch.compiler.disable(add_up)  # type: ignore[no-untyped-call]  # torch has no type there
+    log_sums: Tensor = add_up(pairs.rows, pairs, temperature, engine, ranks)  # type: ignore[no-untyped-call]  # torch has no type there
+    return log_sums
 
-        return triton(pairs, temperature)
-    return (dense if engine == "dense" else streaming)(pairs, temperature)
+
+class _AddUp(torch.autograd.Function):
+    """An engine's sums and gradient, added up over ranks."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, rows: Tensor, pairs: Pairs, temperature: float, engine: str, ranks: Ranks
+    ) -> Tensor:
+        share = Share(ranks.rank, len(ranks.counts))
+        log_sums, log_masses = _module(engine).log_sums(pairs, temperature, share)
+        log_sums = ranks.add_logs(log_sums)
+        if log_masses is not None:
+            log_masses = ranks.add_logs(log_masses)
+        ctx.save_for_backward(log_sums)
+        ctx.pairs, ctx.temperature, ctx.engine, ctx.ranks = pairs, temperature, engine, ranks
+        return _scaled(Sums(log_sums, log_masses), len(rows))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, slopes: Tensor) -> tuple[Tensor | None, ...]:
+        (log_sums,) = ctx.saved_tensors
+        share = Share(ctx.ranks.rank, len(ctx.ranks.counts))
+        # The losses of all ranks look at the sums of all rows.
+        slopes = ctx.ranks.add(slopes, "the sums' gradient")
+        d_rows = _module(ctx.engine).gradient(ctx.pairs, ctx.temperature, log_sums, slopes, share)
+        return d_rows, None, None, None, None
+
+
+def _module(engine: str) -> ModuleType:
+    if engine == "triton":
+        from pgcl_losses.engine import triton  # an optional package: only once asked for
+
+        return triton
+    return streaming
+
+
+def _scaled(sums: Sums, num_rows: int) -> Tensor:
+    """Log S with the Gaussian's scale in it, if there is a Gaussian."""
+    if sums.log_masses is None:
+        return sums.log_sums
+    return sums.log_sums + (math.log(num_rows) - sums.log_masses)
 
 
 def check_engine(engine: str, rows: Tensor) -> None:
@@ -51,10 +110,11 @@ def check_engine(engine: str, rows: Tensor) -> None:
 
 __all__ = [
     "ENGINE_CHOICES",
-    "Bells",
+    "Engine",
+    "Factors",
+    "Gaussian",
     "Pairs",
-    "SameCluster",
-    "Table",
+    "Weight",
     "check_engine",
-    "contrast_pairs",
+    "log_weighted_sums",
 ]

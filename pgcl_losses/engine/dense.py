@@ -1,50 +1,136 @@
 """The engine for batches that fit: plain torch operations on one matrix of logits."""
 
-import math
+from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd import forward_ad
 
-from pgcl_losses.engine.pairs import Bells, Pairs, Table
+from pgcl_losses.engine.pairs import (
+    LARGEST_EXPONENT,
+    Factors,
+    Gaussian,
+    Pairs,
+    Sums,
+    above_underflow,
+    check_kinds,
+    weight_of,
+)
 
 
-def dense(pairs: Pairs, temperature: float) -> Tensor:
-    """Each query's loss, a cross-entropy over columns whose logits are s / t + log W."""
-    return F.cross_entropy(logits(pairs, temperature), pairs.positives, reduction="none")
-
-
-def logits(pairs: Pairs, temperature: float) -> Tensor:
-    """``[R, C]``: s / t + log W, without W for the positive, -inf for what is no negative."""
+def log_sums(pairs: Pairs, temperature: float) -> Sums:
+    """See `Sums`; they can be differentiated any number of times."""
+    check_kinds("dense", pairs.weights, Factors, Gaussian)
     with torch.no_grad():
-        log_weights = _log_weights(pairs)  # [R, C]
-        log_weights.scatter_(1, pairs.positives.unsqueeze(1), 0.0)
-        if pairs.own is not None:
-            log_weights.scatter_(1, pairs.own.unsqueeze(1), -torch.inf)
-    return log_weights.addmm_(pairs.rows / temperature, pairs.columns.T)
+        log_weights, log_masses = _log_weights(pairs)
+    function: Any = _sums
+    transformed = torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+    if not (transformed or torch.compiler.is_compiling()):
+        function = _Sums.apply  # the same values, in fewer steps
+    return Sums(function(pairs.rows, pairs, log_weights, temperature), log_masses)
 
 
-def _log_weights(pairs: Pairs) -> Tensor:
-    """Log W for every pair, a new ``[R, C]``."""
-    weights = pairs.weights
-    if isinstance(weights, Table):
-        by_cluster = weights.log_weights.index_select(1, weights.columns)  # [T, C]
-        log_weights = by_cluster.index_select(0, weights.rows)
-    elif isinstance(weights, Bells):
-        log_weights = _log_bells(weights, pairs.rows, pairs.columns)
-        over_all = log_weights
-        if weights.population is not pairs.columns:
-            over_all = _log_bells(weights, pairs.rows, weights.population)
-        log_sum = torch.logsumexp(over_all, dim=1, keepdim=True)
-        log_weights -= log_sum - math.log(len(weights.population))
-    else:
-        log_weights = pairs.rows.new_zeros(len(pairs.rows), len(pairs.columns))
-    if pairs.left_out is not None:
-        same = pairs.left_out.rows.unsqueeze(1) == pairs.left_out.columns
-        log_weights.masked_fill_(same, -torch.inf)
-    return log_weights
+# A side: the rows whose sums a matrix [J, I] gives, its columns I, and their partners J.
+Side = tuple[slice, slice]
 
 
-def _log_bells(bells: Bells, rows: Tensor, columns: Tensor) -> Tensor:
-    deviation = (rows @ columns.T).sub_(bells.mean.unsqueeze(1))
-    return deviation.square_().div_(-2 * bells.variance.unsqueeze(1))
+def _sides(pairs: Pairs) -> list[Side]:
+    """All rows with all; or, where only two views are partners, each view with the other."""
+    if pairs.across_views and pairs.num_views == 2:
+        first, second = pairs.views()
+        return [(first, second), (second, first)]
+    all_rows = slice(0, len(pairs.rows))
+    return [(all_rows, all_rows)]
+
+
+def _log_weights(pairs: Pairs) -> tuple[list[Tensor], Tensor | None]:
+    """Log W ``[J, I]`` of each side, -inf for what is no negative; and the log of the mass."""
+    rows, log_masses, log_gaussian = pairs.rows.detach(), None, None
+    factors = weight_of(Factors, pairs.weights)
+    gaussian = weight_of(Gaussian, pairs.weights)
+    if gaussian is not None:
+        deviation = (rows @ rows.T).sub_(gaussian.mean)  # [M, M] a column for each row
+        log_gaussian = deviation.square_().mul_(-0.5 / gaussian.variance)
+        log_masses = log_gaussian.logsumexp(0)
+    of_sides = []
+    by_column = None if factors is None else factors.by_column()
+    for i, j in _sides(pairs):
+        if factors is not None and by_column is not None:
+            log_weights = factors.log_block(by_column, j, i)
+        else:
+            log_weights = rows.new_zeros(j.stop - j.start, i.stop - i.start)
+        if log_gaussian is not None:
+            log_weights += log_gaussian[j, i]
+        pairs.fill_graphs(log_weights, j, i, -torch.inf)
+        if pairs.across_views and i == j:
+            for view in pairs.views():
+                log_weights[view, view] = -torch.inf
+        of_sides.append(log_weights)
+    return of_sides, log_masses
+
+
+def _sums(rows: Tensor, pairs: Pairs, log_weights: list[Tensor], temperature: float) -> Tensor:
+    """Log S ``[M]``, in steps that autograd can take."""
+    of_sides = []
+    limits = torch.finfo(rows.dtype)
+    for (i, j), of_pairs in zip(_sides(pairs), log_weights, strict=True):
+        logits = of_pairs + rows[j] @ rows[i].T / temperature
+        peaks = logits.detach().amax(0)  # [I] -inf where there is no negative
+        sums = (logits - peaks.clamp_min(limits.min)).exp().sum(0)
+        # Elsewhere they are 1 or more; log 0 would have no gradient but NaN.
+        of_sides.append(sums.clamp_min(limits.tiny).log() + peaks)
+    return torch.cat(of_sides)
+
+
+def _run(values: Tensor, run: slice) -> Tensor:
+    """Some rows; all of them as they are, which saves a step."""
+    return values if run == slice(0, values.shape[0]) else values[run]
+
+
+class _Sums(torch.autograd.Function):
+    """`_sums` with a gradient of its own: a pair serves both its ends in one matrix."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, rows: Tensor, pairs: Pairs, log_weights: list[Tensor], temperature: float
+    ) -> Tensor:
+        of_sides, saved = [], []
+        for (i, j), of_pairs in zip(_sides(pairs), log_weights, strict=True):
+            mine, others = _run(rows, i), _run(rows, j)
+            logits = of_pairs.addmm_(others, mine.T, alpha=1 / temperature)
+            peaks = None
+            if 1 / temperature > LARGEST_EXPONENT:
+                peaks = logits.amax(0)
+                logits = above_underflow(logits.sub_(peaks.clamp_min(torch.finfo(peaks.dtype).min)))
+            exponentials = logits.exp_()
+            sums = exponentials.sum(0)
+            if peaks is not None:
+                sums.masked_fill_(peaks == -torch.inf, 0.0)
+            of_sides.append(sums.log() if peaks is None else sums.log() + peaks)
+            # A row without negatives has nothing to share out.
+            saved += [exponentials, sums.masked_fill_(sums == 0, torch.inf)]
+        ctx.save_for_backward(rows, *saved)
+        ctx.pairs, ctx.temperature = pairs, temperature
+        return of_sides[0] if len(of_sides) == 1 else torch.cat(of_sides)
+
+    @staticmethod
+    def backward(ctx: Any, slopes: Tensor) -> tuple[Tensor | None, ...]:
+        rows, *saved = ctx.saved_tensors
+        if torch.is_grad_enabled():  # it is to be differentiated again
+            with torch.no_grad():
+                log_weights, _ = _log_weights(ctx.pairs)
+            log_s = _sums(rows, ctx.pairs, log_weights, ctx.temperature)
+            (d_rows,) = torch.autograd.grad(log_s, rows, slopes, create_graph=True)
+            return d_rows, None, None, None
+        d_sides = []
+        for (i, _), exponentials, sums in zip(
+            _sides(ctx.pairs), saved[::2], saved[1::2], strict=True
+        ):
+            d_sides.append(exponentials * (_run(slopes, i) / sums).div_(ctx.temperature))
+        if len(d_sides) == 1:
+            (d_pairs,) = d_sides
+            return (d_pairs + d_pairs.T) @ rows, None, None, None
+        first, second = ctx.pairs.views()
+        d_pairs = d_sides[0] + d_sides[1].T  # [second, first]
+        d_rows = torch.cat([d_pairs.T @ rows[second], d_pairs @ rows[first]])
+        return d_rows, None, None, None

@@ -1,73 +1,163 @@
-"""The contract between the mathematics and the engines: what every engine is given."""
+"""The contract between the mathematics and the engines.
 
-from typing import NamedTuple
+An engine computes S_i = sum over negatives j of W_ij e^{s_ij / tau} for every row i of one set of
+unit rows, with gradient to the rows; each pair is visited once and serves both its ends.
+"""
 
+import math
+from collections.abc import Sequence
+from typing import NamedTuple, TypeVar
+
+import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-
-class Table(NamedTuple):
-    """Weights looked up by cluster: W_ij = exp(log_weights[rows[i], columns[j]])."""
-
-    log_weights: Tensor  # [T, K] -inf leaves a pair out
-    rows: Tensor  # [R] each query's row of the table
-    columns: Tensor  # [C] each column's cluster
+# Up to here e^{s / tau} of millions of pairs adds up in float32 without a maximum taken off first.
+LARGEST_EXPONENT = 40.0
 
 
-class Bells(NamedTuple):
-    """Weights by the pair's own cosine: exp(-(s_ij - mean_i)^2 / (2 variance_i)).
+class Factors(NamedTuple):
+    """Weights of few columns: W_ij = left_i . right_j, and no factor is negative.
 
-    They are scaled to an average of 1 over the population.
+    What depends on clusters has this form. A table T looked up by two clusters: left_i is the line
+    T[c_i], right_j has a 1 at column c_j and zeros elsewhere. A zero leaves the pair out.
+
+    The left ones are given as logarithms, as some are smaller than float32 has numbers for.
     """
 
-    mean: Tensor  # [R]
-    variance: Tensor  # [R] infinite where every weight is 1
-    population: Tensor  # [P, D] unit rows
+    log_left: Tensor  # [M, R], or the few different lines [L, R]
+    right: Tensor  # [M, R], or [M] int64: the column where right_j has its only 1
+    lines: Tensor | None = None  # [M] int64: the line that is left_i's, where there are few
+    symmetric: bool = False  # whether W_ij = W_ji, which saves an engine some work
+
+    def num_columns(self) -> int:
+        return self.log_left.shape[1]
+
+    def left_matrix(self) -> Tensor:
+        """``[M, R]``, whichever form it has."""
+        left = self.log_left.exp()
+        return left if self.lines is None else left.index_select(0, self.lines)
+
+    def right_matrix(self) -> Tensor:
+        """``[M, R]``, whichever form it has."""
+        if self.right.is_floating_point():
+            return self.right
+        return F.one_hot(self.right, self.num_columns()).to(self.log_left.dtype)
+
+    def by_column(self) -> Tensor:
+        """``[R, M]``, of which `log_block` makes blocks: left_i, or its logarithm, as columns."""
+        if self.right.is_floating_point():
+            return self.left_matrix().T
+        if self.lines is None:
+            return self.log_left.T.contiguous()
+        return self.log_left.T.index_select(1, self.lines)
+
+    def log_block(self, by_column: Tensor, others: slice, some: slice) -> Tensor:
+        """Log W ``[J, I]`` of some rows i, which number the columns, and others j: a new matrix."""
+        if self.right.is_floating_point():
+            return (self.right[others] @ by_column[:, some]).log_()
+        return by_column[:, some].index_select(0, self.right[others])  # copies of whole lines
 
 
-class SameCluster(NamedTuple):
-    """Pairs left out: those whose query and column are in one cluster."""
+class Gaussian(NamedTuple):
+    """Weights by the pair's own cosine: W_ij = Z_i exp(-(s_ij - mean_i)^2 / (2 variance_i)).
 
-    rows: Tensor  # [R] each query's cluster
-    columns: Tensor  # [C] each column's cluster
+    The engine chooses Z_i: the mean of W_ij over all M rows j, the row i itself among them, is 1.
+    """
+
+    mean: Tensor  # [M]
+    variance: Tensor  # [M] infinite where every weight is 1
+
+
+Weight = Factors | Gaussian
 
 
 class Pairs(NamedTuple):
-    """Queries, the columns they are held against, and how much each pair counts.
+    """One set of rows, which of them are negatives of each other, and how much each pair counts.
 
-    An engine returns, for each query i and its positive column p at temperature t,
-
-        -log( e^{s_ip / t} / ( e^{s_ip / t} + sum_j W_ij e^{s_ij / t} ) )
-
-    with s the product of unit rows and j any column but p and the query's own. The gradient goes to
-    `rows` and `columns`; the weights W are constants for it (and 1 where there are none).
+    Row i is graph i % N in view i // N, with N = M / num_views. Rows of one graph are no negatives,
+    and with ``across_views`` neither are rows of one view. Weights of different kinds multiply;
+    without any, W_ij is 1. They are constants for the gradient.
     """
 
-    rows: Tensor  # [R, D] unit queries
-    columns: Tensor  # [C, D] unit samples
-    positives: Tensor  # [R] the column of each query's other view
-    own: Tensor | None = None  # [R] the column that is the query itself, where it is among them
-    weights: Table | Bells | None = None
-    left_out: SameCluster | None = None
+    rows: Tensor  # [M, D] unit rows
+    num_views: int
+    across_views: bool = False
+    weights: tuple[Weight, ...] = ()
 
-    def of_queries(self, queries: slice) -> "Pairs":
-        """Some of the queries against all columns."""
-        weights, left_out = self.weights, self.left_out
-        own = None if self.own is None else self.own[queries]
-        if isinstance(weights, Table):
-            weights = Table(weights.log_weights, weights.rows[queries], weights.columns)
-        elif isinstance(weights, Bells):
-            mean, variance, population = weights
-            weights = Bells(mean[queries], variance[queries], population)
-        if left_out is not None:
-            left_out = SameCluster(left_out.rows[queries], left_out.columns)
-        positives = self.positives[queries]
-        return Pairs(self.rows[queries], self.columns, positives, own, weights, left_out)
+    def num_graphs(self) -> int:
+        return self.rows.shape[0] // self.num_views
 
-    def against(self, columns: slice, positives: Tensor) -> "Pairs":
-        """The queries against some other columns, in which each finds its positive."""
-        weights, left_out = self.weights, self.left_out
-        if isinstance(weights, Table):
-            weights = Table(weights.log_weights, weights.rows, weights.columns[columns])
-        if left_out is not None:
-            left_out = SameCluster(left_out.rows, left_out.columns[columns])
-        return Pairs(self.rows, self.columns[columns], positives, None, weights, left_out)
+    def views(self) -> list[slice]:
+        """The rows of each view."""
+        num = self.num_graphs()
+        return [slice(v * num, (v + 1) * num) for v in range(self.num_views)]
+
+    def fill_graphs(self, matrix: Tensor, i: slice, j: slice, value: float) -> None:
+        """Fill the pairs of one graph in a matrix ``[I, J]`` of rows i and rows j, in place."""
+        height, width = i.stop - i.start, j.stop - j.start
+        num_graphs, flat = self.num_graphs(), matrix.view(-1)
+        for views_apart in range(1 - self.num_views, self.num_views):
+            # They lie on diagonals. (Tensor.diagonal makes the compiler of torch 2.13 warn.)
+            right = views_apart * num_graphs + i.start - j.start
+            length = min(height, width - right) if right >= 0 else min(height + right, width)
+            if length > 0:
+                first = right if right >= 0 else -right * width
+                last = first + (length - 1) * (width + 1)
+                flat[first : last + 1 : width + 1].fill_(value)
+
+
+class Sums(NamedTuple):
+    """What an engine returns, of the pairs of its share; e^log_sums of all shares add up to S.
+
+    With a Gaussian they add up to S_i / Z_i, and Z_i = M / e^log_masses_i.
+    """
+
+    log_sums: Tensor  # [M] -inf where there is no negative
+    log_masses: Tensor | None = None  # [M] of the Gaussian over all rows, negatives or not
+
+
+class Share(NamedTuple):
+    """Which of all pairs are to be computed: each rank has a share, and one rank has all."""
+
+    rank: int = 0
+    num_ranks: int = 1
+
+    def of(self, length: int) -> slice:
+        """One of ``num_ranks`` runs of a length, as equal as can be."""
+        ends = (length * rank // self.num_ranks for rank in (self.rank, self.rank + 1))
+        return slice(*ends)
+
+
+ALL_PAIRS = Share()
+
+
+def above_underflow(logits: Tensor) -> Tensor:
+    """Logarithms raised, in place, above that of the smallest normal number.
+
+    The exponential of a smaller one takes a CPU up to thirty times as long. Beside a sum of 1 or
+    more what it becomes is nothing.
+    """
+    return logits.clamp_min_(1 + math.log(torch.finfo(logits.dtype).tiny))
+
+
+Kind = TypeVar("Kind")
+
+
+def weight_of(kind: type[Kind], weights: Sequence[object]) -> Kind | None:
+    """The weight of one kind, if there is one."""
+    of_kind = [weight for weight in weights if isinstance(weight, kind)]
+    if len(of_kind) > 1:
+        raise TypeError(f"weights must hold one {kind.__name__} at most, but got {len(of_kind)}")
+    return of_kind[0] if of_kind else None
+
+
+def check_kinds(engine: str, weights: Sequence[object], *kinds: type) -> None:
+    """An engine names the kinds of weight that it computes; any other is an error."""
+    for weight in weights:
+        if not isinstance(weight, kinds):
+            computed = " and ".join(kind.__name__ for kind in kinds)
+            raise TypeError(
+                f"engine={engine!r} computes weights of the kinds {computed}, "
+                f"but got {type(weight).__name__}"
+            )

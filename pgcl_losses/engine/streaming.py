@@ -1,246 +1,286 @@
-"""The engine for batches of any size: blocks of pairs, and nothing of size R x C in memory.
+"""The engine for batches of any size: blocks of pairs, and nothing of size M x M in memory.
 
-The gradient is computed from the rows again, block by block, and no block is kept. Where queries
-and columns are the same rows, e^{s/t} is symmetric and a block serves the queries of both its
-sides: two thirds of the arithmetic of a dense loss.
+e^{s / tau} is symmetric, so a block of the pairs of rows I and rows J, I <= J, serves the sums of
+both. The gradient is computed from the rows again, block by block, and no block is kept: two thirds
+of the arithmetic of a dense loss.
 """
 
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from pgcl_losses.engine.dense import dense, logits
-from pgcl_losses.engine.pairs import Bells, Pairs, Table
+from pgcl_losses.engine.pairs import (
+    ALL_PAIRS,
+    LARGEST_EXPONENT,
+    Factors,
+    Gaussian,
+    Pairs,
+    Share,
+    Sums,
+    above_underflow,
+    check_kinds,
+    weight_of,
+)
 
-# Up to here e^{s/t} of millions of pairs adds up in float32 without a maximum taken off first.
-_LARGEST_EXPONENT = 40.0
-
-# Tracing an autograd function, torch.compile of torch 2.4 takes tensors outside of it for others of
-# the same name inside: wrong losses, and no error. 2.11 is the first version where we saw it right.
-TRACEABLE = tuple(int(number) for number in torch.__version__.split(".")[:2]) >= (2, 11)
-
-_BLOCK = 640  # rows of a symmetric block: a block of pairs stays in the cache
-# A block's weights are a product of that rank; looking them up costs less above.
-_MOST_CLUSTERS = 256
-_ELEMENTS = 1 << 21  # of a block of queries against all columns
-
-
-def streaming(pairs: Pairs, temperature: float) -> Tensor:
-    """Each query's loss, with the gradient of the dense engine; not differentiable twice."""
-    if torch.compiler.is_compiling() and not TRACEABLE:
-        outside = torch.compiler.disable(_streaming)  # type: ignore[no-untyped-call]  # torch's gap
-        return outside(pairs, temperature)  # type: ignore[no-any-return]  # as above
-    return _streaming(pairs, temperature)
+_BLOCK = 640  # rows of a block: a block of pairs stays in the cache
+# Weights of a block are a product of that rank; looking them up costs less above.
+_MOST_COLUMNS = 256
+_BLOCKS_OF_A_RANK = 2  # along the rows, so that ranks have about equally many pairs
 
 
-def _streaming(pairs: Pairs, temperature: float) -> Tensor:
-    losses: Tensor
-    if _is_symmetric(pairs) and 1 / temperature <= _LARGEST_EXPONENT:
-        losses = _Symmetric.apply(  # type: ignore[no-untyped-call]  # torch's gap
-            pairs.rows, pairs, temperature
-        )
-    else:
-        losses = _ByQueries.apply(  # type: ignore[no-untyped-call]  # torch's gap
-            pairs.rows, pairs.columns, pairs, temperature
-        )
-    return losses
+def log_sums(pairs: Pairs, temperature: float, share: Share = ALL_PAIRS) -> Sums:
+    """See `Sums`. A share is every so many blocks."""
+    ends = _ends(pairs, temperature)
+    for block in _blocks(pairs, temperature, share, ends.scratch, forward=True):
+        ends.add(block)
+    return ends.sums()
 
 
-def _is_symmetric(pairs: Pairs) -> bool:
-    """Whether blocks I <= J are enough, and the weights cheap for both sides of a block."""
-    if isinstance(pairs.weights, Table) and pairs.weights.log_weights.shape[1] > _MOST_CLUSTERS:
-        return False
-    if isinstance(pairs.weights, Bells) and pairs.weights.population is not pairs.rows:
-        return False
-    return pairs.rows is pairs.columns
+def gradient(
+    pairs: Pairs, temperature: float, log_s: Tensor, slopes: Tensor, share: Share
+) -> Tensor:
+    """Gradient ``[M, D]`` of the sum of slopes_i log S_i, as far as this share's pairs go.
 
-
-def _slices(length: int, block: int) -> list[slice]:
-    return [slice(start, min(start + block, length)) for start in range(0, length, block)]
-
-
-class _ByQueries(torch.autograd.Function):
-    """A block of queries against all columns at a time, as the dense engine would."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, rows: Tensor, columns: Tensor, pairs: Pairs, temperature: float
-    ) -> Tensor:
-        ctx.save_for_backward(rows, columns)
-        ctx.pairs, ctx.temperature = pairs, temperature
-        blocks = _slices(len(rows), max(1, _ELEMENTS // len(columns)))
-        return torch.cat([dense(pairs.of_queries(block), temperature) for block in blocks])
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, d_losses: Tensor) -> tuple[Tensor, Tensor, None, None]:
-        rows, columns = ctx.saved_tensors
-        d_rows, d_columns = torch.empty_like(rows), torch.zeros_like(columns)
-        scales = d_losses / ctx.temperature
-        for block in _slices(len(rows), max(1, _ELEMENTS // len(columns))):
-            queries = ctx.pairs.of_queries(block)
-            d_scores = logits(queries, ctx.temperature).softmax(1)  # [B, C]
-            positive = queries.positives.unsqueeze(1)
-            d_scores.scatter_add_(1, positive, -torch.ones_like(d_scores[:, :1]))
-            d_scores *= scales[block].unsqueeze(1)
-            torch.mm(d_scores, columns, out=d_rows[block])
-            d_columns.addmm_(d_scores.T, rows[block])
-        return d_rows, d_columns, None, None
-
-
-class _Symmetric(torch.autograd.Function):
-    """Blocks of pairs I <= J of one set of rows."""
-
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, pairs: Pairs, temperature: float) -> Tensor:
-        sums_by = _BellSums if isinstance(pairs.weights, Bells) else _TableSums
-        weighting = sums_by(pairs, temperature)
-        for block in _blocks(rows, pairs, temperature):
-            weighting.add(block)
-        sums = weighting.totals()  # [M] sum_j W_ij e^{s_ij / t}
-        positive = (rows * rows[pairs.positives]).sum(1) / temperature
-        ctx.save_for_backward(rows, sums, positive)
-        ctx.pairs, ctx.temperature, ctx.weighting = pairs, temperature, weighting
-        return F.softplus(sums.log() - positive)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, d_losses: Tensor) -> tuple[Tensor, None, None]:
-        rows, sums, positive = ctx.saved_tensors
-        d_scores = d_losses * torch.sigmoid(sums.log() - positive) / ctx.temperature  # [M]
-        # A query without negatives has nothing to share out.
-        sides = ctx.weighting.sides(d_scores / sums.clamp_min(torch.finfo(sums.dtype).tiny))
-        d_rows = torch.zeros_like(rows)
-        for block in _blocks(rows, ctx.pairs, ctx.temperature):
-            i, j = block.i, block.j
-            d_pairs = block.values.mul_(ctx.weighting.shares(block, *sides))
-            d_rows[i].addmm_(d_pairs, rows[j])
-            if i != j:
-                d_rows[j].addmm_(d_pairs.T, rows[i])
-        positives = ctx.pairs.positives
-        d_rows.addcmul_(d_scores.unsqueeze(1), rows[positives], value=-1)
-        d_rows.index_add_(0, positives, d_scores.unsqueeze(1) * rows, alpha=-1)
-        return d_rows, None, None
+    ``log_s``: the log-sums of all shares together, without the Gaussian's scale.
+    """
+    rows = pairs.rows.detach()
+    ends = _ends(pairs, temperature)
+    ends.start_gradient(log_s, slopes / temperature)
+    d_rows = torch.zeros_like(rows)
+    for block in _blocks(pairs, temperature, share, ends.scratch, forward=False):
+        i, j = block.i, block.j
+        d_pairs = ends.d_pairs(block)  # of the sum by s_ij, from both ends
+        d_rows[i].addmm_(d_pairs, rows[j])
+        if i != j:
+            d_rows[j].addmm_(d_pairs.T, rows[i])
+    return d_rows
 
 
 class _Block(NamedTuple):
-    """The pairs of rows I with rows J; its matrices ``[B, B]`` are reused by the next block."""
+    """The pairs of rows I with rows J; its matrices ``[I, J]`` are reused by the next block."""
 
     i: slice
     j: slice
-    exponents: Tensor  # s / t, kept for weights that look at it
-    values: Tensor  # e^{s / t}, or 0 for what is no negative
-    spare: Sequence[Tensor]  # scratch
+    exponents: Tensor  # s / t
+    negatives: bool  # whether there are any
+    scratch: tuple[Tensor, ...]
+
+    def ends(self) -> list[tuple[int, slice]]:
+        """The axis along which the rows of an end lie, and these rows."""
+        return [(0, self.i)] if self.i == self.j else [(0, self.i), (1, self.j)]
 
 
-def _blocks(rows: Tensor, pairs: Pairs, temperature: float) -> Iterator[_Block]:
-    """All blocks of pairs I <= J."""
-    rows = rows.detach()  # torch.compile of torch 2.4 would record the products
+def _blocks(
+    pairs: Pairs, temperature: float, share: Share, scratch: int, *, forward: bool
+) -> Iterator[_Block]:
+    """The blocks of a share, I <= J, with so many matrices of scratch."""
+    rows = pairs.rows.detach()  # torch.compile of torch 2.4 would record the products
     scaled = rows / temperature
-    blocks = _slices(len(rows), _BLOCK)
-    keep = int(isinstance(pairs.weights, Bells))
-    buffer = rows.new_empty(2 + 2 * keep, min(len(rows), _BLOCK) ** 2)
-    clusters = None
-    if pairs.left_out is not None:
-        # Numbers that floats can hold: what a cluster comes to in sorted order.
-        numbers = pairs.left_out.rows
-        clusters = torch.searchsorted(numbers.sort().values, numbers).to(rows.dtype)
-    for number, i in enumerate(blocks):
-        for j in blocks[number:]:
-            shape = i.stop - i.start, j.stop - j.start
-            matrices = buffer[:, : shape[0] * shape[1]].view(-1, *shape).unbind()
-            exponents = torch.mm(scaled[i], rows[j].T, out=matrices[0])
-            values = torch.exp(exponents, out=matrices[keep])
-            spare = matrices[keep + 1 :]
-            if i == j:
-                values.diagonal().zero_()
-            _clear(values, pairs.positives[i] - j.start)
-            if clusters is not None:
-                # A comparison into floats is vectorised, one into bools is not.
-                differ = torch.ne(clusters[i].unsqueeze(1), clusters[j], out=spare[0])
-                values.mul_(differ)
-            yield _Block(i, j, exponents, values, spare)
+    size = min(_BLOCK, len(rows))
+    if share.num_ranks > 1:
+        size = min(size, -(-len(rows) // (_BLOCKS_OF_A_RANK * share.num_ranks)))
+    buffer = rows.new_empty(1 + scratch, size**2)
+    for i, j, negatives in _places(pairs, size, forward)[share.rank :: share.num_ranks]:
+        shape = i.stop - i.start, j.stop - j.start
+        matrices = buffer[:, : shape[0] * shape[1]].view(-1, *shape).unbind()
+        exponents = torch.mm(scaled[i], rows[j].T, out=matrices[0])
+        yield _Block(i, j, exponents, negatives, matrices[1:])
 
 
-def _clear(values: Tensor, columns: Tensor) -> None:
-    """Set one entry of each row to 0, where its column is inside of the block."""
-    inside = columns.clamp(0, values.shape[1] - 1).unsqueeze(1)
-    outside = inside != columns.unsqueeze(1)
-    values.scatter_(1, inside, values.gather(1, inside) * outside)
+def _places(pairs: Pairs, size: int, forward: bool) -> list[tuple[slice, slice, bool]]:
+    """Where blocks lie, and whether they hold negatives.
+
+    Those without are wanted only forward and for a Gaussian, whose mass is that of all rows.
+    """
+    runs = pairs.views() if pairs.across_views else [slice(0, len(pairs.rows))]
+    blocks = [
+        (view, slice(start, min(start + size, run.stop)))
+        for view, run in enumerate(runs)
+        for start in range(run.start, run.stop, size)
+    ]
+    all_rows = forward and weight_of(Gaussian, pairs.weights) is not None
+    places = []
+    for number, (view_i, i) in enumerate(blocks):
+        for view_j, j in blocks[number:]:
+            negatives = not pairs.across_views or view_i != view_j
+            if negatives or all_rows:
+                places.append((i, j, negatives))
+    return places
 
 
-class _TableSums:
-    """Weights by cluster: sums per cluster first, weights afterwards, as products of small rank."""
-
-    def __init__(self, pairs: Pairs, temperature: float) -> None:
-        rows = pairs.rows
-        if isinstance(pairs.weights, Table):
-            table = pairs.weights.log_weights.exp()  # [T, K]
-            self.weights = table.T.index_select(1, pairs.weights.rows)  # [K, M]
-            members = F.one_hot(pairs.weights.columns, table.shape[1]).to(rows.dtype)
-            self.members = members.T.contiguous()  # [K, M]
-        else:
-            self.weights = self.members = rows.new_ones(1, len(rows))
-        self.sums = torch.zeros_like(self.weights)  # [K, M]
-
-    def add(self, block: _Block) -> None:
-        i, j, values = block.i, block.j, block.values
-        self.sums[:, i].addmm_(self.members[:, j], values.T)
-        if i != j:
-            self.sums[:, j].addmm_(self.members[:, i], values)
-
-    def totals(self) -> Tensor:
-        return (self.sums * self.weights).sum(0)
-
-    def sides(self, d_sums: Tensor) -> tuple[Tensor, Tensor]:
-        """Two ``[2K, M]`` whose products are the shares of a block."""
-        shares = self.weights * d_sums
-        return torch.cat([shares, self.members]), torch.cat([self.members, shares])
-
-    def shares(self, block: _Block, left: Tensor, right: Tensor) -> Tensor:
-        """d_i W_ij + d_j W_ji."""
-        return torch.mm(left[:, block.i].T, right[:, block.j], out=block.spare[0])
+def _ends(pairs: Pairs, temperature: float) -> "_Plain | _Logarithms":
+    """How what a block holds is added to the sums of the rows at its two ends."""
+    check_kinds("streaming", pairs.weights, Factors, Gaussian)
+    factors = weight_of(Factors, pairs.weights)
+    few_columns = factors is None or factors.num_columns() <= _MOST_COLUMNS
+    if 1 / temperature <= LARGEST_EXPONENT and few_columns:
+        return _Plain(pairs, temperature)
+    return _Logarithms(pairs, temperature)
 
 
-class _BellSums:
-    """Weights by the cosine of the pair itself."""
+class _PairGaussian:
+    """The Gaussian of each pair of a block."""
 
-    def __init__(self, pairs: Pairs, temperature: float) -> None:
-        assert isinstance(pairs.weights, Bells)
+    @classmethod
+    def of(cls, pairs: Pairs, temperature: float) -> "_PairGaussian | None":
+        gaussian = weight_of(Gaussian, pairs.weights)
+        return None if gaussian is None else cls(gaussian, temperature)
+
+    def __init__(self, gaussian: Gaussian, temperature: float) -> None:
         # In units of the exponents s / t.
-        self.mean = pairs.weights.mean / temperature  # [M]
-        self.sharpness = -(temperature**2) / (2 * pairs.weights.variance)  # [M]
-        self.sums, self.weights = torch.zeros_like(self.mean), torch.zeros_like(self.mean)
+        self.mean = gaussian.mean / temperature  # [M]
+        self.curvature = -(temperature**2) / (2 * gaussian.variance)  # [M]
 
-    def bells(self, queries: slice, axis: int, exponents: Tensor, out: Tensor) -> Tensor:
-        """w of the queries, which lie along one axis of the block."""
-        mean, sharpness = self.mean[queries], self.sharpness[queries]
-        if axis == 0:
-            mean, sharpness = mean.unsqueeze(1), sharpness.unsqueeze(1)
-        deviation = torch.sub(exponents, mean, out=out)
-        return deviation.square_().mul_(sharpness).exp_()
+    def log(self, block: _Block, end: int, out: Tensor) -> Tensor:
+        mine = block.j if end else block.i
+        mean, curvature = self.mean[mine], self.curvature[mine]
+        if end == 0:
+            mean, curvature = mean.unsqueeze(1), curvature.unsqueeze(1)
+        return torch.sub(block.exponents, mean, out=out).square_().mul_(curvature)
+
+
+class _Plain:
+    """Sums as they are: for few columns of factors, and temperatures at which nothing overflows."""
+
+    def __init__(self, pairs: Pairs, temperature: float) -> None:
+        self.pairs = pairs
+        self.gaussian = _PairGaussian.of(pairs, temperature)
+        self.scratch = 1 if self.gaussian is None else 3
+        self.totals = torch.zeros_like(pairs.rows[:, 0])  # [M]
+        self.masses = torch.zeros_like(self.totals)
+        factors = weight_of(Factors, pairs.weights)
+        self.left = self.right = None if factors is None else factors.left_matrix().T.contiguous()
+        if factors is not None:
+            self.right = factors.right_matrix().T.contiguous()  # [R, M]
+        self.symmetric = factors is None or factors.symmetric
+
+    def factors(self, block: _Block, end: int) -> Tensor:
+        """W of the rows at one end, in the last matrix of scratch."""
+        assert self.left is not None
+        assert self.right is not None
+        of_i, of_j = (self.right, self.left) if end else (self.left, self.right)
+        return torch.mm(of_i[:, block.i].T, of_j[:, block.j], out=block.scratch[-1])
+
+    def values(self, block: _Block, out: Tensor) -> Tensor:
+        """e^{s / t}, times W if that is the same at both ends; 0 for what is no negative."""
+        values = torch.exp(block.exponents, out=out)
+        if self.symmetric and self.left is not None:
+            values.mul_(self.factors(block, 0))
+        self.pairs.fill_graphs(values, block.i, block.j, 0.0)
+        return values
 
     def add(self, block: _Block) -> None:
-        sides = [(0, block.i)] if block.i == block.j else [(0, block.i), (1, block.j)]
-        for axis, queries in sides:
-            bells = self.bells(queries, axis, block.exponents, block.spare[0])
-            self.weights[queries] += bells.sum(1 - axis)
-            self.sums[queries] += bells.mul_(block.values).sum(1 - axis)
+        values = block.exponents if self.gaussian is None else block.scratch[0]
+        if block.negatives:
+            self.values(block, values)
+        for end, mine in block.ends():
+            weighted = values
+            if self.gaussian is not None:
+                weighted = self.gaussian.log(block, end, block.scratch[1]).exp_()
+                self.masses[mine] += weighted.sum(1 - end)
+                weighted.mul_(values)
+            if not block.negatives:
+                continue
+            if not self.symmetric:
+                weighted = self.factors(block, end).mul_(weighted)
+            self.totals[mine] += weighted.sum(1 - end)
 
-    def totals(self) -> Tensor:
-        self.scale = len(self.weights) / self.weights  # [M] M_i
-        return self.sums * self.scale
+    def sums(self) -> Sums:
+        return Sums(self.totals.log(), None if self.gaussian is None else self.masses.log())
 
-    def sides(self, d_sums: Tensor) -> tuple[Tensor]:
-        """What each query's bells are scaled by in the gradient."""
-        return (d_sums * self.scale,)
+    def start_gradient(self, log_s: Tensor, slopes: Tensor) -> None:
+        smallest = math.log(torch.finfo(log_s.dtype).tiny)
+        by_sum = slopes * log_s.clamp_min(smallest).neg_().exp_()
+        # A row without negatives has nothing to share out.
+        by_sum.masked_fill_(log_s == -torch.inf, 0.0)
+        self.by_sum = by_sum  # [M]
+        if self.gaussian is None:
+            ones = torch.ones_like(by_sum).unsqueeze(0)
+            left, right = (ones, ones) if self.symmetric else (self.left, self.right)
+            assert left is not None
+            assert right is not None
+            # Their product is d_i W_ij + d_j W_ji.
+            self.of_i = torch.cat([left * by_sum, right])  # [2 R, M]
+            self.of_j = torch.cat([right, left * by_sum])
 
-    def shares(self, block: _Block, scales: Tensor) -> Tensor:
-        """d_i W_ij + d_j W_ji."""
-        of_i = self.bells(block.i, 0, block.exponents, block.spare[0])
-        of_j = self.bells(block.j, 1, block.exponents, block.spare[1])
-        return of_j.mul_(scales[block.j]).addcmul_(of_i, scales[block.i].unsqueeze(1))
+    def d_pairs(self, block: _Block) -> Tensor:
+        """e^{s / t} (d_i W_ij + d_j W_ji)."""
+        i, j = block.i, block.j
+        if self.gaussian is None:
+            values = self.values(block, block.exponents)
+            return values.mul_(torch.mm(self.of_i[:, i].T, self.of_j[:, j], out=block.scratch[-1]))
+        at_i, at_j, _ = block.scratch
+        self.gaussian.log(block, 0, at_i).add_(block.exponents).exp_()
+        self.gaussian.log(block, 1, at_j).add_(block.exponents).exp_()
+        at_i.mul_(self.by_sum[i].unsqueeze(1))
+        if self.symmetric:
+            at_i.addcmul_(at_j, self.by_sum[j])
+            if self.left is not None:
+                at_i.mul_(self.factors(block, 0))
+        else:
+            at_i.mul_(self.factors(block, 0))
+            at_i.addcmul_(at_j.mul_(self.by_sum[j]), self.factors(block, 1))
+        self.pairs.fill_graphs(at_i, i, j, 0.0)
+        return at_i
+
+
+class _Logarithms:
+    """Sums with a running maximum taken off: for any temperature and any number of columns."""
+
+    scratch = 3
+
+    def __init__(self, pairs: Pairs, temperature: float) -> None:
+        self.pairs = pairs
+        self.factors = weight_of(Factors, pairs.weights)
+        self.by_column = None if self.factors is None else self.factors.by_column()
+        self.gaussian = _PairGaussian.of(pairs, temperature)
+        self.totals = torch.zeros_like(pairs.rows[:, 0])  # [M]
+        self.masses = torch.zeros_like(self.totals)
+        self.peaks = torch.full_like(self.totals, -torch.inf)
+
+    def add(self, block: _Block) -> None:
+        for end, mine in block.ends():
+            logits = self.logits(block, end)
+            if self.gaussian is not None:
+                self.masses[mine] += block.scratch[2].exp_().sum(1 - end)
+            peaks = torch.maximum(self.peaks[mine], logits.amax(1 - end))
+            finite = peaks.masked_fill(peaks == -torch.inf, 0.0)
+            above_underflow(logits.sub_(finite if end else finite.unsqueeze(1)))
+            added = logits.exp_().sum(1 - end).masked_fill_(peaks == -torch.inf, 0.0)
+            self.totals[mine] = self.totals[mine] * (self.peaks[mine] - finite).exp_() + added
+            self.peaks[mine] = peaks
+
+    def logits(self, block: _Block, end: int) -> Tensor:
+        """s / t + log W of the rows at one end, -inf for what is no negative."""
+        mine, others = (block.j, block.i) if end else (block.i, block.j)
+        logits, log_gaussian = block.scratch[end], block.scratch[2]
+        if not block.negatives:
+            logits.fill_(-torch.inf)
+        elif self.factors is not None and self.by_column is not None:
+            log_weights = self.factors.log_block(self.by_column, others, mine)  # [others, mine]
+            torch.add(block.exponents, log_weights if end else log_weights.T, out=logits)
+        else:
+            logits.copy_(block.exponents)
+        if self.gaussian is not None:
+            logits += self.gaussian.log(block, end, log_gaussian)
+        self.pairs.fill_graphs(logits, block.i, block.j, -torch.inf)
+        return logits
+
+    def sums(self) -> Sums:
+        finite = self.peaks.masked_fill(self.peaks == -torch.inf, 0.0)
+        log_masses = None if self.gaussian is None else self.masses.log()
+        return Sums(self.totals.log() + finite, log_masses)
+
+    def start_gradient(self, log_s: Tensor, slopes: Tensor) -> None:
+        # A row without negatives has nothing to share out.
+        self.slopes = slopes.masked_fill(log_s == -torch.inf, 0.0)
+        self.log_s = log_s.masked_fill(log_s == -torch.inf, 0.0)
+
+    def d_pairs(self, block: _Block) -> Tensor:
+        i, j = block.i, block.j
+        of_i = above_underflow(self.logits(block, 0).sub_(self.log_s[i].unsqueeze(1))).exp_()
+        of_j = above_underflow(self.logits(block, 1).sub_(self.log_s[j])).exp_()
+        return of_j.mul_(self.slopes[j]).addcmul_(of_i, self.slopes[i].unsqueeze(1))

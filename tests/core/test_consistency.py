@@ -70,7 +70,7 @@ def test_confident_agreement_costs_nothing():
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        (lambda a, b: (a,), TypeError, "assignments must be two or more, but 1 came"),
+        (lambda a, b: (a,), TypeError, "assignments must be two or more, but got 1"),
         (lambda a, b: (a, b.targets), TypeError, r"assignments\[1\] must be an Assignment.*Tensor"),
         (
             lambda a, b: (a, b._replace(targets=b.targets[:2])),

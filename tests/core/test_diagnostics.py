@@ -28,30 +28,30 @@ def test_agrees_with_counting(case):
     remaining = [pair for pair in negatives if clusters[pair[0]] != clusters[pair[1]]]
     occupancy = [float(np.mean(clusters == c)) for c in range(k)]
 
-    found = diagnostics(assignments_of(case), torch.tensor(case.prototypes))
-    assert found["occupancy"] == pytest.approx(occupancy)
-    assert found["dead_prototypes"] == occupancy.count(0)
-    assert found["entropy"] == pytest.approx(-sum(p * math.log(p) for p in occupancy if p))
+    numbers = diagnostics(assignments_of(case), torch.tensor(case.prototypes))
+    assert numbers["occupancy"] == pytest.approx(occupancy)
+    assert numbers["dead_prototypes"] == occupancy.count(0)
+    assert numbers["entropy"] == pytest.approx(-sum(p * math.log(p) for p in occupancy if p))
     agreement = np.mean([clusters[i] == clusters[i + n] for i in range(n)])
-    assert found["agreement"] == pytest.approx(agreement)
+    assert numbers["agreement"] == pytest.approx(agreement)
     if negatives:
         masked = 1 - len(remaining) / len(negatives)
-        assert found["masked_negatives"] == pytest.approx(masked, abs=1e-12)
+        assert numbers["masked_negatives"] == pytest.approx(masked, abs=1e-12)
     else:
-        assert math.isnan(found["masked_negatives"])
+        assert math.isnan(numbers["masked_negatives"])
     if remaining:
         mean_weight = np.mean([weights[pair] for pair in remaining])
-        assert found["mean_weight"] == pytest.approx(mean_weight)
+        assert numbers["mean_weight"] == pytest.approx(mean_weight)
     else:
-        assert math.isnan(found["mean_weight"])
+        assert math.isnan(numbers["mean_weight"])
 
 
 def test_terms_add_the_losses_as_plain_numbers():
     pgcl = PGCLLoss(4, 3)
     terms = pgcl.terms(*torch.randn(2, 6, 4))
-    found = diagnostics(terms, pgcl.prototypes.weight)
-    assert found["loss"] == pytest.approx(found["contrast"] + 6 * found["consistency"])
-    assert set(found) == {
+    numbers = diagnostics(terms, pgcl.prototypes.weight)
+    assert numbers["loss"] == pytest.approx(numbers["contrast"] + 6 * numbers["consistency"])
+    assert set(numbers) == {
         "loss",
         "contrast",
         "consistency",
@@ -62,7 +62,7 @@ def test_terms_add_the_losses_as_plain_numbers():
         "masked_negatives",
         "mean_weight",
     }
-    for name, value in found.items():
+    for name, value in numbers.items():
         kinds = list if name == "occupancy" else int if name == "dead_prototypes" else float
         assert type(value) is kinds
 

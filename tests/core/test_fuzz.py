@@ -131,11 +131,11 @@ def check_gradients(loss, *inputs):
 @fuzz
 @given(scores=tensors((4, 3), torch.float32), iterations=st.integers(1, 5))
 def test_sinkhorn(scores, iterations):
-    found = attempt(lambda: sinkhorn(scores, iterations=iterations))
-    if found is None or not known(scores):
+    result = attempt(lambda: sinkhorn(scores, iterations=iterations))
+    if result is None or not known(scores):
         return
     np.testing.assert_allclose(
-        found.double(), oracle.sinkhorn(exact(scores), 0.05, iterations), **tolerance(scores)
+        result.double(), oracle.sinkhorn(exact(scores), 0.05, iterations), **tolerance(scores)
     )
 
 
@@ -148,10 +148,10 @@ def test_sinkhorn(scores, iterations):
 def test_contrast(problem, mode, engine):
     z1, z2, clusters1, clusters2, prototypes = problem
     loss = PrototypeReweightedNCE(**mode, engine=engine, reduction="none")
-    found = attempt(loss, *problem)
-    if found is None:
+    result = attempt(loss, *problem)
+    if result is None:
         return
-    check_gradients(found.sum(), z1, z2, prototypes)
+    check_gradients(result.sum(), z1, z2, prototypes)
     by_prototype = mode["weighting"] == "prototype"
     if not known(z1, z2, *([prototypes] if by_prototype else [])):
         return
@@ -161,8 +161,8 @@ def test_contrast(problem, mode, engine):
         clusters = torch.cat([clusters1, clusters2]).tolist()
     weights = oracle.pair_weights(rows, clusters, centers, mode["weighting"])
     given = mode["temperature"], mode["exclude_same_cluster"], mode["negatives"]
-    expected = oracle.contrast(exact(z1), exact(z2), weights, clusters, *given)
-    np.testing.assert_allclose(found.detach().double(), expected, **tolerance(z1, prototypes))
+    expected = oracle.contrast((exact(z1), exact(z2)), weights, clusters, *given)
+    np.testing.assert_allclose(result.detach().double(), expected, **tolerance(z1, prototypes))
 
 
 @fuzz
@@ -175,18 +175,18 @@ def test_prototypes(problem, queue_size):
     prototypes = SinkhornPrototypes(dim, num_prototypes, queue_size=queue_size)
     prototypes.weight = torch.nn.Parameter(weight.detach())
     prototypes.to(weight.device)
-    found = attempt(prototypes, z1, z2)
+    result = attempt(prototypes, z1, z2)
     nearest = attempt(prototypes.assign, z1)
     if nearest is not None:
         assert nearest.shape == z1.shape[:1]
-    if found is None:
+    if result is None:
         return
     if weight.device.type == "cpu":
-        assert attempt(diagnostics, found)
-    check_gradients(sum(view.log_probs.sum() for view in found), z1, z2, prototypes.weight)
+        assert attempt(diagnostics, result)
+    check_gradients(sum(view.log_probs.sum() for view in result), z1, z2, prototypes.weight)
     if not known(z1, z2, weight):
         return
-    for rows, view in zip((z1, z2), found, strict=True):
+    for rows, view in zip((z1, z2), result, strict=True):
         expected = oracle.targets(exact(rows), exact(weight), 0.05, 3)
         np.testing.assert_allclose(view.targets.double(), expected, **tolerance(rows, weight))
         log_p = oracle.log_predictions(exact(rows), exact(weight), 0.2)
@@ -203,12 +203,12 @@ def test_consistency(problem):
         Assignment(scores.detach(), scores.detach(), of_view)  # no mathematics asks for more
         for scores, of_view in zip((scores1, scores2), clusters, strict=True)
     ]
-    found = attempt(ConsistencyLoss(reduction="none"), *views)
-    if found is None or not known(scores1, scores2):
+    result = attempt(ConsistencyLoss(reduction="none"), *views)
+    if result is None or not known(scores1, scores2):
         return
     log_p = [exact(view.log_probs).tolist() for view in views]
     expected = oracle.consistency(log_p, [exact(view.targets) for view in views])
-    np.testing.assert_allclose(found.double(), expected, **tolerance(scores1))
+    np.testing.assert_allclose(result.double(), expected, **tolerance(scores1))
 
 
 @fuzz
@@ -230,7 +230,7 @@ def test_pgcl(problem, mode):
     rows = np.concatenate([exact(z1), exact(z2)])
     weights = oracle.pair_weights(rows, clusters, exact(weight), mode["weighting"])
     given = mode["temperature"], mode["exclude_same_cluster"], mode["negatives"]
-    contrast = oracle.contrast(exact(z1), exact(z2), weights, clusters, *given)
+    contrast = oracle.contrast((exact(z1), exact(z2)), weights, clusters, *given)
     q = [oracle.targets(exact(z), exact(weight), 0.05, 3) for z in (z1, z2)]
     log_p = [oracle.log_predictions(exact(z), exact(weight), mode["temperature"]) for z in (z1, z2)]
     expected = oracle.mean(contrast) + 6 * oracle.mean(oracle.consistency(log_p, q))

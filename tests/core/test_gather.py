@@ -10,11 +10,18 @@ import time
 import pytest
 import torch
 from helpers.blocks import in_blocks
+from helpers.rank_models import (
+    DIM,
+    Inside,
+    SentBytes,
+    gradients,
+    mean_over_ranks,
+    model_of,
+    of_seed,
+)
 from helpers.ranks import DEAD, on_ranks
-from live_bytes import LiveBytes
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from pgcl_losses import PGCLLoss
 
@@ -24,18 +31,6 @@ MODES = [
     for exclude in (True, False)
     for negatives in ("all", "cross")
 ]
-DIM = 4
-
-
-def of_seed(seed):
-    return torch.Generator().manual_seed(seed)
-
-
-def model_of(seed, **options):
-    """An encoder and a loss, alike for the same seed."""
-    torch.manual_seed(seed)
-    encoder = nn.Linear(3, DIM, dtype=torch.float64)
-    return encoder, PGCLLoss(DIM, 3, **options).double()
 
 
 def counts_of(layout, num_ranks, generator):
@@ -50,30 +45,9 @@ def counts_of(layout, num_ranks, generator):
     return counts
 
 
-class Inside(nn.Module):
-    """Encoder and loss in one module."""
-
-    def __init__(self, encoder, pgcl):
-        super().__init__()
-        self.encoder, self.pgcl = encoder, pgcl
-
-    def forward(self, x1, x2):
-        return self.pgcl(self.encoder(x1), self.encoder(x2))
-
-
-def gradients(*modules):
-    return [parameter.grad for module in modules for parameter in module.parameters()]
-
-
-def mean_over_ranks(value):
-    total = value.detach().clone()
-    distributed.all_reduce(total)
-    return total / distributed.get_world_size()
-
-
 LAYOUTS = ("equal", "unequal", "some empty")
 WRAPPINGS = ("inside", "beside")
-BLOCKS = ((1, 1), (3, 40), (640, 1 << 21))  # of streaming: rows, elements
+BLOCKS = (1, 3, 640)  # of streaming
 
 
 def check_case(rank, num_ranks, options, layout, wrapping, random):
@@ -94,7 +68,7 @@ def check_case(rank, num_ranks, options, layout, wrapping, random):
             [expected.detach(), *gradients(whole_encoder, whole), *whole.buffers()],
             rtol=1e-9,
             atol=1e-10,
-            msg=lambda found: f"{options} {counts} {wrapping}: {found}",
+            msg=lambda message: f"{options} {counts} {wrapping}: {message}",
         )
 
 
@@ -106,12 +80,12 @@ def every_mode(rank, num_ranks, engines):
 
     for engine in engines:
         for layout, wrapping in itertools.product(LAYOUTS, WRAPPINGS):
-            with in_blocks(*draw(BLOCKS)):
+            with in_blocks(draw(BLOCKS)):
                 check_case(rank, num_ranks, {"engine": engine}, layout, wrapping, random)
         for mode in MODES:
             options = {"engine": engine, **mode, "reduction": draw(("mean", "sum"))}
             options["queue_size"] = draw((0, 3, 20))
-            with in_blocks(*draw(BLOCKS)):
+            with in_blocks(draw(BLOCKS)):
                 check_case(rank, num_ranks, options, draw(LAYOUTS), draw(WRAPPINGS), random)
 
 
@@ -156,7 +130,7 @@ def gradient_of_peers(rank, num_ranks):
     """Whole, global, averaged over ranks, and gathered without gradient to the others' rows."""
     x1, x2 = torch.randn(2, 8, 3, dtype=torch.float64, generator=of_seed(1))
     mine = slice(4 * rank, 4 * rank + 4)
-    found = {}
+    gradient_of = {}
     for name in ("whole", "ours", "averaged", "detached"):
         reduction = "none" if name == "detached" else "mean"
         options = {"reduction": reduction, "gather": name == "ours", "consistency_weight": 0.0}
@@ -172,18 +146,18 @@ def gradient_of_peers(rank, num_ranks):
         else:
             loss = pgcl(z1[mine], z2[mine])
         loss.backward()
-        found[name] = mean_over_ranks(encoder.weight.grad)
-    return found
+        gradient_of[name] = mean_over_ranks(encoder.weight.grad)
+    return gradient_of
 
 
 def test_what_peers_do_optimises_something_else():
-    (found, _) = on_ranks(gradient_of_peers, 2)
-    whole = found["whole"]
-    assert (found["ours"] - whole).norm() < 1e-9 * whole.norm()
+    (gradient_of, _) = on_ranks(gradient_of_peers, 2)
+    whole = gradient_of["whole"]
+    assert (gradient_of["ours"] - whole).norm() < 1e-9 * whole.norm()
     for name in ("averaged", "detached"):
         # A factor alone would be the learning rate's business.
-        factor = (found[name] * whole).sum() / whole.square().sum()
-        assert (found[name] / factor - whole).norm() > 0.05 * whole.norm(), name
+        factor = (gradient_of[name] * whole).sum() / whole.square().sum()
+        assert (gradient_of[name] / factor - whole).norm() > 0.05 * whole.norm(), name
 
 
 def errors(rank, num_ranks):
@@ -207,16 +181,16 @@ def errors(rank, num_ranks):
     }
     torch.manual_seed(rank)
     cases["prototypes"] = (PGCLLoss(DIM), rows)
-    found = {}
+    messages = {}
     for name, (pgcl, z) in cases.items():
         if name != "prototypes":
             nn.init.ones_(pgcl.prototypes.weight)
         start = time.monotonic()
         with pytest.raises((ValueError, TypeError)) as caught:
             pgcl(z, z)
-        found[name] = str(caught.value)
+        messages[name] = str(caught.value)
         assert time.monotonic() - start < 10
-    return found
+    return messages
 
 
 def test_ranks_that_disagree_get_the_same_error():
@@ -224,15 +198,15 @@ def test_ranks_that_disagree_get_the_same_error():
     assert first == second
     for name, words in {
         "width": "rank 0: ready\n  rank 1: ValueError: z1 has width 9 but prototypes",
-        "dtype": "rank 0: torch.float32.*\n  rank 1: torch.float64",
+        "dtype": "rank 0: dtype=torch.float32\n  rank 1: dtype=torch.float64",
         "options": "temperature=0.2.*\n  rank 1: .*temperature=0.3",
         "K": "num_prototypes=10.*\n  rank 1: .*num_prototypes=11",
         "mode": "training=True.*\n  rank 1: training=False",
         "gradient": "requires_grad=True.*\n  rank 1: .*requires_grad=False",
-        "empty": "z1 must not be empty on every rank",
+        "empty": "the batch must not be empty on every rank",
         "no tensor": "rank 1: TypeError: z1 must be a Tensor",
         "queue": "queue_size=0.*\n  rank 1: .*queue_size=4",
-        "frozen": "float32 with requires_grad=True\n  rank 1: .*requires_grad=False",
+        "frozen": "float32, requires_grad=True\n  rank 1: .*requires_grad=False",
         "engine": "rank 0: [A-Za-z]+Error: engine='triton' needs.*\n  rank 1: ready",
         "all alike": "^z1 has width 9",
         "alike, but for options": "^z1 has width 9",
@@ -330,156 +304,3 @@ def alone(rank, num_ranks):
 def test_without_gather_each_rank_has_the_loss_of_its_own_rows():
     (expected,) = on_ranks(alone, 1)
     torch.testing.assert_close(on_ranks(apart, 2), expected, rtol=0, atol=0)
-
-
-def compiled(rank, num_ranks):
-    """Losses and gradients of a compiled model beside those of an eager one, as rows vary."""
-    for mode in ({}, {"negatives": "cross"}, {"weighting": "sample", "queue_size": 4}):
-        torch.compiler.reset()
-        eager, twin = (Inside(*model_of(3, **mode)) for _ in range(2))
-        whole = Inside(*model_of(3, **mode, gather=False))
-        twin.compile(backend="aot_eager")
-        random = of_seed(9)
-        for counts in ([4, 4], [3, 6], [6, 3], [5, 5], [1, 7], [7, 0]):
-            x1, x2 = torch.randn(2, sum(counts), 3, dtype=torch.float64, generator=random)
-            found = []
-            for model in (eager, twin):
-                loss = model(x1.split(counts)[rank], x2.split(counts)[rank])
-                loss.backward()
-                found.append([mean_over_ranks(loss), *gradients(model), *model.buffers()])
-            torch.testing.assert_close(found[0], found[1], rtol=1e-12, atol=1e-12)
-            expected = whole(x1, x2)
-            torch.testing.assert_close(found[1][0], expected.detach(), rtol=1e-9, atol=1e-10)
-
-
-def test_compiled_models_may_meet_any_number_of_rows():
-    on_ranks(compiled, 2)
-
-
-def training(rank, num_ranks, wrapping):
-    torch.manual_seed(0)
-    encoder, pgcl = nn.Linear(3, DIM), PGCLLoss(DIM, 3, freeze_steps=5, queue_size=16)
-    options = {"static_graph": True} if wrapping == "static graph" else {}
-    if wrapping == "beside":
-        encoder = DistributedDataParallel(encoder)
-        step = lambda x1, x2: pgcl(encoder(x1), encoder(x2))  # noqa: E731
-        no_sync = encoder.no_sync
-    else:
-        step = DistributedDataParallel(Inside(encoder, pgcl), **options)
-        no_sync = step.no_sync
-    if wrapping == "compiled":
-        step.module.compile(backend="aot_eager")
-    optimizer = torch.optim.Adam([*encoder.parameters(), *pgcl.parameters()], lr=1e-2)
-    random = of_seed(rank)
-    steps = 10 if wrapping == "compiled" else 200
-    for _ in range(steps):
-        if wrapping == "accumulated":
-            with no_sync():
-                step(*torch.randn(2, 6, 3, generator=random)).backward()
-        step(*torch.randn(2, 6 + rank, 3, generator=random)).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    weights = [p.detach() for p in [*encoder.parameters(), *pgcl.parameters()]]
-    return [weight.numpy().tobytes() for weight in weights], int(pgcl.prototypes.step)
-
-
-@pytest.mark.parametrize(
-    "wrapping", ["inside", "beside", "static graph", "accumulated", "compiled"]
-)
-def test_training_keeps_ranks_bit_identical(wrapping):
-    first, second = on_ranks(training, 2, wrapping)
-    assert first == second
-
-
-def accumulating(rank, num_ranks):
-    batches = torch.randn(2, 2, 8, 3, dtype=torch.float64, generator=of_seed(5))
-    encoder, pgcl = model_of(0)
-    wrapped = DistributedDataParallel(Inside(encoder, pgcl))
-    whole_encoder, whole = model_of(0, gather=False)
-    mine = slice(4 * rank, 4 * rank + 4)
-    with wrapped.no_sync():
-        wrapped(*batches[0][:, mine]).backward()
-    wrapped(*batches[1][:, mine]).backward()
-    for x1, x2 in batches:
-        whole(whole_encoder(x1), whole_encoder(x2)).backward()
-    torch.testing.assert_close(
-        gradients(encoder, pgcl), gradients(whole_encoder, whole), rtol=1e-9, atol=1e-10
-    )
-
-
-def test_accumulated_gradients_are_those_of_one_process():
-    on_ranks(accumulating, 2)
-
-
-def resuming(rank, num_ranks, folder):
-    batches = torch.randn(6, 2, 5, DIM, generator=of_seed(rank), requires_grad=True)
-    torch.manual_seed(0)
-    pgcl = PGCLLoss(DIM, queue_size=12)
-    for views in batches[:3]:
-        pgcl(*views)
-    if rank == 0:
-        torch.save(pgcl.state_dict(), folder / "state.pt")
-    distributed.barrier()
-    resumed = PGCLLoss(DIM, queue_size=12)
-    resumed.load_state_dict(torch.load(folder / "state.pt"))
-    for views in batches[3:]:
-        assert torch.equal(pgcl(*views), resumed(*views))
-
-
-def test_a_checkpoint_of_rank_0_serves_all(tmp_path):
-    on_ranks(resuming, 3, tmp_path)
-
-
-class SentBytes(TorchDispatchMode):
-    """What collectives hand over, by name: a ring sends it on from rank to rank."""
-
-    def __init__(self):
-        super().__init__()
-        self.given = {}
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        if function.namespace == "c10d":
-            name = str(function).split(".")[1].strip("_")
-            # all-gather and reduce-scatter take (output, input, ...)
-            tensors = args[1] if name.endswith("base") else args[0][0]
-            self.given[name] = self.given.get(name, 0) + tensors.nbytes
-        return function(*args, **(kwargs or {}))
-
-
-def counted(rank, num_ranks, batches):
-    found = []
-    for counts in batches:
-        torch.manual_seed(0)
-        pgcl = PGCLLoss(DIM, 3, queue_size=8)
-        z1, z2 = torch.randn(2, counts[rank], DIM, requires_grad=True).unbind()
-        with SentBytes() as sent:
-            pgcl(z1, z2).backward()
-        found.append(sent.given)
-    return found
-
-
-@pytest.mark.parametrize("batches", [[[50]], [[1, 1], [50, 50], [3, 8]], [[7, 7, 7], [2, 30, 0]]])
-def test_bytes_are_those_of_the_documentation(batches):
-    num_ranks = len(batches[0])
-    for of_rank in on_ranks(counted, num_ranks, batches):
-        for given, counts in zip(of_rank, batches, strict=True):
-            rows, prototypes = 2 * max(counts) * DIM * 4, 3 * DIM * 4
-            documented = {
-                "allgather_base": rows + 3 * 8,
-                "reduce_scatter_base": num_ranks * rows,
-                "allreduce": prototypes,
-            }
-            assert given == (documented if num_ranks > 1 else {})
-
-
-def peak(rank, num_ranks, num_rows):
-    pgcl = model_of(0, engine="streaming")[1].float()
-    z1, z2 = torch.randn(2, num_rows, DIM, requires_grad=True).unbind()
-    with in_blocks(640, 1 << 13), LiveBytes() as live:
-        pgcl(z1, z2).backward()
-    return live.peak
-
-
-def test_memory_grows_with_rows_and_not_with_pairs():
-    (small, _), (large, _) = (on_ranks(peak, 2, num_rows) for num_rows in (150, 600))
-    assert large < 5 * small  # four times the rows, sixteen times the pairs

@@ -1,7 +1,6 @@
-import copy
-import io
+"""The whole loss: its value and gradients are those of the oracle, finite, or a clear error."""
+
 import math
-import pickle
 
 import numpy as np
 import pytest
@@ -10,8 +9,6 @@ from helpers import oracle
 from helpers.cases import MODES
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.checkpoint import checkpoint
 
 from pgcl_losses import (
     ConsistencyLoss,
@@ -21,7 +18,6 @@ from pgcl_losses import (
 )
 
 LAMBDA = 6.0
-STATEFUL = {"queue_size": 20, "freeze_steps": 3}
 
 
 @st.composite
@@ -48,8 +44,7 @@ def oracle_total(z1, z2, prototypes, mode, at):
         np.concatenate([at1, at2]), clusters, at_prototypes, mode["weighting"]
     )
     contrast = oracle.contrast(
-        z1,
-        z2,
+        (z1, z2),
         weights,
         clusters,
         mode["temperature"],
@@ -165,233 +160,6 @@ def test_paper_defaults():
     assert pgcl.prototypes.epsilon == 0.05
     assert "weighting='prototype'" in repr(pgcl)
     assert "consistency_weight=6.0" in repr(pgcl)
-
-
-def encoder_and_loss(**options):
-    torch.manual_seed(0)
-    encoder = torch.nn.Linear(6, 4)
-    pgcl = PGCLLoss(4, 3, **options)
-    optimizer = torch.optim.Adam([*encoder.parameters(), *pgcl.parameters()], lr=0.05)
-    return encoder, pgcl, optimizer
-
-
-def train(encoder, pgcl, optimizer, batches):
-    losses = []
-    for x1, x2 in batches:
-        optimizer.zero_grad()
-        loss = pgcl(encoder(x1), encoder(x2))
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    return losses
-
-
-def batches(count, n=8):
-    generator = torch.Generator().manual_seed(7)
-    x = torch.randn(count, 1, n, 6, generator=generator)
-    return x + 0.1 * torch.randn(count, 2, n, 6, generator=generator)
-
-
-class TestTraining:
-    def test_a_checkpoint_continues_bit_for_bit(self):
-        parts = encoder_and_loss(**STATEFUL)
-        train(*parts, batches(4))
-        buffer = io.BytesIO()
-        torch.save([part.state_dict() for part in parts], buffer)
-        straight = train(*parts, batches(9)[4:])
-
-        buffer.seek(0)
-        resumed = encoder_and_loss(**STATEFUL)
-        for part, state in zip(resumed, torch.load(buffer, weights_only=True), strict=True):
-            part.load_state_dict(state)
-        assert train(*resumed, batches(9)[4:]) == straight
-        for name, tensor in parts[1].state_dict().items():
-            assert torch.equal(resumed[1].state_dict()[name], tensor), name
-
-    # Unpickling a tensor warns within torch 2.4 and 2.5.
-    @pytest.mark.filterwarnings("ignore:You are using `torch.load`:FutureWarning")
-    def test_copies_and_pickles_go_on_alike(self):
-        _, pgcl, _ = parts = encoder_and_loss(**STATEFUL)
-        train(*parts, batches(5))
-        copies = [copy.deepcopy(pgcl), pickle.loads(pickle.dumps(pgcl))]
-        z1, z2 = torch.randn(2, 8, 4)
-        losses = [module(z1, z2) for module in (pgcl, *copies)]
-        assert losses[0] == losses[1] == losses[2]
-        assert all(int(module.prototypes.step) == 6 for module in (pgcl, *copies))
-
-    def test_determinism_under_a_seed(self):
-        first, second = (train(*encoder_and_loss(), batches(5)) for _ in range(2))
-        assert first == second
-        assert first[-1] < first[0]
-
-    def test_moving_to_double_gives_double(self):
-        pgcl = PGCLLoss(4, 3, queue_size=5)
-        z1, z2 = torch.randn(2, 6, 4)
-        narrow = pgcl(z1, z2)
-        pgcl.double()
-        wide = pgcl(z1.double(), z2.double())
-        assert wide.dtype == torch.float64
-        assert pgcl(z1, z2).dtype == torch.float64
-        assert narrow.dtype == torch.float32
-
-    def test_two_forwards_before_one_backward(self):
-        z = torch.randn(4, 6, 4)
-        together = PGCLLoss(4, 3, freeze_steps=1)
-        apart = copy.deepcopy(together)
-        (together(z[0], z[1]) + together(z[2], z[3])).backward()
-        for pair in (z[:2], z[2:]):  # gradient accumulation
-            apart(*pair).backward()
-        assert together.prototypes.weight.grad.any()
-        torch.testing.assert_close(together.prototypes.weight.grad, apart.prototypes.weight.grad)
-
-    # torch 2.4 warns of itself there.
-    @pytest.mark.filterwarnings("ignore:.*amp.autocast:FutureWarning")
-    @pytest.mark.parametrize("use_reentrant", [True, False])
-    def test_activation_checkpointing(self, use_reentrant):
-        pgcl = PGCLLoss(4, 3)
-        gradients = []
-        for run in (pgcl, lambda *views: checkpoint(pgcl, *views, use_reentrant=use_reentrant)):
-            views = [view.clone().requires_grad_() for view in batches(1)[0, :, :, :4]]
-            run(*views).backward()
-            gradients.append(views[0].grad)
-        torch.testing.assert_close(*gradients)
-
-    def test_no_state_moves_without_training(self):
-        pgcl = PGCLLoss(4, 3, **STATEFUL)
-        z1, z2 = torch.randn(2, 6, 4)
-        pgcl(z1, z2)
-        before = copy.deepcopy(pgcl.state_dict())
-        with torch.no_grad():
-            pgcl(z1, z2)
-        (-pgcl.eval()(z1.requires_grad_(), z2)).backward()  # a maximising phase
-        for name, tensor in pgcl.state_dict().items():
-            assert torch.equal(tensor, before[name]), name
-
-    @pytest.mark.parametrize("bad", [math.nan, math.inf])
-    def test_a_batch_that_is_not_finite_shows_and_touches_nothing(self, bad):
-        pgcl = PGCLLoss(4, 3, **STATEFUL)
-        pgcl(*torch.randn(2, 6, 4))
-        before = copy.deepcopy(pgcl.state_dict())
-        z1, z2 = torch.randn(2, 6, 4)
-        z2[4, 0] = bad
-        terms = pgcl.terms(z1, z2)
-        assert terms.loss.isnan()
-        assert terms.contrast.isnan()
-        assert terms.consistency.isnan()
-        for name, tensor in pgcl.state_dict().items():
-            assert torch.equal(tensor, before[name]), name
-
-    def test_switching_a_queue_on_does_not_make_the_loss_jump(self):
-        encoder, pgcl, optimizer = encoder_and_loss()
-        data = batches(120, n=32)
-        before = train(encoder, pgcl, optimizer, data[:80])
-        with_queue = PGCLLoss(4, 3, queue_size=256)
-        with_queue.load_state_dict(pgcl.state_dict(), strict=False)
-
-        # The very first step is the same to the bit: the queue starts empty and has no say.
-        views = [encoder(x) for x in data[80]]
-        assert copy.deepcopy(with_queue)(*views) == copy.deepcopy(pgcl)(*views)
-
-        # While it fills, step-to-step changes stay what they were.
-        optimizer.param_groups[0]["params"][-1:] = [with_queue.prototypes.weight]
-        after = train(encoder, with_queue, optimizer, data[80:])
-        usual = max(abs(np.diff(before[40:])))
-        assert abs(after[0] - before[-1]) <= 1.5 * usual
-        assert max(abs(np.diff(after))) <= 1.5 * usual
-
-
-# Affairs of torch.compile: what it uses itself is deprecated, and Python 3.13.0 is slow for it.
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:Guards may run:RuntimeWarning")
-class TestCompiled:
-    @pytest.mark.parametrize("weighting", ["prototype", "sample", "uniform"])
-    @pytest.mark.parametrize("negatives", ["all", "cross"])
-    def test_fullgraph_equals_eager(self, weighting, negatives):
-        torch.compiler.reset()
-        eager = PGCLLoss(
-            4,
-            3,
-            weighting=weighting,
-            negatives=negatives,
-            queue_size=20,
-            freeze_steps=1,
-            iterations=5,
-        )
-        twin = copy.deepcopy(eager)
-        compiled = torch.compile(twin, fullgraph=True, backend="aot_eager")
-        self.compare(eager, twin, compiled)
-
-    def test_inductor(self):
-        torch.compiler.reset()
-        eager = PGCLLoss(4, 3, queue_size=20, freeze_steps=1)
-        twin = copy.deepcopy(eager)
-        self.compare(eager, twin, torch.compile(twin, fullgraph=True))
-
-    def compare(self, eager, twin, compiled):
-        for _ in range(3):
-            views = torch.randn(2, 6, 4)
-            results = []
-            for loss in (eager, compiled):
-                mine = [view.clone().requires_grad_() for view in views]
-                value = loss(*mine)
-                value.backward()
-                results.append((value, *(view.grad for view in mine)))
-            torch.testing.assert_close(results[0], results[1])
-            torch.testing.assert_close(eager.prototypes.weight.grad, twin.prototypes.weight.grad)
-        for name, tensor in eager.state_dict().items():
-            torch.testing.assert_close(twin.state_dict()[name], tensor)
-
-
-WAITING = {
-    getattr(torch.ops.aten, name)
-    for name in (
-        "_local_scalar_dense",
-        "_unique2",
-        "bincount",
-        "equal",
-        "masked_select",
-        "nonzero",
-        "repeat_interleave",
-        "unique_dim",
-    )
-}
-
-
-class NoWaiting(TorchDispatchMode):
-    """Fails on operations that would make a GPU wait, and keeps count of large results."""
-
-    def __init__(self, large: int) -> None:
-        super().__init__()
-        self.large, self.storages = large, set()
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        assert function.overloadpacket not in WAITING, f"{function} waits for the device"
-        for index in (item for listed in args if isinstance(listed, list) for item in listed):
-            mask = isinstance(index, torch.Tensor) and index.dtype == torch.bool
-            assert not mask, f"{function} by a mask waits for the device"
-        result = function(*args, **(kwargs or {}))
-        for tensor in result if isinstance(result, tuple | list) else [result]:
-            if isinstance(tensor, torch.Tensor) and tensor.numel() >= self.large:
-                self.storages.add(tensor.untyped_storage().data_ptr())
-        return result
-
-
-@pytest.mark.parametrize("weighting", ["prototype", "sample", "uniform"])
-@pytest.mark.parametrize("negatives", ["all", "cross"])
-def test_a_training_step_never_waits_for_the_device(weighting, negatives):
-    pgcl = PGCLLoss(4, 3, weighting=weighting, negatives=negatives, queue_size=9, freeze_steps=1)
-    z1, z2 = torch.randn(2, 6, 4, requires_grad=True).unbind()
-    with NoWaiting(large=1 << 30):
-        pgcl(z1, z2).backward()
-
-
-def test_prototype_weighting_builds_no_matrix_of_weights():
-    # The logits and their log-softmax are all there is of size 2N x 2N.
-    pgcl = PGCLLoss(4, 3)
-    z1, z2 = torch.randn(2, 50, 4, requires_grad=True).unbind()
-    with NoWaiting(large=100 * 100) as watch:
-        loss = pgcl(z1, z2)
-    assert loss.isfinite()
-    assert len(watch.storages) <= 2
 
 
 class TestHalfPrecision:

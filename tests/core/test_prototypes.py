@@ -205,7 +205,7 @@ def test_bad_options(options, error, message):
         ((torch.randn(5, 3),), ValueError, r"views\[0\] has width 3 but weight has width 4"),
         ((torch.randn(5, 4), torch.randn(4, 4)), ValueError, r"views\[1\] has shape \(4, 4\) but"),
         ((torch.randn(5, 4, device="meta"),), ValueError, r"views\[0\] is on meta but weight is"),
-        ((torch.randn(5, 4),) * 3, ValueError, "views must be 2 when queue_size > 0.*but 3 came"),
+        ((torch.randn(5, 4),) * 3, ValueError, "views must be 2 when queue_size > 0.*but got 3"),
     ],
 )
 def test_bad_views(views, error, message):

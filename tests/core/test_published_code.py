@@ -14,29 +14,29 @@ from pgcl_losses.weights import prototype_log_weights
 def a_table():
     prototypes = unit_rows(torch.randn(6, 4), torch.float32)
     shares = torch.tensor([0.3, 0.1, 0.2, 0.05, 0.25, 0.1])
-    return prototypes, shares, prototype_log_weights(prototypes, shares)
+    return prototypes, shares, prototype_log_weights(prototypes, shares).exp()
 
 
 def test_the_gaussian_has_a_negative_exponent():
     # Published: exp(+(d - mu)^2 / (2 sigma^2)), which favours the nearest and the farthest.
-    prototypes, shares, log_weights = a_table()
+    prototypes, shares, weights = a_table()
     distances = 1 - prototypes @ prototypes.T
     off_mean = (distances - (distances @ shares)[:, None]).abs()
     for cluster in range(6):
-        by_closeness_to_the_mean = log_weights[cluster][off_mean[cluster].argsort()]
+        by_closeness_to_the_mean = weights[cluster][off_mean[cluster].argsort()]
         assert (by_closeness_to_the_mean.diff() <= 0).all()
 
 
 def test_mu_and_sigma_belong_to_the_query():
     # Published: broadcast along the wrong axis, so that they belong to the negative.
-    prototypes, shares, log_weights = a_table()
-    torch.testing.assert_close(log_weights.exp() @ shares, torch.ones(6))
-    assert not torch.allclose(shares @ log_weights.exp(), torch.ones(6), atol=1e-2)
+    prototypes, shares, weights = a_table()
+    torch.testing.assert_close(weights @ shares, torch.ones(6))
+    assert not torch.allclose(shares @ weights, torch.ones(6), atol=1e-2)
     distances = 1 - prototypes @ prototypes.T
     mu = distances @ shares
     variance = ((distances - mu[:, None]) ** 2) @ shares
     w = torch.exp(-((distances - mu[:, None]) ** 2) / (2 * variance[:, None]))
-    torch.testing.assert_close(log_weights.exp(), w / (w @ shares)[:, None])
+    torch.testing.assert_close(weights, w / (w @ shares)[:, None])
 
 
 def test_each_query_has_a_denominator_of_its_own():

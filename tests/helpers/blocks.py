@@ -1,10 +1,9 @@
-"""The streaming engine in blocks of other sizes than its own."""
+"""The streaming engine in blocks of another size than its own."""
 
-import importlib
 from unittest import mock
 
-streaming_file = importlib.import_module("pgcl_losses.engine.streaming")
+from pgcl_losses.engine import streaming
 
 
-def in_blocks(block, elements):
-    return mock.patch.multiple(streaming_file, _BLOCK=block, _ELEMENTS=elements)
+def in_blocks(rows):
+    return mock.patch.object(streaming, "_BLOCK", rows)

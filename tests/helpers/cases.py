@@ -65,6 +65,4 @@ def oracle_losses(case, at, *, temperature, weighting, exclude_same_cluster, neg
     weights = oracle.pair_weights(
         np.concatenate([case.z1, case.z2]), case.clusters, case.prototypes, weighting
     )
-    return oracle.contrast(
-        *at, weights, case.clusters, temperature, exclude_same_cluster, negatives
-    )
+    return oracle.contrast(at, weights, case.clusters, temperature, exclude_same_cluster, negatives)

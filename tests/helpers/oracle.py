@@ -6,7 +6,7 @@ takes differences of the loss.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -107,30 +107,33 @@ def pair_weights(
 
 
 def contrast(
-    z1: Rows,
-    z2: Rows,
+    views: Sequence[Rows],
     weights: Rows,
     clusters: list[int] | None,
     temperature: float,
     exclude_same_cluster: bool,
     negatives: str,
 ) -> list[float]:
-    """Each query's loss, view 1 first."""
-    n = len(z1)
-    z = unit(np.concatenate([z1, z2]))
+    """Each query's loss, view 1 first: the mean over its positives, one in each other view."""
+    n = len(views[0])
+    z = unit(np.concatenate(views))
     losses = []
-    for i in range(2 * n):
-        positive = math.exp(cosine(z[i], z[(i + n) % (2 * n)]) / temperature)
+    for i in range(len(z)):
         negative = 0.0
-        for j in range(2 * n):
+        for j in range(len(z)):
             if j % n == i % n:
                 continue
             if exclude_same_cluster and clusters[i] == clusters[j]:
                 continue
-            if negatives == "cross" and (i < n) == (j < n):
+            if negatives == "cross" and i // n == j // n:
                 continue
             negative += weights[i][j] * math.exp(cosine(z[i], z[j]) / temperature)
-        losses.append(-math.log(positive / (positive + negative)))
+        of_positives = []
+        for p in range(len(z)):
+            if p != i and p % n == i % n:
+                positive = math.exp(cosine(z[i], z[p]) / temperature)
+                of_positives.append(-math.log(positive / (positive + negative)))
+        losses.append(mean(of_positives))
     return losses
 
 

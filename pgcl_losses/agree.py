@@ -1,0 +1,86 @@
+"""What ranks must agree on before they exchange rows.
+
+Ranks that differ would wait for each other for ever, or compute something that is nobody's loss. So
+each compares what it is about to do with the others, and where they differ all raise one error.
+"""
+
+import json
+import zlib
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, distributed
+from torch.distributed import ProcessGroup
+
+from pgcl_losses.gather import Ranks, all_gather, named
+
+# What a rank says of itself: options and properties of its input, as plain values.
+Facts = Mapping[str, bool | int | float | str | None]
+
+
+def agreed_ranks(
+    num_rows: int,
+    facts: Facts,
+    problem: Exception | None,
+    state: Sequence[Tensor],
+    device: torch.device,
+    group: ProcessGroup | None,
+) -> Ranks:
+    """The ranks of a group, once it is sure that all of them want the same.
+
+    ``facts`` are what a rank is about to do, ``problem`` is what stops it, and ``state`` must not
+    have drifted apart.
+    """
+    claims = dict(facts) if problem is None else {}
+    claims["problem"] = "" if problem is None else f"{type(problem).__name__}: {problem}"
+    summary = [num_rows, zlib.crc32(json.dumps(claims, sort_keys=True).encode())]
+    mine = torch.cat([torch.tensor(summary, device=device), _fingerprint(state, device)])
+    num_ranks, rank = distributed.get_world_size(group), distributed.get_rank(group)
+    of_ranks = mine.new_empty(num_ranks * len(mine))
+    with named("all-gather of row counts", group):
+        all_gather(of_ranks, mine, group)
+    counts, summaries, states = of_ranks.view(num_ranks, -1).T.tolist()
+    if len(set(summaries)) > 1:
+        raise ValueError(_differences(claims, group)) from problem
+    if problem is not None:
+        raise problem
+    if len(set(states)) > 1:
+        raise ValueError(
+            "the prototypes, or the counter or queue beside them, are not the same on all ranks: "
+            "seed all ranks alike or put the loss into the module that DistributedDataParallel "
+            "wraps, load one checkpoint on all ranks, and optimize the prototypes on all ranks"
+        )
+    if sum(counts) == 0:
+        raise ValueError("the batch must not be empty on every rank")
+    return Ranks(counts, rank, group)
+
+
+_WORDS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def _fingerprint(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
+    """One number ``[1]`` that tells apart, most probably, what differs in any bit or in order."""
+    sums = [torch.zeros(1, dtype=torch.int64, device=device)]
+    for tensor in tensors:
+        words = tensor.detach().contiguous().view(_WORDS[tensor.element_size()])
+        sums.append(words.sum(-1, dtype=torch.int64).flatten().to(device))
+    of_rows = torch.cat(sums)
+    odd = torch.arange(1, 2 * len(of_rows), 2, device=device)
+    return (of_rows * odd).sum(0, keepdim=True)
+
+
+def _differences(claims: Facts, group: ProcessGroup | None) -> str:
+    """What ranks disagree on, in the same words on each of them."""
+    by_rank: list[dict[str, object]] = [{} for _ in range(distributed.get_world_size(group))]
+    distributed.all_gather_object(by_rank, dict(claims), group)
+    names = sorted({name for of_rank in by_rank for name in of_rank})
+    if any(of_rank["problem"] for of_rank in by_rank):
+        names = ["problem"]
+    lines = ["the ranks of process_group cannot compute one loss, because they differ:"]
+    for name in names:
+        values = [of_rank.get(name, "absent") for of_rank in by_rank]
+        if any(value != values[0] for value in values):
+            label = "" if name == "problem" else f"{name}="
+            shown = [value if value != "" else "ready" for value in values]
+            lines += [f"  rank {rank}: {label}{value}" for rank, value in enumerate(shown)]
+    return "\n".join(lines)

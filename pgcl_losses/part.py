@@ -1,0 +1,110 @@
+"""What the loss and its parts have in common: options that stay live, and one batch to share."""
+
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, ClassVar, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+
+from pgcl_losses._checks import check_flag, check_process_group
+from pgcl_losses.agree import agreed_ranks
+from pgcl_losses.gather import Ranks, count_ranks
+
+Check = Callable[[str, Any], Any]
+Result = TypeVar("Result")
+
+
+class Part(nn.Module):
+    """A module whose options are checked whenever they are assigned, and shown by its repr.
+
+    With several processes it computes one result over the batches of all of them. ``gather`` and
+    ``process_group`` decide that, unless it is given a `Batch`, which has been shared already.
+    """
+
+    options: ClassVar[dict[str, Check]] = {}  # in the order of the constructor
+    fixed: ClassVar[frozenset[str]] = frozenset()  # those that stay as they were made
+    shared: ClassVar[dict[str, Check]] = {
+        "gather": check_flag,
+        "process_group": check_process_group,
+    }
+
+    gather: bool = True
+    process_group: ProcessGroup | None = None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        check = self.options.get(name) or self.shared.get(name)
+        if check is not None:
+            value = check(name, value)
+            if name in self.fixed and self.__dict__.get(name, value) != value:
+                raise AttributeError(
+                    f"{name} is {getattr(self, name)!r} for the life of this "
+                    f"{type(self).__name__}, but {value!r} was assigned: make a new one"
+                )
+        super().__setattr__(name, value)
+
+    def extra_repr(self) -> str:
+        shown = [f"{name}={getattr(self, name)!r}" for name in self.options]
+        return ", ".join(shown if self.gather else [*shown, "gather=False"])
+
+    def facts(self) -> dict[str, Any]:
+        """What must be the same on all ranks, as plain values."""
+        return {"type": type(self).__name__} | {name: getattr(self, name) for name in self.options}
+
+    def share(
+        self,
+        check: Callable[[bool], None],
+        views: Sequence[Any],
+        state: Callable[[], Sequence[Tensor]] = tuple,
+        this_call: Mapping[str, Any] = MappingProxyType({}),
+    ) -> Ranks:
+        """Those who share a batch of views ``[N, ...]``: this process, or all ranks that agree.
+
+        ``check(may_lack_rows)`` raises what is wrong with the input; with several ranks all of them
+        get the same error or none gets one. What ``state()`` returns must be the same on all ranks,
+        and so must what is for ``this_call`` alone.
+        """
+        if not self.is_shared():
+            check(False)
+            return Ranks((len(views[0]),))
+        problem: Exception | None = None
+        facts: dict[str, Any] = {}
+        tensors: tuple[Tensor, ...] = ()
+        num_rows = 0
+        try:
+            check(True)
+            tensors, num_rows = tuple(state()), len(views[0])
+            facts = self.facts() | {
+                **this_call,
+                "training": self.training,
+                "gradients enabled": torch.is_grad_enabled(),
+                "views": len(views),
+                "width": views[0].shape[-1],
+                "dtype": str(views[0].dtype),
+                "requires_grad": any(view.requires_grad for view in views),
+            }
+            for number, tensor in enumerate(tensors):
+                grad = f"requires_grad={tensor.requires_grad}"
+                facts[f"state {number}"] = f"{tensor.dtype}, {grad}"
+        except Exception as error:  # whatever it is: the other ranks must not wait for this one
+            problem = error
+        # NCCL sends nothing from a CPU, where half of a wrong input may be.
+        given = [*self.parameters(), *views]
+        devices = [value.device for value in given if isinstance(value, Tensor)]
+        device = max(devices or [torch.device("cpu")], key=lambda device: device.type != "cpu")
+        return agreed_ranks(num_rows, facts, problem, tensors, device, self.process_group)
+
+    def is_shared(self) -> bool:
+        """Whether there are other processes to share a batch with."""
+        return self.gather and count_ranks(self.process_group) > 1
+
+    def untraced(self, function: Callable[..., Result]) -> Callable[..., Result]:
+        """The function, outside of a compiled graph where there are several processes.
+
+        Collectives are not to be traced, nor is what would be traced anew for each number of rows
+        on each rank. (As a decorator this would import the whole compiler with the package.)
+        """
+        if torch.compiler.is_compiling() and self.is_shared():
+            return torch.compiler.disable(function)  # type: ignore[no-untyped-call, no-any-return]  # torch has no type there
+        return function
