@@ -34,8 +34,8 @@ class Choice:
         return f"{type(self).__name__}({self.transforms})"
 
 
-class TwoViews(nn.Module):
-    """From a batch to the rows of its two views, and to their loss.
+class Views(nn.Module):
+    """From a batch to the rows of its views, and to their loss.
 
     A framework's model says how many graphs and nodes a batch has, how a view is encoded, and what
     may be the cause where something is wrong.
@@ -46,30 +46,32 @@ class TwoViews(nn.Module):
         encoder: nn.Module,
         augment1: Callable[[Any], Any],
         augment2: Callable[[Any], Any],
-        loss: Callable[[Tensor, Tensor], Tensor],
+        loss: Callable[..., Tensor],
+        *further: Callable[[Any], Any],
     ) -> None:
         super().__init__()
         self.encoder = encoder
         self.augment1 = augment1
         self.augment2 = augment2
         self.loss = loss
+        for number, augment in enumerate(further, 3):
+            setattr(self, f"augment{number}", augment)
+        self.num_views = 2 + len(further)
 
     def forward(self, batch: Any) -> Tensor:
         return self.loss(*self.rows(batch))
 
-    def rows(self, batch: Any) -> tuple[Tensor, Tensor]:
-        """Both views' rows, as the loss gets them."""
-        num_graphs, num_nodes = self._sizes("batch", batch)
-        return (
-            self._view_rows("augment1", self.augment1(batch), num_graphs, num_nodes),
-            self._view_rows("augment2", self.augment2(batch), num_graphs, num_nodes),
-        )
+    def rows(self, batch: Any) -> tuple[Tensor, ...]:
+        """The rows of every view, as the loss gets them."""
+        sizes = self._sizes("batch", batch)
+        names = [f"augment{number}" for number in range(1, self.num_views + 1)]
+        return tuple([self._view_rows(name, getattr(self, name)(batch), *sizes) for name in names])
 
     def _view_rows(self, name: str, view: Any, num_graphs: int, num_nodes: int) -> Tensor:
         view_graphs, view_nodes = self._sizes(f"what {name} returns", view)
         if view_graphs != num_graphs:
             raise ValueError(
-                f"{name} made {view_graphs} graphs of {num_graphs}: row i of both views must be "
+                f"{name} made {view_graphs} graphs of {num_graphs}: row i of every view must be "
                 f"graph i{self._why_other_graphs()}"
             )
         rows = self._encode(view)

@@ -21,7 +21,7 @@ except Exception as error:  # beside an unsuitable torch it fails in many ways
     ) from error
 
 from ._draws import draw_connected, draw_edges
-from ._model import Choice, Share, TwoViews
+from ._model import Choice, Share, Views
 
 __all__ = [
     "AttributeMask",
@@ -121,8 +121,8 @@ class RandomChoice(Choice, dgl.BaseTransform):
         return self.draw()(graph)
 
 
-class ContrastiveModel(TwoViews):
-    """Encoder, two augmentations and a loss as one module, batched ``DGLGraph -> loss``.
+class ContrastiveModel(Views):
+    """Encoder, augmentations and a loss as one module, batched ``DGLGraph -> loss``.
 
     The encoder returns one row per graph, or one per node. For rows of nodes the augmentations must
     leave the nodes alone (:class:`EdgePerturb`, :class:`AttributeMask`).
@@ -133,9 +133,10 @@ class ContrastiveModel(TwoViews):
 
     Args:
         encoder: called with the view, or with ``(view, view.ndata[feat_name])``.
-        augment1, augment2: what makes the two views from a batch, without changing it.
-        loss: what takes both views' rows, such as :class:`pgcl_losses.PGCLLoss`. Being a part of
-            this module its parameters are in ``parameters()``.
+        augment1, augment2: what makes the views from a batch, without changing it.
+        loss: what takes the rows of all views, such as :class:`pgcl_losses.PGCLLoss`. Being a part
+            of this module its parameters are in ``parameters()``.
+        further: augmentations of a third view and more.
         feat_name: the node feature that the encoder wants beside the view, if any.
 
     Shape:
@@ -162,11 +163,11 @@ class ContrastiveModel(TwoViews):
         encoder: nn.Module,
         augment1: Callable[[DGLGraph], DGLGraph],
         augment2: Callable[[DGLGraph], DGLGraph],
-        loss: Callable[[Tensor, Tensor], Tensor],
-        *,
+        loss: Callable[..., Tensor],
+        *further: Callable[[DGLGraph], DGLGraph],
         feat_name: str | None = None,
     ) -> None:
-        super().__init__(encoder, augment1, augment2, loss)
+        super().__init__(encoder, augment1, augment2, loss, *further)
         self.feat_name = feat_name
 
     def _sizes(self, name: str, batch: Any) -> tuple[int, int]:

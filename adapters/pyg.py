@@ -23,7 +23,7 @@ except ImportError as error:
     ) from error
 
 from ._draws import draw_connected, draw_edges
-from ._model import Choice, Share, TwoViews
+from ._model import Choice, Share, Views
 from ._pyg_batch import count_graphs, is_batch, keep_nodes, structure
 
 __all__ = [
@@ -119,8 +119,8 @@ class RandomChoice(Choice, BaseTransform):
         return self.draw()(data)
 
 
-class ContrastiveModel(TwoViews):
-    """Encoder, two augmentations and a loss as one module, ``Batch -> loss``.
+class ContrastiveModel(Views):
+    """Encoder, augmentations and a loss as one module, ``Batch -> loss``.
 
     An encoder whose ``forward`` names ``edge_index`` is given, by name, those of ``x``,
     ``edge_index``, ``edge_attr``, ``edge_weight`` and ``batch`` that it names, and the number of
@@ -133,9 +133,10 @@ class ContrastiveModel(TwoViews):
 
     Args:
         encoder: a module; see above.
-        augment1, augment2: what makes the two views from a batch, without changing it.
-        loss: what takes both views' rows, such as :class:`pgcl_losses.PGCLLoss`. Being a part of
-            this module its parameters are in ``parameters()``.
+        augment1, augment2: what makes the views from a batch, without changing it.
+        loss: what takes the rows of all views, such as :class:`pgcl_losses.PGCLLoss`. Being a part
+            of this module its parameters are in ``parameters()``.
+        further: augmentations of a third view and more.
 
     Shape:
         - batch: G graphs, or one plain ``Data`` of V nodes
@@ -165,9 +166,10 @@ class ContrastiveModel(TwoViews):
         encoder: nn.Module,
         augment1: Callable[[Data], Data],
         augment2: Callable[[Data], Data],
-        loss: Callable[[Tensor, Tensor], Tensor],
+        loss: Callable[..., Tensor],
+        *further: Callable[[Data], Data],
     ) -> None:
-        super().__init__(encoder, augment1, augment2, loss)
+        super().__init__(encoder, augment1, augment2, loss, *further)
         self._names = _argument_names(encoder)
 
     def _sizes(self, name: str, batch: Any) -> tuple[int, int]:

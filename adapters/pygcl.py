@@ -40,7 +40,8 @@ class PGCLContrastLoss(nn.Module):
     For modes ``"G2G"`` and ``"L2L"``. ``intraview_negs=True`` of the contrast model is
     ``negatives="all"``, ``False`` is ``"cross"``; a sample is never its own negative. A contrast
     model calls the loss once for each view and takes the mean. Both calls return PGCL of both
-    views: the second one, with the views swapped, what the first one has computed.
+    views: the second one, with the views swapped, what the first one has computed. (So the option
+    ``negatives`` of ``loss.pgcl`` has no say here.)
 
     It is a module, so that ``contrast_model.parameters()`` has the prototypes; give these to the
     optimizer.
@@ -59,7 +60,7 @@ class PGCLContrastLoss(nn.Module):
         super().__init__()
         for name in ("negatives", "reduction"):
             if name in options:
-                raise TypeError(f"{name} is up to the contrast model, but {options[name]!r} came")
+                raise TypeError(f"{name} is up to the contrast model, but got {options[name]!r}")
         losses = _import_losses()
         # Its Loss has nothing to inherit but a __call__ that would bypass the hooks of a module.
         losses.Loss.register(type(self))
@@ -95,8 +96,7 @@ class PGCLContrastLoss(nn.Module):
         first, self._first = self._first, None
         if first is not None and _is_swapped(first, anchor, sample):
             return first.loss
-        self.pgcl.contrast.negatives = "all" if intraview else "cross"
-        loss: Tensor = self.pgcl(anchor, sample)
+        loss: Tensor = self.pgcl(anchor, sample, negatives="all" if intraview else "cross")
         self._first = _Call(anchor, sample, torch.is_grad_enabled(), loss)
         return loss
 
@@ -176,10 +176,13 @@ def _remembers(augmentor: Any) -> bool:
 def _import_losses() -> Any:
     try:
         return importlib.import_module("GCL.losses")
-    except (ImportError, OSError) as error:  # OSError: a compiled need of it, built for other torch
+    except (
+        ImportError,
+        OSError,
+    ) as error:  # OSError: a compiled dependency of it, built for other torch
         raise ImportError(
             f"PyGCL cannot be imported ({error}); docs/troubleshooting.md of pgcl-losses tells in "
-            "which order its needs are installed, before pip install 'pgcl-losses[pygcl]'"
+            "which order its dependencies are installed, before pip install 'pgcl-losses[pygcl]'"
         ) from error
 
 

@@ -1,66 +1,18 @@
 """Whole batches of DGL: row i stays graph i, edges stay inside their graph, features stay put."""
 
 import copy
-import functools
 import pickle
-import subprocess
-import sys
 
 import dgl
 import pytest
 import torch
-from dgl.nn import AvgPooling, GINConv, GraphConv, Sequential, SumPooling
-from hypothesis import given, settings
+from helpers.dgl_cases import KINDS, batch_of, graph_lists, ring
+from hypothesis import given
 from hypothesis import strategies as st
-from torch import nn
 
-from pgcl_losses import PGCLLoss
-from pgcl_losses.adapters.dgl import (
-    AttributeMask,
-    ContrastiveModel,
-    EdgePerturb,
-    NodeDrop,
-    RandomChoice,
-    Subgraph,
-)
+from pgcl_losses.adapters.dgl import AttributeMask, EdgePerturb, NodeDrop, RandomChoice, Subgraph
 
 SHARES = st.sampled_from([0.0, 0.3, 0.8, 1.0])
-KINDS = [NodeDrop, Subgraph, EdgePerturb, AttributeMask]
-
-
-def batch_of(graphs, idtype=torch.int64):
-    """A batch of (number of nodes, undirected edges); its features say where everything is from."""
-    parts = []
-    num_nodes = num_edges = 0
-    for index, (size, pairs) in enumerate(graphs):
-        ends = torch.tensor(pairs, dtype=idtype).reshape(-1, 2).T
-        part = dgl.graph((*torch.cat([ends, ends.flip(0)], 1),), num_nodes=size, idtype=idtype)
-        part.ndata["graph"] = torch.full((size,), index)
-        part.ndata["_ID"] = torch.arange(num_nodes, num_nodes + size)
-        part.ndata["feat"] = torch.full((size, 3), index + 1.0)
-        part.edata["graph"] = torch.full((2 * len(pairs),), index)
-        part.edata["_ID"] = torch.arange(num_edges, num_edges + 2 * len(pairs))
-        # Both directions of an edge have the same weight.
-        part.edata["weight"] = torch.arange(float(len(pairs))).repeat(2)
-        parts.append(part)
-        num_nodes, num_edges = num_nodes + size, num_edges + 2 * len(pairs)
-    return dgl.batch(parts)
-
-
-@st.composite
-def graph_lists(draw):
-    sizes = draw(st.lists(st.integers(0, 7), min_size=1, max_size=6))
-    return [
-        (
-            size,
-            draw(st.lists(st.tuples(*[st.integers(0, size - 1)] * 2), max_size=9)) if size else [],
-        )
-        for size in sizes
-    ]
-
-
-def ring(size):
-    return size, [(node, (node + 1) % size) for node in range(size)]
 
 
 def edge_multiset(graph):
@@ -252,23 +204,6 @@ def test_random_choice():
         RandomChoice([])
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_wrong_arguments_of_augmentations(kind):
-    with pytest.raises(ValueError, match=r"p must be a number from 0 to 1, but got 1\.5"):
-        kind(1.5)
-    with pytest.raises(TypeError, match="p must be a number from 0 to 1, but got 'half'"):
-        kind("half")
-    with pytest.raises(TypeError, match="graph must be a DGLGraph, but got tuple"):
-        kind()((batch_of([ring(3)]), torch.zeros(1)))
-    with pytest.raises(TypeError, match=r"must be homogeneous, but has node types \['a', 'b'\]"):
-        kind()(dgl.heterograph({("a", "to", "b"): ([0], [1])}))
-    graph = batch_of([ring(3), ring(4)])
-    if kind is not AttributeMask:
-        graph.set_batch_num_nodes(torch.tensor([3, 3]))
-        with pytest.raises(ValueError, match=r"7 nodes but batch_num_nodes\(\) adds up to 6"):
-            kind()(graph)
-
-
 def test_what_dgl_does_to_batches():
     """The reasons for doing otherwise; where one of these changes, the adapter may get simpler."""
     graph = batch_of([ring(5)] * 40)
@@ -303,159 +238,3 @@ def test_readouts_of_graphs_without_nodes():
     assert not dgl.sum_nodes(none, "feat").any()
     assert not dgl.max_nodes(none, "feat").any()
     assert dgl.mean_nodes(none, "feat").isnan().all()
-
-
-class GIN(nn.Module):
-    def __init__(self, width=3, dim=16):
-        super().__init__()
-        self.conv1 = GINConv(nn.Sequential(nn.Linear(width, dim), nn.ReLU(), nn.Linear(dim, dim)))
-        self.conv2 = GINConv(nn.Sequential(nn.Linear(dim, dim), nn.ReLU(), nn.Linear(dim, dim)))
-        self.pool = SumPooling()
-
-    def forward(self, graph, feat):
-        return self.pool(graph, self.conv2(graph, self.conv1(graph, feat).relu()))
-
-
-def model_of(encoder=None, augment1=None, augment2=None, feat_name="feat"):
-    augments = augment1 or NodeDrop(0.3), augment2 or EdgePerturb(0.3)
-    return ContrastiveModel(encoder or GIN(), *augments, PGCLLoss(16, 4), feat_name=feat_name)
-
-
-@settings(max_examples=30)
-@given(graphs=graph_lists(), seed=st.integers(0, 1000))
-@pytest.mark.filterwarnings("ignore:the batch is one graph alone")
-def test_model_is_the_loss_of_the_views_rows(graphs, seed):
-    graph = batch_of(graphs)
-    model = model_of(augment2=RandomChoice([kind(0.5) for kind in KINDS]))
-    torch.manual_seed(seed)
-    loss = model(graph)
-    torch.manual_seed(seed)
-    views = model.augment1(graph), model.augment2(graph)
-    rows = [model.encoder(view, view.ndata["feat"]) for view in views]
-    torch.testing.assert_close(loss, model.loss(*rows))
-    torch.manual_seed(seed)
-    torch.testing.assert_close(list(model.rows(graph)), rows)
-    assert loss.isfinite()
-    loss.backward()
-    assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
-
-
-def test_rows_of_each_view_are_graph_i():
-    graph = batch_of([(0, []), ring(8), (1, []), ring(9), (0, [])])
-    for augment in (kind(0.4) for kind in KINDS[:3]):
-        model = model_of(AvgPooling(), augment, NodeDrop(0.2))
-        for rows in model.rows(graph):
-            left = rows[:, 0] != 0  # a graph that lost all its nodes
-            assert torch.equal(rows[left, 0], torch.arange(1.0, 6)[left])
-            assert left[[1, 3]].all()
-
-
-def test_an_encoder_of_the_graph_alone():
-    graph = batch_of([ring(4), ring(5)])
-    model = model_of(lambda view: dgl.sum_nodes(view, "feat"), feat_name=None)
-    assert [rows.shape for rows in model.rows(graph)] == [(2, 3)] * 2
-
-
-def test_rows_of_nodes():
-    graph = batch_of([ring(30)])
-    model = model_of(GINConv(nn.Linear(3, 16)), EdgePerturb(0.2), AttributeMask(0.2))
-    assert [rows.shape for rows in model.rows(graph)] == [(30, 16)] * 2
-    model(graph).backward()
-    model.augment1 = NodeDrop(0.5)
-    with pytest.raises(
-        ValueError, match="for rows of nodes the augmentations must leave the nodes"
-    ):
-        model(graph)
-
-
-def test_training_on_synthetic_graphs():
-    generator = torch.Generator().manual_seed(0)
-    shapes = [ring(8), (8, [(0, leaf) for leaf in range(1, 8)])] * 16  # rings and stars
-    graph = batch_of(shapes)
-    graph.ndata["feat"] = torch.randn(graph.num_nodes(), 3, generator=generator)
-    model = model_of(augment1=NodeDrop(0.1), augment2=EdgePerturb(0.1))
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    assert any(parameter is model.loss.prototypes.weight for parameter in model.parameters())
-    losses = []
-    for _ in range(60):
-        loss = model(graph)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    assert sum(losses[-10:]) < 0.8 * sum(losses[:10])
-
-
-def test_zero_in_degree_is_for_the_encoder_to_allow():
-    graph = batch_of([ring(3)] * 4)
-    cut = functools.partial(dgl.remove_edges, eids=torch.arange(6))
-    for allow in (True, False):
-        conv = GraphConv(3, 16, allow_zero_in_degree=allow)
-        model = model_of(Sequential(conv, SumPooling()), cut)
-        if allow:
-            model(graph).backward()
-        else:
-            with pytest.raises(dgl.DGLError, match="allow_zero_in_degree"):
-                model(graph)
-
-
-def test_a_batch_that_forgot_its_graphs():
-    graph = batch_of([ring(4)] * 3)
-    with pytest.raises(
-        ValueError, match=r"augment2 made 1 graphs of 3.*AddEdge .*forget the batch"
-    ):
-        model_of(augment2=dgl.AddEdge())(graph)
-    with pytest.warns(UserWarning, match="the batch is one graph alone; dgl.add_self_loop"):
-        model_of()(dgl.add_self_loop(graph))
-    with pytest.raises(ValueError, match=r"returned 1 rows .* 3 graphs .*dgl.add_self_loop"):
-        model_of(lambda view, feat: SumPooling()(dgl.add_self_loop(view), feat))(graph)
-
-
-def test_errors_of_the_model():
-    graph = batch_of([ring(4)] * 3)
-    for result, got in ((torch.zeros(3), r"\(3,\)"), (None, "NoneType")):
-        with pytest.raises(ValueError, match=rf"\[graphs, D\] or \[nodes, D\], but got {got}"):
-            model_of(lambda view, feat, result=result: result)(graph)
-    with pytest.raises(
-        ValueError, match=r"encoder returned 2 rows for the view of augment1, which"
-    ):
-        model_of(lambda view, feat: torch.zeros(2, 16))(graph)
-    with pytest.raises(
-        TypeError, match="what augment1 returns must be a DGLGraph, but got NoneType"
-    ):
-        model_of(augment1=lambda graph: None)(graph)
-    with pytest.raises(TypeError, match="batch must be a DGLGraph, but got list"):
-        model_of()([graph])
-    for encoder in (GIN(), None):
-        with pytest.raises(TypeError, match=r"batch must be homogeneous.*dgl.to_homogeneous"):
-            model_of(encoder)(dgl.heterograph({("a", "to", "b"): ([0], [1])}))
-    with pytest.raises(ValueError, match=r"must have the feature 'attr', but have \['graph', "):
-        model_of(feat_name="attr")(graph)
-
-
-@pytest.mark.parametrize(
-    "failure",
-    ["ModuleNotFoundError('No module named dgl')", "FileNotFoundError('x.so')", "OSError()"],
-)
-def test_import_errors_name_the_extra(failure):
-    code = f"""
-import sys
-class Finder:
-    def find_spec(self, name, *_):
-        if name == "dgl":
-            raise {failure}
-sys.meta_path.insert(0, Finder())
-import pgcl_losses, pgcl_losses.adapters
-try:
-    import pgcl_losses.adapters.dgl
-except ImportError as error:
-    print(error)
-"""
-    result = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    )
-    assert failure.partition("(")[0] in result.stdout
-    assert (
-        "pip install dgl==1.1.3 packaging, or the extra: pip install 'pgcl-losses[dgl]'"
-        in result.stdout
-    )
