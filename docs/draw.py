@@ -68,9 +68,9 @@ def draw_weights(axes: Axes, mine: int) -> None:
     mu = float(shares @ distances)
     sigma = math.sqrt(float(shares @ (distances - mu) ** 2))
     curve = torch.linspace(0, 2, 200)
-    bell = torch.exp(-((curve - mu) ** 2) / (2 * sigma**2))
+    gaussian = torch.exp(-((curve - mu) ** 2) / (2 * sigma**2))
     scale = 1 / float(shares @ torch.exp(-((distances - mu) ** 2) / (2 * sigma**2)))
-    axes.plot(curve, scale * bell, color="0.6", zorder=0)
+    axes.plot(curve, scale * gaussian, color="0.6", zorder=0)
     axes.axhline(1, color="0.8", ls="--", zorder=0)
     axes.text(2.05, 1.03, "InfoNCE: 1 for all", ha="right", color="0.4", backgroundcolor="white")
     for cluster, distance in enumerate(distances.tolist()):
@@ -104,7 +104,8 @@ ROOMS = {
     "adapters/dgl": (1.2, 0.0),
     "adapters/pygcl": (2.4, 0.0),
     "pgcl": (1.2, 1.0),
-    "gather": (2.9, 1.0),
+    "agree": (2.9, 1.0),
+    "gather": (4.3, 1.0),
     "prototypes": (0.0, 2.0),
     "consistency": (1.2, 2.0),
     "contrast": (2.4, 2.0),
@@ -117,17 +118,18 @@ ROOMS = {
 }
 USES = [
     ("adapters/pyg", "pgcl", ""),
-    ("adapters/dgl", "pgcl", "rows of two views"),
+    ("adapters/dgl", "pgcl", "rows of views"),
     ("adapters/pygcl", "pgcl", ""),
-    ("pgcl", "gather", ""),
+    ("pgcl", "agree", ""),
+    ("agree", "gather", "ranks"),
     ("pgcl", "prototypes", "rows"),
     ("pgcl", "consistency", "log p, q"),
-    ("pgcl", "contrast", "clusters"),
+    ("pgcl", "contrast", "rows, clusters"),
     ("prototypes", "sinkhorn", "scores"),
     ("contrast", "weights", "shares"),
-    ("contrast", "engine/", "table"),
+    ("contrast", "engine/", "pairs"),
     ("engine/", "engine/dense", ""),
-    ("engine/", "engine/streaming", "pairs"),
+    ("engine/", "engine/streaming", "shares"),
     ("engine/", "engine/triton", ""),
 ]
 
