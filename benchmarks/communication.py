@@ -26,8 +26,9 @@ def sent(num_ranks: int, rows: int, dim: int, num_prototypes: int, scatter: int)
     """
     others = num_ranks - 1
     views = 2 * rows * dim * 4
-    prototypes = num_prototypes * dim * 4
-    return others * (views + scatter * views + 2 / num_ranks * prototypes + 3 * 8)
+    sums = 2 * rows * num_ranks * 4  # gathered forward, their gradients added backward
+    reduced = num_prototypes * dim * 4 + sums
+    return others * (views + scatter * views + sums + 2 / num_ranks * reduced + 3 * 8)
 
 
 def loopback_bytes() -> int:

@@ -4,12 +4,13 @@ import numpy as np
 import pytest
 import torch
 from helpers import oracle
-from helpers.cases import MODES, cases, oracle_losses
+from helpers.cases import EVERY_MODE, MODES, cases, oracle_losses
 from hypothesis import given
 from hypothesis import strategies as st
 from pytorch_metric_learning.losses import NTXentLoss
 
 from pgcl_losses import PrototypeReweightedNCE
+from pgcl_losses.contrast import NEGATIVES, WEIGHTINGS
 
 
 @given(case=cases(), mode=st.fixed_dictionaries(MODES))
@@ -58,7 +59,7 @@ def test_float32_agrees_with_float64(case, mode):
 
 @pytest.mark.parametrize("weighting", ["prototype", "uniform"])
 @pytest.mark.parametrize("exclude_same_cluster", [True, False])
-@pytest.mark.parametrize("negatives", ["all", "cross"])
+@pytest.mark.parametrize("negatives", NEGATIVES)
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 def test_gradcheck(weighting, exclude_same_cluster, negatives, reduction):
     # Sample weights move with the rows but are constants for the gradient, so that weighting is
@@ -117,12 +118,7 @@ class TestEdges:
 
     every_mode = pytest.mark.parametrize(
         ("weighting", "exclude", "negatives"),
-        [
-            (weighting, exclude, negatives)
-            for weighting in ("prototype", "sample", "uniform")
-            for exclude in (True, False)
-            for negatives in ("all", "cross")
-        ],
+        [tuple(mode.values()) for mode in EVERY_MODE],
     )
 
     def run(self, mode, z1, z2, clusters=None, temperature=0.2, num_prototypes=3):
@@ -153,8 +149,8 @@ class TestEdges:
         assert not losses.any()
         assert not any(gradient.any() for gradient in gradients)
 
-    @pytest.mark.parametrize("weighting", ["prototype", "sample", "uniform"])
-    @pytest.mark.parametrize("negatives", ["all", "cross"])
+    @pytest.mark.parametrize("weighting", WEIGHTINGS)
+    @pytest.mark.parametrize("negatives", NEGATIVES)
     def test_everything_in_one_cluster_leaves_no_negatives(self, weighting, negatives):
         one_cluster = torch.ones(12, dtype=torch.long)
         losses, *gradients = self.run(

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from live_bytes import LiveBytes
 
 from pgcl_losses import PGCLLoss, PrototypeReweightedNCE
+from pgcl_losses.contrast import NEGATIVES, WEIGHTINGS
 from pgcl_losses.engine import TRACEABLE, Factors, Gaussian, Pairs, log_weighted_sums, streaming
 from pgcl_losses.engine.pairs import Share
 from pgcl_losses.gather import Ranks
@@ -46,8 +47,8 @@ def test_streaming_agrees_with_the_oracle_and_the_dense_gradient(case, mode, blo
         np.testing.assert_allclose(ours, expected, rtol=1e-9, atol=1e-11)
 
 
-@pytest.mark.parametrize("weighting", ["prototype", "sample", "uniform"])
-@pytest.mark.parametrize("negatives", ["all", "cross"])
+@pytest.mark.parametrize("weighting", WEIGHTINGS)
+@pytest.mark.parametrize("negatives", NEGATIVES)
 @pytest.mark.parametrize("temperature", [0.01, 0.03, 0.2])
 def test_streaming_in_float32(weighting, negatives, temperature):
     z1, z2 = torch.randn(2, 700, 16)
@@ -64,8 +65,8 @@ def test_streaming_in_float32(weighting, negatives, temperature):
     torch.testing.assert_close(*results, rtol=1e-3, atol=1e-6)
 
 
-@pytest.mark.parametrize("weighting", ["prototype", "sample", "uniform"])
-@pytest.mark.parametrize("negatives", ["all", "cross"])
+@pytest.mark.parametrize("weighting", WEIGHTINGS)
+@pytest.mark.parametrize("negatives", NEGATIVES)
 def test_streaming_edges(weighting, negatives):
     loss = PrototypeReweightedNCE(
         weighting=weighting, negatives=negatives, engine="streaming", reduction="none"
@@ -111,8 +112,8 @@ def peak_bytes(engine, n, **mode):
     return live.peak
 
 
-@pytest.mark.parametrize("weighting", ["prototype", "sample", "uniform"])
-@pytest.mark.parametrize("negatives", ["all", "cross"])
+@pytest.mark.parametrize("weighting", WEIGHTINGS)
+@pytest.mark.parametrize("negatives", NEGATIVES)
 @pytest.mark.parametrize("temperature", [0.01, 0.2])
 def test_streaming_memory_grows_with_rows_and_not_with_pairs(weighting, negatives, temperature):
     mode = {"weighting": weighting, "negatives": negatives, "temperature": temperature}
@@ -278,7 +279,7 @@ def test_streaming_is_differentiable_once():
 # torch.compile itself uses what is deprecated, and finds Python 3.13.0 slow.
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:Guards may run:RuntimeWarning")
 @pytest.mark.parametrize("weighting", ["prototype", "sample"])
-@pytest.mark.parametrize("negatives", ["all", "cross"])
+@pytest.mark.parametrize("negatives", NEGATIVES)
 @pytest.mark.parametrize("block", [1000, 25], ids=["one block", "blocks"])
 def test_streaming_compiles(weighting, negatives, block):
     torch.compiler.reset()

@@ -10,6 +10,7 @@ import time
 import pytest
 import torch
 from helpers.blocks import in_blocks
+from helpers.cases import EVERY_MODE
 from helpers.rank_models import (
     DIM,
     Inside,
@@ -24,13 +25,6 @@ from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from pgcl_losses import PGCLLoss
-
-MODES = [
-    {"weighting": weighting, "exclude_same_cluster": exclude, "negatives": negatives}
-    for weighting in ("prototype", "sample", "uniform")
-    for exclude in (True, False)
-    for negatives in ("all", "cross")
-]
 
 
 def counts_of(layout, num_ranks, generator):
@@ -82,7 +76,7 @@ def every_mode(rank, num_ranks, engines):
         for layout, wrapping in itertools.product(LAYOUTS, WRAPPINGS):
             with in_blocks(draw(BLOCKS)):
                 check_case(rank, num_ranks, {"engine": engine}, layout, wrapping, random)
-        for mode in MODES:
+        for mode in EVERY_MODE:
             options = {"engine": engine, **mode, "reduction": draw(("mean", "sum"))}
             options["queue_size"] = draw((0, 3, 20))
             with in_blocks(draw(BLOCKS)):

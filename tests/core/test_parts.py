@@ -14,6 +14,7 @@ from torch import distributed
 
 from pgcl_losses import ConsistencyLoss, PGCLLoss, PrototypeReweightedNCE, SinkhornPrototypes
 from pgcl_losses.batch import Batch
+from pgcl_losses.contrast import NEGATIVES, WEIGHTINGS
 from pgcl_losses.gather import Ranks
 
 PARTS = ("prototypes", "contrast", "consistency")
@@ -117,9 +118,9 @@ class TestViews:
         num_views=st.integers(2, 4),
         num_rows=st.integers(1, 5),
         seed=st.integers(0, 1000),
-        weighting=st.sampled_from(["prototype", "sample", "uniform"]),
+        weighting=st.sampled_from(WEIGHTINGS),
         exclude=st.booleans(),
-        negatives=st.sampled_from(["all", "cross"]),
+        negatives=st.sampled_from(NEGATIVES),
         engine=st.sampled_from(["dense", "streaming"]),
     )
     def test_the_loss_is_the_oracles(
@@ -146,7 +147,7 @@ class TestViews:
             terms.consistency.detach(), oracle.consistency(log_p, q), rtol=1e-9
         )
 
-    @pytest.mark.parametrize("negatives", ["all", "cross"])
+    @pytest.mark.parametrize("negatives", NEGATIVES)
     def test_engines_have_one_gradient(self, negatives):
         gradients = []
         for engine in ("dense", "streaming"):

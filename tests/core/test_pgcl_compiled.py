@@ -7,13 +7,14 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pgcl_losses import PGCLLoss
+from pgcl_losses.contrast import NEGATIVES, WEIGHTINGS
 
 
 # torch.compile itself uses what is deprecated, and finds Python 3.13.0 slow.
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:Guards may run:RuntimeWarning")
 class TestCompiled:
-    @pytest.mark.parametrize("weighting", ["prototype", "sample", "uniform"])
-    @pytest.mark.parametrize("negatives", ["all", "cross"])
+    @pytest.mark.parametrize("weighting", WEIGHTINGS)
+    @pytest.mark.parametrize("negatives", NEGATIVES)
     def test_fullgraph_equals_eager(self, weighting, negatives):
         torch.compiler.reset()
         eager = PGCLLoss(
@@ -84,8 +85,8 @@ class NoWaiting(TorchDispatchMode):
         return result
 
 
-@pytest.mark.parametrize("weighting", ["prototype", "sample", "uniform"])
-@pytest.mark.parametrize("negatives", ["all", "cross"])
+@pytest.mark.parametrize("weighting", WEIGHTINGS)
+@pytest.mark.parametrize("negatives", NEGATIVES)
 def test_a_training_step_never_waits_for_the_device(weighting, negatives):
     pgcl = PGCLLoss(4, 3, weighting=weighting, negatives=negatives, queue_size=9, freeze_steps=1)
     z1, z2 = torch.randn(2, 6, 4, requires_grad=True).unbind()

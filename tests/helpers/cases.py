@@ -7,12 +7,21 @@ import torch
 from hypothesis import strategies as st
 
 from helpers import oracle
+from pgcl_losses.contrast import NEGATIVES, WEIGHTINGS
 
+# What decides which pairs count and how much: every combination.
+EVERY_MODE = [
+    {"weighting": weighting, "exclude_same_cluster": exclude, "negatives": negatives}
+    for weighting in WEIGHTINGS
+    for exclude in (True, False)
+    for negatives in NEGATIVES
+]
+# The same to be drawn from, with a temperature.
 MODES = {
     "temperature": st.sampled_from([0.05, 0.2, 1.0]),
-    "weighting": st.sampled_from(["prototype", "sample", "uniform"]),
+    "weighting": st.sampled_from(WEIGHTINGS),
     "exclude_same_cluster": st.booleans(),
-    "negatives": st.sampled_from(["all", "cross"]),
+    "negatives": st.sampled_from(NEGATIVES),
 }
 
 

@@ -20,9 +20,10 @@ from torch_geometric.utils import to_undirected
 from pgcl_losses import PGCLLoss
 from pgcl_losses.adapters import pyg
 from pgcl_losses.adapters.pygcl import AsTransform, PGCLContrastLoss
+from pgcl_losses.contrast import WEIGHTINGS
 
 OPTIONS = {
-    "weighting": st.sampled_from(["prototype", "sample", "uniform"]),
+    "weighting": st.sampled_from(WEIGHTINGS),
     "exclude_same_cluster": st.booleans(),
     "queue_size": st.sampled_from([0, 7]),
 }
