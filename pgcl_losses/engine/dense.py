@@ -30,6 +30,8 @@ def log_sums(pairs: Pairs, temperature: float) -> Sums:
     return Sums(function(pairs.rows, pairs, log_weights, temperature), log_masses)
 
 
+_IN_CACHE = 1 << 19  # entries of a matrix
+
 # A side: the rows whose sums a matrix [J, I] gives, its columns I, and their partners J.
 Side = tuple[slice, slice]
 
@@ -88,7 +90,7 @@ def _run(values: Tensor, run: slice) -> Tensor:
 
 
 class _Sums(torch.autograd.Function):
-    """`_sums` with a gradient of its own: a pair serves both its ends in one matrix."""
+    """`_sums` with a gradient of its own, in which a pair serves both its ends."""
 
     @staticmethod
     def forward(
@@ -122,15 +124,16 @@ class _Sums(torch.autograd.Function):
             log_s = _sums(rows, ctx.pairs, log_weights, ctx.temperature)
             (d_rows,) = torch.autograd.grad(log_s, rows, slopes, create_graph=True)
             return d_rows, None, None, None
-        d_sides = []
-        for (i, _), exponentials, sums in zip(
+        d_rows = None
+        for (i, j), exponentials, sums in zip(
             _sides(ctx.pairs), saved[::2], saved[1::2], strict=True
         ):
-            d_sides.append(exponentials * (_run(slopes, i) / sums).div_(ctx.temperature))
-        if len(d_sides) == 1:
-            (d_pairs,) = d_sides
-            return (d_pairs + d_pairs.T) @ rows, None, None, None
-        first, second = ctx.pairs.views()
-        d_pairs = d_sides[0] + d_sides[1].T  # [second, first]
-        d_rows = torch.cat([d_pairs.T @ rows[second], d_pairs @ rows[first]])
+            scales = (_run(slopes, i) / sums).div_(ctx.temperature)  # [I]
+            if i == j and exponentials.numel() <= _IN_CACHE:  # two passes cost less than a product
+                scaled = exponentials * scales
+                return (scaled + scaled.T) @ rows, None, None, None
+            d_rows = torch.zeros_like(rows) if d_rows is None else d_rows
+            mine, others, scales = _run(rows, i), _run(rows, j), scales.unsqueeze(1)
+            _run(d_rows, j).addmm_(exponentials, mine * scales)
+            _run(d_rows, i).addcmul_(exponentials.T @ others, scales)
         return d_rows, None, None, None
