@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 from helpers import oracle
+from helpers.rank_models import mean_over_ranks
 from helpers.ranks import on_ranks
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import distributed
 
 from pgcl_losses import ConsistencyLoss, PGCLLoss, PrototypeReweightedNCE, SinkhornPrototypes
 from pgcl_losses.batch import Batch
@@ -257,12 +257,6 @@ class TestOptions:
 
 
 COUNTS = {1: [5], 2: [2, 4], 3: [3, 0, 4]}
-
-
-def mean_over_ranks(value):
-    total = value.detach().clone()
-    distributed.all_reduce(total)
-    return total / distributed.get_world_size()
 
 
 def parts_over_ranks(rank, num_ranks):
