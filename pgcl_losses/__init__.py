@@ -4,6 +4,7 @@ from pgcl_losses.batch import Assignment
 from pgcl_losses.consistency import ConsistencyLoss
 from pgcl_losses.contrast import PrototypeReweightedNCE
 from pgcl_losses.diagnostics import diagnostics
+from pgcl_losses.info_nce import InfoNCE
 from pgcl_losses.pgcl import PGCLLoss, PGCLTerms
 from pgcl_losses.prototypes import SinkhornPrototypes
 from pgcl_losses.sinkhorn import sinkhorn
@@ -13,6 +14,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Assignment",
     "ConsistencyLoss",
+    "InfoNCE",
     "PGCLLoss",
     "PGCLTerms",
     "PrototypeReweightedNCE",

@@ -60,6 +60,37 @@ def check_count(name: str, value: Any, minimum: int) -> int:
     return int(value)
 
 
+def check_heads(name: str, value: Any) -> int | tuple[int, ...]:
+    """A number of prototypes, or several: one for each head."""
+    if not isinstance(value, Sequence) or isinstance(value, str):
+        return check_count(name, value, minimum=1)
+    heads = tuple([check_count(f"{name}[{h}]", size, minimum=1) for h, size in enumerate(value)])
+    if not heads:
+        raise ValueError(f"{name} must be a whole number or one for each head, but got {value!r}")
+    return heads if len(heads) > 1 else heads[0]
+
+
+def check_window(name: str, value: Any) -> tuple[int, int] | None:
+    """From which rank to before which one; None for all."""
+    if value is None:
+        return None
+    if not isinstance(value, Sequence) or isinstance(value, str) or len(value) != 2:
+        raise TypeError(f"{name} must be None or two ranks (first, end), but got {value!r}")
+    first, end = (check_count(f"{name}[{i}]", rank, minimum=0) for i, rank in enumerate(value))
+    if first >= end:
+        raise ValueError(f"{name} must be (first, end) with first < end, but got {value!r}")
+    return first, end
+
+
+def check_window_fits(name: str, window: tuple[int, int] | None, heads: Sequence[int]) -> None:
+    """A window of ranks among those that every head has."""
+    if window is not None and window[1] > min(heads):
+        raise ValueError(
+            f"{name} must lie in 0..{min(heads)}, as there are {min(heads)} prototypes to rank, "
+            f"but got {window}"
+        )
+
+
 def check_flag(name: str, value: Any) -> bool:
     if not isinstance(value, bool):
         raise TypeError(f"{name} must be True or False, but got {value!r} ({type(value).__name__})")
@@ -107,12 +138,15 @@ def check_views(
         check_device(name, view, first_name, first)
 
 
-def check_prototypes(name: str, value: Tensor, rows_name: str, rows: Tensor) -> None:
-    """Prototypes ``[K, D]`` that rows ``[N, D]`` can be compared with."""
+def check_prototypes(
+    name: str, value: Tensor, rows_name: str, rows: Tensor, maker: str = ""
+) -> None:
+    """Prototypes ``[K, D]`` that rows ``[N, D]`` can be compared with; ``maker`` is their class."""
     if rows.shape[1] != value.shape[1]:
+        cure = f"; make {maker}(dim={rows.shape[1]})" if maker else ""
         raise ValueError(
             f"{rows_name} has width {rows.shape[1]} but {name} has width {value.shape[1]}: "
-            "rows and prototypes are compared by their cosine"
+            f"rows and prototypes are compared by their cosine{cure}"
         )
     check_device(rows_name, rows, name, value)
 

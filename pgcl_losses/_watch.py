@@ -1,13 +1,16 @@
 """What goes wrong in training without an error; each is said once, as a warning with the cure."""
 
+import math
 import sys
 import warnings
 
 import torch
 from torch import Tensor
 
+from pgcl_losses.batch import Batch
+from pgcl_losses.consistency import swapped_cross_entropy
 from pgcl_losses.prototypes import SinkhornPrototypes
-from pgcl_losses.rows import unit_rows
+from pgcl_losses.rows import mean_cosine, unit_rows
 from pgcl_losses.weights import cluster_counts
 
 # Gradients are hardly ever accumulated over more batches than this before an optimizer steps.
@@ -15,8 +18,13 @@ _PATIENCE = 50
 _STANDSTILL = 1e-6
 # The last batch of an epoch may be small; several in a row mean that all are.
 _SMALL_BATCHES = 3
-_CLUSTERS_EVERY = 20
+_LOOK_EVERY = 20
 _NEARLY_ALL = 0.9
+# Rows start in about one direction, and prototypes at random, in many trainings that go well. Few
+# stay so for this many looks.
+_LOOKS_IN_ONE_DIRECTION = 5
+_ONE_DIRECTION = 0.9
+_CHANCE = 0.95
 
 
 def can_look(rows: Tensor) -> bool:
@@ -43,28 +51,34 @@ class Watch:
         self.start: Tensor | None = None  # unit prototypes, when first seen
         self.motion: _Number | None = None  # the farthest that one has gone since
         self.largest: _Number | None = None  # share of a cluster
+        self.cosine: _Number | None = None  # of two rows
+        self.chance: _Number | None = None  # what the consistency is of log K, that of a guess
+        self.looks_in_one_direction = 0
         self.said: set[str] = set()
 
     def __reduce__(self) -> tuple[type["Watch"], tuple[()]]:
         return Watch, ()  # a copy begins anew
 
     def look(
-        self, prototypes: SinkhornPrototypes, clusters: Tensor, learning: bool, excluding: bool
+        self, prototypes: SinkhornPrototypes, batch: Batch, learning: bool, excluding: bool
     ) -> None:
-        """At a forward, with the clusters ``[V, N]`` of its rows.
+        """At a forward, with the batch that all parts have seen.
 
         ``learning``: whether the loss has a gradient for the prototypes; ``excluding``: whether
         clusters decide who is a negative.
         """
         self.calls += 1
-        num_rows, num_prototypes = clusters.shape[1], prototypes.num_prototypes
+        clusters = batch.need("clusters")  # [V, N, H]
+        num_rows, num_prototypes = clusters.shape[1], max(prototypes.heads)
         if learning and prototypes.weight.requires_grad and num_prototypes > 1:
             self._look_for_motion(prototypes)
         if learning or excluding:
             self._look_at_size(num_rows, prototypes.queue_size, num_prototypes)
-        if excluding and num_rows >= num_prototypes > 1 and self.calls % _CLUSTERS_EVERY == 0:
-            counts = cluster_counts(clusters.flatten(), num_prototypes)
-            self.largest = _Number(counts.max() / clusters.numel())
+        if num_rows >= num_prototypes > 1 and self.calls % _LOOK_EVERY == 0:
+            if excluding:
+                self._look_at_clusters(clusters, prototypes.heads)
+            if learning and self.calls > prototypes.lead_steps:
+                self._look_at_directions(batch)
         self._read()
 
     def _look_for_motion(self, prototypes: SinkhornPrototypes) -> None:
@@ -87,6 +101,19 @@ class Watch:
                 "queue_size",
             )
 
+    def _look_at_clusters(self, clusters: Tensor, heads: tuple[int, ...]) -> None:
+        """In every head one cluster has to have nearly all, to leave hardly a negative."""
+        of_heads = zip(clusters.flatten(0, 1).unbind(1), heads, strict=True)
+        counts = [cluster_counts(of_head, size).max() for of_head, size in of_heads]
+        self.largest = _Number(torch.stack(counts).min() / clusters[..., 0].numel())
+
+    def _look_at_directions(self, batch: Batch) -> None:
+        with torch.no_grad():
+            entropies = swapped_cross_entropy(batch.need("log_probs"), batch.need("targets"))
+            guess = sum(math.log(size) for size in batch.heads)
+            self.cosine = _Number(mean_cosine(batch.need("rows")))
+            self.chance = _Number(entropies.mean() / guess)
+
     def _read(self) -> None:
         """What has arrived by now."""
         if self.motion is not None and (moved := self.motion.read()) is not None:
@@ -106,6 +133,21 @@ class Watch:
                     "all rows point in one direction, lower the learning rate or normalise in the "
                     "encoder; if not, lower epsilon",
                 )
+
+        if self.cosine is not None and self.chance is not None:
+            cosine, chance = self.cosine.read(), self.chance.read()
+            if cosine is not None and chance is not None:
+                self.cosine = self.chance = None
+                stuck = cosine > _ONE_DIRECTION and chance > _CHANCE and "clusters" not in self.said
+                self.looks_in_one_direction = self.looks_in_one_direction + 1 if stuck else 0
+                if self.looks_in_one_direction == _LOOKS_IN_ONE_DIRECTION:
+                    self._say(
+                        "direction",
+                        f"rows stay in one direction (their mean cosine is {cosine:.2f}) and no "
+                        f"prototype tells them apart (the consistency is {chance:.0%} of log K): "
+                        "start the prototypes where rows are, before training, with "
+                        "pgcl.prototypes.start_from_(rows)",
+                    )
 
     def _say(self, about: str, message: str) -> None:
         if about not in self.said:

@@ -1,20 +1,33 @@
 """What the parts of the loss hand each other: one batch, of one process or of many."""
 
-from typing import Literal, NamedTuple
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
 
 from torch import Tensor
 
+from pgcl_losses._checks import check_cluster_range, check_clusters, check_views
 from pgcl_losses.gather import Ranks
 
 Negatives = Literal["all", "cross"]
 
 
 class Assignment(NamedTuple):
-    """How the samples of one view belong to the prototypes."""
+    """How the samples of one view belong to the prototypes.
+
+    The columns of several heads lie side by side: ``targets.split(heads, dim=1)`` are those of each
+    head, whose rows sum to 1. Each head numbers its clusters from 0.
+    """
 
     log_probs: Tensor  # [N, K] log p, the prediction, with gradient
     targets: Tensor  # [N, K] q, the balanced assignment, without
-    clusters: Tensor  # [N] argmax_k q
+    clusters: Tensor  # [N] argmax_k q; [N, H] with several heads
+    heads: tuple[int, ...] = ()  # how many prototypes each head has, where there are several
+
+    def each_head(self) -> tuple[tuple[int, ...], Tensor]:
+        """How many prototypes each head has, also where there is one; the clusters ``[N, H]``."""
+        if self.heads:
+            return self.heads, self.clusters
+        return (self.targets.shape[1],), self.clusters.unsqueeze(-1)
 
 
 class Batch(NamedTuple):
@@ -26,10 +39,12 @@ class Batch(NamedTuple):
 
     ranks: Ranks
     rows: Tensor | None = None  # [V, N, D] unit rows
-    prototypes: Tensor | None = None  # [K, D] unit rows
+    prototypes: Tensor | None = None  # [K, D] unit rows, one head after the other
     log_probs: Tensor | None = None  # [V, N, K]
     targets: Tensor | None = None  # [V, N, K]
-    clusters: Tensor | None = None  # [V, N]
+    clusters: Tensor | None = None  # [V, N, H] numbered from 0 in each head
+    heads: tuple[int, ...] = ()  # how many of the K are each head's
+    leading: Tensor | None = None  # whether prototypes learn alone: True or False, on the device
     negatives: Negatives | None = None  # for this call, instead of the option of that name
 
     def need(self, name: str) -> Tensor:
@@ -41,13 +56,64 @@ class Batch(NamedTuple):
 
     def own_assignments(self) -> tuple[Assignment, ...]:
         """Those of this rank's samples, one for each view."""
-        fields = (self.ranks.own(self.need(name)) for name in Assignment._fields)
-        return tuple([Assignment(*of_view) for of_view in zip(*fields, strict=True)])
+        log_probs, targets, clusters = (
+            self.ranks.own(self.need(name)) for name in ("log_probs", "targets", "clusters")
+        )
+        heads = self.heads
+        if len(heads) == 1:
+            clusters, heads = clusters.squeeze(-1), ()
+        of_views = zip(log_probs, targets, clusters, strict=True)
+        return tuple([Assignment(*of_view, heads) for of_view in of_views])
 
 
-def check_alone(given: tuple[object, ...]) -> None:
+def check_alone(given: Sequence[object]) -> None:
     """A batch has all views in it."""
     if len(given) > 1:
         raise TypeError(
             f"a batch has all views in it: give it alone, but got {len(given)} arguments"
         )
+
+
+def check_assignments(
+    assignments: Sequence[Any], fields: Sequence[str], may_lack_rows: bool = False
+) -> None:
+    """Assignments of the same graphs, whose fields of that name are alike, to the same heads."""
+    for v, assignment in enumerate(assignments):
+        if not isinstance(assignment, Assignment):
+            kind = type(assignment).__name__
+            raise TypeError(f"assignments[{v}] must be an Assignment, but got {kind}")
+    named = [
+        (f"assignments[{v}].{field}", getattr(assignment, field))
+        for v, assignment in enumerate(assignments)
+        for field in fields
+    ]
+    check_views(named, "[N, K]", may_lack_rows)
+    heads, columns = assignments[0].heads, named[0][1].shape[1]
+    if heads and sum(heads) != columns:
+        raise ValueError(
+            f"assignments[0].heads is {heads}, {sum(heads)} prototypes in all, "
+            f"but {named[0][0]} has {columns} columns"
+        )
+    for v, assignment in enumerate(assignments):
+        if assignment.heads != heads:
+            raise ValueError(
+                f"assignments[{v}].heads is {assignment.heads} but assignments[0].heads is {heads}"
+            )
+
+
+def check_clusters_of(assignments: Sequence[Assignment]) -> None:
+    """A cluster for each row, in each head."""
+    for v, assignment in enumerate(assignments):
+        name, clusters = f"assignments[{v}].clusters", assignment.clusters
+        if assignment.heads:
+            shape = len(assignment.targets), len(assignment.heads)
+            if not isinstance(clusters, Tensor) or clusters.shape != shape:
+                got = getattr(clusters, "shape", type(clusters).__name__)
+                raise ValueError(f"{name} must have shape {shape}, a column a head, but got {got}")
+            of_heads = list(zip(assignment.heads, clusters.unbind(1), strict=True))
+        else:
+            of_heads = [(assignment.targets.shape[1], clusters)]
+        for num_prototypes, of_head in of_heads:
+            check_clusters(name, of_head, f"assignments[{v}].targets", assignment.targets)
+            if len(of_head) > 0:
+                check_cluster_range(name, of_head, num_prototypes)

@@ -4,14 +4,14 @@ The paper: Lin et al., Prototypical Graph Contrastive Learning, 10.1109/TNNLS.20
 """
 
 from functools import partial
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from pgcl_losses._checks import check_choice, check_views
-from pgcl_losses.batch import Assignment, Batch, check_alone
+from pgcl_losses._checks import check_choice
+from pgcl_losses.batch import Assignment, Batch, check_alone, check_assignments
 from pgcl_losses.part import Check, Part
 from pgcl_losses.reduction import REDUCTIONS, Reduction, reduce
 from pgcl_losses.rows import computing_dtype
@@ -21,7 +21,7 @@ class ConsistencyLoss(Part):
     r"""Cross-entropy between one view's assignment and the other's prediction, both ways.
 
     For two views :math:`\frac{1}{2N} \sum_i CE(q'_i, p_i) + CE(q_i, p'_i)`; for more, the mean over
-    all ordered pairs of different views.
+    all ordered pairs of different views; with several heads, the mean over heads.
 
     Args:
         reduction: ``"mean"``, ``"sum"``, or ``"none"`` for one value per row, view 1 first.
@@ -63,6 +63,9 @@ class ConsistencyLoss(Part):
         """The loss of two or more assignments, or of a batch that has them."""
         return self.untraced(self._loss)(assignments)
 
+    if TYPE_CHECKING:
+        __call__ = forward
+
     def _loss(self, assignments: tuple[Assignment | Batch, ...]) -> Tensor:
         batch = assignments[0] if assignments else None
         if isinstance(batch, Batch):
@@ -70,6 +73,8 @@ class ConsistencyLoss(Part):
         else:
             batch = self._batch(assignments)
         losses = swapped_cross_entropy(batch.need("log_probs"), batch.need("targets"))
+        if len(batch.heads) > 1:
+            losses = losses / len(batch.heads)
         return reduce(losses, self.reduction, batch.ranks)
 
     def _batch(self, assignments: tuple[Any, ...]) -> Batch:
@@ -80,26 +85,23 @@ class ConsistencyLoss(Part):
         log_probs = torch.stack([assignment.log_probs.to(dtype) for assignment in assignments])
         targets = torch.stack([assignment.targets.to(dtype) for assignment in assignments])
         return Batch(
-            ranks, log_probs=ranks.gather(log_probs), targets=ranks.gather(targets.detach())
+            ranks,
+            log_probs=ranks.gather(log_probs),
+            targets=ranks.gather(targets.detach()),
+            heads=assignments[0].heads,
         )
 
     def _check(self, assignments: tuple[Any, ...], may_lack_rows: bool) -> None:
         if len(assignments) < 2:
             raise TypeError(f"assignments must be two or more, but got {len(assignments)}")
-        for v, assignment in enumerate(assignments):
-            if not isinstance(assignment, Assignment):
-                kind = type(assignment).__name__
-                raise TypeError(f"assignments[{v}] must be an Assignment, but got {kind}")
-        named = [
-            (f"assignments[{v}].{field}", getattr(assignment, field))
-            for v, assignment in enumerate(assignments)
-            for field in ("log_probs", "targets")
-        ]
-        check_views(named, "[N, K]", may_lack_rows)
+        check_assignments(assignments, ("log_probs", "targets"), may_lack_rows)
 
 
 def swapped_cross_entropy(log_probs: Tensor, targets: Tensor) -> Tensor:
-    """Each row's mean cross-entropy with the other views' targets: ``[V, N, K] -> [V, N]``."""
+    """Each row's mean cross-entropy with the other views' targets: ``[V, N, K] -> [V, N]``.
+
+    With several heads, whose columns lie side by side, the sum over heads.
+    """
     num_views = len(targets)
     others = targets.roll(1, 0)
     if num_views > 2:

@@ -1,15 +1,16 @@
 """The reweighted contrast between the views of each graph.
 
-The paper: Lin et al., Prototypical Graph Contrastive Learning, 10.1109/TNNLS.2022.3191086. InfoNCE
-is its Eq. 3; which samples are negatives, Eq. 12; the reweighted loss, Eq. 13; its weights, Eq. 14,
-are in `weights.py`, and the sums over pairs in `engine/`.
+The paper: Lin et al., Prototypical Graph Contrastive Learning, 10.1109/TNNLS.2022.3191086. Which
+samples are negatives, Eq. 12; the reweighted loss, Eq. 13, is InfoNCE (`info_nce.py`) with weights
+for its negatives, Eq. 14 (`weights.py`).
 """
 
+import math
+from collections.abc import Sequence
 from functools import partial
-from typing import ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, get_args
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
@@ -22,28 +23,40 @@ from pgcl_losses._checks import (
     check_prototypes,
     check_scale,
     check_views,
+    check_window,
+    check_window_fits,
 )
-from pgcl_losses.batch import Batch, Negatives, check_alone
+from pgcl_losses.batch import (
+    Assignment,
+    Batch,
+    Negatives,
+    check_alone,
+    check_assignments,
+    check_clusters_of,
+)
 from pgcl_losses.engine import (
     ENGINE_CHOICES,
     Engine,
     Factors,
     Gaussian,
-    Pairs,
     Weight,
     check_engine,
-    log_weighted_sums,
+    mean_of,
 )
+from pgcl_losses.info_nce import NEGATIVES, check_view_count, weighted_info_nce
 from pgcl_losses.part import Check, Part
-from pgcl_losses.reduction import REDUCTIONS, Reduction, reduce
+from pgcl_losses.reduction import REDUCTIONS, Reduction
 from pgcl_losses.rows import computing_dtype, full_precision, unit_rows
-from pgcl_losses.weights import cluster_counts, cosine_moments, prototype_log_weights
+from pgcl_losses.weights import (
+    cluster_counts,
+    cosine_moments,
+    expected_log_weights,
+    prototype_log_weights,
+    within_ranks,
+)
 
 Weighting = Literal["prototype", "sample", "uniform"]
-WEIGHTINGS, NEGATIVES = get_args(Weighting), get_args(Negatives)
-
-# log(1 + e^x) is x from here on, even for float64.
-_LINEAR_FROM = 40.0
+WEIGHTINGS = get_args(Weighting)
 
 
 class PrototypeReweightedNCE(Part):
@@ -56,15 +69,21 @@ class PrototypeReweightedNCE(Part):
 
     where Neg(i) are the samples of other graphs, w is a Gaussian around the mean distance and M_i
     scales the weights of a query to an average of 1. Weights and clusters are constants for the
-    gradient. A query without negatives has loss 0.
+    gradient. A query without negatives has loss 0. With several heads, a pair weighs the mean over
+    heads.
 
     Args:
         temperature: tau.
         weighting: ``"prototype"`` weighs a pair by the distance of the two clusters' prototypes,
             ``"sample"`` by the distance of the two rows, ``"uniform"`` makes every weight 1.
         exclude_same_cluster: leave samples of the query's own cluster out of its negatives.
-        negatives: ``"all"`` takes them from both views, ``"cross"`` from the other view alone.
-        reduction: ``"mean"``, ``"sum"``, or ``"none"`` for one value per row (2N, view 1 first).
+        negative_ranks: ``(first, end)``: negatives come only from the clusters at these places of
+            the query's own assignment q, best first and from 0. ``(2, 8)`` is the default of the
+            published code, None the paper.
+        soft_clusters: let a sample belong to every cluster, by its q. A pair then weighs what it
+            would on average, and the query's own cluster is left out as far as both belong to it.
+        negatives: ``"all"`` takes them from all views, ``"cross"`` from the other views alone.
+        reduction: ``"mean"``, ``"sum"``, or ``"none"`` for one value per row (V * N, view 1 first).
         engine: how the pairs are computed, with the same result: ``"dense"`` as one matrix,
             ``"streaming"`` by blocks, for batches of any size, ``"triton"`` by fused kernels on
             CUDA (correct in Triton's interpreter, not yet measured on a GPU); ``"auto"`` takes
@@ -74,23 +93,32 @@ class PrototypeReweightedNCE(Part):
             see :class:`PGCLLoss`.
 
     Shape:
-        - z1, z2: ``[N, D]``; row i of both is graph i, of any length up to 1e18
+        - z1, z2: ``[N, D]``; row i of both is graph i, of any length up to 1e18. In place of z1, a
+          list of two views or more.
         - clusters1, clusters2: ``[N]`` int64, needed by ``weighting="prototype"`` and by
           ``exclude_same_cluster=True``
         - prototypes: ``[K, D]``, needed by ``weighting="prototype"``. Elsewhere they tell how many
           clusters there are. Without them the numbers are looked at, for which a GPU has to be
           waited for, or, in a compiled or CUDA graph, as many clusters as rows are expected:
           memory grows with rows times clusters.
-        - output: scalar, or ``[2N]`` for ``reduction="none"``
+        - assignments: one for each view, from :class:`SinkhornPrototypes`, in place of clusters.
+          Several heads, more than two views, ``negative_ranks`` and ``soft_clusters`` need them.
+        - output: scalar, or ``[V * N]`` for ``reduction="none"``
 
     Examples:
         >>> import torch
-        >>> from pgcl_losses import PrototypeReweightedNCE
-        >>> z1 = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
-        >>> z2 = torch.tensor([[1.0, 0.0], [0.6, 0.8]])
-        >>> info_nce = PrototypeReweightedNCE(weighting="uniform", exclude_same_cluster=False)
-        >>> info_nce(z1, z2)
-        tensor(0.2133)
+        >>> from pgcl_losses import PrototypeReweightedNCE, SinkhornPrototypes
+        >>> z1 = torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]])
+        >>> z2 = torch.tensor([[1.0, 0.0], [0.6, 0.8], [-0.8, 0.6]])
+        >>> clusters = torch.tensor([0, 0, 1])
+        >>> PrototypeReweightedNCE(weighting="uniform")(z1, z2, clusters, clusters)
+        tensor(0.1154)
+        >>> prototypes = SinkhornPrototypes(dim=2, num_prototypes=3)
+        >>> views = [z1, z2, z1 + z2]
+        >>> contrast = PrototypeReweightedNCE(soft_clusters=True, reduction="none")
+        >>> assignments = prototypes(*views)
+        >>> contrast(views, assignments=assignments, prototypes=prototypes.weight).shape
+        torch.Size([9])
 
     """
 
@@ -98,6 +126,8 @@ class PrototypeReweightedNCE(Part):
         "temperature": check_scale,
         "weighting": partial(check_choice, choices=WEIGHTINGS),
         "exclude_same_cluster": check_flag,
+        "negative_ranks": check_window,
+        "soft_clusters": check_flag,
         "negatives": partial(check_choice, choices=NEGATIVES),
         "reduction": partial(check_choice, choices=REDUCTIONS),
         "engine": partial(check_choice, choices=ENGINE_CHOICES),
@@ -106,6 +136,8 @@ class PrototypeReweightedNCE(Part):
     temperature: float
     weighting: Weighting
     exclude_same_cluster: bool
+    negative_ranks: tuple[int, int] | None
+    soft_clusters: bool
     negatives: Negatives
     reduction: Reduction
     engine: Engine
@@ -116,6 +148,8 @@ class PrototypeReweightedNCE(Part):
         temperature: float = 0.2,
         weighting: Weighting = "prototype",
         exclude_same_cluster: bool = True,
+        negative_ranks: tuple[int, int] | None = None,
+        soft_clusters: bool = False,
         negatives: Negatives = "all",
         reduction: Reduction = "mean",
         engine: Engine = "auto",
@@ -126,6 +160,8 @@ class PrototypeReweightedNCE(Part):
         self.temperature = temperature
         self.weighting = weighting
         self.exclude_same_cluster = exclude_same_cluster
+        self.negative_ranks = negative_ranks
+        self.soft_clusters = soft_clusters
         self.negatives = negatives
         self.reduction = reduction
         self.engine = engine
@@ -134,137 +170,203 @@ class PrototypeReweightedNCE(Part):
 
     def forward(
         self,
-        z1: Tensor | Batch,
+        z1: Tensor | Sequence[Tensor] | Batch,
         z2: Tensor | None = None,
         clusters1: Tensor | None = None,
         clusters2: Tensor | None = None,
         prototypes: Tensor | None = None,
+        *,
+        assignments: Sequence[Assignment] | None = None,
     ) -> Tensor:
-        """The loss of two views, or of a batch of any number of views."""
-        return self.untraced(self._loss)(z1, z2, clusters1, clusters2, prototypes)
+        """The loss of two views, of a list of them, or of a batch."""
+        given = _Given(z1, z2, clusters1, clusters2, prototypes, assignments)
+        return self.untraced(self._loss)(given)
 
-    def _loss(
-        self,
-        z1: Tensor | Batch,
-        z2: Tensor | None,
-        clusters1: Tensor | None,
-        clusters2: Tensor | None,
-        prototypes: Tensor | None,
-    ) -> Tensor:
-        batch = z1
-        if not isinstance(batch, Batch):
-            batch = self._batch(batch, z2, clusters1, clusters2, prototypes)
+    if TYPE_CHECKING:
+        __call__ = forward
+
+    def _loss(self, given: "_Given") -> Tensor:
+        batch = given.z1
+        if isinstance(batch, Batch):
+            check_alone([argument for argument in given if argument is not None])
         else:
-            others = (z2, clusters1, clusters2, prototypes)
-            check_alone((batch, *[given for given in others if given is not None]))
-        negatives = batch.negatives or self.negatives
-        with full_precision(batch.need("rows").device):
-            losses = self._per_query(batch, across_views=negatives == "cross")
-            return reduce(losses, self.reduction, batch.ranks)
-
-    def _per_query(self, batch: Batch, across_views: bool) -> Tensor:
-        """Each query's loss ``[V, N]``: the mean over its positives, one in each other view."""
-        rows = batch.need("rows")  # [V, N, D]
-        num_views = len(rows)
-        with torch.no_grad():
+            batch = self._batch(given)
+        with torch.no_grad(), full_precision(batch.need("rows").device):
             weights = self._weights(batch)
-        pairs = Pairs(rows.flatten(0, 1), num_views, across_views, weights)
-        log_sums = log_weighted_sums(pairs, self.temperature, self.engine, batch.ranks)
-        log_sums = log_sums.view(rows.shape[:2])
-        if num_views == 2:
-            first, second = rows.unbind()
-            positives = (first * second).sum(-1)  # [N] of both
-            return _with_positive(log_sums, positives, self.temperature)
-        losses = [
-            _with_positive(log_sums, (rows * rows.roll(shift, 0)).sum(-1), self.temperature)
-            for shift in range(1, num_views)
-        ]
-        return torch.stack(losses).mean(0)
+        return weighted_info_nce(
+            batch, weights, self.temperature, self.negatives, self.engine, self.reduction
+        )
 
     def _weights(self, batch: Batch) -> tuple[Weight, ...]:
-        """M w of each pair, none for what is in the query's own cluster."""
+        """M w of each pair, none for what is no negative; all 1 while prototypes learn alone."""
         rows = batch.need("rows").detach().flatten(0, 1)  # detached for forward mode, too
         weights: list[Weight] = []
         if self.weighting == "sample":
-            weights.append(Gaussian(*cosine_moments(rows)))
+            mean, variance = cosine_moments(rows)
+            if batch.leading is not None:
+                variance = variance.masked_fill(batch.leading, math.inf)
+            weights.append(Gaussian(mean, variance))
         if self._needs_clusters():
-            clusters = batch.need("clusters").flatten()
-            if batch.prototypes is None:
-                clusters, num_clusters = _numbered(clusters)
-            else:
-                num_clusters = len(batch.prototypes)
-            if self.weighting == "prototype":
-                shares = cluster_counts(clusters, num_clusters).to(rows.dtype) / len(clusters)
-                table = prototype_log_weights(batch.need("prototypes").detach(), shares)
-            else:
-                table = rows.new_zeros(num_clusters, num_clusters)
-            if self.exclude_same_cluster:
-                table.fill_diagonal_(-torch.inf)
-            symmetric = self.weighting != "prototype"
-            weights.append(Factors(table, clusters, lines=clusters, symmetric=symmetric))
+            of_heads = self._of_heads(batch, rows)
+            factors = mean_of(of_heads)
+            if batch.leading is not None:
+                log_left = factors.log_left.masked_fill(batch.leading, -math.log(len(of_heads)))
+                factors = factors._replace(log_left=log_left)
+            weights.append(factors)
         return tuple(weights)
 
-    def _needs_clusters(self) -> bool:
-        return self.weighting == "prototype" or self.exclude_same_cluster
+    def _of_heads(self, batch: Batch, rows: Tensor) -> list[Factors]:
+        clusters = batch.need("clusters").flatten(0, 1)  # [M, H]
+        heads = batch.heads
+        if not heads:
+            numbered, num_clusters = _numbered(clusters.squeeze(1))
+            clusters, heads = numbered.unsqueeze(1), (num_clusters,)
+        nothing = [rows[:0]] * len(heads)
+        prototypes: Sequence[Tensor] = nothing
+        targets: Sequence[Tensor] = nothing
+        if self.weighting == "prototype":
+            prototypes = batch.need("prototypes").detach().split_with_sizes(heads)
+        if self._needs_targets():
+            targets = batch.need("targets").flatten(0, 1).split_with_sizes(heads, dim=1)
+        of_heads = zip(prototypes, clusters.unbind(1), targets, heads, strict=True)
+        return [self._of_head(rows, *of_head) for of_head in of_heads]
 
-    def _batch(
-        self,
-        z1: Tensor,
-        z2: Tensor | None,
-        clusters1: Tensor | None,
-        clusters2: Tensor | None,
-        prototypes: Tensor | None,
-    ) -> Batch:
+    def _of_head(
+        self, rows: Tensor, prototypes: Tensor, clusters: Tensor, targets: Tensor, size: int
+    ) -> Factors:
+        """By what clusters ``[M]`` and targets ``[M, K]`` say, with unit prototypes ``[K, D]``."""
+        if self.weighting == "prototype":
+            if self.soft_clusters:
+                shares = targets.mean(0)
+            else:
+                shares = cluster_counts(clusters, size).to(rows.dtype) / len(clusters)
+            table = prototype_log_weights(prototypes, shares)
+        else:
+            table = rows.new_zeros(size, size)
+        if self.exclude_same_cluster:
+            table.fill_diagonal_(-torch.inf)
+        symmetric = self.weighting != "prototype" and self.negative_ranks is None
+        if self.soft_clusters:
+            factors = Factors(expected_log_weights(targets, table), targets, symmetric=symmetric)
+        else:
+            factors = Factors(table, clusters, lines=clusters, symmetric=symmetric)
+        if self.negative_ranks is None:
+            return factors
+        outside = ~within_ranks(targets, *self.negative_ranks)
+        log_left = factors.log_left_of_rows().masked_fill(outside, -torch.inf)
+        return factors._replace(log_left=log_left, lines=None)
+
+    def _needs_clusters(self) -> bool:
+        chosen = self.exclude_same_cluster or self.negative_ranks is not None
+        return self.weighting == "prototype" or chosen
+
+    def _needs_targets(self) -> bool:
+        return self._needs_clusters() and (self.soft_clusters or self.negative_ranks is not None)
+
+    def _batch(self, given: "_Given") -> Batch:
         if not self._needs_clusters():
-            clusters1 = clusters2 = prototypes = None
-        clusters_of = clusters1, clusters2
-        check = partial(self._check, z1, z2, clusters_of, prototypes)
+            given = _Given(given.z1, given.z2)
+        views, prototypes, assignments = given.views(), given.prototypes, given.assignments
         ranks = self.share(
-            check, (z1, z2), lambda: () if prototypes is None else (prototypes.detach(),)
+            partial(self._check, given),
+            views,
+            lambda: () if prototypes is None else (prototypes.detach(),),
         )
-        assert z2 is not None
-        with full_precision(z1.device):
-            dtype = computing_dtype(z1) if prototypes is None else computing_dtype(z1, prototypes)
-            rows = ranks.gather(unit_rows(torch.stack([z1, z2]), dtype))
-            clusters = None
-            if clusters1 is not None and clusters2 is not None:
-                clusters = ranks.gather(torch.stack([clusters1, clusters2]))
+        with full_precision(views[0].device):
+            dtype = computing_dtype(views[0], *(() if prototypes is None else (prototypes,)))
+            batch = Batch(ranks, ranks.gather(unit_rows(torch.stack(views), dtype)))
             if prototypes is not None:
                 prototypes = unit_rows(prototypes.detach(), dtype)
-            return Batch(ranks, rows, prototypes, clusters=clusters)
+                batch = batch._replace(prototypes=prototypes, heads=(len(prototypes),))
+            if assignments is not None:
+                heads, _ = assignments[0].each_head()
+                clusters = torch.stack([assignment.each_head()[1] for assignment in assignments])
+                batch = batch._replace(heads=heads, clusters=ranks.gather(clusters))
+                if self._needs_targets():
+                    targets = torch.stack([a.targets.detach().to(dtype) for a in assignments])
+                    batch = batch._replace(targets=ranks.gather(targets))
+            elif given.clusters1 is not None and given.clusters2 is not None:
+                clusters = torch.stack([given.clusters1, given.clusters2]).unsqueeze(-1)
+                batch = batch._replace(clusters=ranks.gather(clusters))
+            return batch
 
-    def _check(
-        self,
-        z1: Tensor,
-        z2: Tensor | None,
-        clusters_of: tuple[Tensor | None, Tensor | None],
-        prototypes: Tensor | None,
-        may_lack_rows: bool,
-    ) -> None:
-        check_views([("z1", z1), ("z2", z2)], may_lack_rows=may_lack_rows)
-        check_engine(self.engine, z1)
+    def _check(self, given: "_Given", may_lack_rows: bool) -> None:
+        views, prototypes = given.views(), given.prototypes
+        if given.z2 is not None and isinstance(given.z1, Sequence):
+            raise TypeError("z2 must not be given where z1 is a list of views, but it is")
+        check_view_count(views)
+        check_views([(f"z{v}", z) for v, z in enumerate(views, 1)], may_lack_rows=may_lack_rows)
+        check_engine(self.engine, views[0])
         if self.weighting == "prototype" and prototypes is None:
             raise ValueError("prototypes is None, but weighting='prototype' needs them: [K, D]")
         if prototypes is not None:
             check_matrix("prototypes", prototypes, "[K, D]")
-            check_prototypes("prototypes", prototypes, "z1", z1)
-        if not self._needs_clusters():
-            return
-        for name, clusters in zip(("clusters1", "clusters2"), clusters_of, strict=True):
+            check_prototypes("prototypes", prototypes, "z1", views[0])
+        if given.assignments is not None:
+            self._check_assignments(given, given.assignments)
+        elif self._needs_clusters():
+            self._check_clusters(given)
+
+    def _check_assignments(self, given: "_Given", assignments: Sequence[Any]) -> None:
+        for name in ("clusters1", "clusters2"):
+            if getattr(given, name) is not None:
+                raise TypeError(f"{name} is in assignments: give one of them")
+        views = given.views()
+        if len(assignments) != len(views):
+            raise ValueError(
+                f"assignments must be {len(views)}, one for each view, but got {len(assignments)}"
+            )
+        check_assignments(assignments, ("targets",), may_lack_rows=True)
+        check_clusters_of(assignments)
+        targets, prototypes = assignments[0].targets, given.prototypes
+        if len(targets) != len(views[0]):
+            raise ValueError(
+                f"assignments[0].targets has {len(targets)} rows but z1 has {len(views[0])}: "
+                "they must describe the same graphs"
+            )
+        if prototypes is not None and len(prototypes) != targets.shape[1]:
+            raise ValueError(
+                f"prototypes has {len(prototypes)} rows but the assignments are to "
+                f"{targets.shape[1]}"
+            )
+        check_window_fits("negative_ranks", self.negative_ranks, assignments[0].each_head()[0])
+
+    def _check_clusters(self, given: "_Given") -> None:
+        views = given.views()
+        wanted = {
+            "more than two views": len(views) > 2,
+            f"negative_ranks={self.negative_ranks}": self.negative_ranks is not None,
+            "soft_clusters=True": self.soft_clusters,
+        }
+        for what, needs in wanted.items():
+            if needs:
+                raise ValueError(
+                    f"assignments is None, but {what} needs one for each view, as "
+                    "SinkhornPrototypes gives them"
+                )
+        for name, clusters in (("clusters1", given.clusters1), ("clusters2", given.clusters2)):
             if clusters is None:
                 raise ValueError(
                     f"{name} is None, but weighting={self.weighting!r} with "
                     f"exclude_same_cluster={self.exclude_same_cluster} needs one cluster per row"
                 )
-            check_clusters(name, clusters, "z1", z1)
-            if prototypes is not None and len(clusters) > 0:
-                check_cluster_range(name, clusters, len(prototypes))
+            check_clusters(name, clusters, "z1", views[0])
+            if given.prototypes is not None and len(clusters) > 0:
+                check_cluster_range(name, clusters, len(given.prototypes))
 
 
-def _with_positive(log_sums: Tensor, positives: Tensor, temperature: float) -> Tensor:
-    """-log( e^{s_ip / tau} / (e^{s_ip / tau} + S_i) ) from log S_i and s_ip."""
-    gaps = torch.sub(log_sums, positives, alpha=1 / temperature)
-    return F.softplus(gaps, threshold=_LINEAR_FROM)
+class _Given(NamedTuple):
+    """What a user calls the contrast with."""
+
+    z1: Any  # a view, several of them, or a batch
+    z2: Tensor | None = None
+    clusters1: Tensor | None = None
+    clusters2: Tensor | None = None
+    prototypes: Tensor | None = None
+    assignments: Sequence[Assignment] | None = None
+
+    def views(self) -> tuple[Any, ...]:
+        return tuple(self.z1) if isinstance(self.z1, Sequence) else (self.z1, self.z2)
 
 
 def _numbered(clusters: Tensor) -> tuple[Tensor, int]:

@@ -1,5 +1,6 @@
 """Plain numbers that tell how the prototypes are doing."""
 
+import math
 from collections.abc import Sequence
 from typing import TypedDict
 
@@ -7,25 +8,34 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pgcl_losses._checks import check_cluster_range, check_clusters, check_matrix, check_views
-from pgcl_losses.batch import Assignment
+from pgcl_losses._checks import check_matrix
+from pgcl_losses.batch import Assignment, check_assignments, check_clusters_of
+from pgcl_losses.consistency import swapped_cross_entropy
 from pgcl_losses.pgcl import PGCLTerms
 from pgcl_losses.rows import unit_rows
 from pgcl_losses.weights import cluster_counts, prototype_log_weights
 
 
-class Diagnostics(TypedDict, total=False):
-    """What :func:`diagnostics` returns: an ordinary dict."""
+class HeadDiagnostics(TypedDict, total=False):
+    """What :func:`diagnostics` says of the clusters of one head."""
 
-    loss: float
-    contrast: float
-    consistency: float
     occupancy: list[float]
     entropy: float
     dead_prototypes: int
     agreement: float
     masked_negatives: float
     mean_weight: float
+
+
+class Diagnostics(HeadDiagnostics, total=False):
+    """What :func:`diagnostics` returns: an ordinary dict."""
+
+    loss: float
+    contrast: float
+    consistency: float
+    mean_cosine: float
+    consistency_ratio: float
+    heads: list[HeadDiagnostics]
 
 
 @torch.no_grad()
@@ -42,6 +52,9 @@ def diagnostics(
         A dict of
 
         - ``loss``, ``contrast``, ``consistency``: the terms, averaged if they were not reduced
+        - ``mean_cosine`` of two rows: near 1 all rows point in about one direction
+        - ``consistency_ratio``: the consistency as a share of log K, which a guess has: 1 says that
+          no prototype tells rows apart
         - ``occupancy``: each prototype's share of the samples
         - ``entropy`` of the occupancy in nats: log K if all clusters are alike, 0 if there is one
         - ``dead_prototypes``: how many have no sample
@@ -51,8 +64,10 @@ def diagnostics(
         - ``mean_weight``: the mean of M w over the negatives that remain, for
           ``weighting="prototype"``; below 1 the negatives as a whole count less than in InfoNCE
 
-        The last two speak of negatives from all views. Without negatives they are nan, and so is
-        the agreement without a second view.
+        With several heads the last six are in ``heads``, a dict for each. The last two speak of
+        negatives from all views and of the paper's hard clusters, without ``negative_ranks``.
+        Without negatives they are nan; without a second view the agreement and the ratio are, and
+        so is the ratio with one prototype.
 
     Examples:
         >>> import torch
@@ -74,13 +89,45 @@ def diagnostics(
             "source must be PGCLTerms or a sequence of Assignments, "
             f"but got {type(source).__name__}"
         )
-    named = [(f"assignments[{v}]", assignment) for v, assignment in enumerate(assignments)]
-    check_views([(f"{name}.targets", assignment.targets) for name, assignment in named], "[N, K]")
-    num_prototypes = assignments[0].targets.shape[1]
-    for name, (_, targets, clusters) in named:
-        check_clusters(f"{name}.clusters", clusters, f"{name}.targets", targets)
-        check_cluster_range(f"{name}.clusters", clusters, num_prototypes)
-    clusters = torch.stack([a.clusters for a in assignments])  # [V, N]
+    check_assignments(assignments, ("targets", "log_probs"))
+    check_clusters_of(assignments)
+    heads, _ = assignments[0].each_head()
+    of_views = torch.stack([assignment.each_head()[1] for assignment in assignments])  # [V, N, H]
+    of_heads: Sequence[Tensor | None] = [None] * len(heads)
+    if prototypes is not None:
+        check_matrix("prototypes", prototypes, "[K, D]")
+        if len(prototypes) != sum(heads):
+            raise ValueError(
+                f"prototypes has {len(prototypes)} rows but the assignments are to {sum(heads)}"
+            )
+        of_heads = unit_rows(prototypes, torch.float64).split_with_sizes(heads)
+    numbers = Diagnostics(consistency_ratio=_consistency_ratio(assignments, heads))
+    if isinstance(source, PGCLTerms):
+        numbers["loss"] = source.loss.mean().item()
+        numbers["contrast"] = source.contrast.mean().item()
+        numbers["consistency"] = source.consistency.mean().item()
+        numbers["mean_cosine"] = source.mean_cosine.item()
+    each = [
+        _of_head(*of_head) for of_head in zip(of_views.unbind(-1), heads, of_heads, strict=True)
+    ]
+    if len(heads) > 1:
+        numbers["heads"] = each
+    else:
+        numbers = {**numbers, **each[0]}
+    return numbers
+
+
+def _consistency_ratio(assignments: Sequence[Assignment], heads: Sequence[int]) -> float:
+    log_k = sum(math.log(size) for size in heads)
+    if len(assignments) < 2 or log_k == 0:
+        return math.nan
+    log_probs = torch.stack([assignment.log_probs for assignment in assignments])
+    targets = torch.stack([assignment.targets for assignment in assignments])
+    return swapped_cross_entropy(log_probs, targets).mean().item() / log_k
+
+
+def _of_head(clusters: Tensor, num_prototypes: int, prototypes: Tensor | None) -> HeadDiagnostics:
+    """Of clusters ``[V, N]``, and unit prototypes ``[K, D]``."""
     counts = cluster_counts(clusters.flatten(), num_prototypes).double()  # [K]
     occupancy = counts / counts.sum()
 
@@ -93,7 +140,7 @@ def diagnostics(
     pairs_of_views = clusters.numel() * (len(clusters) - 1)
     agreeing = per_graph.square().sum() - clusters.numel()
 
-    numbers = Diagnostics(
+    numbers = HeadDiagnostics(
         occupancy=occupancy.tolist(),
         entropy=torch.special.entr(occupancy).sum().item(),
         dead_prototypes=int((counts == 0).sum()),
@@ -101,15 +148,6 @@ def diagnostics(
         masked_negatives=(1 - remaining.sum() / negatives.sum()).item(),
     )
     if prototypes is not None:
-        check_matrix("prototypes", prototypes, "[K, D]")
-        if len(prototypes) != num_prototypes:
-            raise ValueError(
-                f"prototypes has {len(prototypes)} rows but the assignments are to {num_prototypes}"
-            )
-        weights = prototype_log_weights(unit_rows(prototypes, torch.float64), occupancy).exp()
+        weights = prototype_log_weights(prototypes, occupancy).exp()
         numbers["mean_weight"] = ((remaining * weights).sum() / remaining.sum()).item()
-    if isinstance(source, PGCLTerms):
-        numbers["loss"] = source.loss.mean().item()
-        numbers["contrast"] = source.contrast.mean().item()
-        numbers["consistency"] = source.consistency.mean().item()
     return numbers

@@ -3,23 +3,31 @@
 The paper: Lin et al., Prototypical Graph Contrastive Learning, 10.1109/TNNLS.2022.3191086.
 """
 
+from collections.abc import Sequence
 from functools import partial
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from pgcl_losses._checks import check_choice, check_prototypes, check_views, check_weight
+from pgcl_losses._checks import (
+    check_choice,
+    check_prototypes,
+    check_views,
+    check_weight,
+    check_window_fits,
+)
 from pgcl_losses._watch import Watch, can_look
 from pgcl_losses.batch import Assignment, Batch, Negatives
 from pgcl_losses.consistency import ConsistencyLoss
-from pgcl_losses.contrast import NEGATIVES, PrototypeReweightedNCE, Weighting
+from pgcl_losses.contrast import PrototypeReweightedNCE, Weighting
 from pgcl_losses.engine import Engine, check_engine
+from pgcl_losses.info_nce import NEGATIVES, check_view_count
 from pgcl_losses.part import Check, Part
 from pgcl_losses.prototypes import SinkhornPrototypes
 from pgcl_losses.reduction import Reduction
-from pgcl_losses.rows import computing_dtype, full_precision, unit_rows
+from pgcl_losses.rows import computing_dtype, full_precision, mean_cosine, unit_rows
 
 
 class PGCLTerms(NamedTuple):
@@ -29,6 +37,7 @@ class PGCLTerms(NamedTuple):
     contrast: Tensor
     consistency: Tensor
     assignments: tuple[Assignment, ...]
+    mean_cosine: Tensor  # of two rows
 
 
 def _of_parts(name: str) -> Any:
@@ -60,13 +69,14 @@ class PGCLLoss(Part):
 
     Args:
         dim: width of the rows, D.
-        num_prototypes: how many of them, K.
+        num_prototypes: how many of them, K; or several numbers, one for each head.
         consistency_weight: lambda; 0 leaves the contrast alone.
         contrast_weight: 0 leaves the consistency alone.
         temperature: tau of both the contrast and the prediction.
-        epsilon, iterations, queue_size, queue_views, freeze_steps: see
+        epsilon, iterations, queue_size, queue_views, freeze_steps, lead_steps: see
             :class:`SinkhornPrototypes`.
-        weighting, exclude_same_cluster, negatives, engine: see :class:`PrototypeReweightedNCE`.
+        weighting, exclude_same_cluster, negative_ranks, soft_clusters, negatives, engine: see
+            :class:`PrototypeReweightedNCE`.
         reduction: ``"mean"``, ``"sum"``, or ``"none"`` for one value per row (V * N, view 1 first).
         gather: with several processes, one loss over the batches of all of them: it, and the mean
             over processes of its gradients, are those of one process on the whole batch
@@ -81,8 +91,9 @@ class PGCLLoss(Part):
     With several processes every one has to call the loss, and its backward, the same number of
     times; a batch may be empty on some of them. The loss is then differentiable once.
 
-    Warns, once each, of prototypes that no optimizer moves, of batches smaller than K, and of one
-    cluster that has nearly all rows; not in compiled graphs and CUDA graphs, where no Python runs.
+    Warns, once each, of prototypes that no optimizer moves, of batches smaller than K, of one
+    cluster that has nearly all rows, and of rows in one direction that no prototype tells apart;
+    not in compiled graphs and CUDA graphs, where no Python runs.
     To silence: ``warnings.filterwarnings("ignore", "PGCLLoss")``.
 
     Shape:
@@ -119,8 +130,11 @@ class PGCLLoss(Part):
     queue_size = _of_parts("queue_size")
     queue_views = _of_parts("queue_views")
     freeze_steps = _of_parts("freeze_steps")
+    lead_steps = _of_parts("lead_steps")
     weighting = _of_parts("weighting")
     exclude_same_cluster = _of_parts("exclude_same_cluster")
+    negative_ranks = _of_parts("negative_ranks")
+    soft_clusters = _of_parts("soft_clusters")
     negatives = _of_parts("negatives")
     reduction = _of_parts("reduction")
     engine = _of_parts("engine")
@@ -128,7 +142,7 @@ class PGCLLoss(Part):
     def __init__(
         self,
         dim: int,
-        num_prototypes: int = 10,
+        num_prototypes: int | Sequence[int] = 10,
         *,
         consistency_weight: float = 6.0,
         contrast_weight: float = 1.0,
@@ -138,8 +152,11 @@ class PGCLLoss(Part):
         queue_size: int = 0,
         queue_views: int = 2,
         freeze_steps: int = 0,
+        lead_steps: int = 0,
         weighting: Weighting = "prototype",
         exclude_same_cluster: bool = True,
+        negative_ranks: tuple[int, int] | None = None,
+        soft_clusters: bool = False,
         negatives: Negatives = "all",
         reduction: Reduction = "mean",
         engine: Engine = "auto",
@@ -158,11 +175,14 @@ class PGCLLoss(Part):
             queue_size=queue_size,
             queue_views=queue_views,
             freeze_steps=freeze_steps,
+            lead_steps=lead_steps,
         )
         self.contrast = PrototypeReweightedNCE(
             temperature=temperature,
             weighting=weighting,
             exclude_same_cluster=exclude_same_cluster,
+            negative_ranks=negative_ranks,
+            soft_clusters=soft_clusters,
             negatives=negatives,
             reduction=reduction,
             engine=engine,
@@ -171,6 +191,7 @@ class PGCLLoss(Part):
         self.gather = gather
         self.process_group = process_group
         self._watch = Watch()
+        self._check_window()
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
@@ -182,25 +203,30 @@ class PGCLLoss(Part):
         """The loss; ``negatives`` is for this call alone, instead of the option of that name."""
         return self.untraced(self._compute)(views, negatives)[0]
 
+    if TYPE_CHECKING:
+        __call__ = forward
+
     def terms(self, *views: Tensor, negatives: Negatives | None = None) -> PGCLTerms:
         """The loss with its two terms and the assignments, for logging."""
         loss, contrast, consistency, batch = self.untraced(self._compute)(views, negatives)
-        return PGCLTerms(loss, contrast, consistency, batch.own_assignments())
+        cosine = mean_cosine(batch.need("rows").detach())
+        return PGCLTerms(loss, contrast, consistency, batch.own_assignments(), cosine)
 
     def _compute(
         self, views: tuple[Tensor, ...], negatives: Negatives | None
     ) -> tuple[Tensor, Tensor, Tensor, Batch]:
         """The loss, its contrast and its consistency, and the batch."""
         batch: Batch = self.prototypes(self._batch(views, negatives))
+        contrast = self.contrast(batch)
+        consistency = self.consistency(batch)
         if self.training and batch.ranks.rank == 0 and can_look(batch.need("rows")):
             self._watch.look(
                 self.prototypes,
-                batch.need("clusters"),
+                batch,
                 learning=self.consistency_weight > 0,
-                excluding=self.contrast_weight > 0 and self.contrast.exclude_same_cluster,
+                excluding=self.contrast_weight > 0
+                and getattr(self.contrast, "exclude_same_cluster", False),
             )
-        contrast = self.contrast(batch)
-        consistency = self.consistency(batch)
         loss = torch.add(
             self.contrast_weight * contrast, consistency, alpha=self.consistency_weight
         )
@@ -219,16 +245,19 @@ class PGCLLoss(Part):
     def _check(
         self, views: tuple[Tensor, ...], negatives: Negatives | None, may_lack_rows: bool
     ) -> None:
-        if len(views) < 2:
-            raise TypeError(
-                f"views must be two or more Tensors of shape [N, D], but got {len(views)}"
-            )
+        check_view_count(views)
         check_views([(f"z{v}", z) for v, z in enumerate(views, 1)], may_lack_rows=may_lack_rows)
-        check_prototypes("prototypes.weight", self.prototypes.weight, "z1", views[0])
+        weight = self.prototypes.weight
+        check_prototypes("prototypes.weight", weight, "z1", views[0], type(self).__name__)
         self.prototypes.check_queue(len(views))
+        self._check_window()
         if negatives is not None:
             check_choice("negatives", negatives, NEGATIVES)
         check_engine(self.contrast.engine, views[0])
+
+    def _check_window(self) -> None:
+        window = getattr(self.contrast, "negative_ranks", None)
+        check_window_fits("negative_ranks", window, self.prototypes.heads)
 
     def _parts(self) -> list[Part]:
         return [part for part in self.children() if isinstance(part, Part)]

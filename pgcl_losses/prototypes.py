@@ -3,15 +3,24 @@
 The paper: Lin et al., Prototypical Graph Contrastive Learning, 10.1109/TNNLS.2022.3191086.
 """
 
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, ClassVar, overload
+from typing import TYPE_CHECKING, Any, ClassVar, overload
 
 import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
-from pgcl_losses._checks import check_count, check_prototypes, check_scale, check_views
+from pgcl_losses._checks import (
+    check_count,
+    check_heads,
+    check_matrix,
+    check_prototypes,
+    check_scale,
+    check_views,
+)
 from pgcl_losses.batch import Assignment, Batch, check_alone
+from pgcl_losses.kmeans import spherical_kmeans
 from pgcl_losses.part import Check, Part
 from pgcl_losses.rows import computing_dtype, full_precision, unit_rows
 from pgcl_losses.sinkhorn import balance
@@ -25,7 +34,8 @@ class SinkhornPrototypes(Part):
 
     Args:
         dim: width of the rows, D.
-        num_prototypes: how many of them, K.
+        num_prototypes: how many of them, K; or several numbers, one for each head. Heads are sets
+            of prototypes side by side; all rows are balanced over each of them.
         temperature: tau of the prediction.
         epsilon, iterations: of :func:`~pgcl_losses.sinkhorn`.
         queue_size: past rows per view that join the Sinkhorn problem, to balance small batches.
@@ -33,6 +43,8 @@ class SinkhornPrototypes(Part):
         queue_views: how many views the queue keeps rows of.
         freeze_steps: for so many training forwards the prototypes receive zero gradient. What an
             optimizer adds to it (``Adam(weight_decay=...)``) moves them all the same.
+        lead_steps: for so many training forwards the prototypes learn alone: the prediction has no
+            gradient to the rows, and the contrast is InfoNCE.
         gather, process_group: with several processes, samples are balanced over the batches of all
             of them; see :class:`PGCLLoss`.
 
@@ -43,7 +55,7 @@ class SinkhornPrototypes(Part):
     Shape:
         - views: ``[N, D]`` each; row i of every view is graph i, of any length up to 1e18
         - output: an :class:`Assignment` per view
-        - weight: ``[K, D]``
+        - weight: ``[K, D]``, with several heads one after the other: K is the sum of theirs
 
     Examples:
         >>> import torch
@@ -55,29 +67,35 @@ class SinkhornPrototypes(Part):
         (torch.Size([8, 4]), torch.Size([8]))
         >>> prototypes.assign(torch.randn(3, 16)).shape
         torch.Size([3])
+        >>> heads = SinkhornPrototypes(dim=16, num_prototypes=(4, 6))
+        >>> (view,) = heads(torch.randn(8, 16))
+        >>> view.clusters.shape, [q.shape for q in view.targets.split(view.heads, dim=1)]
+        (torch.Size([8, 2]), [torch.Size([8, 4]), torch.Size([8, 6])])
 
     """
 
     options: ClassVar[dict[str, Check]] = {
         "dim": partial(check_count, minimum=1),
-        "num_prototypes": partial(check_count, minimum=1),
+        "num_prototypes": check_heads,
         "temperature": check_scale,
         "epsilon": check_scale,
         "iterations": partial(check_count, minimum=1),
         "queue_size": partial(check_count, minimum=0),
         "queue_views": partial(check_count, minimum=1),
         "freeze_steps": partial(check_count, minimum=0),
+        "lead_steps": partial(check_count, minimum=0),
     }
     fixed = frozenset({"dim", "num_prototypes", "queue_size", "queue_views"})
 
     dim: int
-    num_prototypes: int
+    num_prototypes: int | Sequence[int]  # a whole number, or a tuple of two or more
     temperature: float
     epsilon: float
     iterations: int
     queue_size: int
     queue_views: int
     freeze_steps: int
+    lead_steps: int
     weight: nn.Parameter
     step: Tensor
     queue: Tensor | None
@@ -86,7 +104,7 @@ class SinkhornPrototypes(Part):
     def __init__(
         self,
         dim: int,
-        num_prototypes: int = 10,
+        num_prototypes: int | Sequence[int] = 10,
         *,
         temperature: float = 0.2,
         epsilon: float = 0.05,
@@ -94,6 +112,7 @@ class SinkhornPrototypes(Part):
         queue_size: int = 0,
         queue_views: int = 2,
         freeze_steps: int = 0,
+        lead_steps: int = 0,
         gather: bool = True,
         process_group: ProcessGroup | None = None,
     ) -> None:
@@ -106,10 +125,11 @@ class SinkhornPrototypes(Part):
         self.queue_size = queue_size
         self.queue_views = queue_views
         self.freeze_steps = freeze_steps
+        self.lead_steps = lead_steps
         self.gather = gather
         self.process_group = process_group
 
-        self.weight = nn.Parameter(torch.empty(self.num_prototypes, self.dim))
+        self.weight = nn.Parameter(torch.empty(sum(self.heads), self.dim))
         self.register_buffer("step", torch.zeros((), dtype=torch.long))
         self.register_buffer("queue", None)
         self.register_buffer("queue_filled", None)
@@ -118,6 +138,12 @@ class SinkhornPrototypes(Part):
             self.queue = torch.zeros(self.queue_views, self.queue_size, self.dim)
             self.queue_filled = torch.zeros((), dtype=torch.long)
         self.reset_parameters()
+
+    @property
+    def heads(self) -> tuple[int, ...]:
+        """How many prototypes each head has."""
+        sizes = self.num_prototypes
+        return (sizes,) if isinstance(sizes, int) else tuple(sizes)
 
     def reset_parameters(self) -> None:
         nn.init.kaiming_normal_(self.weight)
@@ -132,6 +158,9 @@ class SinkhornPrototypes(Part):
         Of a batch, all samples are assigned, and the batch comes back with what that gives.
         """
         return self.untraced(self._forward)(views)
+
+    if TYPE_CHECKING:
+        __call__ = forward
 
     def _forward(self, views: tuple[Tensor | Batch, ...]) -> tuple[Assignment, ...] | Batch:
         first = views[0] if views else None
@@ -151,8 +180,11 @@ class SinkhornPrototypes(Part):
             raise TypeError("views must be one or more Tensors of shape [N, D], but got none")
         named = [(f"views[{v}]", view) for v, view in enumerate(views)]
         check_views(named, may_lack_rows=may_lack_rows)
-        check_prototypes("weight", self.weight, "views[0]", views[0])
+        self._check_width("views[0]", views[0])
         self.check_queue(len(views))
+
+    def _check_width(self, name: str, rows: Tensor) -> None:
+        check_prototypes("weight", self.weight, name, rows, type(self).__name__)
 
     def check_queue(self, num_views: int) -> None:
         if self.queue_size > 0 and num_views != self.queue_views:
@@ -166,12 +198,51 @@ class SinkhornPrototypes(Part):
         return self.weight, *self.buffers()
 
     def assign(self, z: Tensor) -> Tensor:
-        """The nearest prototype of each row, ``[N, D] -> [N]``: for inference, no balancing."""
+        """The nearest prototype of each row, ``[N, D] -> [N]``: for inference, no balancing.
+
+        Of each head, ``[N, H]``, if there are several.
+        """
         check_views([("z", z)])
-        check_prototypes("weight", self.weight, "z", z)
+        self._check_width("z", z)
         dtype = computing_dtype(self.weight, z)
         with torch.no_grad(), full_precision(z.device):
-            return (unit_rows(z, dtype) @ self._unit_prototypes(dtype).T).argmax(1)
+            scores = unit_rows(z, dtype) @ self._unit_prototypes(dtype).T
+            nearest = self._nearest(scores)
+        return nearest if len(self.heads) > 1 else nearest.squeeze(-1)
+
+    @torch.no_grad()
+    def start_from_(self, rows: Tensor) -> "SinkhornPrototypes":
+        """Move the prototypes, in place, to where rows ``[N, D]`` are: k-means of their directions.
+
+        Prototypes start at random, and in many dimensions a random direction is near no row. Call
+        this before training with the rows of a first batch, or of many, and again at the end of
+        ``lead_steps``. With several processes, all of them call it, each with rows of its own.
+
+        What is random is drawn from torch's generator on the CPU: ``torch.manual_seed``. Where
+        there are fewer different rows than prototypes, the others stay where they are. Prototypes
+        keep their lengths; the queue keeps its rows, which are compared with the new prototypes
+        from now on. It waits for the device.
+        """
+        ranks = self.share(partial(self._check_start, rows), (rows,), self.state)
+        with full_precision(rows.device):
+            dtype = computing_dtype(self.weight, rows)
+            rows = ranks.gather(unit_rows(rows, dtype).unsqueeze(0))[0]
+            old = unit_rows(self.weight, dtype)  # [K, D]
+            draws = torch.rand(len(old))
+            new = torch.zeros_like(old)
+            if ranks.rank == 0:
+                heads = zip(*(of.split_with_sizes(self.heads) for of in (old, draws)), strict=True)
+                new = torch.cat([spherical_kmeans(rows, *of_head) for of_head in heads])
+            new = ranks.add(new, "the prototypes' start")  # the same bits on all ranks
+            lengths = torch.linalg.vector_norm(self.weight.to(dtype), dim=1, keepdim=True)
+            self.weight.copy_(new * torch.where(lengths > 0, lengths, 1))
+        return self
+
+    def _check_start(self, rows: Tensor, may_lack_rows: bool) -> None:
+        check_matrix("rows", rows, "[N, D]", may_lack_rows)
+        self._check_width("rows", rows)
+        if not rows.isfinite().all():
+            raise ValueError("rows must be finite, but there is a NaN or an inf among them")
 
     @torch.no_grad()
     def normalize_(self) -> "SinkhornPrototypes":
@@ -184,15 +255,38 @@ class SinkhornPrototypes(Part):
         rows = batch.need("rows")  # [V, N, D]
         with full_precision(rows.device):
             prototypes = batch.ranks.average_gradient(self._unit_prototypes(rows.dtype))
-            scores = rows @ prototypes.T  # [V, N, K]
-            log_probs = torch.log_softmax(scores / self.temperature, dim=-1)
+            leading, seen = None, rows
+            if self.lead_steps > 0:
+                leading = self.step < self.lead_steps
+                seen = torch.where(leading, rows.detach(), rows)
+            scores = seen @ prototypes.T  # [V, N, K]
+            log_probs = self._by_head(partial(torch.log_softmax, dim=-1), scores / self.temperature)
             learning = self.training and torch.is_grad_enabled()
             with torch.no_grad():
                 targets = self._balanced(scores.detach(), prototypes.detach())
                 if learning:
                     self._advance(rows, targets)
-                clusters = targets.argmax(-1)
-        return Batch(batch.ranks, rows, prototypes, log_probs, targets, clusters, batch.negatives)
+                clusters = self._nearest(targets)
+        return batch._replace(
+            prototypes=prototypes,
+            log_probs=log_probs,
+            targets=targets,
+            clusters=clusters,
+            heads=self.heads,
+            leading=leading,
+        )
+
+    def _by_head(self, function: Callable[[Tensor], Tensor], scores: Tensor) -> Tensor:
+        """What a function makes of the columns of each head ``[..., K]``, side by side."""
+        if len(self.heads) == 1:
+            return function(scores)
+        return torch.cat(
+            [function(of_head) for of_head in scores.split_with_sizes(self.heads, -1)], -1
+        )
+
+    def _nearest(self, scores: Tensor) -> Tensor:
+        """The largest column of each head, counted from 0: ``[..., K] -> [..., H]``."""
+        return self._by_head(lambda of_head: of_head.argmax(-1, keepdim=True), scores)
 
     def _unit_prototypes(self, dtype: torch.dtype) -> Tensor:
         """The prototypes as unit rows ``[K, D]``, cut off from the gradient while frozen."""
@@ -203,13 +297,18 @@ class SinkhornPrototypes(Part):
 
     def _balanced(self, scores: Tensor, prototypes: Tensor) -> Tensor:
         if self.queue is None or self.queue_filled is None:
-            return balance(scores, self.epsilon, self.iterations)
+            return self._by_head(
+                lambda of_head: balance(of_head, self.epsilon, self.iterations), scores
+            )
         num_rows = scores.shape[1]
         past = self.queue.to(scores.dtype) @ prototypes.T  # [V, Q, K]
         slots = torch.arange(-num_rows, self.queue_size, device=scores.device)
         present = (slots < self.queue_filled).to(scores.dtype).unsqueeze(1)  # [N + Q, 1]
         both = torch.cat([scores, past], dim=1)
-        return balance(both, self.epsilon, self.iterations, present)[:, :num_rows]
+        return self._by_head(
+            lambda of_head: balance(of_head, self.epsilon, self.iterations, present)[:, :num_rows],
+            both,
+        )
 
     def _advance(self, rows: Tensor, targets: Tensor) -> None:
         """Count the batch and queue its rows, unless there is a NaN or inf in it."""

@@ -36,3 +36,11 @@ def unit_rows(z: Tensor, dtype: torch.dtype) -> Tensor:
     z = z.to(dtype)
     lengths = torch.linalg.vector_norm(z, dim=-1, keepdim=True)
     return z / F.threshold(lengths, _SHORTEST, math.inf)
+
+
+def mean_cosine(rows: Tensor) -> Tensor:
+    """The mean cosine of two different rows, of unit rows ``[..., D]``; NaN where there is one."""
+    rows = rows.flatten(0, -2)  # [M, D]
+    count = len(rows)
+    pairs = rows.sum(0).square().sum() - rows.square().sum()
+    return pairs / (count * (count - 1)) if count > 1 else pairs.new_full((), math.nan)

@@ -7,6 +7,10 @@ mu_i and sigma_i the mean and standard deviation of d_ij over all samples j. M_i
 weights to an average of 1 over all samples. Where sigma_i is no larger than rounding, all samples
 are equally far and all weights are 1.
 
+With soft clusters a pair weighs what the table of M w says on average, where each row belongs to
+cluster k with probability q_ik. With a window of ranks, the negatives of a query are the rows of
+those clusters alone that stand there among its own, best first.
+
 Distances are 1 - cosine. Everything here is written in cosines: mirroring and shifting all d_ij
 changes neither sigma nor |d_ij - mu|.
 """
@@ -34,6 +38,21 @@ def prototype_log_weights(prototypes: Tensor, shares: Tensor) -> Tensor:
     variance = _above_noise(squares @ shares)  # [K]
     log_w = squares.div_(variance.mul_(-2).unsqueeze(1))
     return log_w.sub_((log_w.exp() @ shares).log_().unsqueeze(1))
+
+
+def expected_log_weights(targets: Tensor, log_table: Tensor) -> Tensor:
+    """log sum_k q_ik T_kl: what the table says on average of row i and cluster l, ``[M, K]``.
+
+    ``targets``: q ``[M, K]``; ``log_table``: log T ``[K, K]``, -inf where a pair is left out.
+    """
+    peaks = log_table.amax(0).clamp_min(torch.finfo(log_table.dtype).min)  # [K]
+    return (targets @ (log_table - peaks).exp()).log_() + peaks
+
+
+def within_ranks(targets: Tensor, first: int, end: int) -> Tensor:
+    """Whether a cluster stands at ranks first..end-1 of a row's own, best first: ``[M, K]``."""
+    order = targets.argsort(stable=True, descending=True, dim=-1)
+    return torch.zeros_like(targets, dtype=torch.bool).scatter_(-1, order[:, first:end], True)
 
 
 def cosine_moments(rows: Tensor) -> tuple[Tensor, Tensor]:

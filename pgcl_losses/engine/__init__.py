@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from pgcl_losses.engine import dense, streaming
-from pgcl_losses.engine.pairs import Factors, Gaussian, Pairs, Share, Sums, Weight
+from pgcl_losses.engine.pairs import Factors, Gaussian, Pairs, Share, Sums, Weight, mean_of
 from pgcl_losses.gather import Ranks
 
 Engine = Literal["auto", "dense", "streaming", "triton"]
@@ -117,4 +117,5 @@ __all__ = [
     "Weight",
     "check_engine",
     "log_weighted_sums",
+    "mean_of",
 ]

@@ -33,6 +33,10 @@ class Factors(NamedTuple):
     def num_columns(self) -> int:
         return self.log_left.shape[1]
 
+    def log_left_of_rows(self) -> Tensor:
+        """``[M, R]``, whichever form it has."""
+        return self.log_left if self.lines is None else self.log_left.index_select(0, self.lines)
+
     def left_matrix(self) -> Tensor:
         """``[M, R]``, whichever form it has."""
         left = self.log_left.exp()
@@ -57,6 +61,16 @@ class Factors(NamedTuple):
         if self.right.is_floating_point():
             return (self.right[others] @ by_column[:, some]).log_()
         return by_column[:, some].index_select(0, self.right[others])  # copies of whole lines
+
+
+def mean_of(several: Sequence[Factors]) -> Factors:
+    """Factors whose W_ij is the mean of several: their columns side by side."""
+    if len(several) == 1:
+        return several[0]
+    log_left = torch.cat([factors.log_left_of_rows() for factors in several], dim=1)
+    right = torch.cat([factors.right_matrix() for factors in several], dim=1)
+    symmetric = all(factors.symmetric for factors in several)
+    return Factors(log_left - math.log(len(several)), right, symmetric=symmetric)
 
 
 class Gaussian(NamedTuple):

@@ -55,6 +55,8 @@ def test_terms_add_the_losses_as_plain_numbers():
         "loss",
         "contrast",
         "consistency",
+        "consistency_ratio",
+        "mean_cosine",
         "occupancy",
         "entropy",
         "dead_prototypes",

@@ -24,6 +24,7 @@ def test_public_names():
     assert pgcl_losses.__all__ == [
         "Assignment",
         "ConsistencyLoss",
+        "InfoNCE",
         "PGCLLoss",
         "PGCLTerms",
         "PrototypeReweightedNCE",

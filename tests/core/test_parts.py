@@ -269,7 +269,7 @@ def parts_over_ranks(rank, num_ranks):
         pgcl, whole = pgcl_of(reduction=reduction), pgcl_of(reduction=reduction, gather=False)
         assignments, expected = pgcl.prototypes(*mine), whole.prototypes(*whole_views)
         for ours, theirs in zip(assignments, expected, strict=True):
-            for one, other in zip(ours, theirs, strict=True):
+            for one, other in zip(ours[:3], theirs[:3], strict=True):
                 torch.testing.assert_close(one, other.split(counts)[rank])
         clusters, of_all = ([a.clusters for a in some[:2]] for some in (assignments, expected))
         weight, whole_weight = pgcl.prototypes.weight, whole.prototypes.weight

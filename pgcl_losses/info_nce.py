@@ -1,0 +1,167 @@
+"""InfoNCE between the views of each graph (Eq. 3), with a weight for each pair if wanted.
+
+The paper: Lin et al., Prototypical Graph Contrastive Learning, 10.1109/TNNLS.2022.3191086. The sums
+over pairs are in `engine/`.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from pgcl_losses._checks import check_choice, check_scale, check_views
+from pgcl_losses.batch import Batch, Negatives, check_alone
+from pgcl_losses.engine import (
+    ENGINE_CHOICES,
+    Engine,
+    Pairs,
+    Weight,
+    check_engine,
+    log_weighted_sums,
+)
+from pgcl_losses.part import Check, Part
+from pgcl_losses.reduction import REDUCTIONS, Reduction, reduce
+from pgcl_losses.rows import computing_dtype, full_precision, unit_rows
+
+NEGATIVES = get_args(Negatives)
+
+# log(1 + e^x) is x from here on, even for float64.
+_LINEAR_FROM = 40.0
+
+
+class InfoNCE(Part):
+    r"""InfoNCE (NT-Xent), at any batch size and exact on many processes.
+
+    For each query i with positive i', the other view of its graph, the mean over all 2N queries of
+
+    .. math:: -\log \frac{e^{s_{ii'} / \tau}}{e^{s_{ii'} / \tau} + \sum_j e^{s_{ij} / \tau}}
+
+    with s the cosine of two rows and j over the rows of all other graphs. With more than two views,
+    the mean over a query's positives.
+
+    Args:
+        temperature: tau.
+        negatives: ``"all"`` takes them from all views, ``"cross"`` from the other views alone.
+        reduction: ``"mean"``, ``"sum"``, or ``"none"`` for one value per row (V * N, view 1 first).
+        engine: how the pairs are computed; see :class:`PrototypeReweightedNCE`.
+        gather, process_group: with several processes, the loss over the batches of all of them;
+            see :class:`PGCLLoss`.
+
+    Shape:
+        - views: two or more, ``[N, D]`` each; row i of every view is graph i, of any length up to
+          1e18
+        - output: scalar, or ``[V * N]`` for ``reduction="none"``
+
+    Examples:
+        >>> import torch
+        >>> from pgcl_losses import InfoNCE
+        >>> z1 = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
+        >>> z2 = torch.tensor([[1.0, 0.0], [0.6, 0.8]])
+        >>> InfoNCE()(z1, z2)
+        tensor(0.2133)
+
+    """
+
+    options: ClassVar[dict[str, Check]] = {
+        "temperature": check_scale,
+        "negatives": partial(check_choice, choices=NEGATIVES),
+        "reduction": partial(check_choice, choices=REDUCTIONS),
+        "engine": partial(check_choice, choices=ENGINE_CHOICES),
+    }
+
+    temperature: float
+    negatives: Negatives
+    reduction: Reduction
+    engine: Engine
+
+    def __init__(
+        self,
+        temperature: float = 0.2,
+        negatives: Negatives = "all",
+        reduction: Reduction = "mean",
+        engine: Engine = "auto",
+        *,
+        gather: bool = True,
+        process_group: ProcessGroup | None = None,
+    ) -> None:
+        super().__init__()
+        self.temperature = temperature
+        self.negatives = negatives
+        self.reduction = reduction
+        self.engine = engine
+        self.gather = gather
+        self.process_group = process_group
+
+    def forward(self, *views: Tensor | Batch) -> Tensor:
+        """The loss of two views or more, or of a batch of them."""
+        return self.untraced(self._loss)(views)
+
+    if TYPE_CHECKING:
+        __call__ = forward
+
+    def _loss(self, views: tuple[Tensor | Batch, ...]) -> Tensor:
+        batch = views[0] if views else None
+        if isinstance(batch, Batch):
+            check_alone(views)
+        else:
+            batch = self._batch(views)
+        return weighted_info_nce(
+            batch, (), self.temperature, self.negatives, self.engine, self.reduction
+        )
+
+    def _batch(self, views: tuple[Any, ...]) -> Batch:
+        ranks = self.share(partial(self._check, views), views)
+        with full_precision(views[0].device):
+            rows = unit_rows(torch.stack(views), computing_dtype(views[0]))
+            return Batch(ranks, ranks.gather(rows))
+
+    def _check(self, views: tuple[Any, ...], may_lack_rows: bool) -> None:
+        check_view_count(views)
+        check_views([(f"z{v}", z) for v, z in enumerate(views, 1)], may_lack_rows=may_lack_rows)
+        check_engine(self.engine, views[0])
+
+
+def check_view_count(views: Sequence[object]) -> None:
+    if len(views) < 2:
+        raise TypeError(f"views must be two or more Tensors of shape [N, D], but got {len(views)}")
+
+
+def weighted_info_nce(
+    batch: Batch,
+    weights: tuple[Weight, ...],
+    temperature: float,
+    negatives: Negatives,
+    engine: Engine,
+    reduction: Reduction,
+) -> Tensor:
+    """InfoNCE of a batch's rows ``[V, N, D]`` with weighted negatives.
+
+    A query's loss is the mean over its positives, one in each other view.
+    """
+    rows = batch.need("rows")
+    num_views = len(rows)
+    across_views = (batch.negatives or negatives) == "cross"
+    with full_precision(rows.device):
+        pairs = Pairs(rows.flatten(0, 1), num_views, across_views, weights)
+        log_sums = log_weighted_sums(pairs, temperature, engine, batch.ranks).view(rows.shape[:2])
+        if num_views == 2:
+            first, second = rows.unbind()
+            positives = (first * second).sum(-1)  # [N] of both
+            losses = _with_positive(log_sums, positives, temperature)
+        else:
+            of_positives = [
+                _with_positive(log_sums, (rows * rows.roll(shift, 0)).sum(-1), temperature)
+                for shift in range(1, num_views)
+            ]
+            losses = torch.stack(of_positives).mean(0)
+        return reduce(losses, reduction, batch.ranks)
+
+
+def _with_positive(log_sums: Tensor, positives: Tensor, temperature: float) -> Tensor:
+    """-log( e^{s_ip / tau} / (e^{s_ip / tau} + S_i) ) from log S_i and s_ip."""
+    gaps = torch.sub(log_sums, positives, alpha=1 / temperature)
+    return F.softplus(gaps, threshold=_LINEAR_FROM)
