@@ -144,8 +144,8 @@ class Watch:
                     self._say(
                         "direction",
                         f"rows stay in one direction (their mean cosine is {cosine:.2f}) and no "
-                        f"prototype tells them apart (the consistency is {chance:.0%} of log K): "
-                        "start the prototypes where rows are, before training, with "
+                        f"prototype tells them apart (the consistency is {chance:.0%} of "
+                        "a guess): start the prototypes where rows are, before training, with "
                         "pgcl.prototypes.start_from_(rows)",
                     )
 

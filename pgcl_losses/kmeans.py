@@ -24,7 +24,8 @@ def spherical_kmeans(rows: Tensor, start: Tensor, draws: Tensor) -> Tensor:
 
 def _seeds(rows: Tensor, draws: Tensor) -> Tensor:
     """Rows, each drawn by its squared distance from the nearest drawn before: twice 1 - cosine."""
-    distances = (rows.square().sum(1) > 0).to(rows.dtype)  # a row of zeros has no direction
+    # 2 is as far as can be; a row of zeros has no direction.
+    distances = 2 * (rows.square().sum(1) > 0).to(rows.dtype)
     seeds: list[Tensor] = []
     for draw in draws.tolist():
         running = distances.cumsum(0, dtype=torch.float64)

@@ -249,7 +249,7 @@ class PGCLLoss(Part):
         check_views([(f"z{v}", z) for v, z in enumerate(views, 1)], may_lack_rows=may_lack_rows)
         weight = self.prototypes.weight
         check_prototypes("prototypes.weight", weight, "z1", views[0], type(self).__name__)
-        self.prototypes.check_queue(len(views))
+        self.prototypes.check_call(len(views))
         self._check_window()
         if negatives is not None:
             check_choice("negatives", negatives, NEGATIVES)

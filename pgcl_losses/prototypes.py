@@ -50,7 +50,7 @@ class SinkhornPrototypes(Part):
 
     The queue and the count of training forwards move only in ``train()`` mode with gradients
     enabled, and not on a batch with NaN or inf in it. Activation checkpointing runs a second
-    training forward: with a queue or freezing, checkpoint the encoder and not this module.
+    training forward: with a queue, freezing or a lead, checkpoint the encoder and not this module.
 
     Shape:
         - views: ``[N, D]`` each; row i of every view is graph i, of any length up to 1e18
@@ -138,6 +138,7 @@ class SinkhornPrototypes(Part):
             self.queue = torch.zeros(self.queue_views, self.queue_size, self.dim)
             self.queue_filled = torch.zeros((), dtype=torch.long)
         self.reset_parameters()
+        self.check_call(self.queue_views)
 
     @property
     def heads(self) -> tuple[int, ...]:
@@ -181,12 +182,18 @@ class SinkhornPrototypes(Part):
         named = [(f"views[{v}]", view) for v, view in enumerate(views)]
         check_views(named, may_lack_rows=may_lack_rows)
         self._check_width("views[0]", views[0])
-        self.check_queue(len(views))
+        self.check_call(len(views))
 
     def _check_width(self, name: str, rows: Tensor) -> None:
         check_prototypes("weight", self.weight, name, rows, type(self).__name__)
 
-    def check_queue(self, num_views: int) -> None:
+    def check_call(self, num_views: int) -> None:
+        """Options that do not go together, or not with so many views."""
+        if self.freeze_steps > 0 and self.lead_steps > 0:
+            raise ValueError(
+                f"freeze_steps is {self.freeze_steps} and lead_steps is {self.lead_steps}, but one "
+                "of them must be 0: either the prototypes rest at first, or they learn alone"
+            )
         if self.queue_size > 0 and num_views != self.queue_views:
             raise ValueError(
                 f"views must be {self.queue_views} when queue_size > 0, but got {num_views}: the "
@@ -216,26 +223,32 @@ class SinkhornPrototypes(Part):
 
         Prototypes start at random, and in many dimensions a random direction is near no row. Call
         this before training with the rows of a first batch, or of many, and again at the end of
-        ``lead_steps``. With several processes, all of them call it, each with rows of its own.
+        ``lead_steps``. With several processes, all of them call it, each with rows of its own, and
+        all get the prototypes of the first one.
 
         What is random is drawn from torch's generator on the CPU: ``torch.manual_seed``. Where
         there are fewer different rows than prototypes, the others stay where they are. Prototypes
         keep their lengths; the queue keeps its rows, which are compared with the new prototypes
         from now on. It waits for the device.
         """
-        ranks = self.share(partial(self._check_start, rows), (rows,), self.state)
+        ranks = self.share(partial(self._check_start, rows), (rows,))
+        draws = torch.rand(sum(self.heads))  # by all ranks, so that their generators stay alike
         with full_precision(rows.device):
             dtype = computing_dtype(self.weight, rows)
             rows = ranks.gather(unit_rows(rows, dtype).unsqueeze(0))[0]
-            old = unit_rows(self.weight, dtype)  # [K, D]
-            draws = torch.rand(len(old))
-            new = torch.zeros_like(old)
+            weight = self.weight.to(dtype)
             if ranks.rank == 0:
-                heads = zip(*(of.split_with_sizes(self.heads) for of in (old, draws)), strict=True)
-                new = torch.cat([spherical_kmeans(rows, *of_head) for of_head in heads])
-            new = ranks.add(new, "the prototypes' start")  # the same bits on all ranks
-            lengths = torch.linalg.vector_norm(self.weight.to(dtype), dim=1, keepdim=True)
-            self.weight.copy_(new * torch.where(lengths > 0, lengths, 1))
+                of_heads = zip(
+                    unit_rows(weight, dtype).split_with_sizes(self.heads),
+                    draws.split_with_sizes(self.heads),
+                    strict=True,
+                )
+                new = torch.cat([spherical_kmeans(rows, *of_head) for of_head in of_heads])
+                lengths = torch.linalg.vector_norm(weight, dim=1, keepdim=True)
+                weight = new * torch.where(lengths > 0, lengths, 1)
+            else:
+                weight = torch.zeros_like(weight)
+            self.weight.copy_(ranks.add(weight, "the prototypes' start"))
         return self
 
     def _check_start(self, rows: Tensor, may_lack_rows: bool) -> None:

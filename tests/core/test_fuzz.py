@@ -3,6 +3,7 @@
 Few cases unless more are asked for: FUZZ_CASES=2000 python -m pytest tests/core/test_fuzz.py
 """
 
+import itertools
 import math
 import os
 import warnings
@@ -211,27 +212,70 @@ def test_consistency(problem):
     np.testing.assert_allclose(result.double(), expected, **tolerance(scores1))
 
 
+@st.composite
+def families(draw, num_prototypes):
+    """Options of the whole, for so many prototypes in all; now and then a window that cannot be."""
+    cuts = draw(st.sets(st.integers(1, num_prototypes), max_size=2)) | {0, num_prototypes}
+    ends = sorted(cuts)
+    heads = [end - start for start, end in itertools.pairwise(ends)]
+    end = draw(st.integers(1, min(heads) + draw(ODD)))
+    return {
+        "num_prototypes": heads,
+        "negative_ranks": draw(st.sampled_from([None, (draw(st.integers(0, end - 1)), end)])),
+        "soft_clusters": draw(st.booleans()),
+        "lead_steps": draw(st.sampled_from([0, 0, 1])),
+    }
+
+
 @fuzz
-@given(problem=problems(), mode=st.fixed_dictionaries(MODES))
-def test_pgcl(problem, mode):
+@given(
+    problem=problems(),
+    mode=st.fixed_dictionaries(MODES),
+    num_views=st.integers(1, 4),
+    engine=st.sampled_from(ENGINES),
+    data=st.data(),
+)
+def test_pgcl(problem, mode, num_views, engine, data):
     z1, z2, *_, weight = problem
     if weight.dim() != 2 or not weight.dtype.is_floating_point or 0 in weight.shape:
         return
-    pgcl = PGCLLoss(weight.shape[1], weight.shape[0], **mode)
+    views = [z1, z2, z2.flip(0), z1][:num_views]
+    member = data.draw(families(len(weight)))
+    pgcl = attempt(lambda: PGCLLoss(weight.shape[1], **mode, **member, engine=engine))
+    if pgcl is None:
+        return
     pgcl.prototypes.weight = torch.nn.Parameter(weight.detach())
-    terms = attempt(pgcl.terms, z1, z2)
+    terms = attempt(pgcl.terms, *views)
     if terms is None:
         return
+    assert num_views > 1
     check_gradients(terms.loss, z1, z2, pgcl.prototypes.weight)
-    if not known(z1, z2, weight):
+    if not known(*views, weight):
         return
-    # Where two targets of a row are equal, either may be its cluster.
-    clusters = torch.cat([view.clusters for view in terms.assignments]).tolist()
-    rows = np.concatenate([exact(z1), exact(z2)])
-    weights = oracle.pair_weights(rows, clusters, exact(weight), mode["weighting"])
-    given = mode["temperature"], mode["exclude_same_cluster"], mode["negatives"]
-    contrast = oracle.contrast((exact(z1), exact(z2)), weights, clusters, *given)
-    q = [oracle.targets(exact(z), exact(weight), 0.05, 3) for z in (z1, z2)]
-    log_p = [oracle.log_predictions(exact(z), exact(weight), mode["temperature"]) for z in (z1, z2)]
-    expected = oracle.mean(contrast) + 6 * oracle.mean(oracle.consistency(log_p, q))
-    assert terms.loss.item() == pytest.approx(expected, rel=tolerance(z1, weight)["rtol"], abs=1e-3)
+    if weight.device.type == "cpu":
+        assert attempt(diagnostics, terms, weight)
+    heads, rows = pgcl.prototypes.heads, [exact(z) for z in views]
+    prototypes = [exact(of_head) for of_head in weight.split(heads)]
+    targets = exact(torch.cat([view.targets for view in terms.assignments]))
+    q_of_heads = np.split(targets, np.cumsum(heads)[:-1], axis=1)
+    weights = oracle.family_weights(
+        np.concatenate(rows),
+        q_of_heads,
+        prototypes,
+        mode["weighting"],
+        mode["exclude_same_cluster"],
+        member["negative_ranks"],
+        member["soft_clusters"],
+    )
+    if member["lead_steps"]:  # this is the first step
+        weights = np.ones_like(weights)
+    contrast = oracle.contrast(rows, weights, None, mode["temperature"], False, mode["negatives"])
+    consistency = []
+    for of_head in prototypes:
+        q = [oracle.targets(z, of_head, 0.05, 3) for z in rows]
+        log_p = [oracle.log_predictions(z, of_head, mode["temperature"]) for z in rows]
+        consistency.append(oracle.mean(oracle.consistency(log_p, q)))
+    expected = oracle.mean(contrast) + 6 * oracle.mean(consistency)
+    assert terms.loss.item() == pytest.approx(
+        expected, rel=tolerance(*views, weight)["rtol"], abs=1e-3
+    )

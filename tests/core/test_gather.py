@@ -10,7 +10,7 @@ import time
 import pytest
 import torch
 from helpers.blocks import in_blocks
-from helpers.cases import EVERY_MODE
+from helpers.cases import EVERY_MODE, FAMILY
 from helpers.rank_models import (
     DIM,
     Inside,
@@ -79,6 +79,11 @@ def every_mode(rank, num_ranks, engines):
         for mode in EVERY_MODE:
             options = {"engine": engine, **mode, "reduction": draw(("mean", "sum"))}
             options["queue_size"] = draw((0, 3, 20))
+            with in_blocks(draw(BLOCKS)):
+                check_case(rank, num_ranks, options, draw(LAYOUTS), draw(WRAPPINGS), random)
+        for member in FAMILY:
+            options = {"engine": engine, **draw(EVERY_MODE), **member}
+            options |= {"queue_size": draw((0, 3)), "lead_steps": draw((0, 1))}
             with in_blocks(draw(BLOCKS)):
                 check_case(rank, num_ranks, options, draw(LAYOUTS), draw(WRAPPINGS), random)
 

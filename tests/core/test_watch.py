@@ -166,8 +166,45 @@ def test_one_cluster_that_has_nearly_all_rows():
     said = train(pgcl, moving(pgcl), rows_of=collapsed)
     assert len(said) == 1
     assert said[0].startswith("PGCLLoss: one cluster has 100% of the rows, which leaves hardly")
+    heads = PGCLLoss(DIM, (4, 3), epsilon=10.0)
+    assert len(train(heads, moving(heads), rows_of=lambda rows, _: heads(*(1 + 1e-7 * rows)))) == 1
     single = PGCLLoss(DIM, 1)
     assert train(single, moving(single)) == []
+
+
+class TestOneDirection:
+    """Rows that hardly differ, and prototypes that are near none of them."""
+
+    def train(self, start=False, spread=0.05, num_prototypes=(3, 4), **options):
+        torch.manual_seed(0)
+        pgcl = PGCLLoss(DIM, num_prototypes, epsilon=0.01, **options)
+        direction = torch.linspace(1, 2, DIM)
+
+        def rows_of(rows, step):
+            both = direction + spread * rows[:1].expand_as(rows)  # views that agree
+            if start and step == 0:
+                pgcl.prototypes.start_from_(both.flatten(0, 1))
+            return pgcl(*both)
+
+        optimizer = torch.optim.SGD(pgcl.parameters(), lr=1e-4)
+        return train(pgcl, optimizer, rows_of=rows_of, num_rows=40)
+
+    def test_is_said(self):
+        (said,) = self.train()
+        assert said.startswith("PGCLLoss: rows stay in one direction (their mean cosine is 1.00")
+        assert "pgcl.prototypes.start_from_(rows)" in said
+
+    def test_not_of_rows_that_differ(self):
+        assert self.train(spread=1.0) == []
+
+    def test_not_where_prototypes_lie_among_the_rows(self):
+        assert self.train(start=True, temperature=0.001) == []
+
+    def test_not_while_prototypes_learn_alone(self):
+        assert self.train(lead_steps=80) == []
+
+    def test_not_without_consistency(self):
+        assert self.train(consistency_weight=0.0) == []
 
 
 def test_a_filter_silences_them():

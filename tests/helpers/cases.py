@@ -1,6 +1,7 @@
 """Random problems: two views of a few graphs, their clusters, and prototypes."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,7 +17,15 @@ EVERY_MODE = [
     for exclude in (True, False)
     for negatives in NEGATIVES
 ]
-# The same to be drawn from, with a temperature.
+# The rest of the family, one of each kind.
+FAMILY: list[dict[str, Any]] = [
+    {"num_prototypes": (3, 5)},
+    {"num_prototypes": 4, "negative_ranks": (1, 3)},
+    {"num_prototypes": 4, "soft_clusters": True},
+    {"num_prototypes": (3, 5), "negative_ranks": (0, 2), "exclude_same_cluster": False},
+    {"num_prototypes": (3, 5, 4), "negative_ranks": (1, 3), "soft_clusters": True},
+]
+# The first to be drawn from, with a temperature.
 MODES = {
     "temperature": st.sampled_from([0.05, 0.2, 1.0]),
     "weighting": st.sampled_from(WEIGHTINGS),

@@ -106,6 +106,73 @@ def pair_weights(
     return weights
 
 
+def ranks_of(q: Sequence[float]) -> list[int]:
+    """At which place each cluster stands in a row's assignment, best first."""
+    return [
+        sum(q[other] > q[k] or (q[other] == q[k] and other < k) for other in range(len(q)))
+        for k in range(len(q))
+    ]
+
+
+def cluster_table(prototypes: Rows, shares: list[float]) -> Rows:
+    """M_k w_kl for two clusters, with each cluster's share of the samples."""
+    prototypes = unit(prototypes)
+    size = len(prototypes)
+    table = np.ones((size, size))
+    for k in range(size):
+        distance = [1 - cosine(prototypes[k], prototypes[m]) for m in range(size)]
+        mu = sum(shares[m] * distance[m] for m in range(size))
+        sigma = math.sqrt(sum(shares[m] * (distance[m] - mu) ** 2 for m in range(size)))
+        if sigma > 1e-12:
+            for m in range(size):
+                table[k][m] = math.exp(-((distance[m] - mu) ** 2) / (2 * sigma**2))
+        scale = sum(shares[m] * table[k][m] for m in range(size))
+        for m in range(size):
+            table[k][m] /= scale
+    return table
+
+
+def family_weights(
+    z: Rows,
+    q_of_heads: list[Rows],
+    prototypes_of_heads: list[Rows],
+    weighting: str,
+    exclude_same_cluster: bool,
+    negative_ranks: tuple[int, int] | None,
+    soft_clusters: bool,
+) -> Rows:
+    """The mean over heads of M_i w_ij for all pairs of rows, 0 for what is no negative."""
+    total, heads = len(z), range(len(q_of_heads))
+    weights = np.zeros((total, total))
+    for h in heads:
+        q, prototypes = q_of_heads[h], prototypes_of_heads[h]
+        size = len(prototypes)
+        clusters = [max(range(size), key=lambda k, i=i: q[i][k]) for i in range(total)]
+        if soft_clusters:
+            shares = [sum(q[j][k] for j in range(total)) / total for k in range(size)]
+            table = np.ones((size, size))
+            if weighting == "prototype":
+                table = cluster_table(prototypes, shares)
+        hard = pair_weights(z, clusters, prototypes, weighting)
+        by_rows = pair_weights(z, None, None, weighting if weighting == "sample" else "uniform")
+        for i in range(total):
+            places = ranks_of(q[i])
+            first, end = negative_ranks or (0, size)
+            for j in range(total):
+                value = 0.0
+                if soft_clusters:
+                    for k in range(size):
+                        for m in range(size):
+                            left_out = exclude_same_cluster and k == m
+                            if first <= places[m] < end and not left_out:
+                                value += q[i][k] * table[k][m] * q[j][m] * by_rows[i][j]
+                elif first <= places[clusters[j]] < end:
+                    left_out = exclude_same_cluster and clusters[i] == clusters[j]
+                    value = 0.0 if left_out else hard[i][j]
+                weights[i][j] += value / len(heads)
+    return weights
+
+
 def contrast(
     views: Sequence[Rows],
     weights: Rows,
@@ -150,3 +217,32 @@ def gradient(value: Callable[[Rows], float], at: Rows, step: float = 1e-6) -> Ro
         down[place] -= step
         out[place] = (value(up) - value(down)) / (2 * step)
     return out
+
+
+def kmeans(rows: Rows, start: Rows, draws: Sequence[float], rounds: int) -> Rows:
+    """Centres of unit rows: k-means++ with those draws from 0 to 1, and Lloyd's rounds."""
+    seeds: list[Rows] = []
+    for draw in draws:
+        weights = []
+        for row in rows:
+            nearest = min([1 - cosine(row, seed) for seed in seeds], default=1.0)
+            weights.append(nearest if any(row) and nearest > 1e-13 else 0.0)
+        if sum(weights) == 0:
+            break
+        left = draw * sum(weights)
+        for row, weight in zip(rows, weights, strict=True):
+            left -= weight
+            if left < 0:
+                seeds.append(row)
+                break
+    centers = list(seeds)
+    for _ in range(rounds if seeds else 0):
+        sums = [np.zeros(rows.shape[1]) for _ in centers]
+        for row in rows:
+            scores = [cosine(row, center) for center in centers]
+            sums[scores.index(max(scores))] += row
+        centers = [
+            total / math.sqrt(cosine(total, total)) if cosine(total, total) > 0 else center
+            for total, center in zip(sums, centers, strict=True)
+        ]
+    return np.array([*centers, *start[len(centers) :]])

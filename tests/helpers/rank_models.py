@@ -17,7 +17,7 @@ def model_of(seed, **options):
     """An encoder and a loss, alike for the same seed."""
     torch.manual_seed(seed)
     encoder = nn.Linear(3, DIM, dtype=torch.float64)
-    return encoder, PGCLLoss(DIM, 3, **options).double()
+    return encoder, PGCLLoss(DIM, **{"num_prototypes": 3, **options}).double()
 
 
 class Inside(nn.Module):

@@ -1,0 +1,416 @@
+"""Heads, views, windows of ranks and soft clusters, held to the oracle's loops on every engine."""
+
+import copy
+import itertools
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers import oracle
+from helpers.blocks import in_blocks
+from helpers.cases import FAMILY
+from helpers.rank_models import of_seed
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pgcl_losses import (
+    Assignment,
+    ConsistencyLoss,
+    PGCLLoss,
+    PrototypeReweightedNCE,
+    SinkhornPrototypes,
+    diagnostics,
+)
+from pgcl_losses.contrast import NEGATIVES, WEIGHTINGS
+
+DIM = 3
+HEADS = [(4,), (3, 5), (2, 4, 3), (5, 1, 2, 6)]
+family = pytest.mark.parametrize("options", FAMILY, ids=str)
+
+
+@dataclass
+class Problem:
+    options: dict[str, Any]
+    views: torch.Tensor  # [V, N, D]
+    seed: int
+
+    def pgcl(self, **options: Any) -> PGCLLoss:
+        torch.manual_seed(self.seed)
+        return PGCLLoss(DIM, **(self.options | options)).double()
+
+
+@st.composite
+def problems(draw):
+    heads = draw(st.sampled_from(HEADS))
+    end = draw(st.integers(1, min(heads)))
+    options = {
+        "num_prototypes": heads,
+        "temperature": draw(st.sampled_from([0.1, 0.5])),
+        "weighting": draw(st.sampled_from(WEIGHTINGS)),
+        "exclude_same_cluster": draw(st.booleans()),
+        "negative_ranks": draw(st.sampled_from([None, (draw(st.integers(0, end - 1)), end)])),
+        "soft_clusters": draw(st.booleans()),
+        "negatives": draw(st.sampled_from(NEGATIVES)),
+    }
+    num_views, num_rows = draw(st.integers(2, 4)), draw(st.integers(1, 5))
+    seed = draw(st.integers(0, 10**6))
+    views = torch.randn(num_views, num_rows, DIM, dtype=torch.float64, generator=of_seed(seed))
+    return Problem(options, views, seed)
+
+
+def oracle_contrast(problem, pgcl, assignments, at=None):
+    """Each query's loss with views `at`; what is a constant is the problem's own."""
+    heads, options = pgcl.prototypes.heads, problem.options
+    prototypes = pgcl.prototypes.weight.detach().split(heads)
+    targets = torch.cat([view.targets for view in assignments]).split(heads, dim=1)
+    views = problem.views.numpy()
+    weights = oracle.family_weights(
+        np.concatenate(views),
+        [q.numpy() for q in targets],
+        [of_head.numpy() for of_head in prototypes],
+        options["weighting"],
+        options["exclude_same_cluster"],
+        options["negative_ranks"],
+        options["soft_clusters"],
+    )
+    at = views if at is None else at
+    mode = options["temperature"], False, options["negatives"]  # exclusion is in the weights
+    return oracle.contrast(at, weights, None, *mode)
+
+
+@given(
+    problem=problems(),
+    engine=st.sampled_from(["dense", "streaming"]),
+    block=st.sampled_from([1, 3, 640]),
+)
+def test_the_loss_is_the_oracles(problem, engine, block):
+    pgcl = problem.pgcl(engine=engine, reduction="none")
+    with in_blocks(block):
+        terms = pgcl.terms(*problem.views)
+    heads = pgcl.prototypes.heads
+    consistency = np.zeros(len(terms.consistency))
+    of_heads = zip(heads, pgcl.prototypes.weight.detach().split(heads), strict=True)
+    first = 0
+    for h, (size, prototypes) in enumerate(of_heads):
+        q = [oracle.targets(z.numpy(), prototypes.numpy(), 0.05, 3) for z in problem.views]
+        for view, exact in zip(terms.assignments, q, strict=True):
+            columns = slice(first, first + size)
+            np.testing.assert_allclose(view.targets[:, columns], exact, rtol=1e-9, atol=1e-12)
+            if len(heads) > 1:
+                ours = view.targets[:, columns].argmax(1)
+                assert torch.equal(view.clusters[:, h], ours)
+        log_p = [
+            oracle.log_predictions(z.numpy(), prototypes.numpy(), problem.options["temperature"])
+            for z in problem.views
+        ]
+        consistency += np.array(oracle.consistency(log_p, q)) / len(heads)
+        first += size
+    np.testing.assert_allclose(terms.consistency.detach(), consistency, rtol=1e-9)
+    contrast = oracle_contrast(problem, pgcl, terms.assignments)
+    np.testing.assert_allclose(terms.contrast.detach(), contrast, rtol=1e-8, atol=1e-11)
+    np.testing.assert_allclose(
+        terms.loss.detach(), np.array(contrast) + 6 * consistency, rtol=1e-8, atol=1e-11
+    )
+
+
+@given(problem=problems())
+def test_gradients_are_the_oracles(problem):
+    slopes = np.linspace(-1, 2, problem.views[..., 0].numel())
+    gradients = []
+    for engine in ("dense", "streaming"):
+        pgcl = problem.pgcl(engine=engine, reduction="none", consistency_weight=0.0)
+        at = problem.views.clone().requires_grad_()
+        terms = pgcl.terms(*at)
+        terms.contrast.backward(torch.tensor(slopes))
+        gradients.append(at.grad)
+    torch.testing.assert_close(*gradients, rtol=1e-9, atol=1e-10)
+    expected = oracle.gradient(
+        lambda at: float(np.dot(slopes, oracle_contrast(problem, pgcl, terms.assignments, at))),
+        problem.views.numpy(),
+    )
+    np.testing.assert_allclose(gradients[0], expected, rtol=1e-4, atol=1e-6)
+
+
+@family
+@pytest.mark.parametrize("negatives", NEGATIVES)
+def test_gradcheck(options, negatives):
+    torch.manual_seed(0)
+    pgcl = PGCLLoss(DIM, **options, negatives=negatives, engine="dense").double().eval()
+    inputs = [view.requires_grad_() for view in torch.randn(3, 4, DIM, dtype=torch.float64)]
+    assignments = pgcl.prototypes(*inputs)
+    constants = [Assignment(*(field.detach() for field in a[:3]), a.heads) for a in assignments]
+
+    def contrast(*views):
+        weight = pgcl.prototypes.weight
+        return pgcl.contrast(views, assignments=constants, prototypes=weight)
+
+    def consistency(weight, *views):
+        ours = torch.func.functional_call(pgcl.prototypes, {"weight": weight}, views)
+        pairs = zip(ours, constants, strict=True)
+        return pgcl.consistency(*(a._replace(targets=constant.targets) for a, constant in pairs))
+
+    assert torch.autograd.gradcheck(contrast, inputs)
+    assert torch.autograd.gradgradcheck(contrast, inputs)
+    weight = pgcl.prototypes.weight.detach().requires_grad_()
+    assert torch.autograd.gradcheck(consistency, (weight, *inputs))
+
+
+@family
+@pytest.mark.parametrize("weighting", WEIGHTINGS)
+def test_parts_by_themselves_are_the_loss(options, weighting):
+    torch.manual_seed(0)
+    pgcl = PGCLLoss(DIM, **options, weighting=weighting).double()
+    views = torch.randn(3, 5, DIM, dtype=torch.float64)
+    terms = pgcl.terms(*views)
+    assignments = pgcl.prototypes(*views)
+    weight = pgcl.prototypes.weight
+    contrast = pgcl.contrast(list(views), assignments=assignments, prototypes=weight)
+    torch.testing.assert_close(contrast, terms.contrast)
+    torch.testing.assert_close(pgcl.consistency(*assignments), terms.consistency)
+    two = PrototypeReweightedNCE(weighting=weighting)  # the paper's, through assignments
+    one = SinkhornPrototypes(DIM, 4).double()
+    first, second = one(*views[:2])
+    by_numbers = two(*views[:2], first.clusters, second.clusters, one.weight)
+    for form in (views[:2], list(views[:2])):
+        given = form if isinstance(form, list) else [*form]
+        ours = two(given, assignments=(first, second), prototypes=one.weight)
+        torch.testing.assert_close(ours, by_numbers)
+    ours = two(*views[:2], assignments=(first, second), prototypes=one.weight)
+    torch.testing.assert_close(ours, by_numbers)
+
+
+def test_a_window_over_all_clusters_is_none_at_all():
+    views = torch.randn(2, 6, DIM)
+    for options in ({}, {"soft_clusters": True}, {"num_prototypes": (4, 4)}):
+        losses = []
+        for window in (None, (0, 4)):
+            torch.manual_seed(0)
+            given = {"num_prototypes": 4, **options, "negative_ranks": window}
+            losses.append(PGCLLoss(DIM, **given)(*views))
+        torch.testing.assert_close(*losses)
+
+
+def test_soft_clusters_that_are_certain_are_hard_ones():
+    torch.manual_seed(0)
+    pgcl = PGCLLoss(DIM, 4, soft_clusters=True).double()
+    views = torch.randn(2, 8, DIM, dtype=torch.float64)
+    clusters = torch.randint(4, (2, 8))
+    certain = [
+        Assignment(torch.zeros(8, 4).double(), torch.eye(4).double()[of_view], of_view)
+        for of_view in clusters
+    ]
+    weight = pgcl.prototypes.weight
+    soft = pgcl.contrast(*views, assignments=certain, prototypes=weight)
+    hard = PrototypeReweightedNCE()(*views, *clusters, weight)
+    torch.testing.assert_close(soft, hard)
+
+
+def test_heads_that_are_alike_are_one():
+    torch.manual_seed(0)
+    one, two = PGCLLoss(DIM, 4), PGCLLoss(DIM, (4, 4))
+    with torch.no_grad():
+        two.prototypes.weight.copy_(one.prototypes.weight.repeat(2, 1))
+    views = torch.randn(2, 8, DIM, requires_grad=True)
+    ours, theirs = one.terms(*views), two.terms(*views)
+    torch.testing.assert_close(ours[:3], theirs[:3])
+    d_ours, d_theirs = (torch.autograd.grad(terms.loss, views)[0] for terms in (ours, theirs))
+    torch.testing.assert_close(d_ours, d_theirs)
+
+
+class TestHeads:
+    def test_shapes(self):
+        prototypes = SinkhornPrototypes(DIM, (4, 6))
+        assert prototypes.weight.shape == (10, DIM)
+        (view,) = prototypes(torch.randn(7, DIM))
+        assert view.targets.shape == view.log_probs.shape == (7, 10)
+        assert (view.clusters.shape, view.heads) == ((7, 2), (4, 6))
+        for q in (view.targets, view.log_probs.exp()):
+            for of_head in q.split(view.heads, dim=1):
+                torch.testing.assert_close(of_head.sum(1), torch.ones(7))
+        nearest = prototypes.assign(torch.randn(5, DIM))
+        assert nearest.shape == (5, 2)
+        assert int(nearest.max()) < 6
+        assert "num_prototypes=(4, 6)" in repr(prototypes)
+        assert SinkhornPrototypes(DIM, [4]).num_prototypes == 4
+
+    def test_assign_is_the_nearest_of_each_head(self):
+        prototypes = SinkhornPrototypes(DIM, (4, 6))
+        rows = torch.randn(5, DIM)
+        unit = torch.nn.functional.normalize
+        scores = unit(rows) @ unit(prototypes.weight).T
+        expected = torch.stack([scores[:, :4].argmax(1), scores[:, 4:].argmax(1)], dim=1)
+        assert torch.equal(prototypes.assign(rows), expected)
+
+    def test_each_head_is_balanced_with_the_queue_by_itself(self):
+        torch.manual_seed(0)
+        both = SinkhornPrototypes(DIM, (4, 6), queue_size=5)
+        single = [SinkhornPrototypes(DIM, size, queue_size=5) for size in (4, 6)]
+        with torch.no_grad():
+            for one, weight in zip(single, both.weight.split((4, 6)), strict=True):
+                one.weight.copy_(weight)
+        for _ in range(3):
+            views = torch.randn(2, 3, DIM)
+            ours, expected = both(*views), [one(*views) for one in single]
+            for v, view in enumerate(ours):
+                of_heads = [assignments[v] for assignments in expected]
+                for field in ("targets", "log_probs"):
+                    side_by_side = torch.cat([getattr(one, field) for one in of_heads], dim=1)
+                    torch.testing.assert_close(getattr(view, field), side_by_side)
+
+    def test_a_checkpoint_of_one_head_loads(self):
+        old = PGCLLoss(DIM, 5, queue_size=4)
+        old(*torch.randn(2, 6, DIM, requires_grad=True))
+        for sizes in (5, [5], (5,)):
+            new = PGCLLoss(DIM, sizes, queue_size=4)
+            new.load_state_dict(old.state_dict())
+            torch.testing.assert_close(new.state_dict(), old.state_dict(), rtol=0, atol=0)
+
+    def test_frozen(self):
+        pgcl = PGCLLoss(DIM, (4, 6), freeze_steps=1)
+        for moves in (False, True):
+            pgcl.zero_grad()
+            pgcl(*torch.randn(2, 6, DIM, requires_grad=True)).backward()
+            assert bool(pgcl.prototypes.weight.grad.any()) == moves
+
+    def test_diagnostics_are_of_each_head(self):
+        pgcl = PGCLLoss(DIM, (4, 6))
+        views = torch.randn(2, 9, DIM)
+        terms = pgcl.terms(*views)
+        numbers = diagnostics(terms, pgcl.prototypes.weight)
+        assert len(numbers["heads"]) == 2
+        assert "agreement" not in numbers
+        for h, size in enumerate((4, 6)):
+            columns = slice(0, 4) if h == 0 else slice(4, 10)
+            alone = [
+                Assignment(a.log_probs[:, columns], a.targets[:, columns], a.clusters[:, h])
+                for a in terms.assignments
+            ]
+            expected = diagnostics(alone, pgcl.prototypes.weight[columns])
+            assert len(expected["occupancy"]) == size
+            ours = numbers["heads"][h]
+            assert ours.keys() == expected.keys() - {"consistency_ratio"}
+            for name, value in ours.items():
+                assert value == pytest.approx(expected[name])
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:Guards may run:RuntimeWarning")
+@family
+def test_compiled_as_one_graph(options):
+    torch.compiler.reset()
+    torch.manual_seed(0)
+    eager = PGCLLoss(DIM, **options, queue_size=5)
+    compiled = torch.compile(copy.deepcopy(eager), fullgraph=True, backend="aot_eager")
+    for _ in range(2):
+        views = torch.randn(2, 6, DIM)
+        results = []
+        for loss in (eager, compiled):
+            mine = [view.clone().requires_grad_() for view in views]
+            value = loss(*mine)
+            value.backward()
+            results.append((value.detach(), *(view.grad for view in mine)))
+        torch.testing.assert_close(*results)
+
+
+class TestErrors:
+    @pytest.mark.parametrize(
+        ("options", "error", "message"),
+        [
+            ({"num_prototypes": (4, 0)}, ValueError, r"num_prototypes\[1\] must be at least 1"),
+            ({"num_prototypes": ()}, ValueError, "or one for each head, but got"),
+            ({"num_prototypes": (4, 2.5)}, TypeError, r"num_prototypes\[1\] must be a whole num"),
+            ({"num_prototypes": "42"}, TypeError, "num_prototypes must be a whole number, but"),
+            ({"negative_ranks": (2, 11)}, ValueError, r"must lie in 0\.\.10, .* got \(2, 11\)"),
+            ({"negative_ranks": (3, 3)}, ValueError, "first < end, but got"),
+            ({"negative_ranks": (-1, 3)}, ValueError, r"negative_ranks\[0\] must be at least 0"),
+            ({"negative_ranks": 3}, TypeError, "must be None or two ranks"),
+            ({"negative_ranks": (1, 2, 3)}, TypeError, "must be None or two ranks"),
+            (
+                {"negative_ranks": (2, 6), "num_prototypes": (10, 5)},
+                ValueError,
+                r"must lie in 0\.\.5, as there are 5 prototypes to rank",
+            ),
+            ({"soft_clusters": 1}, TypeError, "soft_clusters must be True or False"),
+            ({"lead_steps": -1}, ValueError, "lead_steps must be at least 0"),
+            ({"lead_steps": 3, "freeze_steps": 2}, ValueError, "but one of them must be 0: either"),
+        ],
+    )
+    def test_options(self, options, error, message):
+        with pytest.raises(error, match=message):
+            PGCLLoss(DIM, **options)
+
+    def test_a_window_assigned_later(self):
+        pgcl = PGCLLoss(DIM, 4)
+        pgcl.negative_ranks = (2, 8)
+        with pytest.raises(ValueError, match=r"must lie in 0\.\.4"):
+            pgcl(*torch.randn(2, 5, DIM))
+
+    def test_the_contrast_alone(self):
+        views = torch.randn(3, 5, DIM)
+        prototypes = SinkhornPrototypes(DIM, 4)
+        assignments = prototypes(*views)
+        clusters = [assignment.clusters for assignment in assignments]
+        uniform = {"weighting": "uniform"}
+        cases = [
+            ({"soft_clusters": True, **uniform}, (*views[:2], *clusters[:2]), {}, "soft_clusters"),
+            ({"negative_ranks": (0, 2), **uniform}, (*views[:2], *clusters[:2]), {}, "ranks="),
+            (uniform, (list(views),), {}, "more than two views needs one"),
+            (uniform, (list(views),), {"assignments": assignments[:2]}, "must be 3, one for each"),
+            (
+                {"negative_ranks": (2, 5), **uniform},
+                (list(views),),
+                {"assignments": assignments},
+                r"must lie in 0\.\.4",
+            ),
+            (
+                {},
+                (list(views),),
+                {"assignments": assignments, "prototypes": torch.randn(5, DIM)},
+                "prototypes has 5 rows but the assignments are to 4",
+            ),
+            (
+                uniform,
+                (list(views[:, :4]),),
+                {"assignments": assignments},
+                r"assignments\[0\].targets has 5 rows but z1 has 4",
+            ),
+        ]
+        for options, positional, named, message in cases:
+            with pytest.raises(ValueError, match=message):
+                PrototypeReweightedNCE(**options)(*positional, **named)
+        loss = PrototypeReweightedNCE(**uniform)
+        with pytest.raises(TypeError, match="clusters1 is in assignments: give one of them"):
+            loss(*views[:2], clusters[0], assignments=assignments[:2])
+        with pytest.raises(TypeError, match="z2 must not be given where z1 is a list"):
+            loss(list(views), views[1], assignments=assignments)
+        with pytest.raises(TypeError, match=r"assignments\[0\] must be an Assignment, but got Te"):
+            loss(list(views), assignments=clusters)
+        with pytest.raises(TypeError, match="views must be two or more"):
+            loss([views[0]], assignments=assignments[:1])
+
+    def test_heads_that_do_not_fit(self):
+        (view,) = SinkhornPrototypes(DIM, (4, 6))(torch.randn(5, DIM))
+        other = view._replace(heads=(6, 4))
+        wrong = view._replace(heads=(4, 5))
+        for views, message in (
+            ((view, other), r"assignments\[1\].heads is \(6, 4\) but assignments\[0\].heads"),
+            ((wrong, wrong), r"is \(4, 5\), 9 prototypes in all, but .* has 10 columns"),
+        ):
+            with pytest.raises(ValueError, match=message):
+                ConsistencyLoss()(*views)
+        narrow = view._replace(clusters=view.clusters[:, 0])
+        with pytest.raises(ValueError, match=r"must have shape \(5, 2\), a column a head, but got"):
+            diagnostics([narrow])
+
+
+def test_weights_of_the_family_are_one_on_average():
+    """Over all samples, what a query's weights average to where nothing is left out."""
+    torch.manual_seed(0)
+    views = torch.randn(2, 20, DIM, dtype=torch.float64)
+    for soft, heads in itertools.product((False, True), ((5,), (5, 7))):
+        pgcl = PGCLLoss(DIM, heads, soft_clusters=soft, exclude_same_cluster=False).double()
+        batch = pgcl.prototypes(pgcl._batch(views.unbind(), None))
+        (factors,) = pgcl.contrast._weights(batch)
+        weights = factors.left_matrix() @ factors.right_matrix().T
+        torch.testing.assert_close(weights.mean(1), torch.ones(40, dtype=torch.float64))
