@@ -31,6 +31,10 @@ NOT_INFO_NCE = (
     "epsilon",
     "freeze_epochs",
     "warm_up_epochs",
+    "negative_ranks",
+    "soft_clusters",
+    "start_from_rows",
+    "lead_epochs",
 )
 AGREEMENT = 0.65  # above it the map advises more prototypes
 
