@@ -15,7 +15,7 @@ from experiments.shelf.rows import INFO_NCE, PGCL, ROWS
 from experiments.shelf.tables import fill, spread
 
 from .pictures import draw_grid, draw_knobs, draw_rule
-from .places import AGREEMENT, CLASSES, COMPARED, Map, advised, knob_places, wanted
+from .places import AGREEMENT, CLASSES, COMPARED, FAMILY, Map, advised, knob_places, wanted
 from .planted import run
 
 RUNS = Path(__file__).parent / "results.jsonl"
@@ -70,6 +70,7 @@ def tables(runs: Map) -> dict[str, str]:
         "recipe": table(runs, {row: advised({"row": row}) for row in ROWS}),
         "summary": summary(runs),
         "schedule": table(runs, schedules),
+        "family": table(runs, FAMILY),
     }
 
 

@@ -31,6 +31,10 @@ NOT_INFO_NCE = (
     "epsilon",
     "freeze_epochs",
     "warm_up_epochs",
+    "negative_ranks",
+    "soft_clusters",
+    "start_from_rows",
+    "lead_epochs",
 )
 AGREEMENT = 0.65  # above it the map advises more prototypes
 
@@ -46,6 +50,28 @@ COMPARED: dict[str, Callable[[Config], Config]] = {
     "PGCL, K=10, lambda=6": lambda place: place,
     "PGCL, K=N/3, lambda=1": advised,
     f"{BOTH}, K=N/3, lambda=1": lambda place: advised(place) | {"row": BOTH},
+}
+
+_PAPER, _RECIPE = {"num_prototypes": 10, "consistency_weight": 6.0}, advised({})
+_WEAKER = _PAPER | {"consistency_weight": 1.0}
+_PUBLISHED, _SAME_SHARE = {"negative_ranks": (2, 8)}, {"negative_ranks": (8, 34)}  # of 10, of 42
+_SOFT, _HEADS = {"soft_clusters": True}, {"num_prototypes": (10, 42, 84)}
+_FROM_ROWS, _LEAD = {"start_from_rows": True}, {"lead_epochs": 5}
+# What the loss has beside the paper's text, each beside the setting that it is added to.
+FAMILY: dict[str, Config] = {
+    INFO_NCE: {"row": INFO_NCE},
+    "K=10, lambda=6": _PAPER,
+    "K=10, lambda=6, ranks (2, 8)": _PAPER | _PUBLISHED,
+    "K=10, lambda=6, soft clusters": _PAPER | _SOFT,
+    "K=10, lambda=1": _WEAKER,
+    "K=10, lambda=1, ranks (2, 8)": _WEAKER | _PUBLISHED,
+    "K=42, lambda=1": _RECIPE,
+    "K=42, lambda=1, ranks (8, 34)": _RECIPE | _SAME_SHARE,
+    "K=42, lambda=1, soft clusters": _RECIPE | _SOFT,
+    "K=42, lambda=1, from rows": _RECIPE | _FROM_ROWS,
+    "K=42, lambda=1, from rows, lead": _RECIPE | _FROM_ROWS | _LEAD,
+    "K=(10, 42, 84), lambda=1": _RECIPE | _HEADS,
+    "K=(10, 42, 84), lambda=1, from rows, lead": _RECIPE | _HEADS | _FROM_ROWS | _LEAD,
 }
 
 
@@ -91,9 +117,15 @@ def schedule() -> Iterable[Config]:
             yield {"classes": classes, "row": PGCL, **given}
 
 
+def family() -> Iterable[Config]:
+    """The family's options, in the paper's setting, the recipe's and between them."""
+    for classes, place in itertools.product(CLASSES, FAMILY.values()):
+        yield {"classes": classes, **place}
+
+
 def wanted(seeds: int) -> list[Config]:
     """All runs of the map, those of the first seed first."""
-    places = [*grid(), *parts(), *knobs(), *schedule()]
+    places = [*grid(), *parts(), *knobs(), *schedule(), *family()]
     return [{**whole(place), "seed": seed} for seed in range(seeds) for place in places]
 
 

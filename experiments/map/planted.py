@@ -14,19 +14,23 @@ from pgcl_losses import PGCLLoss, diagnostics
 SIGNAL, NUISANCE, WIDTH, DIM = 8, 24, 64, 32
 TRAINING, KNOWN, ASKED = 4096, 2000, 2000  # samples to learn from, to look up, and to ask for
 
-KNOBS = {
+KNOBS: dict[str, Any] = {
     "classes": 4,
     "spread": 1.0,  # inside a class, as a standard deviation; the centres have 1.2
     "duplicates": 0,  # originals of each class, of which samples are near-copies; 0: no copies
     "imbalance": 0.0,  # class number r has a share in proportion to r ** -imbalance
     "batch_size": 128,
-    "num_prototypes": 10,
+    "num_prototypes": 10,  # or several, one for each head
     "consistency_weight": 6.0,
     "temperature": 0.2,
     "epsilon": 0.05,
     "epochs": 15,
     "freeze_epochs": 0,
     "warm_up_epochs": 0,  # over which the consistency weight rises from 0
+    "negative_ranks": None,  # or the first and the end of the ranks that negatives are taken from
+    "soft_clusters": False,
+    "start_from_rows": False,  # where the prototypes start, also after a lead; else at random
+    "lead_epochs": 0,  # in which they learn alone, beside InfoNCE
 }
 
 
@@ -79,10 +83,11 @@ def run(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def build(config: dict[str, Any]) -> PGCLLoss:
-    frozen = config["freeze_epochs"] * (TRAINING // config["batch_size"])
+    steps = TRAINING // config["batch_size"]
+    waits = {f"{wait}_steps": config[f"{wait}_epochs"] * steps for wait in ("freeze", "lead")}
     options = {"consistency_weight": config["consistency_weight"], **ROWS[config["row"]]}
-    options |= {name: config[name] for name in ("num_prototypes", "temperature", "epsilon")}
-    return PGCLLoss(DIM, freeze_steps=frozen, **options)
+    same = ("num_prototypes", "temperature", "epsilon", "negative_ranks", "soft_clusters")
+    return PGCLLoss(DIM, **options, **waits, **{name: config[name] for name in same})
 
 
 def train(
@@ -90,9 +95,13 @@ def train(
 ) -> None:
     optimizer = torch.optim.Adam([*encoder.parameters(), *loss_of.parameters()], lr=1e-3)
     weight = loss_of.consistency_weight
+    starts = {0, config["lead_epochs"]} if config["start_from_rows"] else set()
     for epoch in range(config["epochs"]):
         if epoch <= config["warm_up_epochs"] > 0:
             loss_of.consistency_weight = weight * epoch / config["warm_up_epochs"]
+        if epoch in starts:
+            with torch.no_grad():
+                loss_of.prototypes.start_from_(encoder(data.view(signal)))
         for batch in signal[torch.randperm(len(signal))].split(config["batch_size"]):
             loss = loss_of(encoder(data.view(batch)), encoder(data.view(batch)))
             optimizer.zero_grad()
@@ -131,8 +140,10 @@ def without_labels(
     same_graph = graph[:, None] == graph
     pull = (rows @ rows.T / config["temperature"]).masked_fill(same_graph, -torch.inf).softmax(1)
     effective = torch.special.entr(pull).sum(1).exp().mean().item() / (len(rows) - 2)
+    seen = diagnostics(terms)
+    agreements = [head["agreement"] for head in seen.get("heads", [seen])]
     return {
-        "agreement": round(diagnostics(terms)["agreement"], 4),
+        "agreement": round(sum(agreements) / len(agreements), 4),  # mean over heads
         "gradient_share": round(lengths[1] / sum(lengths), 4),  # of consistency
         "effective_negatives": round(effective, 4),
     }

@@ -3,12 +3,22 @@
 import shutil
 
 import numpy as np
+import pytest
 from helpers.scripts import ROOT, main_here, threads_for_processes
 
 from experiments.map import __main__ as program
 from experiments.map import places, planted
 from experiments.shelf import results
 from experiments.shelf.rows import INFO_NCE
+from pgcl_losses import SinkhornPrototypes
+
+FAMILY = {
+    "num_prototypes": (10, 20),
+    "negative_ranks": (2, 8),
+    "soft_clusters": True,
+    "start_from_rows": True,
+    "lead_epochs": 1,
+}
 
 
 def test_the_map_is_drawn_from_its_runs(tmp_path, monkeypatch):
@@ -43,6 +53,60 @@ def test_runs_of_the_map():
     del runs[1]["seconds"]
     again = planted.run(runs[1]["config"])
     assert again == {**runs[1], "seconds": again["seconds"]}
+
+
+def test_a_run_of_the_family():
+    config = {**planted.KNOBS, **FAMILY, "epochs": 3, "row": "PGCL", "seed": 0}
+    first, again = (planted.run(config) for _ in range(2))
+    assert first == {**again, "seconds": first["seconds"]}
+    assert 40 < first["accuracy"] < 100
+    assert 0 < first["agreement"] < 1
+
+
+def test_all_losses_begin_alike():
+    """Before the first epoch nothing that was drawn depends on the loss."""
+    config = {**planted.KNOBS, "epochs": 0, "seed": 0}
+    losses = ({"row": INFO_NCE}, {"row": "PGCL"}, {"row": "PGCL", **FAMILY})
+    accuracies = {planted.run({**config, **loss})["accuracy"] for loss in losses}
+    assert len(accuracies) == 1
+
+
+def test_knobs_reach_the_loss():
+    config = {**planted.KNOBS, **FAMILY, "freeze_epochs": 2, "row": "PGCL"}
+    loss_of = planted.build(config)
+    for name in ("num_prototypes", "negative_ranks", "soft_clusters"):
+        assert getattr(loss_of, name) == config[name]
+    steps = planted.TRAINING // config["batch_size"]
+    assert (loss_of.freeze_steps, loss_of.lead_steps) == (2 * steps, steps)
+
+
+@pytest.mark.parametrize(
+    ("given", "starts"),
+    [
+        ({}, []),
+        ({"lead_epochs": 1}, []),
+        ({"start_from_rows": True}, [0]),
+        ({"start_from_rows": True, "lead_epochs": 1}, [0, 8]),
+    ],
+)
+def test_prototypes_start_from_rows(monkeypatch, given, starts):
+    """Before training and at the end of a lead, from one row of each sample."""
+    seen = []
+    start = SinkhornPrototypes.start_from_
+
+    def spy(self, rows):
+        seen.append((self.step.item(), len(rows)))
+        return start(self, rows)
+
+    monkeypatch.setattr(SinkhornPrototypes, "start_from_", spy)
+    config = {**planted.KNOBS, "batch_size": 512, "epochs": 2, "row": "PGCL", "seed": 0}
+    planted.run({**config, **given})
+    assert seen == [(step, planted.TRAINING) for step in starts]
+
+
+def test_info_nce_has_no_knobs_of_the_family():
+    plain = {"row": INFO_NCE, "classes": 10}
+    assert places.whole(plain | FAMILY) == places.whole(plain)
 
 
 def test_gains_are_over_info_nce_at_the_same_place():
