@@ -1,6 +1,6 @@
-"""Draws what one query sees, and how the files hang together.
+"""Draws what one query sees, where prototypes start, and how the files hang together.
 
-python docs/draw.py                      # writes docs/images/{how,architecture}.png
+python docs/draw.py                      # writes docs/images/{how,family,start,architecture}.png
 """
 
 import argparse
@@ -14,10 +14,16 @@ import matplotlib.pyplot as plt
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patches import Circle
 
 from pgcl_losses import SinkhornPrototypes
 from pgcl_losses.rows import unit_rows
-from pgcl_losses.weights import cluster_counts, prototype_log_weights
+from pgcl_losses.weights import (
+    cluster_counts,
+    expected_log_weights,
+    prototype_log_weights,
+    within_ranks,
+)
 
 COLOURS = ["tab:blue", "tab:green", "tab:orange", "tab:red", "tab:purple", "tab:brown"]
 DIRECTIONS = torch.tensor([0.0, 40.0, 85.0, 140.0, 200.0, 265.0]).deg2rad()
@@ -98,6 +104,83 @@ def draw_query() -> Figure:
     return figure
 
 
+def rows_between() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Rows around the same prototypes, many between two of them; their q, and the prototypes."""
+    torch.manual_seed(4)
+    prototypes = SinkhornPrototypes(dim=2, num_prototypes=len(DIRECTIONS), epsilon=0.2)
+    prototypes.weight.data = on_circle(DIRECTIONS)
+    rows = on_circle(DIRECTIONS.repeat(12) + 0.3 * torch.randn(12 * len(DIRECTIONS)))
+    (view,) = prototypes.eval()(rows)
+    return rows, view.targets, unit_rows(prototypes.weight.detach(), torch.float32)
+
+
+def hard_weights(targets: torch.Tensor, prototypes: torch.Tensor, query: int) -> torch.Tensor:
+    clusters = targets.argmax(1)
+    shares = cluster_counts(clusters, len(prototypes)) / len(clusters)
+    table = prototype_log_weights(prototypes, shares).fill_diagonal_(-torch.inf).exp()
+    return table[clusters[query], clusters]
+
+
+def window_weights(targets: torch.Tensor, prototypes: torch.Tensor, query: int) -> torch.Tensor:
+    inside = within_ranks(targets, 2, 5)[query, targets.argmax(1)]
+    return hard_weights(targets, prototypes, query) * inside
+
+
+def soft_weights(targets: torch.Tensor, prototypes: torch.Tensor, query: int) -> torch.Tensor:
+    table = prototype_log_weights(prototypes, targets.mean(0)).fill_diagonal_(-torch.inf)
+    return targets @ expected_log_weights(targets, table).exp()[query]
+
+
+def draw_family() -> Figure:
+    """What one query sees with hard clusters, with a window of ranks and with soft clusters."""
+    figure, panels = plt.subplots(1, 3, figsize=(12, 4.4), layout="constrained")
+    rows, targets, prototypes = rows_between()
+    query = 1
+    clusters = targets.argmax(1).tolist()
+    places = (rows * (1 + 0.08 * torch.randn(len(rows), 1))).tolist()
+    cases = {
+        "the paper": hard_weights,
+        "negative_ranks=(2, 5)": window_weights,
+        "soft_clusters=True": soft_weights,
+    }
+    for axes, (title, weigh) in zip(panels, cases.items(), strict=True):
+        weights = weigh(targets, prototypes, query).tolist()
+        for place, cluster, weight in zip(places, clusters, weights, strict=True):
+            if weight == 0:
+                axes.plot(*place, "o", mfc="white", mec=COLOURS[cluster], ms=6)
+            else:
+                size = 50 * weight**2
+                axes.scatter(*place, s=size, color=COLOURS[cluster], alpha=0.7, linewidths=0)
+        for cluster, prototype in enumerate(prototypes.tolist()):
+            axes.plot(*prototype, "*", color=COLOURS[cluster], ms=16, mec="white")
+        axes.plot(*places[query], "o", color="black", ms=9)
+        axes.set_title(title, family="monospace" if "=" in title else None)
+        axes.set_aspect("equal")
+        axes.set_axis_off()
+    return figure
+
+
+def draw_start() -> Figure:
+    """Rows in about one direction: prototypes at random, and after `start_from_`."""
+    figure, panels = plt.subplots(1, 2, figsize=(9, 4.4), layout="constrained")
+    torch.manual_seed(0)
+    groups = torch.tensor([20.0, 35.0, 50.0, 65.0]).deg2rad()
+    rows = on_circle(groups.repeat(15) + 0.05 * torch.randn(15 * len(groups)))
+    prototypes = SinkhornPrototypes(dim=2, num_prototypes=len(groups))
+    places = rows * (1 + 0.06 * torch.randn(len(rows), 1))
+    for axes, title in zip(panels, ("at random", "after start_from_(rows)"), strict=True):
+        for place, nearest in zip(places.tolist(), prototypes.assign(rows).tolist(), strict=True):
+            axes.plot(*place, "o", color=COLOURS[nearest], alpha=0.7, mew=0)
+        for number, prototype in enumerate(unit_rows(prototypes.weight.detach(), rows.dtype)):
+            axes.plot(*prototype.tolist(), "*", color=COLOURS[number], ms=20, mec="white")
+        axes.add_patch(Circle((0, 0), 1, fill=False, color="0.85", zorder=0))
+        axes.set_title(title)
+        axes.set_aspect("equal")
+        axes.set_axis_off()
+        prototypes.start_from_(rows)
+    return figure
+
+
 # Where each file stands, across and down.
 ROOMS = {
     "adapters/pyg": (0.0, 0.0),
@@ -109,12 +192,14 @@ ROOMS = {
     "prototypes": (0.0, 2.0),
     "consistency": (1.2, 2.0),
     "contrast": (2.4, 2.0),
-    "sinkhorn": (0.0, 3.0),
+    "sinkhorn": (-0.35, 3.0),
+    "kmeans": (0.55, 3.0),
     "weights": (1.7, 3.0),
-    "engine/": (2.9, 3.0),
-    "engine/dense": (1.5, 4.0),
-    "engine/streaming": (2.9, 4.0),
-    "engine/triton": (4.3, 4.0),
+    "info_nce": (2.9, 3.0),
+    "engine/": (2.9, 4.0),
+    "engine/dense": (1.5, 5.0),
+    "engine/streaming": (2.9, 5.0),
+    "engine/triton": (4.3, 5.0),
 }
 USES = [
     ("adapters/pyg", "pgcl", ""),
@@ -126,8 +211,10 @@ USES = [
     ("pgcl", "consistency", "log p, q"),
     ("pgcl", "contrast", "rows, clusters"),
     ("prototypes", "sinkhorn", "scores"),
+    ("prototypes", "kmeans", "first rows"),
     ("contrast", "weights", "shares"),
-    ("contrast", "engine/", "pairs"),
+    ("contrast", "info_nce", "rows, weights"),
+    ("info_nce", "engine/", "pairs"),
     ("engine/", "engine/dense", ""),
     ("engine/", "engine/streaming", "shares"),
     ("engine/", "engine/triton", ""),
@@ -135,7 +222,7 @@ USES = [
 
 
 def draw_rooms() -> Figure:
-    figure, axes = plt.subplots(figsize=(10, 5.6), layout="constrained")
+    figure, axes = plt.subplots(figsize=(10, 6.6), layout="constrained")
     for name, (x, y) in ROOMS.items():
         optional = name.startswith("adapters/") or name == "engine/triton"
         axes.text(
@@ -159,7 +246,7 @@ def draw_rooms() -> Figure:
         axes.annotate("", end, start, arrowprops={"arrowstyle": "->", "color": "0.4"})
         middle = ((start[0] + end[0]) / 2, (start[1] + end[1]) / 2)
         axes.text(*middle, what, ha="center", va="center", color="0.35", backgroundcolor="white")
-    axes.set(xlim=(-0.7, 5.0), ylim=(-4.4, 0.4))
+    axes.set(xlim=(-0.9, 5.0), ylim=(-5.4, 0.4))
     axes.set_axis_off()
     return figure
 
@@ -174,5 +261,11 @@ if __name__ == "__main__":
     if args.output.exists() and args.output != images:
         parser.error(f"--output {args.output} is there already: choose another folder")
     args.output.mkdir(parents=True, exist_ok=True)
-    for name, draw in {"how": draw_query, "architecture": draw_rooms}.items():
+    pictures = {
+        "how": draw_query,
+        "family": draw_family,
+        "start": draw_start,
+        "architecture": draw_rooms,
+    }
+    for name, draw in pictures.items():
         draw().savefig(args.output / f"{name}.png", dpi=110)
