@@ -198,7 +198,9 @@ class TestOneDirection:
         assert self.train(spread=1.0) == []
 
     def test_not_where_prototypes_lie_among_the_rows(self):
-        assert self.train(start=True, temperature=0.001) == []
+        options = {"spread": 0.3, "temperature": 0.02}
+        assert self.train(start=True, **options) == []
+        assert len(self.train(**options)) == 1
 
     def test_not_while_prototypes_learn_alone(self):
         assert self.train(lead_steps=80) == []
