@@ -186,7 +186,7 @@ class TestOneDirection:
                 pgcl.prototypes.start_from_(both.flatten(0, 1))
             return pgcl(*both)
 
-        optimizer = torch.optim.SGD(pgcl.parameters(), lr=1e-4)
+        optimizer = torch.optim.SGD(pgcl.parameters(), lr=1e-5)
         return train(pgcl, optimizer, rows_of=rows_of, num_rows=40)
 
     def test_is_said(self):
