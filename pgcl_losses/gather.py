@@ -36,11 +36,9 @@ class Ranks(NamedTuple):
         return of_all[:, start : start + self.counts[self.rank]]
 
     def gather(self, views: Tensor) -> Tensor:
-        """What there is for all, in the order of ranks: ``[V, n, ...] -> [V, N, ...]``."""
+        """What there is for all, in the order of ranks: ``[V, n, D] -> [V, N, D]``."""
         if len(self.counts) == 1:
             return views
-        if views.dim() == 2:  # a number for each row
-            return self.gather(views.unsqueeze(-1)).squeeze(-1)
         gathered: Tensor = _Gather.apply(views, self)  # type: ignore[no-untyped-call]  # torch has no type there
         return gathered
 
