@@ -22,7 +22,7 @@ _LOOK_EVERY = 20
 _NEARLY_ALL = 0.9
 # Rows start in about one direction, and prototypes at random, in many trainings that go well. Few
 # stay so for this many looks.
-_LOOKS_IN_ONE_DIRECTION = 5
+_LOOKS_IN_ONE_DIRECTION = 3
 _ONE_DIRECTION = 0.9
 _CHANCE = 0.95
 
