@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,8 @@ import torch
 from helpers.scripts import ROOT, run
 from helpers.tu_sets import write_tu_set
 
-from benchmarks import measure
+from benchmarks import features, measure
+from pgcl_losses import InfoNCE
 from pgcl_losses.engine import ENGINE_CHOICES
 
 
@@ -169,6 +171,15 @@ def test_bytes_that_gloo_sends():
     ranks, measured, formula, *_ = printed.splitlines()[-1].split()
     assert int(ranks) == 2
     assert float(measured) == pytest.approx(float(formula), rel=0.2)  # others may talk meanwhile
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the limit is one of Linux")
+def test_features_that_need_processes():
+    assert features.two_ranks(InfoNCE) == "yes"
+    assert features.two_ranks(partial(InfoNCE, gather=False)) == "no"
+    dense = partial(InfoNCE, engine="dense")  # one matrix at N=8192 has 1024 MiB
+    assert features.largest(dense, 512, [64, 8192]).startswith("64 (")
+    assert features.largest(InfoNCE, 512, [64, 8192]).startswith("8,192 (")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU to measure on")
