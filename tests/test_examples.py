@@ -57,6 +57,26 @@ def test_node_level():
     assert "matrix of a dense loss would take 0.00 GB, over every node 2.30 GB" in printed
 
 
+def test_start_from_rows():
+    agreements = []
+    for given in ([], ["--random-start", "--lead=0"]):
+        printed = run("examples/start_from_rows.py", "--epochs=2", *given)
+        assert re.search(r"^linear probe 0\.\d+ before training, 0\.\d+ after", printed, re.M)
+        agreements.append(re.findall(r"^epoch +\d .* agreement (0\.\d+) ", printed, re.M))
+    assert [len(of_epochs) for of_epochs in agreements] == [2, 2]
+    of_rows, at_random = (float(of_epochs[0]) for of_epochs in agreements)
+    assert of_rows > 1.2 * at_random
+
+
+@pytest.mark.parametrize("given", ["--epochs=0", "--lead=201", "--prototypes=0"])
+def test_start_from_rows_says_what_is_wrong(given):
+    command = [sys.executable, "examples/start_from_rows.py", given]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert result.returncode == 2
+    name, value = given.split("=")
+    assert re.search(rf"error: {name} must be .*, but it is {value}$", result.stderr.strip())
+
+
 def losses(*command: str) -> list[float]:
     """What one of the examples of many processes prints, on little; two may not share a GPU."""
     printed = run(*command, "--epochs=3", "--steps=4", CUDA_VISIBLE_DEVICES="")
