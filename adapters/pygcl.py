@@ -14,8 +14,8 @@ The second line is the one to remember: PyGCL's own examples optimize the encode
 
 import copy
 import importlib
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, Concatenate, NamedTuple, ParamSpec
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,15 @@ from torch import Tensor, nn
 from pgcl_losses.pgcl import PGCLLoss
 
 __all__ = ["AsTransform", "PGCLContrastLoss"]
+
+_Options = ParamSpec("_Options")
+
+
+def _takes_what_pgcl_takes(
+    pgcl: Callable[Concatenate[PGCLLoss, _Options], None],
+) -> Callable[[Callable[..., None]], Callable[Concatenate[Any, _Options], None]]:
+    """For type checkers: they see the options of another constructor, which are listed there."""
+    return lambda constructor: constructor
 
 
 class _Call(NamedTuple):
@@ -56,7 +65,8 @@ class PGCLContrastLoss(nn.Module):
         - pos_mask, neg_mask: ``[N, N]`` or ``[N, 2N]``, as the contrast model makes them
     """
 
-    def __init__(self, dim: int, num_prototypes: int = 10, **options: Any) -> None:
+    @_takes_what_pgcl_takes(PGCLLoss.__init__)
+    def __init__(self, dim: int, num_prototypes: int | Sequence[int] = 10, **options: Any) -> None:
         super().__init__()
         for name in ("negatives", "reduction"):
             if name in options:

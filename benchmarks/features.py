@@ -1,28 +1,45 @@
 """Check what losses people use instead do at the edges, beside ours: the README's table.
 
-python -m benchmarks.features            # peers that are not installed are left out
+Peers that are not installed are left out. The limit on memory is one of Linux. A step of 100,000
+graphs takes minutes, for each loss that can do it; `--largest 4096` is done in one.
+
+    python -m benchmarks.features
 """
 
 import argparse
+import resource
+import tempfile
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, distributed, multiprocessing, nn
+from torch.nn.parallel import DistributedDataParallel
 
-from pgcl_losses import PGCLLoss
+from pgcl_losses import InfoNCE, PGCLLoss
 
 from . import measure, peers
 
 Loss = Callable[[Tensor, Tensor], Tensor]
-MAKERS: dict[str, Callable[[float], Loss]] = {
-    "pgcl_losses": lambda temperature: PGCLLoss(32, temperature=temperature),
+Maker = Callable[[float], Loss]  # from a temperature
+
+
+def pgcl(temperature: float) -> PGCLLoss:
+    return PGCLLoss(32, temperature=temperature)
+
+
+MAKERS: dict[str, Maker] = {
+    "PGCLLoss": pgcl,
+    "InfoNCE": InfoNCE,
     "PyGCL InfoNCE": peers.pygcl_info_nce,
     "pytorch-metric-learning NTXentLoss": peers.nt_xent,
     "lightly NTXentLoss": peers.lightly_nt_xent,
 }
 
 
-def installed() -> dict[str, Callable[[float], Loss]]:
+def installed() -> dict[str, Maker]:
     makers = {}
     for name, make in MAKERS.items():
         try:
@@ -45,21 +62,21 @@ def is_finite(loss: Loss, z1: Tensor, z2: Tensor) -> bool:
     return all(bool(t.isfinite().all()) for t in (value, *gradients) if t is not None)
 
 
-def one_graph(make: Callable[[float], Loss]) -> bool:
+def one_graph(make: Maker) -> bool:
     return is_finite(make(0.2), *views(1))
 
 
-def zero_row(make: Callable[[float], Loss]) -> bool:
+def zero_row(make: Maker) -> bool:
     z1, z2 = (view.detach().clone() for view in views())
     z1[3] = 0
     return is_finite(make(0.2), z1.requires_grad_(), z2.requires_grad_())
 
 
-def cold(make: Callable[[float], Loss]) -> bool:
+def cold(make: Maker) -> bool:
     return is_finite(make(0.01), *views())
 
 
-def half(make: Callable[[float], Loss]) -> bool:
+def half(make: Maker) -> bool:
     """As exact as rounding the input to float16 allows."""
     torch.manual_seed(0)
     loss = make(0.2)
@@ -68,7 +85,7 @@ def half(make: Callable[[float], Loss]) -> bool:
     return abs(loss(*rounded).item() - exact.item()) < 1e-4 * abs(exact.item())
 
 
-def counted(make: Callable[[float], Loss]) -> bool:
+def counted(make: Maker) -> bool:
     """Views with different numbers of rows are an error, and not another loss."""
     z1, z2 = views()
     try:
@@ -78,20 +95,96 @@ def counted(make: Callable[[float], Loss]) -> bool:
     return False
 
 
-CHECKS = {
+class Model(nn.Module):
+    """Encoder and loss in one, for DistributedDataParallel."""
+
+    def __init__(self, make: Maker) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.encoder = nn.Linear(32, 32)
+        self.loss = make(0.2)
+
+    def forward(self, x1: Tensor, x2: Tensor) -> Tensor:
+        return self.loss(self.encoder(x1), self.encoder(x2))
+
+
+def value_and_gradients(model: nn.Module, x1: Tensor, x2: Tensor) -> list[Tensor]:
+    value = model(x1, x2)
+    value.backward()
+    return [value.detach(), *(parameter.grad for parameter in model.parameters())]
+
+
+def share_of_a_batch(rank: int, make: Maker, folder: str) -> None:
+    """What one of two ranks has of value and gradients, with its half of the graphs."""
+    store = f"file://{folder}/store"
+    distributed.init_process_group("gloo", init_method=store, rank=rank, world_size=2)
+    halves = [view.detach().chunk(2)[rank] for view in views()]
+    value, *gradients = value_and_gradients(DistributedDataParallel(Model(make)), *halves)
+    distributed.all_reduce(value)
+    if rank == 0:
+        torch.save([value / 2, *gradients], f"{folder}/seen.pt")
+    distributed.destroy_process_group()
+
+
+def two_ranks(make: Maker) -> str:
+    """Whether the mean over ranks is what one process has with the whole batch."""
+    expected = value_and_gradients(Model(make), *(view.detach() for view in views()))
+    with tempfile.TemporaryDirectory() as folder:
+        multiprocessing.spawn(share_of_a_batch, (make, folder), nprocs=2)
+        seen = torch.load(f"{folder}/seen.pt")
+    value, *gradients = map(partial(torch.allclose, rtol=1e-4, atol=1e-6), seen, expected)
+    if all(gradients):
+        return "yes" if value else "the gradient alone"
+    return "the value alone" if value else "no"
+
+
+def step(loss: Loss, z1: Tensor, z2: Tensor) -> None:
+    torch.autograd.grad(loss(z1, z2), (z1, z2))
+
+
+def largest_within(make: Maker, limit: float, sizes: list[int]) -> str:
+    """The largest batch that this process, which gets so many MiB more, can do a step of."""
+    loss = make(0.2)
+    step(loss, *views())  # what it starts once is no part of a step
+    status = Path("/proc/self/status").read_text()
+    (used,) = [int(line.split()[1]) for line in status.splitlines() if line.startswith("VmData:")]
+    most = int(used * 1024 + limit * measure.MIB)
+    resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+    for size in sorted(sizes, reverse=True):
+        try:
+            peak = measure.peak_mib(partial(step, loss, *views(size)), "cpu")
+            return f"{size:,} ({peak:.0f} MiB)"
+        except (MemoryError, RuntimeError) as error:
+            if isinstance(error, RuntimeError) and "can't allocate memory" not in str(error):
+                raise
+    return f"not {min(sizes)}"
+
+
+def largest(make: Maker, limit: float, sizes: list[int]) -> str:
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as alone:
+        return alone.submit(largest_within, make, limit, sizes).result()
+
+
+def peak(make: Maker, rows: int) -> str:
+    return f"{measure.peak_mib(partial(step, make(0.2), *views(rows)), 'cpu'):.0f}"
+
+
+CHECKS: dict[str, Callable[[Maker], bool | str]] = {
     "one graph in the batch: finite": one_graph,
     "a row of zeros: finite value and gradient": zero_row,
     "temperature 0.01 in float32: finite": cold,
     "float16 rows: as exact as float32": half,
     "views that differ in length: an error": counted,
+    "2 processes: value and gradient of one": two_ranks,
 }
 
 
-def answer(check: Callable[[Callable[[float], Loss]], bool], make: Callable[[float], Loss]) -> str:
+def answer(check: Callable[[Maker], bool | str], make: Maker) -> str:
     try:
-        return "yes" if check(make) else "no"
+        said = check(make)
     except Exception as error:  # whatever a peer raises is its answer
         return type(error).__name__
+    return said if isinstance(said, str) else "yes" if said else "no"
 
 
 def main() -> None:
@@ -99,23 +192,21 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rows", type=int, default=256, help="of a view, to measure memory")
+    parser.add_argument("--limit", type=int, default=4096, help="MiB, for the largest batch")
+    parser.add_argument("--largest", type=int, default=100_000, help="no larger batch is tried")
     args = parser.parse_args()
     makers = installed()
+    sizes = [args.largest, *(2**power for power in range(6, 30) if 2**power < args.largest)]
+    checks = CHECKS | {
+        f"peak memory of a step at N={args.rows}, D=32, MiB": partial(peak, rows=args.rows),
+        f"largest N of a step in {args.limit} MiB, D=32": partial(
+            largest, limit=args.limit, sizes=sizes
+        ),
+    }
     print(f"| | {' | '.join(makers)} |")
     print("| --- |" + " --- |" * len(makers))
-    for about, check in CHECKS.items():
+    for about, check in checks.items():
         print(f"| {about} | {' | '.join(answer(check, make) for make in makers.values())} |")
-    z1, z2 = views(args.rows)
-    peaks = []
-    for make in makers.values():
-        loss = make(0.2)
-
-        def step(loss: Loss = loss) -> None:
-            torch.autograd.grad(loss(z1, z2), (z1, z2))
-
-        peak = measure.peak_mib(step, "cpu")
-        peaks.append(f"{peak:.0f}")
-    print(f"| peak memory of a step at N={args.rows}, D=32, MiB | {' | '.join(peaks)} |")
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, distributed
 
 
 def division_loop(scores: Tensor, epsilon: float = 0.05, iterations: int = 3) -> Tensor:
@@ -65,22 +65,29 @@ def pygcl_info_nce(temperature: float = 0.2) -> Callable[[Tensor, Tensor], Tenso
 
 
 def nt_xent(temperature: float = 0.2) -> Callable[[Tensor, Tensor], Tensor]:
-    """pytorch-metric-learning's InfoNCE of two views: rows with one label are positives."""
-    from pytorch_metric_learning.losses import NTXentLoss
+    """pytorch-metric-learning's InfoNCE of two views: rows with one label are positives.
 
-    loss = NTXentLoss(temperature=temperature)
+    On many ranks it is in its wrapper for them, and each graph has a label of its own.
+    """
+    from pytorch_metric_learning.losses import NTXentLoss
+    from pytorch_metric_learning.utils.distributed import DistributedLossWrapper
+
+    loss, rank = NTXentLoss(temperature=temperature), 0
+    if distributed.is_initialized():
+        loss, rank = DistributedLossWrapper(loss), distributed.get_rank()
 
     def of_views(z1: Tensor, z2: Tensor) -> Tensor:
-        return loss(torch.cat([z1, z2]), torch.arange(len(z1), device=z1.device).repeat(2))
+        labels = torch.arange(len(z1), device=z1.device) + rank * len(z1)
+        return loss(torch.cat([z1, z2]), labels.repeat(2))
 
     return of_views
 
 
 def lightly_nt_xent(temperature: float = 0.2) -> Callable[[Tensor, Tensor], Tensor]:
-    """lightly's InfoNCE of two views, without a memory bank."""
+    """lightly's InfoNCE of two views, without a memory bank; of all ranks, where there are many."""
     from lightly.loss import NTXentLoss
 
-    return NTXentLoss(temperature=temperature)
+    return NTXentLoss(temperature=temperature, gather_distributed=True)
 
 
 def double_loop_pgcl(

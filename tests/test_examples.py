@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,8 @@ import torch
 from helpers.scripts import ROOT, run
 from helpers.tu_sets import write_tu_set
 
-from benchmarks import measure
+from benchmarks import features, measure
+from pgcl_losses import InfoNCE
 from pgcl_losses.engine import ENGINE_CHOICES
 
 
@@ -53,6 +55,26 @@ def test_node_level():
     before, after = re.findall(r"linear probe (0\.\d+), NMI of prototypes 0\.\d+", printed)
     assert float(before) > 0.2 < float(after)
     assert "matrix of a dense loss would take 0.00 GB, over every node 2.30 GB" in printed
+
+
+def test_start_from_rows():
+    agreements = []
+    for given in ([], ["--random-start", "--lead=0"]):
+        printed = run("examples/start_from_rows.py", "--epochs=2", *given)
+        assert re.search(r"^linear probe 0\.\d+ before training, 0\.\d+ after", printed, re.M)
+        agreements.append(re.findall(r"^epoch +\d .* agreement (0\.\d+) ", printed, re.M))
+    assert [len(of_epochs) for of_epochs in agreements] == [2, 2]
+    of_rows, at_random = (float(of_epochs[0]) for of_epochs in agreements)
+    assert of_rows > 1.2 * at_random
+
+
+@pytest.mark.parametrize("given", ["--epochs=0", "--lead=201", "--prototypes=0"])
+def test_start_from_rows_says_what_is_wrong(given):
+    command = [sys.executable, "examples/start_from_rows.py", given]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert result.returncode == 2
+    name, value = given.split("=")
+    assert re.search(rf"error: {name} must be .*, but it is {value}$", result.stderr.strip())
 
 
 def losses(*command: str) -> list[float]:
@@ -169,6 +191,15 @@ def test_bytes_that_gloo_sends():
     ranks, measured, formula, *_ = printed.splitlines()[-1].split()
     assert int(ranks) == 2
     assert float(measured) == pytest.approx(float(formula), rel=0.2)  # others may talk meanwhile
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the limit is one of Linux")
+def test_features_that_need_processes():
+    assert features.two_ranks(InfoNCE) == "yes"
+    assert features.two_ranks(partial(InfoNCE, gather=False)) == "no"
+    dense = partial(InfoNCE, engine="dense")  # one matrix at N=8192 has 1024 MiB
+    assert features.largest(dense, 512, [64, 8192]).startswith("64 (")
+    assert features.largest(InfoNCE, 512, [64, 8192]).startswith("8,192 (")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU to measure on")

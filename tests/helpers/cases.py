@@ -1,5 +1,6 @@
-"""Random problems: two views of a few graphs, their clusters, and prototypes."""
+"""Random problems: two views of a few graphs, their clusters, and prototypes; losses of views."""
 
+import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,6 +9,7 @@ import torch
 from hypothesis import strategies as st
 
 from helpers import oracle
+from pgcl_losses import InfoNCE, PGCLLoss
 from pgcl_losses.contrast import NEGATIVES, WEIGHTINGS
 
 # What decides which pairs count and how much: every combination.
@@ -32,6 +34,27 @@ MODES = {
     "exclude_same_cluster": st.booleans(),
     "negatives": st.sampled_from(NEGATIVES),
 }
+
+# Losses of three views, from the width of their rows, for models that take any loss.
+FAMILY = {
+    "InfoNCE": lambda dim: InfoNCE(negatives="cross"),
+    "a queue of three views": lambda dim: PGCLLoss(dim, 4, queue_size=5, queue_views=3),
+    "heads with a lead": lambda dim: PGCLLoss(dim, (4, 3), negative_ranks=(0, 2), lead_steps=1),
+    "soft clusters": lambda dim: PGCLLoss(dim, 4, soft_clusters=True),
+}
+
+
+def assert_model_is_its_loss(model, batch):
+    """A model of an adapter, against its loss called directly, in two steps of training."""
+    alone, weights = copy.deepcopy(model.loss), [*model.encoder.parameters()]
+    for step in range(2):  # the second one after a lead, and with a queue
+        results = []
+        for loss_of in (model, lambda batch: alone(*model.rows(batch))):
+            torch.manual_seed(step)
+            value = loss_of(batch)
+            results.append([value, *torch.autograd.grad(value, weights)])
+        torch.testing.assert_close(*results)
+        torch.testing.assert_close(model.loss.state_dict(), alone.state_dict())
 
 
 @dataclass

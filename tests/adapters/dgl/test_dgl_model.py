@@ -6,6 +6,7 @@ import dgl
 import pytest
 import torch
 from dgl.nn import AvgPooling, GINConv, GraphConv, Sequential, SumPooling
+from helpers.cases import FAMILY, assert_model_is_its_loss
 from helpers.dgl_cases import GIN, KINDS, batch_of, graph_lists, model_of, ring
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -50,6 +51,13 @@ def test_three_views():
     rows = model.rows(graph)
     assert len(rows) == 3
     torch.testing.assert_close(value, loss(*rows))
+
+
+@pytest.mark.parametrize("name", FAMILY)
+def test_any_loss_of_three_views(name):
+    augments = NodeDrop(0.3), EdgePerturb(0.3), FAMILY[name](16), AttributeMask(0.3)
+    model = ContrastiveModel(GIN(), *augments, feat_name="feat")
+    assert_model_is_its_loss(model, batch_of([ring(size) for size in (8, 5, 9, 4, 7, 6)]))
 
 
 def test_rows_of_each_view_are_graph_i():

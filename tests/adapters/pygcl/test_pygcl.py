@@ -17,7 +17,7 @@ from torch_geometric.data import Batch, Data
 from torch_geometric.nn import GINConv, global_add_pool
 from torch_geometric.utils import to_undirected
 
-from pgcl_losses import PGCLLoss
+from pgcl_losses import InfoNCE, PGCLLoss
 from pgcl_losses.adapters import pyg
 from pgcl_losses.adapters.pygcl import AsTransform, PGCLContrastLoss
 from pgcl_losses.contrast import WEIGHTINGS
@@ -26,6 +26,12 @@ OPTIONS = {
     "weighting": st.sampled_from(WEIGHTINGS),
     "exclude_same_cluster": st.booleans(),
     "queue_size": st.sampled_from([0, 7]),
+    "num_prototypes": st.sampled_from([3, (3, 2)]),
+    "negative_ranks": st.sampled_from([None, (0, 1), (1, 2)]),
+    "soft_clusters": st.booleans(),
+    "lead_steps": st.sampled_from([0, 1]),
+    "freeze_steps": st.sampled_from([0, 1]),
+    "consistency_weight": st.sampled_from([0.0, 6.0]),
 }
 ROWS = {"G2G": ("g1", "g2"), "L2L": ("h1", "h2")}
 
@@ -43,8 +49,8 @@ def views_of(num_rows, seed=0):
     options=st.fixed_dictionaries(OPTIONS),
 )
 def test_it_is_pgcl(mode, intraview, num_rows, seed, options):
-    loss = PGCLContrastLoss(4, 3, **options)
-    expected = PGCLLoss(4, 3, negatives="all" if intraview else "cross", **options)
+    loss = PGCLContrastLoss(4, **options)
+    expected = PGCLLoss(4, negatives="all" if intraview else "cross", **options)
     expected.load_state_dict(loss.pgcl.state_dict())
     model = DualBranchContrast(loss, mode=mode, intraview_negs=intraview)
     for step in range(2):
@@ -58,6 +64,15 @@ def test_it_is_pgcl(mode, intraview, num_rows, seed, options):
             (weight,) = side.parameters()
             results.append([value, z1.grad, z2.grad, weight.grad, *side.buffers()])
         torch.testing.assert_close(*results)
+
+
+@pytest.mark.parametrize("intraview", [True, False])
+def test_without_weights_and_consistency_it_is_info_nce(intraview):
+    plain = {"weighting": "uniform", "exclude_same_cluster": False, "consistency_weight": 0.0}
+    model = DualBranchContrast(PGCLContrastLoss(4, **plain), mode="L2L", intraview_negs=intraview)
+    z1, z2 = views_of(7)
+    expected = InfoNCE(negatives="all" if intraview else "cross")(z1, z2)
+    torch.testing.assert_close(model(h1=z1, h2=z2), expected)
 
 
 @pytest.mark.parametrize(("num_rows", "intraview"), [(2899, True), (6003, False)])
