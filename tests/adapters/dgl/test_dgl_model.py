@@ -6,7 +6,7 @@ import dgl
 import pytest
 import torch
 from dgl.nn import AvgPooling, GINConv, GraphConv, Sequential, SumPooling
-from helpers.cases import FAMILY, assert_model_is_its_loss
+from helpers.cases import LOSSES_OF_THREE_VIEWS, assert_model_is_its_loss
 from helpers.dgl_cases import GIN, KINDS, batch_of, graph_lists, model_of, ring
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -53,9 +53,9 @@ def test_three_views():
     torch.testing.assert_close(value, loss(*rows))
 
 
-@pytest.mark.parametrize("name", FAMILY)
+@pytest.mark.parametrize("name", LOSSES_OF_THREE_VIEWS)
 def test_any_loss_of_three_views(name):
-    augments = NodeDrop(0.3), EdgePerturb(0.3), FAMILY[name](16), AttributeMask(0.3)
+    augments = NodeDrop(0.3), EdgePerturb(0.3), LOSSES_OF_THREE_VIEWS[name](16), AttributeMask(0.3)
     model = ContrastiveModel(GIN(), *augments, feat_name="feat")
     assert_model_is_its_loss(model, batch_of([ring(size) for size in (8, 5, 9, 4, 7, 6)]))
 

@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from helpers.cases import FAMILY, assert_model_is_its_loss
+from helpers.cases import LOSSES_OF_THREE_VIEWS, assert_model_is_its_loss
 from helpers.pyg_cases import Encoder, Forgetful, NodeEncoder, model_of, molecules
 from torch_geometric.loader import DataLoader
 from torch_geometric.nn import GCNConv, GINConv, SAGEConv, Sequential, global_add_pool
@@ -56,9 +56,9 @@ class TestContrastiveModel:
         with pytest.raises(TypeError, match="what augment3 returns must be"):
             model(batch)
 
-    @pytest.mark.parametrize("name", FAMILY)
+    @pytest.mark.parametrize("name", LOSSES_OF_THREE_VIEWS)
     def test_any_loss_of_three_views(self, name):
-        loss = FAMILY[name](8)
+        loss = LOSSES_OF_THREE_VIEWS[name](8)
         model = ContrastiveModel(Encoder(), NodeDrop(0.2), EdgePerturb(0.2), loss, Subgraph(0.3))
         assert_model_is_its_loss(model, molecules(6))
 

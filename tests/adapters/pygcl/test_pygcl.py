@@ -29,10 +29,10 @@ OPTIONS = {
     "num_prototypes": st.sampled_from([3, (3, 2)]),
     "negative_ranks": st.sampled_from([None, (0, 1), (1, 2)]),
     "soft_clusters": st.booleans(),
-    "lead_steps": st.sampled_from([0, 1]),
-    "freeze_steps": st.sampled_from([0, 1]),
     "consistency_weight": st.sampled_from([0.0, 6.0]),
 }
+# Prototypes that learn from the first step on, that rest at first, or that learn alone.
+BEGINNINGS = st.sampled_from([{}, {"freeze_steps": 1}, {"lead_steps": 1}])
 ROWS = {"G2G": ("g1", "g2"), "L2L": ("h1", "h2")}
 
 
@@ -47,8 +47,10 @@ def views_of(num_rows, seed=0):
     num_rows=st.integers(1, 9),
     seed=st.integers(0, 1000),
     options=st.fixed_dictionaries(OPTIONS),
+    beginning=BEGINNINGS,
 )
-def test_it_is_pgcl(mode, intraview, num_rows, seed, options):
+def test_it_is_pgcl(mode, intraview, num_rows, seed, options, beginning):
+    options = options | beginning
     loss = PGCLContrastLoss(4, **options)
     expected = PGCLLoss(4, negatives="all" if intraview else "cross", **options)
     expected.load_state_dict(loss.pgcl.state_dict())
