@@ -62,8 +62,13 @@ def check_count(name: str, value: Any, minimum: int) -> int:
 
 def check_heads(name: str, value: Any) -> int | tuple[int, ...]:
     """A number of prototypes, or several: one for each head."""
-    if not isinstance(value, Sequence) or isinstance(value, str):
+    if isinstance(value, Integral):
         return check_count(name, value, minimum=1)
+    if not isinstance(value, Sequence) or isinstance(value, str):
+        raise TypeError(
+            f"{name} must be a whole number, or a sequence of them with one for each head, "
+            f"but got {value!r} ({type(value).__name__})"
+        )
     heads = tuple([check_count(f"{name}[{h}]", size, minimum=1) for h, size in enumerate(value)])
     if not heads:
         raise ValueError(f"{name} must be a whole number or one for each head, but got {value!r}")

@@ -75,9 +75,10 @@ class Watch:
         if learning or excluding:
             self._look_at_size(num_rows, prototypes.queue_size, num_prototypes)
         if num_rows >= num_prototypes > 1 and self.calls % _LOOK_EVERY == 0:
-            if excluding:
+            led = self.calls > prototypes.lead_steps  # until then the contrast is InfoNCE
+            if excluding and led:
                 self._look_at_clusters(clusters, prototypes.heads)
-            if learning and self.calls > prototypes.lead_steps:
+            if learning and led:
                 self._look_at_directions(batch)
         self._read()
 

@@ -15,17 +15,18 @@ class Assignment(NamedTuple):
     """How the samples of one view belong to the prototypes.
 
     The columns of several heads lie side by side: ``targets.split(heads, dim=1)`` are those of each
-    head, whose rows sum to 1. Each head numbers its clusters from 0.
+    head, whose rows sum to 1. Each head numbers its clusters from 0. An assignment that names no
+    heads has one.
     """
 
     log_probs: Tensor  # [N, K] log p, the prediction, with gradient
     targets: Tensor  # [N, K] q, the balanced assignment, without
     clusters: Tensor  # [N] argmax_k q; [N, H] with several heads
-    heads: tuple[int, ...] = ()  # how many prototypes each head has, where there are several
+    heads: tuple[int, ...] = ()  # how many prototypes each head has
 
     def each_head(self) -> tuple[tuple[int, ...], Tensor]:
-        """How many prototypes each head has, also where there is one; the clusters ``[N, H]``."""
-        if self.heads:
+        """How many prototypes each head has; the clusters ``[N, H]``, also where there is one."""
+        if len(self.heads) > 1:
             return self.heads, self.clusters
         return (self.targets.shape[1],), self.clusters.unsqueeze(-1)
 
@@ -59,11 +60,10 @@ class Batch(NamedTuple):
         log_probs, targets, clusters = (
             self.ranks.own(self.need(name)) for name in ("log_probs", "targets", "clusters")
         )
-        heads = self.heads
-        if len(heads) == 1:
-            clusters, heads = clusters.squeeze(-1), ()
+        if len(self.heads) == 1:
+            clusters = clusters.squeeze(-1)
         of_views = zip(log_probs, targets, clusters, strict=True)
-        return tuple([Assignment(*of_view, heads) for of_view in of_views])
+        return tuple([Assignment(*of_view, self.heads) for of_view in of_views])
 
 
 def check_alone(given: Sequence[object]) -> None:
@@ -95,7 +95,7 @@ def check_assignments(
             f"but {named[0][0]} has {columns} columns"
         )
     for v, assignment in enumerate(assignments):
-        if assignment.heads != heads:
+        if (assignment.heads or (columns,)) != (heads or (columns,)):
             raise ValueError(
                 f"assignments[{v}].heads is {assignment.heads} but assignments[0].heads is {heads}"
             )
@@ -105,7 +105,7 @@ def check_clusters_of(assignments: Sequence[Assignment]) -> None:
     """A cluster for each row, in each head."""
     for v, assignment in enumerate(assignments):
         name, clusters = f"assignments[{v}].clusters", assignment.clusters
-        if assignment.heads:
+        if len(assignment.heads) > 1:
             shape = len(assignment.targets), len(assignment.heads)
             if not isinstance(clusters, Tensor) or clusters.shape != shape:
                 got = getattr(clusters, "shape", type(clusters).__name__)

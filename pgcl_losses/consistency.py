@@ -79,7 +79,9 @@ class ConsistencyLoss(Part):
 
     def _batch(self, assignments: tuple[Any, ...]) -> Batch:
         ranks = self.share(
-            partial(self._check, assignments), [getattr(a, "log_probs", a) for a in assignments]
+            partial(self._check, assignments),
+            [getattr(a, "log_probs", a) for a in assignments],
+            this_call=lambda: {"heads": assignments[0].each_head()[0]},
         )
         dtype = computing_dtype(assignments[0].log_probs)
         log_probs = torch.stack([assignment.log_probs.to(dtype) for assignment in assignments])

@@ -18,6 +18,7 @@ from pgcl_losses._checks import (
     check_choice,
     check_cluster_range,
     check_clusters,
+    check_device,
     check_flag,
     check_matrix,
     check_prototypes,
@@ -221,6 +222,7 @@ class PrototypeReweightedNCE(Part):
         if not heads:
             numbered, num_clusters = _numbered(clusters.squeeze(1))
             clusters, heads = numbered.unsqueeze(1), (num_clusters,)
+        self.check_window(heads)
         nothing = [rows[:0]] * len(heads)
         prototypes: Sequence[Tensor] = nothing
         targets: Sequence[Tensor] = nothing
@@ -256,6 +258,16 @@ class PrototypeReweightedNCE(Part):
         log_left = factors.log_left_of_rows().masked_fill(outside, -torch.inf)
         return factors._replace(log_left=log_left, lines=None)
 
+    def check_window(self, heads: Sequence[int]) -> None:
+        """Whether ``negative_ranks`` can be, with so many prototypes in each head."""
+        check_window_fits("negative_ranks", self.negative_ranks, heads)
+        own_alone = self.negative_ranks == (0, 1) and not self.soft_clusters
+        if own_alone and self.exclude_same_cluster:
+            raise ValueError(
+                "negative_ranks is (0, 1), the query's own cluster alone, which "
+                "exclude_same_cluster=True leaves out: there would be no negative"
+            )
+
     def _needs_clusters(self) -> bool:
         chosen = self.exclude_same_cluster or self.negative_ranks is not None
         return self.weighting == "prototype" or chosen
@@ -271,6 +283,7 @@ class PrototypeReweightedNCE(Part):
             partial(self._check, given),
             views,
             lambda: () if prototypes is None else (prototypes.detach(),),
+            lambda: {} if assignments is None else {"heads": assignments[0].each_head()[0]},
         )
         with full_precision(views[0].device):
             dtype = computing_dtype(views[0], *(() if prototypes is None else (prototypes,)))
@@ -329,7 +342,7 @@ class PrototypeReweightedNCE(Part):
                 f"prototypes has {len(prototypes)} rows but the assignments are to "
                 f"{targets.shape[1]}"
             )
-        check_window_fits("negative_ranks", self.negative_ranks, assignments[0].each_head()[0])
+        check_device("assignments[0].targets", targets, "z1", views[0])
 
     def _check_clusters(self, given: "_Given") -> None:
         views = given.views()

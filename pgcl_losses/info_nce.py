@@ -127,7 +127,11 @@ class InfoNCE(Part):
 
 def check_view_count(views: Sequence[object]) -> None:
     if len(views) < 2:
-        raise TypeError(f"views must be two or more Tensors of shape [N, D], but got {len(views)}")
+        listed = len(views) == 1 and isinstance(views[0], Sequence)
+        raise TypeError(
+            f"views must be two or more Tensors of shape [N, D], but got {len(views)}"
+            + (", a list: unpack it, *views" if listed else "")
+        )
 
 
 def weighted_info_nce(

@@ -1,7 +1,6 @@
 """What the loss and its parts have in common: options that stay live, and one batch to share."""
 
 from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, ClassVar, TypeVar
 
 import torch
@@ -57,13 +56,13 @@ class Part(nn.Module):
         check: Callable[[bool], None],
         views: Sequence[Any],
         state: Callable[[], Sequence[Tensor]] = tuple,
-        this_call: Mapping[str, Any] = MappingProxyType({}),
+        this_call: Callable[[], Mapping[str, Any]] = dict,
     ) -> Ranks:
         """Those who share a batch of views ``[N, ...]``: this process, or all ranks that agree.
 
         ``check(may_lack_rows)`` raises what is wrong with the input; with several ranks all of them
         get the same error or none gets one. What ``state()`` returns must be the same on all ranks,
-        and so must what is for ``this_call`` alone.
+        and so must the plain values of ``this_call()``, which are for this call alone.
         """
         if not self.is_shared():
             check(False)
@@ -76,7 +75,7 @@ class Part(nn.Module):
             check(True)
             tensors, num_rows = tuple(state()), len(views[0])
             facts = self.facts() | {
-                **this_call,
+                **this_call(),
                 "training": self.training,
                 "gradients enabled": torch.is_grad_enabled(),
                 "views": len(views),

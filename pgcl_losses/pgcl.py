@@ -16,7 +16,6 @@ from pgcl_losses._checks import (
     check_prototypes,
     check_views,
     check_weight,
-    check_window_fits,
 )
 from pgcl_losses._watch import Watch, can_look
 from pgcl_losses.batch import Assignment, Batch, Negatives
@@ -224,8 +223,7 @@ class PGCLLoss(Part):
                 self.prototypes,
                 batch,
                 learning=self.consistency_weight > 0,
-                excluding=self.contrast_weight > 0
-                and getattr(self.contrast, "exclude_same_cluster", False),
+                excluding=self.contrast_weight > 0 and self._excludes_clusters(),
             )
         loss = torch.add(
             self.contrast_weight * contrast, consistency, alpha=self.consistency_weight
@@ -237,7 +235,7 @@ class PGCLLoss(Part):
         weight = self.prototypes.weight
         check = partial(self._check, views, negatives)
         this_call = {} if negatives is None else {"contrast.negatives": negatives}
-        ranks = self.share(check, views, self.prototypes.state, this_call)
+        ranks = self.share(check, views, self.prototypes.state, lambda: this_call)
         with full_precision(weight.device):
             rows = unit_rows(torch.stack(views), computing_dtype(views[0], weight))
             return Batch(ranks, ranks.gather(rows), negatives=negatives)
@@ -253,11 +251,18 @@ class PGCLLoss(Part):
         self._check_window()
         if negatives is not None:
             check_choice("negatives", negatives, NEGATIVES)
-        check_engine(self.contrast.engine, views[0])
+        check_engine(getattr(self.contrast, "engine", "auto"), views[0])
 
     def _check_window(self) -> None:
-        window = getattr(self.contrast, "negative_ranks", None)
-        check_window_fits("negative_ranks", window, self.prototypes.heads)
+        if isinstance(self.contrast, PrototypeReweightedNCE):
+            self.contrast.check_window(self.prototypes.heads)
+
+    def _excludes_clusters(self) -> bool:
+        """Whether a cluster as a whole is left out."""
+        contrast = self.contrast
+        if not isinstance(contrast, PrototypeReweightedNCE):
+            return False
+        return contrast.exclude_same_cluster and not contrast.soft_clusters
 
     def _parts(self) -> list[Part]:
         return [part for part in self.children() if isinstance(part, Part)]

@@ -44,7 +44,7 @@ class SinkhornPrototypes(Part):
         freeze_steps: for so many training forwards the prototypes receive zero gradient. What an
             optimizer adds to it (``Adam(weight_decay=...)``) moves them all the same.
         lead_steps: for so many training forwards the prototypes learn alone: the prediction has no
-            gradient to the rows, and the contrast is InfoNCE.
+            gradient to the rows, and in :class:`PGCLLoss` the contrast is InfoNCE.
         gather, process_group: with several processes, samples are balanced over the batches of all
             of them; see :class:`PGCLLoss`.
 
@@ -55,7 +55,8 @@ class SinkhornPrototypes(Part):
     Shape:
         - views: ``[N, D]`` each; row i of every view is graph i, of any length up to 1e18
         - output: an :class:`Assignment` per view
-        - weight: ``[K, D]``, with several heads one after the other: K is the sum of theirs
+        - weight: ``[K, D]``, with several heads one after the other: K is the sum of theirs, and a
+          checkpoint does not tell how it is cut
 
     Examples:
         >>> import torch
@@ -227,25 +228,28 @@ class SinkhornPrototypes(Part):
         all get the prototypes of the first one.
 
         What is random is drawn from torch's generator on the CPU: ``torch.manual_seed``. Where
-        there are fewer different rows than prototypes, the others stay where they are. Prototypes
-        keep their lengths; the queue keeps its rows, which are compared with the new prototypes
-        from now on. It waits for the device.
+        there are fewer different directions than prototypes, the others stay where they are.
+        Prototypes keep their lengths; the queue keeps its rows, which are compared with the new
+        prototypes from now on. It waits for the device.
         """
-        ranks = self.share(partial(self._check_start, rows), (rows,))
-        draws = torch.rand(sum(self.heads))  # by all ranks, so that their generators stay alike
+        this_call = {"weight": str(self.weight.dtype)}
+        check = partial(self._check_start, rows)
+        ranks = self.share(check, (rows,), this_call=lambda: this_call)
+        # By all ranks, so that their generators stay alike.
+        draws = torch.rand(sum(self.heads), device="cpu")
         with full_precision(rows.device):
             dtype = computing_dtype(self.weight, rows)
             rows = ranks.gather(unit_rows(rows, dtype).unsqueeze(0))[0]
             weight = self.weight.to(dtype)
             if ranks.rank == 0:
                 of_heads = zip(
-                    unit_rows(weight, dtype).split_with_sizes(self.heads),
+                    weight.split_with_sizes(self.heads),
                     draws.split_with_sizes(self.heads),
                     strict=True,
                 )
                 new = torch.cat([spherical_kmeans(rows, *of_head) for of_head in of_heads])
                 lengths = torch.linalg.vector_norm(weight, dim=1, keepdim=True)
-                weight = new * torch.where(lengths > 0, lengths, 1)
+                weight = (new * torch.where(lengths > 0, lengths, 1)).to(dtype)
             else:
                 weight = torch.zeros_like(weight)
             self.weight.copy_(ranks.add(weight, "the prototypes' start"))

@@ -105,6 +105,8 @@ def test_errors():
         InfoNCE()(views[0])
     with pytest.raises(TypeError, match=r"views must be two or more Tensors .* but got 0"):
         InfoNCE()()
+    with pytest.raises(TypeError, match=r"but got 1, a list: unpack it, \*views"):
+        InfoNCE()(list(views))
     with pytest.raises(ValueError, match=r"z3 has shape \(4, 3\) but z1 has \(5, 3\)"):
         InfoNCE()(*views, views[0, :4])
     with pytest.raises(ValueError, match="negatives must be one of 'all', 'cross', but got 'al'"):

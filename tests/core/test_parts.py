@@ -46,7 +46,7 @@ def views_of(num_views, num_rows=6, seed=1):
 
 def pgcl_of(**options):
     torch.manual_seed(0)
-    return PGCLLoss(DIM, 3, **options).double()
+    return PGCLLoss(DIM, **{"num_prototypes": 3, **options}).double()
 
 
 def every_part_is_called(rank=0, num_ranks=1):
@@ -265,21 +265,26 @@ def parts_over_ranks(rank, num_ranks):
     whole_views = views_of(3, sum(counts)).requires_grad_()
     views = views_of(3, sum(counts)).requires_grad_()
     mine = [view.split(counts)[rank] for view in views]
-    for reduction in ("mean", "sum"):
-        pgcl, whole = pgcl_of(reduction=reduction), pgcl_of(reduction=reduction, gather=False)
+    family = {"num_prototypes": (3, 4), "negative_ranks": (0, 2), "soft_clusters": True}
+    for options in ({"reduction": "mean"}, {"reduction": "sum"}, family):
+        pgcl, whole = pgcl_of(**options), pgcl_of(**options, gather=False)
         assignments, expected = pgcl.prototypes(*mine), whole.prototypes(*whole_views)
         for ours, theirs in zip(assignments, expected, strict=True):
             for one, other in zip(ours[:3], theirs[:3], strict=True):
                 torch.testing.assert_close(one, other.split(counts)[rank])
         clusters, of_all = ([a.clusters for a in some[:2]] for some in (assignments, expected))
         weight, whole_weight = pgcl.prototypes.weight, whole.prototypes.weight
-        for loss, other in (
+        pairs = [
             (pgcl.consistency(*assignments), whole.consistency(*expected)),
             (
-                pgcl.contrast(*mine[:2], *clusters, weight),
-                whole.contrast(*whole_views[:2], *of_all, whole_weight),
+                pgcl.contrast(mine, assignments=assignments, prototypes=weight),
+                whole.contrast(list(whole_views), assignments=expected, prototypes=whole_weight),
             ),
-        ):
+        ]
+        if options is not family:
+            by_numbers = pgcl.contrast(*mine[:2], *clusters, weight)
+            pairs.append((by_numbers, whole.contrast(*whole_views[:2], *of_all, whole_weight)))
+        for loss, other in pairs:
             torch.testing.assert_close(mean_over_ranks(loss), other.detach())
             options = {"retain_graph": True, "materialize_grads": True}
             ours = torch.autograd.grad(loss, [views, weight], **options)
@@ -326,6 +331,11 @@ class Stubborn(ConsistencyLoss):
         return ""
 
 
+class Broken(PrototypeReweightedNCE):
+    def facts(self):
+        raise OSError("no facts today")
+
+
 def different_strengths(rank, num_ranks):
     pgcl = pgcl_of()
     pgcl.consistency = Stubborn(rank)
@@ -363,9 +373,16 @@ def trouble_on_one_rank(rank, num_ranks):
         pgcl_of()(*views, negatives="all" if first else "both")
     foreign = pgcl_of()
     if not first:
-        foreign.contrast = torch.nn.Identity()
-    with pytest.raises(ValueError, match="rank 0: ready\n  rank 1: AttributeError"):
+        foreign.contrast = Broken()
+    with pytest.raises(ValueError, match="rank 0: ready\n  rank 1: OSError"):
         foreign(*views)
+    heads = (4, 6) if first else (6, 4)
+    assignments = SinkhornPrototypes(DIM, heads, gather=False).double()(*views)
+    differ = r"rank 0: heads=\(4, 6\)\n  rank 1: heads=\(6, 4\)"
+    with pytest.raises(ValueError, match=differ):
+        ConsistencyLoss()(*assignments)
+    with pytest.raises(ValueError, match=differ):
+        PrototypeReweightedNCE(weighting="uniform")(*views, assignments=assignments)
 
 
 def test_trouble_on_one_rank_stops_all():

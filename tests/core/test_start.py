@@ -1,18 +1,19 @@
 """Prototypes that start where rows are."""
 
 import copy
+from unittest import mock
 
 import numpy as np
 import pytest
 import torch
 from helpers import oracle
-from helpers.rank_models import of_seed
+from helpers.rank_models import mean_over_ranks, of_seed
 from helpers.ranks import on_ranks
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pgcl_losses import PGCLLoss, SinkhornPrototypes
-from pgcl_losses.kmeans import _ROUNDS, spherical_kmeans
+from pgcl_losses import PGCLLoss, SinkhornPrototypes, kmeans
+from pgcl_losses.kmeans import spherical_kmeans
 from pgcl_losses.rows import unit_rows
 
 DIM = 5
@@ -36,8 +37,9 @@ def groups(num_groups=4, per_group=20, spread=0.01, seed=0):
     different=st.integers(1, 12),
     seed=st.integers(0, 10**6),
     with_zero=st.booleans(),
+    chunk=st.sampled_from([1, 3, 100]),
 )
-def test_agrees_with_the_oracle(num_rows, num_centers, different, seed, with_zero):
+def test_agrees_with_the_oracle(num_rows, num_centers, different, seed, with_zero, chunk):
     random = of_seed(seed)
     few = torch.randn(different, 3, dtype=torch.float64, generator=random)
     rows = unit(few[torch.randint(different, (num_rows,), generator=random)])
@@ -45,8 +47,9 @@ def test_agrees_with_the_oracle(num_rows, num_centers, different, seed, with_zer
         rows[0] = 0
     start = unit(torch.randn(num_centers, 3, dtype=torch.float64, generator=random))
     draws = torch.rand(num_centers, dtype=torch.float64, generator=random)
-    ours = spherical_kmeans(rows, start, draws)
-    expected = oracle.kmeans(rows.numpy(), start.numpy(), draws.tolist(), _ROUNDS)
+    with mock.patch.object(kmeans, "_CHUNK", chunk):
+        ours = spherical_kmeans(rows, start, draws)
+    expected = oracle.kmeans(rows.numpy(), start.numpy(), draws.tolist(), kmeans._ROUNDS)
     np.testing.assert_allclose(ours, expected, rtol=1e-7, atol=1e-7)
 
 
@@ -105,6 +108,33 @@ def test_each_head_starts_by_itself():
     for head in prototypes.weight[:8].split(4):
         assert (unit(rows) @ unit(head).T).max(1).values.min() > 0.99
         assert len(prototypes.assign(rows)[:, 0].unique()) == 4
+
+
+@pytest.mark.parametrize("spread", [0.1, 0.01, 0.001])
+def test_rows_in_about_one_direction_are_told_apart(spread):
+    random = of_seed(0)
+    rows = torch.randn(96, generator=random) + spread * torch.randn(400, 96, generator=random)
+    prototypes = SinkhornPrototypes(96, 10)
+    prototypes.start_from_(rows)
+    new = prototypes.weight.detach().double()
+    nearest = (unit(new) @ unit(rows.double()).T).max(1).values
+    assert (1 - nearest < spread**2).all()  # every one of them has moved
+    assert len(prototypes.double().assign(rows.double()).unique()) == 10
+
+
+def test_in_deterministic_mode_and_with_another_default_device():
+    rows, _ = groups(spread=1.0)
+    started = []
+    for device, deterministic in (("cpu", False), ("meta", True)):
+        torch.manual_seed(1)
+        prototypes = SinkhornPrototypes(DIM, 6)
+        torch.use_deterministic_algorithms(deterministic)
+        try:
+            with torch.device(device):
+                started.append(prototypes.start_from_(rows).weight)
+        finally:
+            torch.use_deterministic_algorithms(False)
+    assert torch.equal(*started)
 
 
 class TestFewRows:
@@ -180,7 +210,14 @@ def over_ranks(rank, num_ranks):
         mine = rows.split(COUNTS[num_ranks])[rank] if gather else rows
         started.append(prototypes.start_from_(mine).weight.detach())
     assert torch.equal(*started)
+    torch.manual_seed(5)  # a generator that all ranks share goes on alike on all of them
+    prototypes.start_from_(rows)
+    after = torch.rand(3)
+    torch.testing.assert_close(mean_over_ranks(after), after)
     if num_ranks > 1:
+        wide = copy.deepcopy(prototypes).double() if rank else prototypes
+        with pytest.raises(ValueError, match="because they differ"):
+            wide.start_from_(rows)
         with pytest.raises(ValueError, match="rows must be finite"):
             prototypes.start_from_(torch.full((2, DIM), torch.nan))
         with pytest.raises(ValueError, match="because they differ"):

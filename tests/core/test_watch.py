@@ -168,6 +168,19 @@ def test_one_cluster_that_has_nearly_all_rows():
     assert said[0].startswith("PGCLLoss: one cluster has 100% of the rows, which leaves hardly")
     heads = PGCLLoss(DIM, (4, 3), epsilon=10.0)
     assert len(train(heads, moving(heads), rows_of=lambda rows, _: heads(*(1 + 1e-7 * rows)))) == 1
+
+
+def test_one_cluster_that_has_nearly_all_rows_in_one_head_alone():
+    for heads in ((1, 4), (4, 1)):
+        pgcl = PGCLLoss(DIM, heads)
+        assert train(pgcl, moving(pgcl), num_rows=40) == []
+
+
+@pytest.mark.parametrize("options", [{"soft_clusters": True}, {"lead_steps": 1000}], ids=str)
+def test_one_cluster_that_is_not_left_out(options):
+    pgcl = PGCLLoss(DIM, 4, epsilon=10.0, **options)
+    collapsed = train(pgcl, moving(pgcl), rows_of=lambda rows, _: pgcl(*(1 + 1e-7 * rows)))
+    assert not any("one cluster has" in said for said in collapsed)
     single = PGCLLoss(DIM, 1)
     assert train(single, moving(single)) == []
 

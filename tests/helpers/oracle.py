@@ -226,7 +226,7 @@ def kmeans(rows: Rows, start: Rows, draws: Sequence[float], rounds: int) -> Rows
         weights = []
         for row in rows:
             nearest = min([1 - cosine(row, seed) for seed in seeds], default=1.0)
-            weights.append(nearest if any(row) and nearest > 1e-13 else 0.0)
+            weights.append(nearest if any(row) and nearest > 1e-11 else 0.0)
         if sum(weights) == 0:
             break
         left = draw * sum(weights)
