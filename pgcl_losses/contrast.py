@@ -305,8 +305,6 @@ class PrototypeReweightedNCE(Part):
 
     def _check(self, given: "_Given", may_lack_rows: bool) -> None:
         views, prototypes = given.views(), given.prototypes
-        if given.z2 is not None and isinstance(given.z1, Sequence):
-            raise TypeError("z2 must not be given where z1 is a list of views, but it is")
         check_view_count(views)
         check_views([(f"z{v}", z) for v, z in enumerate(views, 1)], may_lack_rows=may_lack_rows)
         check_engine(self.engine, views[0])
@@ -379,7 +377,8 @@ class _Given(NamedTuple):
     assignments: Sequence[Assignment] | None = None
 
     def views(self) -> tuple[Any, ...]:
-        return tuple(self.z1) if isinstance(self.z1, Sequence) else (self.z1, self.z2)
+        listed = isinstance(self.z1, Sequence) and self.z2 is None
+        return tuple(self.z1) if listed else (self.z1, self.z2)
 
 
 def _numbered(clusters: Tensor) -> tuple[Tensor, int]:

@@ -384,7 +384,7 @@ class TestErrors:
         loss = PrototypeReweightedNCE(**uniform)
         with pytest.raises(TypeError, match="clusters1 is in assignments: give one of them"):
             loss(*views[:2], clusters[0], assignments=assignments[:2])
-        with pytest.raises(TypeError, match="z2 must not be given where z1 is a list"):
+        with pytest.raises(TypeError, match="z1 must be a Tensor of shape"):
             loss(list(views), views[1], assignments=assignments)
         with pytest.raises(TypeError, match=r"assignments\[0\] must be an Assignment, but got Te"):
             loss(list(views), assignments=clusters)
