@@ -4,7 +4,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from pgcl_losses.engine.pairs import (
     LARGEST_EXPONENT,
@@ -16,6 +15,7 @@ from pgcl_losses.engine.pairs import (
     check_kinds,
     weight_of,
 )
+from pgcl_losses.rows import backward_alone
 
 
 def log_sums(pairs: Pairs, temperature: float) -> Sums:
@@ -24,8 +24,7 @@ def log_sums(pairs: Pairs, temperature: float) -> Sums:
     with torch.no_grad():
         log_weights, log_masses = _log_weights(pairs)
     function: Any = _sums
-    transformed = torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
-    if not (transformed or torch.compiler.is_compiling()):
+    if backward_alone():
         function = _Sums.apply  # the same values, in fewer steps
     return Sums(function(pairs.rows, pairs, log_weights, temperature), log_masses)
 

@@ -27,6 +27,13 @@ def test_gradcheck():
     assert torch.autograd.gradgradcheck(lambda z: unit_rows(z, F64), z)
 
 
+def test_forward_mode_and_transforms():
+    z = torch.randn(3, 4, dtype=F64)
+    of_rows = torch.autograd.functional.jacobian(lambda z: unit_rows(z, F64), z)
+    for transform in (torch.func.jacrev, torch.func.jacfwd):
+        torch.testing.assert_close(transform(lambda z: unit_rows(z, F64))(z), of_rows)
+
+
 def test_rows_without_a_direction_get_no_gradient():
     z = torch.tensor([[0.0, 0.0], [3e-13, 4e-13], [3.0, 4.0]], requires_grad=True)
     rows = unit_rows(z, torch.float32)
