@@ -104,9 +104,8 @@ def main() -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     graph = block_model().to(device)
     encoder = Encoder().to(device)
-    steps = 1  # of an epoch
-    lead = args.lead * steps
-    pgcl = PGCLLoss(DIM, args.prototypes, consistency_weight=1.0, lead_steps=lead).to(device)
+    # An epoch is one step here; with batches, lead_steps is the lead times the steps of an epoch.
+    pgcl = PGCLLoss(DIM, args.prototypes, consistency_weight=1.0, lead_steps=args.lead).to(device)
     optimizer = torch.optim.Adam([*encoder.parameters(), *pgcl.parameters()], lr=RATE)
     labels = graph.y.cpu()
     before = probe(rows_of(encoder, graph), labels)
@@ -115,11 +114,10 @@ def main() -> None:
     for epoch in progress:
         if epoch in (0, args.lead) and not args.random_start:
             pgcl.prototypes.start_from_(rows_of(encoder, graph))
-        for _ in range(steps):
-            terms = pgcl.terms(*(encoder(*view_of(graph)) for _ in range(2)))
-            optimizer.zero_grad()
-            terms.loss.backward()
-            optimizer.step()
+        terms = pgcl.terms(*(encoder(*view_of(graph)) for _ in range(2)))
+        optimizer.zero_grad()
+        terms.loss.backward()
+        optimizer.step()
         if epoch % max(1, args.epochs // 10) == 0 or epoch == args.epochs - 1:
             progress.write(report(epoch, diagnostics(terms, pgcl.prototypes.weight)))
 

@@ -1,6 +1,5 @@
 """What goes wrong in training without an error; each is said once, as a warning with the cure."""
 
-import math
 import sys
 import warnings
 
@@ -8,7 +7,7 @@ import torch
 from torch import Tensor
 
 from pgcl_losses.batch import Batch
-from pgcl_losses.consistency import swapped_cross_entropy
+from pgcl_losses.consistency import share_of_a_guess
 from pgcl_losses.prototypes import SinkhornPrototypes
 from pgcl_losses.rows import mean_cosine, unit_rows
 from pgcl_losses.weights import cluster_counts
@@ -110,10 +109,10 @@ class Watch:
 
     def _look_at_directions(self, batch: Batch) -> None:
         with torch.no_grad():
-            entropies = swapped_cross_entropy(batch.need("log_probs"), batch.need("targets"))
-            guess = sum(math.log(size) for size in batch.heads)
             self.cosine = _Number(mean_cosine(batch.need("rows")))
-            self.chance = _Number(entropies.mean() / guess)
+            self.chance = _Number(
+                share_of_a_guess(batch.need("log_probs"), batch.need("targets"), batch.heads)
+            )
 
     def _read(self) -> None:
         """What has arrived by now."""

@@ -3,6 +3,8 @@
 The paper: Lin et al., Prototypical Graph Contrastive Learning, 10.1109/TNNLS.2022.3191086.
 """
 
+import math
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -110,3 +112,14 @@ def swapped_cross_entropy(log_probs: Tensor, targets: Tensor) -> Tensor:
         rolled = [targets.roll(shift, 0) for shift in range(2, num_views)]
         others = torch.stack([others, *rolled]).mean(0)
     return -(log_probs * others).sum(-1)
+
+
+def share_of_a_guess(log_probs: Tensor, targets: Tensor, heads: Sequence[int]) -> Tensor:
+    """The mean cross-entropy as a share of log K, which a guess has; NaN where nothing is guessed.
+
+    Both ``[V, N, K]``. With several heads, of the sum of their log K.
+    """
+    log_k = sum(math.log(size) for size in heads)
+    if len(targets) < 2 or log_k == 0:
+        return log_probs.new_full((), math.nan)
+    return swapped_cross_entropy(log_probs, targets).mean() / log_k

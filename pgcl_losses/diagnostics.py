@@ -1,6 +1,5 @@
 """Plain numbers that tell how the prototypes are doing."""
 
-import math
 from collections.abc import Sequence
 from typing import TypedDict
 
@@ -10,7 +9,7 @@ from torch import Tensor
 
 from pgcl_losses._checks import check_matrix
 from pgcl_losses.batch import Assignment, check_assignments, check_clusters_of
-from pgcl_losses.consistency import swapped_cross_entropy
+from pgcl_losses.consistency import share_of_a_guess
 from pgcl_losses.pgcl import PGCLTerms
 from pgcl_losses.rows import unit_rows
 from pgcl_losses.weights import cluster_counts, prototype_log_weights
@@ -101,7 +100,9 @@ def diagnostics(
                 f"prototypes has {len(prototypes)} rows but the assignments are to {sum(heads)}"
             )
         of_heads = unit_rows(prototypes, torch.float64).split_with_sizes(heads)
-    numbers = Diagnostics(consistency_ratio=_consistency_ratio(assignments, heads))
+    log_probs = torch.stack([assignment.log_probs for assignment in assignments])
+    targets = torch.stack([assignment.targets for assignment in assignments])
+    numbers = Diagnostics(consistency_ratio=share_of_a_guess(log_probs, targets, heads).item())
     if isinstance(source, PGCLTerms):
         numbers["loss"] = source.loss.mean().item()
         numbers["contrast"] = source.contrast.mean().item()
@@ -115,15 +116,6 @@ def diagnostics(
     else:
         numbers = {**numbers, **each[0]}
     return numbers
-
-
-def _consistency_ratio(assignments: Sequence[Assignment], heads: Sequence[int]) -> float:
-    log_k = sum(math.log(size) for size in heads)
-    if len(assignments) < 2 or log_k == 0:
-        return math.nan
-    log_probs = torch.stack([assignment.log_probs for assignment in assignments])
-    targets = torch.stack([assignment.targets for assignment in assignments])
-    return swapped_cross_entropy(log_probs, targets).mean().item() / log_k
 
 
 def _of_head(clusters: Tensor, num_prototypes: int, prototypes: Tensor | None) -> HeadDiagnostics:

@@ -232,9 +232,8 @@ class SinkhornPrototypes(Part):
         Prototypes keep their lengths; the queue keeps its rows, which are compared with the new
         prototypes from now on. It waits for the device.
         """
-        this_call = {"weight": str(self.weight.dtype)}
         check = partial(self._check_start, rows)
-        ranks = self.share(check, (rows,), this_call=lambda: this_call)
+        ranks = self.share(check, (rows,), this_call=lambda: {"weight": str(self.weight.dtype)})
         # By all ranks, so that their generators stay alike.
         draws = torch.rand(sum(self.heads), device="cpu")
         with full_precision(rows.device):
