@@ -7,13 +7,14 @@ them together (Linux; whatever else talks over it is counted too).
 """
 
 import argparse
-import tempfile
 from pathlib import Path
 
 import torch
-from torch import distributed, multiprocessing
+from torch import distributed
 
 from pgcl_losses import PGCLLoss
+
+from .ranks import on_ranks
 
 STEPS = 5
 
@@ -36,14 +37,12 @@ def loopback_bytes() -> int:
     return int(line.partition(":")[2].split()[8])  # transmitted
 
 
-def train(rank: int, num_ranks: int, folder: str, args: argparse.Namespace) -> None:
+def measured_bytes(args: argparse.Namespace) -> float:
+    """That one rank sends in a step, on average."""
     torch.set_num_threads(1)
-    distributed.init_process_group(
-        "gloo", init_method=f"file://{folder}/store{num_ranks}", rank=rank, world_size=num_ranks
-    )
     torch.manual_seed(0)
     pgcl = PGCLLoss(args.dim, args.prototypes)
-    torch.manual_seed(rank)
+    torch.manual_seed(distributed.get_rank())
     z1, z2 = torch.randn(2, args.rows, args.dim, requires_grad=True).unbind()
     pgcl(z1, z2).backward()
     distributed.barrier()
@@ -52,17 +51,7 @@ def train(rank: int, num_ranks: int, folder: str, args: argparse.Namespace) -> N
     for _ in range(STEPS):
         pgcl(z1, z2).backward()
     distributed.barrier()
-    if rank == 0:
-        measured = (loopback_bytes() - before) / STEPS / num_ranks
-        ring, gloo = (
-            sent(num_ranks, args.rows, args.dim, args.prototypes, scatter) for scatter in (1, 2)
-        )
-        print(
-            f"{num_ranks:5d}{measured / 2**20:16.3f}{gloo / 2**20:18.3f}{measured / gloo:8.3f}"
-            f"{ring / 2**20:18.3f}"
-        )
-    distributed.barrier()
-    distributed.destroy_process_group()
+    return (loopback_bytes() - before) / STEPS / distributed.get_world_size()
 
 
 if __name__ == "__main__":
@@ -74,6 +63,12 @@ if __name__ == "__main__":
     args = parser.parse_args()
     print("MiB that one rank sends in a step")
     print("ranks        measured   formula of gloo   ratio   formula of a ring")
-    with tempfile.TemporaryDirectory() as folder:
-        for num_ranks in args.ranks:
-            multiprocessing.spawn(train, (num_ranks, folder, args), nprocs=num_ranks)
+    for num_ranks in args.ranks:
+        measured = on_ranks(measured_bytes, num_ranks, args)
+        ring, gloo = (
+            sent(num_ranks, args.rows, args.dim, args.prototypes, scatter) for scatter in (1, 2)
+        )
+        print(
+            f"{num_ranks:5d}{measured / 2**20:16.3f}{gloo / 2**20:18.3f}{measured / gloo:8.3f}"
+            f"{ring / 2**20:18.3f}"
+        )

@@ -8,7 +8,6 @@ graphs takes minutes, for each loss that can do it; `--largest 4096` is done in 
 
 import argparse
 import resource
-import tempfile
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
@@ -20,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from pgcl_losses import InfoNCE, PGCLLoss
 
-from . import measure, peers
+from . import measure, peers, ranks
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 Maker = Callable[[float], Loss]  # from a temperature
@@ -114,24 +113,18 @@ def value_and_gradients(model: nn.Module, x1: Tensor, x2: Tensor) -> list[Tensor
     return [value.detach(), *(parameter.grad for parameter in model.parameters())]
 
 
-def share_of_a_batch(rank: int, make: Maker, folder: str) -> None:
+def share_of_a_batch(make: Maker) -> list[Tensor]:
     """What one of two ranks has of value and gradients, with its half of the graphs."""
-    store = f"file://{folder}/store"
-    distributed.init_process_group("gloo", init_method=store, rank=rank, world_size=2)
-    halves = [view.detach().chunk(2)[rank] for view in views()]
+    halves = [view.detach().chunk(2)[distributed.get_rank()] for view in views()]
     value, *gradients = value_and_gradients(DistributedDataParallel(Model(make)), *halves)
     distributed.all_reduce(value)
-    if rank == 0:
-        torch.save([value / 2, *gradients], f"{folder}/seen.pt")
-    distributed.destroy_process_group()
+    return [value / 2, *gradients]
 
 
 def two_ranks(make: Maker) -> str:
     """Whether the mean over ranks is what one process has with the whole batch."""
     expected = value_and_gradients(Model(make), *(view.detach() for view in views()))
-    with tempfile.TemporaryDirectory() as folder:
-        multiprocessing.spawn(share_of_a_batch, (make, folder), nprocs=2)
-        seen = torch.load(f"{folder}/seen.pt")
+    seen = ranks.on_ranks(share_of_a_batch, 2, make)
     value, *gradients = map(partial(torch.allclose, rtol=1e-4, atol=1e-6), seen, expected)
     if all(gradients):
         return "yes" if value else "the gradient alone"

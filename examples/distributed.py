@@ -132,6 +132,7 @@ def main() -> None:
         distributed.init_process_group("nccl" if device.type == "cuda" else "gloo")
     train(args, rank, num_ranks, device)
     if num_ranks > 1:
+        distributed.barrier()  # rank 0 is still at work
         distributed.destroy_process_group()
 
 

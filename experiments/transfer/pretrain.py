@@ -167,6 +167,7 @@ def main() -> None:
         note(notes, config, history)
         print(f"{args.row}, {len(some)} molecules, {len(history)} epochs: {args.output}")
     if WORLD > 1:
+        distributed.barrier()  # rank 0 is still at work
         distributed.destroy_process_group()
 
 
