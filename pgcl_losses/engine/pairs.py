@@ -107,6 +107,10 @@ class Pairs(NamedTuple):
         num = self.num_graphs()
         return [slice(v * num, (v + 1) * num) for v in range(self.num_views)]
 
+    def runs(self) -> list[slice]:
+        """All rows; or the views, where the rows of one have no negatives among each other."""
+        return self.views() if self.across_views else [slice(0, len(self.rows))]
+
     def fill_graphs(self, matrix: Tensor, i: slice, j: slice, value: float) -> None:
         """Fill the pairs of one graph in a matrix ``[I, J]`` of rows i and rows j, in place."""
         height, width = i.stop - i.start, j.stop - j.start

@@ -1,17 +1,20 @@
 """The engine for batches of any size: blocks of pairs, and nothing of size M x M in memory.
 
-e^{s / tau} is symmetric, so a block of the pairs of rows I and rows J, I <= J, serves the sums of
-both. The gradient is computed from the rows again, block by block, and no block is kept: two thirds
-of the arithmetic of a dense loss.
+e^{s / tau} is symmetric, so a block of the pairs of rows I and rows J serves the sums of both. The
+gradient is computed from the rows again, block by block, and no block is kept: two thirds of the
+arithmetic of a dense loss. Which blocks there are: `blocks.py`.
+
+Exponentials are powers of 2 in here, which take a CPU a third of the time.
 """
 
 import math
 from collections.abc import Iterator
-from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from pgcl_losses.engine.blocks import Block, Layout, can_be_read, layout
 from pgcl_losses.engine.pairs import (
     ALL_PAIRS,
     LARGEST_EXPONENT,
@@ -20,23 +23,50 @@ from pgcl_losses.engine.pairs import (
     Pairs,
     Share,
     Sums,
-    above_underflow,
     check_kinds,
     weight_of,
 )
 
-_BLOCK = 640  # rows of a block: a block of pairs stays in the cache
-# Weights of a block are a product of that rank; looking them up costs less above.
-_MOST_COLUMNS = 256
-_BLOCKS_OF_A_RANK = 2  # along the rows, so that ranks have about equally many pairs
+_LOG2_E = math.log2(math.e)
+
+# At lower temperatures than 1 / LARGEST_EXPONENT, sums are first tried with so much taken off that
+# e^{s / tau} reaches this and no more, down to here. Smaller ones would be too small for float32.
+_HIGHEST = 60.0
+_LOWEST = -80.0
+_LARGEST_EXPONENT_TRIED = 100.0
+_SMALLEST_WEIGHT_TRIED = -30.0  # its logarithm
+_ERROR = 2.0**-24
+# Shares of a sum below e^-60 count as that, which is nothing beside the others. Products choke on
+# numbers too small for float32.
+_SMALLEST_SHARE = -60.0
 
 
 def log_sums(pairs: Pairs, temperature: float, share: Share = ALL_PAIRS) -> Sums:
-    """See `Sums`. A share is every so many blocks."""
-    ends = _ends(pairs, temperature)
-    for block in _blocks(pairs, temperature, share, ends.scratch, forward=True):
-        ends.add(block)
-    return ends.sums()
+    """See `Sums`."""
+    check_kinds("streaming", pairs.weights, Factors, Gaussian)
+    laid = layout(pairs, share, forward=True)
+    if 1 / temperature <= LARGEST_EXPONENT:
+        return _add_up(_Plain(pairs, temperature, laid), pairs, temperature, laid)
+    if _may_be_tried(pairs, temperature):
+        off = max(1 / temperature - _HIGHEST, 0.0)
+        sums = _add_up(_Plain(pairs, temperature, laid, off), pairs, temperature, laid)
+        smallest = math.log(len(pairs.rows) / _ERROR) + _LOWEST + off
+        none = sums.log_sums == -torch.inf
+        if bool((none | ~(sums.log_sums < smallest)).all()):
+            return sums
+    return _add_up(_Logarithms(pairs, temperature, laid), pairs, temperature, laid)
+
+
+def _may_be_tried(pairs: Pairs, temperature: float) -> bool:
+    """Whether sums can be looked at, of which few if any will be too small."""
+    if 1 / temperature > _LARGEST_EXPONENT_TRIED or not can_be_read(pairs.rows.detach()):
+        return False
+    factors = weight_of(Factors, pairs.weights)
+    if factors is not None:
+        log_left = factors.log_left
+        if bool(((log_left > -torch.inf) & (log_left < _SMALLEST_WEIGHT_TRIED)).any()):
+            return False
+    return weight_of(Gaussian, pairs.weights) is None
 
 
 def gradient(
@@ -46,241 +76,281 @@ def gradient(
 
     ``log_s``: the log-sums of all shares together, without the Gaussian's scale.
     """
-    rows = pairs.rows.detach()
-    ends = _ends(pairs, temperature)
-    ends.start_gradient(log_s, slopes / temperature)
+    laid = layout(pairs, share, forward=False)
+    kind = _Plain if 1 / temperature <= LARGEST_EXPONENT else _Logarithms
+    ends = kind(pairs, temperature, laid)
+    ends.start_gradient(laid.sort(log_s), laid.sort(slopes / temperature))
+    rows = laid.sort(pairs.rows.detach())
     d_rows = torch.zeros_like(rows)
-    for block in _blocks(pairs, temperature, share, ends.scratch, forward=False):
-        i, j = block.i, block.j
-        d_pairs = ends.d_pairs(block)  # of the sum by s_ij, from both ends
-        d_rows[i].addmm_(d_pairs, rows[j])
+    for block, exponents, scratch in _exponents(rows, temperature, laid, ends.scratch):
+        i, j = block.i.place, block.j.place
+        d_pairs = ends.d_pairs(block, exponents, scratch)  # [J, I] of the sum by s_ij, both ends
+        d_rows[i].addmm_(d_pairs.T, rows[j])
         if i != j:
-            d_rows[j].addmm_(d_pairs.T, rows[i])
-    return d_rows
+            d_rows[j].addmm_(d_pairs, rows[i])
+    return laid.unsort(d_rows)
 
 
-class _Block(NamedTuple):
-    """The pairs of rows I with rows J; its matrices ``[I, J]`` are reused by the next block."""
-
-    i: slice
-    j: slice
-    exponents: Tensor  # s / t
-    negatives: bool  # whether there are any
-    scratch: tuple[Tensor, ...]
-
-    def ends(self) -> list[tuple[int, slice]]:
-        """The axis along which the rows of an end lie, and these rows."""
-        return [(0, self.i)] if self.i == self.j else [(0, self.i), (1, self.j)]
+def _add_up(ends: "_Plain | _Logarithms", pairs: Pairs, temperature: float, laid: Layout) -> Sums:
+    rows = laid.sort(pairs.rows.detach())
+    for block, exponents, scratch in _exponents(rows, temperature, laid, ends.scratch):
+        ends.add(block, exponents, scratch)
+    sums = ends.sums()
+    log_masses = None if sums.log_masses is None else laid.unsort(sums.log_masses)
+    return Sums(laid.unsort(sums.log_sums), log_masses)
 
 
-def _blocks(
-    pairs: Pairs, temperature: float, share: Share, scratch: int, *, forward: bool
-) -> Iterator[_Block]:
-    """The blocks of a share, I <= J, with so many matrices of scratch."""
-    rows = pairs.rows.detach()  # torch.compile of torch 2.4 would record the products
-    scaled = rows / temperature
-    size = min(_BLOCK, len(rows))
-    if share.num_ranks > 1:
-        size = min(size, -(-len(rows) // (_BLOCKS_OF_A_RANK * share.num_ranks)))
-    buffer = rows.new_empty(1 + scratch, size**2)
-    for i, j, negatives in _places(pairs, size, forward)[share.rank :: share.num_ranks]:
-        shape = i.stop - i.start, j.stop - j.start
-        matrices = buffer[:, : shape[0] * shape[1]].view(-1, *shape).unbind()
-        exponents = torch.mm(scaled[i], rows[j].T, out=matrices[0])
-        yield _Block(i, j, exponents, negatives, matrices[1:])
+def _exponents(
+    rows: Tensor, temperature: float, laid: Layout, scratch: int
+) -> Iterator[tuple[Block, Tensor, list[Tensor]]]:
+    """Each block with its exponents s / t, of 2, and so many matrices of scratch.
 
-
-def _places(pairs: Pairs, size: int, forward: bool) -> list[tuple[slice, slice, bool]]:
-    """Where blocks lie, and whether they hold negatives.
-
-    Those without are wanted only forward and for a Gaussian, whose mass is that of all rows.
+    Their memory is the next block's as well.
     """
-    runs = pairs.views() if pairs.across_views else [slice(0, len(pairs.rows))]
-    blocks = [
-        (view, slice(start, min(start + size, run.stop)))
-        for view, run in enumerate(runs)
-        for start in range(run.start, run.stop, size)
-    ]
-    all_rows = forward and weight_of(Gaussian, pairs.weights) is not None
-    places = []
-    for number, (view_i, i) in enumerate(blocks):
-        for view_j, j in blocks[number:]:
-            negatives = not pairs.across_views or view_i != view_j
-            if negatives or all_rows:
-                places.append((i, j, negatives))
-    return places
+    most = max([0, *(block.i.size() * block.j.size() for block in laid.blocks)])
+    buffer = rows.new_empty(1 + scratch, most)
+    for block in laid.blocks:
+        shape = block.j.size(), block.i.size()
+        exponents, *others = buffer[:, : shape[0] * shape[1]].view(-1, *shape).unbind()
+        i, j = rows[block.i.place], rows[block.j.place]
+        torch.addmm(exponents, j, i.T, beta=0, alpha=_LOG2_E / temperature, out=exponents)
+        yield block, exponents, others
 
 
-def _ends(pairs: Pairs, temperature: float) -> "_Plain | _Logarithms":
-    """How what a block holds is added to the sums of the rows at its two ends."""
-    check_kinds("streaming", pairs.weights, Factors, Gaussian)
-    factors = weight_of(Factors, pairs.weights)
-    few_columns = factors is None or factors.num_columns() <= _MOST_COLUMNS
-    if 1 / temperature <= LARGEST_EXPONENT and few_columns:
-        return _Plain(pairs, temperature)
-    return _Logarithms(pairs, temperature)
+def _along(of_rows: Tensor, end: int) -> Tensor:
+    """Numbers of the rows at one end as a line or column of a block ``[J, I]``."""
+    return of_rows.unsqueeze(1) if end else of_rows
+
+
+class _Weights:
+    """The factors' weights, block by block; or their logarithms."""
+
+    def __init__(self, factors: Factors, laid: Layout, *, logarithms: bool) -> None:
+        self.logarithms = logarithms
+        left = factors.log_left
+        if logarithms:
+            left = left * _LOG2_E
+        else:  # products choke on numbers too small for float32
+            left = F.threshold(left.exp(), torch.finfo(left.dtype).tiny, 0.0)
+        self.right = laid.sort(factors.right)
+        self.lines = None
+        if factors.right.is_floating_point():
+            self.left = laid.sort(factors.left_matrix())
+        elif factors.lines is None:
+            self.left = laid.sort(left)  # [M, R]
+        else:
+            self.left = left  # [L, R]
+            self.by_column = left.T.contiguous()  # [R, L]
+            self.lines = laid.sort(factors.lines)
+            self.sorted_lines = factors.lines is factors.right
+
+    def of(self, block: Block, end: int, out: Tensor) -> Tensor:
+        """Weights of the rows at one end: ``[I]`` or ``[J, 1]``, one for each; or ``[J, I]``."""
+        i, j = block.i.place, block.j.place
+        if self.right.is_floating_point():
+            of_j, of_i = (self.left, self.right) if end else (self.right, self.left)
+            weights = torch.mm(of_j[j], of_i[i].T, out=out)
+            return weights.log2_() if self.logarithms else weights
+        mine, others = block.rows(end), block.rows(1 - end)
+        if len(others.clusters) == 1:
+            return _along(self._column(mine.place, others.clusters.start), end)
+        if end:  # left_j at the cluster of i
+            if self.lines is None:
+                return torch.index_select(self.left[j], 1, self.right[i], out=out)
+            clusters = mine.clusters if self.sorted_lines else range(len(self.left))
+            of_clusters = self.left[clusters.start : clusters.stop].index_select(1, self.right[i])
+            return _lines(of_clusters, self.lines[j], clusters.start, out)
+        clusters = others.clusters
+        if self.lines is None:
+            of_clusters = self.left[i, clusters.start : clusters.stop].T.contiguous()
+        else:
+            of_clusters = self.by_column[clusters.start : clusters.stop]
+            of_clusters = of_clusters.index_select(1, self.lines[i])
+        return _lines(of_clusters, self.right[j], clusters.start, out)
+
+    def _column(self, mine: slice, cluster: int) -> Tensor:
+        if self.lines is None:
+            return self.left[mine, cluster].clone()
+        return self.by_column[cluster].index_select(0, self.lines[mine])
+
+
+def _lines(of_clusters: Tensor, clusters: Tensor, first: int, out: Tensor) -> Tensor:
+    """The line of each row's cluster, of lines from the first cluster on: copies of whole lines."""
+    return torch.index_select(of_clusters, 0, clusters - first if first else clusters, out=out)
 
 
 class _PairGaussian:
-    """The Gaussian of each pair of a block."""
+    """The Gaussian of each pair, as an exponent of 2."""
 
-    @classmethod
-    def of(cls, pairs: Pairs, temperature: float) -> "_PairGaussian | None":
-        gaussian = weight_of(Gaussian, pairs.weights)
-        return None if gaussian is None else cls(gaussian, temperature)
+    def __init__(self, gaussian: Gaussian, temperature: float, laid: Layout) -> None:
+        scale = _LOG2_E / temperature  # from cosines to exponents
+        self.mean = laid.sort(gaussian.mean) * scale  # [M]
+        self.curvature = -_LOG2_E / (2 * scale**2 * laid.sort(gaussian.variance))  # [M]
 
-    def __init__(self, gaussian: Gaussian, temperature: float) -> None:
-        # In units of the exponents s / t.
-        self.mean = gaussian.mean / temperature  # [M]
-        self.curvature = -(temperature**2) / (2 * gaussian.variance)  # [M]
-
-    def log(self, block: _Block, end: int, out: Tensor) -> Tensor:
-        mine = block.j if end else block.i
-        mean, curvature = self.mean[mine], self.curvature[mine]
-        if end == 0:
-            mean, curvature = mean.unsqueeze(1), curvature.unsqueeze(1)
-        return torch.sub(block.exponents, mean, out=out).square_().mul_(curvature)
+    def of(self, exponents: Tensor, mine: slice, end: int, out: Tensor) -> Tensor:
+        deviations = torch.sub(exponents, _along(self.mean[mine], end), out=out)
+        return deviations.square_().mul_(_along(self.curvature[mine], end))
 
 
-class _Plain:
-    """Sums as they are: for few columns of factors, and temperatures at which nothing overflows."""
+class _Ends:
+    """The sums of all rows, to which blocks are added, each at its two ends."""
 
-    def __init__(self, pairs: Pairs, temperature: float) -> None:
+    logarithms: bool
+
+    def __init__(self, pairs: Pairs, temperature: float, laid: Layout) -> None:
         self.pairs = pairs
-        self.gaussian = _PairGaussian.of(pairs, temperature)
-        self.scratch = 1 if self.gaussian is None else 3
+        factors = weight_of(Factors, pairs.weights)
+        gaussian = weight_of(Gaussian, pairs.weights)
+        self.weights = None
+        if factors is not None:
+            self.weights = _Weights(factors, laid, logarithms=self.logarithms)
+        self.gaussian = None if gaussian is None else _PairGaussian(gaussian, temperature, laid)
         self.totals = torch.zeros_like(pairs.rows[:, 0])  # [M]
         self.masses = torch.zeros_like(self.totals)
-        factors = weight_of(Factors, pairs.weights)
-        self.left = self.right = None if factors is None else factors.left_matrix().T.contiguous()
-        if factors is not None:
-            self.right = factors.right_matrix().T.contiguous()  # [R, M]
-        self.symmetric = factors is None or factors.symmetric
 
-    def factors(self, block: _Block, end: int) -> Tensor:
-        """W of the rows at one end, in the last matrix of scratch."""
-        assert self.left is not None
-        assert self.right is not None
-        of_i, of_j = (self.right, self.left) if end else (self.left, self.right)
-        return torch.mm(of_i[:, block.i].T, of_j[:, block.j], out=block.scratch[-1])
+    def log_masses(self) -> Tensor | None:
+        return None if self.gaussian is None else self.masses.log()
 
-    def values(self, block: _Block, out: Tensor) -> Tensor:
-        """e^{s / t}, times W if that is the same at both ends; 0 for what is no negative."""
-        values = torch.exp(block.exponents, out=out)
-        if self.symmetric and self.left is not None:
-            values.mul_(self.factors(block, 0))
-        self.pairs.fill_graphs(values, block.i, block.j, 0.0)
+    def fill_graphs(self, block: Block, matrix: Tensor, value: float) -> None:
+        """Fill the pairs of one graph."""
+        if block.one_graph is None:
+            self.pairs.fill_graphs(matrix, block.j.place, block.i.place, value)
+        else:
+            matrix.view(-1).index_fill_(0, block.one_graph, value)
+
+
+class _Plain(_Ends):
+    """Sums as they are, or of e^{s / t - off}: for temperatures at which nothing overflows."""
+
+    logarithms = False
+
+    def __init__(
+        self, pairs: Pairs, temperature: float, laid: Layout, off: float | None = None
+    ) -> None:
+        super().__init__(pairs, temperature, laid)
+        self.off = off
+        self.scratch = 2 if self.gaussian is None else 3
+
+    def values(self, block: Block, exponents: Tensor, out: Tensor) -> Tensor:
+        """e^{s / t}; 0 for pairs of one graph."""
+        if self.off is not None:
+            exponents.sub_(self.off * _LOG2_E).clamp_min_(_LOWEST * _LOG2_E)
+        values = torch.exp2(exponents, out=out)
+        self.fill_graphs(block, values, 0.0)
         return values
 
-    def add(self, block: _Block) -> None:
-        values = block.exponents if self.gaussian is None else block.scratch[0]
+    def add(self, block: Block, exponents: Tensor, scratch: list[Tensor]) -> None:
+        values = exponents if self.gaussian is None else scratch[1]
         if block.negatives:
-            self.values(block, values)
-        for end, mine in block.ends():
-            weighted = values
+            self.values(block, exponents, values)
+        for end in block.ends():
+            mine, weighted = block.rows(end).place, values
             if self.gaussian is not None:
-                weighted = self.gaussian.log(block, end, block.scratch[1]).exp_()
-                self.masses[mine] += weighted.sum(1 - end)
+                weighted = self.gaussian.of(exponents, mine, end, scratch[2]).exp2_()
+                self.masses[mine] += weighted.sum(end)
+                if not block.negatives:
+                    continue
                 weighted.mul_(values)
-            if not block.negatives:
-                continue
-            if not self.symmetric:
-                weighted = self.factors(block, end).mul_(weighted)
-            self.totals[mine] += weighted.sum(1 - end)
+            of_rows: Tensor | float = 1.0
+            if self.weights is not None:
+                weights = self.weights.of(block, end, scratch[0])
+                if weights.shape == weighted.shape:
+                    weighted = weights.mul_(weighted)
+                else:
+                    of_rows = weights
+            self.totals[mine] += (weighted.sum(end, keepdim=True) * of_rows).flatten()
 
     def sums(self) -> Sums:
-        return Sums(self.totals.log(), None if self.gaussian is None else self.masses.log())
+        log_sums = self.totals.log()
+        return Sums(log_sums if self.off is None else log_sums + self.off, self.log_masses())
 
     def start_gradient(self, log_s: Tensor, slopes: Tensor) -> None:
         smallest = math.log(torch.finfo(log_s.dtype).tiny)
         by_sum = slopes * log_s.clamp_min(smallest).neg_().exp_()
         # A row without negatives has nothing to share out.
-        by_sum.masked_fill_(log_s == -torch.inf, 0.0)
-        self.by_sum = by_sum  # [M]
-        if self.gaussian is None:
-            ones = torch.ones_like(by_sum).unsqueeze(0)
-            left, right = (ones, ones) if self.symmetric else (self.left, self.right)
-            assert left is not None
-            assert right is not None
-            # Their product is d_i W_ij + d_j W_ji.
-            self.of_i = torch.cat([left * by_sum, right])  # [2 R, M]
-            self.of_j = torch.cat([right, left * by_sum])
+        self.by_sum = by_sum.masked_fill_(log_s == -torch.inf, 0.0)  # [M]
 
-    def d_pairs(self, block: _Block) -> Tensor:
+    def d_pairs(self, block: Block, exponents: Tensor, scratch: list[Tensor]) -> Tensor:
         """e^{s / t} (d_i W_ij + d_j W_ji)."""
-        i, j = block.i, block.j
+        of_i, of_j = (_along(self.by_sum[block.rows(end).place], end) for end in (0, 1))
+        if self.weights is not None:
+            of_i = self.weights.of(block, 0, scratch[0]).mul_(of_i)
+            of_j = self.weights.of(block, 1, scratch[1]).mul_(of_j)
         if self.gaussian is None:
-            values = self.values(block, block.exponents)
-            return values.mul_(torch.mm(self.of_i[:, i].T, self.of_j[:, j], out=block.scratch[-1]))
-        at_i, at_j, _ = block.scratch
-        self.gaussian.log(block, 0, at_i).add_(block.exponents).exp_()
-        self.gaussian.log(block, 1, at_j).add_(block.exponents).exp_()
-        at_i.mul_(self.by_sum[i].unsqueeze(1))
-        if self.symmetric:
-            at_i.addcmul_(at_j, self.by_sum[j])
-            if self.left is not None:
-                at_i.mul_(self.factors(block, 0))
-        else:
-            at_i.mul_(self.factors(block, 0))
-            at_i.addcmul_(at_j.mul_(self.by_sum[j]), self.factors(block, 1))
-        self.pairs.fill_graphs(at_i, i, j, 0.0)
-        return at_i
+            values = self.values(block, exponents, exponents)
+            return values.mul_(torch.add(of_i, of_j, out=scratch[0]))
+        i, j, part = block.i.place, block.j.place, scratch[2]
+        at_j = self.gaussian.of(exponents, j, 1, part).add_(exponents).exp2_()
+        values = torch.mul(at_j, of_j, out=scratch[1])
+        at_i = self.gaussian.of(exponents, i, 0, part).add_(exponents).exp2_()
+        values.addcmul_(at_i, of_i)
+        self.fill_graphs(block, values, 0.0)
+        return values
 
 
-class _Logarithms:
-    """Sums with a running maximum taken off: for any temperature and any number of columns."""
+class _Logarithms(_Ends):
+    """Sums with a running maximum taken off: for any temperature."""
 
+    logarithms = True
     scratch = 3
 
-    def __init__(self, pairs: Pairs, temperature: float) -> None:
-        self.pairs = pairs
-        self.factors = weight_of(Factors, pairs.weights)
-        self.by_column = None if self.factors is None else self.factors.by_column()
-        self.gaussian = _PairGaussian.of(pairs, temperature)
-        self.totals = torch.zeros_like(pairs.rows[:, 0])  # [M]
-        self.masses = torch.zeros_like(self.totals)
+    def __init__(self, pairs: Pairs, temperature: float, laid: Layout) -> None:
+        super().__init__(pairs, temperature, laid)
         self.peaks = torch.full_like(self.totals, -torch.inf)
 
-    def add(self, block: _Block) -> None:
-        for end, mine in block.ends():
-            logits = self.logits(block, end)
-            if self.gaussian is not None:
-                self.masses[mine] += block.scratch[2].exp_().sum(1 - end)
-            peaks = torch.maximum(self.peaks[mine], logits.amax(1 - end))
-            finite = peaks.masked_fill(peaks == -torch.inf, 0.0)
-            above_underflow(logits.sub_(finite if end else finite.unsqueeze(1)))
-            added = logits.exp_().sum(1 - end).masked_fill_(peaks == -torch.inf, 0.0)
-            self.totals[mine] = self.totals[mine] * (self.peaks[mine] - finite).exp_() + added
-            self.peaks[mine] = peaks
+    def logits(
+        self, block: Block, end: int, exponents: Tensor, scratch: list[Tensor], off: Tensor
+    ) -> Tensor:
+        """s / t + log W of the rows at one end, less what is given; -inf for what is no negative.
 
-    def logits(self, block: _Block, end: int) -> Tensor:
-        """s / t + log W of the rows at one end, -inf for what is no negative."""
-        mine, others = (block.j, block.i) if end else (block.i, block.j)
-        logits, log_gaussian = block.scratch[end], block.scratch[2]
+        The Gaussian's part alone stays in the last matrix of scratch.
+        """
+        logits = scratch[end]
+        off = _along(off[block.rows(end).place], end)
+        if self.weights is None:
+            torch.sub(exponents, off, out=logits)
+        else:
+            weights = self.weights.of(block, end, logits)
+            if weights.shape == logits.shape:
+                logits.copy_(weights).add_(exponents).sub_(off)
+            else:
+                torch.add(exponents, weights - off, out=logits)
+        if self.gaussian is not None:
+            logits += self.gaussian.of(exponents, block.rows(end).place, end, scratch[2])
         if not block.negatives:
             logits.fill_(-torch.inf)
-        elif self.factors is not None and self.by_column is not None:
-            log_weights = self.factors.log_block(self.by_column, others, mine)  # [others, mine]
-            torch.add(block.exponents, log_weights if end else log_weights.T, out=logits)
-        else:
-            logits.copy_(block.exponents)
-        if self.gaussian is not None:
-            logits += self.gaussian.log(block, end, log_gaussian)
-        self.pairs.fill_graphs(logits, block.i, block.j, -torch.inf)
+        self.fill_graphs(block, logits, -torch.inf)
         return logits
+
+    def add(self, block: Block, exponents: Tensor, scratch: list[Tensor]) -> None:
+        nothing = torch.zeros_like(self.totals)
+        for end in block.ends():
+            mine = block.rows(end).place
+            logits = self.logits(block, end, exponents, scratch, nothing)
+            if self.gaussian is not None:
+                self.masses[mine] += scratch[2].exp2_().sum(end)
+            peaks = torch.maximum(self.peaks[mine], logits.amax(end))
+            finite = peaks.masked_fill(peaks == -torch.inf, 0.0)
+            logits.sub_(_along(finite, end)).clamp_min_(_LOWEST * _LOG2_E)
+            added = logits.exp2_().sum(end).masked_fill_(peaks == -torch.inf, 0.0)
+            self.totals[mine] = self.totals[mine] * (self.peaks[mine] - finite).exp2_() + added
+            self.peaks[mine] = peaks
 
     def sums(self) -> Sums:
         finite = self.peaks.masked_fill(self.peaks == -torch.inf, 0.0)
-        log_masses = None if self.gaussian is None else self.masses.log()
-        return Sums(self.totals.log() + finite, log_masses)
+        return Sums(self.totals.log() + finite / _LOG2_E, self.log_masses())
 
     def start_gradient(self, log_s: Tensor, slopes: Tensor) -> None:
         # A row without negatives has nothing to share out.
         self.slopes = slopes.masked_fill(log_s == -torch.inf, 0.0)
-        self.log_s = log_s.masked_fill(log_s == -torch.inf, 0.0)
+        self.log_s = log_s.masked_fill(log_s == -torch.inf, 0.0) * _LOG2_E
 
-    def d_pairs(self, block: _Block) -> Tensor:
-        i, j = block.i, block.j
-        of_i = above_underflow(self.logits(block, 0).sub_(self.log_s[i].unsqueeze(1))).exp_()
-        of_j = above_underflow(self.logits(block, 1).sub_(self.log_s[j])).exp_()
-        return of_j.mul_(self.slopes[j]).addcmul_(of_i, self.slopes[i].unsqueeze(1))
+    def d_pairs(self, block: Block, exponents: Tensor, scratch: list[Tensor]) -> Tensor:
+        of_i, of_j = (
+            self.logits(block, end, exponents, scratch, self.log_s)
+            .clamp_min_(_SMALLEST_SHARE * _LOG2_E)
+            .exp2_()
+            for end in (0, 1)
+        )
+        of_j.mul_(self.slopes[block.j.place].unsqueeze(1))
+        return of_j.addcmul_(of_i, self.slopes[block.i.place])

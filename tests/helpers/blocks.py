@@ -2,8 +2,8 @@
 
 from unittest import mock
 
-from pgcl_losses.engine import streaming
+from pgcl_losses.engine import blocks
 
 
 def in_blocks(rows):
-    return mock.patch.object(streaming, "_BLOCK", rows)
+    return mock.patch.object(blocks, "_BLOCK", rows)
