@@ -209,11 +209,12 @@ class PrototypeReweightedNCE(Part):
             weights.append(Gaussian(mean, variance))
         if self._needs_clusters():
             of_heads = self._of_heads(batch, rows)
-            factors = mean_of(of_heads)
             if batch.leading is not None:
-                log_left = factors.log_left.masked_fill(batch.leading, -math.log(len(of_heads)))
-                factors = factors._replace(log_left=log_left)
-            weights.append(factors)
+                of_heads = [
+                    factors._replace(log_left=factors.log_left.masked_fill(batch.leading, 0.0))
+                    for factors in of_heads
+                ]
+            weights.append(mean_of(of_heads))
         return tuple(weights)
 
     def _of_heads(self, batch: Batch, rows: Tensor) -> list[Factors]:
@@ -247,11 +248,10 @@ class PrototypeReweightedNCE(Part):
             table = rows.new_zeros(size, size)
         if self.exclude_same_cluster:
             table.fill_diagonal_(-torch.inf)
-        symmetric = self.weighting != "prototype" and self.negative_ranks is None
         if self.soft_clusters:
-            factors = Factors(expected_log_weights(targets, table), targets, symmetric=symmetric)
+            factors = Factors(expected_log_weights(targets, table), targets)
         else:
-            factors = Factors(table, clusters, lines=clusters, symmetric=symmetric)
+            factors = Factors(table, clusters, lines=clusters)
         if self.negative_ranks is None:
             return factors
         outside = ~within_ranks(targets, *self.negative_ranks)

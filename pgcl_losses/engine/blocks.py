@@ -48,6 +48,7 @@ class Layout(NamedTuple):
     """The blocks of a share. Each pair of rows stands in one block of one share."""
 
     order: Tensor | None  # [M] the row that stands at each place; None if they are not sorted
+    head: int  # by whose clusters they are
     blocks: list[Block]
 
     def sort(self, of_rows: Tensor) -> Tensor:
@@ -64,7 +65,7 @@ def layout(pairs: Pairs, share: Share, *, forward: bool) -> Layout:
     factors = weight_of(Factors, pairs.weights)
     all_pairs = forward and weight_of(Gaussian, pairs.weights) is not None
     runs = [run for all_of in pairs.runs() for run in _cut(all_of, share.num_ranks)]
-    clusters = _readable_clusters(factors)
+    clusters, head = _readable_clusters(factors)
     if clusters is None:
         order = None
         num_clusters = 0 if factors is None else factors.num_columns()
@@ -93,7 +94,7 @@ def layout(pairs: Pairs, share: Share, *, forward: bool) -> Layout:
                 negatives = partners and not no_negatives(i, j)
                 if n <= m and (negatives or all_pairs):
                     blocks.append(Block(i, j, negatives, one_graph.places(n, m)))
-    return Layout(None if order is None else torch.from_numpy(order), blocks)
+    return Layout(None if order is None else torch.from_numpy(order), head, blocks)
 
 
 def _length(run: slice) -> int:
@@ -117,11 +118,13 @@ def _cut(run: slice, parts: int) -> list[slice]:
     return [slice(*pair) for pair in itertools.pairwise(ends) if pair[0] < pair[1]]
 
 
-def _readable_clusters(factors: Factors | None) -> Any:
-    """Those of all rows as an array, if Python can look at them without waiting for a device."""
+def _readable_clusters(factors: Factors | None) -> tuple[Any, int]:
+    """Those of all rows as an array, if Python can look at them; of the head that has most."""
     if factors is None or factors.right.is_floating_point() or not can_be_read(factors.right):
-        return None
-    return factors.right.numpy()
+        return None, 0
+    of_heads = factors.right.unsqueeze(-1).flatten(1).numpy()  # [M, H]
+    head = int(numpy.ptp(of_heads, axis=0).argmax())
+    return of_heads[:, head], head
 
 
 def can_be_read(values: Tensor) -> bool:
@@ -171,7 +174,7 @@ def _share_out(
 
 def _no_negatives(factors: Factors | None) -> Any:
     """Whether rows I and J have no weight for each other: by a table of clusters, where sorted."""
-    if factors is None or factors.lines is not factors.right:
+    if factors is None or not factors.looked_up() or factors.lines is not factors.right:
         return lambda i, j: False
     none = (factors.log_left == -torch.inf).numpy()
 

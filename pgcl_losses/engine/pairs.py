@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from typing import NamedTuple, TypeVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 # Up to here e^{s / tau} of millions of pairs adds up in float32 without a maximum taken off first.
@@ -22,35 +21,52 @@ class Factors(NamedTuple):
     What depends on clusters has this form. A table T looked up by two clusters: left_i is the line
     T[c_i], right_j has a 1 at column c_j and zeros elsewhere. A zero leaves the pair out.
 
+    Several tables that add up, one a head, lie along the diagonal of one: left_i is the sum of a
+    line of each, and right_j has a 1 in the columns of each.
+
     The left ones are given as logarithms, as some are smaller than float32 has numbers for.
     """
 
     log_left: Tensor  # [M, R], or the few different lines [L, R]
-    right: Tensor  # [M, R], or [M] int64: the column where right_j has its only 1
-    lines: Tensor | None = None  # [M] int64: the line that is left_i's, where there are few
-    symmetric: bool = False  # whether W_ij = W_ji, which saves an engine some work
+    right: Tensor  # [M, R]; or int64, where right_j has its ones: [M], or [M, H] with heads
+    lines: Tensor | None = None  # int64, which lines are left_i's, where there are few: as right
 
     def num_columns(self) -> int:
         return self.log_left.shape[1]
 
+    def looked_up(self) -> bool:
+        """Whether right_j has a single 1, so that W_ij is an entry of left_i."""
+        return self.right.dim() == 1
+
     def log_left_of_rows(self) -> Tensor:
         """``[M, R]``, whichever form it has."""
-        return self.log_left if self.lines is None else self.log_left.index_select(0, self.lines)
+        if self.lines is None:
+            return self.log_left
+        if self.looked_up():
+            return self.log_left.index_select(0, self.lines)
+        return self.left_matrix().log_()
 
     def left_matrix(self) -> Tensor:
         """``[M, R]``, whichever form it has."""
         left = self.log_left.exp()
-        return left if self.lines is None else left.index_select(0, self.lines)
+        if self.lines is None:
+            return left
+        first, *others = self.lines.unsqueeze(-1).flatten(1).unbind(1)  # of each head
+        of_rows = left.index_select(0, first)
+        for lines in others:
+            of_rows += left.index_select(0, lines)
+        return of_rows
 
     def right_matrix(self) -> Tensor:
         """``[M, R]``, whichever form it has."""
         if self.right.is_floating_point():
             return self.right
-        return F.one_hot(self.right, self.num_columns()).to(self.log_left.dtype)
+        zeros = self.log_left.new_zeros(len(self.right), self.num_columns())
+        return zeros.scatter_(1, self.right.unsqueeze(-1).flatten(1), 1.0)
 
     def by_column(self) -> Tensor:
         """``[R, M]``, of which `log_block` makes blocks: left_i, or its logarithm, as columns."""
-        if self.right.is_floating_point():
+        if not self.looked_up():
             return self.left_matrix().T
         if self.lines is None:
             return self.log_left.T.contiguous()
@@ -58,8 +74,9 @@ class Factors(NamedTuple):
 
     def log_block(self, by_column: Tensor, others: slice, some: slice) -> Tensor:
         """Log W ``[J, I]`` of some rows i, which number the columns, and others j: a new matrix."""
-        if self.right.is_floating_point():
-            return (self.right[others] @ by_column[:, some]).log_()
+        if not self.looked_up():
+            right = self._replace(right=self.right[others]).right_matrix()
+            return (right @ by_column[:, some]).log_()
         return by_column[:, some].index_select(0, self.right[others])  # copies of whole lines
 
 
@@ -67,10 +84,23 @@ def mean_of(several: Sequence[Factors]) -> Factors:
     """Factors whose W_ij is the mean of several: their columns side by side."""
     if len(several) == 1:
         return several[0]
-    log_left = torch.cat([factors.log_left_of_rows() for factors in several], dim=1)
-    right = torch.cat([factors.right_matrix() for factors in several], dim=1)
-    symmetric = all(factors.symmetric for factors in several)
-    return Factors(log_left - math.log(len(several)), right, symmetric=symmetric)
+    scale = math.log(len(several))
+    if not all(factors.looked_up() and factors.lines is not None for factors in several):
+        log_left = torch.cat([factors.log_left_of_rows() for factors in several], dim=1)
+        return Factors(log_left - scale, torch.cat([f.right_matrix() for f in several], dim=1))
+    height = sum(len(table.log_left) for table in several)
+    width = sum(table.num_columns() for table in several)
+    log_left = several[0].log_left.new_full((height, width), -torch.inf)
+    right: list[Tensor] = []
+    lines: list[Tensor] = []
+    line = column = 0
+    for table in several:
+        end = line + len(table.log_left), column + table.num_columns()
+        log_left[line : end[0], column : end[1]] = table.log_left - scale
+        right.append(table.right + column)
+        lines += [] if table.lines is None else [table.lines + line]
+        line, column = end
+    return Factors(log_left, torch.stack(right, dim=1), torch.stack(lines, dim=1))
 
 
 class Gaussian(NamedTuple):

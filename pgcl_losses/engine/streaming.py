@@ -11,10 +11,10 @@ import math
 from collections.abc import Iterator
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from pgcl_losses.engine.blocks import Block, Layout, can_be_read, layout
+from pgcl_losses.engine.lookup import LOG2_E, BlockWeights, along
 from pgcl_losses.engine.pairs import (
     ALL_PAIRS,
     LARGEST_EXPONENT,
@@ -26,8 +26,6 @@ from pgcl_losses.engine.pairs import (
     check_kinds,
     weight_of,
 )
-
-_LOG2_E = math.log2(math.e)
 
 # At lower temperatures than 1 / LARGEST_EXPONENT, sums are first tried with so much taken off that
 # e^{s / tau} reaches this and no more, down to here. Smaller ones would be too small for float32.
@@ -113,83 +111,21 @@ def _exponents(
         shape = block.j.size(), block.i.size()
         exponents, *others = buffer[:, : shape[0] * shape[1]].view(-1, *shape).unbind()
         i, j = rows[block.i.place], rows[block.j.place]
-        torch.addmm(exponents, j, i.T, beta=0, alpha=_LOG2_E / temperature, out=exponents)
+        torch.addmm(exponents, j, i.T, beta=0, alpha=LOG2_E / temperature, out=exponents)
         yield block, exponents, others
-
-
-def _along(of_rows: Tensor, end: int) -> Tensor:
-    """Numbers of the rows at one end as a line or column of a block ``[J, I]``."""
-    return of_rows.unsqueeze(1) if end else of_rows
-
-
-class _Weights:
-    """The factors' weights, block by block; or their logarithms."""
-
-    def __init__(self, factors: Factors, laid: Layout, *, logarithms: bool) -> None:
-        self.logarithms = logarithms
-        left = factors.log_left
-        if logarithms:
-            left = left * _LOG2_E
-        else:  # products choke on numbers too small for float32
-            left = F.threshold(left.exp(), torch.finfo(left.dtype).tiny, 0.0)
-        self.right = laid.sort(factors.right)
-        self.lines = None
-        if factors.right.is_floating_point():
-            self.left = laid.sort(factors.left_matrix())
-        elif factors.lines is None:
-            self.left = laid.sort(left)  # [M, R]
-        else:
-            self.left = left  # [L, R]
-            self.by_column = left.T.contiguous()  # [R, L]
-            self.lines = laid.sort(factors.lines)
-            self.sorted_lines = factors.lines is factors.right
-
-    def of(self, block: Block, end: int, out: Tensor) -> Tensor:
-        """Weights of the rows at one end: ``[I]`` or ``[J, 1]``, one for each; or ``[J, I]``."""
-        i, j = block.i.place, block.j.place
-        if self.right.is_floating_point():
-            of_j, of_i = (self.left, self.right) if end else (self.right, self.left)
-            weights = torch.mm(of_j[j], of_i[i].T, out=out)
-            return weights.log2_() if self.logarithms else weights
-        mine, others = block.rows(end), block.rows(1 - end)
-        if len(others.clusters) == 1:
-            return _along(self._column(mine.place, others.clusters.start), end)
-        if end:  # left_j at the cluster of i
-            if self.lines is None:
-                return torch.index_select(self.left[j], 1, self.right[i], out=out)
-            clusters = mine.clusters if self.sorted_lines else range(len(self.left))
-            of_clusters = self.left[clusters.start : clusters.stop].index_select(1, self.right[i])
-            return _lines(of_clusters, self.lines[j], clusters.start, out)
-        clusters = others.clusters
-        if self.lines is None:
-            of_clusters = self.left[i, clusters.start : clusters.stop].T.contiguous()
-        else:
-            of_clusters = self.by_column[clusters.start : clusters.stop]
-            of_clusters = of_clusters.index_select(1, self.lines[i])
-        return _lines(of_clusters, self.right[j], clusters.start, out)
-
-    def _column(self, mine: slice, cluster: int) -> Tensor:
-        if self.lines is None:
-            return self.left[mine, cluster].clone()
-        return self.by_column[cluster].index_select(0, self.lines[mine])
-
-
-def _lines(of_clusters: Tensor, clusters: Tensor, first: int, out: Tensor) -> Tensor:
-    """The line of each row's cluster, of lines from the first cluster on: copies of whole lines."""
-    return torch.index_select(of_clusters, 0, clusters - first if first else clusters, out=out)
 
 
 class _PairGaussian:
     """The Gaussian of each pair, as an exponent of 2."""
 
     def __init__(self, gaussian: Gaussian, temperature: float, laid: Layout) -> None:
-        scale = _LOG2_E / temperature  # from cosines to exponents
+        scale = LOG2_E / temperature  # from cosines to exponents
         self.mean = laid.sort(gaussian.mean) * scale  # [M]
-        self.curvature = -_LOG2_E / (2 * scale**2 * laid.sort(gaussian.variance))  # [M]
+        self.curvature = -LOG2_E / (2 * scale**2 * laid.sort(gaussian.variance))  # [M]
 
     def of(self, exponents: Tensor, mine: slice, end: int, out: Tensor) -> Tensor:
-        deviations = torch.sub(exponents, _along(self.mean[mine], end), out=out)
-        return deviations.square_().mul_(_along(self.curvature[mine], end))
+        deviations = torch.sub(exponents, along(self.mean[mine], end), out=out)
+        return deviations.square_().mul_(along(self.curvature[mine], end))
 
 
 class _Ends:
@@ -203,7 +139,7 @@ class _Ends:
         gaussian = weight_of(Gaussian, pairs.weights)
         self.weights = None
         if factors is not None:
-            self.weights = _Weights(factors, laid, logarithms=self.logarithms)
+            self.weights = BlockWeights(factors, laid, logarithms=self.logarithms)
         self.gaussian = None if gaussian is None else _PairGaussian(gaussian, temperature, laid)
         self.totals = torch.zeros_like(pairs.rows[:, 0])  # [M]
         self.masses = torch.zeros_like(self.totals)
@@ -234,7 +170,7 @@ class _Plain(_Ends):
     def values(self, block: Block, exponents: Tensor, out: Tensor) -> Tensor:
         """e^{s / t}; 0 for pairs of one graph."""
         if self.off is not None:
-            exponents.sub_(self.off * _LOG2_E).clamp_min_(_LOWEST * _LOG2_E)
+            exponents.sub_(self.off * LOG2_E).clamp_min_(_LOWEST * LOG2_E)
         values = torch.exp2(exponents, out=out)
         self.fill_graphs(block, values, 0.0)
         return values
@@ -272,7 +208,7 @@ class _Plain(_Ends):
 
     def d_pairs(self, block: Block, exponents: Tensor, scratch: list[Tensor]) -> Tensor:
         """e^{s / t} (d_i W_ij + d_j W_ji)."""
-        of_i, of_j = (_along(self.by_sum[block.rows(end).place], end) for end in (0, 1))
+        of_i, of_j = (along(self.by_sum[block.rows(end).place], end) for end in (0, 1))
         if self.weights is not None:
             of_i = self.weights.of(block, 0, scratch[0]).mul_(of_i)
             of_j = self.weights.of(block, 1, scratch[1]).mul_(of_j)
@@ -306,7 +242,7 @@ class _Logarithms(_Ends):
         The Gaussian's part alone stays in the last matrix of scratch.
         """
         logits = scratch[end]
-        off = _along(off[block.rows(end).place], end)
+        off = along(off[block.rows(end).place], end)
         if self.weights is None:
             torch.sub(exponents, off, out=logits)
         else:
@@ -331,24 +267,24 @@ class _Logarithms(_Ends):
                 self.masses[mine] += scratch[2].exp2_().sum(end)
             peaks = torch.maximum(self.peaks[mine], logits.amax(end))
             finite = peaks.masked_fill(peaks == -torch.inf, 0.0)
-            logits.sub_(_along(finite, end)).clamp_min_(_LOWEST * _LOG2_E)
+            logits.sub_(along(finite, end)).clamp_min_(_LOWEST * LOG2_E)
             added = logits.exp2_().sum(end).masked_fill_(peaks == -torch.inf, 0.0)
             self.totals[mine] = self.totals[mine] * (self.peaks[mine] - finite).exp2_() + added
             self.peaks[mine] = peaks
 
     def sums(self) -> Sums:
         finite = self.peaks.masked_fill(self.peaks == -torch.inf, 0.0)
-        return Sums(self.totals.log() + finite / _LOG2_E, self.log_masses())
+        return Sums(self.totals.log() + finite / LOG2_E, self.log_masses())
 
     def start_gradient(self, log_s: Tensor, slopes: Tensor) -> None:
         # A row without negatives has nothing to share out.
         self.slopes = slopes.masked_fill(log_s == -torch.inf, 0.0)
-        self.log_s = log_s.masked_fill(log_s == -torch.inf, 0.0) * _LOG2_E
+        self.log_s = log_s.masked_fill(log_s == -torch.inf, 0.0) * LOG2_E
 
     def d_pairs(self, block: Block, exponents: Tensor, scratch: list[Tensor]) -> Tensor:
         of_i, of_j = (
             self.logits(block, end, exponents, scratch, self.log_s)
-            .clamp_min_(_SMALLEST_SHARE * _LOG2_E)
+            .clamp_min_(_SMALLEST_SHARE * LOG2_E)
             .exp2_()
             for end in (0, 1)
         )

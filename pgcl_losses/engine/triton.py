@@ -103,7 +103,7 @@ def _arguments(pairs: Pairs, temperature: float, share: Share) -> tuple[_Argumen
     factors = weight_of(Factors, pairs.weights)
     if factors is not None:
         left, right, columns = factors.left_matrix(), factors.right, factors.num_columns()
-        if right.is_floating_point() or columns <= _MOST_COLUMNS:
+        if not factors.looked_up() or columns <= _MOST_COLUMNS:
             padding = 0, -columns % _BLOCK_R
             left, right = F.pad(left, padding), F.pad(factors.right_matrix(), padding).to(dtype)
             columns = tl.constexpr(left.shape[1])

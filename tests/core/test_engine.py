@@ -24,6 +24,7 @@ from pgcl_losses.engine import (
     Pairs,
     dense,
     log_weighted_sums,
+    mean_of,
     streaming,
 )
 from pgcl_losses.engine.pairs import Share
@@ -190,8 +191,11 @@ def pairs_of_any_kind(draw):
     right = draw(st.sampled_from([columns, random(m, r) * (random(m, r) > 0.3)]))
     factors, gaussian = Factors(left.log(), right), Gaussian(random(m) - 0.5, random(m) + 0.05)
     table = Factors(random(r, r).log(), columns, lines=columns)
-    symmetric = Factors(torch.log(1 - torch.eye(r).double()), columns, columns, symmetric=True)
-    few = [(), (factors,), (table,), (symmetric,)]
+    excluding = Factors(torch.log(1 - torch.eye(r).double()), columns, columns)
+    more, of_more = random(r + 2, r + 1), torch.randint(r + 1, (m,), generator=generator)
+    lines = torch.randint(r + 2, (m,), generator=generator)
+    heads = mean_of([table, Factors(more.log(), of_more, lines=lines), excluding])
+    few = [(), (factors,), (table,), (excluding,), (heads,)]
     weights = draw(st.sampled_from([*few, *((gaussian, *some) for some in few)]))
     return Pairs(rows, num_views, draw(st.booleans()), weights)
 
