@@ -5,6 +5,7 @@ python -m benchmarks.plot figures.json --output images
 """
 
 import argparse
+import itertools
 import json
 import re
 from pathlib import Path
@@ -26,6 +27,9 @@ LOOKS = {
     "torch.compile of dense": ("#17becf", "--", "^"),
     "PyGCL's InfoNCE": ("#ff7f0e", "--", "v"),
     "InfoNCE in PyGCL's form": ("#ffbb78", "--", "v"),
+    "lightly's NTXentLoss": ("#bcbd22", "--", "<"),
+    "InfoNCE, checkpointed chunks": ("#e377c2", "--", "h"),
+    "InfoNCE, chunks as in Inf-CL": ("#7f3f98", "--", "d"),
     "pytorch-metric-learning's NTXentLoss": ("#2ca02c", "--", "P"),
     "double loop, as published": ("#8c564b", "--", "X"),
     "GEMM limit": ("#999999", "-", ""),
@@ -64,7 +68,8 @@ def draw(axes: Axes, lines: dict[str, list[tuple[int, float]]]) -> None:
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     sizes = sorted({num for points in lines.values() for num, _ in points})
-    axes.set_xticks(sizes, [str(num) for num in sizes])
+    crowded = any(right < 1.5 * left for left, right in itertools.pairwise(sizes))
+    axes.set_xticks(sizes, [str(num) for num in sizes], rotation=45 if crowded else 0)
     axes.minorticks_off()
     axes.set_xlabel("N graphs (2N rows)")
     axes.grid(color="#eeeeee")

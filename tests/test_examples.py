@@ -12,7 +12,7 @@ import torch
 from helpers.scripts import ROOT, run
 from helpers.tu_sets import write_tu_set
 
-from benchmarks import features, measure
+from benchmarks import features, measure, peers
 from pgcl_losses import InfoNCE
 from pgcl_losses.engine import ENGINE_CHOICES
 
@@ -104,11 +104,15 @@ def test_lightning_trains_as_one_process_does(devices, losses_of_one_process):
     assert of_lightning == pytest.approx(losses_of_one_process, abs=1e-4)
 
 
-@pytest.mark.parametrize("name", ["sinkhorn", "step"])
-def test_benchmarks(name, tmp_path):
+@pytest.mark.parametrize(
+    ("name", "provider"),
+    [("sinkhorn", "epsilon=0.001"), ("step", "PGCLLoss"), ("variants", "heads (200, 200)")],
+)
+def test_benchmarks(name, provider, tmp_path):
     output = tmp_path / "made" / "figures.json"
-    printed = run("-m", "benchmarks.run", "--only", name, "--rounds=1", "--output", str(output))
-    assert "pgcl_losses.sinkhorn" in printed or "PGCLLoss" in printed
+    small = ("--only", name, "--rounds=1", "--variants-at=16")
+    printed = run("-m", "benchmarks.run", *small, "--output", str(output))
+    assert provider in printed
     measured = json.loads(output.read_text())
     assert measured["machine"]["torch"]
     assert {row["benchmark"] for row in measured["rows"]} == {name}
@@ -183,6 +187,16 @@ def test_benchmark_of_the_pipeline(tmp_path):
     assert {row["benchmark"] for row in rows} == {"augment", "pipeline", "epoch"}
     assert {row["provider"] for row in rows} >= {"NodeDrop and EdgePerturb", "PGCL"}
     assert all(row["value"] > 0 for row in rows)
+
+
+@pytest.mark.parametrize("rival", [peers.checkpointed_info_nce, peers.chunked_info_nce])
+@pytest.mark.parametrize("num", [1, 5, 300])  # of chunks: one, and three of different lengths
+def test_rivals_by_chunks_are_info_nce(rival, num):
+    views = [torch.randn(num, 8, dtype=torch.float64, requires_grad=True) for _ in range(2)]
+    expected, value = (loss(*views, temperature=0.1) for loss in (peers.masked_info_nce, rival))
+    torch.testing.assert_close(value, expected)
+    gradients, others = (torch.autograd.grad(loss, views) for loss in (value, expected))
+    torch.testing.assert_close(gradients, others)
 
 
 @pytest.mark.skipif(not Path("/proc/net/dev").exists(), reason="no counter of the loopback's bytes")
