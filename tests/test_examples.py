@@ -168,6 +168,19 @@ def test_engine_benchmark_and_its_plots(tmp_path):
         assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+def test_benchmark_of_many_processes(tmp_path):
+    output = tmp_path / "scaling.json"
+    small = ("--num=200", "--rounds=1", "--shares=2")
+    run("-m", "benchmarks.scaling", *small, "--output", str(output))
+    rows = json.loads(output.read_text())["rows"]
+    assert {row["benchmark"] for row in rows} == {"scaling", "shares"}
+    assert {row["mode"] for row in rows} >= {"PGCLLoss", "equal rows", "unequal rows"}
+    largest = [row["value"] for row in rows if row["metric"].startswith("largest share")]
+    assert len(largest) == 2
+    assert all(1 <= value < 1.1 for value in largest)
+    assert all(row["value"] > 0 for row in rows)
+
+
 def test_benchmark_of_the_evaluation(tmp_path):
     output = tmp_path / "evaluation.json"
     run("-m", "benchmarks.evaluation", "--rounds=1", "--sizes=40", "--output", str(output))
