@@ -7,6 +7,7 @@ python -m benchmarks.run --only variants
 """
 
 import argparse
+import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -248,6 +249,7 @@ if __name__ == "__main__":
     args = parser.parse_args()
 
     torch.manual_seed(0)
+    warnings.filterwarnings("ignore", "PGCLLoss: the prototypes have not moved")  # no optimizer
     machine = measure.machine(args.device)
     output = measure.output(args, machine)
     print(machine)

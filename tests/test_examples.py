@@ -150,7 +150,7 @@ def test_pictures_go_into_a_new_folder(tmp_path, script):
     assert f"--output {tmp_path} is there already: choose another folder" in result.stderr
 
 
-def test_engine_benchmark_and_its_plots(tmp_path):
+def test_benchmarks_of_engines_and_parts_and_their_plots(tmp_path):
     output = tmp_path / "figures.json"
     small = ("--only=engines", "--sizes=16", "--rounds=1", "--device=cpu")
     run("-m", "benchmarks.run", *small, "--output", str(output))
@@ -162,9 +162,15 @@ def test_engine_benchmark_and_its_plots(tmp_path):
         assert providers >= {*engines, "double loop, as published"}
     assert all(row["value"] > 0 for row in rows)
 
+    run("-m", "benchmarks.parts", "--sizes", "16", "--rounds=1", "--output", str(output))
+    parts = [row for row in json.loads(output.read_text())["rows"] if row["benchmark"] == "parts"]
+    shares = [row["value"] for row in parts if row["metric"] == "share of the step"]
+    assert all(share > 0 for share in shares)
+    assert sum(shares) == pytest.approx(1, abs=1e-3)
+
     run("-m", "benchmarks.plot", str(output), "--output", str(tmp_path / "images"))
-    for name in ("time", "memory"):
-        picture = tmp_path / "images" / f"engines-{name}.png"
+    for name in ("engines-time", "engines-memory", "parts"):
+        picture = tmp_path / "images" / f"{name}.png"
         assert picture.read_bytes().startswith(b"\x89PNG")
 
 
