@@ -151,18 +151,17 @@ def row(
 
 
 def rows(
-    benchmark: str, size: str, mode: str, times: dict[str, list[float]], against: str
+    benchmark: str, size: str, mode: str, times: dict[str, list[float]], *against: str
 ) -> list[dict[str, Any]]:
-    """Median time of each rival, and the median of its round-by-round ratio to one of them."""
+    """Median time of each rival, and the median of its round-by-round ratio to some of them."""
     made = []
     for provider, values in times.items():
-        # Rounds that only one of the two took part in have no ratio.
-        ratios = [a / b for a, b in zip(values, times[against], strict=False)]
-        for metric, value in (
-            ("milliseconds", statistics.median(values)),
-            (f"ratio to {against}", statistics.median(ratios)),
-        ):
-            made.append(row(benchmark, provider, size, mode, metric, value))
+        measured = {"milliseconds": statistics.median(values)}
+        for other in against:
+            # Rounds that only one of the two took part in have no ratio.
+            ratios = [a / b for a, b in zip(values, times[other], strict=False)]
+            measured[f"ratio to {other}"] = statistics.median(ratios)
+        made += [row(benchmark, provider, size, mode, *one) for one in measured.items()]
     return made
 
 

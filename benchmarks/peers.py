@@ -1,10 +1,15 @@
 """What people use instead, in the form they use it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, distributed
+from torch.autograd.function import once_differentiable
+from torch.utils.checkpoint import checkpoint
+
+CHUNK = 256  # rows
 
 
 def division_loop(scores: Tensor, epsilon: float = 0.05, iterations: int = 3) -> Tensor:
@@ -53,6 +58,72 @@ def masked_info_nce(z1: Tensor, z2: Tensor, temperature: float = 0.2) -> Tensor:
         return -((log_prob * positive).sum(dim=1) / positive.sum(dim=1)).mean()
 
     return (one_way(z1, z2) + one_way(z2, z1)) / 2
+
+
+def checkpointed_info_nce(z1: Tensor, z2: Tensor, temperature: float = 0.2) -> Tensor:
+    """The same as people write it where the matrix does not fit: a cross-entropy by row chunks.
+
+    Each chunk is under `torch.utils.checkpoint`, so that no logits are kept, and all of a chunk is
+    computed again backward.
+    """
+    rows = F.normalize(torch.cat([z1, z2]))
+
+    def of_chunk(start: int) -> Tensor:
+        chunk = rows[start : start + CHUNK]
+        numbers = torch.arange(len(chunk), device=rows.device)
+        logits = chunk @ rows.T / temperature
+        logits[numbers, start + numbers] = -torch.inf
+        partners = (start + numbers + len(z1)) % len(rows)
+        return F.cross_entropy(logits, partners, reduction="sum")
+
+    chunks = range(0, len(rows), CHUNK)
+    return sum(checkpoint(of_chunk, start, use_reentrant=False) for start in chunks) / len(rows)
+
+
+def chunked_info_nce(z1: Tensor, z2: Tensor, temperature: float = 0.2) -> Tensor:
+    """The same with Inf-CL's gradient, by row chunks.
+
+    Forward keeps one log-sum a row. Backward computes the logits again, and the softmax from them.
+    Inf-CL itself (inf-cl 1.2.1) has kernels for CUDA alone, and no mask for a row's own column.
+    """
+    rows = F.normalize(torch.cat([z1, z2]))
+    log_sums: Tensor = _ChunkedLogSums.apply(rows, temperature)
+    positives = (rows * rows.roll(len(z1), 0)).sum(1) / temperature
+    return (log_sums - positives).mean()
+
+
+class _ChunkedLogSums(torch.autograd.Function):
+    """log of the sum over j other than i of e^{s_ij / tau}: ``[M, D] -> [M]``."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, temperature: float) -> Tensor:
+        chunks = _ChunkedLogSums.logits(rows, temperature)
+        log_sums = torch.cat([logits.logsumexp(1) for _, logits in chunks])
+        ctx.save_for_backward(rows, log_sums)
+        ctx.temperature = temperature
+        return log_sums
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, slopes: Tensor) -> tuple[Tensor, None]:
+        rows, log_sums = ctx.saved_tensors
+        d_rows = torch.zeros_like(rows)
+        for chunk, logits in _ChunkedLogSums.logits(rows, ctx.temperature):
+            softmax = logits.sub_(log_sums[chunk].unsqueeze(1)).exp_()
+            d_logits = softmax.mul_((slopes[chunk] / ctx.temperature).unsqueeze(1))
+            d_rows[chunk].addmm_(d_logits, rows)
+            d_rows.addmm_(d_logits.T, rows[chunk])
+        return d_rows, None
+
+    @staticmethod
+    def logits(rows: Tensor, temperature: float) -> Iterator[tuple[slice, Tensor]]:
+        """Each chunk's, in one buffer."""
+        scaled, buffer = rows / temperature, rows.new_empty(min(CHUNK, len(rows)), len(rows))
+        for start in range(0, len(rows), CHUNK):
+            chunk = slice(start, min(start + CHUNK, len(rows)))
+            logits = torch.mm(scaled[chunk], rows.T, out=buffer[: chunk.stop - start])
+            logits[:, chunk].fill_diagonal_(-torch.inf)
+            yield chunk, logits
 
 
 def pygcl_info_nce(temperature: float = 0.2) -> Callable[[Tensor, Tensor], Tensor]:

@@ -1,10 +1,12 @@
-"""Draw the measured time and memory against N; the figures are read from benchmarks/results.
+"""Draw the measured time and memory against N, and what a step is made of; the figures are read
+from benchmarks/results.
 
-python -m benchmarks.plot                     # writes docs/images/engines-{time,memory}.png
+python -m benchmarks.plot                     # docs/images/engines-{time,memory}.png, parts.png
 python -m benchmarks.plot figures.json --output images
 """
 
 import argparse
+import itertools
 import json
 import re
 from pathlib import Path
@@ -16,6 +18,8 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 
+from .parts import PARTS
+
 ROOT = Path(__file__).parents[1]
 # Drawn in this order; with it a provider has one look in every picture.
 LOOKS = {
@@ -26,15 +30,23 @@ LOOKS = {
     "torch.compile of dense": ("#17becf", "--", "^"),
     "PyGCL's InfoNCE": ("#ff7f0e", "--", "v"),
     "InfoNCE in PyGCL's form": ("#ffbb78", "--", "v"),
+    "lightly's NTXentLoss": ("#bcbd22", "--", "<"),
+    "InfoNCE, checkpointed chunks": ("#e377c2", "--", "h"),
+    "InfoNCE, chunks as in Inf-CL": ("#7f3f98", "--", "d"),
     "pytorch-metric-learning's NTXentLoss": ("#2ca02c", "--", "P"),
     "double loop, as published": ("#8c564b", "--", "X"),
     "GEMM limit": ("#999999", "-", ""),
 }
+PART_COLORS = ["#aec7e8", "#ffbb78", "#98df8a", "#c5b0d5", "#e8896b", "#d62728", "#dddddd"]
 INFO_NCE = [name for name in LOOKS if "InfoNCE" in name or "NTXent" in name]
 PICTURES = {
     "time": ("milliseconds", "forward + backward, ms"),
     "memory": ("peak MiB", "peak memory beyond the inputs, MiB"),
 }
+
+
+def size_of(row: dict[str, Any]) -> int:
+    return int(re.search(r"N=(\d+)", row["size"]).group(1))
 
 
 def lines_of(rows: list[dict[str, Any]], metric: str) -> dict[str, list[tuple[int, float]]]:
@@ -43,8 +55,7 @@ def lines_of(rows: list[dict[str, Any]], metric: str) -> dict[str, list[tuple[in
     for row in rows:
         mode = "uniform" if row["provider"] in INFO_NCE else "prototype"
         if (row["benchmark"], row["mode"], row["metric"]) == ("engines", mode, metric):
-            num = int(re.search(r"N=(\d+)", row["size"]).group(1))
-            lines.setdefault(row["provider"], []).append((num, row["value"]))
+            lines.setdefault(row["provider"], []).append((size_of(row), row["value"]))
     return {name: sorted(lines[name]) for name in LOOKS if name in lines}
 
 
@@ -64,7 +75,8 @@ def draw(axes: Axes, lines: dict[str, list[tuple[int, float]]]) -> None:
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     sizes = sorted({num for points in lines.values() for num, _ in points})
-    axes.set_xticks(sizes, [str(num) for num in sizes])
+    crowded = any(right < 1.5 * left for left, right in itertools.pairwise(sizes))
+    axes.set_xticks(sizes, [str(num) for num in sizes], rotation=45 if crowded else 0)
     axes.minorticks_off()
     axes.set_xlabel("N graphs (2N rows)")
     axes.grid(color="#eeeeee")
@@ -107,6 +119,33 @@ def picture(results: list[dict[str, Any]], metric: str, label: str, path: Path) 
     print(f"written to {path}")
 
 
+def picture_of_parts(result: dict[str, Any], path: Path) -> None:
+    """A bar for each N, as long as the step, divided among the parts."""
+    rows = [row for row in result["rows"] if row["benchmark"] == "parts"]
+    sizes = sorted({size_of(row) for row in rows})
+    value = {(row["provider"], size_of(row), row["metric"]): row["value"] for row in rows}
+    figure, axes = plt.subplots(figsize=(8.6, 0.6 * len(sizes) + 1.6), layout="constrained")
+    ends = [0.0] * len(sizes)
+    for part, color in zip(PARTS, PART_COLORS, strict=True):
+        shares = [100 * value[part, num, "share of the step"] for num in sizes]
+        bars = axes.barh(range(len(sizes)), shares, left=ends, color=color, label=part, height=0.7)
+        labels = [f"{share:.0f}" if share >= 3 else "" for share in shares]
+        axes.bar_label(bars, labels, label_type="center", fontsize=9)
+        ends = [end + share for end, share in zip(ends, shares, strict=True)]
+    whole = [value["whole step", num, "milliseconds"] for num in sizes]
+    names = [f"N={num}\n{time:.3g} ms" for num, time in zip(sizes, whole, strict=True)]
+    axes.set_yticks(range(len(sizes)), names)
+    axes.invert_yaxis()
+    axes.set_xlim(0, 100)
+    axes.set_xlabel("% of a step of PGCLLoss; where not said, forward and backward")
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.tick_params(left=False)
+    axes.set_title(caption(result["machine"]), fontsize=8, color="#666666")
+    figure.legend(loc="outside right center", frameon=False, fontsize=9)
+    figure.savefig(path, dpi=150)
+    print(f"written to {path}")
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     committed = sorted((ROOT / "benchmarks" / "results").glob("c*.json"))  # cpu and cuda
@@ -122,3 +161,6 @@ if __name__ == "__main__":
     folder = args.output or ROOT / "docs" / "images"
     for name, (metric, label) in PICTURES.items():
         picture(results, metric, label, folder / f"engines-{name}.png")
+    for result in results:
+        if any(row["benchmark"] == "parts" for row in result["rows"]):  # on a CPU alone
+            picture_of_parts(result, folder / "parts.png")

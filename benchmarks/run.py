@@ -3,10 +3,13 @@
 python -m benchmarks.run                      # everything
 python -m benchmarks.run --only step --rounds 5 --output /tmp/step.json
 python -m benchmarks.run --only engines --sizes 128 512 --modes prototype
+python -m benchmarks.run --only variants
 """
 
 import argparse
+import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import ot
@@ -15,18 +18,41 @@ import torch.nn.functional as F
 from torch import Tensor
 from tqdm import tqdm
 
-from pgcl_losses import PGCLLoss, PrototypeReweightedNCE, sinkhorn
+from pgcl_losses import (
+    InfoNCE,
+    PGCLLoss,
+    PrototypeReweightedNCE,
+    SinkhornPrototypes,
+    sinkhorn,
+)
 from pgcl_losses.engine import ENGINE_CHOICES
 
 from . import measure, peers
 
 DIM = 128
 NUM_PROTOTYPES = 10
+EPSILONS = [0.05, 0.02, 0.01, 0.005, 0.002, 0.001]
 SECONDS_PER_RIVAL = 3.0
 MODES = {
     "prototype": {"weighting": "prototype"},
     "sample": {"weighting": "sample"},
     "uniform": {"weighting": "uniform", "exclude_same_cluster": False},
+}
+# Prototypes, in all or of each head, and options; the first one is what the others are held to.
+VARIANTS: dict[str, tuple[int | tuple[int, ...], dict[str, Any]]] = {
+    "prototype, K=10": (NUM_PROTOTYPES, MODES["prototype"]),
+    "uniform": (NUM_PROTOTYPES, MODES["uniform"]),
+    "sample": (NUM_PROTOTYPES, MODES["sample"]),
+    "cross": (NUM_PROTOTYPES, {"negatives": "cross"}),
+    "sample, cross": (NUM_PROTOTYPES, {"weighting": "sample", "negatives": "cross"}),
+    "K=1000": (1000, {}),
+    "temperature=0.05": (NUM_PROTOTYPES, {"temperature": 0.05}),
+    "temperature=0.02": (NUM_PROTOTYPES, {"temperature": 0.02}),
+    "temperature=0.01": (NUM_PROTOTYPES, {"temperature": 0.01}),
+    "heads (10, 42, 84)": ((10, 42, 84), {}),
+    "heads (200, 200)": ((200, 200), {}),
+    "soft clusters": (NUM_PROTOTYPES, {"soft_clusters": True}),
+    "negative_ranks=(2, 8)": (NUM_PROTOTYPES, {"negative_ranks": (2, 8)}),
 }
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -54,32 +80,45 @@ def sinkhorn_times(args: argparse.Namespace) -> list[dict[str, Any]]:
         times = measure.time_in_turn(rivals, args.rounds)
         size = f"N={n} K={k}"
         table += measure.rows("sinkhorn", size, "3 iterations", times, "division loop (SwAV's)")
+
+    n, k = 4096, 100
+    scores = cosines(n, k, args.device)
+    ours: dict[str, Callable[[], Any]] = {
+        f"epsilon={epsilon}": partial(sinkhorn, scores, epsilon=epsilon) for epsilon in EPSILONS
+    }
+    times = measure.time_in_turn(ours, args.rounds)
+    table += measure.rows("sinkhorn", f"N={n} K={k}", "by epsilon", times, "epsilon=0.05")
     return table
 
 
+def train(loss: Loss, z1: Tensor, z2: Tensor, weight: Tensor) -> None:
+    z1.grad = z2.grad = weight.grad = None
+    loss(z1, z2).backward()
+
+
 def step_times(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Forward and backward of the whole PGCL loss against InfoNCE alone."""
-    z1, z2 = (torch.randn(128, 96, device=args.device, requires_grad=True) for _ in range(2))
-    pgcl = PGCLLoss(96, 10).to(args.device)
-
-    def stepping(loss_of: Loss) -> Callable[[], None]:
-        def step() -> None:
-            z1.grad = z2.grad = pgcl.prototypes.weight.grad = None
-            loss_of(z1, z2).backward()
-
-        return step
-
-    rivals = {
-        "PGCLLoss": stepping(pgcl),
-        "InfoNCE in PyGCL's form": stepping(peers.masked_info_nce),
-    }
-    try:
-        rivals["PyGCL's InfoNCE itself"] = stepping(peers.pygcl_info_nce())
-    except ImportError as error:
-        print(f"PyGCL's InfoNCE itself is left out: {error}")
-    times = measure.time_in_turn(rivals, args.rounds)
-    size = "N=128 D=96 K=10"
-    return measure.rows("step", size, "forward+backward", times, "InfoNCE in PyGCL's form")
+    """Forward and backward of the whole PGCL loss against InfoNCE alone, ours and others'."""
+    table = []
+    for num in (128, 512):
+        z1, z2 = (torch.randn(num, 96, device=args.device, requires_grad=True) for _ in range(2))
+        pgcl = PGCLLoss(96, NUM_PROTOTYPES).to(args.device)
+        leaves = z1, z2, pgcl.prototypes.weight
+        losses: dict[str, Loss] = {
+            "PGCLLoss": pgcl,
+            "pgcl_losses.InfoNCE": InfoNCE(),
+            "InfoNCE in PyGCL's form": peers.masked_info_nce,
+        }
+        against = ["InfoNCE in PyGCL's form"]
+        try:
+            losses["PyGCL's InfoNCE itself"] = peers.pygcl_info_nce()
+            against.append("PyGCL's InfoNCE itself")
+        except ImportError as error:
+            print(f"PyGCL's InfoNCE itself is left out: {error}")
+        rivals = {name: partial(train, loss, *leaves) for name, loss in losses.items()}
+        times = measure.time_in_turn(rivals, args.rounds)
+        size = f"N={num} D=96 K={NUM_PROTOTYPES}"
+        table += measure.rows("step", size, "forward+backward", times, *against)
+    return table
 
 
 def contrast_rivals(
@@ -107,11 +146,17 @@ def contrast_rivals(
         double_loop = peers.double_loop_pgcl
         rivals["double loop, as published"] = (lambda a, b: double_loop(a, b, *given), 5)
     if mode == "uniform":
+        rivals["InfoNCE, checkpointed chunks"] = (peers.checkpointed_info_nce, 0)
+        rivals["InfoNCE, chunks as in Inf-CL"] = (peers.chunked_info_nce, 0)
         try:
             rivals["PyGCL's InfoNCE"] = (peers.pygcl_info_nce(), 7)
         except ImportError as error:
             tqdm.write(f"PyGCL's InfoNCE is replaced by its form: {error}")
             rivals["InfoNCE in PyGCL's form"] = (peers.masked_info_nce, 7)
+        try:
+            rivals["lightly's NTXentLoss"] = (peers.lightly_nt_xent(), 5)
+        except ImportError as error:
+            tqdm.write(f"lightly's NTXentLoss is left out: {error}")
         if num <= 256:  # 38 s at 512 on two cores
             # All positives times all negatives: a third axis, several times over.
             rivals["pytorch-metric-learning's NTXentLoss"] = (peers.nt_xent(), 5 * 2 * num)
@@ -167,7 +212,32 @@ def engine_times(args: argparse.Namespace) -> list[dict[str, Any]]:
     return table
 
 
-BENCHMARKS = {"sinkhorn": sinkhorn_times, "step": step_times, "engines": engine_times}
+def variant_times(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Forward and backward of the contrast by streaming, as one option after another is changed."""
+    num = args.variants_at
+    z1, z2 = (torch.randn(num, DIM, device=args.device, requires_grad=True) for _ in range(2))
+    variants: dict[str, Callable[[], Any]] = {}
+    for name, (num_prototypes, options) in VARIANTS.items():
+        prototypes = SinkhornPrototypes(DIM, num_prototypes).to(args.device)
+        with torch.no_grad():
+            assignments = prototypes(z1, z2)  # evenly, and of random rows at random
+        loss = PrototypeReweightedNCE(engine="streaming", **options)
+        given = {"assignments": assignments, "prototypes": prototypes.weight.detach()}
+
+        def step(loss: Loss = loss, given: dict[str, Any] = given) -> None:
+            torch.autograd.grad(loss([z1, z2], **given), (z1, z2))
+
+        variants[name] = step
+    times = measure.time_in_turn(variants, args.rounds)
+    return measure.rows("variants", f"N={num} D={DIM}", "streaming", times, next(iter(VARIANTS)))
+
+
+BENCHMARKS = {
+    "sinkhorn": sinkhorn_times,
+    "step": step_times,
+    "engines": engine_times,
+    "variants": variant_times,
+}
 
 if __name__ == "__main__":
     parser = measure.parser(__doc__, rounds=21)
@@ -175,9 +245,11 @@ if __name__ == "__main__":
     sizes = [32, 128, 512, 2048, 4096, 8192, 16384]
     parser.add_argument("--sizes", type=int, nargs="+", default=sizes, help="N, for engines")
     parser.add_argument("--modes", choices=MODES, nargs="+", default=list(MODES))
+    parser.add_argument("--variants-at", type=int, default=4096, help="N, for variants")
     args = parser.parse_args()
 
     torch.manual_seed(0)
+    warnings.filterwarnings("ignore", "PGCLLoss: the prototypes have not moved")  # no optimizer
     machine = measure.machine(args.device)
     output = measure.output(args, machine)
     print(machine)

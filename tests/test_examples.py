@@ -12,7 +12,7 @@ import torch
 from helpers.scripts import ROOT, run
 from helpers.tu_sets import write_tu_set
 
-from benchmarks import features, measure
+from benchmarks import features, measure, peers
 from pgcl_losses import InfoNCE
 from pgcl_losses.engine import ENGINE_CHOICES
 
@@ -104,11 +104,15 @@ def test_lightning_trains_as_one_process_does(devices, losses_of_one_process):
     assert of_lightning == pytest.approx(losses_of_one_process, abs=1e-4)
 
 
-@pytest.mark.parametrize("name", ["sinkhorn", "step"])
-def test_benchmarks(name, tmp_path):
+@pytest.mark.parametrize(
+    ("name", "provider"),
+    [("sinkhorn", "epsilon=0.001"), ("step", "PGCLLoss"), ("variants", "heads (200, 200)")],
+)
+def test_benchmarks(name, provider, tmp_path):
     output = tmp_path / "made" / "figures.json"
-    printed = run("-m", "benchmarks.run", "--only", name, "--rounds=1", "--output", str(output))
-    assert "pgcl_losses.sinkhorn" in printed or "PGCLLoss" in printed
+    small = ("--only", name, "--rounds=1", "--variants-at=16")
+    printed = run("-m", "benchmarks.run", *small, "--output", str(output))
+    assert provider in printed
     measured = json.loads(output.read_text())
     assert measured["machine"]["torch"]
     assert {row["benchmark"] for row in measured["rows"]} == {name}
@@ -146,7 +150,7 @@ def test_pictures_go_into_a_new_folder(tmp_path, script):
     assert f"--output {tmp_path} is there already: choose another folder" in result.stderr
 
 
-def test_engine_benchmark_and_its_plots(tmp_path):
+def test_benchmarks_of_engines_and_parts_and_their_plots(tmp_path):
     output = tmp_path / "figures.json"
     small = ("--only=engines", "--sizes=16", "--rounds=1", "--device=cpu")
     run("-m", "benchmarks.run", *small, "--output", str(output))
@@ -158,10 +162,29 @@ def test_engine_benchmark_and_its_plots(tmp_path):
         assert providers >= {*engines, "double loop, as published"}
     assert all(row["value"] > 0 for row in rows)
 
+    run("-m", "benchmarks.parts", "--sizes", "16", "--rounds=1", "--output", str(output))
+    parts = [row for row in json.loads(output.read_text())["rows"] if row["benchmark"] == "parts"]
+    shares = [row["value"] for row in parts if row["metric"] == "share of the step"]
+    assert all(share > 0 for share in shares)
+    assert sum(shares) == pytest.approx(1, abs=1e-3)
+
     run("-m", "benchmarks.plot", str(output), "--output", str(tmp_path / "images"))
-    for name in ("time", "memory"):
-        picture = tmp_path / "images" / f"engines-{name}.png"
+    for name in ("engines-time", "engines-memory", "parts"):
+        picture = tmp_path / "images" / f"{name}.png"
         assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_benchmark_of_many_processes(tmp_path):
+    output = tmp_path / "scaling.json"
+    small = ("--num=200", "--rounds=1", "--shares=2")
+    run("-m", "benchmarks.scaling", *small, "--output", str(output))
+    rows = json.loads(output.read_text())["rows"]
+    assert {row["benchmark"] for row in rows} == {"scaling", "shares"}
+    assert {row["mode"] for row in rows} >= {"PGCLLoss", "equal rows", "unequal rows"}
+    largest = [row["value"] for row in rows if row["metric"].startswith("largest share")]
+    assert len(largest) == 2
+    assert all(1 <= value < 1.1 for value in largest)
+    assert all(row["value"] > 0 for row in rows)
 
 
 def test_benchmark_of_the_evaluation(tmp_path):
@@ -183,6 +206,16 @@ def test_benchmark_of_the_pipeline(tmp_path):
     assert {row["benchmark"] for row in rows} == {"augment", "pipeline", "epoch"}
     assert {row["provider"] for row in rows} >= {"NodeDrop and EdgePerturb", "PGCL"}
     assert all(row["value"] > 0 for row in rows)
+
+
+@pytest.mark.parametrize("rival", [peers.checkpointed_info_nce, peers.chunked_info_nce])
+@pytest.mark.parametrize("num", [1, 5, 300])  # of chunks: one, and three of different lengths
+def test_rivals_by_chunks_are_info_nce(rival, num):
+    views = [torch.randn(num, 8, dtype=torch.float64, requires_grad=True) for _ in range(2)]
+    expected, value = (loss(*views, temperature=0.1) for loss in (peers.masked_info_nce, rival))
+    torch.testing.assert_close(value, expected)
+    gradients, others = (torch.autograd.grad(loss, views) for loss in (value, expected))
+    torch.testing.assert_close(gradients, others)
 
 
 @pytest.mark.skipif(not Path("/proc/net/dev").exists(), reason="no counter of the loopback's bytes")
