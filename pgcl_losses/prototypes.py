@@ -25,8 +25,8 @@ from pgcl_losses.part import Check, Part
 from pgcl_losses.rows import computing_dtype, full_precision, unit_rows
 from pgcl_losses.sinkhorn import balance
 
-# On a CPU the softmax of fewer numbers than its registers hold is several times as fast along
-# another axis than the last one.
+# A CPU takes several times as long for the softmax of fewer numbers than a register holds, unless
+# they lie along another axis than the last one.
 _VECTOR = 16
 
 
@@ -346,6 +346,7 @@ class SinkhornPrototypes(Part):
 
 def _log_softmax(logits: Tensor) -> Tensor:
     """Along the last axis."""
-    if logits.shape[-1] < _VECTOR:
+    few = logits.shape[-1] < _VECTOR and logits.is_cpu
+    if few and not torch.compiler.is_compiling():
         return torch.log_softmax(logits.mT, dim=-2).mT
     return torch.log_softmax(logits, dim=-1)
