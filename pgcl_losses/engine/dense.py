@@ -41,25 +41,28 @@ def _sides(pairs: Pairs) -> list[Side]:
     return [(all_rows, all_rows)]
 
 
-@torch.no_grad()
 def _gaussian(pairs: Pairs) -> tuple[Tensor | None, Tensor | None]:
     """Its logarithm ``[J, I]`` for all rows, and that of its mass ``[I]``, where there is one."""
     gaussian = weight_of(Gaussian, pairs.weights)
     if gaussian is None:
         return None, None
-    rows = pairs.rows.detach()
-    deviation = (rows @ rows.T).sub_(gaussian.mean)
-    log_gaussian = deviation.square_().mul_(-0.5 / gaussian.variance)
-    return log_gaussian, log_gaussian.logsumexp(0)
+    with torch.no_grad():
+        rows = pairs.rows.detach()  # for forward mode, too
+        deviation = (rows @ rows.T).sub_(gaussian.mean)
+        log_gaussian = deviation.square_().mul_(-0.5 / gaussian.variance)
+        return log_gaussian, log_gaussian.logsumexp(0)
 
 
 def _weights(factors: Factors, i: slice, j: slice) -> Tensor:
     """What they say of rows i, which number the columns, and their partners j, ``[J, I]``."""
     if factors.right.is_floating_point():
         return _run(factors.right, j) @ _run(factors.left_matrix(), i).T
-    left = factors.log_left.exp().T
-    left = left if factors.lines is None else left.index_select(1, factors.lines)  # [R, M]
-    return left[:, i].contiguous().index_select(0, _run(factors.right, j))
+    left = factors.log_left.exp().T  # [R, M], or [R, L]
+    if factors.lines is None:
+        left = left[:, i].contiguous()
+    else:
+        left = left.index_select(1, _run(factors.lines, i))
+    return left.index_select(0, _run(factors.right, j))  # copies of whole lines
 
 
 def _leave_out(matrix: Tensor, pairs: Pairs, side: Side, value: float) -> Tensor:
@@ -130,13 +133,14 @@ class _Sums(torch.autograd.Function):
             log_s = _sums(rows, ctx.pairs, log_gaussian, ctx.temperature)
             (d_rows,) = torch.autograd.grad(log_s, rows, slopes, create_graph=True)
             return d_rows, None, None, None
-        d_rows = torch.zeros_like(rows)
+        d_rows = None
         for (i, j), terms, sums in zip(_sides(ctx.pairs), saved[::2], saved[1::2], strict=True):
             scales = (_run(slopes, i) / sums).div_(ctx.temperature)  # [I]
             if i == j:  # a pair serves both its ends
                 d_pairs = terms.T.clone(memory_format=torch.contiguous_format)
                 d_pairs.mul_(scales.unsqueeze(1)).addcmul_(terms, scales)
                 return d_pairs @ rows, None, None, None
+            d_rows = torch.zeros_like(rows) if d_rows is None else d_rows
             mine, others, scales = rows[i], rows[j], scales.unsqueeze(1)
             d_rows[j].addmm_(terms, mine * scales)
             d_rows[i].addcmul_(terms.T @ others, scales)
