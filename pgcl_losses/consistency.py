@@ -111,7 +111,7 @@ def swapped_cross_entropy(log_probs: Tensor, targets: Tensor) -> Tensor:
     if num_views > 2:
         rolled = [targets.roll(shift, 0) for shift in range(2, num_views)]
         others = torch.stack([others, *rolled]).mean(0)
-    return -(log_probs * others).sum(-1)
+    return (log_probs * -others).sum(-1)
 
 
 def share_of_a_guess(log_probs: Tensor, targets: Tensor, heads: Sequence[int]) -> Tensor:

@@ -224,9 +224,9 @@ class PrototypeReweightedNCE(Part):
             numbered, num_clusters = _numbered(clusters.squeeze(1))
             clusters, heads = numbered.unsqueeze(1), (num_clusters,)
         self.check_window(heads)
-        nothing = [rows[:0]] * len(heads)
-        prototypes: Sequence[Tensor] = nothing
-        targets: Sequence[Tensor] = nothing
+        unused = [rows] * len(heads)
+        prototypes: Sequence[Tensor] = unused
+        targets: Sequence[Tensor] = unused
         if self.weighting == "prototype":
             prototypes = batch.need("prototypes").detach().split_with_sizes(heads)
         if self._needs_targets():

@@ -25,6 +25,10 @@ from pgcl_losses.part import Check, Part
 from pgcl_losses.rows import computing_dtype, full_precision, unit_rows
 from pgcl_losses.sinkhorn import balance
 
+# A CPU takes several times as long for the softmax of fewer numbers than a register holds, unless
+# they lie along another axis than the last one.
+_VECTOR = 16
+
 
 class SinkhornPrototypes(Part):
     r"""Learned prototypes; assigns samples to them by cosine, predicted and balanced.
@@ -276,7 +280,7 @@ class SinkhornPrototypes(Part):
                 leading = self.step < self.lead_steps
                 seen = torch.where(leading, rows.detach(), rows)
             scores = seen @ prototypes.T  # [V, N, K]
-            log_probs = self._by_head(partial(torch.log_softmax, dim=-1), scores / self.temperature)
+            log_probs = self._by_head(_log_softmax, scores / self.temperature)
             learning = self.training and torch.is_grad_enabled()
             with torch.no_grad():
                 targets = self._balanced(scores.detach(), prototypes.detach())
@@ -314,7 +318,7 @@ class SinkhornPrototypes(Part):
     def _balanced(self, scores: Tensor, prototypes: Tensor) -> Tensor:
         if self.queue is None or self.queue_filled is None:
             return self._by_head(
-                lambda of_head: balance(of_head, self.epsilon, self.iterations), scores
+                lambda of_head: balance(of_head, self.epsilon, self.iterations, largest=1.0), scores
             )
         num_rows = scores.shape[1]
         past = self.queue.to(scores.dtype) @ prototypes.T  # [V, Q, K]
@@ -322,7 +326,9 @@ class SinkhornPrototypes(Part):
         present = (slots < self.queue_filled).to(scores.dtype).unsqueeze(1)  # [N + Q, 1]
         both = torch.cat([scores, past], dim=1)
         return self._by_head(
-            lambda of_head: balance(of_head, self.epsilon, self.iterations, present)[:, :num_rows],
+            lambda of_head: balance(of_head, self.epsilon, self.iterations, present, 1.0)[
+                :, :num_rows
+            ],
             both,
         )
 
@@ -336,3 +342,11 @@ class SinkhornPrototypes(Part):
             newest_first = torch.cat([rows.to(self.queue.dtype), self.queue], dim=1)
             self.queue.copy_(torch.where(finite, newest_first[:, : self.queue_size], self.queue))
             self.queue_filled.add_(finite * rows.shape[1]).clamp_(max=self.queue_size)
+
+
+def _log_softmax(logits: Tensor) -> Tensor:
+    """Along the last axis."""
+    few = logits.shape[-1] < _VECTOR and logits.is_cpu
+    if few and not torch.compiler.is_compiling():
+        return torch.log_softmax(logits.mT, dim=-2).mT
+    return torch.log_softmax(logits, dim=-1)

@@ -5,7 +5,6 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import forward_ad
 
@@ -44,7 +43,7 @@ def unit_rows(z: Tensor, dtype: torch.dtype) -> Tensor:
 
 def _lengths(z: Tensor) -> Tensor:
     """Of rows; infinite for those that have no direction to speak of."""
-    return F.threshold(torch.linalg.vector_norm(z, dim=-1, keepdim=True), _SHORTEST, math.inf)
+    return torch.threshold(torch.linalg.vector_norm(z, dim=-1, keepdim=True), _SHORTEST, math.inf)
 
 
 class _UnitRows(torch.autograd.Function):

@@ -4,6 +4,8 @@ The paper: Lin et al., Prototypical Graph Contrastive Learning, 10.1109/TNNLS.20
 solution, Eq. 11, is Q = Diag(a) P^eta Diag(b); u and v here are its a and b.
 """
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -14,6 +16,8 @@ from pgcl_losses.rows import computing_dtype, full_precision
 # what is too small for float32 stays negligible for any N * K up to 1e9; then u and v are absorbed
 # into the exponents, where nothing is too small.
 _ITERATIONS_PER_ABSORPTION = 3
+# Up to here e^x and e^-x, and their products with u and v, are far from the ends of float32.
+_TAME = 25.0
 
 
 def sinkhorn(scores: Tensor, *, epsilon: float = 0.05, iterations: int = 3) -> Tensor:
@@ -49,36 +53,68 @@ def sinkhorn(scores: Tensor, *, epsilon: float = 0.05, iterations: int = 3) -> T
 
 
 def balance(
-    scores: Tensor, epsilon: float, iterations: int, present: Tensor | None = None
+    scores: Tensor,
+    epsilon: float,
+    iterations: int,
+    present: Tensor | None = None,
+    largest: float = math.inf,
 ) -> Tensor:
     """Sinkhorn-Knopp for ``[N, K]`` or a stack ``[V, N, K]``; scores without gradient.
 
     The result is diag(u) E diag(v) for a fixed matrix E, so an iteration is two matrix-vector
-    products. E is the exponential shifted so that every column and every row has 1 as its largest
-    entry: nothing overflows, and no sum over a row or column vanishes, however small epsilon is.
+    products.
 
-    ``present`` (``[N, 1]``, 0 or 1) tells which samples take part; the others have no say.
+    ``present`` (``[N, 1]``, 0 or 1) tells which samples take part; the others have no say. No score
+    is above ``largest`` or below its negative.
     """
-    sharpness = 2 / epsilon  # of half scores: the difference of two halves is always finite
-    peaks = scores if present is None else scores.masked_fill(present == 0, -torch.inf)
-    exponent = torch.add(-0.5 * peaks.amax(-2, keepdim=True), scores, alpha=0.5)  # [V, N, K]
-    row_peaks = exponent.amax(-1, keepdim=True)  # [V, N, 1]
-    exponent = exponent.sub_(row_peaks).mul_(sharpness)
-    if present is not None:
-        row_peaks.clamp_(max=0)  # nothing to do for rows that are present
-    u = row_peaks.mul_(sharpness).exp_()  # undoes the shift of the rows
-    # The exponents are kept only if a later iteration has to start from them again.
-    kernel = exponent.exp() if iterations > _ITERATIONS_PER_ABSORPTION else exponent.exp_()
-    by_prototype = kernel.mT  # [V, K, N]
-    product = torch.mm if kernel.dim() == 2 else torch.bmm
+    tame = largest <= _TAME * epsilon
+    if tame:
+        exponent = scores / epsilon
+        u = torch.ones_like(scores[..., :1])  # [V, N, 1]
+    else:
+        exponent, u = _shifted(scores, epsilon, present)
+    product = torch.mm if scores.dim() == 2 else torch.bmm
     while True:
+        # The exponents are kept only if a later iteration has to start from them again.
+        last = iterations <= _ITERATIONS_PER_ABSORPTION
+        kernel = exponent if last else exponent.clone()
+        kernel = kernel.exp_() if tame else _exp_(kernel)
+        by_prototype = kernel.mT  # [V, K, N]
         for _ in range(min(iterations, _ITERATIONS_PER_ABSORPTION)):
             mass = u if present is None else u * present
             v = product(by_prototype, mass).reciprocal_()  # [V, K, 1]
             u = product(kernel, v).reciprocal_()  # [V, N, 1]
+        if last:
+            return kernel.mul_(u).mul_(v.mT)
         iterations -= _ITERATIONS_PER_ABSORPTION
-        if iterations <= 0:
-            return kernel.mul_(v.mT).mul_(u)
         exponent.add_(u.log_()).add_(v.mT.log())
-        torch.exp(exponent, out=kernel)
         u = torch.ones_like(u)
+
+
+def _shifted(scores: Tensor, epsilon: float, present: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The exponents of E, shifted, and the u that undoes the shift of its rows.
+
+    Every column and every row of E has 1 as its largest entry: nothing overflows, and no sum over a
+    row or column vanishes, however small epsilon is.
+    """
+    sharpness = 2 / epsilon  # of half scores: the difference of two halves is always finite
+    peaks = scores if present is None else scores.masked_fill(present == 0, -torch.inf)
+    exponent = torch.add(-0.5 * peaks.amax(-2, keepdim=True), scores, alpha=0.5)  # [V, N, K]
+    row_peaks = exponent.amax(-1, keepdim=True)  # [V, N, 1], above 0 in rows that are not present
+    exponent = exponent.sub_(row_peaks).mul_(sharpness)
+    u = row_peaks.mul_(sharpness).clamp_(_smallest(scores.dtype), 0).exp_()
+    return exponent, u
+
+
+def _exp_(exponents: Tensor) -> Tensor:
+    """e^x in place; 0 for what is near the smallest normal number or below it.
+
+    The exponential of a smaller one, and products with it, take a CPU many times as long.
+    """
+    smallest = _smallest(exponents.dtype)
+    return torch.threshold_(exponents.clamp_min_(smallest - 1).exp_(), math.exp(smallest), 0.0)
+
+
+def _smallest(dtype: torch.dtype) -> float:
+    """So small an exponent that e^x can still be multiplied by some 1e-4."""
+    return math.log(torch.finfo(dtype).tiny) + 9

@@ -18,7 +18,6 @@ changes neither sigma nor |d_ij - mu|.
 import math
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 # Cosines of unit rows carry a few rounding errors each; a spread below this many is noise.
@@ -33,11 +32,11 @@ def prototype_log_weights(prototypes: Tensor, shares: Tensor) -> Tensor:
 
     ``prototypes``: unit rows ``[K, D]``; ``shares``: ``[K]``, sum to 1.
     """
+    shares = shares.unsqueeze(1)  # [K, 1]
     cosines = prototypes @ prototypes.T  # [K, K]
-    squares = (cosines - (cosines @ shares).unsqueeze(1)).square_()  # [K, K]
-    variance = _above_noise(squares @ shares)  # [K]
-    log_w = squares.div_(variance.mul_(-2).unsqueeze(1))
-    return log_w.sub_((log_w.exp() @ shares).log_().unsqueeze(1))
+    squares = (cosines - cosines @ shares).square_()  # [K, K]
+    log_w = squares.div_(_above_noise(squares @ shares).mul_(-2))
+    return log_w.sub_((log_w.exp() @ shares).log_())
 
 
 def expected_log_weights(targets: Tensor, log_table: Tensor) -> Tensor:
@@ -70,7 +69,7 @@ def cosine_moments(rows: Tensor) -> tuple[Tensor, Tensor]:
 def _above_noise(variance: Tensor) -> Tensor:
     """Infinity where sigma is at rounding level, which makes every weight 1."""
     noise = _ROUNDING_ERRORS * torch.finfo(variance.dtype).eps
-    return F.threshold(variance, noise**2, math.inf)
+    return torch.threshold(variance, noise**2, math.inf)
 
 
 def cluster_counts(clusters: Tensor, num_prototypes: int) -> Tensor:

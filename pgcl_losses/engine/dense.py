@@ -21,15 +21,12 @@ from pgcl_losses.rows import backward_alone
 def log_sums(pairs: Pairs, temperature: float) -> Sums:
     """See `Sums`; they can be differentiated any number of times."""
     check_kinds("dense", pairs.weights, Factors, Gaussian)
-    with torch.no_grad():
-        log_weights, log_masses = _log_weights(pairs)
+    log_gaussian, log_masses = _gaussian(pairs)
     function: Any = _sums
-    if backward_alone():
+    if 1 / temperature <= LARGEST_EXPONENT and backward_alone():
         function = _Sums.apply  # the same values, in fewer steps
-    return Sums(function(pairs.rows, pairs, log_weights, temperature), log_masses)
+    return Sums(function(pairs.rows, pairs, log_gaussian, temperature), log_masses)
 
-
-_IN_CACHE = 1 << 19  # entries of a matrix
 
 # A side: the rows whose sums a matrix [J, I] gives, its columns I, and their partners J.
 Side = tuple[slice, slice]
@@ -44,40 +41,56 @@ def _sides(pairs: Pairs) -> list[Side]:
     return [(all_rows, all_rows)]
 
 
-def _log_weights(pairs: Pairs) -> tuple[list[Tensor], Tensor | None]:
-    """Log W ``[J, I]`` of each side, -inf for what is no negative; and the log of the mass."""
-    rows, log_masses, log_gaussian = pairs.rows.detach(), None, None
-    factors = weight_of(Factors, pairs.weights)
+def _gaussian(pairs: Pairs) -> tuple[Tensor | None, Tensor | None]:
+    """Its logarithm ``[J, I]`` for all rows, and that of its mass ``[I]``, where there is one."""
     gaussian = weight_of(Gaussian, pairs.weights)
-    if gaussian is not None:
-        deviation = (rows @ rows.T).sub_(gaussian.mean)  # [M, M] a column for each row
+    if gaussian is None:
+        return None, None
+    with torch.no_grad():
+        rows = pairs.rows.detach()  # for forward mode, too
+        deviation = (rows @ rows.T).sub_(gaussian.mean)
         log_gaussian = deviation.square_().mul_(-0.5 / gaussian.variance)
-        log_masses = log_gaussian.logsumexp(0)
-    of_sides = []
-    by_column = None if factors is None else factors.by_column()
-    for i, j in _sides(pairs):
-        if factors is not None and by_column is not None:
-            log_weights = factors.log_block(by_column, j, i)
-        else:
-            log_weights = rows.new_zeros(j.stop - j.start, i.stop - i.start)
-        if log_gaussian is not None:
-            log_weights += log_gaussian[j, i]
-        pairs.fill_graphs(log_weights, j, i, -torch.inf)
-        if pairs.across_views and i == j:
-            for view in pairs.views():
-                log_weights[view, view] = -torch.inf
-        of_sides.append(log_weights)
-    return of_sides, log_masses
+        return log_gaussian, log_gaussian.logsumexp(0)
 
 
-def _sums(rows: Tensor, pairs: Pairs, log_weights: list[Tensor], temperature: float) -> Tensor:
+def _weights(factors: Factors, i: slice, j: slice) -> Tensor:
+    """What they say of rows i, which number the columns, and their partners j, ``[J, I]``."""
+    if factors.right.is_floating_point():
+        return _run(factors.right, j) @ _run(factors.left_matrix(), i).T
+    left = factors.log_left.exp().T  # [R, M], or [R, L]
+    if factors.lines is None:
+        left = left[:, i].contiguous()
+    else:
+        left = left.index_select(1, _run(factors.lines, i))
+    return left.index_select(0, _run(factors.right, j))  # copies of whole lines
+
+
+def _leave_out(matrix: Tensor, pairs: Pairs, side: Side, value: float) -> Tensor:
+    """Fill what is no negative in a matrix ``[J, I]``, in place."""
+    i, j = side
+    pairs.fill_graphs(matrix, j, i, value)
+    if pairs.across_views and i == j:
+        for view in pairs.views():
+            matrix[view, view] = value
+    return matrix
+
+
+def _sums(rows: Tensor, pairs: Pairs, log_gaussian: Tensor | None, temperature: float) -> Tensor:
     """Log S ``[M]``, in steps that autograd can take."""
     of_sides = []
     limits = torch.finfo(rows.dtype)
-    for (i, j), of_pairs in zip(_sides(pairs), log_weights, strict=True):
-        logits = of_pairs + rows[j] @ rows[i].T / temperature
+    factors = weight_of(Factors, pairs.weights)
+    for i, j in _sides(pairs):
+        with torch.no_grad():
+            log_weights = rows.new_zeros(j.stop - j.start, i.stop - i.start)
+            if factors is not None:
+                log_weights = factors.log_block(factors.by_column(), j, i)
+            if log_gaussian is not None:
+                log_weights += log_gaussian[j, i]
+            _leave_out(log_weights, pairs, (i, j), -torch.inf)
+        logits = log_weights + rows[j] @ rows[i].T / temperature
         peaks = logits.detach().amax(0)  # [I] -inf where there is no negative
-        sums = (logits - peaks.clamp_min(limits.min)).exp().sum(0)
+        sums = above_underflow(logits - peaks.clamp_min(limits.min)).exp().sum(0)
         # Elsewhere they are 1 or more; log 0 would have no gradient but NaN.
         of_sides.append(sums.clamp_min(limits.tiny).log() + peaks)
     return torch.cat(of_sides)
@@ -89,27 +102,25 @@ def _run(values: Tensor, run: slice) -> Tensor:
 
 
 class _Sums(torch.autograd.Function):
-    """`_sums` with a gradient of its own, in which a pair serves both its ends."""
+    """`_sums` with a gradient of its own, for temperatures at which nothing overflows."""
 
     @staticmethod
     def forward(
-        ctx: Any, rows: Tensor, pairs: Pairs, log_weights: list[Tensor], temperature: float
+        ctx: Any, rows: Tensor, pairs: Pairs, log_gaussian: Tensor | None, temperature: float
     ) -> Tensor:
         of_sides, saved = [], []
-        for (i, j), of_pairs in zip(_sides(pairs), log_weights, strict=True):
+        factors = weight_of(Factors, pairs.weights)
+        for i, j in _sides(pairs):
             mine, others = _run(rows, i), _run(rows, j)
-            logits = of_pairs.addmm_(others, mine.T, alpha=1 / temperature)
-            peaks = None
-            if 1 / temperature > LARGEST_EXPONENT:
-                peaks = logits.amax(0)
-                logits = above_underflow(logits.sub_(peaks.clamp_min(torch.finfo(peaks.dtype).min)))
-            exponentials = logits.exp_()
-            sums = exponentials.sum(0)
-            if peaks is not None:
-                sums.masked_fill_(peaks == -torch.inf, 0.0)
-            of_sides.append(sums.log() if peaks is None else sums.log() + peaks)
+            log_weights = rows.new_zeros(()) if log_gaussian is None else log_gaussian[j, i]
+            logits = torch.addmm(log_weights, others, mine.T, alpha=1 / temperature)
+            terms = logits.exp_()  # zeros come in later: of -inf it would take twice as long
+            if factors is not None:
+                terms.mul_(_weights(factors, i, j))
+            sums = _leave_out(terms, pairs, (i, j), 0.0).sum(0)
+            of_sides.append(sums.log())
             # A row without negatives has nothing to share out.
-            saved += [exponentials, sums.masked_fill_(sums == 0, torch.inf)]
+            saved += [terms, torch.threshold_(sums, 0.0, torch.inf)]
         ctx.save_for_backward(rows, *saved)
         ctx.pairs, ctx.temperature = pairs, temperature
         return of_sides[0] if len(of_sides) == 1 else torch.cat(of_sides)
@@ -118,21 +129,19 @@ class _Sums(torch.autograd.Function):
     def backward(ctx: Any, slopes: Tensor) -> tuple[Tensor | None, ...]:
         rows, *saved = ctx.saved_tensors
         if torch.is_grad_enabled():  # it is to be differentiated again
-            with torch.no_grad():
-                log_weights, _ = _log_weights(ctx.pairs)
-            log_s = _sums(rows, ctx.pairs, log_weights, ctx.temperature)
+            log_gaussian, _ = _gaussian(ctx.pairs)
+            log_s = _sums(rows, ctx.pairs, log_gaussian, ctx.temperature)
             (d_rows,) = torch.autograd.grad(log_s, rows, slopes, create_graph=True)
             return d_rows, None, None, None
         d_rows = None
-        for (i, j), exponentials, sums in zip(
-            _sides(ctx.pairs), saved[::2], saved[1::2], strict=True
-        ):
+        for (i, j), terms, sums in zip(_sides(ctx.pairs), saved[::2], saved[1::2], strict=True):
             scales = (_run(slopes, i) / sums).div_(ctx.temperature)  # [I]
-            if i == j and exponentials.numel() <= _IN_CACHE:  # two passes cost less than a product
-                scaled = exponentials * scales
-                return (scaled + scaled.T) @ rows, None, None, None
+            if i == j:  # a pair serves both its ends
+                d_pairs = terms.T.clone(memory_format=torch.contiguous_format)
+                d_pairs.mul_(scales.unsqueeze(1)).addcmul_(terms, scales)
+                return d_pairs @ rows, None, None, None
             d_rows = torch.zeros_like(rows) if d_rows is None else d_rows
-            mine, others, scales = _run(rows, i), _run(rows, j), scales.unsqueeze(1)
-            _run(d_rows, j).addmm_(exponentials, mine * scales)
-            _run(d_rows, i).addcmul_(exponentials.T @ others, scales)
+            mine, others, scales = rows[i], rows[j], scales.unsqueeze(1)
+            d_rows[j].addmm_(terms, mine * scales)
+            d_rows[i].addcmul_(terms.T @ others, scales)
         return d_rows, None, None, None

@@ -51,6 +51,36 @@ def test_float32_agrees_with_the_oracle(scores, epsilon, iterations):
     )
 
 
+@given(scores=cosines, epsilon=st.floats(0.02, 2.0), iterations=st.integers(1, 8))
+def test_scores_known_to_be_cosines_need_no_shift(scores, epsilon, iterations):
+    ours = balance(torch.tensor(scores), epsilon, iterations, largest=1.0)
+    np.testing.assert_allclose(
+        ours, oracle.sinkhorn(scores, epsilon, iterations), rtol=1e-13 / epsilon, atol=1e-9
+    )
+
+
+@pytest.mark.parametrize("iterations", [1, 3, 30])
+def test_the_farthest_cosines_need_no_shift_in_float32(iterations):
+    scores = torch.rand(4000, 100).round() * 2 - 1
+    scores[:, 3] = -1.0
+    scores[7], scores[7, 3] = -1.0, 1.0
+    q = balance(scores, 0.04, iterations, largest=1.0)
+    expected = oracle.sinkhorn(scores.double().numpy(), 0.04, iterations)
+    np.testing.assert_allclose(q, expected, rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize("epsilon", [0.05, 0.01, 0.005, 0.001, 1e-4])
+def test_no_subnormal_number_comes_out(epsilon):
+    """Each takes a CPU as long as a hundred others."""
+    scores = torch.nn.functional.normalize(torch.randn(500, 16)) @ (
+        torch.nn.functional.normalize(torch.randn(50, 16)).T
+    )
+    for iterations in (3, 10):
+        q = sinkhorn(scores, epsilon=epsilon, iterations=iterations)
+        assert not ((q > 0) & (q < torch.finfo(q.dtype).tiny)).any()
+        torch.testing.assert_close(q.sum(1), torch.ones(len(q)), rtol=0, atol=1e-5)
+
+
 @given(scores=finite_floats, epsilon=epsilons, iterations=st.integers(1, 40))
 def test_any_finite_scores_give_rows_that_sum_to_one(scores, epsilon, iterations):
     q = sinkhorn(torch.tensor(scores), epsilon=epsilon, iterations=iterations)
