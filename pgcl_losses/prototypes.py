@@ -334,8 +334,8 @@ class SinkhornPrototypes(Part):
 
     def _advance(self, rows: Tensor, targets: Tensor) -> None:
         """Count the batch and queue its rows, unless there is a NaN or inf in it."""
-        # A NaN or inf in a view spoils the peaks of its columns and so all of its targets.
-        total = targets[:, 0, 0].sum()
+        # A NaN or inf in a view spoils sums over its columns and so all of its targets.
+        total = targets.sum()
         finite = total == total
         self.step.add_(finite)
         if self.queue is not None and self.queue_filled is not None:

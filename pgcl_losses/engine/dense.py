@@ -7,6 +7,7 @@ from torch import Tensor
 
 from pgcl_losses.engine.pairs import (
     LARGEST_EXPONENT,
+    LOG2_E,
     Factors,
     Gaussian,
     Pairs,
@@ -55,9 +56,9 @@ def _gaussian(pairs: Pairs) -> tuple[Tensor | None, Tensor | None]:
 
 def _weights(factors: Factors, i: slice, j: slice) -> Tensor:
     """What they say of rows i, which number the columns, and their partners j, ``[J, I]``."""
-    if factors.right.is_floating_point():
-        return _run(factors.right, j) @ _run(factors.left_matrix(), i).T
-    left = factors.log_left.exp().T  # [R, M], or [R, L]
+    if not factors.looked_up():
+        return _run(factors.right_matrix(), j) @ _run(factors.left_matrix(), i).T
+    left = factors.left_lines().T  # [R, M], or [R, L]
     if factors.lines is None:
         left = left[:, i].contiguous()
     else:
@@ -112,9 +113,9 @@ class _Sums(torch.autograd.Function):
         factors = weight_of(Factors, pairs.weights)
         for i, j in _sides(pairs):
             mine, others = _run(rows, i), _run(rows, j)
-            log_weights = rows.new_zeros(()) if log_gaussian is None else log_gaussian[j, i]
-            logits = torch.addmm(log_weights, others, mine.T, alpha=1 / temperature)
-            terms = logits.exp_()  # zeros come in later: of -inf it would take twice as long
+            exponents = rows.new_zeros(()) if log_gaussian is None else LOG2_E * log_gaussian[j, i]
+            exponents = torch.addmm(exponents, others, mine.T, alpha=LOG2_E / temperature)
+            terms = exponents.exp2_()  # zeros come in later: 2^-inf would take twice as long
             if factors is not None:
                 terms.mul_(_weights(factors, i, j))
             sums = _leave_out(terms, pairs, (i, j), 0.0).sum(0)

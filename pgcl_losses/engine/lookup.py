@@ -1,15 +1,10 @@
 """The weights of a block of pairs, by its factors: looked up, or multiplied out."""
 
-import math
-
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from pgcl_losses.engine.blocks import Block, Layout
-from pgcl_losses.engine.pairs import Factors
-
-LOG2_E = math.log2(math.e)
+from pgcl_losses.engine.pairs import LOG2_E, Factors
 
 
 def along(of_rows: Tensor, end: int) -> Tensor:
@@ -28,11 +23,7 @@ class BlockWeights:
             self.left = laid.sort(factors.left_matrix())  # [M, R]
             self.right = laid.sort(factors.right_matrix())
             return
-        left = factors.log_left
-        if logarithms:
-            left = left * LOG2_E
-        else:  # products choke on numbers too small for float32
-            left = F.threshold(left.exp(), torch.finfo(left.dtype).tiny, 0.0)
+        left = factors.log_left * LOG2_E if logarithms else factors.left_lines()
         if factors.looked_up():
             of_heads = [(factors.right, factors.lines)]
         else:

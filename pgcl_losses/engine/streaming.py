@@ -3,8 +3,6 @@
 e^{s / tau} is symmetric, so a block of the pairs of rows I and rows J serves the sums of both. The
 gradient is computed from the rows again, block by block, and no block is kept: two thirds of the
 arithmetic of a dense loss. Which blocks there are: `blocks.py`.
-
-Exponentials are powers of 2 in here, which take a CPU a third of the time.
 """
 
 import math
@@ -14,10 +12,11 @@ import torch
 from torch import Tensor
 
 from pgcl_losses.engine.blocks import Block, Layout, can_be_read, layout
-from pgcl_losses.engine.lookup import LOG2_E, BlockWeights, along
+from pgcl_losses.engine.lookup import BlockWeights, along
 from pgcl_losses.engine.pairs import (
     ALL_PAIRS,
     LARGEST_EXPONENT,
+    LOG2_E,
     Factors,
     Gaussian,
     Pairs,
