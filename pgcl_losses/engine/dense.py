@@ -54,41 +54,30 @@ def _gaussian(pairs: Pairs) -> tuple[Tensor | None, Tensor | None]:
         return log_gaussian, log_gaussian.logsumexp(0)
 
 
-def _weights(factors: Factors, i: slice, j: slice) -> Tensor:
-    """What they say of rows i, which number the columns, and their partners j, ``[J, I]``."""
-    if not factors.looked_up():
-        return _run(factors.right_matrix(), j) @ _run(factors.left_matrix(), i).T
-    left = factors.left_lines().T  # [R, M], or [R, L]
-    if factors.lines is None:
-        left = left[:, i].contiguous()
-    else:
-        left = left.index_select(1, _run(factors.lines, i))
-    return left.index_select(0, _run(factors.right, j))  # copies of whole lines
-
-
-def _leave_out(matrix: Tensor, pairs: Pairs, side: Side, value: float) -> Tensor:
-    """Fill what is no negative in a matrix ``[J, I]``, in place."""
+def _log_weights(pairs: Pairs, log_gaussian: Tensor | None, side: Side) -> Tensor:
+    """Log W ``[J, I]``, -inf for what is no negative: the one matrix, to which logits are added."""
     i, j = side
-    pairs.fill_graphs(matrix, j, i, value)
+    factors = weight_of(Factors, pairs.weights)
+    if factors is None:
+        log_weights = pairs.rows.new_zeros(j.stop - j.start, i.stop - i.start)
+    else:
+        log_weights = factors.log_block(factors.by_column(), j, i)
+    if log_gaussian is not None:
+        log_weights += log_gaussian[j, i]
+    pairs.fill_graphs(log_weights, j, i, -torch.inf)
     if pairs.across_views and i == j:
         for view in pairs.views():
-            matrix[view, view] = value
-    return matrix
+            log_weights[view, view] = -torch.inf
+    return log_weights
 
 
 def _sums(rows: Tensor, pairs: Pairs, log_gaussian: Tensor | None, temperature: float) -> Tensor:
     """Log S ``[M]``, in steps that autograd can take."""
     of_sides = []
     limits = torch.finfo(rows.dtype)
-    factors = weight_of(Factors, pairs.weights)
     for i, j in _sides(pairs):
         with torch.no_grad():
-            log_weights = rows.new_zeros(j.stop - j.start, i.stop - i.start)
-            if factors is not None:
-                log_weights = factors.log_block(factors.by_column(), j, i)
-            if log_gaussian is not None:
-                log_weights += log_gaussian[j, i]
-            _leave_out(log_weights, pairs, (i, j), -torch.inf)
+            log_weights = _log_weights(pairs, log_gaussian, (i, j))
         logits = log_weights + rows[j] @ rows[i].T / temperature
         peaks = logits.detach().amax(0)  # [I] -inf where there is no negative
         sums = above_underflow(logits - peaks.clamp_min(limits.min)).exp().sum(0)
@@ -110,15 +99,14 @@ class _Sums(torch.autograd.Function):
         ctx: Any, rows: Tensor, pairs: Pairs, log_gaussian: Tensor | None, temperature: float
     ) -> Tensor:
         of_sides, saved = [], []
-        factors = weight_of(Factors, pairs.weights)
         for i, j in _sides(pairs):
             mine, others = _run(rows, i), _run(rows, j)
-            exponents = rows.new_zeros(()) if log_gaussian is None else LOG2_E * log_gaussian[j, i]
-            exponents = torch.addmm(exponents, others, mine.T, alpha=LOG2_E / temperature)
-            terms = exponents.exp2_()  # zeros come in later: 2^-inf would take twice as long
-            if factors is not None:
-                terms.mul_(_weights(factors, i, j))
-            sums = _leave_out(terms, pairs, (i, j), 0.0).sum(0)
+            logits = _log_weights(pairs, log_gaussian, (i, j))
+            logits.addmm_(others, mine.T, beta=LOG2_E, alpha=LOG2_E / temperature)
+            terms = logits.exp2_()
+            if pairs.weights:  # products choke on what is too small for float32
+                torch.threshold_(terms, torch.finfo(terms.dtype).tiny, 0.0)
+            sums = terms.sum(0)
             of_sides.append(sums.log())
             # A row without negatives has nothing to share out.
             saved += [terms, torch.threshold_(sums, 0.0, torch.inf)]

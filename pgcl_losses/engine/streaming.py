@@ -208,12 +208,16 @@ class _Plain(_Ends):
     def d_pairs(self, block: Block, exponents: Tensor, scratch: list[Tensor]) -> Tensor:
         """e^{s / t} (d_i W_ij + d_j W_ji)."""
         of_i, of_j = (along(self.by_sum[block.rows(end).place], end) for end in (0, 1))
+        if self.gaussian is None:
+            values = self.values(block, exponents, exponents)
+            if self.weights is None:
+                return values.mul_(torch.add(of_i, of_j, out=scratch[0]))
+            of_i = self.weights.of(block, 0, scratch[0]).mul_(of_i)
+            weights_j = self.weights.of(block, 1, scratch[1])
+            return values.mul_(torch.addcmul(of_i, weights_j, of_j, out=scratch[0]))
         if self.weights is not None:
             of_i = self.weights.of(block, 0, scratch[0]).mul_(of_i)
             of_j = self.weights.of(block, 1, scratch[1]).mul_(of_j)
-        if self.gaussian is None:
-            values = self.values(block, exponents, exponents)
-            return values.mul_(torch.add(of_i, of_j, out=scratch[0]))
         i, j, part = block.i.place, block.j.place, scratch[2]
         at_j = self.gaussian.of(exponents, j, 1, part).add_(exponents).exp2_()
         values = torch.mul(at_j, of_j, out=scratch[1])
