@@ -176,7 +176,7 @@ def test_benchmarks_of_engines_and_parts_and_their_plots(tmp_path):
 
 def test_benchmark_of_many_processes(tmp_path):
     output = tmp_path / "scaling.json"
-    small = ("--num=200", "--rounds=1", "--shares=2")
+    small = ("--num=2000", "--rounds=1", "--shares=2")
     run("-m", "benchmarks.scaling", *small, "--output", str(output))
     rows = json.loads(output.read_text())["rows"]
     assert {row["benchmark"] for row in rows} == {"scaling", "shares"}
