@@ -200,6 +200,8 @@ ROOMS = {
     "engine/dense": (1.5, 5.0),
     "engine/streaming": (2.9, 5.0),
     "engine/triton": (4.3, 5.0),
+    "engine/blocks": (2.2, 6.0),
+    "engine/lookup": (3.6, 6.0),
 }
 USES = [
     ("adapters/pyg", "pgcl", ""),
@@ -218,11 +220,13 @@ USES = [
     ("engine/", "engine/dense", ""),
     ("engine/", "engine/streaming", "shares"),
     ("engine/", "engine/triton", ""),
+    ("engine/streaming", "engine/blocks", "pairs"),
+    ("engine/streaming", "engine/lookup", "clusters"),
 ]
 
 
 def draw_rooms() -> Figure:
-    figure, axes = plt.subplots(figsize=(10, 6.6), layout="constrained")
+    figure, axes = plt.subplots(figsize=(10, 7.6), layout="constrained")
     for name, (x, y) in ROOMS.items():
         optional = name.startswith("adapters/") or name == "engine/triton"
         axes.text(
@@ -246,7 +250,7 @@ def draw_rooms() -> Figure:
         axes.annotate("", end, start, arrowprops={"arrowstyle": "->", "color": "0.4"})
         middle = ((start[0] + end[0]) / 2, (start[1] + end[1]) / 2)
         axes.text(*middle, what, ha="center", va="center", color="0.35", backgroundcolor="white")
-    axes.set(xlim=(-0.9, 5.0), ylim=(-5.4, 0.4))
+    axes.set(xlim=(-0.9, 5.0), ylim=(-6.4, 0.4))
     axes.set_axis_off()
     return figure
 
