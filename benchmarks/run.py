@@ -26,6 +26,7 @@ from pgcl_losses import (
     sinkhorn,
 )
 from pgcl_losses.engine import ENGINE_CHOICES
+from pgcl_losses.sinkhorn import balance
 
 from . import measure, peers
 
@@ -70,6 +71,7 @@ def sinkhorn_times(args: argparse.Namespace) -> list[dict[str, Any]]:
         uniform = scores.new_full((n,), 1 / n), scores.new_full((k,), 1 / k)
         rivals: dict[str, Callable[[], Any]] = {
             "pgcl_losses.sinkhorn": lambda s=scores: sinkhorn(s),
+            "the same within PGCLLoss": lambda s=scores: balance(s, 0.05, 3, largest=1.0),
             "division loop (SwAV's)": lambda s=scores: peers.division_loop(s),
             "division loop, shortest": lambda s=scores: peers.shortest_division_loop(s),
             "log domain": lambda s=scores: peers.log_domain_loop(s),
@@ -79,7 +81,8 @@ def sinkhorn_times(args: argparse.Namespace) -> list[dict[str, Any]]:
         }
         times = measure.time_in_turn(rivals, args.rounds)
         size = f"N={n} K={k}"
-        table += measure.rows("sinkhorn", size, "3 iterations", times, "division loop (SwAV's)")
+        against = "division loop (SwAV's)", "division loop, shortest"
+        table += measure.rows("sinkhorn", size, "3 iterations", times, *against)
 
     n, k = 4096, 100
     scores = cosines(n, k, args.device)

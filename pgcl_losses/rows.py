@@ -73,6 +73,13 @@ def backward_alone() -> bool:
     return not (transformed or torch.compiler.is_compiling())
 
 
+def can_be_read(values: Tensor) -> bool:
+    """Whether Python may look at numbers: no device is waited for, no graph or transform misled."""
+    if type(values) is not Tensor or not values.is_cpu:
+        return False
+    return not (torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active())
+
+
 def mean_cosine(rows: Tensor) -> Tensor:
     """The mean cosine of two different rows, of unit rows ``[..., D]``; NaN where there is one."""
     rows = rows.flatten(0, -2)  # [M, D]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pgcl_losses._checks import check_count, check_matrix, check_scale
-from pgcl_losses.rows import computing_dtype, full_precision
+from pgcl_losses.rows import can_be_read, computing_dtype, full_precision
 
 # An iteration can raise an entry by N * K against the others of its row and column. Over three,
 # what is too small for float32 stays negligible for any N * K up to 1e9; then u and v are absorbed
@@ -49,7 +49,16 @@ def sinkhorn(scores: Tensor, *, epsilon: float = 0.05, iterations: int = 3) -> T
     epsilon = check_scale("epsilon", epsilon)
     iterations = check_count("iterations", iterations, minimum=1)
     with full_precision(scores.device):
-        return balance(scores.detach().to(computing_dtype(scores)), epsilon, iterations)
+        scores = scores.detach().to(computing_dtype(scores))
+        return balance(scores, epsilon, iterations, largest=_largest(scores))
+
+
+def _largest(scores: Tensor) -> float:
+    """The size of the largest score, where it can be looked at; NaN if there is one."""
+    if not can_be_read(scores):
+        return math.inf
+    low, high = scores.aminmax()
+    return max(-float(low), float(high))
 
 
 def balance(

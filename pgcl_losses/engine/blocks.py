@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from pgcl_losses.engine.pairs import Factors, Gaussian, Pairs, Share, weight_of
+from pgcl_losses.rows import can_be_read
 
 _BLOCK = 640  # rows of a block: a block of pairs stays in the cache
 
@@ -125,11 +126,6 @@ def _readable_clusters(factors: Factors | None) -> tuple[Any, int]:
     of_heads = factors.right.unsqueeze(-1).flatten(1).numpy()  # [M, H]
     head = int(numpy.ptp(of_heads, axis=0).argmax())
     return of_heads[:, head], head
-
-
-def can_be_read(values: Tensor) -> bool:
-    """Not where a device has to be waited for, nor in a graph that others may run."""
-    return type(values) is Tensor and values.is_cpu and not torch.compiler.is_compiling()
 
 
 def _by_cluster(start: int, counts: Any) -> Iterator[Rows]:

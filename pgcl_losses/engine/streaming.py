@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from pgcl_losses.engine.blocks import Block, Layout, can_be_read, layout
+from pgcl_losses.engine.blocks import Block, Layout, layout
 from pgcl_losses.engine.lookup import BlockWeights, along
 from pgcl_losses.engine.pairs import (
     ALL_PAIRS,
@@ -25,6 +25,7 @@ from pgcl_losses.engine.pairs import (
     check_kinds,
     weight_of,
 )
+from pgcl_losses.rows import can_be_read
 
 # At lower temperatures than 1 / LARGEST_EXPONENT, sums are first tried with so much taken off that
 # e^{s / tau} reaches this and no more, down to here. Smaller ones would be too small for float32.
