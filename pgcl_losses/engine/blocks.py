@@ -4,8 +4,10 @@ Where clusters can be looked at, rows are sorted by them: a block of rows then m
 and one cluster is not compared with itself if such pairs are no negatives.
 """
 
+import functools
+import heapq
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy
@@ -66,7 +68,7 @@ def layout(pairs: Pairs, share: Share, *, forward: bool) -> Layout:
     factors = weight_of(Factors, pairs.weights)
     all_pairs = forward and weight_of(Gaussian, pairs.weights) is not None
     runs = [run for all_of in pairs.runs() for run in _cut(all_of, share.num_ranks)]
-    clusters, head = _readable_clusters(factors)
+    clusters, head = _readable_clusters(pairs, factors)
     if clusters is None:
         order = None
         num_clusters = 0 if factors is None else factors.num_columns()
@@ -103,7 +105,7 @@ def _length(run: slice) -> int:
 
 
 def _couples(count: int) -> list[tuple[int, int]]:
-    """Each number with itself and the later ones. (The compiler knows no tool of itertools.)"""
+    """Each number with itself and the later ones. (The compiler knows no combinations.)"""
     return [(a, b) for a in range(count) for b in range(a, count)]
 
 
@@ -119,9 +121,11 @@ def _cut(run: slice, parts: int) -> list[slice]:
     return [slice(*pair) for pair in itertools.pairwise(ends) if pair[0] < pair[1]]
 
 
-def _readable_clusters(factors: Factors | None) -> tuple[Any, int]:
+def _readable_clusters(pairs: Pairs, factors: Factors | None) -> tuple[Any, int]:
     """Those of all rows as an array, if Python can look at them; of the head that has most."""
-    if factors is None or factors.right.is_floating_point() or not can_be_read(factors.right):
+    if factors is None or factors.right.is_floating_point():
+        return None, 0
+    if not all(map(can_be_read, (factors.right, factors.log_left, pairs.rows.detach()))):
         return None, 0
     of_heads = factors.right.unsqueeze(-1).flatten(1).numpy()  # [M, H]
     head = int(numpy.ptp(of_heads, axis=0).argmax())
@@ -149,23 +153,35 @@ def _by_cluster(start: int, counts: Any) -> Iterator[Rows]:
 
 def _share_out(
     runs: list[slice], pairs: Pairs, share: Share, all_pairs: bool
-) -> list[tuple[int, int]]:
+) -> Sequence[tuple[int, int]]:
     """The pairs of runs that are one rank's, so that all ranks have about equally many pairs.
 
     Runs do not depend on clusters, of which two ranks might see another one in a close call.
     """
-    areas = {}
-    for a, b in _couples(len(runs)):
-        if all_pairs or _partners(pairs, runs[a], runs[b]):
-            areas[a, b] = _length(runs[a]) * _length(runs[b]) * (1 if a == b else 2)
-    loads = [0] * share.num_ranks
-    mine = []
+    if share.num_ranks == 1:
+        couples = _couples(len(runs))
+        return [(a, b) for a, b in couples if all_pairs or _partners(pairs, runs[a], runs[b])]
+    each = None if all_pairs or not pairs.across_views else len(runs) // pairs.num_views
+    return _shares(tuple(map(_length, runs)), each, share.num_ranks)[share.rank]
+
+
+@functools.lru_cache(maxsize=16)  # the same ones in every step
+def _shares(
+    lengths: tuple[int, ...], runs_of_a_view: int | None, num_ranks: int
+) -> list[list[tuple[int, int]]]:
+    """The largest pair of runs left goes to the rank that has least, for each rank."""
+    areas = {
+        (a, b): lengths[a] * lengths[b] * (1 if a == b else 2)
+        for a, b in _couples(len(lengths))
+        if runs_of_a_view is None or a // runs_of_a_view != b // runs_of_a_view
+    }
+    of_ranks: list[list[tuple[int, int]]] = [[] for _ in range(num_ranks)]
+    loads = [(0, rank) for rank in range(num_ranks)]
     for both in sorted(areas, key=lambda both: -areas[both]):
-        rank = loads.index(min(loads))
-        loads[rank] += areas[both]
-        if rank == share.rank:
-            mine.append(both)
-    return mine
+        load, rank = heapq.heappop(loads)
+        of_ranks[rank].append(both)
+        heapq.heappush(loads, (load + areas[both], rank))
+    return of_ranks
 
 
 def _no_negatives(factors: Factors | None) -> Any:

@@ -25,7 +25,7 @@ def log_sums(pairs: Pairs, temperature: float) -> Sums:
     log_gaussian, log_masses = _gaussian(pairs)
     function: Any = _sums
     if 1 / temperature <= LARGEST_EXPONENT and backward_alone():
-        function = _Sums.apply  # the same values, in fewer steps
+        function = _Sums.apply  # fewer steps; what is too small for float32 is 0
     return Sums(function(pairs.rows, pairs, log_gaussian, temperature), log_masses)
 
 
@@ -54,14 +54,14 @@ def _gaussian(pairs: Pairs) -> tuple[Tensor | None, Tensor | None]:
         return log_gaussian, log_gaussian.logsumexp(0)
 
 
-def _log_weights(pairs: Pairs, log_gaussian: Tensor | None, side: Side) -> Tensor:
+def _log_weights(pairs: Pairs, log_gaussian: Tensor | None, side: Side, *, exactly: bool) -> Tensor:
     """Log W ``[J, I]``, -inf for what is no negative: the one matrix, to which logits are added."""
     i, j = side
     factors = weight_of(Factors, pairs.weights)
     if factors is None:
         log_weights = pairs.rows.new_zeros(j.stop - j.start, i.stop - i.start)
     else:
-        log_weights = factors.log_block(factors.by_column(), j, i)
+        log_weights = factors.log_block(j, i, exactly=exactly)
     if log_gaussian is not None:
         log_weights += log_gaussian[j, i]
     pairs.fill_graphs(log_weights, j, i, -torch.inf)
@@ -77,7 +77,7 @@ def _sums(rows: Tensor, pairs: Pairs, log_gaussian: Tensor | None, temperature: 
     limits = torch.finfo(rows.dtype)
     for i, j in _sides(pairs):
         with torch.no_grad():
-            log_weights = _log_weights(pairs, log_gaussian, (i, j))
+            log_weights = _log_weights(pairs, log_gaussian, (i, j), exactly=True)
         logits = log_weights + rows[j] @ rows[i].T / temperature
         peaks = logits.detach().amax(0)  # [I] -inf where there is no negative
         sums = above_underflow(logits - peaks.clamp_min(limits.min)).exp().sum(0)
@@ -101,7 +101,7 @@ class _Sums(torch.autograd.Function):
         of_sides, saved = [], []
         for i, j in _sides(pairs):
             mine, others = _run(rows, i), _run(rows, j)
-            logits = _log_weights(pairs, log_gaussian, (i, j))
+            logits = _log_weights(pairs, log_gaussian, (i, j), exactly=False)
             logits.addmm_(others, mine.T, beta=LOG2_E, alpha=LOG2_E / temperature)
             terms = logits.exp2_()
             if pairs.weights:  # products choke on what is too small for float32

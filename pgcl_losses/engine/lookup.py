@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from pgcl_losses.engine.blocks import Block, Layout
-from pgcl_losses.engine.pairs import LOG2_E, Factors
+from pgcl_losses.engine.pairs import LOG2_E, Factors, Lookup
 
 
 def along(of_rows: Tensor, end: int) -> Tensor:
@@ -18,22 +18,18 @@ class BlockWeights:
     def __init__(self, factors: Factors, laid: Layout, *, logarithms: bool) -> None:
         """Or log2 W."""
         self.logarithms = logarithms
+        heads = factors.of_heads()
         self.lookups: list[_Lookup] = []
-        if factors.right.is_floating_point() or (logarithms and not factors.looked_up()):
+        if not heads:
             self.left = laid.sort(factors.left_matrix())  # [M, R]
             self.right = laid.sort(factors.right_matrix())
             return
         left = factors.log_left * LOG2_E if logarithms else factors.left_lines()
-        if factors.looked_up():
-            of_heads = [(factors.right, factors.lines)]
-        else:
-            assert factors.lines is not None
-            of_heads = list(zip(factors.right.unbind(1), factors.lines.unbind(1), strict=True))
+        by_column = left if factors.lines is None else left.T.contiguous()
         square = factors.lines is factors.right
-        by_column = left.T.contiguous() if factors.lines is not None else left
         self.lookups = [
-            _Lookup(left, by_column, right, lines, laid, of_sorted=laid.head == head, square=square)
-            for head, (right, lines) in enumerate(of_heads)
+            _Lookup(left, by_column, lookup, laid, of_sorted=laid.head == head, square=square)
+            for head, lookup in enumerate(heads)
         ]
 
     def of(self, block: Block, end: int, out: Tensor) -> Tensor:
@@ -43,11 +39,12 @@ class BlockWeights:
             return weights.log2_() if self.logarithms else weights
         if len(self.lookups) == 1:
             return self.lookups[0].of(block, end, out)
-        of_heads = [lookup.of(block, end, torch.empty_like(out)) for lookup in self.lookups]
-        torch.add(of_heads[0], of_heads[1], out=out)
-        for of_head in of_heads[2:]:
-            out += of_head
-        return out
+        first, *others = [lookup.of(block, end, torch.empty_like(out)) for lookup in self.lookups]
+        add = torch.logaddexp2 if self.logarithms else torch.add
+        for of_head in others:
+            vectors = first.shape == of_head.shape != out.shape
+            first = add(first, of_head, out=None if vectors else out)
+        return first
 
 
 class _Lookup:
@@ -57,8 +54,7 @@ class _Lookup:
         self,
         left: Tensor,
         by_column: Tensor,
-        right: Tensor,
-        lines: Tensor | None,
+        lookup: Lookup,
         laid: Layout,
         *,
         of_sorted: bool,
@@ -66,15 +62,18 @@ class _Lookup:
     ) -> None:
         """``square``: the line of a row has the number of its cluster."""
         self.of_sorted, self.square = of_sorted, square
-        self.right = laid.sort(right)  # [M]
-        self.lines = None if lines is None else laid.sort(lines)
-        self.left = laid.sort(left) if lines is None else left  # [M, R] or [L, R]
+        self.right = laid.sort(lookup.right)  # [M]
+        self.lines = None if lookup.lines is None else laid.sort(lookup.lines)
+        self.left = laid.sort(left) if lookup.lines is None else left  # [M, R] or [L, R]
         self.by_column = by_column  # [R, L], where there are lines
+        # Of the table of several heads, a head has its own part.
+        self.columns = _spread(self.right, left.shape[1], laid)
+        self.rows = range(0) if self.lines is None else _spread(self.lines, len(left), laid)
 
     def of(self, block: Block, end: int, out: Tensor) -> Tensor:
         i, j = block.i.place, block.j.place
         mine, others = block.rows(end), block.rows(1 - end)
-        clusters = others.clusters if self.of_sorted else range(self.left.shape[1])
+        clusters = others.clusters if self.of_sorted else self.columns
         if len(clusters) == 1:
             return along(self._column(mine.place, clusters.start), end)
         if end == 0:  # left_i at the cluster of j
@@ -86,7 +85,7 @@ class _Lookup:
             return _copies(of_clusters, self.right[j], few.start, out)
         if self.lines is None:  # left_j at the cluster of i
             return torch.index_select(self.left[j], 1, self.right[i], out=out)
-        some = mine.clusters if self.of_sorted and self.square else range(len(self.left))
+        some = mine.clusters if self.of_sorted and self.square else self.rows
         of_lines = self.left[some.start : some.stop].index_select(1, self.right[i])
         return _copies(of_lines, self.lines[j], some.start, out)
 
@@ -94,6 +93,14 @@ class _Lookup:
         if self.lines is None:
             return self.left[mine, cluster].clone()
         return self.by_column[cluster].index_select(0, self.lines[mine])
+
+
+def _spread(numbers: Tensor, count: int, laid: Layout) -> range:
+    """From the smallest to the largest of some numbers below ``count``, if they can be read."""
+    if laid.order is None:
+        return range(count)
+    low, high = numbers.aminmax()
+    return range(int(low), int(high) + 1)
 
 
 def _copies(lines: Tensor, numbers: Tensor, first: int, out: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ An engine computes S_i = sum over negatives j of W_ij e^{s_ij / tau} for every r
 unit rows, with gradient to the rows; each pair is visited once and serves both its ends.
 """
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import NamedTuple, TypeVar
@@ -14,7 +15,7 @@ from torch import Tensor
 
 # Up to here e^{s / tau} of millions of pairs adds up in float32 without a maximum taken off first.
 LARGEST_EXPONENT = 40.0
-# e^x is computed as 2^(x log2 e): a CPU takes a third of the time, and no longer for -inf.
+# e^x is computed as 2^(x log2 e), in a third of the time on a CPU; -inf takes as long as any x.
 LOG2_E = math.log2(math.e)
 
 
@@ -47,12 +48,8 @@ class Factors(NamedTuple):
         return F.threshold(self.log_left.exp(), smallest, 0.0)  # products choke on smaller ones
 
     def log_left_of_rows(self) -> Tensor:
-        """``[M, R]``, whichever form it has."""
-        if self.lines is None:
-            return self.log_left
-        if self.looked_up():
-            return self.log_left.index_select(0, self.lines)
-        return self.left_matrix().log_()
+        """``[M, R]``, whichever form it has, of one head."""
+        return self.log_left if self.lines is None else self.log_left.index_select(0, self.lines)
 
     def left_matrix(self) -> Tensor:
         """``[M, R]``, whichever form it has."""
@@ -72,20 +69,39 @@ class Factors(NamedTuple):
         zeros = self.log_left.new_zeros(len(self.right), self.num_columns())
         return zeros.scatter_(1, self.right.unsqueeze(-1).flatten(1), 1.0)
 
-    def by_column(self) -> Tensor:
-        """``[R, M]``, of which `log_block` makes blocks: left_i, or its logarithm, as columns."""
-        if not self.looked_up():
-            return self.left_matrix().T
-        if self.lines is None:
-            return self.log_left.T.contiguous()
-        return self.log_left.T.index_select(1, self.lines)
+    def of_heads(self) -> "list[Lookup]":
+        """What is looked up for each head, in the table of all; nothing if right_j is no lookup."""
+        if self.right.is_floating_point():
+            return []
+        if self.lines is None or self.looked_up():
+            return [Lookup(self.right, self.lines)]
+        heads = zip(self.right.unbind(1), self.lines.unbind(1), strict=True)
+        return [Lookup(right, lines) for right, lines in heads]
 
-    def log_block(self, by_column: Tensor, others: slice, some: slice) -> Tensor:
-        """Log W ``[J, I]`` of some rows i, which number the columns, and others j: a new matrix."""
-        if not self.looked_up():
-            right = self._replace(right=self.right[others]).right_matrix()
-            return (right @ by_column[:, some]).log_()
-        return by_column[:, some].index_select(0, self.right[others])  # copies of whole lines
+    def log_block(self, others: slice, some: slice, *, exactly: bool) -> Tensor:
+        """Log W ``[J, I]`` of some rows i, which number the columns, and others j: a new matrix.
+
+        Sums over heads are taken of logarithms, if ``exactly``; else they are -inf where a weight
+        is too small for float32, in less time.
+        """
+        heads = self.of_heads()
+        if not heads or (len(heads) > 1 and not exactly):
+            return (self.right_matrix()[others] @ self.left_matrix()[some].T).log_()
+        of_heads = []
+        for right, lines in heads:
+            if lines is None:
+                by_column = self.log_left[some].T.contiguous()
+            else:
+                by_column = self.log_left.T.index_select(1, lines[some])
+            of_heads.append(by_column.index_select(0, right[others]))  # copies of whole lines
+        return functools.reduce(torch.logaddexp, of_heads)
+
+
+class Lookup(NamedTuple):
+    """Where left_i and right_j are looked up, for one head."""
+
+    right: Tensor  # [M] int64, the column of each row's cluster
+    lines: Tensor | None  # [M] int64, and its line; None if each row has one of its own
 
 
 def mean_of(several: Sequence[Factors]) -> Factors:
@@ -106,7 +122,8 @@ def mean_of(several: Sequence[Factors]) -> Factors:
         end = line + len(table.log_left), column + table.num_columns()
         log_left[line : end[0], column : end[1]] = table.log_left - scale
         right.append(table.right + column)
-        lines += [] if table.lines is None else [table.lines + line]
+        assert table.lines is not None
+        lines.append(table.lines + line)
         line, column = end
     return Factors(log_left, torch.stack(right, dim=1), torch.stack(lines, dim=1))
 

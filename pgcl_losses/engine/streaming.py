@@ -27,13 +27,11 @@ from pgcl_losses.engine.pairs import (
 )
 from pgcl_losses.rows import can_be_read
 
-# At lower temperatures than 1 / LARGEST_EXPONENT, sums are first tried with so much taken off that
-# e^{s / tau} reaches this and no more, down to here. Smaller ones would be too small for float32.
-_HIGHEST = 60.0
-_LOWEST = -80.0
+# At lower temperatures than 1 / LARGEST_EXPONENT, down to this one, sums are first tried with so
+# much taken off all exponents that the largest is at most this, unless a log W is below that.
 _LARGEST_EXPONENT_TRIED = 100.0
-_SMALLEST_WEIGHT_TRIED = -30.0  # its logarithm
-_ERROR = 2.0**-24
+_HIGHEST = 60.0
+_SMALLEST_LOG_WEIGHT_TRIED = -12.0
 # Shares of a sum below e^-60 count as that, which is nothing beside the others. Products choke on
 # numbers too small for float32.
 _SMALLEST_SHARE = -60.0
@@ -48,7 +46,9 @@ def log_sums(pairs: Pairs, temperature: float, share: Share = ALL_PAIRS) -> Sums
     if _may_be_tried(pairs, temperature):
         off = max(1 / temperature - _HIGHEST, 0.0)
         sums = _add_up(_Plain(pairs, temperature, laid, off), pairs, temperature, laid)
-        smallest = math.log(len(pairs.rows) / _ERROR) + _LOWEST + off
+        # Of these, exponents that were raised to the lowest are a rounding error at most.
+        dtype = pairs.rows.dtype
+        smallest = math.log(len(pairs.rows) / torch.finfo(dtype).eps) + _lowest(dtype) + off
         none = sums.log_sums == -torch.inf
         if bool((none | ~(sums.log_sums < smallest)).all()):
             return sums
@@ -62,9 +62,15 @@ def _may_be_tried(pairs: Pairs, temperature: float) -> bool:
     factors = weight_of(Factors, pairs.weights)
     if factors is not None:
         log_left = factors.log_left
-        if bool(((log_left > -torch.inf) & (log_left < _SMALLEST_WEIGHT_TRIED)).any()):
+        small = (log_left > -torch.inf) & (log_left < _SMALLEST_LOG_WEIGHT_TRIED)
+        if factors.right.is_floating_point() or bool(small.any()):
             return False
     return weight_of(Gaussian, pairs.weights) is None
+
+
+def _lowest(dtype: torch.dtype) -> float:
+    """The lowest exponent x of which e^x W can still be held, for all W that are tried."""
+    return math.log(torch.finfo(dtype).tiny) - _SMALLEST_LOG_WEIGHT_TRIED
 
 
 def gradient(
@@ -121,11 +127,14 @@ class _PairGaussian:
     def __init__(self, gaussian: Gaussian, temperature: float, laid: Layout) -> None:
         scale = LOG2_E / temperature  # from cosines to exponents
         self.mean = laid.sort(gaussian.mean) * scale  # [M]
-        self.curvature = -LOG2_E / (2 * scale**2 * laid.sort(gaussian.variance))  # [M]
+        # Squares of exponents would overflow at temperatures that are very low.
+        self.sharpness = (0.5 * LOG2_E / laid.sort(gaussian.variance)).sqrt_() / scale  # [M]
+        self.zero = self.mean.new_zeros(())
 
     def of(self, exponents: Tensor, mine: slice, end: int, out: Tensor) -> Tensor:
         deviations = torch.sub(exponents, along(self.mean[mine], end), out=out)
-        return deviations.square_().mul_(along(self.curvature[mine], end))
+        deviations.mul_(along(self.sharpness[mine], end))
+        return torch.addcmul(self.zero, deviations, deviations, value=-1, out=deviations)
 
 
 class _Ends:
@@ -170,7 +179,7 @@ class _Plain(_Ends):
     def values(self, block: Block, exponents: Tensor, out: Tensor) -> Tensor:
         """e^{s / t}; 0 for pairs of one graph."""
         if self.off is not None:
-            exponents.sub_(self.off * LOG2_E).clamp_min_(_LOWEST * LOG2_E)
+            exponents.sub_(self.off * LOG2_E).clamp_min_(_lowest(exponents.dtype) * LOG2_E)
         values = torch.exp2(exponents, out=out)
         self.fill_graphs(block, values, 0.0)
         return values
@@ -271,7 +280,7 @@ class _Logarithms(_Ends):
                 self.masses[mine] += scratch[2].exp2_().sum(end)
             peaks = torch.maximum(self.peaks[mine], logits.amax(end))
             finite = peaks.masked_fill(peaks == -torch.inf, 0.0)
-            logits.sub_(along(finite, end)).clamp_min_(_LOWEST * LOG2_E)
+            logits.sub_(along(finite, end)).clamp_min_(_lowest(logits.dtype) * LOG2_E)
             added = logits.exp2_().sum(end).masked_fill_(peaks == -torch.inf, 0.0)
             self.totals[mine] = self.totals[mine] * (self.peaks[mine] - finite).exp2_() + added
             self.peaks[mine] = peaks
@@ -288,7 +297,7 @@ class _Logarithms(_Ends):
     def d_pairs(self, block: Block, exponents: Tensor, scratch: list[Tensor]) -> Tensor:
         of_i, of_j = (
             self.logits(block, end, exponents, scratch, self.log_s)
-            .clamp_min_(_SMALLEST_SHARE * LOG2_E)
+            .clamp_(_SMALLEST_SHARE * LOG2_E, 0.0)  # log S is rounded, but no share is above 1
             .exp2_()
             for end in (0, 1)
         )

@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import math
 import os
 from typing import NamedTuple
 from unittest import mock
@@ -9,13 +10,14 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from helpers.blocks import in_blocks
 from helpers.cases import MODES, cases, oracle_losses
 from hypothesis import given
 from hypothesis import strategies as st
 from live_bytes import LiveBytes
 
-from pgcl_losses import PGCLLoss, PrototypeReweightedNCE
+from pgcl_losses import Assignment, PGCLLoss, PrototypeReweightedNCE
 from pgcl_losses.contrast import NEGATIVES, WEIGHTINGS
 from pgcl_losses.engine import (
     TRACEABLE,
@@ -100,7 +102,7 @@ def test_clusters_are_told_apart_whatever_their_numbers():
     torch.testing.assert_close(loss(z1, z2, *near), loss(z1, z2, *(near - 2**60)))
 
 
-def test_streaming_with_more_clusters_than_products_are_worth():
+def test_streaming_with_many_small_clusters():
     z1, z2 = torch.randn(2, 20, 4)
     clusters, prototypes = torch.randint(300, (2, 20)), torch.randn(300, 4)
     streaming, dense = (
@@ -248,19 +250,65 @@ def test_shares_of_streaming_add_up(pairs, temperature, num_ranks, block):
 
 @pytest.mark.parametrize("engine", ["dense", "streaming"])
 @pytest.mark.parametrize("temperature", [0.002, 0.01, 0.02])
-def test_weights_too_small_for_float32_count_at_low_temperatures(engine, temperature):
+@pytest.mark.parametrize("num_heads", [1, 2])
+def test_weights_too_small_for_float32_count_at_low_temperatures(engine, temperature, num_heads):
     # One outlier, which weighs e^-128 and is the only negative that others have.
-    z1, z2 = torch.nn.functional.normalize(torch.randn(2, 128, 3) + 2, dim=-1)
-    clusters = torch.zeros(128, dtype=torch.long)
-    clusters[0] = 1
-    prototypes = torch.eye(3)[:2]
+    z1 = F.normalize(torch.randn(128, 3) + 2, dim=-1)
+    z2 = F.normalize(torch.randn(128, 3) - 2, dim=-1)
+    clusters = torch.zeros(2, 128, num_heads, dtype=torch.long)
+    clusters[0, 0] = 1
+    q = F.one_hot(clusters, 2).flatten(2)  # [2, N, H * 2], alike in all heads
+    if num_heads == 1:
+        clusters = clusters.squeeze(-1)
+    assignments = [
+        Assignment(q.log(), q.double(), of_view, (2,) * num_heads)
+        for q, of_view in zip(q.double(), clusters, strict=True)
+    ]
+    prototypes = torch.eye(3)[:2].repeat(num_heads, 1)
+    loss = PrototypeReweightedNCE(temperature=temperature, engine=engine, reduction="none")
     losses = [
-        PrototypeReweightedNCE(temperature=temperature, engine=engine, reduction="none")(
-            z1.to(dtype), z2.to(dtype), clusters, clusters, prototypes.to(dtype)
-        )
+        loss([z1.to(dtype), z2.to(dtype)], assignments=assignments, prototypes=prototypes.to(dtype))
         for dtype in (torch.float32, torch.float64)
     ]
+    assert losses[1].max() > 0.3 / temperature
     torch.testing.assert_close(losses[0].double(), losses[1], rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("num", [10, 58, 700])
+@pytest.mark.parametrize("angle", [0.5, 0.55, 0.6])
+def test_a_sum_that_leaves_float32_is_no_lack_of_negatives(num, angle):
+    # The others' only negative lies away from them and weighs little.
+    def row(at):
+        return [math.cos(at), math.sin(at), 0.0]
+
+    z1, z2 = torch.tensor([[row(0)] * num, [row(math.pi)] * num])
+    z1[0] = z2[0] = torch.tensor(row(math.pi / 2 + angle))
+    clusters = torch.zeros(num, dtype=torch.long)
+    clusters[0] = 1
+    results = []
+    for engine in ("streaming", "dense"):
+        leaf = z1.clone().requires_grad_()
+        losses = PrototypeReweightedNCE(temperature=0.0101, engine=engine, reduction="none")(
+            leaf, z2, clusters, clusters, torch.eye(3)[:2]
+        )
+        losses.sum().backward()
+        results.append((losses.detach(), leaf.grad))
+    torch.testing.assert_close(*results, rtol=1e-3, atol=0.05)  # of gradients of 84
+
+
+@pytest.mark.parametrize("weighting", WEIGHTINGS)
+@pytest.mark.parametrize("temperature", [1e-30, 1e-20, 1e-9, 1e-8, 1e9, 1e20, 1e30])
+def test_any_temperature_gives_finite_losses_and_gradients(weighting, temperature):
+    views = torch.randn(2, 40, 4)
+    clusters, prototypes = torch.randint(3, (2, 40)), torch.randn(3, 4)
+    losses = []
+    for engine in ("streaming", "dense"):
+        rows = [view.clone().requires_grad_() for view in views]
+        loss = PrototypeReweightedNCE(weighting=weighting, temperature=temperature, engine=engine)
+        losses.append(loss(*rows, *clusters, prototypes))
+        losses[-1].backward()
+        assert all(row.grad.isfinite().all() for row in rows)
+    torch.testing.assert_close(*losses, rtol=1e-4, atol=1e-4)
 
 
 def test_forward_mode_derivatives_of_dense():

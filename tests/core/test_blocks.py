@@ -1,0 +1,73 @@
+"""Which blocks of pairs there are: each pair once, none in vain, and as many for each rank."""
+
+import torch
+from helpers.blocks import in_blocks
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pgcl_losses.engine import Factors, Pairs
+from pgcl_losses.engine.blocks import layout
+from pgcl_losses.engine.pairs import Share
+
+
+def clustered(num, num_views, num_clusters, across_views=False):
+    clusters = torch.randint(num_clusters, (num * num_views,))
+    table = torch.zeros(num_clusters, num_clusters).fill_diagonal_(-torch.inf)
+    factors = Factors(table, clusters, lines=clusters)
+    return Pairs(torch.randn(num * num_views, 2), num_views, across_views, (factors,)), clusters
+
+
+def times_met(pairs, shares):
+    """How often each pair of two rows is in a block with negatives, of all shares."""
+    met = torch.zeros(len(pairs.rows), len(pairs.rows), dtype=torch.int64)
+    for share in shares:
+        laid = layout(pairs, share, forward=False)
+        places = torch.arange(len(met))
+        order = places if laid.order is None else laid.order
+        for block in laid.blocks:
+            assert block.negatives
+            i, j = order[block.i.place], order[block.j.place]
+            met[i.unsqueeze(1), j] += 1
+            if block.i.place != block.j.place:
+                met[j.unsqueeze(1), i] += 1
+    return met
+
+
+@given(
+    num=st.integers(1, 12),
+    num_views=st.integers(1, 3),
+    num_clusters=st.integers(1, 5),
+    across_views=st.booleans(),
+    num_ranks=st.integers(1, 5),
+    block=st.sampled_from([1, 3, 100]),
+)
+def test_shares_meet_each_pair_of_negatives_once(
+    num, num_views, num_clusters, across_views, num_ranks, block
+):
+    pairs, clusters = clustered(num, num_views, num_clusters, across_views)
+    with in_blocks(block):
+        met = times_met(pairs, [Share(rank, num_ranks) for rank in range(num_ranks)])
+    view = torch.arange(len(clusters)) // num
+    negatives = clusters.unsqueeze(1) != clusters
+    if across_views:
+        negatives &= view.unsqueeze(1) != view
+    assert (met <= 1).all()
+    assert (met[negatives] == 1).all()
+
+
+def test_clusters_that_fill_blocks_are_not_compared_with_themselves():
+    pairs, clusters = clustered(200, 2, 4)
+    with in_blocks(40):
+        met = times_met(pairs, [Share()])
+    assert torch.equal(met == 0, clusters.unsqueeze(1) == clusters)
+
+
+def test_ranks_have_about_equally_many_pairs():
+    pairs, _ = clustered(300, 2, 3)
+    for num_ranks in (2, 3, 4, 8, 13):
+        with in_blocks(10):
+            counts = [
+                times_met(pairs._replace(weights=()), [Share(rank, num_ranks)]).sum()
+                for rank in range(num_ranks)
+            ]
+        assert max(counts) < 1.25 * min(counts)
