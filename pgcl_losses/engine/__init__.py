@@ -19,7 +19,7 @@ ENGINE_CHOICES = get_args(Engine)
 
 # The largest number of pairs for which "auto" takes the dense engine. On a CPU streaming is faster
 # above it, as measured; elsewhere it is a bound on memory, half a GiB a matrix.
-_DENSE_UP_TO = {"cpu": 3 << 18}
+_DENSE_UP_TO = {"cpu": 1 << 20}
 _DENSE_ELSEWHERE = 1 << 27
 
 # Tracing an autograd function, torch.compile of torch 2.4 takes tensors outside of it for others of

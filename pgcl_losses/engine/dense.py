@@ -29,6 +29,9 @@ def log_sums(pairs: Pairs, temperature: float) -> Sums:
     return Sums(function(pairs.rows, pairs, log_gaussian, temperature), log_masses)
 
 
+# So many pairs stay in a CPU's cache, where a copy of them costs less than another product.
+_COPIED_UP_TO = 1 << 20
+
 # A side: the rows whose sums a matrix [J, I] gives, its columns I, and their partners J.
 Side = tuple[slice, slice]
 
@@ -125,7 +128,7 @@ class _Sums(torch.autograd.Function):
         d_rows = None
         for (i, j), terms, sums in zip(_sides(ctx.pairs), saved[::2], saved[1::2], strict=True):
             scales = (_run(slopes, i) / sums).div_(ctx.temperature)  # [I]
-            if i == j:  # a pair serves both its ends
+            if i == j and len(rows) ** 2 <= _COPIED_UP_TO:  # a pair serves both its ends
                 d_pairs = terms.T.clone(memory_format=torch.contiguous_format)
                 d_pairs.mul_(scales.unsqueeze(1)).addcmul_(terms, scales)
                 return d_pairs @ rows, None, None, None
