@@ -9,7 +9,7 @@ from torch import Tensor
 from pgcl_losses.batch import Batch
 from pgcl_losses.consistency import share_of_a_guess
 from pgcl_losses.prototypes import SinkhornPrototypes
-from pgcl_losses.rows import mean_cosine, unit_rows
+from pgcl_losses.rows import is_eager, mean_cosine, unit_rows
 from pgcl_losses.weights import cluster_counts
 
 # Gradients are hardly ever accumulated over more batches than this before an optimizer steps.
@@ -28,11 +28,9 @@ _CHANCE = 0.95
 
 def can_look(rows: Tensor) -> bool:
     """In training forwards that run in Python, on numbers that are there to be read."""
-    if torch.compiler.is_compiling() or not (torch.is_grad_enabled() and rows.requires_grad):
+    if not (is_eager() and torch.is_grad_enabled() and rows.requires_grad):
         return False
     if type(rows) is not Tensor or rows.device.type not in ("cpu", "cuda"):
-        return False
-    if torch._C._are_functorch_transforms_active():
         return False
     if not rows.is_cuda:
         return True

@@ -67,17 +67,19 @@ class _UnitRows(torch.autograd.Function):
         return torch.addcmul(d_unit, unit, along, value=-1).div_(lengths)
 
 
+def is_eager() -> bool:
+    """Whether operations run as Python meets them: no transform, no compiler."""
+    return not (torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active())
+
+
 def backward_alone() -> bool:
-    """Whether nothing but backward passes will ask for a gradient: no transform, no compiler."""
-    transformed = torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
-    return not (transformed or torch.compiler.is_compiling())
+    """Whether nothing but backward passes will ask for a gradient."""
+    return is_eager() and forward_ad._current_level < 0
 
 
 def can_be_read(values: Tensor) -> bool:
     """Whether Python may look at numbers: no device is waited for, no graph or transform misled."""
-    if type(values) is not Tensor or not values.is_cpu:
-        return False
-    return not (torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active())
+    return type(values) is Tensor and values.is_cpu and is_eager()
 
 
 def mean_cosine(rows: Tensor) -> Tensor:

@@ -1,5 +1,6 @@
 """The engine for batches that fit: plain torch operations on one matrix of logits."""
 
+import math
 from typing import Any
 
 import torch
@@ -12,7 +13,6 @@ from pgcl_losses.engine.pairs import (
     Gaussian,
     Pairs,
     Sums,
-    above_underflow,
     check_kinds,
     weight_of,
 )
@@ -29,8 +29,7 @@ def log_sums(pairs: Pairs, temperature: float) -> Sums:
     return Sums(function(pairs.rows, pairs, log_gaussian, temperature), log_masses)
 
 
-# So many pairs stay in a CPU's cache, where a copy of them costs less than another product.
-_COPIED_UP_TO = 1 << 20
+_IN_CACHE = 1 << 20  # pairs; a copy of so many costs less than another product
 
 # A side: the rows whose sums a matrix [J, I] gives, its columns I, and their partners J.
 Side = tuple[slice, slice]
@@ -83,10 +82,19 @@ def _sums(rows: Tensor, pairs: Pairs, log_gaussian: Tensor | None, temperature: 
             log_weights = _log_weights(pairs, log_gaussian, (i, j), exactly=True)
         logits = log_weights + rows[j] @ rows[i].T / temperature
         peaks = logits.detach().amax(0)  # [I] -inf where there is no negative
-        sums = above_underflow(logits - peaks.clamp_min(limits.min)).exp().sum(0)
+        sums = _above_underflow(logits - peaks.clamp_min(limits.min)).exp().sum(0)
         # Elsewhere they are 1 or more; log 0 would have no gradient but NaN.
         of_sides.append(sums.clamp_min(limits.tiny).log() + peaks)
     return torch.cat(of_sides)
+
+
+def _above_underflow(logits: Tensor) -> Tensor:
+    """Logarithms raised, in place, above that of the smallest normal number.
+
+    The exponential of a smaller one takes a CPU up to thirty times as long. Beside a sum of 1 or
+    more what it becomes is nothing.
+    """
+    return logits.clamp_min_(1 + math.log(torch.finfo(logits.dtype).tiny))
 
 
 def _run(values: Tensor, run: slice) -> Tensor:
@@ -128,7 +136,7 @@ class _Sums(torch.autograd.Function):
         d_rows = None
         for (i, j), terms, sums in zip(_sides(ctx.pairs), saved[::2], saved[1::2], strict=True):
             scales = (_run(slopes, i) / sums).div_(ctx.temperature)  # [I]
-            if i == j and len(rows) ** 2 <= _COPIED_UP_TO:  # a pair serves both its ends
+            if i == j and terms.numel() <= _IN_CACHE:  # a pair serves both its ends
                 d_pairs = terms.T.clone(memory_format=torch.contiguous_format)
                 d_pairs.mul_(scales.unsqueeze(1)).addcmul_(terms, scales)
                 return d_pairs @ rows, None, None, None

@@ -66,9 +66,10 @@ class _Lookup:
         self.lines = None if lookup.lines is None else laid.sort(lookup.lines)
         self.left = laid.sort(left) if lookup.lines is None else left  # [M, R] or [L, R]
         self.by_column = by_column  # [R, L], where there are lines
-        # Of the table of several heads, a head has its own part.
-        self.columns = _spread(self.right, left.shape[1], laid)
-        self.rows = range(0) if self.lines is None else _spread(self.lines, len(left), laid)
+        self.columns, self.rows = range(left.shape[1]), range(len(left))
+        if laid.order is not None and not of_sorted:  # a head has its own part of the table
+            self.columns = _spread(self.right)
+            self.rows = self.rows if self.lines is None else _spread(self.lines)
 
     def of(self, block: Block, end: int, out: Tensor) -> Tensor:
         i, j = block.i.place, block.j.place
@@ -95,10 +96,8 @@ class _Lookup:
         return self.by_column[cluster].index_select(0, self.lines[mine])
 
 
-def _spread(numbers: Tensor, count: int, laid: Layout) -> range:
-    """From the smallest to the largest of some numbers below ``count``, if they can be read."""
-    if laid.order is None:
-        return range(count)
+def _spread(numbers: Tensor) -> range:
+    """From the smallest to the largest, which can be read."""
     low, high = numbers.aminmax()
     return range(int(low), int(high) + 1)
 

@@ -205,15 +205,6 @@ class Share(NamedTuple):
 ALL_PAIRS = Share()
 
 
-def above_underflow(logits: Tensor) -> Tensor:
-    """Logarithms raised, in place, above that of the smallest normal number.
-
-    The exponential of a smaller one takes a CPU up to thirty times as long. Beside a sum of 1 or
-    more what it becomes is nothing.
-    """
-    return logits.clamp_min_(1 + math.log(torch.finfo(logits.dtype).tiny))
-
-
 Kind = TypeVar("Kind")
 
 

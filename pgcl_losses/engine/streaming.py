@@ -247,23 +247,16 @@ class _Logarithms(_Ends):
         super().__init__(pairs, temperature, laid)
         self.peaks = torch.full_like(self.totals, -torch.inf)
 
-    def logits(
-        self, block: Block, end: int, exponents: Tensor, scratch: list[Tensor], off: Tensor
-    ) -> Tensor:
-        """s / t + log W of the rows at one end, less what is given; -inf for what is no negative.
+    def logits(self, block: Block, end: int, exponents: Tensor, scratch: list[Tensor]) -> Tensor:
+        """s / t + log W of the rows at one end, -inf for what is no negative.
 
         The Gaussian's part alone stays in the last matrix of scratch.
         """
         logits = scratch[end]
-        off = along(off[block.rows(end).place], end)
         if self.weights is None:
-            torch.sub(exponents, off, out=logits)
+            logits.copy_(exponents)
         else:
-            weights = self.weights.of(block, end, logits)
-            if weights.shape == logits.shape:
-                logits.copy_(weights).add_(exponents).sub_(off)
-            else:
-                torch.add(exponents, weights - off, out=logits)
+            torch.add(exponents, self.weights.of(block, end, logits), out=logits)
         if self.gaussian is not None:
             logits += self.gaussian.of(exponents, block.rows(end).place, end, scratch[2])
         if not block.negatives:
@@ -272,10 +265,9 @@ class _Logarithms(_Ends):
         return logits
 
     def add(self, block: Block, exponents: Tensor, scratch: list[Tensor]) -> None:
-        nothing = torch.zeros_like(self.totals)
         for end in block.ends():
             mine = block.rows(end).place
-            logits = self.logits(block, end, exponents, scratch, nothing)
+            logits = self.logits(block, end, exponents, scratch)
             if self.gaussian is not None:
                 self.masses[mine] += scratch[2].exp2_().sum(end)
             peaks = torch.maximum(self.peaks[mine], logits.amax(end))
@@ -296,7 +288,8 @@ class _Logarithms(_Ends):
 
     def d_pairs(self, block: Block, exponents: Tensor, scratch: list[Tensor]) -> Tensor:
         of_i, of_j = (
-            self.logits(block, end, exponents, scratch, self.log_s)
+            self.logits(block, end, exponents, scratch)
+            .sub_(along(self.log_s[block.rows(end).place], end))
             .clamp_(_SMALLEST_SHARE * LOG2_E, 0.0)  # log S is rounded, but no share is above 1
             .exp2_()
             for end in (0, 1)

@@ -24,6 +24,7 @@ from pgcl_losses.engine import (
     Factors,
     Gaussian,
     Pairs,
+    dense,
     log_weighted_sums,
     mean_of,
     streaming,
@@ -206,8 +207,11 @@ def pairs_of_any_kind(draw):
     temperature=st.sampled_from([0.02, 0.2, 1.0]),
     engine=st.sampled_from(["dense", "streaming"]),
     block=st.sampled_from([1, 3, 640]),
+    in_cache=st.sampled_from([0, 1 << 20]),
 )
-def test_an_engine_computes_the_sentence_of_its_contract(pairs, temperature, engine, block):
+def test_an_engine_computes_the_sentence_of_its_contract(
+    pairs, temperature, engine, block, in_cache
+):
     results = []
     slopes = torch.linspace(-1, 2, len(pairs.rows), dtype=torch.float64)
     for function in (
@@ -216,7 +220,7 @@ def test_an_engine_computes_the_sentence_of_its_contract(pairs, temperature, eng
     ):
         rows = pairs.rows.clone().requires_grad_()
         constant = pairs._replace(rows=rows)
-        with in_blocks(block):
+        with in_blocks(block), mock.patch.object(dense, "_IN_CACHE", in_cache):
             log_sums = function(constant)
             there = log_sums.detach() > -torch.inf
             gradient = torch.zeros_like(rows)
