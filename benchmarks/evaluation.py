@@ -6,8 +6,6 @@ python -m benchmarks.evaluation
 python -m benchmarks.evaluation --rounds 1 --sizes 60 --output /tmp/evaluation.json
 """
 
-import argparse
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -52,16 +50,7 @@ def cell(num: int, rounds: int) -> list[dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=7)
+    parser = measure.parser(__doc__, rounds=7, cpu_alone=True)
     parser.add_argument("--sizes", type=int, nargs="+", default=[188, 344, 800])
-    parser.add_argument("--output", type=Path, help="default: results/cpu.json")
     args = parser.parse_args()
-
-    machine = measure.machine()
-    output = measure.output(args, machine)
-    print(machine)
-    table = [row for num in args.sizes for row in cell(num, args.rounds)]
-    measure.show(table)
-    measure.save(output, table, machine)
-    print(f"written to {output}")
+    measure.report(args, (cell(num, args.rounds) for num in args.sizes))

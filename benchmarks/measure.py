@@ -7,7 +7,7 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +21,32 @@ MIB = 2**20
 SECONDS_PER_ROUND = 0.05
 
 
-def parser(about: str, rounds: int) -> argparse.ArgumentParser:
-    """The options that all benchmarks of CPU and GPU have."""
+def parser(about: str, rounds: int, *, cpu_alone: bool = False) -> argparse.ArgumentParser:
+    """The options that all benchmarks have; those of a CPU alone are given no device."""
     made = argparse.ArgumentParser(description=about.splitlines()[0])
     made.add_argument("--rounds", type=int, default=rounds)
-    made.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    made.add_argument("--output", type=Path, help="default: results/cpu.json or results/cuda.json")
+    default = "results/cpu.json"
+    if not cpu_alone:
+        made.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+        default += " or results/cuda.json"
+    made.add_argument("--output", type=Path, help=f"default: {default}")
     return made
+
+
+def report(args: argparse.Namespace, tables: Iterable[list[dict[str, Any]]]) -> None:
+    """Show tables as they are made, and write all of them.
+
+    Whether they can be written is known before the first one is made.
+    """
+    described = machine(getattr(args, "device", "cpu"))
+    path = output(args, described)
+    print(described)
+    whole = []
+    for table in tables:
+        show(table)
+        whole += table
+    save(path, whole, described)
+    print(f"written to {path}")
 
 
 def output(args: argparse.Namespace, machine: dict[str, Any]) -> Path:

@@ -8,7 +8,6 @@ python -m benchmarks.parts
 python -m benchmarks.parts --sizes 128 --rounds 5 --output /tmp/parts.json
 """
 
-import argparse
 import pkgutil
 import statistics
 import time
@@ -16,7 +15,6 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import wraps
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -144,18 +142,10 @@ def part_times(num: int, rounds: int) -> list[dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=21)
+    parser = measure.parser(__doc__, rounds=21, cpu_alone=True)
     parser.add_argument("--sizes", type=int, nargs="+", default=[128, 512, 4096], help="N")
-    parser.add_argument("--output", type=Path, help="default: results/cpu.json")
     args = parser.parse_args()
 
     torch.manual_seed(0)
     warnings.filterwarnings("ignore", "PGCLLoss: the prototypes have not moved")  # no optimizer
-    machine = measure.machine()
-    output = measure.output(args, machine)
-    print(machine)
-    table = [row for num in args.sizes for row in part_times(num, args.rounds)]
-    measure.show(table)
-    measure.save(output, table, machine)
-    print(f"written to {output}")
+    measure.report(args, (part_times(num, args.rounds) for num in args.sizes))

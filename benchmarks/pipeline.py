@@ -9,7 +9,8 @@ python -m benchmarks.pipeline
 python -m benchmarks.pipeline --rounds 5 --output /tmp/pipeline.json
 """
 
-from collections.abc import Callable
+import argparse
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -170,23 +171,21 @@ def epoch_times(graphs: list[Data], rounds: int) -> dict[str, list[float]]:
     return measure.time_in_turn({"PGCL": ours, PUBLISHED: published}, rounds, seconds=10)
 
 
+def tables(args: argparse.Namespace) -> Iterator[list[dict[str, Any]]]:
+    graphs = [molecule() for _ in range(args.graphs)]
+    batch = Batch.from_data_list(graphs).to(args.device)
+    size = f"G={args.graphs} V={batch.num_nodes} E={batch.num_edges}"
+    times = augment_times(batch, args.rounds)
+    yield measure.rows("augment", size, "PyG", times, "encoder forward")
+    yield measure.rows("pipeline", size, "PyG", step_times(batch, args.rounds), CROSS_VIEW)
+    times = epoch_times(graphs, args.rounds)
+    yield measure.rows("epoch", size, "PyG, on CPU", times, PUBLISHED)
+
+
 if __name__ == "__main__":
     parser = measure.parser(__doc__, rounds=21)
     parser.add_argument("--graphs", type=int, default=512, help="in the batch")
     args = parser.parse_args()
 
     torch.manual_seed(0)
-    machine = measure.machine(args.device)
-    output = measure.output(args, machine)
-    print(machine)
-    graphs = [molecule() for _ in range(args.graphs)]
-    batch = Batch.from_data_list(graphs).to(args.device)
-    size = f"G={args.graphs} V={batch.num_nodes} E={batch.num_edges}"
-    table = [
-        *measure.rows("augment", size, "PyG", augment_times(batch, args.rounds), "encoder forward"),
-        *measure.rows("pipeline", size, "PyG", step_times(batch, args.rounds), CROSS_VIEW),
-        *measure.rows("epoch", size, "PyG, on CPU", epoch_times(graphs, args.rounds), PUBLISHED),
-    ]
-    measure.show(table)
-    measure.save(output, table, machine)
-    print(f"written to {output}")
+    measure.report(args, tables(args))

@@ -6,8 +6,11 @@ python -m benchmarks.pretraining --smiles zinc.smi.gz
 python -m benchmarks.pretraining --rounds 1 --molecules 16 --output /tmp/pretraining.json
 """
 
+import argparse
 import itertools
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch_geometric.data import Data
@@ -51,23 +54,21 @@ def step_times(graphs: list[Data], device: str, rounds: int) -> dict[str, list[f
     return measure.time_in_turn(rivals, rounds)
 
 
+def tables(args: argparse.Namespace) -> Iterator[list[dict[str, Any]]]:
+    texts = lines(args.smiles) if args.smiles else iter(made()[0])
+    readable = filter(None, map(graph_of, texts))
+    graphs = list(itertools.islice(readable, args.molecules))
+    source = args.smiles.name if args.smiles else "made in code"
+    size = f"N={len(graphs)} V={sum(graph.num_nodes for graph in graphs)}"
+    times = step_times(graphs, args.device, args.rounds)
+    yield measure.rows("pretraining", size, source, times, STEP)
+    print(f"{1e3 * len(graphs) / min(times[STEP]):.0f} molecules per second")
+
+
 if __name__ == "__main__":
     parser = measure.parser(__doc__, rounds=7)
     parser.add_argument("--smiles", type=Path, help="a text or a table of SMILES, maybe gzipped")
     parser.add_argument("--molecules", type=int, default=256, help="in a batch")
     args = parser.parse_args()
 
-    texts = lines(args.smiles) if args.smiles else iter(made()[0])
-    readable = filter(None, map(graph_of, texts))
-    graphs = list(itertools.islice(readable, args.molecules))
-    machine = measure.machine(args.device)
-    output = measure.output(args, machine)
-    print(machine)
-    source = args.smiles.name if args.smiles else "made in code"
-    size = f"N={len(graphs)} V={sum(graph.num_nodes for graph in graphs)}"
-    times = step_times(graphs, args.device, args.rounds)
-    table = measure.rows("pretraining", size, source, times, STEP)
-    measure.show(table)
-    measure.save(output, table, machine)
-    fastest = min(times[STEP])
-    print(f"{1e3 * len(graphs) / fastest:.0f} molecules per second; written to {output}")
+    measure.report(args, tables(args))

@@ -253,13 +253,5 @@ if __name__ == "__main__":
 
     torch.manual_seed(0)
     warnings.filterwarnings("ignore", "PGCLLoss: the prototypes have not moved")  # no optimizer
-    machine = measure.machine(args.device)
-    output = measure.output(args, machine)
-    print(machine)
-    table = []
-    for name in [args.only] if args.only else BENCHMARKS:
-        part = BENCHMARKS[name](args)
-        measure.show(part)
-        table += part
-    measure.save(output, table, machine)
-    print(f"written to {output}")
+    chosen = [args.only] if args.only else BENCHMARKS
+    measure.report(args, (BENCHMARKS[name](args) for name in chosen))

@@ -10,7 +10,6 @@ python -m benchmarks.scaling --num 512 --shares 2 4 --output /tmp/scaling.json
 import argparse
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -111,14 +110,14 @@ def split(num: int, num_ranks: int, mode: str) -> list[int]:
     return [end - start for start, end in zip([0, *ends], ends, strict=False)]
 
 
-def share_rows(num: int, shares: Sequence[int]) -> list[dict[str, Any]]:
+def share_rows(args: argparse.Namespace) -> list[dict[str, Any]]:
     """What the ranks with the most and the least work have, in parts of an equal share."""
-    (of_one,) = on_ranks(work_of_ranks, 1, [num])
+    (of_one,) = on_ranks(work_of_ranks, 1, [args.num])
     table = []
     print("work of each rank (1 is an equal share), and of all (1 is that of one process)")
-    for num_ranks in shares:
+    for num_ranks in args.shares:
         for mode in ("equal rows", "unequal rows")[: 1 if num_ranks == 1 else 2]:
-            counts = split(num, num_ranks, mode)
+            counts = split(args.num, num_ranks, mode)
             work = on_ranks(work_of_ranks, num_ranks, counts)
             parts = [num_ranks * one / sum(work) for one in work]
             measured = {
@@ -128,29 +127,25 @@ def share_rows(num: int, shares: Sequence[int]) -> list[dict[str, Any]]:
             }
             each = " ".join(f"{part:.3f}" for part in parts)
             print(f"{num_ranks:5d} ranks, {mode}: {each}; {sum(work) / of_one:.3f}")
-            key = "shares", f"{num_ranks} ranks", f"N={num} D={DIM} K={NUM_PROTOTYPES}", mode
+            key = "shares", f"{num_ranks} ranks", f"N={args.num} D={DIM} K={NUM_PROTOTYPES}", mode
             table += [measure.row(*key, *one) for one in measured.items()]
     return table
 
 
+def time_rows(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Milliseconds a step of ranks together, and as a ratio to one process."""
+    size = f"N={args.num} D={DIM} K={NUM_PROTOTYPES}"
+    alone, _ = names(args.ranks)
+    table = []
+    for name, times in on_ranks(times_in_turn, args.ranks, args.num, args.rounds).items():
+        table += measure.rows("scaling", size, name, times, alone)
+    return table
+
+
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=21)
+    parser = measure.parser(__doc__, rounds=21, cpu_alone=True)
     parser.add_argument("--num", type=int, default=4096, help="N, graphs of all ranks together")
     parser.add_argument("--ranks", type=int, default=2, help="that are timed: as many as cores")
     parser.add_argument("--shares", type=int, nargs="+", default=[1, 2, 3, 4, 8], help="counted")
-    parser.add_argument("--output", type=Path, help="default: results/cpu.json")
     args = parser.parse_args()
-
-    machine = measure.machine()
-    output = measure.output(args, machine)
-    print(machine)
-    table = share_rows(args.num, args.shares)
-    alone, _ = names(args.ranks)
-    timed = []
-    for name, times in on_ranks(times_in_turn, args.ranks, args.num, args.rounds).items():
-        size = f"N={args.num} D={DIM} K={NUM_PROTOTYPES}"
-        timed += measure.rows("scaling", size, name, times, alone)
-    measure.show(timed)
-    measure.save(output, table + timed, machine)
-    print(f"written to {output}")
+    measure.report(args, (made(args) for made in (share_rows, time_rows)))
