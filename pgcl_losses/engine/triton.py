@@ -3,53 +3,63 @@
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 """The engine for CUDA: fused kernels in which tiles of pairs never leave the chip.
 
-Forward, a block of rows walks over all rows with a running maximum and sum. Backward, it walks
-again, recomputes each tile, and multiplies what its pairs give to both their ends with the others'
-rows. No two programs write to one place.
+A program has a block of rows and walks over the others, tile by tile: forward it adds up sums;
+backward it computes each tile again, and multiplies what its pairs give to both their ends with the
+others' rows. No two programs write to one place. Rows are laid out by `tiles.py`, and what happens
+in a tile is in `kernels.py`.
 
 Needs the package `triton`, so this module is imported only once the engine is asked for.
 """
 
+import functools
+import math
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 import triton.language as tl
 from torch import Tensor
-from triton import cdiv, jit, next_power_of_2
+from triton import cdiv
+from triton.runtime import driver
 
+from pgcl_losses.engine.kernels import (
+    _backward_kernel,
+    _d_pairs_kernel,
+    _forward_kernel,
+    _multiply_kernel,
+)
 from pgcl_losses.engine.pairs import (
     ALL_PAIRS,
+    LARGEST_EXPONENT,
+    LOG2_E,
     Factors,
     Gaussian,
     Pairs,
     Share,
     Sums,
+    Weight,
     check_kinds,
     weight_of,
 )
+from pgcl_losses.engine.tiles import SOME_COLUMNS, WINDOW, Format, Layout, Rows, format_of, lay_out
 
-# Weights of a tile are a product of that rank; looking them up costs less above.
-_MOST_COLUMNS = 128
-_BLOCK_R = 16  # columns at a time: the fewest that tensor cores take
+# So many programs for each processor, where there are tiles for them.
+_PROGRAMS = 2
+# GPUs with so much of it multiply operands that are there, others those in registers.
+_OPERANDS_IN_SHARED_MEMORY = 200 << 10
+# Where rows are too wide for one kernel, so many pairs are in memory at a time.
+_PAIRS_IN_MEMORY = 1 << 26
 
 
-@torch.compiler.disable  # which would otherwise follow the launch into triton's own code
 def log_sums(pairs: Pairs, temperature: float, share: Share = ALL_PAIRS) -> Sums:
-    """See `Sums`; float32 for rows in half precision. A share is a run of rows, each against all.
+    """See `Sums`. A share is a run of rows, each against all others.
 
-    Float32 rows are multiplied in TF32 only where PyTorch's own switch for products says so.
+    Products of float32 are computed from bfloat16 parts, as PyTorch's own switch for them says.
     """
-    p, launch = _arguments(pairs, temperature, share)
-    log_s = p.inverse_temperature.new_full((p.num_rows,), -torch.inf)
-    log_masses = None if p.mean is None else log_s.clone()
-    grid = (cdiv(p.stop - p.start, p.BLOCK_M.value),)
-    with torch.cuda.device_of(log_s):
-        _forward_kernel[grid](p, log_s, log_masses, **launch)
-    return Sums(log_s, log_masses)
+    check_kinds("triton", pairs.weights, Factors, Gaussian)
+    log_sums, log_masses = _log_sums(*_flat(pairs), temperature, *share)
+    return Sums(log_sums, None if weight_of(Gaussian, pairs.weights) is None else log_masses)
 
 
-@torch.compiler.disable
 def gradient(
     pairs: Pairs, temperature: float, log_s: Tensor, slopes: Tensor, share: Share
 ) -> Tensor:
@@ -57,259 +67,250 @@ def gradient(
 
     ``log_s``: the log-sums of all shares together, without the Gaussian's scale.
     """
-    p, launch = _arguments(pairs, temperature, share)
-    # Infinite where there is no negative: no pair has a part in that sum.
-    log_s = log_s.masked_fill(log_s == -torch.inf, torch.inf).contiguous()
-    slopes = (slopes / temperature).contiguous()
-    d_rows = torch.zeros_like(p.rows)
-    grid = cdiv(p.stop - p.start, p.BLOCK_M.value), cdiv(p.D.value, p.BLOCK_D.value)
-    with torch.cuda.device_of(d_rows):
-        _backward_kernel[grid](p, log_s, slopes, d_rows, **launch)
+    d_rows: Tensor = _gradient(log_s, slopes, *_flat(pairs), temperature, *share)
     return d_rows
 
 
-class _Arguments(NamedTuple):
-    """What both kernels take. Each None and each constexpr is compiled in."""
+# Operators of PyTorch, so that its compiler takes them as they are. It knows no tuples of tuples.
 
-    rows: Tensor  # [M, D]
-    num_rows: int
-    num_graphs: int
-    start: int  # of the share
-    stop: int
-    inverse_temperature: Tensor  # [1] because kernels get Python's floats in single precision
-    left: Tensor | None  # [M, R]
-    right: Tensor | None  # [M, R], or [M] the columns to look up
-    R: Any  # int where columns are looked up, else constexpr
-    mean: Tensor | None  # [M]
-    curvature: Tensor | None  # [M]: -1 / (2 variance)
+
+@torch.library.custom_op("pgcl_losses::triton_log_sums", mutates_args=())
+def _log_sums(
+    rows: Tensor,
+    num_views: int,
+    across_views: bool,
+    kinds: str,
+    weights: list[Tensor],
+    temperature: float,
+    rank: int,
+    num_ranks: int,
+) -> tuple[Tensor, Tensor]:
+    pairs = _pairs(rows, num_views, across_views, kinds, weights)
+    share = Share(rank, num_ranks)
+    none = rows.new_full(rows.shape[:1], -torch.inf)
+    if _is_empty(share.of(len(rows))):
+        return none, none.clone()
+    laid = lay_out(pairs, temperature, share, forward=True)
+    p, launch = _arguments(laid, pairs, temperature, backward=False)
+    grid = _grid(p)
+    sums = rows.new_empty(grid[1], p.num_mine)
+    masses = None if p.mine.mean is None else torch.empty_like(sums)
+    with torch.cuda.device_of(sums):
+        _forward_kernel[grid](p, sums, masses, **launch)
+    logs = sums.mul_(1 / LOG2_E).logsumexp(0) if p.PEAKS.value else sums.sum(0).log_()
+    log_masses = none if masses is None else laid.unsort(masses.sum(0).log_(), -torch.inf)
+    return laid.unsort(logs, -torch.inf), log_masses
+
+
+@torch.library.custom_op("pgcl_losses::triton_gradient", mutates_args=())
+def _gradient(
+    log_s: Tensor,
+    slopes: Tensor,
+    rows: Tensor,
+    num_views: int,
+    across_views: bool,
+    kinds: str,
+    weights: list[Tensor],
+    temperature: float,
+    rank: int,
+    num_ranks: int,
+) -> Tensor:
+    pairs = _pairs(rows, num_views, across_views, kinds, weights)
+    share = Share(rank, num_ranks)
+    if _is_empty(share.of(len(rows))):
+        return torch.zeros_like(rows)
+    laid = lay_out(pairs, temperature, share, forward=False)
+    p, launch = _arguments(laid, pairs, temperature, backward=True)
+    none = log_s == -torch.inf  # a row without negatives has nothing to share out
+    slopes = (slopes / temperature).masked_fill_(none, 0.0)
+    if p.APART.value:
+        log_s = (log_s * LOG2_E).masked_fill_(none, torch.inf)
+    else:
+        smallest = math.log(torch.finfo(log_s.dtype).tiny)
+        slopes *= log_s.clamp_min(smallest).neg_().exp_()
+    ends = _Ends(
+        *(of_all[of.order] for of in (laid.mine, laid.others) for of_all in (log_s, slopes))
+    )
+    with torch.cuda.device_of(rows):
+        if p.BLOCK_D.value == p.WIDTH.value:
+            grid = _grid(p)
+            of_splits = rows.new_empty(grid[1], p.num_mine, p.WIDTH.value)
+            _backward_kernel[grid](p, ends, of_splits, **launch)
+            d_mine = of_splits.sum(0)
+        else:
+            d_mine = _wide_gradient(p, ends, launch)
+    return laid.unsort(d_mine[:, : rows.shape[1]] / math.sqrt(LOG2_E / temperature), 0.0)
+
+
+@_log_sums.register_fake
+def _(rows: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    return rows.new_empty(rows.shape[:1]), rows.new_empty(rows.shape[:1])
+
+
+@_gradient.register_fake
+def _(log_s: Tensor, slopes: Tensor, rows: Tensor, *_: Any) -> Tensor:
+    return torch.empty_like(rows)
+
+
+def _flat(pairs: Pairs) -> tuple[Tensor, int, bool, str, list[Tensor]]:
+    """Pairs as arguments of an operator, the kinds of their weights by name."""
+    kinds, tensors = "", []
+    factors, gaussian = weight_of(Factors, pairs.weights), weight_of(Gaussian, pairs.weights)
+    if factors is not None:
+        tensors += [factors.log_left, factors.right]
+        if factors.lines is factors.right:
+            kinds += "table "
+        elif factors.lines is not None:
+            kinds += "lines "
+            tensors.append(factors.lines)
+        else:
+            kinds += "factors "
+    if gaussian is not None:
+        kinds += "gaussian"
+        tensors += gaussian
+    return pairs.rows.detach(), pairs.num_views, pairs.across_views, kinds, tensors
+
+
+def _pairs(
+    rows: Tensor, num_views: int, across_views: bool, kinds: str, tensors: list[Tensor]
+) -> Pairs:
+    left = iter(tensors)
+    weights: list[Weight] = []
+    for kind in kinds.split():
+        first, second = next(left), next(left)
+        if kind == "gaussian":
+            weights.append(Gaussian(first, second))
+        else:
+            lines = next(left) if kind == "lines" else second if kind == "table" else None
+            weights.append(Factors(first, second, lines))
+    return Pairs(rows, num_views, across_views, tuple(weights))
+
+
+def _is_empty(run: slice) -> bool:
+    return bool(run.start == run.stop)
+
+
+def _wide_gradient(p: "_Arguments", ends: "_Ends", launch: dict[str, Any]) -> Tensor:
+    """The same with what pairs give in memory, some blocks of rows at a time."""
+    parts = p.mine.parts
+    blocks = p.num_mine // p.BLOCK_M.value
+    at_a_time = min(blocks, max(1, _PAIRS_IN_MEMORY // (p.BLOCK_M.value * p.num_others)))
+    shape = p.GRADIENT_PARTS.value, at_a_time * p.BLOCK_M.value, p.num_others
+    d_pairs = parts.new_empty(shape)
+    d_rows = ends.slopes.new_empty(p.num_mine, p.WIDTH.value)
+    for first in range(0, blocks, at_a_time):
+        some = min(at_a_time, blocks - first)
+        grid = some, p.num_others // p.BLOCK_N.value
+        _d_pairs_kernel[grid](p, ends, d_pairs, first, d_pairs.shape[1], **launch)
+        grid = some, p.WIDTH.value // p.BLOCK_D.value
+        _multiply_kernel[grid](p, d_pairs, d_rows, first, d_pairs.shape[1], **launch)
+    return d_rows
+
+
+class Card(NamedTuple):
+    """What the kernels' shape and the number of programs are chosen by."""
+
+    shared_memory: int  # bytes that a program may have
+    processors: int
+
+
+@functools.cache
+def _card(device: torch.device) -> Card:
+    if device.type != "cuda":  # Triton's interpreter
+        return Card(99 << 10, 2)
+    known = driver.active.utils.get_device_properties(device.index)
+    return Card(known["max_shared_mem"], known["multiprocessor_count"])
+
+
+class _Ends(NamedTuple):
+    """Log2 S and slopes of both ends of a pair; or, where it has one exponent, slopes / S."""
+
+    log_sums: Tensor  # of my rows [M]
+    slopes: Tensor
+    log_sums_of_others: Tensor
+    slopes_of_others: Tensor
+
+
+class _Arguments(NamedTuple):
+    """What all kernels take. Each None and each constexpr is compiled in."""
+
+    mine: Rows
+    others: Rows
+    num_mine: int
+    num_others: int
+    table: Tensor | None  # [K, K]
+    turned: Tensor | None  # its transpose
+    num_keys: int
+    skips: Tensor | None
+    meetings: Tensor
     # Those below are constexpr.
-    ACROSS_VIEWS: Any
-    D: Any
+    dtype: Any  # of sums
+    WIDTH: Any
+    RANK: Any  # of the factors
+    PARTS: Any
+    GRADIENT_PARTS: Any
+    PEAKS: Any  # whether sums overflow unless a maximum is taken off first
+    APART: Any  # whether a pair has two exponents, one for each end
     BLOCK_M: Any  # rows of a program
     BLOCK_N: Any  # others at a time
-    BLOCK_D: Any  # columns of the rows at a time
+    BLOCK_D: Any  # columns at a time
     BLOCK_R: Any  # columns of the factors at a time
-    PRECISION: Any  # of float32 products
-    SMALLEST: Any  # smaller weights count as 0: their reciprocals may overflow
+    WINDOW: Any  # keys at a time, of a block whose rows have several
 
 
-def _arguments(pairs: Pairs, temperature: float, share: Share) -> tuple[_Arguments, dict[str, int]]:
+def _arguments(
+    laid: Layout, pairs: Pairs, temperature: float, *, backward: bool
+) -> tuple[_Arguments, dict[str, Any]]:
     """What the kernels take, and how they are launched."""
-    check_kinds("triton", pairs.weights, Factors, Gaussian)
-    rows = pairs.rows.detach().contiguous()
-    mine = share.of(len(rows))
-    dtype = torch.float64 if rows.dtype == torch.float64 else torch.float32  # of sums
-    left, right, columns = None, None, None
-    factors = weight_of(Factors, pairs.weights)
-    if factors is not None:
-        left, right, columns = factors.left_matrix(), factors.right, factors.num_columns()
-        if not factors.looked_up() or columns <= _MOST_COLUMNS:
-            padding = 0, -columns % _BLOCK_R
-            left, right = F.pad(left, padding), F.pad(factors.right_matrix(), padding).to(dtype)
-            columns = tl.constexpr(left.shape[1])
-        left, right = left.to(dtype).contiguous(), right.contiguous()
-    mean, curvature = None, None
-    gaussian = weight_of(Gaussian, pairs.weights)
-    if gaussian is not None:
-        mean = gaussian.mean.to(dtype).contiguous()
-        curvature = -0.5 / gaussian.variance.to(dtype).contiguous()
-    shape, launch = _blocks(rows)
+    mine, others, table = laid.mine, laid.others, laid.table
+    kind = format_of(pairs.rows.dtype)
+    width = mine.parts.shape[2]
+    peaks = 1 / temperature > LARGEST_EXPONENT
+    apart = peaks or mine.mean is not None
+    card = _card(pairs.rows.device)
+    m, n, d, warps, stages = _shape(width, kind, card, apart=apart, backward=backward)
     arguments = _Arguments(
-        rows=rows,
-        num_rows=len(rows),
-        num_graphs=pairs.num_graphs(),
-        start=mine.start,
-        stop=mine.stop,
-        inverse_temperature=rows.new_full((1,), 1 / temperature, dtype=dtype),
-        left=left,
-        right=right,
-        R=columns,
-        mean=mean,
-        curvature=curvature,
-        ACROSS_VIEWS=tl.constexpr(pairs.across_views),
-        D=tl.constexpr(rows.shape[1]),
-        BLOCK_R=tl.constexpr(_BLOCK_R),
-        SMALLEST=tl.constexpr(torch.finfo(dtype).tiny),
-        **{name: tl.constexpr(value) for name, value in shape.items()},
+        mine=mine,
+        others=others,
+        num_mine=len(mine.graphs),
+        num_others=len(others.graphs),
+        table=table,
+        turned=None if table is None else table.T.contiguous(),
+        num_keys=16 if table is None else len(table),
+        skips=laid.skips,
+        meetings=laid.meetings(m, n, pairs.num_graphs()),
+        dtype=tl.constexpr(tl.float64 if kind.dtype == torch.float64 else tl.float32),
+        WIDTH=tl.constexpr(width),
+        RANK=tl.constexpr(0 if mine.left is None else mine.left.shape[1]),
+        PARTS=tl.constexpr(kind.parts),
+        GRADIENT_PARTS=tl.constexpr(kind.gradient_parts),
+        PEAKS=tl.constexpr(peaks),
+        APART=tl.constexpr(apart),
+        BLOCK_M=tl.constexpr(m),
+        BLOCK_N=tl.constexpr(n),
+        BLOCK_D=tl.constexpr(d),
+        BLOCK_R=tl.constexpr(16),
+        WINDOW=tl.constexpr(WINDOW),
     )
-    return arguments, launch
+    # A product and a sum in one instruction: Triton means to leave that to whoever asks for it.
+    return arguments, {"num_warps": warps, "num_stages": stages, "enable_fp_fusion": True}
 
 
-def _blocks(rows: Tensor) -> tuple[dict[str, Any], dict[str, int]]:
-    """The kernels' shape, by width and dtype alone: timing them would break a CUDA graph."""
-    width = rows.shape[1]
-    half = rows.dtype in (torch.float16, torch.bfloat16)
-    tf32 = _tf32()
-    if half and width <= 128:
-        m, n, widest, warps, stages = 128, 64, 128, 8, 3
-    elif half:  # parts of both sides fill shared memory
-        m, n, widest, warps, stages = 64, 64, 128, 4, 2
-    elif rows.dtype == torch.float32 and tf32:
-        m, n, widest, warps, stages = 64, 64, 64, 4, 2
-    elif rows.dtype == torch.float32:  # no tensor cores: operands are held in registers
-        m, n, widest, warps, stages = 64, 32, 32, 4, 3
-    elif rows.dtype == torch.float64:
-        m, n, widest, warps, stages = 16, 16, 16, 4, 1
-    else:
-        raise TypeError(f"engine='triton' computes with floating-point rows, but got {rows.dtype}")
-    shape = {
-        "BLOCK_M": m,
-        "BLOCK_N": n,
-        "BLOCK_D": min(widest, max(16, next_power_of_2(width))),
-        # With rows in half precision, the products in float32 are of weights and small gradients.
-        "PRECISION": "tf32" if tf32 or half else "ieee",
-    }
-    return shape, {"num_warps": warps, "num_stages": stages}
+def _shape(
+    width: int, kind: Format, card: Card, *, apart: bool, backward: bool
+) -> tuple[int, int, int, int, int]:
+    """Rows, others and columns of a tile; warps and stages. Timing would break a CUDA graph."""
+    if kind.dtype == torch.float64:
+        return 64, 64, min(width, SOME_COLUMNS), 4, 1
+    row = width * kind.parts * kind.dtype.itemsize
+    # Wider rows do not fit, into shared memory or into registers.
+    if row <= (512 if card.shared_memory >= _OPERANDS_IN_SHARED_MEMORY else 128):
+        return 128, 32 if apart else 64, width, 8, 3
+    return 128, 32 if apart or backward else 64, min(width, SOME_COLUMNS), 8, 2
 
 
-def _tf32() -> bool:
-    """PyTorch's switch; where its newer form was used, reading the older one is an error."""
-    products: Any = torch.backends.cuda.matmul
-    if hasattr(products, "fp32_precision"):
-        return bool(products.fp32_precision == "tf32")
-    return bool(products.allow_tf32)
-
-
-# The kernels. Tiles have shape [M, N]: a program's rows, `me`, against N others at a time.
-
-
-@jit
-def _forward_kernel(p, log_sums, log_masses):
-    """Log S of my rows, and with a Gaussian the log of its mass."""
-    me = p.start + tl.program_id(0) * p.BLOCK_M + tl.arange(0, p.BLOCK_M)  # [M]
-    total = tl.zeros([p.BLOCK_M], log_sums.dtype.element_ty)
-    peak = total - float("inf")
-    mass = total
-    mass_peak = peak
-    for start in range(0, p.num_rows, p.BLOCK_N):
-        other = start + tl.arange(0, p.BLOCK_N)  # [N]
-        similarity = _products(p, p.rows, me, p.rows, other, p.D, p.BLOCK_D)
-        exponents, weights = _pairs(p, similarity, me, other, 0)
-        peak, total = _add_exp(peak, total, exponents, weights)
-        if p.mean is not None:  # all rows have a part in the mass, negatives or not
-            log_gaussian = _log_gaussian(p, similarity, me[:, None])
-            is_row = (other < p.num_rows)[None, :]
-            log_gaussian = tl.where(is_row, log_gaussian, -float("inf"))
-            mass_peak, mass = _add_exp(mass_peak, mass, log_gaussian, 1.0)
-    tl.store(log_sums + me, _log(peak, total), mask=me < p.stop)
-    if p.mean is not None:
-        tl.store(log_masses + me, _log(mass_peak, mass), mask=me < p.stop)
-
-
-@jit
-def _backward_kernel(p, log_sums, slopes, d_rows):
-    """BLOCK_D columns of my rows' gradient."""
-    me = p.start + tl.program_id(0) * p.BLOCK_M + tl.arange(0, p.BLOCK_M)  # [M]
-    part = 0
-    if p.BLOCK_D < p.D:
-        part = tl.program_id(1) * p.BLOCK_D
-    gradient = tl.zeros([p.BLOCK_M, p.BLOCK_D], log_sums.dtype.element_ty)
-    for start in range(0, p.num_rows, p.BLOCK_N):
-        other = start + tl.arange(0, p.BLOCK_N)  # [N]
-        similarity = _products(p, p.rows, me, p.rows, other, p.D, p.BLOCK_D)
-        d_pairs = tl.zeros([p.BLOCK_M, p.BLOCK_N], log_sums.dtype.element_ty)
-        for END in tl.static_range(2):
-            exponents, weights = _pairs(p, similarity, me, other, END)
-            row, _ = _ends(me, other, END)
-            log_sum = tl.load(log_sums + row, mask=row < p.num_rows, other=float("inf"))
-            slope = tl.load(slopes + row, mask=row < p.num_rows, other=0.0)
-            d_pairs += slope * (weights * tl.exp(exponents - log_sum))
-        theirs = _tile(p.rows, other, p.num_rows, part, p.D, p.BLOCK_D)
-        if theirs.dtype == tl.float16:  # too narrow for small weights; TF32 holds all its digits
-            theirs = theirs.to(tl.float32)
-        gradient += _dot(d_pairs.to(theirs.dtype), theirs, p.PRECISION)
-    d = part + tl.arange(0, p.BLOCK_D)
-    at = me.to(tl.int64)[:, None] * p.D + d[None, :]
-    is_mine = (me < p.stop)[:, None] & (d < p.D)[None, :]
-    tl.store(d_rows + at, gradient.to(d_rows.dtype.element_ty), mask=is_mine)
-
-
-@jit
-def _pairs(p, similarity, me, other, END: tl.constexpr):
-    """A tile of the sums of my rows (END 0), or, of the same pairs, of the others' sums (END 1).
-
-    s / t with the Gaussian's logarithm, -inf for what is no negative; and the factors' product.
-    """
-    row, column = _ends(me, other, END)
-    exponents = similarity * tl.load(p.inverse_temperature)
-    if p.mean is not None:
-        exponents += _log_gaussian(p, similarity, row)
-    counts = (other < p.num_rows)[None, :] & (row % p.num_graphs != column % p.num_graphs)
-    if p.ACROSS_VIEWS:
-        counts = counts & (row // p.num_graphs != column // p.num_graphs)
-    weights = 1.0
-    if p.left is not None:
-        if p.right.dtype.element_ty == tl.int64:
-            place = tl.load(p.right + column, mask=column < p.num_rows, other=0)
-            place += row.to(tl.int64) * p.R
-            weights = tl.load(p.left + place, mask=row < p.num_rows, other=0.0)
-        elif END == 0:
-            weights = _products(p, p.left, me, p.right, other, p.R, p.BLOCK_R)
-        else:
-            weights = _products(p, p.right, me, p.left, other, p.R, p.BLOCK_R)
-        counts = counts & (weights >= p.SMALLEST)
-    return tl.where(counts, exponents, -float("inf")), weights
-
-
-@jit
-def _ends(me, other, END: tl.constexpr):
-    """The rows whose sums are meant, and those that they meet: [M, 1] and [1, N], or turned."""
-    if END == 0:
-        row = me[:, None]
-        column = other[None, :]
-    else:
-        row = other[None, :]
-        column = me[:, None]
-    return row, column
-
-
-@jit
-def _log_gaussian(p, similarity, row):
-    deviation = similarity - tl.load(p.mean + row, mask=row < p.num_rows, other=0.0)
-    return deviation * deviation * tl.load(p.curvature + row, mask=row < p.num_rows, other=0.0)
-
-
-@jit
-def _add_exp(peak, total, exponents, weights):
-    """A running weighted sum of exponentials, total * e^peak, with a tile's rows added."""
-    new_peak = tl.maximum(peak, tl.max(exponents, 1))
-    finite = tl.where(new_peak == -float("inf"), 0.0, new_peak)
-    added = tl.sum(weights * tl.exp(exponents - finite[:, None]), 1)
-    return new_peak, total * tl.exp(peak - finite) + added
-
-
-@jit
-def _log(peak, total):
-    """Of a running sum; where it is empty, the peak is -inf."""
-    return peak + tl.log(tl.where(total == 0, 1.0, total))
-
-
-@jit
-def _products(p, of_mine, me, of_others, other, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    """My rows of a [M, WIDTH] matrix times others of another one."""
-    mine = _tile(of_mine, me, p.num_rows, 0, WIDTH, BLOCK)
-    theirs = _tile(of_others, other, p.num_rows, 0, WIDTH, BLOCK)
-    products = _dot(mine, tl.trans(theirs), p.PRECISION)
-    for start in range(BLOCK, WIDTH, BLOCK):
-        mine = _tile(of_mine, me, p.num_rows, start, WIDTH, BLOCK)
-        theirs = _tile(of_others, other, p.num_rows, start, WIDTH, BLOCK)
-        products += _dot(mine, tl.trans(theirs), p.PRECISION)
-    return products
-
-
-@jit
-def _tile(matrix, index, length, start, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    """Entries start to start + BLOCK of rows of a [length, WIDTH] matrix; 0 beyond its edges."""
-    d = start + tl.arange(0, BLOCK)
-    at = index.to(tl.int64)[:, None] * WIDTH + d[None, :]
-    return tl.load(matrix + at, mask=(index < length)[:, None] & (d < WIDTH)[None, :], other=0.0)
-
-
-@jit
-def _dot(a, b, PRECISION: tl.constexpr):
-    """Summed in float32, or in float64 where the operands are, which tensor cores do not take."""
-    if a.dtype == tl.float64:
-        product = tl.sum(a[:, :, None] * b[None, :, :], 1)
-    else:
-        product = tl.dot(a, b, input_precision=PRECISION)
-    return product
+def _grid(p: _Arguments) -> tuple[int, int]:
+    """Blocks of rows, and into how many parts the others are split where those are few."""
+    blocks, tiles = p.num_mine // p.BLOCK_M.value, p.num_others // p.BLOCK_N.value
+    processors = _card(p.meetings.device).processors
+    return blocks, min(tiles, cdiv(_PROGRAMS * processors, blocks))
