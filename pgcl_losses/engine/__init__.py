@@ -40,8 +40,11 @@ def log_weighted_sums(pairs: Pairs, temperature: float, engine: str, ranks: Rank
         engine = "streaming"  # one matrix cannot be shared, blocks of it can
     check_engine(engine, pairs.rows)
     add_up = _AddUp.apply
-    if torch.compiler.is_compiling() and not TRACEABLE:
-        add_up = torch.compiler.disable(add_up)  # type: ignore[no-untyped-call]  # torch has no type there
+    if torch.compiler.is_compiling():
+        if TRACEABLE:  # with a symbol in place of a plain number, torch 2.13 mixes up two graphs
+            temperature = math.fsum([temperature])
+        else:
+            add_up = torch.compiler.disable(add_up)  # type: ignore[no-untyped-call]  # torch has no type there
     log_sums: Tensor = add_up(pairs.rows, pairs, temperature, engine, ranks)  # type: ignore[no-untyped-call]  # torch has no type there
     return log_sums
 

@@ -56,11 +56,11 @@ def is_trusted(pairs: Pairs, temperature: float) -> bool:
     This begins the trial where it can be done: not in a graph that is captured or compiled.
     """
     factors = weight_of(Factors, pairs.weights)
-    case = (
+    case = (  # of plain numbers in a compiled graph, too, which operator.index makes of symbols
         pairs.rows.device,
         pairs.rows.dtype,
-        operator.index(pairs.rows.shape[1]),  # a plain number in a compiled graph, too
-        1 / temperature > LARGEST_EXPONENT,
+        operator.index(pairs.rows.shape[1]),
+        bool(operator.index(1 / temperature > LARGEST_EXPONENT)),
         pairs.across_views,
         weight_of(Gaussian, pairs.weights) is not None,
         None if factors is None else _form(factors),
@@ -70,7 +70,7 @@ def is_trusted(pairs: Pairs, temperature: float) -> bool:
     return bool(_has_passed(*case))
 
 
-@torch.compiler.assume_constant_result  # type: ignore[no-untyped-call, untyped-decorator]  # torch has no type there
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # torch has no type there
 def _has_passed(device: torch.device, *others: object) -> bool:
     outcome = OUTCOMES.get(Case(_precision(), device, *others))  # type: ignore[arg-type]
     return outcome is True and not _has_failed(device)
