@@ -38,4 +38,6 @@ def free_memory(device: torch.device) -> int:
     if not is_capturing(device):
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         _free[device] = torch.cuda.mem_get_info(device)[0] + unused
-    return _free.get(device) or torch.cuda.get_device_properties(device).total_memory
+    if device not in _free:
+        return torch.cuda.get_device_properties(device).total_memory
+    return _free[device]
