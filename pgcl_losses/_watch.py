@@ -1,15 +1,14 @@
 """What goes wrong in training without an error; each is said once, as a warning with the cure."""
 
-import sys
-import warnings
-
 import torch
 from torch import Tensor
 
+from pgcl_losses._warn import warn
+from pgcl_losses.arrival import Arrival, can_arrive
 from pgcl_losses.batch import Batch
 from pgcl_losses.consistency import share_of_a_guess
 from pgcl_losses.prototypes import SinkhornPrototypes
-from pgcl_losses.rows import is_eager, mean_cosine, unit_rows
+from pgcl_losses.rows import mean_cosine, unit_rows
 from pgcl_losses.weights import cluster_counts
 
 # Gradients are hardly ever accumulated over more batches than this before an optimizer steps.
@@ -28,14 +27,7 @@ _CHANCE = 0.95
 
 def can_look(rows: Tensor) -> bool:
     """In training forwards that run in Python, on numbers that are there to be read."""
-    if not (is_eager() and torch.is_grad_enabled() and rows.requires_grad):
-        return False
-    if type(rows) is not Tensor or rows.device.type not in ("cpu", "cuda"):
-        return False
-    if not rows.is_cuda:
-        return True
-    with torch.cuda.device(rows.device):
-        return not torch.cuda.is_current_stream_capturing()
+    return torch.is_grad_enabled() and rows.requires_grad and can_arrive(rows)
 
 
 class Watch:
@@ -46,10 +38,10 @@ class Watch:
         self.learning_calls = 0
         self.small_batches = 0
         self.start: Tensor | None = None  # unit prototypes, when first seen
-        self.motion: _Number | None = None  # the farthest that one has gone since
-        self.largest: _Number | None = None  # share of a cluster
-        self.cosine: _Number | None = None  # of two rows
-        self.chance: _Number | None = None  # what the consistency is of log K, that of a guess
+        self.motion: Arrival | None = None  # the farthest that one has gone since
+        self.largest: Arrival | None = None  # share of a cluster
+        self.cosine: Arrival | None = None  # of two rows
+        self.chance: Arrival | None = None  # what the consistency is of log K, that of a guess
         self.looks_in_one_direction = 0
         self.said: set[str] = set()
 
@@ -85,7 +77,7 @@ class Watch:
             self.start = unit_rows(prototypes.weight.detach(), torch.float32)
         elif self.learning_calls == prototypes.freeze_steps + _PATIENCE and self.start is not None:
             now = unit_rows(prototypes.weight.detach(), torch.float32)
-            self.motion = _Number((now - self.start.to(now.device)).abs().max())
+            self.motion = Arrival((now - self.start.to(now.device)).abs().max())
             self.start = None
 
     def _look_at_size(self, num_rows: int, queue_size: int, num_prototypes: int) -> None:
@@ -103,12 +95,12 @@ class Watch:
         """In every head one cluster has to have nearly all, to leave hardly a negative."""
         of_heads = zip(clusters.flatten(0, 1).unbind(1), heads, strict=True)
         counts = [cluster_counts(of_head, size).max() for of_head, size in of_heads]
-        self.largest = _Number(torch.stack(counts).min() / clusters[..., 0].numel())
+        self.largest = Arrival(torch.stack(counts).min() / clusters[..., 0].numel())
 
     def _look_at_directions(self, batch: Batch) -> None:
         with torch.no_grad():
-            self.cosine = _Number(mean_cosine(batch.need("rows")))
-            self.chance = _Number(
+            self.cosine = Arrival(mean_cosine(batch.need("rows")))
+            self.chance = Arrival(
                 share_of_a_guess(batch.need("log_probs"), batch.need("targets"), batch.heads)
             )
 
@@ -150,33 +142,4 @@ class Watch:
     def _say(self, about: str, message: str) -> None:
         if about not in self.said:
             self.said.add(about)
-            warnings.warn(f"PGCLLoss: {message}", stacklevel=_calls_from_outside())
-
-
-def _calls_from_outside() -> int:
-    """How many calls up from a warning the user's own line is."""
-    level, frame = 1, sys._getframe(1)
-    while frame.f_back is not None:
-        package = frame.f_globals.get("__name__", "").partition(".")[0]
-        if package not in ("pgcl_losses", "torch"):
-            break
-        level, frame = level + 1, frame.f_back
-    return level
-
-
-class _Number:
-    """A number on its way from a device."""
-
-    def __init__(self, number: Tensor) -> None:
-        self.arrived: torch.cuda.Event | None = None
-        self.number = number
-        if number.is_cuda:
-            self.number = torch.empty((), dtype=number.dtype, device="cpu", pin_memory=True)
-            self.number.copy_(number, non_blocking=True)
-            self.arrived = torch.cuda.current_stream(number.device).record_event()
-
-    def read(self) -> float | None:
-        """None until it has arrived."""
-        if self.arrived is not None and not self.arrived.query():  # type: ignore[no-untyped-call]  # torch has no type there
-            return None
-        return float(self.number)
+            warn(f"PGCLLoss: {message}")

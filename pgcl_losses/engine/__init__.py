@@ -17,8 +17,8 @@ from pgcl_losses.gather import Ranks
 Engine = Literal["auto", "dense", "streaming", "triton"]
 ENGINE_CHOICES = get_args(Engine)
 
-# The largest number of pairs for which "auto" takes the dense engine. On a CPU streaming is faster
-# above it, as measured; elsewhere it is a bound on memory, half a GiB a matrix.
+# The largest number of pairs for which "auto" takes the dense engine, but on CUDA. On a CPU
+# streaming is faster above it, as measured; elsewhere it is a bound on memory, half a GiB a matrix.
 _DENSE_UP_TO = {"cpu": 1 << 20}
 _DENSE_ELSEWHERE = 1 << 27
 
@@ -30,24 +30,39 @@ TRACEABLE = tuple(int(number) for number in torch.__version__.split(".")[:2]) >=
 def log_weighted_sums(pairs: Pairs, temperature: float, engine: str, ranks: Ranks) -> Tensor:
     """Log S ``[M]``, -inf where a row has no negative, with gradient to the rows.
 
-    All ranks have the same pairs, and each computes its share of them. "auto" is dense or
-    streaming.
+    All ranks have the same pairs, and each computes its share of them.
     """
-    num_ranks = len(ranks.counts)
     if engine == "auto":
-        largest = _DENSE_UP_TO.get(pairs.rows.device.type, _DENSE_ELSEWHERE)
-        small = len(pairs.rows) ** 2 <= largest * num_ranks
-        engine = "dense" if small else "streaming"
+        engine = _choose(pairs, temperature, len(ranks.counts))
     if engine == "dense":
-        if num_ranks == 1:
+        if len(ranks.counts) == 1:
             return _scaled(dense.log_sums(pairs, temperature), len(pairs.rows))
         engine = "streaming"  # one matrix cannot be shared, blocks of it can
     check_engine(engine, pairs.rows)
     add_up = _AddUp.apply
-    if torch.compiler.is_compiling() and not TRACEABLE:
-        add_up = torch.compiler.disable(add_up)  # type: ignore[no-untyped-call]  # torch has no type there
+    if torch.compiler.is_compiling():
+        if TRACEABLE:  # with a symbol in place of a plain number, torch 2.13 mixes up two graphs
+            temperature = math.fsum([temperature])
+        else:
+            add_up = torch.compiler.disable(add_up)  # type: ignore[no-untyped-call]  # torch has no type there
     log_sums: Tensor = add_up(pairs.rows, pairs, temperature, engine, ranks)  # type: ignore[no-untyped-call]  # torch has no type there
     return log_sums
+
+
+def _choose(pairs: Pairs, temperature: float, num_ranks: int) -> str:
+    """What "auto" is for these pairs.
+
+    Ranks have to choose alike, as engines share out pairs in different ways. What memory is free
+    and which kernels are trusted is not alike on all of them, so several take streaming.
+    """
+    if num_ranks > 1:
+        return "streaming"
+    if pairs.rows.device.type == "cuda":
+        from pgcl_losses.engine import cuda  # it imports torch's compiler
+
+        return cuda.choose(pairs, temperature)
+    largest = _DENSE_UP_TO.get(pairs.rows.device.type, _DENSE_ELSEWHERE)
+    return "dense" if len(pairs.rows) ** 2 <= largest else "streaming"
 
 
 class _AddUp(torch.autograd.Function):

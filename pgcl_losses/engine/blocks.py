@@ -17,7 +17,8 @@ from torch import Tensor
 from pgcl_losses.engine.pairs import Factors, Gaussian, Pairs, Share, weight_of
 from pgcl_losses.rows import can_be_read
 
-_BLOCK = 640  # rows of a block: a block of pairs stays in the cache
+_BLOCK = 640  # rows of a block: on a CPU a block of pairs stays in the cache
+_BLOCK_ELSEWHERE = 4096  # where starting an operation takes longer than so many pairs do
 
 
 class Rows(NamedTuple):
@@ -71,9 +72,10 @@ def layout(pairs: Pairs, share: Share, *, forward: bool) -> Layout:
     clusters, head = _readable_clusters(pairs, factors)
     if clusters is None:
         order = None
-        num_clusters = 0 if factors is None else factors.num_columns()
+        block = _BLOCK if pairs.rows.device.type == "cpu" else _BLOCK_ELSEWHERE
+        all_clusters = range(0 if factors is None else factors.num_columns())
         of_runs = [
-            [Rows(place, range(num_clusters)) for place in _cut(run, -(-_length(run) // _BLOCK))]
+            [Rows(place, all_clusters) for place in _cut(run, -(-_length(run) // block))]
             for run in runs
         ]
     else:

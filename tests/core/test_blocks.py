@@ -1,5 +1,6 @@
 """Which blocks of pairs there are: each pair once, none in vain, and as many for each rank."""
 
+import pytest
 import torch
 from helpers.blocks import in_blocks
 from hypothesis import given
@@ -71,3 +72,23 @@ def test_ranks_have_about_equally_many_pairs():
                 for rank in range(num_ranks)
             ]
         assert max(counts) < 1.25 * min(counts)
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "num_ranks", "num_blocks"),
+    [(4096, 1, 1), (4098, 1, 3), (131072, 1, 32 * 33 // 2), (131072, 4, 32 * 33 // 2)],
+)
+def test_a_gpu_has_few_blocks(num_rows, num_ranks, num_blocks):
+    pairs = Pairs(torch.empty(num_rows, 2, device="meta"), 2)
+    shares = [Share(rank, num_ranks) for rank in range(num_ranks)]
+    of_shares = [layout(pairs, share, forward=True).blocks for share in shares]
+    sizes = [rows.size() for of_share in of_shares for block in of_share for rows in block[:2]]
+    assert sum(map(len, of_shares)) == num_blocks
+    assert max(sizes) <= 4096
+
+
+def test_blocks_stay_in_the_cache_of_a_cpu():
+    pairs, _ = clustered(2000, 2, 10)
+    for some in (pairs, pairs._replace(weights=())):
+        sizes = [block.i.size() for block in layout(some, Share(), forward=True).blocks]
+        assert 320 < max(sizes) <= 640

@@ -24,6 +24,7 @@ from pgcl_losses.engine import (
     Factors,
     Gaussian,
     Pairs,
+    blocks,
     dense,
     log_weighted_sums,
     mean_of,
@@ -252,6 +253,44 @@ def test_shares_of_streaming_add_up(pairs, temperature, num_ranks, block):
     torch.testing.assert_close(sum(gradients[1:]), gradients[0])
 
 
+@given(
+    pairs=pairs_of_any_kind(),
+    temperature=st.sampled_from([0.005, 0.02, 0.2]),
+    num_ranks=st.integers(1, 3),
+    block=st.sampled_from([1, 3, 4096]),
+)
+def test_streaming_where_python_cannot_look_at_numbers(pairs, temperature, num_ranks, block):
+    """As on a GPU: rows are not sorted, and blocks have a size of their own."""
+    slopes = torch.linspace(-1, 2, len(pairs.rows), dtype=torch.float64)
+    leaf = pairs.rows.clone().requires_grad_()
+    expected = literal_sums(pairs._replace(rows=leaf), temperature)
+    there = expected > -torch.inf
+    d_rows = torch.zeros_like(leaf)
+    if there.any():
+        (d_rows,) = torch.autograd.grad((expected * slopes)[there].sum(), leaf)
+
+    shares = [Share(rank, num_ranks) for rank in range(num_ranks)]
+    unread = {"can_be_read": lambda values: False}
+    with (
+        in_blocks(block),
+        mock.patch.multiple(blocks, **unread),
+        mock.patch.multiple(streaming, **unread),
+    ):
+        parts = [streaming.log_sums(pairs, temperature, share) for share in shares]
+        log_sums, *log_masses = (
+            torch.stack(of_shares).logsumexp(0)
+            for of_shares in zip(*parts, strict=True)
+            if of_shares[0] is not None
+        )
+        gradients = [
+            streaming.gradient(pairs, temperature, log_sums, slopes, share) for share in shares
+        ]
+    scales = [math.log(len(log_sums)) - of_rows for of_rows in log_masses]
+    ours = sum(scales, log_sums)
+    torch.testing.assert_close(ours, expected.detach(), rtol=1e-8, atol=1e-8)
+    torch.testing.assert_close(sum(gradients), d_rows, rtol=1e-8, atol=1e-8)
+
+
 @pytest.mark.parametrize("engine", ["dense", "streaming"])
 @pytest.mark.parametrize("temperature", [0.002, 0.01, 0.02])
 @pytest.mark.parametrize("num_heads", [1, 2])
@@ -358,6 +397,20 @@ def test_streaming_compiles(weighting, negatives, block):
             value.backward()
         results.append((value, *(view.grad for view in mine)))
     torch.testing.assert_close(*results)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:Guards may run:RuntimeWarning")
+@pytest.mark.parametrize("engine", ["dense", "streaming", "auto"])
+@pytest.mark.skipif(not TRACEABLE, reason="torch.compile sees autograd functions wrong there")
+def test_a_compiled_loss_follows_its_temperature(engine):
+    torch.compiler.reset()
+    loss = PGCLLoss(4, 3, engine=engine)
+    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
+    for temperature in (0.2, 0.3, 0.02):
+        loss.temperature = temperature
+        views = [view.requires_grad_() for view in torch.randn(2, 9, 4)]
+        expected = torch.autograd.grad(loss(*views), views)
+        torch.testing.assert_close(torch.autograd.grad(compiled(*views), views), expected)
 
 
 def test_triton_says_what_is_missing():

@@ -1,4 +1,4 @@
-"""The streaming engine in blocks of another size than its own."""
+"""The streaming engine in blocks of another size than its own, on every device."""
 
 from unittest import mock
 
@@ -6,4 +6,4 @@ from pgcl_losses.engine import blocks
 
 
 def in_blocks(rows):
-    return mock.patch.object(blocks, "_BLOCK", rows)
+    return mock.patch.multiple(blocks, _BLOCK=rows, _BLOCK_ELSEWHERE=rows)
