@@ -67,6 +67,11 @@ class _UnitRows(torch.autograd.Function):
         return torch.addcmul(d_unit, unit, along, value=-1).div_(lengths)
 
 
+def scaled_product(a: Tensor, b: Tensor, scale: float) -> Tensor:
+    """``scale * a @ b`` of two matrices, in one step."""
+    return torch.addmm(a.new_empty(()), a, b, beta=0, alpha=scale)  # with beta=0 nothing is added
+
+
 def is_eager() -> bool:
     """Whether operations run as Python meets them: no transform, no compiler."""
     return not (torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active())

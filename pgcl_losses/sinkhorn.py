@@ -18,6 +18,8 @@ from pgcl_losses.rows import can_be_read, computing_dtype, full_precision
 _ITERATIONS_PER_ABSORPTION = 3
 # Up to here e^x and e^-x, and their products with u and v, are far from the ends of float32.
 _TAME = 25.0
+# Scores; up to here a GPU takes longer to start an operation than to go through all of them.
+_FEW = 1 << 20
 
 
 def sinkhorn(scores: Tensor, *, epsilon: float = 0.05, iterations: int = 3) -> Tensor:
@@ -73,9 +75,11 @@ def balance(
     The result is diag(u) E diag(v) for a fixed matrix E, so an iteration is two matrix-vector
     products.
 
-    ``present`` (``[N, 1]``, 0 or 1) tells which samples take part; the others have no say. No score
-    is above ``largest`` or below its negative.
+    ``present`` (``[N, 1]``, True or False) tells which samples take part; the others have no say.
+    No score is above ``largest`` or below its negative, but for -inf.
     """
+    if largest < math.inf and scores.numel() <= _FEW and not scores.is_cpu:
+        return _by_softmax(scores, epsilon, iterations, present)
     tame = largest <= _TAME * epsilon
     if tame:
         exponent = scores / epsilon
@@ -100,6 +104,19 @@ def balance(
         u = torch.ones_like(u)
 
 
+def _by_softmax(scores: Tensor, epsilon: float, iterations: int, present: Tensor | None) -> Tensor:
+    """The same by softmax over samples and over prototypes in turn: fewer, but larger, steps."""
+    log_q = scores / epsilon
+    absent = None if present is None else ~present
+    for iteration in range(1, iterations + 1):
+        if absent is not None:
+            log_q.masked_fill_(absent, torch.finfo(log_q.dtype).min / 2)
+        log_q = log_q.log_softmax(-2)
+        if iteration < iterations:
+            log_q = log_q.log_softmax(-1)
+    return log_q.softmax(-1)
+
+
 def _shifted(scores: Tensor, epsilon: float, present: Tensor | None) -> tuple[Tensor, Tensor]:
     """The exponents of E, shifted, and the u that undoes the shift of its rows.
 
@@ -107,7 +124,7 @@ def _shifted(scores: Tensor, epsilon: float, present: Tensor | None) -> tuple[Te
     row or column vanishes, however small epsilon is.
     """
     sharpness = 2 / epsilon  # of half scores: the difference of two halves is always finite
-    peaks = scores if present is None else scores.masked_fill(present == 0, -torch.inf)
+    peaks = scores if present is None else scores.masked_fill(~present, -torch.inf)
     exponent = torch.add(-0.5 * peaks.amax(-2, keepdim=True), scores, alpha=0.5)  # [V, N, K]
     row_peaks = exponent.amax(-1, keepdim=True)  # [V, N, 1], above 0 in rows that are not present
     exponent = exponent.sub_(row_peaks).mul_(sharpness)

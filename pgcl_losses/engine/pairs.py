@@ -91,8 +91,11 @@ class Factors(NamedTuple):
         for right, lines in heads:
             if lines is None:
                 by_column = self.log_left[some].T.contiguous()
-            else:
+            elif self.log_left.is_cpu:
                 by_column = self.log_left.T.index_select(1, lines[some])
+            else:  # both at once
+                of_heads.append(self.log_left.T[right[others].unsqueeze(1), lines[some]])
+                continue
             of_heads.append(by_column.index_select(0, right[others]))  # copies of whole lines
         return functools.reduce(torch.logaddexp, of_heads)
 
@@ -170,6 +173,12 @@ class Pairs(NamedTuple):
         """Fill the pairs of one graph in a matrix ``[I, J]`` of rows i and rows j, in place."""
         height, width = i.stop - i.start, j.stop - j.start
         num_graphs, flat = self.num_graphs(), matrix.view(-1)
+        if height == width == len(self.rows):
+            # Of two views, which show graph g in row g of their num_graphs: all at once.
+            of_graphs = (self.num_views, self.num_views, num_graphs)
+            strides = (num_graphs * width, num_graphs, width + 1)
+            matrix.as_strided(of_graphs, strides).fill_(value)
+            return
         for views_apart in range(1 - self.num_views, self.num_views):
             # They lie on diagonals. (Tensor.diagonal makes the compiler of torch 2.13 warn.)
             right = views_apart * num_graphs + i.start - j.start

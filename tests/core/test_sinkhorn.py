@@ -133,7 +133,7 @@ def test_small_epsilon_matches_large_matrices_in_float32():
 def test_absent_samples_change_nothing(scores, extra, epsilon):
     n, k = scores.shape
     absent = torch.full((extra, k), 3.0, dtype=torch.float64)  # above every score
-    present = torch.cat([torch.ones(n, 1), torch.zeros(extra, 1)]).double()
+    present = torch.cat([torch.ones(n, 1), torch.zeros(extra, 1)]).bool()
     both = torch.cat([torch.tensor(scores), absent]).unsqueeze(0)
     balanced = balance(both, epsilon, 5, present).squeeze(0)
     assert balanced.isfinite().all()
