@@ -26,6 +26,7 @@ from pgcl_losses.rows import (
     backward_alone,
     computing_dtype,
     full_precision,
+    on_cpu,
     scaled_product,
     unit_rows,
 )
@@ -385,7 +386,7 @@ class _Logits(torch.autograd.Function):
 
 def _log_softmax(logits: Tensor) -> Tensor:
     """Along the last axis."""
-    few = logits.shape[-1] < _VECTOR and logits.is_cpu
+    few = logits.shape[-1] < _VECTOR and on_cpu(logits)
     if few and not torch.compiler.is_compiling():
         return torch.log_softmax(logits.mT, dim=-2).mT
     return torch.log_softmax(logits, dim=-1)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+_CPU = "cpu"
 # F.normalize's own bound.
 _SHORTEST = 1e-12
 
@@ -82,9 +83,14 @@ def backward_alone() -> bool:
     return is_eager() and forward_ad._current_level < 0
 
 
+def on_cpu(values: Tensor) -> bool:
+    """Whether values are on a CPU: an operation is soon started there, and long at work."""
+    return values.device.type == _CPU
+
+
 def can_be_read(values: Tensor) -> bool:
     """Whether Python may look at numbers: no device is waited for, no graph or transform misled."""
-    return type(values) is Tensor and values.is_cpu and is_eager()
+    return type(values) is Tensor and on_cpu(values) and is_eager()
 
 
 def mean_cosine(rows: Tensor) -> Tensor:

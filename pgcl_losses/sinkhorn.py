@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pgcl_losses._checks import check_count, check_matrix, check_scale
-from pgcl_losses.rows import can_be_read, computing_dtype, full_precision
+from pgcl_losses.rows import can_be_read, computing_dtype, full_precision, on_cpu
 
 # An iteration can raise an entry by N * K against the others of its row and column. Over three,
 # what is too small for float32 stays negligible for any N * K up to 1e9; then u and v are absorbed
@@ -78,7 +78,7 @@ def balance(
     ``present`` (``[N, 1]``, True or False) tells which samples take part; the others have no say.
     No score is above ``largest`` or below its negative, but for -inf.
     """
-    if largest < math.inf and scores.numel() <= _FEW and not scores.is_cpu:
+    if largest < math.inf and scores.numel() <= _FEW and not on_cpu(scores):
         return _by_softmax(scores, epsilon, iterations, present)
     tame = largest <= _TAME * epsilon
     if tame:

@@ -16,7 +16,7 @@ from pgcl_losses.engine.pairs import (
     check_kinds,
     weight_of,
 )
-from pgcl_losses.rows import backward_alone, scaled_product
+from pgcl_losses.rows import backward_alone, on_cpu, scaled_product
 
 
 def log_sums(pairs: Pairs, temperature: float) -> Sums:
@@ -115,7 +115,9 @@ class _Sums(torch.autograd.Function):
             logits = _log_weights(pairs, log_gaussian, (i, j), exactly=False)
             logits.addmm_(others, mine.T, beta=LOG2_E, alpha=LOG2_E / temperature)
             terms = logits.exp2_()
-            if pairs.weights and rows.is_cpu:  # its products choke on what is too small for float32
+            if pairs.weights and on_cpu(
+                rows
+            ):  # its products choke on what is too small for float32
                 torch.threshold_(terms, torch.finfo(terms.dtype).tiny, 0.0)
             sums = terms.sum(0)
             of_sides.append(sums.log())
@@ -137,7 +139,7 @@ class _Sums(torch.autograd.Function):
         for (i, j), terms, sums in zip(_sides(ctx.pairs), saved[::2], saved[1::2], strict=True):
             scales = _run(slopes, i) / sums  # [I]
             if i == j and terms.numel() <= _IN_CACHE:  # a pair serves both its ends
-                if rows.is_cpu:
+                if on_cpu(rows):
                     d_pairs = terms.T.clone(memory_format=torch.contiguous_format)
                     d_pairs.mul_(scales.unsqueeze(1)).addcmul_(terms, scales)
                 else:

@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from pgcl_losses.rows import on_cpu
+
 # Up to here e^{s / tau} of millions of pairs adds up in float32 without a maximum taken off first.
 LARGEST_EXPONENT = 40.0
 # e^x is computed as 2^(x log2 e), in a third of the time on a CPU; -inf takes as long as any x.
@@ -91,7 +93,7 @@ class Factors(NamedTuple):
         for right, lines in heads:
             if lines is None:
                 by_column = self.log_left[some].T.contiguous()
-            elif self.log_left.is_cpu:
+            elif on_cpu(self.log_left):
                 by_column = self.log_left.T.index_select(1, lines[some])
             else:  # both at once
                 of_heads.append(self.log_left.T[right[others].unsqueeze(1), lines[some]])

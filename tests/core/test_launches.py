@@ -1,0 +1,69 @@
+"""A small step on a GPU takes as long as its operations take to start: how many there are."""
+
+import pytest
+import torch
+from helpers.launches import Launches, elsewhere
+
+from pgcl_losses import PGCLLoss
+
+# Of a step with the paper's defaults, by part; the last line is what autograd does backward.
+MOST = {
+    "unit rows": 4,
+    "prototypes": 16,
+    "contrast": 26,
+    "consistency": 4,
+    "total": 1,
+    "backward": 26,
+}
+
+
+@pytest.fixture
+def launches():
+    """By part, counted on a CPU that is taken for a GPU."""
+    torch.manual_seed(0)
+    pgcl = PGCLLoss(dim=96, num_prototypes=10, engine="dense")
+    views = [torch.randn(128, 96, requires_grad=True) for _ in range(2)]
+    counted = {}
+    with elsewhere(), Launches() as launches:
+
+        def since_the_last(part):
+            counted[part] = len(launches.names) - sum(counted.values())
+
+        pgcl.prototypes.register_forward_pre_hook(lambda *_: since_the_last("unit rows"))
+        for part in ("prototypes", "contrast", "consistency"):
+            module = getattr(pgcl, part)
+            module.register_forward_hook(lambda *_, part=part: since_the_last(part))
+        loss = pgcl(*views)
+        since_the_last("total")
+        loss.backward()
+        since_the_last("backward")
+    return counted
+
+
+def test_a_step_starts_few_operations(launches):
+    assert all(launches[part] <= most for part, most in MOST.items()), launches
+    assert sum(launches.values()) <= 77
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"queue_size": 20},
+        {"num_prototypes": (3, 5), "queue_size": 20},
+        {"num_prototypes": 4, "iterations": 7, "epsilon": 1e-3},
+        {"negatives": "cross"},
+        {"soft_clusters": True, "lead_steps": 1},
+    ],
+)
+def test_a_gpu_takes_other_ways_to_the_same_state_and_gradients(options):
+    results = []
+    for away in (False, True):
+        torch.manual_seed(0)
+        pgcl = PGCLLoss(8, **{"num_prototypes": 3, "engine": "dense"} | options).double()
+        for _ in range(3):
+            views = torch.randn(2, 9, 8, dtype=torch.float64, requires_grad=True)
+            with elsewhere(away):
+                pgcl(*views).backward()
+        results.append((views.grad, pgcl.prototypes.weight.grad, *pgcl.state_dict().values()))
+    torch.testing.assert_close(*results)
