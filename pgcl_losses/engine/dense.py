@@ -115,9 +115,7 @@ class _Sums(torch.autograd.Function):
             logits = _log_weights(pairs, log_gaussian, (i, j), exactly=False)
             logits.addmm_(others, mine.T, beta=LOG2_E, alpha=LOG2_E / temperature)
             terms = logits.exp2_()
-            if pairs.weights and on_cpu(
-                rows
-            ):  # its products choke on what is too small for float32
+            if pairs.weights and on_cpu(rows):  # where products choke on what is too small
                 torch.threshold_(terms, torch.finfo(terms.dtype).tiny, 0.0)
             sums = terms.sum(0)
             of_sides.append(sums.log())

@@ -91,13 +91,13 @@ class Factors(NamedTuple):
             return (self.right_matrix()[others] @ self.left_matrix()[some].T).log_()
         of_heads = []
         for right, lines in heads:
+            if lines is not None and not on_cpu(self.log_left):
+                of_heads.append(self.log_left[lines[some], right[others].unsqueeze(1)])
+                continue
             if lines is None:
                 by_column = self.log_left[some].T.contiguous()
-            elif on_cpu(self.log_left):
+            else:
                 by_column = self.log_left.T.index_select(1, lines[some])
-            else:  # both at once
-                of_heads.append(self.log_left.T[right[others].unsqueeze(1), lines[some]])
-                continue
             of_heads.append(by_column.index_select(0, right[others]))  # copies of whole lines
         return functools.reduce(torch.logaddexp, of_heads)
 
