@@ -25,7 +25,7 @@ from pgcl_losses.engine import (
 )
 from pgcl_losses.part import Check, Part
 from pgcl_losses.reduction import REDUCTIONS, Reduction, reduce
-from pgcl_losses.rows import backward_alone, computing_dtype, full_precision, unit_rows
+from pgcl_losses.rows import backward_alone, computing_dtype, full_precision, on_cpu, unit_rows
 
 NEGATIVES = get_args(Negatives)
 
@@ -161,7 +161,9 @@ def weighted_info_nce(
 
 def _with_positive(log_sums: Tensor, rows: Tensor, temperature: float, shift: int) -> Tensor:
     """-log( e^{s_ip / tau} / (e^{s_ip / tau} + S_i) ), p being so many views away: ``[V, N]``."""
-    gaps: Any = _Gaps.apply if len(rows) == 2 and backward_alone() else _gaps
+    gaps: Any = _gaps
+    if len(rows) == 2 and backward_alone() and not on_cpu(rows):
+        gaps = _Gaps.apply
     return F.softplus(gaps(log_sums, rows, temperature, shift), threshold=_LINEAR_FROM)
 
 
@@ -176,7 +178,7 @@ def _gaps(log_sums: Tensor, rows: Tensor, temperature: float, shift: int) -> Ten
 
 
 class _Gaps(torch.autograd.Function):
-    """`_gaps` of two views, with the same gradient in fewer steps."""
+    """`_gaps` of two views, its gradient in fewer steps, as a GPU wants."""
 
     @staticmethod
     def forward(ctx: Any, log_sums: Tensor, rows: Tensor, temperature: float, shift: int) -> Tensor:

@@ -356,14 +356,14 @@ class SinkhornPrototypes(Part):
 
 def _logits(rows: Tensor, prototypes: Tensor, temperature: float) -> Tensor:
     """Scores / temperature: ``[V, N, D]`` and ``[K, D]`` -> ``[V, N, K]``."""
-    if backward_alone():
+    if backward_alone() and not on_cpu(rows):
         logits: Tensor = _Logits.apply(rows, prototypes, temperature)  # type: ignore[no-untyped-call]  # torch has no type there
         return logits
     return rows @ prototypes.T / temperature
 
 
 class _Logits(torch.autograd.Function):
-    """`_logits` in fewer steps, forward and backward."""
+    """`_logits` in fewer steps, as a GPU wants; on a CPU the detour through Python costs more."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, prototypes: Tensor, temperature: float) -> Tensor:

@@ -105,12 +105,14 @@ def balance(
 
 
 def _by_softmax(scores: Tensor, epsilon: float, iterations: int, present: Tensor | None) -> Tensor:
-    """The same by softmax over samples and over prototypes in turn: fewer, but larger, steps."""
+    """The same by softmax over samples and over prototypes in turn: fewer, but longer, steps."""
     log_q = scores / epsilon
+    # Not -inf for those: the softmax of their rows would be NaN.
+    nothing = torch.finfo(log_q.dtype).min / 2
     absent = None if present is None else ~present
     for iteration in range(1, iterations + 1):
         if absent is not None:
-            log_q.masked_fill_(absent, torch.finfo(log_q.dtype).min / 2)
+            log_q.masked_fill_(absent, nothing)
         log_q = log_q.log_softmax(-2)
         if iteration < iterations:
             log_q = log_q.log_softmax(-1)

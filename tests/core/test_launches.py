@@ -4,7 +4,7 @@ import pytest
 import torch
 from helpers.launches import Launches, elsewhere
 
-from pgcl_losses import PGCLLoss
+from pgcl_losses import PGCLLoss, PrototypeReweightedNCE, SinkhornPrototypes
 
 # Of a step with the paper's defaults, by part; the last line is what autograd does backward.
 MOST = {
@@ -70,3 +70,29 @@ def test_a_gpu_takes_other_ways_to_the_same_state_and_gradients(options):
                 pgcl(*views).backward()
         results.append((views.grad, pgcl.prototypes.weight.grad, *pgcl.state_dict().values()))
     torch.testing.assert_close(*results)
+
+
+@pytest.mark.parametrize("checks", [torch.autograd.gradcheck, torch.autograd.gradgradcheck])
+class TestGradients:
+    def test_of_the_prediction(self, checks):
+        prototypes = SinkhornPrototypes(3, 4).double()
+        z = torch.randn(5, 3, dtype=torch.float64, requires_grad=True)
+        with elsewhere():
+            assert checks(lambda z, _: prototypes(z)[0].log_probs, (z, prototypes.weight))
+
+    def test_of_the_prediction_from_frozen_prototypes(self, checks):
+        prototypes = SinkhornPrototypes(3, 4).double().requires_grad_(False)
+        z = torch.randn(5, 3, dtype=torch.float64, requires_grad=True)
+        with elsewhere():
+            assert checks(lambda z: prototypes(z)[0].log_probs, (z,))
+
+    @pytest.mark.parametrize("reduction", ["mean", "none"])
+    def test_of_the_contrast(self, checks, reduction):
+        contrast = PrototypeReweightedNCE(engine="dense", reduction=reduction)
+        z1, z2 = torch.randn(2, 5, 3, dtype=torch.float64, requires_grad=True).unbind()
+        clusters = torch.tensor([0, 1, 2, 0, 1])
+        prototypes = torch.randn(3, 3, dtype=torch.float64)
+        with elsewhere():
+            assert checks(
+                lambda z1, z2: contrast(z1, z2, clusters, clusters.flip(0), prototypes), (z1, z2)
+            )
