@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pgcl_losses.rows import on_cpu
+from pgcl_losses.rows import is_eager, on_cpu
 
 # Up to here e^{s / tau} of millions of pairs adds up in float32 without a maximum taken off first.
 LARGEST_EXPONENT = 40.0
@@ -175,8 +175,8 @@ class Pairs(NamedTuple):
         """Fill the pairs of one graph in a matrix ``[I, J]`` of rows i and rows j, in place."""
         height, width = i.stop - i.start, j.stop - j.start
         num_graphs, flat = self.num_graphs(), matrix.view(-1)
-        if height == width == len(self.rows):
-            # Of two views, which show graph g in row g of their num_graphs: all at once.
+        if height == width == len(self.rows) and is_eager():  # compilers refuse as_strided
+            # Graph g of one view and of another, or the same one: of all views at once.
             of_graphs = (self.num_views, self.num_views, num_graphs)
             strides = (num_graphs * width, num_graphs, width + 1)
             matrix.as_strided(of_graphs, strides).fill_(value)

@@ -1,5 +1,7 @@
 """A small step on a GPU takes as long as its operations take to start: how many there are."""
 
+import copy
+
 import pytest
 import torch
 from helpers.launches import Launches, elsewhere
@@ -96,3 +98,23 @@ class TestGradients:
             assert checks(
                 lambda z1, z2: contrast(z1, z2, clusters, clusters.flip(0), prototypes), (z1, z2)
             )
+
+
+# torch.compile itself uses what is deprecated, and finds Python 3.13.0 slow.
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:Guards may run:RuntimeWarning")
+def test_the_ways_of_a_gpu_compile_as_one_graph():
+    torch.compiler.reset()
+    eager = PGCLLoss(4, 3, engine="dense", queue_size=20)
+    twin = copy.deepcopy(eager)
+    compiled = torch.compile(twin, fullgraph=True, backend="aot_eager")
+    results = []
+    with elsewhere():
+        for loss in (eager, compiled):
+            torch.manual_seed(0)
+            views = torch.randn(2, 6, 4, requires_grad=True)
+            value = loss(*views)
+            value.backward()
+            results.append((value, views.grad))
+    torch.compiler.reset()
+    torch.testing.assert_close(*results)
+    torch.testing.assert_close(eager.prototypes.weight.grad, twin.prototypes.weight.grad)
