@@ -81,4 +81,4 @@ def cluster_counts(
 ) -> Tensor:
     """The histogram n_k: ``[N]`` cluster numbers -> ``[K]`` counts."""
     counts = clusters.new_zeros(num_prototypes, dtype=dtype)
-    return counts.scatter_(0, clusters, 1, reduce="add")
+    return counts.scatter_add_(0, clusters, counts.new_ones(()).expand_as(clusters))
