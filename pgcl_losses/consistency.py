@@ -74,10 +74,15 @@ class ConsistencyLoss(Part):
             check_alone(assignments)
         else:
             batch = self._batch(assignments)
-        losses = swapped_cross_entropy(batch.need("log_probs"), batch.need("targets"))
-        if len(batch.heads) > 1:
-            losses = losses / len(batch.heads)
-        return reduce(losses, self.reduction, batch.ranks)
+        log_probs, targets = batch.need("log_probs"), batch.need("targets")
+        divisor = max(1, len(batch.heads))
+        if self.reduction == "mean":
+            divisor *= targets.shape[0] * targets.shape[1]
+        # The targets are divided, and not the sum: that is no step backward.
+        terms = _cross_terms(log_probs, targets, divisor)
+        if self.reduction == "none":
+            return reduce(terms.sum(-1), "none", batch.ranks)
+        return terms.sum()
 
     def _batch(self, assignments: tuple[Any, ...]) -> Batch:
         ranks = self.share(
@@ -106,12 +111,16 @@ def swapped_cross_entropy(log_probs: Tensor, targets: Tensor) -> Tensor:
 
     With several heads, whose columns lie side by side, the sum over heads.
     """
+    return _cross_terms(log_probs, targets).sum(-1)
+
+
+def _cross_terms(log_probs: Tensor, targets: Tensor, divisor: float = 1) -> Tensor:
+    """What cross-entropies are the sums of, each divided: ``[V, N, K]``."""
     num_views = len(targets)
     others = targets.roll(1, 0)
-    if num_views > 2:
-        rolled = [targets.roll(shift, 0) for shift in range(2, num_views)]
-        others = torch.stack([others, *rolled]).mean(0)
-    return (log_probs * -others).sum(-1)
+    for shift in range(2, num_views):
+        others += targets.roll(shift, 0)
+    return log_probs * (others / (-divisor * (num_views - 1)))
 
 
 def share_of_a_guess(log_probs: Tensor, targets: Tensor, heads: Sequence[int]) -> Tensor:

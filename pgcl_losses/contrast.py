@@ -242,7 +242,7 @@ class PrototypeReweightedNCE(Part):
             if self.soft_clusters:
                 shares = targets.mean(0)
             else:
-                shares = cluster_counts(clusters, size).to(rows.dtype) / len(clusters)
+                shares = cluster_counts(clusters, size, rows.dtype).div_(len(clusters))
             table = prototype_log_weights(prototypes, shares)
         else:
             table = rows.new_zeros(size, size)

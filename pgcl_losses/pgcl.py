@@ -225,9 +225,8 @@ class PGCLLoss(Part):
                 learning=self.consistency_weight > 0,
                 excluding=self.contrast_weight > 0 and self._excludes_clusters(),
             )
-        loss = torch.add(
-            self.contrast_weight * contrast, consistency, alpha=self.consistency_weight
-        )
+        weighted = contrast if self.contrast_weight == 1 else self.contrast_weight * contrast
+        loss = torch.add(weighted, consistency, alpha=self.consistency_weight)
         return loss, contrast, consistency, batch
 
     def _batch(self, views: tuple[Tensor, ...], negatives: Negatives | None) -> Batch:

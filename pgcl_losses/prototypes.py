@@ -22,7 +22,14 @@ from pgcl_losses._checks import (
 from pgcl_losses.batch import Assignment, Batch, check_alone
 from pgcl_losses.kmeans import spherical_kmeans
 from pgcl_losses.part import Check, Part
-from pgcl_losses.rows import computing_dtype, full_precision, unit_rows
+from pgcl_losses.rows import (
+    backward_alone,
+    computing_dtype,
+    full_precision,
+    on_cpu,
+    scaled_product,
+    unit_rows,
+)
 from pgcl_losses.sinkhorn import balance
 
 # A CPU takes several times as long for the softmax of fewer numbers than a register holds, unless
@@ -279,11 +286,11 @@ class SinkhornPrototypes(Part):
             if self.lead_steps > 0:
                 leading = self.step < self.lead_steps
                 seen = torch.where(leading, rows.detach(), rows)
-            scores = seen @ prototypes.T  # [V, N, K]
-            log_probs = self._by_head(_log_softmax, scores / self.temperature)
+            logits = _logits(seen, prototypes, self.temperature)  # [V, N, K]
+            log_probs = self._by_head(_log_softmax, logits)
             learning = self.training and torch.is_grad_enabled()
             with torch.no_grad():
-                targets = self._balanced(scores.detach(), prototypes.detach())
+                targets = self._balanced(logits.detach(), prototypes.detach())
                 if learning:
                     self._advance(rows, targets)
                 clusters = self._nearest(targets)
@@ -315,18 +322,21 @@ class SinkhornPrototypes(Part):
             weight = torch.where(self.step < self.freeze_steps, weight.detach(), weight)
         return unit_rows(weight, dtype)
 
-    def _balanced(self, scores: Tensor, prototypes: Tensor) -> Tensor:
+    def _balanced(self, logits: Tensor, prototypes: Tensor) -> Tensor:
+        """Of scores / temperature, scores being cosines."""
+        epsilon = self.epsilon / self.temperature
+        largest = 1 / self.temperature
         if self.queue is None or self.queue_filled is None:
             return self._by_head(
-                lambda of_head: balance(of_head, self.epsilon, self.iterations, largest=1.0), scores
+                lambda of_head: balance(of_head, epsilon, self.iterations, largest=largest), logits
             )
-        num_rows = scores.shape[1]
-        past = self.queue.to(scores.dtype) @ prototypes.T  # [V, Q, K]
-        slots = torch.arange(-num_rows, self.queue_size, device=scores.device)
-        present = (slots < self.queue_filled).to(scores.dtype).unsqueeze(1)  # [N + Q, 1]
-        both = torch.cat([scores, past], dim=1)
+        num_rows = logits.shape[1]
+        past = _logits(self.queue.to(logits.dtype), prototypes, self.temperature)  # [V, Q, K]
+        slots = torch.arange(-num_rows, self.queue_size, device=logits.device)
+        present = (slots < self.queue_filled).unsqueeze(1)  # [N + Q, 1]
+        both = torch.cat([logits, past], dim=1)
         return self._by_head(
-            lambda of_head: balance(of_head, self.epsilon, self.iterations, present, 1.0)[
+            lambda of_head: balance(of_head, epsilon, self.iterations, present, largest)[
                 :, :num_rows
             ],
             both,
@@ -344,9 +354,39 @@ class SinkhornPrototypes(Part):
             self.queue_filled.add_(finite * rows.shape[1]).clamp_(max=self.queue_size)
 
 
+def _logits(rows: Tensor, prototypes: Tensor, temperature: float) -> Tensor:
+    """Scores / temperature: ``[V, N, D]`` and ``[K, D]`` -> ``[V, N, K]``."""
+    if backward_alone() and not on_cpu(rows):
+        logits: Tensor = _Logits.apply(rows, prototypes, temperature)  # type: ignore[no-untyped-call]  # torch has no type there
+        return logits
+    return rows @ prototypes.T / temperature
+
+
+class _Logits(torch.autograd.Function):
+    """`_logits` in fewer steps, as a GPU wants; on a CPU the detour through Python costs more."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, prototypes: Tensor, temperature: float) -> Tensor:
+        ctx.save_for_backward(rows, prototypes)
+        ctx.temperature = temperature
+        logits = scaled_product(rows.flatten(0, 1), prototypes.T, 1 / temperature)
+        return logits.view(*rows.shape[:2], -1)
+
+    @staticmethod
+    def backward(ctx: Any, d_logits: Tensor) -> tuple[Tensor | None, ...]:
+        rows, prototypes = ctx.saved_tensors
+        d_logits, scale = d_logits.flatten(0, 1), 1 / ctx.temperature
+        d_rows = d_prototypes = None
+        if ctx.needs_input_grad[0]:
+            d_rows = scaled_product(d_logits, prototypes, scale).view_as(rows)
+        if ctx.needs_input_grad[1]:
+            d_prototypes = scaled_product(d_logits.T, rows.flatten(0, 1), scale)
+        return d_rows, d_prototypes, None
+
+
 def _log_softmax(logits: Tensor) -> Tensor:
     """Along the last axis."""
-    few = logits.shape[-1] < _VECTOR and logits.is_cpu
+    few = logits.shape[-1] < _VECTOR and on_cpu(logits)
     if few and not torch.compiler.is_compiling():
         return torch.log_softmax(logits.mT, dim=-2).mT
     return torch.log_softmax(logits, dim=-1)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+_CPU = "cpu"
 # F.normalize's own bound.
 _SHORTEST = 1e-12
 
@@ -67,6 +68,11 @@ class _UnitRows(torch.autograd.Function):
         return torch.addcmul(d_unit, unit, along, value=-1).div_(lengths)
 
 
+def scaled_product(a: Tensor, b: Tensor, scale: float) -> Tensor:
+    """``scale * a @ b`` of two matrices, in one step."""
+    return torch.addmm(a.new_empty(()), a, b, beta=0, alpha=scale)  # with beta=0 nothing is added
+
+
 def is_eager() -> bool:
     """Whether operations run as Python meets them: no transform, no compiler."""
     return not (torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active())
@@ -77,9 +83,14 @@ def backward_alone() -> bool:
     return is_eager() and forward_ad._current_level < 0
 
 
+def on_cpu(values: Tensor) -> bool:
+    """Whether values are on a CPU: an operation is soon started there, and long at work."""
+    return values.device.type == _CPU
+
+
 def can_be_read(values: Tensor) -> bool:
     """Whether Python may look at numbers: no device is waited for, no graph or transform misled."""
-    return type(values) is Tensor and values.is_cpu and is_eager()
+    return type(values) is Tensor and on_cpu(values) and is_eager()
 
 
 def mean_cosine(rows: Tensor) -> Tensor:

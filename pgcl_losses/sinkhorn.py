@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pgcl_losses._checks import check_count, check_matrix, check_scale
-from pgcl_losses.rows import can_be_read, computing_dtype, full_precision
+from pgcl_losses.rows import can_be_read, computing_dtype, full_precision, on_cpu
 
 # An iteration can raise an entry by N * K against the others of its row and column. Over three,
 # what is too small for float32 stays negligible for any N * K up to 1e9; then u and v are absorbed
@@ -18,6 +18,8 @@ from pgcl_losses.rows import can_be_read, computing_dtype, full_precision
 _ITERATIONS_PER_ABSORPTION = 3
 # Up to here e^x and e^-x, and their products with u and v, are far from the ends of float32.
 _TAME = 25.0
+# Scores; up to here a GPU takes longer to start an operation than to go through all of them.
+_FEW = 1 << 20
 
 
 def sinkhorn(scores: Tensor, *, epsilon: float = 0.05, iterations: int = 3) -> Tensor:
@@ -73,9 +75,11 @@ def balance(
     The result is diag(u) E diag(v) for a fixed matrix E, so an iteration is two matrix-vector
     products.
 
-    ``present`` (``[N, 1]``, 0 or 1) tells which samples take part; the others have no say. No score
-    is above ``largest`` or below its negative.
+    ``present`` (``[N, 1]``, True or False) tells which samples take part; the others have no say.
+    No score is above ``largest`` or below its negative, but for -inf.
     """
+    if largest < math.inf and scores.numel() <= _FEW and not on_cpu(scores):
+        return _by_softmax(scores, epsilon, iterations, present)
     tame = largest <= _TAME * epsilon
     if tame:
         exponent = scores / epsilon
@@ -100,6 +104,21 @@ def balance(
         u = torch.ones_like(u)
 
 
+def _by_softmax(scores: Tensor, epsilon: float, iterations: int, present: Tensor | None) -> Tensor:
+    """The same by softmax over samples and over prototypes in turn: fewer, but longer, steps."""
+    log_q = scores / epsilon
+    # Not -inf for those: the softmax of their rows would be NaN.
+    nothing = torch.finfo(log_q.dtype).min / 2
+    absent = None if present is None else ~present
+    for iteration in range(1, iterations + 1):
+        if absent is not None:
+            log_q.masked_fill_(absent, nothing)
+        log_q = log_q.log_softmax(-2)
+        if iteration < iterations:
+            log_q = log_q.log_softmax(-1)
+    return log_q.softmax(-1)
+
+
 def _shifted(scores: Tensor, epsilon: float, present: Tensor | None) -> tuple[Tensor, Tensor]:
     """The exponents of E, shifted, and the u that undoes the shift of its rows.
 
@@ -107,7 +126,7 @@ def _shifted(scores: Tensor, epsilon: float, present: Tensor | None) -> tuple[Te
     row or column vanishes, however small epsilon is.
     """
     sharpness = 2 / epsilon  # of half scores: the difference of two halves is always finite
-    peaks = scores if present is None else scores.masked_fill(present == 0, -torch.inf)
+    peaks = scores if present is None else scores.masked_fill(~present, -torch.inf)
     exponent = torch.add(-0.5 * peaks.amax(-2, keepdim=True), scores, alpha=0.5)  # [V, N, K]
     row_peaks = exponent.amax(-1, keepdim=True)  # [V, N, 1], above 0 in rows that are not present
     exponent = exponent.sub_(row_peaks).mul_(sharpness)

@@ -18,6 +18,7 @@ changes neither sigma nor |d_ij - mu|.
 import math
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 # Cosines of unit rows carry a few rounding errors each; a spread below this many is noise.
@@ -32,11 +33,14 @@ def prototype_log_weights(prototypes: Tensor, shares: Tensor) -> Tensor:
 
     ``prototypes``: unit rows ``[K, D]``; ``shares``: ``[K]``, sum to 1.
     """
-    shares = shares.unsqueeze(1)  # [K, 1]
     cosines = prototypes @ prototypes.T  # [K, K]
-    squares = (cosines - cosines @ shares).square_()  # [K, K]
-    log_w = squares.div_(_above_noise(squares @ shares).mul_(-2))
-    return log_w.sub_((log_w.exp() @ shares).log_())
+    means = (cosines @ shares).unsqueeze(1).expand_as(cosines)
+    squares = F.mse_loss(cosines, means, reduction="none")  # (d - mu)^2
+    variances = _above_noise(squares @ shares).unsqueeze(1)  # [K, 1]
+    # M w share is a softmax. A cluster without samples has some share, so small that it is none.
+    log_shares = shares.clamp_min(torch.finfo(shares.dtype).tiny).log_()
+    log_w_shares = torch.addcdiv(log_shares, squares, variances, value=-0.5)
+    return log_w_shares.log_softmax(1).sub_(log_shares)
 
 
 def expected_log_weights(targets: Tensor, log_table: Tensor) -> Tensor:
@@ -72,7 +76,9 @@ def _above_noise(variance: Tensor) -> Tensor:
     return torch.threshold(variance, noise**2, math.inf)
 
 
-def cluster_counts(clusters: Tensor, num_prototypes: int) -> Tensor:
+def cluster_counts(
+    clusters: Tensor, num_prototypes: int, dtype: torch.dtype = torch.long
+) -> Tensor:
     """The histogram n_k: ``[N]`` cluster numbers -> ``[K]`` counts."""
-    counts = clusters.new_zeros(num_prototypes)
-    return counts.scatter_add_(0, clusters, torch.ones_like(clusters))
+    counts = clusters.new_zeros(num_prototypes, dtype=dtype)
+    return counts.scatter_add_(0, clusters, counts.new_ones(()).expand_as(clusters))

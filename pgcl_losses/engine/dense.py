@@ -16,7 +16,7 @@ from pgcl_losses.engine.pairs import (
     check_kinds,
     weight_of,
 )
-from pgcl_losses.rows import backward_alone
+from pgcl_losses.rows import backward_alone, on_cpu, scaled_product
 
 
 def log_sums(pairs: Pairs, temperature: float) -> Sums:
@@ -115,12 +115,12 @@ class _Sums(torch.autograd.Function):
             logits = _log_weights(pairs, log_gaussian, (i, j), exactly=False)
             logits.addmm_(others, mine.T, beta=LOG2_E, alpha=LOG2_E / temperature)
             terms = logits.exp2_()
-            if pairs.weights:  # products choke on what is too small for float32
+            if pairs.weights and on_cpu(rows):  # where products choke on what is too small
                 torch.threshold_(terms, torch.finfo(terms.dtype).tiny, 0.0)
             sums = terms.sum(0)
             of_sides.append(sums.log())
             # A row without negatives has nothing to share out.
-            saved += [terms, torch.threshold_(sums, 0.0, torch.inf)]
+            saved += [terms, torch.threshold_(sums, torch.finfo(sums.dtype).tiny, torch.inf)]
         ctx.save_for_backward(rows, *saved)
         ctx.pairs, ctx.temperature = pairs, temperature
         return of_sides[0] if len(of_sides) == 1 else torch.cat(of_sides)
@@ -135,11 +135,16 @@ class _Sums(torch.autograd.Function):
             return d_rows, None, None, None
         d_rows = None
         for (i, j), terms, sums in zip(_sides(ctx.pairs), saved[::2], saved[1::2], strict=True):
-            scales = (_run(slopes, i) / sums).div_(ctx.temperature)  # [I]
+            scales = _run(slopes, i) / sums  # [I]
             if i == j and terms.numel() <= _IN_CACHE:  # a pair serves both its ends
-                d_pairs = terms.T.clone(memory_format=torch.contiguous_format)
-                d_pairs.mul_(scales.unsqueeze(1)).addcmul_(terms, scales)
-                return d_pairs @ rows, None, None, None
+                if on_cpu(rows):
+                    d_pairs = terms.T.clone(memory_format=torch.contiguous_format)
+                    d_pairs.mul_(scales.unsqueeze(1)).addcmul_(terms, scales)
+                else:
+                    d_pairs = terms * scales
+                    d_pairs = d_pairs + d_pairs.T
+                return scaled_product(d_pairs, rows, 1 / ctx.temperature), None, None, None
+            scales.div_(ctx.temperature)
             d_rows = torch.zeros_like(rows) if d_rows is None else d_rows
             mine, others, scales = rows[i], rows[j], scales.unsqueeze(1)
             d_rows[j].addmm_(terms, mine * scales)

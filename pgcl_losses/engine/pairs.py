@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from pgcl_losses.rows import is_eager, on_cpu
+
 # Up to here e^{s / tau} of millions of pairs adds up in float32 without a maximum taken off first.
 LARGEST_EXPONENT = 40.0
 # e^x is computed as 2^(x log2 e), in a third of the time on a CPU; -inf takes as long as any x.
@@ -89,6 +91,9 @@ class Factors(NamedTuple):
             return (self.right_matrix()[others] @ self.left_matrix()[some].T).log_()
         of_heads = []
         for right, lines in heads:
+            if lines is not None and not on_cpu(self.log_left):
+                of_heads.append(self.log_left[lines[some], right[others].unsqueeze(1)])
+                continue
             if lines is None:
                 by_column = self.log_left[some].T.contiguous()
             else:
@@ -170,6 +175,12 @@ class Pairs(NamedTuple):
         """Fill the pairs of one graph in a matrix ``[I, J]`` of rows i and rows j, in place."""
         height, width = i.stop - i.start, j.stop - j.start
         num_graphs, flat = self.num_graphs(), matrix.view(-1)
+        if height == width == len(self.rows) and is_eager():  # compilers refuse as_strided
+            # Graph g of one view and of another, or the same one: of all views at once.
+            of_graphs = (self.num_views, self.num_views, num_graphs)
+            strides = (num_graphs * width, num_graphs, width + 1)
+            matrix.as_strided(of_graphs, strides).fill_(value)
+            return
         for views_apart in range(1 - self.num_views, self.num_views):
             # They lie on diagonals. (Tensor.diagonal makes the compiler of torch 2.13 warn.)
             right = views_apart * num_graphs + i.start - j.start

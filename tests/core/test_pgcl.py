@@ -7,6 +7,7 @@ import pytest
 import torch
 from helpers import oracle
 from helpers.cases import MODES
+from helpers.launches import elsewhere
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -57,13 +58,14 @@ def oracle_total(z1, z2, prototypes, mode, at):
 
 
 @settings(max_examples=50)
-@given(problem=problems(), mode=st.fixed_dictionaries(MODES))
-def test_value_and_gradients_agree_with_the_oracle(problem, mode):
+@given(problem=problems(), mode=st.fixed_dictionaries(MODES), on_a_gpu=st.booleans())
+def test_value_and_gradients_agree_with_the_oracle(problem, mode, on_a_gpu):
     z1, z2, prototypes = problem
     pgcl = pgcl_of(prototypes, **mode)
     views = [torch.tensor(z, requires_grad=True) for z in (z1, z2)]
-    loss = pgcl(*views)
-    loss.backward()
+    with elsewhere(on_a_gpu):
+        loss = pgcl(*views)
+        loss.backward()
     np.testing.assert_allclose(
         loss.item(), oracle_total(z1, z2, prototypes, mode, at=problem), rtol=1e-9
     )
