@@ -108,9 +108,10 @@ def loops(code: list[Instruction]) -> list[set[int]]:
     return list(found.values())
 
 
-def busiest_loop(
-    code: list[Instruction], warps: int, tile: Tile
-) -> list[tuple[Instruction, float]]:
+Loop = list[tuple[Instruction, float]]  # with how often a warp issues each for one tile
+
+
+def busiest_loop(code: list[Instruction], warps: int, tile: Tile) -> Loop:
     """The widest loop with matrix work.
 
     Without such a loop it is all of the code. Matrix work is that of tensor cores, or without them
