@@ -11,6 +11,8 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
@@ -83,7 +85,7 @@ class Compiled(NamedTuple):
     spills: int  # instructions that keep registers in memory
     products: list[ttir.Product]  # as they were compiled, of the whole kernel
     tile: tuple[int, int]  # rows of a tile of pairs, and columns; (0, 0) without products
-    flops: int  # of a tile's products
+    flops: Counter[str]  # of a tile's products, by their operands' type
     loop: Counter[str]  # see `sass.group`
     bytes_loaded: int  # for a tile, by all warps
 
@@ -144,38 +146,45 @@ def pairs_of(case: Case) -> Any:
     return Pairs(rows, 2, case.across_views, tuple(weights))
 
 
-def launches_of(case: Case) -> list[Launch]:
-    """What the engine launches, forward and backward."""
+@contextmanager
+def recorded(arch: int, precision: str) -> Iterator[list[Launch]]:
+    """What the engine launches in the block, on CPU tensors and as if on such a card."""
     module = engine()
     launches: list[Launch] = []
     replaced: list[tuple[ModuleType, str, Any]] = [
         (place, name, _Recorder(kernel, launches)) for place, name, kernel in _kernels()
     ]
-    if hasattr(module, "_card"):  # what this card has, as far as the engine looks at it
-        chip = CHIPS[case.arch]
+    if hasattr(module, "_card"):  # what the engine looks at
+        chip = CHIPS[arch]
         card = module.Card(shared_memory=chip.shared_memory, processors=chip.processors)
         replaced.append((module, "_card", lambda device: card))
+    replaced += [  # it would refuse a CPU
+        (place, "check_engine", lambda engine, rows: None)
+        for name, place in list(sys.modules.items())
+        if name.startswith("pgcl_losses") and hasattr(place, "check_engine")
+    ]
     kept = [(place, name, getattr(place, name)) for place, name, _ in replaced]
-    precision = torch.get_float32_matmul_precision()
-    pairs = pairs_of(case)
-    zeros = torch.zeros(case.num_rows)
+    before = torch.get_float32_matmul_precision()
     try:
         for place, name, value in replaced:
             setattr(place, name, value)
-        torch.set_float32_matmul_precision(case.format)
-        module.log_sums(pairs, case.temperature)
-        module.gradient(pairs, case.temperature, zeros, zeros, _all_pairs())
+        torch.set_float32_matmul_precision(precision)
+        yield launches
     finally:
         for place, name, value in kept:
             setattr(place, name, value)
-        torch.set_float32_matmul_precision(precision)
-    return launches
+        torch.set_float32_matmul_precision(before)
 
 
-def _all_pairs() -> Any:
+def launches_of(case: Case) -> list[Launch]:
+    """What the engine launches, forward and backward."""
+    module, pairs, zeros = engine(), pairs_of(case), torch.zeros(case.num_rows)
     from pgcl_losses.engine.pairs import ALL_PAIRS
 
-    return ALL_PAIRS
+    with recorded(case.arch, case.format) as launches:
+        module.log_sums(pairs, case.temperature)
+        module.gradient(pairs, case.temperature, zeros, zeros, ALL_PAIRS)
+    return launches
 
 
 def compiled(launch: Launch, arch: int) -> Compiled:

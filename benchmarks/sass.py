@@ -135,9 +135,11 @@ def busiest_loop(code: list[Instruction], warps: int, tile: Tile) -> Loop:
     times, turns = 1.0, float(tile.turns_within)
     of_own, of_within = (warps * sum(code[n].flops() for n in body) for body in (own, within))
     if of_within:
-        turns = max(1.0, (tile.flops - of_own) / of_within)
+        turns = max(1.0, (tile.flops.total() - of_own) / of_within)
     elif of_own:
-        times = tile.flops / of_own  # more than one tile a turn, where the loop was unrolled
+        times = (
+            tile.flops.total() / of_own
+        )  # more than one tile a turn, where the loop was unrolled
     return [
         (code[number], times * (turns if number in within else 1.0)) for number in sorted(widest)
     ]

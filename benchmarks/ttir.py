@@ -6,6 +6,7 @@ product, as the similarity of pairs comes before all that is made of it.
 
 import math
 import re
+from collections import Counter
 from typing import NamedTuple
 
 _CONSTANT = re.compile(r"(%[\w.#]+) = arith\.constant (-?\d+) : i\d+")
@@ -26,7 +27,7 @@ class Product(NamedTuple):
 
 class Tile(NamedTuple):
     shape: tuple[int, int]
-    flops: int
+    flops: Counter[str]  # by the type of the operands
     turns_within: int  # of the loops within that have products, where there are any
 
     def pairs(self) -> int:
@@ -55,7 +56,7 @@ def tile(text: str) -> Tile:
     """Of a kernel in the language's first form, in which no loop has been pipelined yet."""
     constants = {name: int(value) for name, value in _CONSTANT.findall(text)}
     turns: list[int] = []  # of the loops around the current line; 0 for any other braces
-    found: list[tuple[Product, int, tuple[int, ...]]] = []
+    found: list[tuple[Product, str, tuple[int, ...]]] = []
     for line in text.splitlines():
         body = _PLACE.sub("", line)  # of the source
         if body.lstrip().startswith("}"):
@@ -63,15 +64,18 @@ def tile(text: str) -> Tile:
         if body.endswith("{"):
             turns.append(_turns(body, constants))
         if how := _DOT.search(line):
-            precision = re.search(r"inputPrecision = (\w+)", line)
-            times = _MANY.get(precision[1], 1) if precision else 1
-            found.append((_product(body, how[1]), times, tuple(one for one in turns if one)))
+            named = re.search(r"inputPrecision = (\w+)", line)
+            inner = tuple(one for one in turns if one)[1:]  # the first one goes from tile to tile
+            found.append((_product(body, how[1]), named[1] if named else "", inner))
     if not found:
-        return Tile((0, 0), 0, 1)
-    flops, within = 0, 1
-    for product, times, (_, *inner) in [(p, t, loops or (1,)) for p, t, loops in found]:
+        return Tile((0, 0), Counter(), 1)
+    flops: Counter[str] = Counter()
+    within = 1
+    for product, precision, inner in found:
+        times = _MANY.get(precision, 1)
         once = 2 * product.rows * product.columns * product.depth
-        flops += once * times * math.prod(inner)
+        operands = "bf16" if times > 1 and precision.startswith("bf16") else product.operands
+        flops[operands] += once * times * math.prod(inner)
         within = max(within, math.prod(inner))
     first = found[0][0]
     return Tile((first.rows, first.columns), flops, within)
