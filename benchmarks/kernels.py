@@ -147,7 +147,7 @@ def examined(case: Case) -> list[Compiled] | str:
     try:
         return [compiled(launch, case.arch) for launch in launches_of(case)]
     except Exception as error:  # the other cases are still worth having
-        return f"{type(error).__name__}: {error}"
+        return " ".join(f"{type(error).__name__}: {error}".split())[:300]
 
 
 def start(cache: str) -> None:
