@@ -72,8 +72,18 @@ class Launch(NamedTuple):
     options: dict[str, Any]
 
 
+class Tile(NamedTuple):
+    """What a program does for one tile of pairs: one turn of one of its loops."""
+
+    shape: tuple[int, int]
+    flops: Counter[str]  # of products, by their operands' type
+    depth: int  # how many loops there are around it
+    issued: Counter[str]  # instructions of one warp; see `sass.group`
+    bytes_loaded: int  # by all warps
+
+
 class Compiled(NamedTuple):
-    """One kernel. What is counted of its loop is what one warp issues for one tile of pairs."""
+    """One kernel."""
 
     kernel: str
     programs: int
@@ -83,11 +93,8 @@ class Compiled(NamedTuple):
     tensor_memory: int  # of a program, columns of the 512 that sm_100 has
     programs_at_once: int  # of a multiprocessor
     spills: int  # instructions that keep registers in memory
-    products: list[ttir.Product]  # as they were compiled, of the whole kernel
-    tile: tuple[int, int]  # rows of a tile of pairs, and columns; (0, 0) without products
-    flops: Counter[str]  # of a tile's products, by their operands' type
-    loop: Counter[str]  # see `sass.group`
-    bytes_loaded: int  # for a tile, by all warps
+    products: list[ttir.Product]  # as they were compiled
+    tiles: list[Tile]  # none where there are no products
 
 
 def engine() -> ModuleType:
@@ -206,11 +213,10 @@ def compiled(launch: Launch, arch: int) -> Compiled:
 def _examined(launch: Launch, arch: int, kernel: Any) -> Compiled:
     warps = kernel.metadata.num_warps
     tensor_memory = getattr(kernel.metadata, "tmem_size", None) or 0
-    tile = ttir.tile(kernel.asm["ttir"])
     text = _disassembled(kernel.asm["cubin"])
     registers = int(re.findall(r"\bREG:(\d+)", text)[0])
     code = sass.instructions(text)
-    loop = sass.busiest_loop(code, warps, tile)
+    loops = sass.tile_loops(code, warps, ttir.tiles(kernel.asm["ttir"]))
     programs = 1
     for length in launch.grid:
         programs *= length
@@ -226,10 +232,16 @@ def _examined(launch: Launch, arch: int, kernel: Any) -> Compiled:
         ),
         spills=sum(one.name in ("LDL", "STL") for one in code),
         products=ttir.products(kernel.asm["ttgir"]),
-        tile=tile.shape,
-        flops=tile.flops,
-        loop=sass.group(loop),
-        bytes_loaded=warps * sass.bytes_loaded(loop),
+        tiles=[
+            Tile(
+                tile.shape,
+                tile.flops,
+                tile.depth,
+                sass.group(loop),
+                warps * sass.bytes_loaded(loop),
+            )
+            for tile, loop in loops
+        ],
     )
 
 

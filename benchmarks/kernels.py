@@ -32,6 +32,7 @@ from .compiled import (
     TENSOR_MEMORY,
     Case,
     Compiled,
+    Tile,
     compiled,
     launches_of,
 )
@@ -47,8 +48,10 @@ TENSOR_CORES |= {90: r"ttng\.warp_group_dot", 100: r"ttng\.tc_gen5_mma\w*|tt\.do
 # Multiplications one by one that a pair may take, for what is computed of its similarity. A product
 # without tensor cores takes as many as the rows have columns.
 MOST_FMA = 24
-# Loads of less than 8 bytes that a warp may issue for a tile: one number a row, not a tile's own.
-MOST_NARROW_LOADS = 16
+# Loads of less than 8 bytes that a warp may issue for each of a tile's columns. A thread holds a
+# quarter of them at most, and has a number or two of each to look up; a load of rows that is not by
+# vectors takes one for each column and more.
+MOST_NARROW_LOADS = 0.6
 # Instructions that a thread may issue for a pair, with rows of up to 128 columns; beyond, in
 # proportion. As measured, and a tenth more. By architecture, kernel and format; none where the
 # kernels are still being written.
@@ -67,42 +70,53 @@ def problems(case: Case, found: Compiled) -> list[str]:
         wrong.append(f"{found.shared_memory / KIB:.1f} KiB of shared memory, of {limit}")
     if found.tensor_memory > TENSOR_MEMORY:
         wrong.append(f"{found.tensor_memory} columns of tensor memory, of {TENSOR_MEMORY}")
-    if not found.flops:  # of what follows, nothing is for kernels without products
-        return wrong
     by_hand = {
         f"{one.how} of {one.operands}"
         for one in found.products
         if not re.fullmatch(TENSOR_CORES[case.arch], one.how)
     }
     wrong += [f"a product is not on this card's tensor cores: {how}" for how in sorted(by_hand)]
-    fma = a_pair(found, found.loop["FMA"])
+    for tile in found.tiles:
+        wrong += problems_of_tile(case, found, tile)
+    return wrong
+
+
+def problems_of_tile(case: Case, found: Compiled, tile: Tile) -> list[str]:
+    wrong = []
+    fma = a_pair(found, tile, "FMA")
     if fma > MOST_FMA:
         wrong.append(f"{fma:.0f} multiplications one by one for a pair, of {MOST_FMA}")
-    narrow = sum(count for name, count in found.loop.items() if name.endswith("narrow"))
-    if narrow > MOST_NARROW_LOADS:
-        wrong.append(f"{narrow} loads of single numbers in the loop, of {MOST_NARROW_LOADS}")
-    budget = BUDGET.get((case.arch, found.kernel, case.format), math.inf)
+    narrow = sum(count for name, count in tile.issued.items() if name.endswith("narrow"))
+    allowed = MOST_NARROW_LOADS * tile.shape[1]
+    if narrow > allowed:
+        wrong.append(f"{narrow} loads of single numbers for a tile, of {allowed:.0f}")
+    budget = BUDGET.get((case.arch, name_of(found, tile), case.format), math.inf)
     budget *= max(1.0, case.dim / BUDGET_DIM)
-    instructions = a_pair(found, found.loop["total"])
+    instructions = a_pair(found, tile, "total")
     if instructions > budget:
         wrong.append(f"{instructions:.1f} instructions for a pair, of {budget:.1f}")
     return wrong
 
 
-def a_pair(found: Compiled, of_warp: int) -> float:
-    """What a thread has for one pair, of what a warp has for a tile."""
-    return of_warp * found.warps * 32 / math.prod(found.tile)
+def a_pair(found: Compiled, tile: Tile, name: str) -> float:
+    """What threads issue for one pair."""
+    return tile.issued[name] * found.warps * 32 / math.prod(tile.shape)
 
 
-def line(case: Case, found: Compiled) -> str:
-    tile = "x".join(str(length) for length in found.tile)
-    memory = f"{found.shared_memory / KIB:.0f} KiB"
-    text = f"{case!s:60s} {found.kernel:10s} {tile:8s} {found.warps} warps {memory:8s}"
-    text += f" {found.registers} registers x{found.programs_at_once}"
-    if not found.flops:
-        return text
-    text += f" {a_pair(found, found.loop['total']):5.1f} a pair:"
-    return text + "".join(f" {count} {name}" for name, count in found.loop.most_common())
+def name_of(found: Compiled, tile: Tile) -> str:
+    """A kernel's loop that is within another one goes by a name of its own."""
+    return found.kernel + " within" * tile.depth
+
+
+def lines(case: Case, found: Compiled) -> Iterator[str]:
+    text = f"{case!s:58s} {found.kernel:10s} {found.warps} warps {found.registers:3d} registers"
+    text += f" {found.shared_memory / KIB:3.0f} KiB, {found.programs_at_once} at once"
+    yield text if found.tiles else f"{text}, no products"
+    for tile in found.tiles:
+        shape = "x".join(str(length) for length in tile.shape)
+        pair = a_pair(found, tile, "total")
+        counts = ", ".join(f"{count} {name}" for name, count in tile.issued.most_common())
+        yield f"    {name_of(found, tile):15s} {shape:7s} {pair:5.1f} a pair: {counts}"
 
 
 def rows(case: Case, found: Compiled) -> list[dict[str, Any]]:
@@ -114,11 +128,16 @@ def rows(case: Case, found: Compiled) -> list[dict[str, Any]]:
         "KiB of shared memory": found.shared_memory / KIB,
         "programs at once": found.programs_at_once,
     }
-    if found.flops:
-        figures["instructions a pair"] = a_pair(found, found.loop["total"])
-        figures |= {f"{name} a tile": count for name, count in found.loop.items()}
-    key = "kernels", f"{found.kernel} sm_{case.arch}", f"D={case.dim}", mode
-    return [measure.row(*key, *figure) for figure in figures.items()]
+    key = f"sm_{case.arch}", f"D={case.dim}", mode
+    table = [
+        measure.row("kernels", f"{found.kernel} {key[0]}", *key[1:], *f) for f in figures.items()
+    ]
+    for tile in found.tiles:
+        figures = {"instructions a pair": a_pair(found, tile, "total")}
+        figures |= {f"{name} a tile": count for name, count in tile.issued.items()}
+        provider = f"{name_of(found, tile)} {key[0]}"
+        table += [measure.row("kernels", provider, *key[1:], *one) for one in figures.items()]
+    return table
 
 
 def cases(args: argparse.Namespace) -> list[Case]:
@@ -197,7 +216,7 @@ def main() -> None:
             continue
         for kernel in found:
             kernels += 1
-            print(line(case, kernel), flush=True)
+            print("\n".join(lines(case, kernel)), flush=True)
             table += rows(case, kernel)
             wrong = problems(case, kernel)
             failed += [f"{case} {kernel.kernel}: {problem}" for problem in wrong]

@@ -30,7 +30,7 @@ from .kernels import versions
 DIM = 128
 NUM_PROTOTYPES = 10
 SIZES = (256, 8192, 131_072, 1_048_576)  # M
-LARGEST_RECORDED = 8192  # rows that the engine is given here; with more it does the same
+LARGEST_RECORDED = 131_072  # rows that the engine is given here; with more it does the same
 REACHED = 0.7  # of a bound
 LAUNCH = 5e-6  # seconds
 STREAMING_BLOCK = 4096  # rows
@@ -85,26 +85,24 @@ class Estimate(NamedTuple):
 
 
 def kernel_part(card: Card, found: Compiled, num_rows: int, grown: float) -> dict[str, float]:
-    """One of the engine's kernels: each of its programs has a tile's rows, and meets all rows.
+    """One of the engine's kernels, if each pair is in one tile: none is skipped.
 
     ``grown``: how many times more programs there are than where it was recorded.
     """
-    _, columns = found.tile
+    tile = next(tile for tile in found.tiles if tile.depth == 0)  # most programs' loop
     programs = found.programs * grown
-    tiles = programs * num_rows / columns
+    tiles = num_rows**2 / math.prod(tile.shape)
     # The multiprocessor that has most programs is the last one to finish.
-    share = math.ceil(programs / card.processors) / programs * card.processors
-    cycles = share * tiles / card.processors / card.clock
-    instructions = found.warps * found.loop["total"]
-    powers = WARP * found.warps * found.loop["MUFU"]
+    busiest = math.ceil(programs / card.processors) / programs * tiles
+    cycles = busiest / card.clock
     at_once = min(programs, card.processors * found.programs_at_once)
-    loaded = tiles * found.bytes_loaded
+    loaded = tiles * tile.bytes_loaded
     rates = {"bf16": card.bf16, "f16": card.bf16, "f32": card.tf32}
-    products = sum(flops / rates[operands] for operands, flops in found.flops.items())
+    products = sum(flops / rates[operands] for operands, flops in tile.flops.items())
     return {
-        "tensor cores": share * tiles * products,
-        "instructions": cycles * instructions / ISSUED,
-        "powers": cycles * powers / POWERS,
+        "tensor cores": card.processors * busiest * products,
+        "instructions": cycles * found.warps * tile.issued["total"] / ISSUED,
+        "powers": cycles * found.warps * WARP * tile.issued["MUFU"] / POWERS,
         "L2": loaded / card.l2,
         "DRAM": loaded / at_once / card.dram,  # programs that run at once read the same rows
     }
@@ -120,7 +118,7 @@ def engine_estimates(card: Card, precision: str) -> dict[int, Estimate]:
             known[taken] = recorded_step(card, precision, taken)
         kernels, around = known[taken]
         grown = num_rows / taken
-        parts = [kernel_part(card, one, num_rows, grown) for one in kernels if one.flops]
+        parts = [kernel_part(card, one, num_rows, grown) for one in kernels if one.tiles]
         parts.append({"DRAM": around.bytes * grown / card.dram})
         estimates[num_rows] = Estimate(tuple(parts), around.operations + len(kernels))
     return estimates

@@ -1,4 +1,4 @@
-"""What is in a GPU's machine code: its loops, and the instructions of the one with the matrix work.
+"""What is in a GPU's machine code: its loops, and the instructions of those with matrix work.
 
 Names of instructions: HMMA, HGMMA and UTCHMMA are tensor cores', FFMA multiplies one number by
 another, MUFU are powers and reciprocals, LDG loads from memory, LDGSTS from there to shared memory,
@@ -108,49 +108,113 @@ def loops(code: list[Instruction]) -> list[set[int]]:
     return list(found.values())
 
 
-Loop = list[tuple[Instruction, float]]  # with how often a warp issues each for one tile
+class Issued(NamedTuple):
+    instruction: Instruction
+    times: float  # by a warp for one tile
+    always: bool  # or only for some tiles
 
 
-def busiest_loop(code: list[Instruction], warps: int, tile: Tile) -> Loop:
-    """The widest loop with matrix work.
+Loop = list[Issued]
 
-    Without such a loop it is all of the code. Matrix work is that of tensor cores, or without them
-    multiplications one by one.
+
+def tile_loops(code: list[Instruction], warps: int, tiles: list[Tile]) -> list[tuple[Tile, Loop]]:
+    """The loop that goes from tile to tile, or all of the code without one; for each such loop.
+
+    They are told from loops around them and within by how many of these there are.
     """
+    by_hand = not any(one.is_product() for one in code)  # without tensor cores
 
-    def work(body: set[int]) -> int:
-        return sum(code[number].is_product() for number in body)
+    def has_work(body: set[int]) -> bool:
+        names = ("FFMA", "FFMA2") if by_hand else ()
+        return any(code[number].is_product() or code[number].name in names for number in body)
 
-    def by_hand(body: set[int]) -> int:
-        return sum(code[number].name in ("FFMA", "FFMA2") for number in body)
-
-    found = loops(code)
-    measure = work if any(one.is_product() for one in code) else by_hand
-    busy = [body for body in found if measure(body) > 0] if tile.flops else []
+    ways = _ways(code)
+    busy = [body for body in loops(code) if has_work(body)]
     if not busy:
-        return [(one, 1.0) for one in code]
-    widest = max(busy, key=len)
-    within: set[int] = set().union(*(body for body in busy if body < widest))
-    own = widest - within
+        return [(tile, [Issued(one, 1.0, True) for one in code]) for tile in tiles]
+
+    def height(body: set[int]) -> int:
+        return 1 + max((height(one) for one in busy if one < body), default=0)
+
+    def depth(body: set[int]) -> int:
+        return sum(body < one for one in busy)
+
+    outermost = sorted((body for body in busy if depth(body) == 0), key=min)
+    lowest = min(map(height, outermost)) if any(tile.depth == 0 for tile in tiles) else 0
+    found = []
+    for tile_depth in sorted({tile.depth for tile in tiles}):
+        bodies = [
+            body
+            for body in sorted(busy, key=min)
+            if depth(body) == tile_depth and (tile_depth > 0 or height(body) == lowest)
+        ]
+        of_depth = [tile for tile in tiles if tile.depth == tile_depth]
+        for number, body in enumerate(bodies):
+            tile = of_depth[min(number, len(of_depth) - 1)]
+            within: set[int] = set().union(*(one for one in busy if one < body))
+            found.append((tile, _issued(code, ways, body, within, warps, tile)))
+    return found
+
+
+def _issued(
+    code: list[Instruction],
+    ways: list[list[int]],
+    body: set[int],
+    within: set[int],
+    warps: int,
+    tile: Tile,
+) -> Loop:
     times, turns = 1.0, float(tile.turns_within)
-    of_own, of_within = (warps * sum(code[n].flops() for n in body) for body in (own, within))
+    of_own, of_within = (
+        warps * sum(code[number].flops() for number in part) for part in (body - within, within)
+    )
     if of_within:
         turns = max(1.0, (tile.flops.total() - of_own) / of_within)
-    elif of_own:
-        times = (
-            tile.flops.total() / of_own
-        )  # more than one tile a turn, where the loop was unrolled
+    elif of_own:  # more than one tile a turn, if the loop was unrolled
+        times = tile.flops.total() / of_own
+    always = _always(ways, body)
     return [
-        (code[number], times * (turns if number in within else 1.0)) for number in sorted(widest)
+        Issued(
+            code[number],
+            times * (turns if number in within else 1.0),
+            number in always or code[number].is_product(),  # of one warp for all, on some cards
+        )
+        for number in sorted(body)
     ]
 
 
+def _always(ways: list[list[int]], body: set[int]) -> set[int]:
+    """The instructions of a loop that no turn goes around."""
+    head = min(body)
+    inside = [
+        [other for other in following if other in body and other != head] for following in ways
+    ]
+    last = [number for number in body if head in ways[number]]
+    entries = Counter(other for number in body for other in inside[number])
+    always: set[int] = set()
+    is_always = True
+    for number in sorted(body):
+        before = number - 1
+        runs_on = (
+            number != head and entries[number] == 1 and inside[before : before + 1] == [[number]]
+        )
+        if not runs_on:  # the first one of a run
+            reached = _reached(head, inside, without=number)
+            is_always = number == head or not any(one in reached for one in last)
+        if is_always:
+            always.add(number)
+    return always
+
+
 def group(loop: Loop) -> Counter[str]:
-    """Instructions of a warp for one tile, by what they do; `total` is all of them."""
-    groups: dict[str, float] = {}
-    for one, times in loop:
-        for name in (_group(one), "total"):
-            groups[name] = groups.get(name, 0.0) + times
+    """Instructions of a warp for one tile, by what they do; `total` is all that are always issued.
+
+    `for some tiles` are those that are not.
+    """
+    groups: dict[str, float] = {"for some tiles": 0.0}
+    for one in loop:
+        for name in (_group(one.instruction), "total") if one.always else ("for some tiles",):
+            groups[name] = groups.get(name, 0.0) + one.times
     return Counter({name: round(count) for name, count in groups.items()})
 
 
@@ -174,5 +238,5 @@ def _group(one: Instruction) -> str:
 
 def bytes_loaded(loop: Loop) -> int:
     """From memory by one warp for one tile."""
-    loads = [(one, times) for one, times in loop if one.name in ("LDG", "LDGSTS")]
-    return round(sum(32 * one.width() * times for one, times in loads))
+    loads = [one for one in loop if one.always and one.instruction.name in ("LDG", "LDGSTS")]
+    return round(sum(32 * one.instruction.width() * one.times for one in loads))

@@ -1,7 +1,8 @@
 """The matrix products in Triton's own intermediate languages.
 
-A tile is what one turn of the outermost loop with products computes: the shape of its first
-product, as the similarity of pairs comes before all that is made of it.
+A tile is what one turn of a loop over other rows computes: the innermost loop with products whose
+end is known only when it runs. It has the shape of its first product, as the similarity of pairs
+comes before all that is made of it.
 """
 
 import math
@@ -28,10 +29,8 @@ class Product(NamedTuple):
 class Tile(NamedTuple):
     shape: tuple[int, int]
     flops: Counter[str]  # by the type of the operands
+    depth: int  # how many loops there are around its own
     turns_within: int  # of the loops within that have products, where there are any
-
-    def pairs(self) -> int:
-        return math.prod(self.shape)
 
 
 def products(text: str) -> list[Product]:
@@ -52,42 +51,45 @@ def _product(line: str, how: str) -> Product:
     return Product(left[-2], right[-1], left[-1], dtype, how)
 
 
-def tile(text: str) -> Tile:
+def tiles(text: str) -> list[Tile]:
     """Of a kernel in the language's first form, in which no loop has been pipelined yet."""
     constants = {name: int(value) for name, value in _CONSTANT.findall(text)}
-    turns: list[int] = []  # of the loops around the current line; 0 for any other braces
-    found: list[tuple[Product, str, tuple[int, ...]]] = []
-    for line in text.splitlines():
-        body = _PLACE.sub("", line)  # of the source
+    around: list[tuple[int, int]] = []  # of each line, its braces: where, and a loop's turns
+    found: dict[tuple[int, int], list[tuple[Product, str, int]]] = {}
+    for number, line in enumerate(text.splitlines()):
+        body = _PLACE.sub("", line)
         if body.lstrip().startswith("}"):
-            turns.pop()
+            around.pop()
         if body.endswith("{"):
-            turns.append(_turns(body, constants))
+            around.append((number, _turns(body, constants)))
         if how := _DOT.search(line):
+            open_ended = [place for place, turns in around if turns == 0]
+            loop = open_ended[-1] if open_ended else -1
+            within = math.prod(turns for place, turns in around if place > loop)
             named = re.search(r"inputPrecision = (\w+)", line)
-            inner = tuple(one for one in turns if one)[1:]  # the first one goes from tile to tile
-            found.append((_product(body, how[1]), named[1] if named else "", inner))
-    if not found:
-        return Tile((0, 0), Counter(), 1)
+            product = _product(body, how[1]), named[1] if named else "", within
+            found.setdefault((loop, max(0, len(open_ended) - 1)), []).append(product)
+    return [_tile(depth, of_loop) for (_, depth), of_loop in found.items()]
+
+
+def _tile(depth: int, found: list[tuple[Product, str, int]]) -> Tile:
     flops: Counter[str] = Counter()
-    within = 1
-    for product, precision, inner in found:
-        times = _MANY.get(precision, 1)
-        once = 2 * product.rows * product.columns * product.depth
-        operands = "bf16" if times > 1 and precision.startswith("bf16") else product.operands
-        flops[operands] += once * times * math.prod(inner)
-        within = max(within, math.prod(inner))
+    for product, precision, within in found:
+        times = within * _MANY.get(precision, 1)
+        operands = "bf16" if precision.startswith("bf16") else product.operands
+        flops[operands] += 2 * product.rows * product.columns * product.depth * times
     first = found[0][0]
-    return Tile((first.rows, first.columns), flops, within)
+    turns_within = max(within for _, _, within in found)
+    return Tile((first.rows, first.columns), flops, depth, turns_within)
 
 
 def _turns(line: str, constants: dict[str, int]) -> int:
-    """Of a loop; 1 if only known when it runs, 0 if it is none."""
+    """Of a loop, 0 where only known when it runs; 1 of any other braces."""
     loop = _FOR.search(line)
     if loop is None:
-        return 1 if "scf.while" in line or "scf.for" in line else 0
+        return 0 if "scf.while" in line else 1
     bounds = [constants.get(name) for name in loop.groups()]
     if None in bounds:
-        return 1
+        return 0
     start, stop, step = (bound or 0 for bound in bounds)
     return max(1, math.ceil((stop - start) / max(1, step)))
