@@ -59,6 +59,8 @@ CARDS = {
     "rtx4090": Card(89, 128, 2.52e9, 165e12, 82.6e12, 82.6e12, 1.01e12, 5.0e12),
     "b200": Card(100, 148, 1.85e9, 2250e12, 1125e12, 75e12, 8.0e12, 11e12),
 }
+# Kernels whose tiles are of rows and columns of the gradient: they meet each pair several times.
+BY_COLUMNS = {"multiply"}
 ISSUED = 4  # instructions of warps, a clock and multiprocessor
 POWERS = 16  # results of the special function units, a clock and multiprocessor
 
@@ -84,27 +86,34 @@ class Estimate(NamedTuple):
         return max(times, key=times.__getitem__)
 
 
-def kernel_part(card: Card, found: Compiled, num_rows: int, grown: float) -> dict[str, float]:
+def kernel_part(
+    card: Card, launches: list[Compiled], num_rows: int, grown: float
+) -> dict[str, float]:
     """One of the engine's kernels, if each pair is in one tile: none is skipped.
 
     ``grown``: how many times more programs there are than where it was recorded.
     """
+    found = launches[0]
     tile = next(tile for tile in found.tiles if tile.depth == 0)  # most programs' loop
-    programs = found.programs * grown
     tiles = num_rows**2 / math.prod(tile.shape)
+    if found.kernel in BY_COLUMNS:
+        tiles *= DIM / tile.shape[1]
+    programs = sum(launch.programs for launch in launches) * grown
     # The multiprocessor that has most programs is the last one to finish.
     busiest = math.ceil(programs / card.processors) / programs * tiles
     cycles = busiest / card.clock
-    at_once = min(programs, card.processors * found.programs_at_once)
-    loaded = tiles * tile.bytes_loaded
+    at_once = min(found.programs * grown, card.processors * found.programs_at_once)
+    loaded, stored = tiles * tile.bytes_loaded, tiles * tile.bytes_stored
     rates = {"bf16": card.bf16, "f16": card.bf16, "f32": card.tf32}
     products = sum(flops / rates[operands] for operands, flops in tile.flops.items())
+    # Programs that run at once read the same rows; what is stored is stored and read again.
+    memory = loaded / at_once + 2 * stored
     return {
         "tensor cores": card.processors * busiest * products,
         "instructions": cycles * found.warps * tile.issued["total"] / ISSUED,
         "powers": cycles * found.warps * WARP * tile.issued["MUFU"] / POWERS,
         "L2": loaded / card.l2,
-        "DRAM": loaded / at_once / card.dram,  # programs that run at once read the same rows
+        "DRAM": memory / card.dram,
     }
 
 
@@ -118,7 +127,14 @@ def engine_estimates(card: Card, precision: str) -> dict[int, Estimate]:
             known[taken] = recorded_step(card, precision, taken)
         kernels, around = known[taken]
         grown = num_rows / taken
-        parts = [kernel_part(card, one, num_rows, grown) for one in kernels if one.tiles]
+        by_name: dict[str, list[Compiled]] = {}
+        for one in kernels:
+            by_name.setdefault(one.kernel, []).append(one)
+        parts = [
+            kernel_part(card, launched, num_rows, grown)
+            for launched in by_name.values()
+            if launched[0].tiles
+        ]
         parts.append({"DRAM": around.bytes * grown / card.dram})
         estimates[num_rows] = Estimate(tuple(parts), around.operations + len(kernels))
     return estimates

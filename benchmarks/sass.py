@@ -236,7 +236,7 @@ def _group(one: Instruction) -> str:
     return "floats" if one.name in _FLOAT else "others"
 
 
-def bytes_loaded(loop: Loop) -> int:
-    """From memory by one warp for one tile."""
-    loads = [one for one in loop if one.always and one.instruction.name in ("LDG", "LDGSTS")]
-    return round(sum(32 * one.instruction.width() * one.times for one in loads))
+def bytes_of(loop: Loop, *names: str) -> int:
+    """That such instructions of one warp move for one tile."""
+    moves = [one for one in loop if one.always and one.instruction.name in names]
+    return round(sum(32 * one.instruction.width() * one.times for one in moves))
