@@ -197,6 +197,31 @@ def double_loop_pgcl(
     return -torch.log(positives / (positives + (weights * exponentials).sum(dim=1))).mean()
 
 
+def flex_attention_pgcl(
+    rows: Tensor, clusters: Tensor, table: Tensor, temperature: float = 0.2
+) -> Callable[[], Tensor]:
+    """The reweighted contrast by flex_attention, forward alone, of unit rows in bfloat16.
+
+    ``table``: logarithms of weights ``[K, K]``. PyTorch compiles it for CUDA alone.
+    """
+    from torch.nn.attention.flex_attention import flex_attention
+
+    num = len(rows) // 2
+    half = rows[None, None].bfloat16()  # [1, 1, M, D]
+    positives = (rows[:num] * rows[num:]).sum(1).repeat(2) / temperature
+    attention: Callable[..., Any] = torch.compile(flex_attention)
+
+    def weighted(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        is_positive = (i - j).abs() == num
+        return torch.where(is_positive, score, score + table[clusters[i], clusters[j]])
+
+    def forward() -> Tensor:
+        _, log_sums = attention(half, half, half, weighted, scale=1 / temperature, return_lse=True)
+        return (log_sums.flatten() - positives).mean()
+
+    return forward
+
+
 def gemm_limit(rows: Tensor, block: int) -> Callable[[], None]:
     """The products no dense value and gradient do without, Z Z^T, P Z and P^T Z, by row blocks.
 

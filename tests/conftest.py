@@ -8,6 +8,8 @@ import torch
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # before anything imports triton
 
+collect_ignore = ["helpers/product_kernels.py"]  # a program that needs triton without interpreter
+
 # Workers of pytest-xdist share the cores, and so do the scripts that they start.
 workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 1))
 if workers > 1:

@@ -1,0 +1,276 @@
+"""The Triton engine's kernels, compiled for a GPU that need not be there, and what is in them.
+
+The engine's own code runs on CPU tensors. Its launches are recorded in place of being run, so that
+blocks, warps, stages and arguments are those that it really chooses for such rows on such a card.
+"""
+
+import importlib
+import math
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any, NamedTuple
+
+import torch
+
+from . import sass, ttir
+
+KIB = 1024
+FORMATS = ("highest", "high", "medium")  # of torch.set_float32_matmul_precision
+MODES = ("uniform", "table", "large table", "soft", "gaussian", "gaussian, table")
+NUM_CLUSTERS = {"large table": 1000}
+FEW_CLUSTERS = 10
+
+
+class Chip(NamedTuple):
+    """What a block of threads may have, and what a multiprocessor has."""
+
+    shared_memory: int  # of one block
+    warps: int
+    blocks: int
+    processors: int  # of the card that is sold most
+
+
+REGISTERS = 65_536  # of a multiprocessor, on all of them
+TENSOR_MEMORY = 512  # columns of a multiprocessor, on those that have it
+CHIPS = {
+    80: Chip(163 * KIB, 64, 32, 108),
+    86: Chip(99 * KIB, 48, 16, 82),
+    89: Chip(99 * KIB, 48, 24, 128),
+    90: Chip(227 * KIB, 64, 32, 132),
+    100: Chip(227 * KIB, 64, 32, 148),
+}
+
+
+class Case(NamedTuple):
+    """What an engine is asked for."""
+
+    arch: int
+    dim: int
+    format: str
+    mode: str
+    across_views: bool = False
+    temperature: float = 0.2
+    num_rows: int = 4096
+
+    def __str__(self) -> str:
+        views = "across views" if self.across_views else "all pairs"
+        pairs = f"{self.mode}, {views}, tau={self.temperature}"
+        return f"sm_{self.arch} D={self.dim} {self.format} {pairs}"
+
+
+class Launch(NamedTuple):
+    kernel: Any
+    grid: tuple[int, ...]
+    arguments: tuple[Any, ...]
+    options: dict[str, Any]
+
+
+class Tile(NamedTuple):
+    """What a program does for one tile of pairs: one turn of one of its loops."""
+
+    shape: tuple[int, int]
+    flops: Counter[str]  # of products, by their operands' type
+    depth: int  # how many loops there are around it
+    issued: Counter[str]  # instructions of one warp; see `sass.group`
+    bytes_loaded: int  # by all warps
+    bytes_stored: int
+
+
+class Compiled(NamedTuple):
+    """One kernel."""
+
+    kernel: str
+    programs: int
+    warps: int
+    registers: int  # of a thread
+    shared_memory: int  # of a program
+    tensor_memory: int  # of a program, columns of the 512 that sm_100 has
+    programs_at_once: int  # of a multiprocessor
+    spills: int  # instructions that keep registers in memory
+    products: list[ttir.Product]  # as they were compiled
+    tiles: list[Tile]  # none where there are no products
+
+
+def engine() -> ModuleType:
+    """The engine, as it is for a GPU: in Triton's interpreter nothing can be compiled."""
+    os.environ.pop("TRITON_INTERPRET", None)
+    module = importlib.import_module("pgcl_losses.engine.triton")
+    from triton import knobs
+
+    if knobs.runtime.interpret or not _kernels():
+        raise RuntimeError("the engine was imported for Triton's interpreter: nothing to compile")
+    return module
+
+
+def _kernels() -> list[tuple[ModuleType, str, Any]]:
+    """Every kernel of the engine, and where its launches look for it."""
+    from triton.runtime.jit import JITFunction
+
+    return [
+        (module, name, value)
+        for place, module in list(sys.modules.items())
+        if place.startswith("pgcl_losses.engine")
+        for name, value in list(vars(module).items())
+        if name.endswith("_kernel") and isinstance(value, JITFunction)
+    ]
+
+
+class _Recorder:
+    """Stands where a kernel was, and takes down what it would have been launched with."""
+
+    def __init__(self, kernel: Any, launches: list[Launch]):
+        self.kernel, self.launches = kernel, launches
+
+    def __getitem__(self, grid: Any) -> Any:
+        def launch(*arguments: Any, **options: Any) -> None:
+            self.launches.append(Launch(self.kernel, tuple(grid), arguments, options))
+
+        return launch
+
+
+def pairs_of(case: Case) -> Any:
+    """Pairs of two views with such weights, in the forms in which the losses make them."""
+    from pgcl_losses.engine import Factors, Gaussian, Pairs
+
+    rows = torch.zeros(case.num_rows, case.dim)
+    columns = NUM_CLUSTERS.get(case.mode, FEW_CLUSTERS)
+    weights: list[Any] = []
+    if "gaussian" in case.mode:
+        weights.append(Gaussian(torch.zeros(case.num_rows), torch.ones(case.num_rows)))
+    if "table" in case.mode:
+        clusters = torch.arange(case.num_rows) % columns
+        table = torch.zeros(columns, columns).fill_diagonal_(-torch.inf)
+        weights.append(Factors(table, clusters, clusters))
+    elif "soft" in case.mode:
+        of_rows = torch.zeros(case.num_rows, columns)
+        weights.append(Factors(of_rows, of_rows.exp()))
+    return Pairs(rows, 2, case.across_views, tuple(weights))
+
+
+@contextmanager
+def recorded(arch: int, precision: str) -> Iterator[list[Launch]]:
+    """What the engine launches in the block, on CPU tensors and as if on such a card."""
+    module = engine()
+    launches: list[Launch] = []
+    replaced: list[tuple[ModuleType, str, Any]] = [
+        (place, name, _Recorder(kernel, launches)) for place, name, kernel in _kernels()
+    ]
+    if hasattr(module, "_card"):  # what the engine looks at
+        chip = CHIPS[arch]
+        card = module.Card(shared_memory=chip.shared_memory, processors=chip.processors)
+        replaced.append((module, "_card", lambda device: card))
+    replaced += [  # it would refuse a CPU
+        (place, "check_engine", lambda engine, rows: None)
+        for name, place in list(sys.modules.items())
+        if name.startswith("pgcl_losses") and hasattr(place, "check_engine")
+    ]
+    kept = [(place, name, getattr(place, name)) for place, name, _ in replaced]
+    before = torch.get_float32_matmul_precision()
+    try:
+        for place, name, value in replaced:
+            setattr(place, name, value)
+        torch.set_float32_matmul_precision(precision)
+        yield launches
+    finally:
+        for place, name, value in kept:
+            setattr(place, name, value)
+        torch.set_float32_matmul_precision(before)
+
+
+def launches_of(case: Case) -> list[Launch]:
+    """What the engine launches, forward and backward."""
+    module, pairs, zeros = engine(), pairs_of(case), torch.zeros(case.num_rows)
+    from pgcl_losses.engine.pairs import ALL_PAIRS
+
+    with recorded(case.arch, case.format) as launches:
+        module.log_sums(pairs, case.temperature)
+        module.gradient(pairs, case.temperature, zeros, zeros, ALL_PAIRS)
+    return launches
+
+
+def compiled(launch: Launch, arch: int) -> Compiled:
+    """One launch's kernel, as it would be compiled on such a card just before."""
+    from triton.backends.compiler import GPUTarget
+    from triton.runtime import driver
+
+    driver.set_active(
+        SimpleNamespace(
+            get_current_target=lambda: GPUTarget("cuda", arch, 32),
+            get_current_device=lambda: arch,  # Triton keeps its caches by device
+            get_current_stream=lambda device: 0,
+        )
+    )
+    kernel = launch.kernel.warmup(*launch.arguments, grid=launch.grid, **launch.options)
+    if kernel.hash not in _KNOWN:  # some are launched many times
+        _KNOWN[kernel.hash] = _examined(launch, arch, kernel)
+    return _KNOWN[kernel.hash]._replace(programs=math.prod(launch.grid))
+
+
+_KNOWN: dict[str, Compiled] = {}
+
+
+def _examined(launch: Launch, arch: int, kernel: Any) -> Compiled:
+    warps = kernel.metadata.num_warps
+    tensor_memory = getattr(kernel.metadata, "tmem_size", None) or 0
+    text = _disassembled(kernel.asm["cubin"])
+    registers = int(re.findall(r"\bREG:(\d+)", text)[0])
+    code = sass.instructions(text)
+    loops = sass.tile_loops(code, warps, ttir.tiles(kernel.asm["ttir"]))
+    return Compiled(
+        kernel=launch.kernel.__name__.strip("_").removesuffix("_kernel"),
+        programs=math.prod(launch.grid),
+        warps=warps,
+        registers=registers,
+        shared_memory=kernel.metadata.shared,
+        tensor_memory=tensor_memory,
+        programs_at_once=_programs_at_once(
+            arch, registers, kernel.metadata.shared, tensor_memory, warps
+        ),
+        spills=sum(one.name in ("LDL", "STL") for one in code),
+        products=ttir.products(kernel.asm["ttgir"]),
+        tiles=[
+            Tile(
+                tile.shape,
+                tile.flops,
+                tile.depth,
+                sass.group(loop),
+                warps * sass.bytes_of(loop, "LDG", "LDGSTS"),
+                warps * sass.bytes_of(loop, "STG"),
+            )
+            for tile, loop in loops
+        ],
+    )
+
+
+def _disassembled(cubin: bytes) -> str:
+    """By the tools in Triton's own package."""
+    import triton
+
+    tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+    path = os.pathsep.join([str(tools), os.environ.get("PATH", "")])
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = [str(tools / "cuobjdump"), "-sass", "-res-usage", file.name]
+        environment = {**os.environ, "PATH": path}
+        run = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    return run.stdout + run.stderr
+
+
+def _programs_at_once(
+    arch: int, registers: int, shared_memory: int, tensor_memory: int, warps: int
+) -> int:
+    chip = CHIPS[arch]
+    of_warp = -(-registers * 32 // 256) * 256
+    by_registers = REGISTERS // of_warp // warps
+    by_memory = (chip.shared_memory + KIB) // (shared_memory + KIB)  # 1 KiB is the system's
+    by_tensor_memory = TENSOR_MEMORY // max(1, tensor_memory)
+    return min(by_registers, by_memory, by_tensor_memory, chip.warps // warps, chip.blocks)
