@@ -11,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, get_args
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
@@ -88,8 +89,9 @@ class PrototypeReweightedNCE(Part):
         engine: how the pairs are computed, with the same result: ``"dense"`` as one matrix,
             ``"streaming"`` by blocks, for batches of any size, ``"triton"`` by fused kernels on
             CUDA (correct in Triton's interpreter, not yet measured on a GPU); ``"auto"`` takes
-            dense for small batches and streaming for large ones. All but dense are differentiable
-            once.
+            dense for small batches, and for large ones streaming, or triton on the CUDA device of a
+            single process once its kernels have passed a trial there. All but dense are
+            differentiable once.
         gather, process_group: with several processes, the loss over the batches of all of them;
             see :class:`PGCLLoss`.
 
@@ -386,7 +388,9 @@ def _numbered(clusters: Tensor) -> tuple[Tensor, int]:
     capturing = clusters.is_cuda and torch.cuda.is_current_stream_capturing()
     if capturing or torch.compiler.is_compiling():
         # No value can be read there: at most as many as there are rows.
-        return torch.searchsorted(clusters.sort().values, clusters), len(clusters)
+        in_order = clusters.sort().values
+        number = F.pad(in_order[1:] != in_order[:-1], (1, 0)).cumsum(0)  # of each in order
+        return number[torch.searchsorted(in_order, clusters)], len(clusters)
     low, high = (int(bound) for bound in clusters.aminmax())
     if low >= 0 and high < len(clusters):
         return clusters, high + 1

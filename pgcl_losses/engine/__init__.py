@@ -104,7 +104,9 @@ def _scaled(sums: Sums, num_rows: int) -> Tensor:
     """Log S with the Gaussian's scale in it, if there is a Gaussian."""
     if sums.log_masses is None:
         return sums.log_sums
-    return sums.log_sums + (math.log(num_rows) - sums.log_masses)
+    # A tensor's logarithm: that of a number would have graphs compiled for each number of rows.
+    log_num_rows = sums.log_masses.new_full((), num_rows).log_()
+    return sums.log_sums + (log_num_rows - sums.log_masses)
 
 
 def check_engine(engine: str, rows: Tensor) -> None:

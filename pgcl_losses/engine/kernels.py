@@ -14,42 +14,38 @@ from triton import jit
 def _forward_kernel(p, sums, masses):
     """The sums of my rows over one part of the others."""
     me = tl.program_id(0) * p.BLOCK_M
-    total = tl.zeros([p.BLOCK_M], sums.dtype.element_ty)
-    mass = total
-    peak = total - float("inf")
     if p.table is None:
-        peak, total, mass = _sum_up(p, me, 0, peak, total, 0)
+        total, mass = _sum_up(p, me, 0, 0, sums, "any")
     else:
         first, last = _keys(p, me)
         if first == last:
-            peak, total, mass = _sum_up(p, me, first, peak, total, 1)
+            total, mass = _sum_up(p, me, first, last, sums, "one key")
         else:
-            for window in range(first, last + 1, p.WINDOW):
-                peak, total, mass = _sum_up(p, me, window, peak, total, p.WINDOW)
+            total, mass = _sum_up(p, me, first, last, sums, "some keys")
     at = tl.program_id(1) * p.num_mine + me + tl.arange(0, p.BLOCK_M)
-    if p.PEAKS:
-        total = peak + tl.log2(tl.where(total == 0, 1.0, total))
     tl.store(sums + at, total)
     if masses is not None:
         tl.store(masses + at, mass)
 
 
 @jit
-def _sum_up(p, me, window, peak, total, KEYS: tl.constexpr):
-    """My rows' running sums, total * 2^peak, with those of a window added; the Gaussian's mass."""
-    mass = tl.zeros_like(total)
+def _sum_up(p, me, first, last, sums, KEYS: tl.constexpr):
+    """My rows' sums, or the log2 of them where they might overflow; and the Gaussian's mass."""
+    total = tl.zeros([p.BLOCK_M], sums.dtype.element_ty)
+    mass = total
+    peak = total - float("inf")
     mine = _my_rows(p, me, 0)
-    begin, end, gap, gap_width = _my_tiles(p, window, KEYS)
+    begin, end, gap, gap_width = _my_tiles(p, first, KEYS)
     for number in range(begin, end):
         tile = number + tl.where(number < gap, 0, gap_width)
         other = tile * p.BLOCK_N
         meets = _meets(p, me, other)
         weights = 1.0
-        if KEYS == 1:  # on its way while tensor cores are busy
-            weights = _weights(p, me, other, window, 0, KEYS)
+        if p.table is not None:  # on their way while tensor cores are busy
+            weights = _weights(p, me, other, first, last, 0, KEYS)
         x = _exponents(p, me, other, mine)
-        if KEYS != 1:
-            weights = _weights(p, me, other, window, 0, KEYS)
+        if p.mine.left is not None:
+            weights = _weights(p, me, other, first, last, 0, KEYS)
         if p.mine.mean is not None:
             log_gaussian = _log_gaussian(p.mine, me, p.BLOCK_M, 1, x)
             gaussian = tl.exp2(log_gaussian)
@@ -72,44 +68,39 @@ def _sum_up(p, me, window, peak, total, KEYS: tl.constexpr):
             if meets:
                 terms = tl.where(_same_graph(p, me, other), 0.0, terms)
         total += tl.sum(terms * weights, 1)
-    return peak, total, mass
+    if p.PEAKS:
+        total = peak + tl.log2(tl.where(total == 0, 1.0, total))
+    return total, mass
 
 
 @jit
 def _backward_kernel(p, ends, d_mine):
     """What my rows get of one part of the others."""
     me = tl.program_id(0) * p.BLOCK_M
-    gradient = tl.zeros([p.BLOCK_M, p.WIDTH], d_mine.dtype.element_ty)
     if p.table is None:
-        gradient = _add_up(p, ends, me, 0, gradient, 0)
+        gradient = _add_up(p, ends, me, 0, 0, "any")
     else:
         first, last = _keys(p, me)
         if first == last:
-            gradient = _add_up(p, ends, me, first, gradient, 1)
+            gradient = _add_up(p, ends, me, first, last, "one key")
         else:
-            for window in range(first, last + 1, p.WINDOW):
-                gradient = _add_up(p, ends, me, window, gradient, p.WINDOW)
+            gradient = _add_up(p, ends, me, first, last, "some keys")
     row = tl.program_id(1) * p.num_mine + me
     _store(d_mine, row, 0, p.WIDTH, gradient, p.BLOCK_M, p.WIDTH)
 
 
 @jit
-def _add_up(p, ends, me, window, gradient, KEYS: tl.constexpr):
-    """My rows' gradient with that of a window added."""
+def _add_up(p, ends, me, first, last, KEYS: tl.constexpr):
+    """My rows' gradient."""
+    gradient = tl.zeros([p.BLOCK_M, p.WIDTH], p.dtype)
     mine = _my_rows(p, me, 0)
-    begin, end, gap, gap_width = _my_tiles(p, window, KEYS)
+    begin, end, gap, gap_width = _my_tiles(p, first, KEYS)
     for number in range(begin, end):
         tile = number + tl.where(number < gap, 0, gap_width)
         other = tile * p.BLOCK_N
-        d_pairs = _d_pairs(p, ends, me, other, window, mine, KEYS)
-        high = d_pairs.to(p.others.parts.dtype.element_ty)
-        rows = _part(p, p.others.parts, 0, p.num_others, other, 0, p.BLOCK_N)
-        if p.GRADIENT_PARTS == 2:
-            low = (d_pairs - high.to(d_pairs.dtype)).to(high.dtype)
-            low_rows = _part(p, p.others.parts, 1, p.num_others, other, 0, p.BLOCK_N)
-            gradient = tl.dot(low, rows, gradient)
-            gradient = tl.dot(high, low_rows, gradient)
-        gradient = tl.dot(high, rows, gradient)
+        d_pairs = _d_pairs(p, ends, me, other, first, last, mine, KEYS)
+        high, low = _split(d_pairs, p)
+        gradient = _add_product(p, high, low, other, 0, gradient)
     return gradient
 
 
@@ -121,76 +112,101 @@ def _d_pairs_kernel(p, ends, d_pairs, first_block, num_rows):
     other = tl.program_id(1) * p.BLOCK_N
     mine = _my_rows(p, me, 0)
     if p.table is None:
-        of_tile = _d_pairs(p, ends, me, other, 0, mine, 0)
+        of_tile = _d_pairs(p, ends, me, other, 0, 0, mine, "any")
     else:
         first, last = _keys(p, me)
-        of_tile = tl.zeros([p.BLOCK_M, p.BLOCK_N], p.dtype)
-        for window in range(first, last + 1, p.WINDOW):
-            of_tile += _d_pairs(p, ends, me, other, window, mine, p.WINDOW)
+        of_tile = _d_pairs(p, ends, me, other, first, last, mine, "some keys")
     row = block * p.BLOCK_M
-    high = of_tile.to(d_pairs.dtype.element_ty)
+    high, low = _split(of_tile, p)
     _store(d_pairs, row, other, p.num_others, high, p.BLOCK_M, p.BLOCK_N)
-    if p.GRADIENT_PARTS == 2:
-        low = (of_tile - high.to(of_tile.dtype)).to(high.dtype)
+    if p.PARTS == 2:
         _store(d_pairs, num_rows + row, other, p.num_others, low, p.BLOCK_M, p.BLOCK_N)
 
 
-@jit(do_not_specialize=["first_block"])
-def _multiply_kernel(p, d_pairs, d_rows, first_block, num_rows):
-    """Those of all others, multiplied by some columns of their rows."""
+@jit
+def _multiply_kernel(p, d_pairs, d_rows, num_rows):
+    """Those of one part of the others, multiplied by some columns of their rows."""
     row = tl.program_id(0) * p.BLOCK_M
     d = tl.program_id(1) * p.BLOCK_D
-    gradient = tl.zeros([p.BLOCK_M, p.BLOCK_D], d_rows.dtype.element_ty)
-    for other in range(0, p.num_others, p.BLOCK_N):
+    gradient = tl.zeros([p.BLOCK_M, p.BLOCK_D], p.dtype)
+    each = tl.cdiv(p.num_others // p.BLOCK_N, tl.num_programs(2)) * p.BLOCK_N
+    begin = tl.program_id(2) * each
+    for other in range(begin, tl.minimum(begin + each, p.num_others), p.BLOCK_N):
         high = _tile(d_pairs, row, other, p.num_others, p.BLOCK_M, p.BLOCK_N)
-        rows = _part(p, p.others.parts, 0, p.num_others, other, d, p.BLOCK_N)
-        if p.GRADIENT_PARTS == 2:
+        low = high
+        if p.PARTS == 2:
             low = _tile(d_pairs, num_rows + row, other, p.num_others, p.BLOCK_M, p.BLOCK_N)
-            low_rows = _part(p, p.others.parts, 1, p.num_others, other, d, p.BLOCK_N)
-            gradient = tl.dot(low, rows, gradient)
-            gradient = tl.dot(high, low_rows, gradient)
-        gradient = tl.dot(high, rows, gradient)
-    _store(d_rows, first_block * p.BLOCK_M + row, d, p.WIDTH, gradient, p.BLOCK_M, p.BLOCK_D)
+        gradient = _add_product(p, high, low, other, d, gradient)
+    row += tl.program_id(2) * num_rows
+    _store(d_rows, row, d, p.WIDTH, gradient, p.BLOCK_M, p.BLOCK_D)
 
 
 @jit
-def _d_pairs(p, ends, me, other, window, mine, KEYS: tl.constexpr):
+def _split(values, p):
+    """Numbers as sums of two parts, of which the second may not be asked for."""
+    high = values.to(p.others.parts.dtype.element_ty)
+    return high, (values - high.to(values.dtype)).to(high.dtype)
+
+
+@jit
+def _add_product(p, high, low, other, d, gradient):
+    """What pairs give, in two parts, times BLOCK_D columns of the others' rows."""
+    rows = _part(p, p.others.parts, 0, p.num_others, other, d, p.BLOCK_N)
+    if p.PARTS == 2:
+        low_rows = _part(p, p.others.parts, 1, p.num_others, other, d, p.BLOCK_N)
+        gradient = tl.dot(low, rows, gradient)
+        gradient = tl.dot(high, low_rows, gradient)
+    return tl.dot(high, rows, gradient)
+
+
+@jit
+def _d_pairs(p, ends, me, other, first, last, mine, KEYS: tl.constexpr):
     """What each pair of a tile gives: the gradient by its exponent of the sums at both its ends."""
     meets = _meets(p, me, other)
     of_me = _of_rows(ends.slopes, me, p.BLOCK_M, 1)
     of_others = _of_rows(ends.slopes_of_others, other, p.BLOCK_N, 0)
-    if KEYS == 1:  # on its way while tensor cores are busy
-        of_me *= _weights(p, me, other, window, 0, KEYS)
-        of_others *= _weights(p, me, other, window, 1, KEYS)
-    x = _exponents(p, me, other, mine)
-    if KEYS != 1:
-        of_me *= _weights(p, me, other, window, 0, KEYS)
-        of_others *= _weights(p, me, other, window, 1, KEYS)
-    if p.APART:
-        at_me = x - _of_rows(ends.log_sums, me, p.BLOCK_M, 1)
-        at_others = x - _of_rows(ends.log_sums_of_others, other, p.BLOCK_N, 0)
-        if p.mine.mean is not None:
-            at_me += _log_gaussian(p.mine, me, p.BLOCK_M, 1, x)
-            at_others += _log_gaussian(p.others, other, p.BLOCK_N, 0, x)
-        # What is left out may be larger than all that is in.
-        d_pairs = tl.where(of_me == 0, 0.0, of_me * tl.exp2(at_me))
-        d_pairs += tl.where(of_others == 0, 0.0, of_others * tl.exp2(at_others))
+    if KEYS == "some keys" and not p.APART:  # both ends at once, in half the registers
+        my_keys = _of_rows(p.mine.keys, me, p.BLOCK_M, 1)
+        slopes = tl.zeros([p.BLOCK_M, p.BLOCK_N], p.dtype)
+        for key in range(first, last + 1):
+            is_mine = (my_keys == key).to(p.dtype)
+            slopes += is_mine * of_me * _line(p, other, key, 0)
+            slopes += is_mine * (of_others * _line(p, other, key, 1))
+        x = _exponents(p, me, other, mine)
+        d_pairs = slopes * tl.exp2(x)
     else:
-        d_pairs = (of_me + of_others) * tl.exp2(x)
+        if p.table is not None:  # on their way while tensor cores are busy
+            of_me *= _weights(p, me, other, first, last, 0, KEYS)
+            of_others *= _weights(p, me, other, first, last, 1, KEYS)
+        x = _exponents(p, me, other, mine)
+        if p.mine.left is not None:
+            of_me *= _weights(p, me, other, first, last, 0, KEYS)
+            of_others *= _weights(p, me, other, first, last, 1, KEYS)
+        if p.APART:
+            at_me = x - _of_rows(ends.log_sums, me, p.BLOCK_M, 1)
+            at_others = x - _of_rows(ends.log_sums_of_others, other, p.BLOCK_N, 0)
+            if p.mine.mean is not None:
+                at_me += _log_gaussian(p.mine, me, p.BLOCK_M, 1, x)
+                at_others += _log_gaussian(p.others, other, p.BLOCK_N, 0, x)
+            # What is left out may be larger than all that is in.
+            d_pairs = tl.where(of_me == 0, 0.0, of_me * tl.exp2(at_me))
+            d_pairs += tl.where(of_others == 0, 0.0, of_others * tl.exp2(at_others))
+        else:
+            d_pairs = (of_me + of_others) * tl.exp2(x)
     if meets:
         d_pairs = tl.where(_same_graph(p, me, other), 0.0, d_pairs)
     return d_pairs
 
 
 @jit
-def _my_tiles(p, window, KEYS: tl.constexpr):
+def _my_tiles(p, key, KEYS: tl.constexpr):
     """The run of tiles of this part, once a gap is taken out; the gap's place and width."""
     num_tiles = p.num_others // p.BLOCK_N
     gap = num_tiles
     gap_width = 0
-    if KEYS == 1 and p.skips is not None:
-        gap = tl.cdiv(tl.load(p.skips + 2 * window), p.BLOCK_N)
-        gap_width = tl.maximum(tl.load(p.skips + 2 * window + 1) // p.BLOCK_N - gap, 0)
+    if KEYS == "one key" and p.skips is not None:
+        gap = tl.cdiv(tl.load(p.skips + 2 * key), p.BLOCK_N)
+        gap_width = tl.maximum(tl.load(p.skips + 2 * key + 1) // p.BLOCK_N - gap, 0)
     num_tiles -= gap_width
     each = tl.cdiv(num_tiles, tl.num_programs(1))
     begin = tl.program_id(1) * each
@@ -238,7 +254,7 @@ def _add_products(p, mine, other, d, x):
 
 
 @jit
-def _weights(p, me, other, window, END: tl.constexpr, KEYS: tl.constexpr):
+def _weights(p, me, other, first, last, END: tl.constexpr, KEYS: tl.constexpr):
     """W of a tile's pairs for the sums of my rows (END 0) or of the others (END 1)."""
     if p.mine.left is not None:
         mine, theirs = (p.mine.right, p.others.left) if END else (p.mine.left, p.others.right)
@@ -247,19 +263,21 @@ def _weights(p, me, other, window, END: tl.constexpr, KEYS: tl.constexpr):
             mine_r = _tile(mine, me, r, p.RANK, p.BLOCK_M, p.BLOCK_R)
             theirs_r = _tile(theirs, other, r, p.RANK, p.BLOCK_N, p.BLOCK_R)
             weights = tl.dot(mine_r, tl.trans(theirs_r), weights)
-    elif KEYS > 0:  # lines of the table, looked up by the others' keys
-        lines = p.turned if END else p.table
-        key = _of_rows(p.others.keys, other, p.BLOCK_N, 0)
-        weights = tl.load(lines + window * p.num_keys + key)
-        if KEYS > 1:
-            my_key = _of_rows(p.mine.keys, me, p.BLOCK_M, 1) - window
-            weights *= (my_key == 0).to(p.dtype)
-            for k in tl.static_range(1, KEYS):
-                of_key = tl.load(lines + (window + k) * p.num_keys + key)
-                weights += (my_key == k).to(p.dtype) * of_key
+    elif KEYS == "one key":
+        weights = _line(p, other, first, END)
     else:
-        weights = 1.0
+        my_keys = _of_rows(p.mine.keys, me, p.BLOCK_M, 1)
+        weights = tl.zeros([p.BLOCK_M, p.BLOCK_N], p.dtype)
+        for key in range(first, last + 1):
+            weights += (my_keys == key).to(p.dtype) * _line(p, other, key, END)
     return weights
+
+
+@jit
+def _line(p, other, key, END: tl.constexpr):
+    """A key's line of the table, or its column (END 1), looked up by the others' keys: [1, N]."""
+    lines = (p.turned if END else p.table) + tl.cast(key, tl.int64) * p.num_keys
+    return tl.load(lines + _of_rows(p.others.keys, other, p.BLOCK_N, 0))
 
 
 @jit

@@ -15,11 +15,10 @@ from pgcl_losses.engine.pairs import LOG2_E, Factors, Gaussian, Pairs, Share, we
 
 # Rows are filled up to a multiple of this, so that no number of rows needs kernels of its own.
 FILLED_TO = 128
-# Where clusters of a block's rows differ, kernels look up the weights of so many at a time.
-WINDOW = 2
 # The fewest columns that tensor cores multiply.
 FEWEST_COLUMNS = 16
-# Kernels hold this many columns of a row, if it has no more, or take some of them at a time.
+# Up to here the number of columns is filled up to a power of 2, which kernels can hold as a whole;
+# wider rows they take in parts.
 _MOST_COLUMNS = 256
 SOME_COLUMNS = 64
 
@@ -28,29 +27,31 @@ class Format(NamedTuple):
     """What products are computed of: each number is the sum of so many parts."""
 
     dtype: torch.dtype
-    parts: int  # for similarities
-    gradient_parts: int  # where pairs are multiplied by rows
+    parts: int
 
 
 _FORMATS = {
-    "highest": Format(torch.bfloat16, 2, 2),
-    "high": Format(torch.bfloat16, 2, 1),
-    "medium": Format(torch.bfloat16, 1, 1),
+    "highest": Format(torch.bfloat16, 2),
+    "high": Format(torch.bfloat16, 2),
+    "medium": Format(torch.bfloat16, 1),
 }
 
 
+def precision() -> str:
+    """PyTorch's own switch for products of float32, whichever form of it was used."""
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:  # its newer form was used, and CUDA differs from other devices
+        return "high" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "highest"
+
+
 def format_of(dtype: torch.dtype) -> Format:
-    """By PyTorch's own switch for products of float32, whichever form of it was used."""
+    """What products of such rows are computed of."""
     if dtype == torch.float64:
-        return Format(torch.float64, 1, 1)
+        return Format(torch.float64, 1)
     if dtype != torch.float32:
         raise TypeError(f"engine='triton' computes with float32 or float64 rows, but got {dtype}")
-    try:
-        precision = torch.get_float32_matmul_precision()
-    except RuntimeError:  # its newer form was used, and CUDA differs from other devices
-        tf32 = torch.backends.cuda.matmul.fp32_precision == "tf32"
-        precision = "high" if tf32 else "highest"
-    return _FORMATS[precision]
+    return _FORMATS[precision()]
 
 
 class Rows(NamedTuple):
@@ -127,7 +128,7 @@ def lay_out(pairs: Pairs, temperature: float, share: Share, *, forward: bool) ->
         # Forward, a Gaussian's mass is that of all rows.
         if gaussian is None or not forward:
             skips = _skips(pairs, others.keys[:num_rows], table)
-        fill = WINDOW + -(len(table) + WINDOW) % 16  # a whole window from any line on
+        fill = -len(table) % 16  # for numbers of clusters, too, see `FILLED_TO`
         table = F.pad(table, (0, fill, 0, fill))
     return Layout(mine, others, (run.stop - run.start, num_rows), table, skips)
 

@@ -20,7 +20,10 @@ import triton.language as tl
 from torch import Tensor
 from triton import cdiv
 from triton.runtime import driver
+from triton.runtime.errors import OutOfResources
 
+from pgcl_losses._warn import warn
+from pgcl_losses.engine import streaming
 from pgcl_losses.engine.kernels import (
     _backward_kernel,
     _d_pairs_kernel,
@@ -40,14 +43,14 @@ from pgcl_losses.engine.pairs import (
     check_kinds,
     weight_of,
 )
-from pgcl_losses.engine.tiles import SOME_COLUMNS, WINDOW, Format, Layout, Rows, format_of, lay_out
+from pgcl_losses.engine.tiles import SOME_COLUMNS, Format, Layout, Rows, format_of, lay_out
 
 # So many programs for each processor, where there are tiles for them.
 _PROGRAMS = 2
 # GPUs with so much of it multiply operands that are there, others those in registers.
 _OPERANDS_IN_SHARED_MEMORY = 200 << 10
 # Where rows are too wide for one kernel, so many pairs are in memory at a time.
-_PAIRS_IN_MEMORY = 1 << 26
+_PAIRS_IN_MEMORY = 1 << 27
 
 
 def log_sums(pairs: Pairs, temperature: float, share: Share = ALL_PAIRS) -> Sums:
@@ -87,19 +90,12 @@ def _log_sums(
 ) -> tuple[Tensor, Tensor]:
     pairs = _pairs(rows, num_views, across_views, kinds, weights)
     share = Share(rank, num_ranks)
-    none = rows.new_full(rows.shape[:1], -torch.inf)
-    if _is_empty(share.of(len(rows))):
-        return none, none.clone()
-    laid = lay_out(pairs, temperature, share, forward=True)
-    p, launch = _arguments(laid, pairs, temperature, backward=False)
-    grid = _grid(p)
-    sums = rows.new_empty(grid[1], p.num_mine)
-    masses = None if p.mine.mean is None else torch.empty_like(sums)
-    with torch.cuda.device_of(sums):
-        _forward_kernel[grid](p, sums, masses, **launch)
-    logs = sums.mul_(1 / LOG2_E).logsumexp(0) if p.PEAKS.value else sums.sum(0).log_()
-    log_masses = none if masses is None else laid.unsort(masses.sum(0).log_(), -torch.inf)
-    return laid.unsort(logs, -torch.inf), log_masses
+    try:
+        sums = sums_by_kernels(pairs, temperature, share)
+    except OutOfResources as error:
+        _give_up(error, share)
+        sums = streaming.log_sums(pairs, temperature)
+    return sums.log_sums, rows.new_empty(0) if sums.log_masses is None else sums.log_masses
 
 
 @torch.library.custom_op("pgcl_losses::triton_gradient", mutates_args=())
@@ -117,39 +113,24 @@ def _gradient(
 ) -> Tensor:
     pairs = _pairs(rows, num_views, across_views, kinds, weights)
     share = Share(rank, num_ranks)
-    if _is_empty(share.of(len(rows))):
-        return torch.zeros_like(rows)
-    laid = lay_out(pairs, temperature, share, forward=False)
-    p, launch = _arguments(laid, pairs, temperature, backward=True)
-    none = log_s == -torch.inf  # a row without negatives has nothing to share out
-    slopes = (slopes / temperature).masked_fill_(none, 0.0)
-    if p.APART.value:
-        log_s = (log_s * LOG2_E).masked_fill_(none, torch.inf)
-    else:
-        smallest = math.log(torch.finfo(log_s.dtype).tiny)
-        slopes *= log_s.clamp_min(smallest).neg_().exp_()
-    ends = _Ends(
-        *(of_all[of.order] for of in (laid.mine, laid.others) for of_all in (log_s, slopes))
-    )
-    with torch.cuda.device_of(rows):
-        if p.BLOCK_D.value == p.WIDTH.value:
-            grid = _grid(p)
-            of_splits = rows.new_empty(grid[1], p.num_mine, p.WIDTH.value)
-            _backward_kernel[grid](p, ends, of_splits, **launch)
-            d_mine = of_splits.sum(0)
-        else:
-            d_mine = _wide_gradient(p, ends, launch)
-    return laid.unsort(d_mine[:, : rows.shape[1]] / math.sqrt(LOG2_E / temperature), 0.0)
+    try:
+        return gradient_by_kernels(pairs, temperature, log_s, slopes, share)
+    except OutOfResources as error:
+        _give_up(error, share)
+        return streaming.gradient(pairs, temperature, log_s, slopes, share)
 
 
 @_log_sums.register_fake
-def _(rows: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-    return rows.new_empty(rows.shape[:1]), rows.new_empty(rows.shape[:1])
+def _(rows: Tensor, *pairs: Any) -> tuple[Tensor, Tensor]:
+    weights = _pairs(rows, *pairs[:4]).weights
+    sums = rows.new_empty(rows.shape[0])
+    no_masses = weight_of(Gaussian, weights) is None
+    return sums, rows.new_empty(0) if no_masses else torch.empty_like(sums)
 
 
 @_gradient.register_fake
 def _(log_s: Tensor, slopes: Tensor, rows: Tensor, *_: Any) -> Tensor:
-    return torch.empty_like(rows)
+    return rows.new_empty(rows.shape)
 
 
 def _flat(pairs: Pairs) -> tuple[Tensor, int, bool, str, list[Tensor]]:
@@ -186,24 +167,88 @@ def _pairs(
     return Pairs(rows, num_views, across_views, tuple(weights))
 
 
+def _give_up(error: OutOfResources, share: Share) -> None:
+    """A GPU smaller than any that kernels have been compiled for."""
+    if share.num_ranks > 1:
+        raise error  # the others' shares are of another kind
+    warn(f"engine='triton' takes engine='streaming' instead: its kernels do not fit ({error})")
+
+
+def sums_by_kernels(
+    pairs: Pairs, temperature: float, share: Share, splits: int | None = None
+) -> Sums:
+    """See `log_sums`; of others in so many parts, or in as many as a GPU works on at a time."""
+    rows = pairs.rows
+    if _is_empty(share.of(len(rows))):
+        none = rows.new_full(rows.shape[:1], -torch.inf)
+        return Sums(none, None if weight_of(Gaussian, pairs.weights) is None else none.clone())
+    laid = lay_out(pairs, temperature, share, forward=True)
+    p, launch = _arguments(laid, pairs, temperature, backward=False)
+    grid = _grid(p, splits)
+    sums = rows.new_empty(grid[1], p.num_mine)
+    masses = None if p.mine.mean is None else torch.empty_like(sums)
+    with torch.cuda.device_of(sums):
+        _forward_kernel[grid](p, sums, masses, **launch)
+    logs = sums.mul_(1 / LOG2_E).logsumexp(0) if p.PEAKS.value else sums.sum(0).log_()
+    log_masses = None if masses is None else laid.unsort(masses.sum(0).log_(), -torch.inf)
+    return Sums(laid.unsort(logs, -torch.inf), log_masses)
+
+
+def gradient_by_kernels(
+    pairs: Pairs,
+    temperature: float,
+    log_s: Tensor,
+    slopes: Tensor,
+    share: Share,
+    splits: int | None = None,
+) -> Tensor:
+    """See `gradient`."""
+    rows = pairs.rows
+    if _is_empty(share.of(len(rows))):
+        return rows.new_zeros(rows.shape)
+    laid = lay_out(pairs, temperature, share, forward=False)
+    p, launch = _arguments(laid, pairs, temperature, backward=True)
+    none = log_s == -torch.inf  # a row without negatives has nothing to share out
+    slopes = (slopes / temperature).masked_fill_(none, 0.0)
+    if p.APART.value:
+        log_s = (log_s * LOG2_E).masked_fill_(none, torch.inf)
+    else:
+        smallest = math.log(torch.finfo(log_s.dtype).tiny)
+        largest = torch.finfo(log_s.dtype).max
+        slopes = (slopes * log_s.clamp_min(smallest).neg_().exp_()).clamp_(-largest, largest)
+    ends = _Ends(
+        *(of_all[of.order] for of in (laid.mine, laid.others) for of_all in (log_s, slopes))
+    )
+    with torch.cuda.device_of(rows):
+        if p.BLOCK_D.value == p.WIDTH.value:
+            grid = _grid(p, splits)
+            of_splits = rows.new_empty(grid[1], p.num_mine, p.WIDTH.value)
+            _backward_kernel[grid](p, ends, of_splits, **launch)
+            d_mine = of_splits.sum(0)
+        else:
+            d_mine = _wide_gradient(p, ends, launch)
+    return laid.unsort(d_mine[:, : rows.shape[1]] / math.sqrt(LOG2_E / temperature), 0.0)
+
+
 def _is_empty(run: slice) -> bool:
     return bool(run.start == run.stop)
 
 
 def _wide_gradient(p: "_Arguments", ends: "_Ends", launch: dict[str, Any]) -> Tensor:
     """The same with what pairs give in memory, some blocks of rows at a time."""
-    parts = p.mine.parts
-    blocks = p.num_mine // p.BLOCK_M.value
+    blocks, tiles = p.num_mine // p.BLOCK_M.value, p.num_others // p.BLOCK_N.value
     at_a_time = min(blocks, max(1, _PAIRS_IN_MEMORY // (p.BLOCK_M.value * p.num_others)))
-    shape = p.GRADIENT_PARTS.value, at_a_time * p.BLOCK_M.value, p.num_others
-    d_pairs = parts.new_empty(shape)
+    num_rows, columns = at_a_time * p.BLOCK_M.value, p.WIDTH.value // p.BLOCK_D.value
+    splits = _splits(p, at_a_time * columns)
+    d_pairs = p.mine.parts.new_empty(p.PARTS.value, num_rows, p.num_others)
+    of_splits = ends.slopes.new_empty(splits, num_rows, p.WIDTH.value)
     d_rows = ends.slopes.new_empty(p.num_mine, p.WIDTH.value)
     for first in range(0, blocks, at_a_time):
         some = min(at_a_time, blocks - first)
-        grid = some, p.num_others // p.BLOCK_N.value
-        _d_pairs_kernel[grid](p, ends, d_pairs, first, d_pairs.shape[1], **launch)
-        grid = some, p.WIDTH.value // p.BLOCK_D.value
-        _multiply_kernel[grid](p, d_pairs, d_rows, first, d_pairs.shape[1], **launch)
+        _d_pairs_kernel[some, tiles](p, ends, d_pairs, first, num_rows, **launch)
+        _multiply_kernel[some, columns, splits](p, d_pairs, of_splits, num_rows, **launch)
+        rows = slice(first * p.BLOCK_M.value, (first + some) * p.BLOCK_M.value)
+        torch.sum(of_splits[:, : some * p.BLOCK_M.value], 0, out=d_rows[rows])
     return d_rows
 
 
@@ -248,14 +293,12 @@ class _Arguments(NamedTuple):
     WIDTH: Any
     RANK: Any  # of the factors
     PARTS: Any
-    GRADIENT_PARTS: Any
     PEAKS: Any  # whether sums overflow unless a maximum is taken off first
     APART: Any  # whether a pair has two exponents, one for each end
     BLOCK_M: Any  # rows of a program
     BLOCK_N: Any  # others at a time
     BLOCK_D: Any  # columns at a time
     BLOCK_R: Any  # columns of the factors at a time
-    WINDOW: Any  # keys at a time, of a block whose rows have several
 
 
 def _arguments(
@@ -283,14 +326,12 @@ def _arguments(
         WIDTH=tl.constexpr(width),
         RANK=tl.constexpr(0 if mine.left is None else mine.left.shape[1]),
         PARTS=tl.constexpr(kind.parts),
-        GRADIENT_PARTS=tl.constexpr(kind.gradient_parts),
         PEAKS=tl.constexpr(peaks),
         APART=tl.constexpr(apart),
         BLOCK_M=tl.constexpr(m),
         BLOCK_N=tl.constexpr(n),
         BLOCK_D=tl.constexpr(d),
         BLOCK_R=tl.constexpr(16),
-        WINDOW=tl.constexpr(WINDOW),
     )
     # A product and a sum in one instruction: Triton means to leave that to whoever asks for it.
     return arguments, {"num_warps": warps, "num_stages": stages, "enable_fp_fusion": True}
@@ -309,8 +350,13 @@ def _shape(
     return 128, 32 if apart or backward else 64, min(width, SOME_COLUMNS), 8, 2
 
 
-def _grid(p: _Arguments) -> tuple[int, int]:
+def _grid(p: _Arguments, splits: int | None) -> tuple[int, int]:
     """Blocks of rows, and into how many parts the others are split where those are few."""
-    blocks, tiles = p.num_mine // p.BLOCK_M.value, p.num_others // p.BLOCK_N.value
-    processors = _card(p.meetings.device).processors
-    return blocks, min(tiles, cdiv(_PROGRAMS * processors, blocks))
+    blocks = p.num_mine // p.BLOCK_M.value
+    return blocks, splits or _splits(p, blocks)
+
+
+def _splits(p: _Arguments, programs: int) -> int:
+    """Into how many parts the others are split for as many programs as a GPU works on at a time."""
+    wanted = cdiv(_PROGRAMS * _card(p.meetings.device).processors, programs)
+    return int(min(wanted, p.num_others // p.BLOCK_N.value))

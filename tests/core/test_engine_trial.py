@@ -21,6 +21,7 @@ if not torch.cuda.is_available() and "triton" not in sys.modules:
 
 pytest.importorskip("triton", minversion="3.6")
 
+from helpers.interpreter import bfloat16_products
 from triton.runtime.errors import OutOfResources
 
 from pgcl_losses.engine import triton  # only after the interpreter was asked for
@@ -31,7 +32,7 @@ KINDS = ["uniform", "table", "heads", "lines of rows", "soft", "gaussian", "gaus
 
 @pytest.fixture(autouse=True)
 def _untried():
-    with mock.patch.dict(trial.OUTCOMES, clear=True):
+    with mock.patch.dict(trial.OUTCOMES, clear=True), bfloat16_products():
         yield
 
 
@@ -67,13 +68,13 @@ def is_trusted(pairs, temperature=0.2):
 
 def scaled_sums(by):
     """Kernels whose sums are wrong by a factor."""
-    right = triton.log_sums
+    right = triton.sums_by_kernels
 
     def wrong(*args):
         sums = right(*args)
         return sums._replace(log_sums=sums.log_sums + torch.tensor(by).log().item())
 
-    return mock.patch.object(triton, "log_sums", wrong)
+    return mock.patch.object(triton, "sums_by_kernels", wrong)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -90,7 +91,7 @@ def test_right_kernels_pass(kind, temperature):
 
 
 def test_a_trial_is_made_once():
-    with mock.patch.object(triton, "log_sums", wraps=triton.log_sums) as log_sums:
+    with mock.patch.object(triton, "sums_by_kernels", wraps=triton.sums_by_kernels) as log_sums:
         for _ in range(3):
             is_trusted(problem())
         assert log_sums.call_count == 1
@@ -135,7 +136,7 @@ def test_kernels_are_not_trusted_before_the_answer_has_arrived():
         assert not is_trusted(pairs)
     (errors,) = trial.OUTCOMES.values()
     assert set(errors) == {"sums", "the gradient"}
-    with mock.patch.object(triton, "log_sums", side_effect=AssertionError("it was tried")):
+    with mock.patch.object(triton, "sums_by_kernels", side_effect=AssertionError("it was tried")):
         assert trial.is_trusted(pairs, 0.2)
     assert list(trial.OUTCOMES.values()) == [True]
 
@@ -166,8 +167,16 @@ def test_a_failure_counts_for_what_has_passed_before():
 @pytest.mark.parametrize(
     ("function", "wrong", "message"),
     [
-        ("log_sums", lambda sums: sums._replace(log_masses=sums.log_masses + 0.01), "in masses"),
-        ("log_sums", lambda sums: sums._replace(log_sums=sums.log_sums * torch.nan), "by nan in"),
+        (
+            "sums_by_kernels",
+            lambda sums: sums._replace(log_masses=sums.log_masses + 0.01),
+            "in masses",
+        ),
+        (
+            "sums_by_kernels",
+            lambda sums: sums._replace(log_sums=sums.log_sums * torch.nan),
+            "by nan in",
+        ),
         ("gradient", lambda d_rows: d_rows * 1.01, "1.0e-02 in the gradient"),
         ("gradient", lambda d_rows: d_rows.roll(1, 0), "in the gradient"),
         ("gradient", torch.zeros_like, "by 1.0e[+]00 in the gradient"),
@@ -189,7 +198,7 @@ def test_wrong_kernels(function, wrong, message):
         (RuntimeError("no C compiler"), "fail with RuntimeError: no C compiler. It takes"),
     ],
 )
-@pytest.mark.parametrize("function", ["log_sums", "gradient"])
+@pytest.mark.parametrize("function", ["sums_by_kernels", "gradient_by_kernels"])
 def test_kernels_that_cannot_be_started(function, error, message):
     with (
         mock.patch.object(triton, function, side_effect=error),
