@@ -70,8 +70,8 @@ def scaled_sums(by):
     """Kernels whose sums are wrong by a factor."""
     right = triton.sums_by_kernels
 
-    def wrong(*args):
-        sums = right(*args)
+    def wrong(*args, **split):
+        sums = right(*args, **split)
         return sums._replace(log_sums=sums.log_sums + torch.tensor(by).log().item())
 
     return mock.patch.object(triton, "sums_by_kernels", wrong)
@@ -177,15 +177,15 @@ def test_a_failure_counts_for_what_has_passed_before():
             lambda sums: sums._replace(log_sums=sums.log_sums * torch.nan),
             "by nan in",
         ),
-        ("gradient", lambda d_rows: d_rows * 1.01, "1.0e-02 in the gradient"),
-        ("gradient", lambda d_rows: d_rows.roll(1, 0), "in the gradient"),
-        ("gradient", torch.zeros_like, "by 1.0e[+]00 in the gradient"),
+        ("gradient_by_kernels", lambda d_rows: d_rows * 1.01, "1.0e-02 in the gradient"),
+        ("gradient_by_kernels", lambda d_rows: d_rows.roll(1, 0), "in the gradient"),
+        ("gradient_by_kernels", torch.zeros_like, "by 1.0e[+]00 in the gradient"),
     ],
 )
 def test_wrong_kernels(function, wrong, message):
     right = getattr(triton, function)
     with (
-        mock.patch.object(triton, function, lambda *args: wrong(right(*args))),
+        mock.patch.object(triton, function, lambda *args, **split: wrong(right(*args, **split))),
         pytest.warns(UserWarning, match=message),
     ):
         assert not is_trusted(problem("gaussian, table"))
