@@ -94,7 +94,7 @@ class Compiled(NamedTuple):
     shared_memory: int  # of a program
     tensor_memory: int  # of a program, columns of the 512 that sm_100 has
     programs_at_once: int  # of a multiprocessor
-    spills: int  # instructions that keep registers in memory
+    spills: int  # bytes of registers that each thread keeps in memory
     products: list[ttir.Product]  # as they were compiled
     tiles: list[Tile]  # none where there are no products
 
@@ -221,7 +221,7 @@ def _examined(launch: Launch, arch: int, kernel: Any) -> Compiled:
     warps = kernel.metadata.num_warps
     tensor_memory = getattr(kernel.metadata, "tmem_size", None) or 0
     text = _disassembled(kernel.asm["cubin"])
-    registers = int(re.findall(r"\bREG:(\d+)", text)[0])
+    registers, spills = (int(re.findall(rf"\b{of}:(\d+)", text)[0]) for of in ("REG", "STACK"))
     code = sass.instructions(text)
     loops = sass.tile_loops(code, warps, ttir.tiles(kernel.asm["ttir"]))
     return Compiled(
@@ -234,7 +234,7 @@ def _examined(launch: Launch, arch: int, kernel: Any) -> Compiled:
         programs_at_once=_programs_at_once(
             arch, registers, kernel.metadata.shared, tensor_memory, warps
         ),
-        spills=sum(one.name in ("LDL", "STL") for one in code),
+        spills=spills,
         products=ttir.products(kernel.asm["ttgir"]),
         tiles=[
             Tile(

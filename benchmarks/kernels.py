@@ -48,10 +48,14 @@ TENSOR_CORES |= {90: r"ttng\.warp_group_dot", 100: r"ttng\.tc_gen5_mma\w*|tt\.do
 # Multiplications one by one that a pair may take, for what is computed of its similarity. A product
 # without tensor cores takes as many as the rows have columns.
 MOST_FMA = 24
-# Loads of less than 8 bytes that a warp may issue for each of a tile's columns. A thread holds a
-# quarter of them at most, and has a number or two of each to look up; a load of rows that is not by
-# vectors takes one for each column and more.
-MOST_NARROW_LOADS = 0.6
+# Loads of less than 8 bytes that a warp may issue for each of a tile's columns. Weights are looked up
+# by the key of the other row, so once for each column, not for each pair: for two keys at a time, and
+# backward for both ends of a pair. A thread that holds a whole line of the tile (sm_100) looks up all
+# of them. A load of rows that is not by vectors takes many more.
+MOST_NARROW_LOADS = 2.2
+# Bytes of registers that a thread may keep in memory. There are registers for two programs on a
+# processor of these only if a few are kept so; two of them gain more than that costs.
+MOST_SPILLED = {80: 32, 86: 32}
 # Instructions that a thread may issue for a pair, with rows of up to 128 columns; beyond, in
 # proportion. As measured, and a tenth more. By architecture, kernel and format; none where the
 # kernels are still being written.
@@ -63,8 +67,8 @@ def problems(case: Case, found: Compiled) -> list[str]:
     """What is wrong with a kernel, in words."""
     chip = CHIPS[case.arch]
     wrong = []
-    if found.spills:
-        wrong.append(f"{found.spills} instructions keep registers in memory")
+    if found.spills > MOST_SPILLED.get(case.arch, 0):
+        wrong.append(f"a thread keeps {found.spills} bytes of registers in memory")
     if found.shared_memory > chip.shared_memory:
         limit = f"{chip.shared_memory // KIB} KiB"
         wrong.append(f"{found.shared_memory / KIB:.1f} KiB of shared memory, of {limit}")
@@ -124,7 +128,7 @@ def rows(case: Case, found: Compiled) -> list[dict[str, Any]]:
     mode = f"{case.format}, {case.mode}{views}, tau={case.temperature}"
     figures = {
         "registers": found.registers,
-        "spills": found.spills,
+        "bytes of registers in memory": found.spills,
         "KiB of shared memory": found.shared_memory / KIB,
         "programs at once": found.programs_at_once,
     }
