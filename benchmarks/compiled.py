@@ -38,6 +38,7 @@ class Chip(NamedTuple):
     processors: int  # of the card that is sold most
 
 
+OF_ONE_TILE = {"d_pairs"}  # kernels whose programs have one each
 REGISTERS = 65_536  # of a multiprocessor, on all of them
 TENSOR_MEMORY = 512  # columns of a multiprocessor, on those that have it
 CHIPS = {
@@ -77,6 +78,7 @@ class Tile(NamedTuple):
     """What a program does for one tile of pairs: one turn of one of its loops."""
 
     shape: tuple[int, int]
+    inner: int  # how many numbers its first product adds up
     flops: Counter[str]  # of products, by their operands' type
     depth: int  # how many loops there are around it
     issued: Counter[str]  # instructions of one warp; see `sass.group`
@@ -223,9 +225,11 @@ def _examined(launch: Launch, arch: int, kernel: Any) -> Compiled:
     text = _disassembled(kernel.asm["cubin"])
     registers, spills = (int(re.findall(rf"\b{of}:(\d+)", text)[0]) for of in ("REG", "STACK"))
     code = sass.instructions(text)
-    loops = sass.tile_loops(code, warps, ttir.tiles(kernel.asm["ttir"]))
+    name = launch.kernel.__name__.strip("_").removesuffix("_kernel")
+    tiles = ttir.tiles(kernel.asm["ttir"])
+    loops = sass.tile_loops(code, warps, tiles, one_tile=name in OF_ONE_TILE)
     return Compiled(
-        kernel=launch.kernel.__name__.strip("_").removesuffix("_kernel"),
+        kernel=name,
         programs=math.prod(launch.grid),
         warps=warps,
         registers=registers,
@@ -239,6 +243,7 @@ def _examined(launch: Launch, arch: int, kernel: Any) -> Compiled:
         tiles=[
             Tile(
                 tile.shape,
+                tile.inner,
                 tile.flops,
                 tile.depth,
                 sass.group(loop),

@@ -1,8 +1,8 @@
 """Errors of the Triton engine's precisions, simulated: no GPU is needed.
 
-Its kernels run in Triton's interpreter on a CPU, against the dense engine in float64. Rows are in ten
-clusters, with cosines of about a half within one. Sums are added up in another order than on a GPU,
-which makes no difference beyond float32's own rounding.
+Its kernels run in Triton's interpreter on a CPU, against the dense engine in float64. Rows are in
+ten clusters, with cosines of about a half within one. The order in which tensor cores add up is not
+simulated.
 
 python -m benchmarks.errors   # three minutes
 """

@@ -48,10 +48,10 @@ TENSOR_CORES |= {90: r"ttng\.warp_group_dot", 100: r"ttng\.tc_gen5_mma\w*|tt\.do
 # Multiplications one by one that a pair may take, for what is computed of its similarity. A product
 # without tensor cores takes as many as the rows have columns.
 MOST_FMA = 24
-# Loads of less than 8 bytes that a warp may issue for each of a tile's columns. Weights are looked up
-# by the key of the other row, so once for each column, not for each pair: for two keys at a time, and
-# backward for both ends of a pair. A thread that holds a whole line of the tile (sm_100) looks up all
-# of them. A load of rows that is not by vectors takes many more.
+# Loads of less than 8 bytes that a warp may issue for each of a tile's columns. Weights are looked
+# up by the key of the other row, so once for each column, not for each pair: for two keys at a
+# time, and backward for both ends of a pair. A thread that holds a whole line of the tile (sm_100)
+# looks up all of them. A load of rows that is not by vectors takes many more.
 MOST_NARROW_LOADS = 2.2
 # Bytes of registers that a thread may keep in memory. There are registers for two programs on a
 # processor of these only if a few are kept so; two of them gain more than that costs.
