@@ -57,10 +57,50 @@ MOST_NARROW_LOADS = 2.2
 # processor of these only if a few are kept so; two of them gain more than that costs.
 MOST_SPILLED = {80: 32, 86: 32}
 # Instructions that a thread may issue for a pair, with rows of up to 128 columns; beyond, in
-# proportion. As measured, and a tenth more. By architecture, kernel and format; none where the
-# kernels are still being written.
-BUDGET: dict[tuple[int, str, str], float] = {}
+# proportion. As measured, and a tenth more. By architecture, by kernel and columns of its tile; for
+# the formats "highest" and "high", and for "medium".
+BUDGET: dict[int, dict[tuple[str, int], tuple[float, float]]] = {
+    80: {
+        ("backward", 32): (32, 23),
+        ("backward", 64): (12, 12),
+        ("backward within", 32): (39, 29),
+        ("backward within", 64): (17, 17),
+        ("d_pairs", 32): (62, 48),
+        ("forward", 32): (33, 24),
+        ("forward", 64): (24, 13),
+        ("forward within", 32): (36, 28),
+        ("forward within", 64): (24, 15),
+        ("multiply", 64): (4, 3),
+    },
+    90: {
+        ("backward", 32): (39, 25),
+        ("backward", 64): (20, 11),
+        ("backward within", 32): (45, 32),
+        ("backward within", 64): (26, 17),
+        ("d_pairs", 32): (45, 45),
+        ("forward", 32): (30, 18),
+        ("forward", 64): (15, 9),
+        ("forward within", 32): (32, 21),
+        ("forward within", 64): (17, 12),
+        ("multiply", 64): (4, 4),
+    },
+    100: {
+        ("backward", 32): (32, 24),
+        ("backward", 64): (16, 10),
+        ("backward within", 32): (35, 28),
+        ("backward within", 64): (19, 13),
+        ("d_pairs", 32): (41, 41),
+        ("forward", 32): (30, 18),
+        ("forward", 64): (16, 9),
+        ("forward within", 32): (32, 20),
+        ("forward within", 64): (17, 12),
+        ("multiply", 64): (4, 4),
+    },
+}
+BUDGET[86] = BUDGET[89] = BUDGET[80]
 BUDGET_DIM = 128
+# Kinds of weights with more to compute for a pair, and how many times as much it may be.
+BUDGET_OF = {"soft": 2.0, "gaussian": 2.0, "gaussian, table": 2.0}
 
 
 def problems(case: Case, found: Compiled) -> list[str]:
@@ -94,8 +134,9 @@ def problems_of_tile(case: Case, found: Compiled, tile: Tile) -> list[str]:
     allowed = MOST_NARROW_LOADS * tile.shape[1]
     if narrow > allowed:
         wrong.append(f"{narrow} loads of single numbers for a tile, of {allowed:.0f}")
-    budget = BUDGET.get((case.arch, name_of(found, tile), case.format), math.inf)
-    budget *= max(1.0, case.dim / BUDGET_DIM)
+    key = name_of(found, tile), tile.shape[1]
+    budget = BUDGET[case.arch].get(key, (math.inf, math.inf))[case.format == "medium"]
+    budget *= max(1.0, case.dim / BUDGET_DIM) * BUDGET_OF.get(case.mode, 1.0)
     instructions = a_pair(found, tile, "total")
     if instructions > budget:
         wrong.append(f"{instructions:.1f} instructions for a pair, of {budget:.1f}")
