@@ -52,7 +52,7 @@ MOST_FMA = 24
 # up by the key of the other row, so once for each column, not for each pair: for two keys at a
 # time, and backward for both ends of a pair. A thread that holds a whole line of the tile (sm_100)
 # looks up all of them. A load of rows that is not by vectors takes many more.
-MOST_NARROW_LOADS = 2.2
+MOST_NARROW_LOADS = 2.4
 # Bytes of registers that a thread may keep in memory. There are registers for two programs on a
 # processor of these only if a few are kept so; two of them gain more than that costs.
 MOST_SPILLED = {80: 32, 86: 32}
@@ -62,7 +62,7 @@ MOST_SPILLED = {80: 32, 86: 32}
 BUDGET: dict[int, dict[tuple[str, int], tuple[float, float]]] = {
     80: {
         ("backward", 32): (32, 23),
-        ("backward", 64): (12, 12),
+        ("backward", 64): (20, 12),
         ("backward within", 32): (39, 29),
         ("backward within", 64): (17, 17),
         ("d_pairs", 32): (62, 48),
@@ -100,7 +100,10 @@ BUDGET: dict[int, dict[tuple[str, int], tuple[float, float]]] = {
 BUDGET[86] = BUDGET[89] = BUDGET[80]
 BUDGET_DIM = 128
 # Kinds of weights with more to compute for a pair, and how many times as much it may be.
-BUDGET_OF = {"soft": 2.0, "gaussian": 2.0, "gaussian, table": 2.0}
+BUDGET_OF = {"soft": 1.5, "gaussian": 1.3, "gaussian, table": 1.4}
+# It was measured with this version of Triton. Older ones make up to a quarter more.
+BUDGET_TRITON = 3, 9
+BUDGET_OF_OLDER = 1.25
 
 
 def problems(case: Case, found: Compiled) -> list[str]:
@@ -137,6 +140,8 @@ def problems_of_tile(case: Case, found: Compiled, tile: Tile) -> list[str]:
     key = name_of(found, tile), tile.shape[1]
     budget = BUDGET[case.arch].get(key, (math.inf, math.inf))[case.format == "medium"]
     budget *= max(1.0, case.dim / BUDGET_DIM) * BUDGET_OF.get(case.mode, 1.0)
+    if tuple(map(int, versions()["triton"].split(".")[:2])) < BUDGET_TRITON:
+        budget *= BUDGET_OF_OLDER
     instructions = a_pair(found, tile, "total")
     if instructions > budget:
         wrong.append(f"{instructions:.1f} instructions for a pair, of {budget:.1f}")
