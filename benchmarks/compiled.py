@@ -38,6 +38,7 @@ class Chip(NamedTuple):
     processors: int  # of the card that is sold most
 
 
+OF_ONE_TILE = {"d_pairs"}  # kernels whose programs have one each
 REGISTERS = 65_536  # of a multiprocessor, on all of them
 TENSOR_MEMORY = 512  # columns of a multiprocessor, on those that have it
 CHIPS = {
@@ -77,6 +78,7 @@ class Tile(NamedTuple):
     """What a program does for one tile of pairs: one turn of one of its loops."""
 
     shape: tuple[int, int]
+    inner: int  # how many numbers its first product adds up
     flops: Counter[str]  # of products, by their operands' type
     depth: int  # how many loops there are around it
     issued: Counter[str]  # instructions of one warp; see `sass.group`
@@ -94,7 +96,7 @@ class Compiled(NamedTuple):
     shared_memory: int  # of a program
     tensor_memory: int  # of a program, columns of the 512 that sm_100 has
     programs_at_once: int  # of a multiprocessor
-    spills: int  # instructions that keep registers in memory
+    spills: int  # bytes of registers that each thread keeps in memory
     products: list[ttir.Product]  # as they were compiled
     tiles: list[Tile]  # none where there are no products
 
@@ -221,11 +223,13 @@ def _examined(launch: Launch, arch: int, kernel: Any) -> Compiled:
     warps = kernel.metadata.num_warps
     tensor_memory = getattr(kernel.metadata, "tmem_size", None) or 0
     text = _disassembled(kernel.asm["cubin"])
-    registers = int(re.findall(r"\bREG:(\d+)", text)[0])
+    registers, spills = (int(re.findall(rf"\b{of}:(\d+)", text)[0]) for of in ("REG", "STACK"))
     code = sass.instructions(text)
-    loops = sass.tile_loops(code, warps, ttir.tiles(kernel.asm["ttir"]))
+    name = launch.kernel.__name__.strip("_").removesuffix("_kernel")
+    tiles = ttir.tiles(kernel.asm["ttir"])
+    loops = sass.tile_loops(code, warps, tiles, one_tile=name in OF_ONE_TILE)
     return Compiled(
-        kernel=launch.kernel.__name__.strip("_").removesuffix("_kernel"),
+        kernel=name,
         programs=math.prod(launch.grid),
         warps=warps,
         registers=registers,
@@ -234,11 +238,12 @@ def _examined(launch: Launch, arch: int, kernel: Any) -> Compiled:
         programs_at_once=_programs_at_once(
             arch, registers, kernel.metadata.shared, tensor_memory, warps
         ),
-        spills=sum(one.name in ("LDL", "STL") for one in code),
+        spills=spills,
         products=ttir.products(kernel.asm["ttgir"]),
         tiles=[
             Tile(
                 tile.shape,
+                tile.inner,
                 tile.flops,
                 tile.depth,
                 sass.group(loop),

@@ -48,23 +48,70 @@ TENSOR_CORES |= {90: r"ttng\.warp_group_dot", 100: r"ttng\.tc_gen5_mma\w*|tt\.do
 # Multiplications one by one that a pair may take, for what is computed of its similarity. A product
 # without tensor cores takes as many as the rows have columns.
 MOST_FMA = 24
-# Loads of less than 8 bytes that a warp may issue for each of a tile's columns. A thread holds a
-# quarter of them at most, and has a number or two of each to look up; a load of rows that is not by
-# vectors takes one for each column and more.
-MOST_NARROW_LOADS = 0.6
+# Loads of less than 8 bytes that a warp may issue for each of a tile's columns. Weights are looked
+# up by the key of the other row, so once for each column, not for each pair: for two keys at a
+# time, and backward for both ends of a pair. A thread that holds a whole line of the tile (sm_100)
+# looks up all of them. A load of rows that is not by vectors takes many more.
+MOST_NARROW_LOADS = 2.4
+# Bytes of registers that a thread may keep in memory. There are registers for two programs on a
+# processor of these only if a few are kept so; two of them gain more than that costs.
+MOST_SPILLED = {80: 32, 86: 32}
 # Instructions that a thread may issue for a pair, with rows of up to 128 columns; beyond, in
-# proportion. As measured, and a tenth more. By architecture, kernel and format; none where the
-# kernels are still being written.
-BUDGET: dict[tuple[int, str, str], float] = {}
+# proportion. As measured, and a tenth more. By architecture, by kernel and columns of its tile; for
+# the formats "highest" and "high", and for "medium".
+BUDGET: dict[int, dict[tuple[str, int], tuple[float, float]]] = {
+    80: {
+        ("backward", 32): (32, 23),
+        ("backward", 64): (20, 12),
+        ("backward within", 32): (39, 29),
+        ("backward within", 64): (17, 17),
+        ("d_pairs", 32): (62, 48),
+        ("forward", 32): (33, 24),
+        ("forward", 64): (24, 13),
+        ("forward within", 32): (36, 28),
+        ("forward within", 64): (24, 15),
+        ("multiply", 64): (4, 3),
+    },
+    90: {
+        ("backward", 32): (39, 25),
+        ("backward", 64): (20, 11),
+        ("backward within", 32): (45, 32),
+        ("backward within", 64): (26, 17),
+        ("d_pairs", 32): (45, 45),
+        ("forward", 32): (30, 18),
+        ("forward", 64): (15, 9),
+        ("forward within", 32): (32, 21),
+        ("forward within", 64): (17, 12),
+        ("multiply", 64): (4, 4),
+    },
+    100: {
+        ("backward", 32): (32, 24),
+        ("backward", 64): (16, 10),
+        ("backward within", 32): (35, 28),
+        ("backward within", 64): (19, 13),
+        ("d_pairs", 32): (41, 41),
+        ("forward", 32): (30, 18),
+        ("forward", 64): (16, 9),
+        ("forward within", 32): (32, 20),
+        ("forward within", 64): (17, 12),
+        ("multiply", 64): (4, 4),
+    },
+}
+BUDGET[86] = BUDGET[89] = BUDGET[80]
 BUDGET_DIM = 128
+# Kinds of weights with more to compute for a pair, and how many times as much it may be.
+BUDGET_OF = {"soft": 1.5, "gaussian": 1.3, "gaussian, table": 1.4}
+# It was measured with this version of Triton. Older ones make up to a quarter more.
+BUDGET_TRITON = 3, 9
+BUDGET_OF_OLDER = 1.25
 
 
 def problems(case: Case, found: Compiled) -> list[str]:
     """What is wrong with a kernel, in words."""
     chip = CHIPS[case.arch]
     wrong = []
-    if found.spills:
-        wrong.append(f"{found.spills} instructions keep registers in memory")
+    if found.spills > MOST_SPILLED.get(case.arch, 0):
+        wrong.append(f"a thread keeps {found.spills} bytes of registers in memory")
     if found.shared_memory > chip.shared_memory:
         limit = f"{chip.shared_memory // KIB} KiB"
         wrong.append(f"{found.shared_memory / KIB:.1f} KiB of shared memory, of {limit}")
@@ -90,8 +137,11 @@ def problems_of_tile(case: Case, found: Compiled, tile: Tile) -> list[str]:
     allowed = MOST_NARROW_LOADS * tile.shape[1]
     if narrow > allowed:
         wrong.append(f"{narrow} loads of single numbers for a tile, of {allowed:.0f}")
-    budget = BUDGET.get((case.arch, name_of(found, tile), case.format), math.inf)
-    budget *= max(1.0, case.dim / BUDGET_DIM)
+    key = name_of(found, tile), tile.shape[1]
+    budget = BUDGET[case.arch].get(key, (math.inf, math.inf))[case.format == "medium"]
+    budget *= max(1.0, case.dim / BUDGET_DIM) * BUDGET_OF.get(case.mode, 1.0)
+    if tuple(map(int, versions()["triton"].split(".")[:2])) < BUDGET_TRITON:
+        budget *= BUDGET_OF_OLDER
     instructions = a_pair(found, tile, "total")
     if instructions > budget:
         wrong.append(f"{instructions:.1f} instructions for a pair, of {budget:.1f}")
@@ -124,7 +174,7 @@ def rows(case: Case, found: Compiled) -> list[dict[str, Any]]:
     mode = f"{case.format}, {case.mode}{views}, tau={case.temperature}"
     figures = {
         "registers": found.registers,
-        "spills": found.spills,
+        "bytes of registers in memory": found.spills,
         "KiB of shared memory": found.shared_memory / KIB,
         "programs at once": found.programs_at_once,
     }

@@ -30,7 +30,6 @@ from .kernels import versions
 DIM = 128
 NUM_PROTOTYPES = 10
 SIZES = (256, 8192, 131_072, 1_048_576)  # M
-LARGEST_RECORDED = 131_072  # rows that the engine is given here; with more it does the same
 REACHED = 0.7  # of a bound
 LAUNCH = 5e-6  # seconds
 STREAMING_BLOCK = 4096  # rows
@@ -86,23 +85,20 @@ class Estimate(NamedTuple):
         return max(times, key=times.__getitem__)
 
 
-def kernel_part(
-    card: Card, launches: list[Compiled], num_rows: int, grown: float
-) -> dict[str, float]:
-    """One of the engine's kernels, if each pair is in one tile: none is skipped.
-
-    ``grown``: how many times more programs there are than where it was recorded.
-    """
+def kernel_part(card: Card, launches: list[Compiled], num_rows: int) -> dict[str, float]:
+    """One of the engine's kernels, if each pair is in one tile: none is skipped."""
     found = launches[0]
     tile = next(tile for tile in found.tiles if tile.depth == 0)  # most programs' loop
-    tiles = num_rows**2 / math.prod(tile.shape)
     if found.kernel in BY_COLUMNS:
-        tiles *= DIM / tile.shape[1]
-    programs = sum(launch.programs for launch in launches) * grown
-    # The multiprocessor that has most programs is the last one to finish.
-    busiest = math.ceil(programs / card.processors) / programs * tiles
+        tiles = num_rows**2 / (tile.shape[0] * tile.inner) * DIM / tile.shape[1]
+    else:
+        tiles = num_rows**2 / math.prod(tile.shape)
+    programs = sum(launch.programs for launch in launches)
+    # The multiprocessor that has most programs of a launch is the last one to finish.
+    rounds = sum(math.ceil(launch.programs / card.processors) for launch in launches)
+    busiest = rounds / programs * tiles
     cycles = busiest / card.clock
-    at_once = min(found.programs * grown, card.processors * found.programs_at_once)
+    at_once = min(found.programs, card.processors * found.programs_at_once)
     loaded, stored = tiles * tile.bytes_loaded, tiles * tile.bytes_stored
     rates = {"bf16": card.bf16, "f16": card.bf16, "f32": card.tf32}
     products = sum(flops / rates[operands] for operands, flops in tile.flops.items())
@@ -119,23 +115,18 @@ def kernel_part(
 
 def engine_estimates(card: Card, precision: str) -> dict[int, Estimate]:
     """The Triton engine in the reweighted contrast, with what PyTorch does around it."""
-    known: dict[int, tuple[list[Compiled], Work]] = {}
     estimates = {}
     for num_rows in SIZES:
-        taken = min(num_rows, LARGEST_RECORDED)
-        if taken not in known:
-            known[taken] = recorded_step(card, precision, taken)
-        kernels, around = known[taken]
-        grown = num_rows / taken
+        kernels, around = recorded_step(card, precision, num_rows)
         by_name: dict[str, list[Compiled]] = {}
         for one in kernels:
             by_name.setdefault(one.kernel, []).append(one)
         parts = [
-            kernel_part(card, launched, num_rows, grown)
+            kernel_part(card, launched, num_rows)
             for launched in by_name.values()
             if launched[0].tiles
         ]
-        parts.append({"DRAM": around.bytes * grown / card.dram})
+        parts.append({"DRAM": around.bytes / card.dram})
         estimates[num_rows] = Estimate(tuple(parts), around.operations + len(kernels))
     return estimates
 

@@ -117,10 +117,13 @@ class Issued(NamedTuple):
 Loop = list[Issued]
 
 
-def tile_loops(code: list[Instruction], warps: int, tiles: list[Tile]) -> list[tuple[Tile, Loop]]:
+def tile_loops(
+    code: list[Instruction], warps: int, tiles: list[Tile], *, one_tile: bool
+) -> list[tuple[Tile, Loop]]:
     """The loop that goes from tile to tile, or all of the code without one; for each such loop.
 
-    They are told from loops around them and within by how many of these there are.
+    They are told from loops around them and within by how many of these there are. A program with
+    ``one_tile`` has no such loop.
     """
     by_hand = not any(one.is_product() for one in code)  # without tensor cores
 
@@ -132,6 +135,12 @@ def tile_loops(code: list[Instruction], warps: int, tiles: list[Tile]) -> list[t
     busy = [body for body in loops(code) if has_work(body)]
     if not busy:
         return [(tile, [Issued(one, 1.0, True) for one in code]) for tile in tiles]
+
+    if one_tile:
+        innermost = [body for body in busy if not any(other < body for other in busy)]
+        within = set[int]().union(*innermost)
+        tile, whole = tiles[0], set(range(len(code)))
+        return [(tile, _issued(code, ways, [whole, *busy], within, warps, tile))]
 
     def height(body: set[int]) -> int:
         return 1 + max((height(one) for one in busy if one < body), default=0)
@@ -151,19 +160,21 @@ def tile_loops(code: list[Instruction], warps: int, tiles: list[Tile]) -> list[t
         of_depth = [tile for tile in tiles if tile.depth == tile_depth]
         for number, body in enumerate(bodies):
             tile = of_depth[min(number, len(of_depth) - 1)]
-            within: set[int] = set().union(*(one for one in busy if one < body))
-            found.append((tile, _issued(code, ways, body, within, warps, tile)))
+            within = set[int]().union(*(one for one in busy if one < body))
+            found.append((tile, _issued(code, ways, [body], within, warps, tile)))
     return found
 
 
 def _issued(
     code: list[Instruction],
     ways: list[list[int]],
-    body: set[int],
+    taken: list[set[int]],
     within: set[int],
     warps: int,
     tile: Tile,
 ) -> Loop:
+    """Of the first of what is ``taken``; the others are loops in it that have a turn at least."""
+    body = taken[0]
     times, turns = 1.0, float(tile.turns_within)
     of_own, of_within = (
         warps * sum(code[number].flops() for number in part) for part in (body - within, within)
@@ -172,7 +183,7 @@ def _issued(
         turns = max(1.0, (tile.flops.total() - of_own) / of_within)
     elif of_own:  # more than one tile a turn, if the loop was unrolled
         times = tile.flops.total() / of_own
-    always = _always(ways, body)
+    always = set[int]().union(*(_always(ways, one) for one in taken))
     return [
         Issued(
             code[number],
@@ -184,12 +195,13 @@ def _issued(
 
 
 def _always(ways: list[list[int]], body: set[int]) -> set[int]:
-    """The instructions of a loop that no turn goes around."""
+    """The instructions of a loop, or of all code, that no turn goes around."""
     head = min(body)
     inside = [
         [other for other in following if other in body and other != head] for following in ways
     ]
     last = [number for number in body if head in ways[number]]
+    last = last or [number for number in body if not ways[number]]
     entries = Counter(other for number in body for other in inside[number])
     always: set[int] = set()
     is_always = True

@@ -28,6 +28,7 @@ class Product(NamedTuple):
 
 class Tile(NamedTuple):
     shape: tuple[int, int]
+    inner: int  # how many numbers its first product adds up
     flops: Counter[str]  # by the type of the operands
     depth: int  # how many loops there are around its own
     turns_within: int  # of the loops within that have products, where there are any
@@ -80,7 +81,7 @@ def _tile(depth: int, found: list[tuple[Product, str, int]]) -> Tile:
         flops[operands] += 2 * product.rows * product.columns * product.depth * times
     first = found[0][0]
     turns_within = max(within for _, _, within in found)
-    return Tile((first.rows, first.columns), flops, depth, turns_within)
+    return Tile((first.rows, first.columns), first.depth, flops, depth, turns_within)
 
 
 def _turns(line: str, constants: dict[str, int]) -> int:
