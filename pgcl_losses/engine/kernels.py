@@ -107,9 +107,9 @@ def _add_up(p, ends, me, first, last, KEYS: tl.constexpr):
 @jit(do_not_specialize=["first_block"])
 def _d_pairs_kernel(p, ends, d_pairs, first_block, num_rows):
     """What pairs give, in parts: of a tile of some blocks of my rows."""
-    block = tl.program_id(0)
+    block = tl.program_id(1)
     me = (first_block + block) * p.BLOCK_M
-    other = tl.program_id(1) * p.BLOCK_N
+    other = tl.program_id(0) * p.BLOCK_N
     mine = _my_rows(p, me, 0)
     if p.table is None:
         of_tile = _d_pairs(p, ends, me, other, 0, 0, mine, "any")
@@ -283,8 +283,8 @@ def _line(p, other, key, END: tl.constexpr):
 @jit
 def _meets(p, me, other):
     """Whether a tile may hold pairs that are no negatives whatever their weights."""
-    tile = me // p.BLOCK_M * (p.num_others // p.BLOCK_N) + other // p.BLOCK_N
-    return tl.load(p.meetings + tile) != 0
+    line = tl.cast(me // p.BLOCK_M, tl.int64) * (p.num_others // p.BLOCK_N)
+    return tl.load(p.meetings + line + other // p.BLOCK_N) != 0
 
 
 @jit

@@ -245,7 +245,7 @@ def _wide_gradient(p: "_Arguments", ends: "_Ends", launch: dict[str, Any]) -> Te
     d_rows = ends.slopes.new_empty(p.num_mine, p.WIDTH.value)
     for first in range(0, blocks, at_a_time):
         some = min(at_a_time, blocks - first)
-        _d_pairs_kernel[some, tiles](p, ends, d_pairs, first, num_rows, **launch)
+        _d_pairs_kernel[tiles, some](p, ends, d_pairs, first, num_rows, **launch)
         _multiply_kernel[some, columns, splits](p, d_pairs, of_splits, num_rows, **launch)
         rows = slice(first * p.BLOCK_M.value, (first + some) * p.BLOCK_M.value)
         torch.sum(of_splits[:, : some * p.BLOCK_M.value], 0, out=d_rows[rows])

@@ -115,7 +115,7 @@ def test_what_is_tried_is_of_the_same_kind(kind, width, across_views, temperatur
     case = case_of(pairs, temperature)
     example = trial._example(case)
     assert case_of(example, trial._temperature(case)) == case
-    assert len(example.rows) == 208
+    assert len(example.rows) == 600
     torch.testing.assert_close(example.rows.norm(dim=1), torch.ones_like(example.rows[:, 0]))
     for ours, theirs in zip(example.weights, pairs.weights, strict=True):
         for mine, other in zip(ours, theirs, strict=True):
@@ -324,5 +324,5 @@ def test_a_users_choice_is_obeyed_without_a_trial():
     with scaled_sums(1.01):
         sums = log_weighted_sums(pairs, 0.2, "triton", Ranks((6,)))
     expected = log_weighted_sums(pairs, 0.2, "dense", Ranks((6,)))
-    torch.testing.assert_close(sums.exp(), 1.01 * expected.exp(), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(sums.exp(), 1.01 * expected.exp(), rtol=1e-4, atol=1e-4)
     assert not trial.OUTCOMES

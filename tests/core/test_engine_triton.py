@@ -11,6 +11,7 @@ import torch
 from helpers.cases import MODES, cases, oracle_losses
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch._dynamo.testing import CompileCounterWithBackend
 
 from pgcl_losses import PGCLLoss, PrototypeReweightedNCE
 from pgcl_losses.engine import Factors, Gaussian, Pairs, dense, tiles
@@ -337,6 +338,8 @@ def test_more_ranks_than_rows():
     assert_agrees_with_dense(problem(2, 4, "gaussian"), ranks=5)
 
 
+# What is left out may be any power; the interpreter warns of it, and it is put to 0.
+@pytest.mark.filterwarnings("ignore:overflow encountered in exp2", "ignore:invalid value")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_the_maximum_is_over_negatives_alone(dtype):
     """Each row meets itself, two rows that are left out, and one negative of cosine -1."""
@@ -422,7 +425,6 @@ def test_pytorchs_newer_switch_for_tf32(name):
 
 # Affairs of torch.compile, as in test_engine.py.
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:Guards may run:RuntimeWarning")
-@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")
 @pytest.mark.parametrize("weighting", ["prototype", "sample", "uniform"])
 @pytest.mark.parametrize("negatives", ["all", "cross"])
 def test_torch_compiles_it_as_one_graph(weighting, negatives):
@@ -435,6 +437,19 @@ def test_torch_compiles_it_as_one_graph(weighting, negatives):
         value = function(z1, z2)
         results.append((value, *torch.autograd.grad(value, (z1, z2))))
     torch.testing.assert_close(*results)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:Guards may run:RuntimeWarning")
+@pytest.mark.parametrize("weighting", ["prototype", "sample"])
+def test_one_graph_serves_batches_of_any_size(weighting):
+    torch.compiler.reset()
+    counter = CompileCounterWithBackend("aot_eager")
+    pgcl = PGCLLoss(4, 3, weighting=weighting, engine="triton").to(DEVICE)
+    compiled = torch.compile(pgcl, fullgraph=True, backend=counter)
+    for num_graphs in (9, 12, 20, 7):
+        views = [torch.randn(num_graphs, 4, device=DEVICE, requires_grad=True) for _ in range(2)]
+        compiled(*views).backward()
+    assert counter.frame_count <= 2  # of a size, and of any
 
 
 def test_no_second_derivative():
