@@ -226,7 +226,7 @@ def gradient_by_kernels(
             _backward_kernel[grid](p, ends, of_splits, **launch)
             d_mine = of_splits.sum(0)
         else:
-            d_mine = _wide_gradient(p, ends, launch)
+            d_mine = _wide_gradient(p, ends, launch, splits)
     return laid.unsort(d_mine[:, : rows.shape[1]] / math.sqrt(LOG2_E / temperature), 0.0)
 
 
@@ -234,12 +234,14 @@ def _is_empty(run: slice) -> bool:
     return bool(run.start == run.stop)
 
 
-def _wide_gradient(p: "_Arguments", ends: "_Ends", launch: dict[str, Any]) -> Tensor:
+def _wide_gradient(
+    p: "_Arguments", ends: "_Ends", launch: dict[str, Any], splits: int | None
+) -> Tensor:
     """The same with what pairs give in memory, some blocks of rows at a time."""
     blocks, tiles = p.num_mine // p.BLOCK_M.value, p.num_others // p.BLOCK_N.value
     at_a_time = min(blocks, max(1, _PAIRS_IN_MEMORY // (p.BLOCK_M.value * p.num_others)))
     num_rows, columns = at_a_time * p.BLOCK_M.value, p.WIDTH.value // p.BLOCK_D.value
-    splits = _splits(p, at_a_time * columns)
+    splits = splits or _splits(p, at_a_time * columns)
     d_pairs = p.mine.parts.new_empty(p.PARTS.value, num_rows, p.num_others)
     of_splits = ends.slopes.new_empty(splits, num_rows, p.WIDTH.value)
     d_rows = ends.slopes.new_empty(p.num_mine, p.WIDTH.value)
@@ -340,7 +342,10 @@ def _arguments(
 def _shape(
     width: int, kind: Format, card: Card, *, apart: bool, backward: bool
 ) -> tuple[int, int, int, int, int]:
-    """Rows, others and columns of a tile; warps and stages. Timing would break a CUDA graph."""
+    """Rows, others and columns of a tile; warps and stages.
+
+    They are not found by timing, which would break the capture of a CUDA graph.
+    """
     if kind.dtype == torch.float64:
         return 64, 64, min(width, SOME_COLUMNS), 4, 1
     row = width * kind.parts * kind.dtype.itemsize
