@@ -38,7 +38,7 @@ def test_nothing_is_wrong_with_a_product_on_tensor_cores(wrong):
     ("kernel", "problems"),
     [
         ("without tensor cores", ["tensor cores", "one by one"]),
-        ("few registers", ["registers in memory"]),
+        ("few registers", ["move registers to memory"]),
         ("much shared memory", ["shared memory"]),
     ],
 )
