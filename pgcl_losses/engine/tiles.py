@@ -138,7 +138,7 @@ def _parts(rows: Tensor, kind: Format) -> Tensor:
     width = rows.shape[1]
     filled = width + -width % SOME_COLUMNS
     if width <= _MOST_COLUMNS:
-        filled = max(16, 1 << (width - 1).bit_length())
+        filled = max(FEWEST_COLUMNS, 1 << (width - 1).bit_length())
     return torch.stack(_split(F.pad(rows, (0, filled - width)), kind)[: kind.parts])
 
 

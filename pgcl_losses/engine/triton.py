@@ -43,7 +43,15 @@ from pgcl_losses.engine.pairs import (
     check_kinds,
     weight_of,
 )
-from pgcl_losses.engine.tiles import SOME_COLUMNS, Format, Layout, Rows, format_of, lay_out
+from pgcl_losses.engine.tiles import (
+    FEWEST_COLUMNS,
+    SOME_COLUMNS,
+    Format,
+    Layout,
+    Rows,
+    format_of,
+    lay_out,
+)
 
 # So many programs for each processor, where there are tiles for them.
 _PROGRAMS = 2
@@ -333,7 +341,7 @@ def _arguments(
         BLOCK_M=tl.constexpr(m),
         BLOCK_N=tl.constexpr(n),
         BLOCK_D=tl.constexpr(d),
-        BLOCK_R=tl.constexpr(16),
+        BLOCK_R=tl.constexpr(FEWEST_COLUMNS),
     )
     # A product and a sum in one instruction: Triton means to leave that to whoever asks for it.
     return arguments, {"num_warps": warps, "num_stages": stages, "enable_fp_fusion": True}
