@@ -7,8 +7,14 @@ from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score
 from sklearn.model_selection import train_test_split
 from sklearn.preprocessing import normalize
 
-STRENGTHS = 2.0 ** np.arange(-4, 13, 2)  # C of the linear probe
+STRENGTHS = 4.0 ** np.arange(7)  # C of the linear probe
 FEW = (1, 5)  # labels of each class
+NAMES = {
+    "probe": "probe",
+    "nmi": "k-means, NMI",
+    "ari": "k-means, ARI",
+    **{f"labels_{each}": f"{each} label{'s' * (each > 1)} a class" for each in FEW},
+}
 
 
 def linear(rows: np.ndarray, labels: np.ndarray, seed: int, splits: int = 10) -> float:

@@ -15,6 +15,7 @@ from typing import Any
 import sklearn
 import torch
 import torch_geometric
+from threadpoolctl import threadpool_limits
 from tqdm import tqdm
 
 import pgcl_losses
@@ -45,9 +46,8 @@ def processes(workers: int, output: Path) -> Iterator[ProcessPoolExecutor]:
     """
     kept = f"stopped; what is finished is kept in {output}"
     spawn = multiprocessing.get_context("spawn")
-    at_once = signal.SIGINT, signal.SIG_DFL  # on Ctrl-C, without a traceback of each
     # Not as a context: leaving it takes back that what has not begun is cancelled.
-    pool = ProcessPoolExecutor(workers, spawn, signal.signal, at_once)
+    pool = ProcessPoolExecutor(workers, spawn, _begin)
     try:
         yield pool
     except KeyboardInterrupt:
@@ -56,6 +56,15 @@ def processes(workers: int, output: Path) -> Iterator[ProcessPoolExecutor]:
         raise Stopped(f"a process was killed, by Ctrl-C or for its memory: {kept}") from None
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _begin() -> None:
+    """In each process: it ends on Ctrl-C, without a traceback, and takes no thread of the others.
+
+    Several processes with a thread for each core would spend most of their time on waiting.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    threadpool_limits(1)
 
 
 def key(config: Config) -> str:

@@ -1,6 +1,8 @@
 """Cells of tables, and pages that hold tables between their markers."""
 
 import re
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from scipy import stats
@@ -33,3 +35,24 @@ def fill(page: str, tables: dict[str, str]) -> str:
             flags=re.DOTALL,
         )
     return page
+
+
+def measures(
+    rows: Mapping[str, Mapping[int, Mapping[str, Any]]], names: Mapping[str, str], base: str
+) -> str:
+    """Markdown: rows of runs by seed, a column for each measure; below, what each row has more than
+    ``base`` by the same seed."""
+    values = {
+        row: {name: {seed: run[name] for seed, run in seeds.items()} for name in names}
+        for row, seeds in rows.items()
+    }
+    head = [f"| | seeds | {' | '.join(names.values())} |", "| --- |" + " --- |" * (len(names) + 1)]
+    means, deltas = list(head), [head[0].replace("| |", f"| minus {base} |", 1), head[1]]
+    for row, of_row in values.items():
+        cells = [str(len(rows[row])), *(spread(list(seeds.values())) for seeds in of_row.values())]
+        means.append(f"| {row} | {' | '.join(cells)} |")
+        if base in values and row != base:
+            both = len(rows[row].keys() & rows[base].keys())
+            cells = [difference(seeds, values[base][name]) for name, seeds in of_row.items()]
+            deltas.append(f"| {row} | {both} | {' | '.join(cells)} |")
+    return "\n".join([*means, "", *deltas] if base in values else means)

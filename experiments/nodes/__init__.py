@@ -1,0 +1,1 @@
+"""Nodes of one graph, in GRACE's setting: ``python -m experiments.nodes``."""

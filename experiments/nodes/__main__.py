@@ -1,0 +1,94 @@
+"""PGCL, its parts and its rivals on the nodes of one graph, in GRACE's setting; prints tables.
+
+python -m experiments.nodes                                          # a made graph, some minutes
+python -m experiments.nodes --dataset Cora --root data --rows all --seeds 5
+
+A linear probe (10 per cent of the nodes to learn from, 10 to choose by, 80 to test), k-means
+against the classes, and one and five labels of each class. Finished runs are kept, one JSON line
+each, in --output; what is there already is not run again.
+"""
+
+import argparse
+import itertools
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from experiments.shelf import results
+from experiments.shelf.probes import NAMES
+from experiments.shelf.rows import INFO_NCE
+from experiments.shelf.tables import measures
+
+from .data import SYNTHETIC, fetch
+from .rows import ALL, FEW, RAW, UNTRAINED, with_loss
+from .train import SHARED, run, setting
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        "python -m experiments.nodes",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--dataset", default=SYNTHETIC, help="Cora, CiteSeer, ..., or the made one (default)")
+    add("--root", type=Path, help="where NAME/ or NAME/raw/ lies; without, it is downloaded")
+    names = ", ".join(row.strip() for row in ALL)
+    add("--rows", nargs="+", default=FEW, metavar="ROW", help=f"all, or some of: {names}")
+    add("--seeds", type=int, default=3)
+    add("--epochs", type=int, default=SHARED["epochs"], help="steps: each has the whole graph")
+    add("--workers", type=int, default=2, help="runs at a time, a thread each")
+    add("--output", type=Path, default=Path("runs/nodes.jsonl"))
+    add("--cache", type=Path, default=Path("runs/data"), help="for graphs, once processed")
+    args = parser.parse_args()
+    for name in ("seeds", "epochs", "workers"):
+        if getattr(args, name) < 1:
+            parser.error(f"argument --{name}: must be 1 or more, but it is {getattr(args, name)}")
+    if args.dataset == SYNTHETIC and args.root is not None:
+        parser.error(
+            f"--root holds no {SYNTHETIC!r}, which is made here: name the set with --dataset"
+        )
+    known = {row.strip(): row for row in ALL}
+    if args.rows == ["all"]:
+        args.rows = ALL
+    for row in args.rows:
+        if row.strip() not in known:
+            parser.error(f"argument --rows: {row!r} is not one of {', '.join(map(repr, known))}")
+    args.rows = [known[row.strip()] for row in args.rows]
+    return args
+
+
+def configuration(dataset: str, digest: str, epochs: int, row: str, seed: int) -> results.Config:
+    """A run's, as JSON has it."""
+    config: dict[str, Any] = {"dataset": dataset, "data": digest, "seed": seed, **with_loss(row)}
+    if row == UNTRAINED:
+        config["width"], config["activation"] = (
+            setting(dataset)[name] for name in ("width", "activation")
+        )
+    elif row != RAW:
+        config |= setting(dataset) | {"epochs": epochs}
+    return json.loads(json.dumps(config))
+
+
+def main() -> None:
+    args = parse()
+    try:
+        file, digest = fetch(args.dataset, args.root, args.cache)
+        configs = {
+            (row, seed): configuration(args.dataset, digest, args.epochs, row, seed)
+            for seed, row in itertools.product(range(args.seeds), args.rows)
+        }
+        jobs = [(config, file) for config in configs.values()]
+        done = results.complete(args.output, jobs, run, args.workers)
+    except (ValueError, results.Stopped) as error:
+        sys.exit(f"experiments.nodes: {error}")
+
+    rows: dict[str, dict[int, results.Run]] = {row: {} for row in args.rows}
+    for (row, seed), config in configs.items():
+        rows[row][seed] = done[results.key(config)]
+    print(measures(rows, NAMES, INFO_NCE))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,112 @@
+"""One graph with classes of nodes: a set of Planetoid from disk or the network, or blocks."""
+
+import hashlib
+import os
+import re
+import shutil
+import tempfile
+from pathlib import Path
+
+import torch
+from torch_geometric.data import Data
+from torch_geometric.datasets import Planetoid
+from torch_geometric.utils import stochastic_blockmodel_graph
+
+from experiments.shelf.results import write
+
+SYNTHETIC = "blocks"
+PARTS = ("x", "tx", "allx", "y", "ty", "ally", "graph", "test.index")
+
+
+def fetch(name: str, root: Path | None, cache: Path) -> tuple[Path, str]:
+    """The file in ``cache`` with the graph of a set, made if need be, and a digest of it."""
+    graph = block_model() if name == SYNTHETIC else planetoid(name, root, cache)
+    parts = (graph.x, graph.edge_index, graph.y)
+    digest = hashlib.sha256(b"".join(part.numpy().tobytes() for part in parts)).hexdigest()[:12]
+    path = cache / f"{name}-{digest}.pt"
+    if not path.exists():
+        write(path, lambda part: torch.save(parts, part))
+    return path, digest
+
+
+def load(path: Path) -> Data:
+    """The graph of a file that `fetch` has made."""
+    x, edge_index, y = torch.load(path, weights_only=True)
+    return Data(x=x, edge_index=edge_index, y=y)
+
+
+def planetoid(name: str, root: Path | None, cache: Path) -> Data:
+    """A set of Planetoid, its rows of features with sum 1, as GRACE has them."""
+    if not re.fullmatch(r"[\w-]+", name):
+        raise ValueError(
+            f"--dataset must be the name of a set, made of letters, digits, '-' and '_', but it is "
+            f"{name!r}: the folder where sets lie is --root"
+        )
+    graph = downloaded(name, cache) if root is None else parsed(name, raw_folder(name, root))
+    sums = graph.x.sum(1, keepdim=True)
+    return Data(x=graph.x / sums.clamp(min=1), edge_index=graph.edge_index, y=graph.y)
+
+
+def raw_folder(name: str, root: Path) -> Path:
+    """Where the raw files of a set lie, which are only read."""
+    files = [f"ind.{name.lower()}.{part}" for part in PARTS]
+    folders = [root / name / "raw", root / name, root / name.lower()]
+    for folder in folders:
+        missing = [file for file in files if not (folder / file).is_file()]
+        if not missing:
+            return folder
+        if len(missing) < len(files):
+            raise ValueError(f"{folder} has no {' and no '.join(missing)}")
+    raise ValueError(
+        f"--root {root} has no {name}: {files[0]} is in none of {', '.join(map(str, folders))}; "
+        "without --root it is downloaded"
+    )
+
+
+def parsed(name: str, folder: Path) -> Data:
+    """PyG reads a copy: it writes what it has read beside the files."""
+    with tempfile.TemporaryDirectory() as root:
+        copy = Path(root) / name / "raw"
+        copy.mkdir(parents=True)
+        for part in PARTS:
+            shutil.copy(folder / f"ind.{name.lower()}.{part}", copy)
+        try:
+            return Planetoid(root, name)[0]
+        except Exception as error:
+            raise ValueError(
+                f"{name} in {folder} cannot be read ({type(error).__name__}: {error}): it should "
+                "be a set in the raw layout of Planetoid"
+            ) from error
+
+
+def downloaded(name: str, cache: Path) -> Data:
+    root = cache / "downloaded"
+    if not (root / name).exists():
+        root.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=root) as part:  # whole or not at all
+            try:
+                Planetoid(part, name)
+            except Exception as error:
+                raise ValueError(
+                    f"{name} cannot be downloaded ({type(error).__name__}: {error}): if it is on "
+                    "this machine, --root names the folder where it lies"
+                ) from error
+            os.rename(Path(part) / name, root / name)
+    return Planetoid(str(root), name)[0]
+
+
+def block_model(nodes: int = 2000, blocks: int = 7, seed: int = 0) -> Data:
+    """A sparse stochastic block model; nodes have ten words, some of their block's topic."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        sizes = torch.tensor([nodes // blocks + (b < nodes % blocks) for b in range(blocks)])
+        inside, across = 3.0 * blocks / nodes, 2.0 / nodes  # mean neighbours: 3 own, 2 of anyone
+        chances = torch.full((blocks, blocks), across) + inside * torch.eye(blocks)
+        edge_index = stochastic_blockmodel_graph(sizes, chances)
+        labels = torch.repeat_interleave(torch.arange(blocks), sizes)
+        words, vocabulary, topical = 10, 80 * blocks, 0.2
+        topic = torch.randint(80, (nodes, words)) * blocks + labels[:, None]
+        chosen = torch.randint(vocabulary, (nodes, words))
+        chosen = torch.where(torch.rand(nodes, words) < topical, topic, chosen)
+        x = torch.zeros(nodes, vocabulary).scatter_(1, chosen, 1)
+        return Data(x=x / x.sum(1, keepdim=True), edge_index=edge_index, y=labels)

@@ -1,0 +1,73 @@
+"""Losses by their options, with the schedule of PGCL's prototypes, for one run of so many steps."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pgcl_losses import InfoNCE, PGCLLoss, diagnostics
+
+from .rivals import BarlowTwins, DebiasedNCE
+
+Options = dict[str, Any]
+SCHEDULE: Options = {"lead": 0.0, "start": (), "rows_learn": True}
+SEEN = ("agreement", "mean_cosine", "consistency_ratio", "dead_prototypes")
+
+
+class Objective(nn.Module):
+    """``views -> loss``, by options of `PGCLLoss`, ``num_prototypes`` among them, and three more.
+
+    lead: share of the run in which the prototypes learn alone, beside InfoNCE.
+    start: shares of the run at which prototypes start from rows.
+    rows_learn: False keeps the consistency's gradient from the rows, also after the lead.
+
+    ``{"rival": name, ...}``: another loss, with its own options. None at all: InfoNCE.
+    """
+
+    def __init__(self, options: Options, dim: int, temperature: float, steps: int) -> None:
+        super().__init__()
+        options = {**SCHEDULE, **options}
+        self.rows_learn = options.pop("rows_learn")
+        self.starts = {round(share * steps) for share in options.pop("start")}
+        lead = round(options.pop("lead") * steps)
+        rival = options.pop("rival", None)
+        self.loss: nn.Module
+        if rival == "Barlow Twins":
+            self.loss = BarlowTwins()
+        elif rival == "debiased":
+            self.loss = DebiasedNCE(temperature, **options)
+        elif "num_prototypes" in options:
+            self.loss = PGCLLoss(dim, temperature=temperature, lead_steps=lead, **options)
+        else:
+            self.loss = InfoNCE(temperature=temperature, **options)
+
+    @torch.no_grad()
+    def begin(self, step: int, rows: Callable[[], Tensor]) -> None:
+        """Before a step, counted from 0; ``rows`` are those of the encoder as it is."""
+        if step in self.starts:
+            self.loss.prototypes.start_from_(rows())
+
+    def forward(self, *views: Tensor) -> tuple[Tensor, Callable[[], dict[str, Any]]]:
+        """The loss, and what is seen in it without labels, as numbers."""
+        if not isinstance(self.loss, PGCLLoss):
+            value = self.loss(*views)
+            return value, lambda: {"loss": value.item()}
+        terms = self.loss.terms(*views)
+        value = terms.loss if self.rows_learn else self.with_rows_at_rest(terms, views)
+
+        def seen() -> dict[str, Any]:
+            numbers = diagnostics(terms)
+            return {name: numbers[name] for name in SEEN if name in numbers} | {
+                "loss": value.item()
+            }
+
+        return value, seen
+
+    def with_rows_at_rest(self, terms: Any, views: tuple[Tensor, ...]) -> Tensor:
+        """The loss whose consistency teaches the prototypes alone."""
+        prototypes = self.loss.prototypes.eval()  # the step has been counted
+        taught = prototypes(*(view.detach() for view in views))
+        prototypes.train()
+        consistency = self.loss.consistency(*taught)
+        return terms.contrast + self.loss.consistency_weight * consistency

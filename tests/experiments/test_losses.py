@@ -1,0 +1,104 @@
+"""Losses by their options: the rivals against literal loops, the schedule of prototypes."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from experiments.shelf.losses import Objective
+from experiments.shelf.rivals import BarlowTwins, DebiasedNCE
+from pgcl_losses import InfoNCE, PGCLLoss
+
+
+def views(n, d, seed, count=2):
+    torch.manual_seed(seed)
+    return [torch.randn(n, d, dtype=torch.float64) for _ in range(count)]
+
+
+def debiased_by_loops(z1, z2, tau, share, beta):
+    rows = [z / z.norm() for z in [*z1, *z2]]
+    n, total = len(z1), 0.0
+    for i, row in enumerate(rows):
+        positive = math.exp(row @ rows[(i + n) % (2 * n)] / tau)
+        scores = [(row @ rows[j]).item() / tau for j in range(2 * n) if j % n != i % n]
+        weights = [math.exp(beta * s) for s in scores]
+        mean_weight = sum(weights) / len(weights)
+        mean = sum(w / mean_weight * math.exp(s) for w, s in zip(weights, scores, strict=True))
+        mean = (mean / len(scores) - share * positive) / (1 - share)
+        negatives = len(scores) * max(mean, math.exp(-1 / tau))
+        total -= math.log(positive / (positive + negatives))
+    return total / (2 * n)
+
+
+@given(
+    st.integers(2, 7),
+    st.integers(2, 5),
+    st.integers(0, 99),
+    st.sampled_from([0.2, 0.9]),
+    st.sampled_from([0.0, 0.1, 0.4]),
+    st.sampled_from([0.0, 1.0]),
+)
+@settings(max_examples=25, deadline=None)
+def test_debiased(n, d, seed, tau, share, beta):
+    z1, z2 = views(n, d, seed)
+    loss = DebiasedNCE(tau, share, beta)(z1, z2)
+    assert loss.item() == pytest.approx(debiased_by_loops(z1, z2, tau, share, beta))
+    if share == beta == 0:
+        assert loss.item() == pytest.approx(InfoNCE(temperature=tau)(z1, z2).item())
+
+
+def test_barlow_twins():
+    z1, z2 = views(9, 4, 0)
+    one, other = ((z - z.mean(0)) / z.std(0) for z in (z1, z2))
+    total = 0.0
+    for i in range(4):
+        for j in range(4):
+            c = sum(one[n, i] * other[n, j] for n in range(9)) / 9
+            total += (1 - c) ** 2 if i == j else c**2 / 4
+    assert BarlowTwins()(z1, z2).item() == pytest.approx(float(total), rel=1e-4)
+
+
+def test_no_options_are_info_nce_and_others_pgcl():
+    z1, z2 = views(6, 5, 0)
+    loss, seen = Objective({}, 5, 0.3, 10)(z1, z2)
+    assert loss == InfoNCE(temperature=0.3)(z1, z2)
+    assert seen()["loss"] == loss.item()
+    objective = Objective({"num_prototypes": 3, "consistency_weight": 2.0}, 5, 0.3, 10).double()
+    same = PGCLLoss(5, 3, consistency_weight=2.0, temperature=0.3).double()
+    same.load_state_dict(objective.loss.state_dict())
+    loss, seen = objective(z1, z2)
+    assert loss == same(z1, z2)
+    assert seen().keys() >= {"agreement", "mean_cosine", "loss"}
+
+
+def test_prototypes_lead_and_start_at_their_shares_of_the_run():
+    options = {"num_prototypes": 3, "lead": 0.5, "start": (0.0, 0.5)}
+    objective = Objective(options, 5, 0.3, 10).double()
+    rows = views(8, 5, 0, count=1)[0]
+    begun = []
+    for step in range(10):
+        objective.begin(step, lambda step=step: (begun.append(step), rows)[1])
+        leading = step < 5
+        z1, z2 = (z.requires_grad_() for z in views(8, 5, step))
+        loss, _ = objective(z1, z2)
+        (gradient,) = torch.autograd.grad(loss, z1)
+        (plain,) = torch.autograd.grad(InfoNCE(temperature=0.3)(z1, z2), z1)
+        assert torch.allclose(gradient, plain) == leading
+    assert begun == [0, 5]
+
+
+def test_rows_at_rest_have_the_gradient_of_the_contrast_alone():
+    options = {"num_prototypes": 3, "consistency_weight": 2.0}
+    resting = Objective(options | {"rows_learn": False}, 5, 0.3, 10).double()
+    z1, z2 = (z.requires_grad_() for z in views(8, 5, 0))
+    loss, _ = resting(z1, z2)
+    terms = resting.loss.eval().terms(z1, z2)
+    weight = resting.loss.prototypes.weight
+    assert loss.item() == pytest.approx(terms.loss.item())
+    ours = torch.autograd.grad(loss, [z1, z2, weight], retain_graph=True)
+    theirs = torch.autograd.grad(terms.contrast, [z1, z2], retain_graph=True)
+    assert all(torch.allclose(a, b) for a, b in zip(ours[:2], theirs, strict=True))
+    assert torch.allclose(ours[2], torch.autograd.grad(terms.loss, weight)[0])
+    assert resting.loss.prototypes.step == 1

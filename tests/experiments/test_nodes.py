@@ -1,0 +1,124 @@
+"""Nodes of one graph: the program runs, resumes, and refuses what it cannot use."""
+
+import json
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from helpers.scripts import main_here, threads_for_processes
+from scipy import sparse
+
+from experiments.nodes import __main__ as program
+from experiments.nodes import data, train
+from experiments.nodes.rows import FEW, RAW, TRAINED
+from experiments.shelf import results
+from experiments.shelf.rows import INFO_NCE, PGCL
+
+NODES, TESTED = 560, 40  # PyG takes 500 nodes for validation
+
+
+@pytest.fixture
+def script(monkeypatch, capsys, tmp_path):
+    """Runs the program here: what it prints, and where its runs are."""
+    threads_for_processes(monkeypatch, results)
+
+    def call(*arguments):
+        output = tmp_path / "runs.jsonl"
+        given = (f"--output={output}", f"--cache={tmp_path / 'cache'}", *arguments)
+        main_here(monkeypatch, program, *given)
+        return capsys.readouterr().out, output
+
+    return call
+
+
+@pytest.fixture
+def planetoid(tmp_path):
+    """A folder with a small set in Planetoid's raw layout: a ring, classes along it."""
+    random = np.random.default_rng(0)
+    features = sparse.csr_matrix((random.random((NODES, 12)) < 0.3).astype(np.float32))
+    answers = np.eye(2, dtype=int)[np.arange(NODES) % 2]
+    known = NODES - TESTED
+    graph = {node: [(node + 1) % NODES, (node - 1) % NODES] for node in range(NODES)}
+    parts = {"x": features[:10], "tx": features[known:], "allx": features[:known]}
+    parts |= {"y": answers[:10], "ty": answers[known:], "ally": answers[:known], "graph": graph}
+    folder = tmp_path / "sets" / "ring"
+    folder.mkdir(parents=True)
+    for name, part in parts.items():
+        (folder / f"ind.ring.{name}").write_bytes(pickle.dumps(part))
+    (folder / "ind.ring.test.index").write_text("\n".join(map(str, range(known, NODES))))
+    return folder
+
+
+def test_the_script_resumes(planetoid, script):
+    rows = ("untrained GCN", INFO_NCE, PGCL, "... from rows, lead, from rows again", "Barlow Twins")
+    given = ("--dataset=Ring", f"--root={planetoid.parent}", "--seeds=2", "--epochs=20")
+    files = {file.name for file in planetoid.iterdir()}
+    printed, output = script(*given, "--workers=1", "--rows", *rows)
+    assert {file.name for file in planetoid.iterdir()} == files
+    lines = output.read_text().splitlines()
+    assert len(lines) == 2 * len(rows)
+    for row in rows:
+        assert f"| {row} | 2 | " in printed
+    assert f"| minus {INFO_NCE} | seeds | probe | k-means, NMI |" in printed
+    run = next(run for run in map(json.loads, lines) if "start" in run["config"].get("loss", {}))
+    assert run["history"][0].keys() >= {"loss", "agreement", "mean_cosine"}
+
+    output.write_text("\n".join([*lines[:-1], lines[-1][:40]]))
+    again, _ = script(*given, "--workers=1", "--rows", *rows)
+    assert output.read_text().splitlines()[:-1] == lines[:-1]
+    assert again == printed
+
+
+def test_the_made_graph_has_classes_to_find():
+    graph = data.block_model()
+    source, target = graph.edge_index
+    own = (graph.y[source] == graph.y[target]).double().mean()
+    assert own == pytest.approx((3 + 2 / 7) / 5, abs=0.05)
+    assert graph.num_edges / graph.num_nodes == pytest.approx(5, abs=0.4)
+    assert graph.is_undirected()
+    assert torch.equal(graph.x, data.block_model().x)
+    assert graph.x.sum(1) == pytest.approx(torch.ones(graph.num_nodes))
+
+
+def test_masking_hides_whole_columns_in_proportion():
+    torch.manual_seed(0)
+    x = torch.rand(5, 4000)
+    hidden = train.masked(train.sparse(x), 0.3).to_dense()
+    columns = (hidden == 0).all(0)
+    assert columns.double().mean() == pytest.approx(0.3, abs=0.03)
+    assert torch.equal(hidden[:, ~columns], x[:, ~columns])
+
+
+def test_a_run_says_what_it_was():
+    configs = {row: program.configuration("Cora", "d", 200, row, 0) for row in (*FEW, *TRAINED)}
+    assert len({results.key(config) for config in configs.values()}) == len(configs)
+    assert configs[RAW] == {"dataset": "Cora", "data": "d", "seed": 0, "row": RAW}
+    assert configs[PGCL]["loss"] == {"num_prototypes": 10, "consistency_weight": 6.0}
+    assert configs[PGCL]["temperature"] == 0.4
+    assert json.loads(json.dumps(configs)) == configs
+
+
+@pytest.mark.parametrize(
+    ("given", "wrong"),
+    [
+        (["--rows", "PGCLL"], "--rows: 'PGCLL' is not one of"),
+        (["--seeds=0"], "--seeds: must be 1 or more, but it is 0"),
+        (["--root=."], "--root holds no 'blocks', which is made here"),
+        (["--dataset=../Cora", "--root=."], "--dataset must be the name of a set"),
+        (["--dataset=Cora", "--root=."], "--root . has no Cora: ind.cora.x is in none of"),
+    ],
+)
+def test_what_is_wrong_is_said_in_a_line(script, capsys, given, wrong):
+    with pytest.raises(SystemExit) as stopped:
+        script(*given)
+    assert wrong in f"{stopped.value} {capsys.readouterr().err}"
+
+
+def test_a_set_with_parts_missing_or_damaged(planetoid, tmp_path):
+    (planetoid / "ind.ring.graph").write_bytes(b"no graph")
+    with pytest.raises(ValueError, match=r"Ring in .*ring cannot be read"):
+        data.fetch("Ring", planetoid.parent, tmp_path / "cache")
+    (planetoid / "ind.ring.graph").unlink()
+    with pytest.raises(ValueError, match=r"ring has no ind.ring.graph"):
+        data.fetch("Ring", planetoid.parent, tmp_path / "cache")
