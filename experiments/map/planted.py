@@ -1,7 +1,7 @@
 """A run of the map: vectors with planted classes, a small encoder, and how close classes end up."""
 
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -65,8 +65,27 @@ def run(config: dict[str, Any]) -> dict[str, Any]:
     started = time.perf_counter()
     torch.set_num_threads(1)
     torch.manual_seed(config["seed"])
+    data, known, asked, signal, encoder = drawn(config)
+    loss_of = build(config)
+    train(config, data, signal, encoder, loss_of)
+    accuracy = of_neighbours(encoder, known, asked)
+    seen = without_labels(config, data, signal, encoder, loss_of)
+    seconds = round(time.perf_counter() - started, 1)
+    return {"config": config, "accuracy": round(accuracy, 2), **seen, "seconds": seconds}
+
+
+class Drawn(NamedTuple):
+    """What a run begins with. It does not depend on the loss: all losses are asked the same."""
+
+    data: Planted
+    known: tuple[Tensor, Tensor]
+    asked: tuple[Tensor, Tensor]
+    signal: Tensor  # to learn from
+    encoder: nn.Module
+
+
+def drawn(config: dict[str, Any]) -> Drawn:
     data = Planted(config)
-    # Drawn before all that depends on the loss: what differs by the loss is asked the same.
     known, asked = (data.labelled(count) for count in (KNOWN, ASKED))
     signal, labels = data.draw(TRAINING)
     if config["duplicates"]:
@@ -74,12 +93,7 @@ def run(config: dict[str, Any]) -> dict[str, Any]:
         which = torch.randint(config["duplicates"], (TRAINING,)) * config["classes"] + labels
         signal = originals[which] + 0.05 * torch.randn(TRAINING, SIGNAL)
     encoder = nn.Sequential(nn.Linear(WIDTH, 128), nn.ReLU(), nn.Linear(128, DIM))
-    loss_of = build(config)
-    train(config, data, signal, encoder, loss_of)
-    accuracy = of_neighbours(encoder, known, asked)
-    seen = without_labels(config, data, signal, encoder, loss_of)
-    seconds = round(time.perf_counter() - started, 1)
-    return {"config": config, "accuracy": round(accuracy, 2), **seen, "seconds": seconds}
+    return Drawn(data, known, asked, signal, encoder)
 
 
 def build(config: dict[str, Any]) -> PGCLLoss:

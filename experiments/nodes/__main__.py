@@ -20,7 +20,7 @@ from experiments.shelf.probes import NAMES
 from experiments.shelf.rows import INFO_NCE
 from experiments.shelf.tables import measures
 
-from .data import SYNTHETIC, fetch
+from .data import SYNTHETIC, Known, fetch
 from .rows import ALL, FEW, RAW, UNTRAINED, with_loss
 from .train import SHARED, run, setting
 
@@ -34,8 +34,7 @@ def parse() -> argparse.Namespace:
     add = parser.add_argument
     add("--dataset", default=SYNTHETIC, help="Cora, CiteSeer, ..., or the made one (default)")
     add("--root", type=Path, help="where NAME/ or NAME/raw/ lies; without, it is downloaded")
-    names = ", ".join(row.strip() for row in ALL)
-    add("--rows", nargs="+", default=FEW, metavar="ROW", help=f"all, or some of: {names}")
+    add("--rows", nargs="+", default=FEW, metavar="ROW", help=f"all, or some of: {', '.join(ALL)}")
     add("--seeds", type=int, default=3)
     add("--epochs", type=int, default=SHARED["epochs"], help="steps: each has the whole graph")
     add("--workers", type=int, default=2, help="runs at a time, a thread each")
@@ -49,37 +48,35 @@ def parse() -> argparse.Namespace:
         parser.error(
             f"--root holds no {SYNTHETIC!r}, which is made here: name the set with --dataset"
         )
-    known = {row.strip(): row for row in ALL}
     if args.rows == ["all"]:
         args.rows = ALL
     for row in args.rows:
-        if row.strip() not in known:
-            parser.error(f"argument --rows: {row!r} is not one of {', '.join(map(repr, known))}")
-    args.rows = [known[row.strip()] for row in args.rows]
+        if row not in ALL:
+            parser.error(f"argument --rows: {row!r} is not one of {', '.join(map(repr, ALL))}")
     return args
 
 
-def configuration(dataset: str, digest: str, epochs: int, row: str, seed: int) -> results.Config:
+def configuration(dataset: str, known: Known, epochs: int, row: str, seed: int) -> results.Config:
     """A run's, as JSON has it."""
-    config: dict[str, Any] = {"dataset": dataset, "data": digest, "seed": seed, **with_loss(row)}
+    of_set = setting(dataset)
+    config: dict[str, Any] = {"dataset": dataset, "data": known.digest, "seed": seed}
+    config |= with_loss(row, known.nodes, of_set["temperature"])
     if row == UNTRAINED:
-        config["width"], config["activation"] = (
-            setting(dataset)[name] for name in ("width", "activation")
-        )
+        config |= {name: of_set[name] for name in ("width", "activation")}
     elif row != RAW:
-        config |= setting(dataset) | {"epochs": epochs}
+        config |= of_set | {"epochs": epochs}
     return json.loads(json.dumps(config))
 
 
 def main() -> None:
     args = parse()
     try:
-        file, digest = fetch(args.dataset, args.root, args.cache)
+        known = fetch(args.dataset, args.root, args.cache)
         configs = {
-            (row, seed): configuration(args.dataset, digest, args.epochs, row, seed)
+            (row, seed): configuration(args.dataset, known, args.epochs, row, seed)
             for seed, row in itertools.product(range(args.seeds), args.rows)
         }
-        jobs = [(config, file) for config in configs.values()]
+        jobs = [(config, known.file) for config in configs.values()]
         done = results.complete(args.output, jobs, run, args.workers)
     except (ValueError, results.Stopped) as error:
         sys.exit(f"experiments.nodes: {error}")

@@ -6,6 +6,7 @@ import re
 import shutil
 import tempfile
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch_geometric.data import Data
@@ -18,15 +19,23 @@ SYNTHETIC = "blocks"
 PARTS = ("x", "tx", "allx", "y", "ty", "ally", "graph", "test.index")
 
 
-def fetch(name: str, root: Path | None, cache: Path) -> tuple[Path, str]:
-    """The file in ``cache`` with the graph of a set, made if need be, and a digest of it."""
+class Known(NamedTuple):
+    """What is known of a graph: where it is kept, a digest of it, how many nodes it has."""
+
+    file: Path
+    digest: str
+    nodes: int
+
+
+def fetch(name: str, root: Path | None, cache: Path) -> Known:
+    """The graph of a set, in a file in ``cache`` that is made if need be."""
     graph = block_model() if name == SYNTHETIC else planetoid(name, root, cache)
     parts = (graph.x, graph.edge_index, graph.y)
     digest = hashlib.sha256(b"".join(part.numpy().tobytes() for part in parts)).hexdigest()[:12]
     path = cache / f"{name}-{digest}.pt"
     if not path.exists():
         write(path, lambda part: torch.save(parts, part))
-    return path, digest
+    return Known(path, digest, graph.num_nodes)
 
 
 def load(path: Path) -> Data:

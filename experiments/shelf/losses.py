@@ -16,10 +16,11 @@ SEEN = ("agreement", "mean_cosine", "consistency_ratio", "dead_prototypes")
 
 
 class Objective(nn.Module):
-    """``views -> loss``, by options of `PGCLLoss`, ``num_prototypes`` among them, and three more.
+    """``views -> loss``, by options of `PGCLLoss`, ``num_prototypes`` among them, and four more.
 
     lead: share of the run in which the prototypes learn alone, beside InfoNCE.
     start: shares of the run at which prototypes start from rows.
+    prediction_temperature: of the consistency, where it is not the contrast's.
     rows_learn: False keeps the consistency's gradient from the rows, also after the lead.
 
     ``{"rival": name, ...}``: another loss, with its own options. None at all: InfoNCE.
@@ -32,6 +33,7 @@ class Objective(nn.Module):
         self.starts = {round(share * steps) for share in options.pop("start")}
         lead = round(options.pop("lead") * steps)
         rival = options.pop("rival", None)
+        of_prediction = options.pop("prediction_temperature", temperature)
         self.loss: nn.Module
         if rival == "Barlow Twins":
             self.loss = BarlowTwins()
@@ -39,6 +41,7 @@ class Objective(nn.Module):
             self.loss = DebiasedNCE(temperature, **options)
         elif "num_prototypes" in options:
             self.loss = PGCLLoss(dim, temperature=temperature, lead_steps=lead, **options)
+            self.loss.prototypes.temperature = of_prediction
         else:
             self.loss = InfoNCE(temperature=temperature, **options)
 

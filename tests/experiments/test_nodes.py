@@ -11,7 +11,7 @@ from scipy import sparse
 
 from experiments.nodes import __main__ as program
 from experiments.nodes import data, train
-from experiments.nodes.rows import FEW, RAW, TRAINED
+from experiments.nodes.rows import RAW, RECOMMENDED, TRAINED
 from experiments.shelf import results
 from experiments.shelf.rows import INFO_NCE, PGCL
 
@@ -51,7 +51,7 @@ def planetoid(tmp_path):
 
 
 def test_the_script_resumes(planetoid, script):
-    rows = ("untrained GCN", INFO_NCE, PGCL, "... from rows, lead, from rows again", "Barlow Twins")
+    rows = ("untrained GCN", INFO_NCE, PGCL, RECOMMENDED, "Barlow Twins")
     given = ("--dataset=Ring", f"--root={planetoid.parent}", "--seeds=2", "--epochs=20")
     files = {file.name for file in planetoid.iterdir()}
     printed, output = script(*given, "--workers=1", "--rows", *rows)
@@ -91,7 +91,8 @@ def test_masking_hides_whole_columns_in_proportion():
 
 
 def test_a_run_says_what_it_was():
-    configs = {row: program.configuration("Cora", "d", 200, row, 0) for row in (*FEW, *TRAINED)}
+    known = data.Known(None, "d", 2708)
+    configs = {row: program.configuration("Cora", known, 200, row, 0) for row in (RAW, *TRAINED)}
     assert len({results.key(config) for config in configs.values()}) == len(configs)
     assert configs[RAW] == {"dataset": "Cora", "data": "d", "seed": 0, "row": RAW}
     assert configs[PGCL]["loss"] == {"num_prototypes": 10, "consistency_weight": 6.0}
