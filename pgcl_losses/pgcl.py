@@ -13,6 +13,7 @@ from torch.distributed import ProcessGroup
 
 from pgcl_losses._checks import (
     check_choice,
+    check_count,
     check_prototypes,
     check_views,
     check_weight,
@@ -191,6 +192,52 @@ class PGCLLoss(Part):
         self.process_group = process_group
         self._watch = Watch()
         self._check_window()
+
+    @classmethod
+    def recommended(
+        cls, dim: int, *, batch_size: int, steps: int, temperature: float = 0.2, **options: Any
+    ) -> "PGCLLoss":
+        """The setting that did no harm where the paper's did: InfoNCE at first, PGCL at the end.
+
+        For three quarters of the run the encoder learns by InfoNCE. Then start the prototypes from
+        its rows, and PGCL goes on from there, with 50 prototypes or a third of the batch, whichever
+        is less, lambda = 1, and a temperature of the prediction of 0.2 at most.
+
+        Args:
+            dim: width of the rows, D.
+            batch_size: rows of a view in one step, of all processes together.
+            steps: training forwards of the whole run.
+            temperature: tau of the contrast.
+            options: all others of :class:`PGCLLoss`; they go before what is set here.
+
+        Examples:
+            >>> import torch
+            >>> from pgcl_losses import PGCLLoss
+            >>> _ = torch.manual_seed(0)
+            >>> graphs, encoder = torch.randn(64, 32), torch.nn.Linear(32, 16)
+            >>> pgcl = PGCLLoss.recommended(dim=16, batch_size=64, steps=8)
+            >>> optimizer = torch.optim.Adam([*encoder.parameters(), *pgcl.parameters()])
+            >>> for step in range(8):
+            ...     if step == pgcl.lead_steps:
+            ...         _ = pgcl.prototypes.start_from_(encoder(graphs))  # rows of many batches
+            ...     views = (encoder(graphs + 0.1 * torch.randn(64, 32)) for _ in range(2))
+            ...     optimizer.zero_grad()
+            ...     pgcl(*views).backward()
+            ...     optimizer.step()
+            >>> pgcl.num_prototypes, pgcl.lead_steps
+            (21, 6)
+
+        """
+        check_count("batch_size", batch_size, minimum=1)
+        check_count("steps", steps, minimum=1)
+        chosen: dict[str, Any] = {
+            "num_prototypes": max(1, min(50, batch_size // 3)),
+            "consistency_weight": 1.0,
+            "lead_steps": round(0.75 * steps),
+        }
+        pgcl = cls(dim, temperature=temperature, **(chosen | options))
+        pgcl.prototypes.temperature = min(temperature, 0.2)
+        return pgcl
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)

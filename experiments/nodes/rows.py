@@ -3,11 +3,10 @@
 from typing import Any
 
 from experiments.shelf.losses import Options
-from experiments.shelf.rows import INFO_NCE, PGCL, ROWS, recipe
+from experiments.shelf.rows import INFO_NCE, PGCL, RECOMMENDED, ROWS, recipe
 
 RAW, UNTRAINED = "raw features", "untrained GCN"
 
-RECOMMENDED = "PGCL, recommended"
 
 _PAPER: Options = {"num_prototypes": 10, "consistency_weight": 6.0}
 _MORE: Options = {"num_prototypes": 50, "consistency_weight": 1.0}

@@ -3,6 +3,7 @@
 from typing import Any
 
 INFO_NCE, BOTH, PGCL = "InfoNCE (GraphCL)", "InfoNCE + consistency", "PGCL"
+RECOMMENDED = "PGCL, recommended"
 UNIFORM = {"weighting": "uniform", "exclude_same_cluster": False}
 SAMPLE = {"weighting": "sample", "exclude_same_cluster": False}
 CONTRAST_ALONE = {"consistency_weight": 0.0}

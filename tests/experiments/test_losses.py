@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from experiments.shelf.losses import Objective
 from experiments.shelf.rivals import BarlowTwins, DebiasedNCE
+from experiments.shelf.rows import recipe
 from pgcl_losses import InfoNCE, PGCLLoss
 
 
@@ -102,3 +103,12 @@ def test_rows_at_rest_have_the_gradient_of_the_contrast_alone():
     assert all(torch.allclose(a, b) for a, b in zip(ours[:2], theirs, strict=True))
     assert torch.allclose(ours[2], torch.autograd.grad(terms.loss, weight)[0])
     assert resting.loss.prototypes.step == 1
+
+
+def test_the_recommended_row_is_the_librarys():
+    for batch_size, temperature in ((2708, 0.4), (128, 0.2), (32, 0.1)):
+        objective = Objective(recipe(batch_size, temperature), 5, temperature, 200)
+        given = {"batch_size": batch_size, "steps": 200, "temperature": temperature}
+        theirs = PGCLLoss.recommended(5, **given)
+        assert objective.loss.facts() == theirs.facts()
+        assert objective.starts == {theirs.lead_steps}

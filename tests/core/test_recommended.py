@@ -1,0 +1,68 @@
+"""The recommended setting: its rule, and what it makes of a run."""
+
+import pytest
+import torch
+
+from pgcl_losses import InfoNCE, PGCLLoss
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "steps", "temperature", "expected"),
+    [
+        (2708, 200, 0.4, (50, 150, 0.4, 0.2)),
+        (128, 100, 0.2, (42, 75, 0.2, 0.2)),
+        (32, 7, 0.1, (10, 5, 0.1, 0.1)),
+        (2, 1, 0.9, (1, 1, 0.9, 0.2)),
+    ],
+)
+def test_the_rule(batch_size, steps, temperature, expected):
+    given = {"batch_size": batch_size, "steps": steps, "temperature": temperature}
+    pgcl = PGCLLoss.recommended(8, **given)
+    of_parts = pgcl.contrast.temperature, pgcl.prototypes.temperature
+    assert (pgcl.num_prototypes, pgcl.lead_steps, *of_parts) == expected
+    assert pgcl.consistency_weight == 1
+    untouched = ("weighting", "exclude_same_cluster", "epsilon", "negatives", "freeze_steps")
+    default = PGCLLoss(8)
+    assert all(getattr(pgcl, name) == getattr(default, name) for name in untouched)
+
+
+def test_options_go_before_the_rule():
+    given = {"num_prototypes": (3, 5), "lead_steps": 2, "weighting": "uniform", "queue_size": 4}
+    pgcl = PGCLLoss.recommended(8, batch_size=90, steps=10, **given)
+    assert {name: getattr(pgcl, name) for name in given} == given
+    assert pgcl.consistency_weight == 1
+
+
+def test_a_subclass_stays_one():
+    class Mine(PGCLLoss):
+        pass
+
+    assert type(Mine.recommended(8, batch_size=90, steps=10)) is Mine
+
+
+def test_info_nce_moves_the_rows_until_the_lead_ends():
+    torch.manual_seed(0)
+    pgcl = PGCLLoss.recommended(8, batch_size=30, steps=8, temperature=0.5).double()
+    plain = InfoNCE(temperature=0.5)
+    for step in range(8):
+        if step == pgcl.lead_steps:
+            pgcl.prototypes.start_from_(torch.randn(60, 8, dtype=torch.float64))
+        views = torch.randn(2, 30, 8, dtype=torch.float64, requires_grad=True)
+        (ours,) = torch.autograd.grad(pgcl(*views), views)
+        (theirs,) = torch.autograd.grad(plain(*views), views)
+        assert torch.allclose(ours, theirs) == (step < 6)
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "message"),
+    [
+        ({"batch_size": 0, "steps": 5}, ValueError, "batch_size must be at least 1, but got 0"),
+        ({"batch_size": 8, "steps": 0.5}, TypeError, "steps must be a whole number, but got 0.5"),
+        ({"batch_size": 8, "steps": 5, "temperature": 0}, ValueError, "temperature"),
+        ({"batch_size": 8, "steps": 5, "lambda_": 1}, TypeError, "lambda_"),
+        ({"steps": 5}, TypeError, "batch_size"),
+    ],
+)
+def test_bad_options(given, error, message):
+    with pytest.raises(error, match=message):
+        PGCLLoss.recommended(8, **given)
