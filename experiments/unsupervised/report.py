@@ -124,8 +124,10 @@ def beside_its_code(runs: Iterable[Run]) -> str:
     for name, its_code in ITS_CODE.items():
         paper = dict(zip((INFO_NCE, PGCL), map(str, PAPER[name]), strict=True))
         of_set = [run for run in runs if run["config"]["dataset"] == name]
-        for row, (seeds, best, last, *fresh) in table.cells_of_looks(of_set).items():
+        ours = table.cells_of_looks(of_set)
+        for row in [*its_code, *(row for row in ours if row not in its_code)]:
             its_best, its_last = its_code.get(row, ("", ""))
+            seeds, best, last, *fresh = ours.get(row, [""] * len(table.LOOKS))
             cells = [name, row, seeds, paper.get(row, ""), its_best, best, its_last, last, *fresh]
             lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
