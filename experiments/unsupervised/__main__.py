@@ -2,6 +2,7 @@
 
 python -m experiments.unsupervised                                      # synthetic, a minute
 python -m experiments.unsupervised --dataset MUTAG --root data --rows all --seeds 5
+python -m experiments.unsupervised --protocol paper --dataset MUTAG --root data --seeds 5
 
 Finished runs are kept, one JSON line each, in --output; what is there already is not run again.
 """
@@ -15,9 +16,10 @@ from typing import Any
 from experiments.shelf import results
 from experiments.shelf.rows import INFO_NCE, PGCL
 
-from . import table
+from . import protocol, table
 from .data import SYNTHETIC, fetch
-from .train import ALL_ROWS, SETTING, UNTRAINED, WL, run
+from .protocol import PAPER
+from .train import ALL_ROWS, SETTING, UNTRAINED, WL, run, usual
 
 # Options that take several values; every combination of them is run.
 LISTS = {"num_prototypes": "K", "batch_size": "N", "consistency_weight": "lambda"}
@@ -31,6 +33,12 @@ def parse() -> argparse.Namespace:
     )
     add = parser.add_argument
     add("--dataset", default=SYNTHETIC, help="a TU set, or the synthetic one (default)")
+    add(
+        "--protocol",
+        choices=["usual", PAPER],
+        default="usual",
+        help="paper: a look after every epoch, on other folds each time, as its code has it",
+    )
     add("--root", type=Path, help="where NAME.zip or NAME/ lies; without, it is downloaded")
     add(
         "--rows",
@@ -61,11 +69,17 @@ def parse() -> argparse.Namespace:
         parser.error(
             f"--root holds no {SYNTHETIC!r}, which is made here: name the set with --dataset"
         )
+    rows = protocol.PAPER_ROWS if args.protocol == PAPER else ALL_ROWS
     if args.rows == ["all"]:
-        args.rows = list(ALL_ROWS)
+        args.rows = list(rows)
     for row in args.rows:
-        if row not in ALL_ROWS:
-            parser.error(f"argument --rows: {row!r} is not one of {', '.join(map(repr, ALL_ROWS))}")
+        if row not in rows:
+            parser.error(f"argument --rows: {row!r} is not one of {', '.join(map(repr, rows))}")
+    if args.protocol == PAPER:
+        for name in protocol.FIXED:
+            if getattr(args, name) != SETTING[name]:
+                parser.error(f"--{name.replace('_', '-')} is the usual protocol's: paper fixes it")
+        vars(args).update(protocol.FIXED)
     return args
 
 
@@ -80,9 +94,12 @@ def configurations(
     args: argparse.Namespace, digest: str, setting: dict[str, Any]
 ) -> list[dict[str, Any]]:
     """The runs of one setting on the set with this digest."""
+    bare: dict[str, Any] = {}  # what rows that train nothing have of a setting
+    if args.protocol == PAPER:
+        bare = {"protocol": PAPER, "epochs": setting["epochs"]}
     configs = []
     for seed, row in itertools.product(range(args.seeds), args.rows):
-        config = {"dataset": args.dataset, "data": digest, "row": row, "seed": seed}
+        config = {"dataset": args.dataset, "data": digest, "row": row, "seed": seed} | bare
         configs.append(config if row in (WL, UNTRAINED) else config | setting)
     return configs
 
@@ -90,10 +107,13 @@ def configurations(
 def main() -> None:
     args = parse()
     grid = grid_of(args)
+    way, made = usual, table.comparison
+    if args.protocol == PAPER:
+        way, made = protocol.looks, table.of_looks
     try:
         graphs, digest = fetch(args.dataset, args.root, args.cache)
         configs = [configurations(args, digest, setting) for setting in grid]
-        jobs = [(config, graphs, args.tensorboard) for config in itertools.chain(*configs)]
+        jobs = [(config, graphs, args.tensorboard, way) for config in itertools.chain(*configs)]
         done = results.complete(args.output, jobs, run, args.workers)
     except (ValueError, results.Stopped) as error:
         sys.exit(f"experiments.unsupervised: {error}")
@@ -101,7 +121,7 @@ def main() -> None:
     for setting, of_setting in zip(grid, configs, strict=True):
         if len(grid) > 1:
             print(f"\n{setting}\n")
-        print(table.comparison(done[results.key(config)] for config in of_setting))
+        print(made(done[results.key(config)] for config in of_setting))
 
 
 if __name__ == "__main__":

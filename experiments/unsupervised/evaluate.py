@@ -24,11 +24,12 @@ def kernel(embeddings: np.ndarray) -> np.ndarray:
     return rbf_kernel(scale(embeddings.astype(np.float64)), gamma=1 / embeddings.shape[1])
 
 
-def of_kernel(kernel: np.ndarray, labels: np.ndarray, seed: int) -> float:
+def of_kernel(kernel: np.ndarray, labels: np.ndarray, seed: int, inner: int | None = None) -> float:
+    """The same from a kernel; ``inner`` folds choose C, by default as many as is quick."""
     folds = StratifiedKFold(10, shuffle=True, random_state=seed).split(kernel, labels)
     # Neither a single split nor a sample: where their classes happen to be equally large and those
     # of the training fold are not, the smallest C may win, and then predict one class for all.
-    inner = 5 if len(labels) < MANY else 2
+    inner = inner or (5 if len(labels) < MANY else 2)
     scores = []
     for train, test in folds:
         svm = GridSearchCV(SVC(kernel="precomputed", cache_size=1000), {"C": PENALTIES}, cv=inner)

@@ -1,12 +1,14 @@
-"""Tables of runs: both protocols, and paired differences with their confidence intervals."""
+"""Tables of runs: last and best epochs, and paired differences with their confidence intervals."""
 
 from collections.abc import Iterable
+
+import numpy as np
 
 from experiments.shelf.results import Run
 from experiments.shelf.rows import INFO_NCE
 from experiments.shelf.tables import difference, spread
 
-from .train import ALL_ROWS, UNTRAINED
+from .train import ALL_ROWS, SETTING, UNTRAINED
 
 
 def last_epoch(run: Run) -> float:
@@ -43,3 +45,36 @@ def comparison(runs: Iterable[Run]) -> str:
         best = spread([best_epoch(run) for run in seeds.values()])
         lines.append(f"| {row} | {len(seeds)} | {values} | {best} | {' | '.join(against)} |")
     return "\n".join(lines)
+
+
+LOOKS = ("seeds", "best of its looks", "last epoch", "chosen epoch, fresh folds", "minus InfoNCE")
+
+
+def of_looks(runs: Iterable[Run]) -> str:
+    """A Markdown table of one set under the paper's protocol."""
+    lines = [f"| | {' | '.join(LOOKS)} |", "| --- |" + " --- |" * len(LOOKS)]
+    lines += [f"| {row} | {' | '.join(cells)} |" for row, cells in cells_of_looks(runs).items()]
+    return "\n".join(lines)
+
+
+def cells_of_looks(runs: Iterable[Run]) -> dict[str, list[str]]:
+    """Row, with its lambda where that is another one -> its cells; differences on fresh folds."""
+    rows: dict[str, list[Run]] = {}
+    for run in sorted(runs, key=lambda run: ALL_ROWS.index(run["config"]["row"])):
+        weight = run["config"].get("consistency_weight", SETTING["consistency_weight"])
+        other = f", lambda={weight:g}" if weight != SETTING["consistency_weight"] else ""
+        rows.setdefault(run["config"]["row"] + other, []).append(run)
+    fresh = {
+        row: {run["config"]["seed"]: float(np.mean(run["fresh"])) for run in of_row}
+        for row, of_row in rows.items()
+    }
+    return {
+        row: [
+            str(len(of_row)),
+            spread([best_epoch(run) for run in of_row]),
+            spread([last_epoch(run) for run in of_row]),
+            spread(list(fresh[row].values())),
+            difference(fresh[row], fresh.get(INFO_NCE, {})),
+        ]
+        for row, of_row in rows.items()
+    }

@@ -1,6 +1,7 @@
 """One run: pre-train a fresh encoder on a set without labels, and see how good it becomes."""
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -34,14 +35,13 @@ SETTING = {
     "lr": 0.01,
 }
 
+Way = Callable[[dict[str, Any], list[Data]], dict[str, Any]]
+Augment = Callable[[Data], Data]
 
-def run(config: dict[str, Any], graphs_file: Path, logs: Path | None) -> dict[str, Any]:
-    """What came of a run with this configuration, ready for JSON."""
-    started = time.perf_counter()
-    torch.set_num_threads(1)
+
+def usual(config: dict[str, Any], graphs: list[Data]) -> dict[str, Any]:
+    """Accuracies by epochs, and what was seen in each epoch."""
     seed = config["seed"]
-    torch.manual_seed(seed)
-    graphs = load(graphs_file)
     labels = torch.cat([graph.y for graph in graphs]).numpy()
     encoder = GIN(graphs[0].num_node_features)
     scores, history = {}, []
@@ -57,18 +57,34 @@ def run(config: dict[str, Any], graphs_file: Path, logs: Path | None) -> dict[st
             history.append(train_epoch(model, loader, optimizer))
             if epoch % config["look_every"] == 0 or epoch == config["epochs"]:
                 scores[epoch] = accuracy(embed(encoder, graphs), labels, seed)
+    return {"accuracy": scores, "history": history}
+
+
+def run(
+    config: dict[str, Any], graphs_file: Path, logs: Path | None, way: Way = usual
+) -> dict[str, Any]:
+    """What came of a run with this configuration, ready for JSON."""
+    started = time.perf_counter()
+    torch.set_num_threads(1)
+    torch.manual_seed(config["seed"])
+    came = way(config, load(graphs_file))
     seconds = time.perf_counter() - started
     if logs is not None:
-        log(logs, config, scores, history)
-    return {"config": config, "accuracy": scores, "history": history, "seconds": round(seconds, 1)}
+        log(logs, config, came["accuracy"], came["history"])
+    return {"config": config, **came, "seconds": round(seconds, 1)}
 
 
-def build(config: dict[str, Any], encoder: GIN, batches: int) -> ContrastiveModel:
+def build(
+    config: dict[str, Any],
+    encoder: GIN,
+    batches: int,
+    augments: tuple[Augment, Augment] | None = None,
+) -> ContrastiveModel:
     """The encoder with its head, augmentations and loss, for so many batches an epoch."""
+    augments = augments or (NodeDrop(config["drop"]), EdgePerturb(config["drop"]))
     options = {"consistency_weight": config["consistency_weight"], **ROWS[config["row"]]}
     frozen = config["freeze_epochs"] * batches
     loss = PGCLLoss(DIM, config["num_prototypes"], freeze_steps=frozen, **options)
-    augments = NodeDrop(config["drop"]), EdgePerturb(config["drop"])
     return ContrastiveModel(Projected(encoder), *augments, loss)
 
 

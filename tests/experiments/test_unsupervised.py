@@ -175,7 +175,8 @@ def test_differences_are_paired_by_seed():
 
 def test_the_page_has_the_tables_of_its_runs():
     page = report.PAGE.read_text()
-    assert report.filled(page, results.read(report.RUNS).values()) == page
+    runs, looks = (results.read(path).values() for path in (report.RUNS, report.LOOKS))
+    assert report.filled(page, runs, looks) == page
     assert "<!-- averages -->\n| | " in page
     for name in re.findall(r"^<!-- (\w+) -->\n<!-- end -->", page, flags=re.MULTILINE):
         pytest.fail(f"{name} has no runs")
