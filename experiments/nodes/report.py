@@ -1,0 +1,58 @@
+"""Makes the tables on nodes in docs/results.md anew from the runs kept beside this file.
+
+python -m experiments.nodes.report
+"""
+
+import sys
+from collections.abc import Collection
+from pathlib import Path
+
+from experiments.shelf import results
+from experiments.shelf.probes import NAMES
+from experiments.shelf.rows import INFO_NCE
+from experiments.shelf.tables import fill, measures
+
+from .rows import ALL, RAW, UNTRAINED, with_loss
+from .train import SETTINGS
+
+NODES = {"Cora": 2708, "CiteSeer": 3327}
+HERE = Path(__file__).parent
+RUNS, PAGE = HERE / "results.jsonl", HERE.parents[1] / "docs" / "results.md"
+
+
+def by_row(runs: Collection[results.Run], dataset: str) -> dict[str, dict[int, results.Run]]:
+    """Row -> seed -> run of one set, in the order of the rows."""
+    of_set = [run for run in runs if run["config"]["dataset"] == dataset]
+    digests = {run["config"]["data"] for run in of_set}
+    if len(digests) > 1:
+        raise ValueError(f"{dataset}: runs on {len(digests)} graphs, {', '.join(sorted(digests))}")
+    rows = {}
+    for row in ALL:
+        wanted = with_loss(row, NODES[dataset], SETTINGS[dataset]["temperature"])
+        name = results.key(wanted.get("loss", row))
+        rows[row] = {
+            run["config"]["seed"]: run for run in of_set if results.key(loss_of(run)) == name
+        }
+    return {row: seeds for row, seeds in rows.items() if seeds}
+
+
+def loss_of(run: results.Run) -> results.Config | str:
+    """The options of a run's loss, or that nothing was trained."""
+    row = run["config"]["row"]
+    return row if row in (RAW, UNTRAINED) else run["config"]["loss"]
+
+
+def filled(page: str, runs: Collection[results.Run]) -> str:
+    return fill(page, {name: measures(by_row(runs, name), NAMES, INFO_NCE) for name in NODES})
+
+
+def main() -> None:
+    runs = list(results.read(RUNS).values())
+    if not runs:
+        sys.exit(f"experiments.nodes.report: {RUNS} has no runs")
+    page = filled(PAGE.read_text(), runs)
+    results.write(PAGE, lambda part: part.write_text(page))
+
+
+if __name__ == "__main__":
+    main()

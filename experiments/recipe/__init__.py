@@ -1,0 +1,1 @@
+"""Whether the recommended setting holds what it promises: ``python -m experiments.recipe``."""

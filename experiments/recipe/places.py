@@ -1,0 +1,91 @@
+"""The places where both the recommended setting and InfoNCE were run, from the rooms' files."""
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy import stats
+
+from experiments.shelf import results
+from experiments.shelf.probes import NAMES
+
+HOUSE = Path(__file__).parents[1]
+MAP, GRAPHS, NODES = (
+    HOUSE / room / file
+    for room, file in (
+        ("map", "recipe.jsonl"),
+        ("unsupervised", "recipe.jsonl"),
+        ("nodes", "results.jsonl"),
+    )
+)
+# Named before any run of the others was looked at. Of the map, every second place.
+CHOSEN_ON = ("MUTAG", "PTC_MR", "PROTEINS", "Cora")
+RECOMMENDED_LEAD = 0.75
+
+
+class Delta(NamedTuple):
+    """What is gained over InfoNCE, in points, with its 95 per cent interval over seeds."""
+
+    mean: float
+    low: float
+    high: float
+
+
+class Place(NamedTuple):
+    """Where both were run by the same seeds."""
+
+    kind: str
+    name: str
+    chosen: bool  # whether the setting was chosen by what it does here
+    deltas: dict[str, Delta]  # by measure
+
+
+def all_places() -> list[Place]:
+    """Of all rooms that have runs."""
+    return [*of_map(), *of_sets("graphs", GRAPHS), *of_sets("nodes", NODES)]
+
+
+def of_map() -> Iterator[Place]:
+    by_place: dict[str, list[results.Run]] = {}
+    for run in results.read(MAP).values():
+        by_place.setdefault(results.key(run["config"]["place"]), []).append(run)
+    for index, (name, runs) in enumerate(by_place.items()):  # in the order of the map
+        yield from place("map", name, index % 2 == 0, runs)
+
+
+def of_sets(kind: str, path: Path) -> Iterator[Place]:
+    by_set: dict[str, list[results.Run]] = {}
+    for run in results.read(path).values():
+        by_set.setdefault(run["config"]["dataset"], []).append(run)
+    for name, runs in by_set.items():
+        yield from place(kind, name, name in CHOSEN_ON, runs)
+
+
+def place(kind: str, name: str, chosen: bool, runs: Iterable[results.Run]) -> Iterator[Place]:
+    """One, if both losses have two seeds at least in common."""
+    info_nce: dict[int, results.Run] = {}
+    recommended: dict[int, results.Run] = {}
+    for run in runs:
+        loss = run["config"].get("loss")
+        if loss == {}:
+            info_nce[run["config"]["seed"]] = run
+        elif is_recommended(loss):
+            recommended[run["config"]["seed"]] = run
+    seeds = sorted(info_nce.keys() & recommended.keys())
+    if len(seeds) > 1:
+        gains = {
+            name: [recommended[seed][name] - info_nce[seed][name] for seed in seeds]
+            for name in NAMES
+        }
+        yield Place(kind, name, chosen, {name: interval(gain) for name, gain in gains.items()})
+
+
+def is_recommended(loss: dict[str, Any] | None) -> bool:
+    return loss is not None and loss.get("lead") == RECOMMENDED_LEAD
+
+
+def interval(gains: list[float]) -> Delta:
+    mean, error = float(np.mean(gains)), float(stats.sem(gains))
+    reach = error * float(stats.t.ppf(0.975, len(gains) - 1))
+    return Delta(mean, mean - reach, mean + reach)
