@@ -88,5 +88,5 @@ def test_one_version():
 def test_pictures(tmp_path):
     images = tmp_path / "images"
     run("docs/draw.py", f"--output={images}")
-    for name in ("how", "architecture"):
+    for name in ("how", "decision", "architecture"):
         assert (images / f"{name}.png").read_bytes().startswith(b"\x89PNG")

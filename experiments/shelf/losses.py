@@ -11,15 +11,16 @@ from pgcl_losses import InfoNCE, PGCLLoss, diagnostics
 from .rivals import BarlowTwins, DebiasedNCE
 
 Options = dict[str, Any]
-SCHEDULE: Options = {"lead": 0.0, "start": (), "rows_learn": True}
+SCHEDULE: Options = {"lead": 0.0, "start": (), "one_batch": False, "rows_learn": True}
 SEEN = ("agreement", "mean_cosine", "consistency_ratio", "dead_prototypes")
 
 
 class Objective(nn.Module):
-    """``views -> loss``, by options of `PGCLLoss`, ``num_prototypes`` among them, and four more.
+    """``views -> loss``, by options of `PGCLLoss`, ``num_prototypes`` among them, and five more.
 
     lead: share of the run in which the prototypes learn alone, beside InfoNCE.
     start: shares of the run at which prototypes start from rows.
+    one_batch: whether these are the rows of one batch; else of as many as there are, or of several.
     prediction_temperature: of the consistency, where it is not the contrast's.
     rows_learn: False keeps the consistency's gradient from the rows, also after the lead.
 
@@ -29,7 +30,7 @@ class Objective(nn.Module):
     def __init__(self, options: Options, dim: int, temperature: float, steps: int) -> None:
         super().__init__()
         options = {**SCHEDULE, **options}
-        self.rows_learn = options.pop("rows_learn")
+        self.rows_learn, self.one_batch = options.pop("rows_learn"), options.pop("one_batch")
         self.starts = {round(share * steps) for share in options.pop("start")}
         lead = round(options.pop("lead") * steps)
         rival = options.pop("rival", None)

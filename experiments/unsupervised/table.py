@@ -8,7 +8,7 @@ from experiments.shelf.results import Run
 from experiments.shelf.rows import INFO_NCE
 from experiments.shelf.tables import difference, spread
 
-from .train import ALL_ROWS, SETTING, UNTRAINED
+from .train import ALL_ROWS, LOSSES, SETTING, UNTRAINED
 
 
 def last_epoch(run: Run) -> float:
@@ -59,8 +59,8 @@ def of_looks(runs: Iterable[Run]) -> str:
 
 def cells_of_looks(runs: Iterable[Run]) -> dict[str, list[str]]:
     """Row, with its lambda where that is another one -> its cells; differences on fresh folds."""
-    rows: dict[str, list[Run]] = {}
-    for run in sorted(runs, key=lambda run: ALL_ROWS.index(run["config"]["row"])):
+    order, rows = [UNTRAINED, *LOSSES], dict[str, list[Run]]()
+    for run in sorted(runs, key=lambda run: order.index(run["config"]["row"])):
         weight = run["config"].get("consistency_weight", SETTING["consistency_weight"])
         other = f", lambda={weight:g}" if weight != SETTING["consistency_weight"] else ""
         rows.setdefault(run["config"]["row"] + other, []).append(run)

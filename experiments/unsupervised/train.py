@@ -22,6 +22,8 @@ from .model import DIM, GIN, Projected
 
 WL, UNTRAINED = "WL kernel", "untrained GIN"
 ALL_ROWS = (WL, UNTRAINED, *ROWS)
+WINDOW = "PGCL, ranks 3 to 8"  # as the published code takes its negatives
+LOSSES = ROWS | {WINDOW: {"negative_ranks": (2, 8)}}
 
 # The paper's where it names one, but for the epochs, the learning rate and the share dropped.
 SETTING = {
@@ -82,7 +84,7 @@ def build(
 ) -> ContrastiveModel:
     """The encoder with its head, augmentations and loss, for so many batches an epoch."""
     augments = augments or (NodeDrop(config["drop"]), EdgePerturb(config["drop"]))
-    options = {"consistency_weight": config["consistency_weight"], **ROWS[config["row"]]}
+    options = {"consistency_weight": config["consistency_weight"], **LOSSES[config["row"]]}
     frozen = config["freeze_epochs"] * batches
     loss = PGCLLoss(DIM, config["num_prototypes"], freeze_steps=frozen, **options)
     return ContrastiveModel(Projected(encoder), *augments, loss)
