@@ -14,7 +14,7 @@ from experiments.shelf.rows import INFO_NCE, PGCL
 from experiments.shelf.tables import difference, fill, spread
 
 from .finetune import score
-from .model import MASKING, NONE
+from .rows import MASKING, NONE
 
 # What the paper reports, in the order of its table.
 SETS = ("BBBP", "Tox21", "SIDER", "ToxCast", "ClinTox", "BACE", "MUV")

@@ -20,7 +20,8 @@ from torch_geometric.utils.smiles import from_smiles
 from experiments.shelf import results
 from experiments.transfer import finetune, report, scaffold, tuning
 from experiments.transfer import pretrain as program
-from experiments.transfer.model import MASK, MaskedAtoms, MoleculeGIN, Tasks
+from experiments.transfer.given import Given
+from experiments.transfer.model import MASK, MaskedAtoms, MoleculeGIN, Tasks, encoder_of
 from experiments.transfer.molecules import store
 from experiments.transfer.smiles import made
 
@@ -166,7 +167,7 @@ def test_a_checkpoint_that_would_run_code_is_refused(tmp_path):
     path = tmp_path / "evil.pt"
     torch.save({"config": Evil()}, path)
     with pytest.raises(ValueError, match=r"evil.pt is not a file of pretrain.py: Weights only"):
-        tuning.encoder_of(path, 0.0)
+        encoder_of(path)
     assert not (tmp_path / "owned").exists()
 
 
@@ -179,7 +180,7 @@ def test_few_molecules_are_learnt_from(tmp_path):
     parts[parts == 1] = [1, 2] * 8
     with ThreadPoolExecutor(1) as pool:
         folder = store(source, None, tmp_path, pool).folder
-    given = tuning.Given(["acid"], folder, answers[::28, :1], "", parts, "cpu")
+    given = Given(["acid"], folder, answers[::28, :1], "", parts, "cpu")
     config = {"seed": 0, "epochs": 1, "batch_size": 32, "lr": 1e-3, "dropout": 0.0}
     one, two = (tuning.run(config | {"epochs": epochs}, given, None) for epochs in (1, 2))
     assert two["auc"]["test"][0] == one["auc"]["test"][0]
