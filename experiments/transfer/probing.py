@@ -81,9 +81,9 @@ def some_tasks(labels: np.ndarray, most: int) -> np.ndarray:
 
 def drawn(labels: np.ndarray, count: int, random: np.random.Generator) -> np.ndarray:
     """So many molecules of a task that have a label: one of each class, the rest as they come."""
-    known = random.permutation(np.flatnonzero(~np.isnan(labels)))
-    first = [int((labels[known] == value).argmax()) for value in (0, 1)]
-    return np.concatenate([known[first], np.delete(known, first)[: count - 2]])
+    first = [random.choice(np.flatnonzero(labels == value)) for value in (0, 1)]
+    rest = np.setdiff1d(np.flatnonzero(~np.isnan(labels)), first)
+    return np.concatenate([first, random.choice(rest, count - 2, replace=False)])
 
 
 def few(

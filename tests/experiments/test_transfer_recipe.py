@@ -10,7 +10,7 @@ from experiments.transfer import rows
 from experiments.transfer.model import MoleculeGIN, encoder_of
 from pgcl_losses import SinkhornPrototypes
 
-SMALL = ("--row=recipe", "--limit=36", "--batch-size=12", "--workers=1")  # three steps an epoch
+SMALL = ("--row=recipe", "--limit=24", "--batch-size=12", "--workers=1")  # two steps an epoch
 
 
 @pytest.fixture
@@ -27,11 +27,15 @@ def starts(monkeypatch):
     return made
 
 
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("molecules")
+
+
 @pytest.fixture
-def pretrain(monkeypatch, tmp_path_factory, starts):
+def pretrain(monkeypatch, cache, starts):
     """Runs the program here, with numbers for few molecules."""
     threads_for_processes(monkeypatch, results)
-    cache = tmp_path_factory.mktemp("molecules")
     monkeypatch.setattr(rows, "LOSS", {"num_prototypes": 4, "consistency_weight": 1.0})
     monkeypatch.setattr(rows, "START_BATCHES", 2)
 
@@ -48,7 +52,7 @@ class Killed(Exception):
 
 @pytest.mark.parametrize(
     ("lead", "shares", "wanted"),
-    [(0.5, (0.5,), [6]), (0.3, (0.0, 0.3), [0, 4])],  # of 12 steps; 4 is within an epoch
+    [(0.5, (0.5,), [4]), (0.4, (0.0, 0.4), [0, 3])],  # of 8 steps; 3 is within an epoch
 )
 def test_a_run_that_is_stopped_starts_its_prototypes_as_often_as_a_whole_one(
     monkeypatch, tmp_path, pretrain, starts, lead, shares, wanted
@@ -60,9 +64,9 @@ def test_a_run_that_is_stopped_starts_its_prototypes_as_often_as_a_whole_one(
     assert starts == [(step, 2 * 2 * 12) for step in wanted]  # two views of two batches
     starts.clear()
     train_epoch = program.train_epoch
-    for killed_after in range(4):
+    for last in (2, 3):  # at the end of the lead, and after it
 
-        def killed(epoch, *given, last=killed_after):
+        def killed(epoch, *given, last=last):
             if epoch == last:
                 raise Killed
             return train_epoch(epoch, *given)
