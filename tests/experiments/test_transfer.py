@@ -27,6 +27,7 @@ from experiments.transfer.smiles import made
 
 PRETRAIN = ("-m", "experiments.transfer.pretrain")
 SMALL = ("--limit=24", "--batch-size=12", "--workers=1")
+SCHEDULE = {"epochs": 2, "batch_size": 32}
 
 
 @pytest.fixture
@@ -56,7 +57,7 @@ def tuned(dataset, row, values):
     pretraining = None if row == "no pre-training" else {"row": row}
     return [
         {
-            "config": {"dataset": dataset, "pretraining": pretraining, "seed": seed, "epochs": 2},
+            "config": {"dataset": dataset, "pretraining": pretraining, "seed": seed, **SCHEDULE},
             "auc": {"valid": [1.0, 2.0, 2.0], "test": [0.0, value, 99.0]},
         }
         for seed, value in enumerate(values)
@@ -243,17 +244,40 @@ def test_report_compares_what_the_validation_part_chose():
     runs += tuned("muv.csv.gz", "no pre-training", [60]) + tuned("muv.csv.gz", "PGCL", [59])
     runs += tuned("bace.csv", "InfoNCE (GraphCL)", [80, 81, 82])
     runs += tuned("muv.csv.gz", "InfoNCE (GraphCL)", [61])
-    scores = report.scores_of(runs + tuned("bace.csv", "attribute masking", [1]))
-    *_, none, masking, info_nce, pgcl = report.comparison(scores).splitlines()
+    runs += tuned("bace.csv", "attribute masking", [1])
+    tables = report.tuned(runs)
+    *_, none, masking, info_nce, pgcl = tables["transfer"].splitlines()
     # MUV lacks a row, so that means and ranks are of BACE alone.
     assert none == "| no pre-training | 80.0 ± 10.0 | 60.0 | 80.0 | 2.0 |"
     assert masking == "| attribute masking | 1.0 |  | 1.0 | 4.0 |"
     assert info_nce == "| InfoNCE (GraphCL) | 81.0 ± 1.0 | 61.0 | 81.0 | 1.0 |"
     assert pgcl == "| PGCL | 77.0 ± 7.1 | 59.0 | 77.0 | 3.0 |"
-    # Paired by seed: 2 twice; one pair has no interval.
-    line = report.differences(scores).splitlines()[3]
-    assert line == "| PGCL minus no pre-training | +2.0 (+2.0 to +2.0) | -1.0 |"
+    # Paired by seed: 2 twice; one pair has no interval. Nothing is said of a row without runs.
+    lines = tables["transfer_differences"].splitlines()
+    assert lines[3] == "| PGCL minus no pre-training | +2.0 (+2.0 to +2.0) | -1.0 |"
+    assert len(lines) == 2 + 4
+    # Old runs have no average precision.
+    assert tables["transfer_precision"] == "No run has it yet."
+    newer = tuned("muv.csv.gz", "PGCL", [59])
+    newer[0]["ap"] = {"valid": [9.0, 1.0, 1.0], "test": [90.0, 7.0, 80.0]}
+    precise = report.tuned([*tuned("muv.csv.gz", "no pre-training", [60]), *newer])
+    assert precise["transfer_precision"].splitlines()[2:] == ["| PGCL | 7.0 | 7.0 | 1.0 |"]
     other = tuned("bace.csv", "PGCL", [72])
     other[0]["config"]["epochs"] = 3
     with pytest.raises(ValueError, match=r"^BACE, PGCL: runs of two settings, .*3"):
-        report.scores_of(runs + other)
+        report.tuned(runs + other)
+
+
+def test_report_of_pretraining_has_means_over_seeds():
+    def run(row, seed, molecules, losses):
+        config = {"row": row, "seed": seed, "molecules": molecules, "epochs": 2}
+        history = [{"loss": loss, "molecules_per_second": 10 * loss} for loss in losses]
+        return {"config": config, "history": history}
+
+    runs = [run("PGCL", 0, 10, [4.0, 2.0]), run("PGCL", 1, 10, [8.0, 4.0])]
+    runs += [run("attribute masking", 0, 10, [1.0, 1.0]), run("PGCL", 0, 99, [1.0, 1.0])]
+    assert report.pretrained(runs).splitlines()[2:] == [
+        "| PGCL | 99 | 2 | 1 | 1.00, 1.00 | 10 |",
+        "| attribute masking | 10 | 2 | 1 | 1.00, 1.00 | 10 |",
+        "| PGCL | 10 | 2 | 2 | 6.00, 3.00 | 45 |",
+    ]

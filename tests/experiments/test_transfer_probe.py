@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 import torch
 from helpers.scripts import main_here, threads_for_processes
+from sklearn.metrics import average_precision_score, roc_auc_score
 from sklearn.preprocessing import normalize
 
 from experiments.shelf import results
 from experiments.transfer import pretrain, probe, probing
+from experiments.transfer import probed as probed_tables
 from experiments.transfer.model import MoleculeGIN
 from experiments.transfer.molecules import graph_of
 from experiments.transfer.ranking import ranking
@@ -48,7 +50,16 @@ def test_scores_are_of_the_tasks_that_can_be_ranked():
         precision.append(100 * np.mean(shares))
     expected = {"auc": np.mean(auc), "ap": np.mean(precision)}
     assert ranking(logits, labels) == pytest.approx(expected)
+    known = ~np.isnan(labels[:, 0])
+    assert ranking(logits[:, :1], labels[:, :1]) == pytest.approx(
+        {
+            "auc": 100 * roc_auc_score(labels[known, 0], logits[known, 0]),
+            "ap": 100 * average_precision_score(labels[known, 0], logits[known, 0]),
+        }
+    )
     assert np.isnan(ranking(logits[:, 2:3], labels[:, 2:3])["auc"])
+    with pytest.raises(ValueError, match="logits are nan: its training has diverged, lower --lr"):
+        ranking(logits * np.nan, labels)
 
 
 def test_few_labels_are_of_both_classes_and_of_measured_molecules():
@@ -95,12 +106,12 @@ def test_labels_of_other_parts_teach_nothing(monkeypatch, part):
 
 def test_more_labels_rank_better_and_the_validation_part_chooses():
     rows, labels, parts = planted()
-    found = [probing.few(rows, labels, parts, count, draws=20, seed=0) for count in (10, 100)]
+    found = [probing.few(rows, labels, parts, count, draws=8, seed=0) for count in (10, 100)]
     every = probing.every(rows, labels, parts, [1e-6, 100.0])
     assert 60 < found[0]["auc"] < found[1]["auc"] < every["auc"]
     assert every["strength"] == 100.0
-    assert probing.few(rows, labels, parts, 10, draws=20, seed=0) == found[0]
-    assert probing.few(rows, labels, parts, 10, draws=20, seed=1) != found[0]
+    assert probing.few(rows, labels, parts, 10, draws=8, seed=0) == found[0]
+    assert probing.few(rows, labels, parts, 10, draws=8, seed=1) != found[0]
     # A task with too few labels is left out; without any there is no score.
     labels[np.flatnonzero(parts == TRAIN)[50:], 1] = np.nan
     assert [probing.few(rows, labels, parts, n, 1, 0)["tasks"] for n in (10, 100)] == [3, 2]
@@ -132,8 +143,8 @@ def table(tmp_path):
     """Molecules with one task, and a line that is none."""
     path = tmp_path / "mine.csv"
     smiles = [f"{'C' * n}{ring}{end}" for n in range(1, 6) for ring in RINGS for end in ("", "O")]
-    lines = [f"{text},{int(text.endswith('O'))}" for text in smiles]
-    path.write_text("\n".join(["smiles,alcohol", "no molecule,1", *lines]) + "\n")
+    lines = [f"{text},{len(text) % 2}" for text in smiles]  # not easily learnt
+    path.write_text("\n".join(["smiles,odd", "no molecule,1", *lines]) + "\n")
     return path
 
 
@@ -220,7 +231,7 @@ def test_rows_are_of_unit_length_and_of_a_frozen_encoder():
     [
         (("--seeds=0",), r"argument --seeds: must be 1 or more, but it is 0"),
         (("--encoders=nowhere.pt",), r"--encoders: nowhere.pt is not a file"),
-        (("--label-columns=strange",), r"has no column 'strange'; it has smiles, alcohol"),
+        (("--label-columns=strange",), r"has no column 'strange'; it has smiles, odd"),
     ],
 )
 def test_what_cannot_be_probed(probed, capsys, arguments, message):
@@ -234,3 +245,40 @@ def test_a_file_of_something_else_stays(probed, tmp_path):
     with pytest.raises(ValueError, match=r"probes.jsonl, line 1, is not a run"):
         probed()
     assert (tmp_path / "probes.jsonl").read_text() == "mine\n"
+
+
+def of_probe(dataset, row, seed, auc, clusters=None):
+    pretraining = None if row == "no pre-training" else {"row": row, "seed": seed}
+    score = {"auc": auc, "ap": auc / 10}
+    labels = {"10": score, "100": {"tasks": 0}, "all": score | {"strength": 1.0}}
+    return {
+        "config": {"dataset": dataset, "pretraining": pretraining, "seed": seed},
+        "labels": labels,
+        "clusters": clusters,
+        "chance": 2.5,
+    }
+
+
+def test_tables_are_over_seeds_of_pretraining():
+    runs = [of_probe("muv.csv.gz", "no pre-training", seed, 50 + seed) for seed in range(2)]
+    runs += [of_probe("muv.csv.gz", "PGCL", seed, 60 + 3 * seed) for seed in range(2)]
+    runs.append(of_probe("bace.csv", "recipe", 0, 70, {"nmi": 4, "ari": 3}))
+    tables = probed_tables.tables(runs)
+    none, pgcl, recipe = tables["probe_10"].splitlines()[2:]
+    assert none == "| no pre-training |  | 50.5 ± 0.7 |  |  |"
+    assert pgcl == "| PGCL |  | 61.5 ± 2.1 |  |  |"
+    assert recipe == "| recipe | 70.0 |  |  |  |"
+    (line,) = tables["probe_all_differences"].splitlines()[2:]
+    assert line == "| PGCL minus no pre-training |  | +11.0 (-1.7 to +23.7) |"  # 10 and 12
+    assert tables["probe_100"].count("\n") == 1  # no set has so many labels
+    chance, *rows = tables["probe_precision"].splitlines()[2:]
+    assert chance == "| chance | 2.5 | 2.5 |"
+    assert rows[1] == "| PGCL, 10 labels |  | 6.2 ± 0.2 |"
+    assert tables["probe_clusters"].splitlines() == [
+        "| | BACE, NMI | BACE, ARI |",
+        "| --- | --- | --- |",
+        "| recipe | 4.0 | 3.0 |",
+    ]
+    runs[-2]["config"]["pretraining"]["row_of_more"] = 1
+    with pytest.raises(ValueError, match=r"^MUV, PGCL: runs of two settings, .*row_of_more"):
+        probed_tables.tables(runs)
