@@ -86,15 +86,21 @@ def test_killed_and_restarted_it_ends_with_the_same_weights(cache, tmp_path, pre
 
 
 def test_two_processes_pretrain_together(cache, tmp_path):
-    output = tmp_path / "PGCL.pt"
+    """By the row that has most to agree on: prototypes lead, and start from rows of both."""
+    output = tmp_path / "recipe.pt"
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    given = ["--limit=32", *SMALL[1:], f"--cache={cache}", f"--output={output}", "--epochs=2"]
+    given = ["--row=recipe", "--limit=32", *SMALL[1:], f"--cache={cache}", f"--output={output}"]
     done = subprocess.run(
-        [*launcher, *PRETRAIN, *given], cwd=ROOT, capture_output=True, text=True, timeout=300
+        [*launcher, *PRETRAIN, *given, "--epochs=2"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("PGCL, 32 molecules, 2 epochs") == 1
-    assert torch.load(output, weights_only=True)["config"]["processes"] == 2
+    assert done.stdout.count("recipe, 32 molecules, 2 epochs") == 1
+    config = torch.load(output, weights_only=True)["config"]
+    assert (config["processes"], config["start_steps"]) == (2, [1])
 
 
 def test_encoders_are_tuned_compared_and_predict(cache, tmp_path, pretrain, monkeypatch, capsys):
