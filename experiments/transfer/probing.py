@@ -34,7 +34,7 @@ def run(config: dict[str, Any], given: Given, encoder: Path | None) -> dict[str,
     """What came of a run with this configuration, ready for JSON."""
     started = time.perf_counter()
     with threadpool_limits(1):
-        found = rounded(scores_of(config, given, encoder))
+        found = rounded(scored(config, given, encoder))
     return {
         "config": config,
         **found,
@@ -43,7 +43,8 @@ def run(config: dict[str, Any], given: Given, encoder: Path | None) -> dict[str,
     }
 
 
-def scores_of(config: dict[str, Any], given: Given, encoder: Path | None) -> dict[str, Any]:
+def scored(config: dict[str, Any], given: Given, encoder: Path | None) -> dict[str, Any]:
+    """By what is asked of the rows."""
     device = torch.device(given.device)
     if device.type == "cpu":
         torch.set_num_threads(1)
