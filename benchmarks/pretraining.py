@@ -31,7 +31,8 @@ def step_times(graphs: list[Data], device: str, rounds: int) -> dict[str, list[f
 
     def stepping(row: str):
         torch.manual_seed(0)
-        model = pretraining(row, MoleculeGIN(), 0, 0.2).to(device)
+        config = {"row": row, "drop": 0.2, "freeze_epochs": 0}
+        model = pretraining(config, MoleculeGIN(), 0).to(device)
         optimizer = torch.optim.Adam(model.parameters())
 
         def step() -> None:

@@ -1,1 +1,1 @@
-"""Molecules: an encoder is pre-trained without labels, and fine-tuned on their properties."""
+"""Molecules: an encoder is pre-trained without labels, and fine-tuned or probed on properties."""

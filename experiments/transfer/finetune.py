@@ -10,25 +10,14 @@ Finished runs are kept, one JSON line each, in --output; what is there already i
 """
 
 import argparse
-import csv
-import hashlib
 import sys
-from concurrent.futures import Executor
 from pathlib import Path
-from typing import Any
-
-import torch
 
 from experiments.shelf import results
 from experiments.shelf.tables import difference, spread
 
-from .model import NONE, checkpoint
-from .molecules import keep, store
-from .scaffold import TEST, TRAIN, VALID, split
-from .smiles import labels, lines, made
-from .tuning import Given, best_epoch, run
-
-NO_FILE = "none"
+from .given import NO_FILE, label, options_of, origin, prepared, tables_of
+from .tuning import best_epoch, run
 
 
 def parse() -> argparse.Namespace:
@@ -37,23 +26,13 @@ def parse() -> argparse.Namespace:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    options_of(parser)
     add = parser.add_argument
-    add("--csv", type=Path, nargs="+", help="tables of molecules and labels; else one is made here")
-    add("--smiles-column", help="default: smiles or mol")
-    add(
-        "--label-columns",
-        type=lambda text: next(csv.reader([text])),
-        help="A,B, in quotes where a name has a comma; default: all others",
-    )
-    add("--encoders", nargs="+", default=[NO_FILE], help=f"files of pretrain.py, or {NO_FILE!r}")
     add("--seeds", type=int, default=3)
     add("--epochs", type=int, default=20)
     add("--batch-size", type=int, default=32)
     add("--lr", type=float, default=1e-3)
     add("--dropout", type=float, default=0.5)
-    add("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    add("--workers", type=int, default=2, help="runs at a time")
-    add("--cache", type=Path, default=Path("runs/molecules"))
     add("--output", type=Path, default=Path("runs/transfer/finetuning.jsonl"))
     add(
         "--predictions",
@@ -62,37 +41,6 @@ def parse() -> argparse.Namespace:
         help="train with the first seed once more, and write predictions for all molecules there",
     )
     return parser.parse_args()
-
-
-def made_table(folder: Path) -> Path:
-    """The molecules made here, as a table."""
-    path = folder / "made.csv"
-    smiles, answers = made()
-    rows = [
-        f"{text},{acid},{halogen}"
-        for text, (acid, halogen) in zip(smiles, answers.int().tolist(), strict=True)
-    ]
-    keep(path, "\n".join(["smiles,acid,halogen", *rows]) + "\n")
-    return path
-
-
-def prepared(path: Path, args: argparse.Namespace, pool: Executor) -> Given:
-    """What the runs on one table share. All that can be wrong with it is an error here."""
-    tasks, answers = labels(path, args.label_columns, args.smiles_column)
-    molecules = store(path, args.smiles_column, args.cache, pool)
-    texts = list(lines(path, args.smiles_column))
-    readable = [texts[line] for line in molecules.lines]
-    answers = answers[torch.from_numpy(molecules.lines.copy())]
-    parts = split(readable)
-    for name, part in (("train", TRAIN), ("validate", VALID), ("test", TEST)):
-        there = answers[torch.from_numpy(parts == part)]
-        if not any(len(column[~column.isnan()].unique()) == 2 for column in there.T):
-            raise ValueError(
-                f"{path}: the scaffold split leaves {len(there)} molecules to {name}, without a "
-                "task that has both classes among them: nothing can be ranked"
-            )
-    digest = hashlib.sha256(repr((tasks, readable)).encode() + answers.numpy().tobytes())
-    return Given(tasks, molecules.folder, answers, digest.hexdigest()[:12], parts, args.device)
 
 
 def predictions_of(
@@ -114,24 +62,12 @@ def predictions_of(
     return files
 
 
-def origin(file: Path | None) -> dict[str, Any] | None:
-    """How an encoder was pre-trained, as its file says."""
-    if file is None:
-        return None
-    if not file.is_file():
-        raise ValueError(f"--encoders: {file} is not a file")
-    state = checkpoint(file)
-    return state["config"] | {"epochs": len(state["history"])}
+def score(run: results.Run, name: str = "auc") -> float | None:
+    """On the test part, at the epoch that ranks the validation part best by ROC-AUC.
 
-
-def score(run: results.Run) -> float:
-    return run["auc"]["test"][best_epoch(run["auc"])]
-
-
-def label(pretraining: dict[str, Any] | None) -> str:
-    if pretraining is None:
-        return NONE
-    return f"{pretraining['row']}, {pretraining['molecules']} molecules x {pretraining['epochs']}"
+    None where it was not recorded: of old runs average precision was not.
+    """
+    return run[name]["test"][best_epoch(run["auc"])] if name in run else None
 
 
 def table(runs: dict[str, dict[int, results.Run]]) -> str:
@@ -140,15 +76,16 @@ def table(runs: dict[str, dict[int, results.Run]]) -> str:
         name: {seed: score(run) for seed, run in seeds.items()} for name, seeds in runs.items()
     }
     made = [
-        "| pre-training | encoder | seeds | ROC-AUC, % | minus none |",
-        "| --- | --- | --- | --- | --- |",
+        "| pre-training | encoder | seeds | ROC-AUC, % | minus none | average precision, % |",
+        "| --- | --- | --- | --- | --- | --- |",
     ]
     for name, seeds in scores.items():
         how = label(next(iter(runs[name].values()))["config"]["pretraining"])
         cells = [how, name, len(seeds), spread(list(seeds.values()))]
-        made.append(
-            f"| {' | '.join(map(str, cells))} | {difference(seeds, scores.get(NO_FILE, {}))} |"
-        )
+        cells.append(difference(seeds, scores.get(NO_FILE, {})))
+        precisions = [score(run, "ap") for run in runs[name].values()]
+        cells.append("" if None in precisions else spread(precisions))
+        made.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(made)
 
 
@@ -161,7 +98,7 @@ def main() -> None:
     if len(encoders) < len(args.encoders):
         raise ValueError(f"--encoders: two of {', '.join(args.encoders)} have the same name")
     origins = {name: origin(file) for name, file in encoders.items()}
-    tables = args.csv or [made_table(args.cache)]
+    tables = tables_of(args)
     predictions = predictions_of(args.predictions, tables, list(encoders))
     shared = {name: getattr(args, name) for name in ("epochs", "batch_size", "lr", "dropout")}
     with results.processes(args.workers, args.cache) as pool:

@@ -11,16 +11,14 @@ from torch_geometric.data import Batch
 from torch_geometric.nn import GINEConv, global_mean_pool
 from torch_geometric.utils.smiles import e_map, x_map
 
-from experiments.shelf.rows import ROWS
 from pgcl_losses import PGCLLoss
 from pgcl_losses.adapters.pyg import AttributeMask, ContrastiveModel, EdgePerturb, NodeDrop
 
 from .molecules import ATOM, BOND
+from .rows import MASKING, options
 
 LAYERS, WIDTH = 5, 300
 MASK = max(len(values) for values in x_map.values())  # no atom has this category
-
-NONE, MASKING = "no pre-training", "attribute masking"
 
 
 class Categories(nn.Module):
@@ -113,12 +111,22 @@ class Tasks(nn.Module):
         return self.head(self.encoder(b.x, b.edge_index, b.edge_attr, b.batch, b.num_graphs))
 
 
-def pretraining(row: str, encoder: MoleculeGIN, frozen: int, drop: float) -> nn.Module:
-    """``Batch -> loss`` of a row of the table; prototypes rest for the first ``frozen`` steps."""
-    if row == MASKING:
+def pretraining(config: dict[str, Any], encoder: MoleculeGIN, batches: int) -> nn.Module:
+    """``Batch -> loss`` of a run of pretrain.py, which has so many batches an epoch."""
+    if config["row"] == MASKING:
         return MaskedAtoms(encoder)
-    loss = PGCLLoss(WIDTH, freeze_steps=frozen, **ROWS[row])
+    drop = config["drop"]
+    loss = PGCLLoss(WIDTH, **options(config, batches))
     return ContrastiveModel(Projected(encoder), NodeDrop(drop), EdgePerturb(drop), loss)
+
+
+def encoder_of(file: Path | None, dropout: float = 0.0) -> MoleculeGIN:
+    """A fresh encoder, or one that has been pre-trained."""
+    encoder = MoleculeGIN(dropout)
+    if file is not None:
+        state = checkpoint(file)
+        pretraining(state["config"], encoder, 0).load_state_dict(state["model"])
+    return encoder
 
 
 def checkpoint(path: Path) -> dict[str, Any]:

@@ -4,10 +4,12 @@ python -m experiments.transfer.pretrain                              # molecules
 python -m experiments.transfer.pretrain --smiles zinc.smi.gz --row PGCL --epochs 20
 torchrun --nproc-per-node=2 -m experiments.transfer.pretrain --smiles zinc.smi.gz
 
-Stopped, it goes on after the last whole epoch when the same command is given again.
+Stopped, it goes on after the last whole epoch when the same command is given again. The numbers of
+the row "recipe" are in rows.py.
 """
 
 import argparse
+import itertools
 import os
 import re
 import sys
@@ -25,10 +27,11 @@ from torch_geometric.loader import DataLoader
 from tqdm import tqdm
 
 from experiments.shelf import results
-from experiments.shelf.rows import PGCL, ROWS
+from experiments.shelf.rows import PGCL
 
-from .model import MASKING, MoleculeGIN, checkpoint, pretraining
+from .model import MoleculeGIN, checkpoint, pretraining
 from .molecules import Molecules, keep, store
+from .rows import PRETRAINED, beyond_the_paper, leads
 from .smiles import made
 
 NAME = "experiments.transfer.pretrain"
@@ -44,22 +47,31 @@ def parse() -> argparse.Namespace:
     add = parser.add_argument
     add("--smiles", type=Path, help="a text or a table of SMILES, maybe gzipped; else made here")
     add("--smiles-column", help="of a table (default: smiles or mol)")
-    add("--row", choices=[*ROWS, MASKING], default=PGCL)
+    add("--row", choices=PRETRAINED, default=PGCL)
     add("--limit", type=int, help="use only so many molecules, the first ones")
     add("--epochs", type=int, default=2)
     add("--batch-size", type=int, default=256, help="of each process")
     add("--lr", type=float, default=1e-3)
     add("--drop", type=float, default=0.2, help="share of nodes dropped, and of edges perturbed")
-    add("--freeze-epochs", type=int, default=1, help="in which prototypes do not move")
+    add(
+        "--freeze-epochs",
+        type=int,
+        help="in which prototypes do not move (default: 1, but 0 where they lead)",
+    )
     add("--seed", type=int, default=0)
     add("--amp", action="store_true", help="bfloat16 where that is safe")
     add("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     add("--workers", type=int, default=2, help="processes that read molecules")
     add("--cache", type=Path, default=Path("runs/molecules"))
-    add("--output", type=Path, help="default: runs/transfer/ROW.pt")
+    add("--output", type=Path, help="default: runs/transfer/ROW.pt, or ROW-SEED.pt")
     args = parser.parse_args()
+    if args.freeze_epochs is None:
+        args.freeze_epochs = 0 if leads(args.row) else 1
+    if leads(args.row) and args.freeze_epochs:
+        parser.error(f"argument --freeze-epochs: must be 0, as the prototypes of {args.row!r} lead")
     if args.output is None:
         name = re.sub(r"\W+", "-", args.row.partition(" (")[0])
+        name += f"-{args.seed}" if args.seed else ""
         args.output = Path("runs/transfer") / f"{name}.pt"
     return args
 
@@ -72,24 +84,56 @@ def stored(args: argparse.Namespace, pool: Executor) -> Molecules:
     return store(source, args.smiles_column, args.cache, pool)
 
 
-def configuration(args: argparse.Namespace, digest: str, molecules: int) -> dict[str, Any]:
-    """What makes two runs the same, but for how long they are."""
+def configuration(
+    args: argparse.Namespace, digest: str, molecules: int, steps: int
+) -> dict[str, Any]:
+    """What makes two runs the same, but for how long they are.
+
+    Of a row that takes shares of all its steps the length is in it, by their numbers.
+    """
     names = ("row", "batch_size", "lr", "drop", "freeze_epochs", "seed", "amp")
     config = {name: getattr(args, name) for name in names}
-    return {**config, "smiles": digest, "molecules": molecules, "processes": WORLD}
+    config |= {"smiles": digest, "molecules": molecules, "processes": WORLD}
+    return config | beyond_the_paper(args.row, steps)
+
+
+def is_start(model: nn.Module, config: dict[str, Any]) -> bool:
+    """Whether prototypes start from rows before the next step.
+
+    By the count that the prototypes keep with their weights: after a stop no start is lost, and
+    none is made again.
+    """
+    steps = config.get("start_steps", [])
+    return bool(steps) and int(model.loss.prototypes.step) in steps
+
+
+@torch.no_grad()
+def start(model: nn.Module, loader: DataLoader, batches: int) -> None:
+    """Moves the prototypes to rows of the epoch's first batches, as training sees them."""
+    device = next(model.parameters()).device
+    some = itertools.islice(loader, batches)
+    rows = [rows for batch in some for rows in model.rows(batch.to(device))]
+    model.loss.prototypes.start_from_(torch.cat(rows))
 
 
 def train_epoch(
-    epoch: int, model: nn.Module, optimizer: torch.optim.Optimizer, loader: DataLoader, amp: bool
+    epoch: int,
+    model: nn.Module,
+    wrapped: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    loader: DataLoader,
+    config: dict[str, Any],
 ) -> dict[str, float]:
     """Mean loss, and molecules of this process per second."""
     device = next(model.parameters()).device
     started, total, seen = time.perf_counter(), 0.0, 0
     bar = tqdm(loader, desc=f"epoch {epoch + 1}", unit="batch", disable=RANK > 0)
     for batch in bar:
+        if is_start(model, config):
+            start(model, loader, config["start_batches"])
         batch = batch.to(device)
-        with torch.autocast(device.type, torch.bfloat16, enabled=amp):
-            loss = model(batch)
+        with torch.autocast(device.type, torch.bfloat16, enabled=config["amp"]):
+            loss = wrapped(batch)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -136,7 +180,6 @@ def main() -> None:
             torch.cuda.set_device(device)
         distributed.init_process_group("nccl" if device.type == "cuda" else "gloo")
     some = Subset(molecules, range(min(args.limit or len(molecules), len(molecules))))
-    config = configuration(args, molecules.digest[:12], len(some))
     sampler = DistributedSampler(some, WORLD, RANK, seed=args.seed)
     loader = DataLoader(
         some,
@@ -145,9 +188,11 @@ def main() -> None:
         drop_last=len(sampler) > args.batch_size,  # a last batch of one would have no negatives
         num_workers=args.workers if device.type == "cuda" else 0,
     )
+    steps = args.epochs * len(loader)
+    config = configuration(args, molecules.digest[:12], len(some), steps)
 
     torch.manual_seed(args.seed)
-    model = pretraining(args.row, MoleculeGIN(), args.freeze_epochs * len(loader), args.drop)
+    model = pretraining(config, MoleculeGIN(), len(loader))
     model.to(device)
     optimizer = torch.optim.Adam(model.parameters(), lr=args.lr)
     history = resumed(args.output, config, model, optimizer)
@@ -158,7 +203,7 @@ def main() -> None:
         sampler.set_epoch(epoch)
         # Every epoch draws from a seed of its own: one that goes on after a stop draws the same.
         torch.manual_seed((args.seed * 1_000_003 + epoch) * WORLD + RANK)
-        history.append(train_epoch(epoch, wrapped, optimizer, loader, args.amp))
+        history.append(train_epoch(epoch, model, wrapped, optimizer, loader, config))
         if RANK == 0:
             state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
             state |= {"config": config, "history": history}

@@ -4,88 +4,47 @@ python -m experiments.transfer.report
 """
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from experiments.shelf import results
 from experiments.shelf.rows import INFO_NCE, PGCL
-from experiments.shelf.tables import difference, fill, spread
+from experiments.shelf.tables import fill
 
+from . import probed
+from .comparing import ROWS, SETS, comparison, differences, scores_of
 from .finetune import score
-from .model import MASKING, NONE
+from .rows import NONE
 
 # What the paper reports, in the order of its table.
-SETS = ("BBBP", "Tox21", "SIDER", "ToxCast", "ClinTox", "BACE", "MUV")
 PAPER = {
     NONE: (65.8, 74.0, 57.3, 63.4, 58.0, 70.1, 71.8),
     INFO_NCE: (69.7, 73.9, 60.5, 62.4, 75.9, 75.4, 69.8),
     PGCL: (69.8, 75.6, 61.6, 66.4, 69.4, 79.3, 71.2),
 }
-ROWS = (NONE, MASKING, INFO_NCE, PGCL)
-PAIRS = ((PGCL, INFO_NCE), (PGCL, NONE), (INFO_NCE, NONE), (MASKING, NONE))
 HERE = Path(__file__).parent
-KEPT = HERE / "results.jsonl", HERE / "pretraining.jsonl"
+KEPT = HERE / "results.jsonl", HERE / "pretraining.jsonl", HERE / "probes.jsonl"
 PAGE = HERE.parents[1] / "docs" / "results.md"
 
-Scores = dict[str, dict[str, dict[int, float]]]  # set -> row -> seed -> ROC-AUC
 
-
-def scores_of(runs: Iterable[results.Run]) -> Scores:
-    scores: Scores = {name: {} for name in SETS}
-    settings: dict[tuple[str, str], str] = {}
-    for run in runs:
-        config = run["config"]
-        name = {name.lower(): name for name in SETS}[config["dataset"].partition(".")[0]]
-        row = config["pretraining"]["row"] if config["pretraining"] else NONE
-        setting = results.key(config | {"seed": None})
-        if settings.setdefault((name, row), setting) != setting:
-            raise ValueError(f"{name}, {row}: runs of two settings, {setting} is one of them")
-        scores[name].setdefault(row, {})[config["seed"]] = score(run)
-    return {name: rows for name, rows in scores.items() if rows}
-
-
-def ranked(
-    origin: str, rows: dict[str, dict[str, list[float]]], names: Iterable[str]
-) -> Iterator[str]:
-    """Lines of rows against sets, with mean and mean rank over the sets that all rows have."""
-    whole = [name for name in names if all(name in sets for sets in rows.values())]
-    means = {row: np.array([np.mean(sets[name]) for name in whole]) for row, sets in rows.items()}
-    for row, sets in rows.items():
-        ranks = 1 + sum(other > means[row] for other in means.values())
-        cells = [spread(sets[name]) if name in sets else "" for name in names]
-        cells += [f"{means[row].mean():.1f}", f"{np.mean(ranks):.1f}"]
-        yield f"| {origin}{row} | {' | '.join(cells)} |"
-
-
-def comparison(scores: Scores) -> str:
-    """What the paper reports, and what came out here."""
+def tuned(runs: Iterable[results.Run]) -> dict[str, str]:
+    """Tables of fine-tuned encoders."""
+    runs = list(runs)
+    scores = scores_of(runs, score)
     paper = {
         row: {name: [value] for name, value in zip(SETS, values, strict=True) if name in scores}
         for row, values in PAPER.items()
     }
-    here = {
-        row: {name: list(rows[row].values()) for name, rows in scores.items() if row in rows}
-        for row in ROWS
+    precision = scores_of(runs, partial(score, name="ap"))
+    return {
+        "transfer": comparison(scores, paper),
+        "transfer_differences": differences(scores),
+        "transfer_precision": comparison(precision) if precision else "No run has it yet.",
+        "transfer_settings": settings(runs),
     }
-    lines = [f"| | {' | '.join(scores)} | mean | mean rank |"]
-    lines.append("| --- |" + " --- |" * (len(scores) + 2))
-    lines += [*ranked("paper: ", paper, scores), *ranked("", here, scores)]
-    return "\n".join(lines)
-
-
-def differences(scores: Scores) -> str:
-    lines = [f"| | {' | '.join(scores)} |", "| --- |" + " --- |" * len(scores)]
-    for one, other in PAIRS:
-        cells = []
-        for rows in scores.values():
-            both = [rows.get(row, {}) for row in (one, other)]
-            seeds = both[0].keys() & both[1].keys()
-            single = [f"{both[0][seed] - both[1][seed]:+.1f}" for seed in seeds]
-            cells.append(single[0] if len(single) == 1 else difference(*both))
-        lines.append(f"| {one} minus {other} | {' | '.join(cells)} |")
-    return "\n".join(lines)
 
 
 def settings(runs: Iterable[results.Run]) -> str:
@@ -106,26 +65,37 @@ def settings(runs: Iterable[results.Run]) -> str:
 
 
 def pretrained(runs: Iterable[results.Run]) -> str:
-    lines = ["| | molecules | epochs | loss | molecules per second |", "| --- |" + " --- |" * 4]
-    for run in sorted(runs, key=lambda run: ROWS.index(run["config"]["row"])):
-        config, history = run["config"], run["history"]
-        losses = ", ".join(f"{epoch['loss']:.2f}" for epoch in history)
-        speed = f"{np.mean([epoch['molecules_per_second'] for epoch in history]):.0f}"
-        cells = [config["row"], config["molecules"], len(history), losses, speed]
+    """Means over the seeds."""
+    groups: dict[tuple[int, int, int], list[results.Run]] = {}
+    for run in runs:
+        config = run["config"]
+        group = -config["molecules"], ROWS.index(config["row"]), config["epochs"]
+        groups.setdefault(group, []).append(run)
+    lines = [
+        "| | molecules | epochs | seeds | loss | molecules per second |",
+        "| --- |" + " --- |" * 5,
+    ]
+    for (molecules, row, epochs), of_group in sorted(groups.items()):
+        means = {
+            name: np.mean([[epoch[name] for epoch in run["history"]] for run in of_group], axis=0)
+            for name in ("loss", "molecules_per_second")
+        }
+        losses = ", ".join(f"{loss:.2f}" for loss in means["loss"])
+        speed = f"{means['molecules_per_second'].mean():.0f}"
+        cells = [ROWS[row], -molecules, epochs, len(of_group), losses, speed]
         lines.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(lines)
 
 
-def filled(page: str, tuned: list[results.Run], encoders: list[results.Run]) -> str:
+def filled(
+    page: str,
+    of_tuning: list[results.Run],
+    of_pretraining: list[results.Run],
+    of_probes: list[results.Run],
+) -> str:
     """The page of results with the tables of these runs."""
-    scores = scores_of(tuned)
-    tables = {
-        "transfer": comparison(scores),
-        "transfer_differences": differences(scores),
-        "transfer_settings": settings(tuned),
-        "transfer_pretraining": pretrained(encoders),
-    }
-    return fill(page, tables)
+    tables = tuned(of_tuning) | probed.tables(of_probes)
+    return fill(page, tables | {"transfer_pretraining": pretrained(of_pretraining)})
 
 
 if __name__ == "__main__":

@@ -4,20 +4,21 @@ import copy
 import csv
 import time
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import rdkit
 import torch
 import torch.nn.functional as F
-from sklearn.metrics import roc_auc_score
 from torch import Tensor
 from torch.utils.data import Dataset, Subset
 from torch_geometric.data import Data
 from torch_geometric.loader import DataLoader
 
-from .model import MoleculeGIN, Tasks, checkpoint, pretraining
+from .given import Given
+from .model import Tasks, encoder_of
 from .molecules import Molecules
+from .ranking import SCORES, ranking
 from .scaffold import TEST, TRAIN, VALID
 
 
@@ -36,17 +37,6 @@ class Labelled(Dataset):
         return graph
 
 
-class Given(NamedTuple):
-    """What the runs on one table share, beside their configurations."""
-
-    tasks: list[str]
-    folder: Path  # of the molecules
-    labels: Tensor  # [N, tasks]
-    digest: str  # of tasks, SMILES and labels
-    parts: np.ndarray  # [N]
-    device: str
-
-
 def run(
     config: dict[str, Any], given: Given, encoder: Path | None, predictions: Path | None = None
 ) -> dict[str, Any]:
@@ -63,22 +53,23 @@ def run(
     full = len(train) > config["batch_size"]
     loader = DataLoader(train, config["batch_size"], shuffle=True, drop_last=full)
     optimizer = torch.optim.Adam(model.parameters(), lr=config["lr"])
-    auc: dict[str, list[float]] = {"valid": [], "test": []}
+    scores: dict[str, dict[str, list[float]]] = {name: {"valid": [], "test": []} for name in SCORES}
     best: dict[str, Tensor] = {}
     for _ in range(config["epochs"]):
         train_epoch(model, loader, optimizer)
         for name, part in (("valid", VALID), ("test", TEST)):
             there = np.flatnonzero(given.parts == part)
             logits = predicted(model, Subset(molecules, there))
-            auc[name].append(round(mean_auc(logits, given.labels[there]), 3))
-        if best_epoch(auc) == len(auc["valid"]) - 1:
+            for score, value in ranking(logits.numpy(), given.labels[there].numpy()).items():
+                scores[score][name].append(round(value, 3))
+        if best_epoch(scores["auc"]) == len(scores["auc"]["valid"]) - 1:
             best = copy.deepcopy(model.state_dict())
     if predictions is not None:
         model.load_state_dict(best)
         write(predictions, given, molecules.molecules.lines, predicted(model, molecules).sigmoid())
     return {
         "config": config,
-        "auc": auc,
+        **scores,
         "seconds": round(time.perf_counter() - started, 1),
         "versions": {"rdkit": rdkit.__version__},
     }
@@ -99,15 +90,6 @@ def write(path: Path, given: Given, lines: np.ndarray, probabilities: Tensor) ->
         table.writerow(["row", "part", *given.tasks])
         for line, part, values in zip(lines, given.parts, probabilities.tolist(), strict=True):
             table.writerow([line, names[part], *(f"{value:.4f}" for value in values)])
-
-
-def encoder_of(file: Path | None, dropout: float) -> MoleculeGIN:
-    """A fresh encoder, or one that has been pre-trained."""
-    encoder = MoleculeGIN(dropout)
-    if file is not None:
-        state = checkpoint(file)
-        pretraining(state["config"]["row"], encoder, 0, 0.0).load_state_dict(state["model"])
-    return encoder
 
 
 def train_epoch(model: Tasks, loader: DataLoader, optimizer: torch.optim.Optimizer) -> None:
@@ -131,13 +113,3 @@ def predicted(model: Tasks, labelled: Dataset) -> Tensor:
     model.eval()
     device = next(model.parameters()).device
     return torch.cat([model(b.to(device)).float().cpu() for b in DataLoader(labelled, 256)])
-
-
-def mean_auc(logits: Tensor, labels: Tensor) -> float:
-    """Mean ROC-AUC in per cent, over the tasks that have both classes there."""
-    scores = []
-    for logit, label in zip(logits.T, labels.T, strict=True):
-        known = ~label.isnan()
-        if len(label[known].unique()) == 2:
-            scores.append(roc_auc_score(label[known], logit[known]))
-    return 100 * float(np.mean(scores)) if scores else float("nan")

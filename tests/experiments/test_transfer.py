@@ -20,12 +20,14 @@ from torch_geometric.utils.smiles import from_smiles
 from experiments.shelf import results
 from experiments.transfer import finetune, report, scaffold, tuning
 from experiments.transfer import pretrain as program
-from experiments.transfer.model import MASK, MaskedAtoms, MoleculeGIN, Tasks
+from experiments.transfer.given import Given
+from experiments.transfer.model import MASK, MaskedAtoms, MoleculeGIN, Tasks, encoder_of
 from experiments.transfer.molecules import store
 from experiments.transfer.smiles import made
 
 PRETRAIN = ("-m", "experiments.transfer.pretrain")
 SMALL = ("--limit=24", "--batch-size=12", "--workers=1")
+SCHEDULE = {"epochs": 2, "batch_size": 32}
 
 
 @pytest.fixture
@@ -55,7 +57,7 @@ def tuned(dataset, row, values):
     pretraining = None if row == "no pre-training" else {"row": row}
     return [
         {
-            "config": {"dataset": dataset, "pretraining": pretraining, "seed": seed, "epochs": 2},
+            "config": {"dataset": dataset, "pretraining": pretraining, "seed": seed, **SCHEDULE},
             "auc": {"valid": [1.0, 2.0, 2.0], "test": [0.0, value, 99.0]},
         }
         for seed, value in enumerate(values)
@@ -84,15 +86,21 @@ def test_killed_and_restarted_it_ends_with_the_same_weights(cache, tmp_path, pre
 
 
 def test_two_processes_pretrain_together(cache, tmp_path):
-    output = tmp_path / "PGCL.pt"
+    """By the row that has most to agree on: prototypes lead, and start from rows of both."""
+    output = tmp_path / "recipe.pt"
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    given = ["--limit=32", *SMALL[1:], f"--cache={cache}", f"--output={output}", "--epochs=2"]
+    given = ["--row=recipe", "--limit=32", *SMALL[1:], f"--cache={cache}", f"--output={output}"]
     done = subprocess.run(
-        [*launcher, *PRETRAIN, *given], cwd=ROOT, capture_output=True, text=True, timeout=300
+        [*launcher, *PRETRAIN, *given, "--epochs=2"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("PGCL, 32 molecules, 2 epochs") == 1
-    assert torch.load(output, weights_only=True)["config"]["processes"] == 2
+    assert done.stdout.count("recipe, 32 molecules, 2 epochs") == 1
+    config = torch.load(output, weights_only=True)["config"]
+    assert (config["processes"], config["start_steps"]) == (2, [1])
 
 
 def test_encoders_are_tuned_compared_and_predict(cache, tmp_path, pretrain, monkeypatch, capsys):
@@ -166,7 +174,7 @@ def test_a_checkpoint_that_would_run_code_is_refused(tmp_path):
     path = tmp_path / "evil.pt"
     torch.save({"config": Evil()}, path)
     with pytest.raises(ValueError, match=r"evil.pt is not a file of pretrain.py: Weights only"):
-        tuning.encoder_of(path, 0.0)
+        encoder_of(path)
     assert not (tmp_path / "owned").exists()
 
 
@@ -179,10 +187,11 @@ def test_few_molecules_are_learnt_from(tmp_path):
     parts[parts == 1] = [1, 2] * 8
     with ThreadPoolExecutor(1) as pool:
         folder = store(source, None, tmp_path, pool).folder
-    given = tuning.Given(["acid"], folder, answers[::28, :1], "", parts, "cpu")
+    given = Given(["acid"], folder, answers[::28, :1], "", parts, "cpu")
     config = {"seed": 0, "epochs": 1, "batch_size": 32, "lr": 1e-3, "dropout": 0.0}
     one, two = (tuning.run(config | {"epochs": epochs}, given, None) for epochs in (1, 2))
-    assert two["auc"]["test"][0] == one["auc"]["test"][0]
+    for score in ("auc", "ap"):
+        assert two[score]["test"][0] == one[score]["test"][0]
     predictions = tmp_path / "few-none.csv"
     untrained = tuning.run(config | {"lr": 0.0}, given, None, predictions)
     assert untrained["auc"] != one["auc"]
@@ -198,22 +207,6 @@ def test_scaffolds_stay_together():
         frames[part].add(MurckoScaffoldSmiles(mol=Chem.MolFromSmiles(text)))
     assert not frames[0] & frames[1] | frames[0] & frames[2] | frames[1] & frames[2]
     assert (scaffold.split(smiles) == parts).all()
-
-
-def test_auc_counts_pairs_of_measured_molecules():
-    random = np.random.default_rng(0)
-    logits = torch.tensor(random.normal(size=(40, 4)))
-    labels = torch.tensor(random.choice([0, 1, np.nan], size=(40, 4)))
-    labels[:, 2] = torch.where(labels[:, 2] == 0, torch.nan, labels[:, 2])  # one class alone
-    scores = []
-    for logit, label in zip(logits.T.tolist(), labels.T.tolist(), strict=True):
-        positive = [x for x, y in zip(logit, label, strict=True) if y == 1]
-        negative = [x for x, y in zip(logit, label, strict=True) if y == 0]
-        if positive and negative:
-            won = sum((p > n) + (p == n) / 2 for p in positive for n in negative)
-            scores.append(100 * won / (len(positive) * len(negative)))
-    assert len(scores) == 3
-    assert tuning.mean_auc(logits, labels) == pytest.approx(np.mean(scores))
 
 
 def test_what_was_not_measured_teaches_nothing():
@@ -257,17 +250,40 @@ def test_report_compares_what_the_validation_part_chose():
     runs += tuned("muv.csv.gz", "no pre-training", [60]) + tuned("muv.csv.gz", "PGCL", [59])
     runs += tuned("bace.csv", "InfoNCE (GraphCL)", [80, 81, 82])
     runs += tuned("muv.csv.gz", "InfoNCE (GraphCL)", [61])
-    scores = report.scores_of(runs + tuned("bace.csv", "attribute masking", [1]))
-    *_, none, masking, info_nce, pgcl = report.comparison(scores).splitlines()
+    runs += tuned("bace.csv", "attribute masking", [1])
+    tables = report.tuned(runs)
+    *_, none, masking, info_nce, pgcl = tables["transfer"].splitlines()
     # MUV lacks a row, so that means and ranks are of BACE alone.
     assert none == "| no pre-training | 80.0 ± 10.0 | 60.0 | 80.0 | 2.0 |"
     assert masking == "| attribute masking | 1.0 |  | 1.0 | 4.0 |"
     assert info_nce == "| InfoNCE (GraphCL) | 81.0 ± 1.0 | 61.0 | 81.0 | 1.0 |"
     assert pgcl == "| PGCL | 77.0 ± 7.1 | 59.0 | 77.0 | 3.0 |"
-    # Paired by seed: 2 twice; one pair has no interval.
-    line = report.differences(scores).splitlines()[3]
-    assert line == "| PGCL minus no pre-training | +2.0 (+2.0 to +2.0) | -1.0 |"
+    # Paired by seed: 2 twice; one pair has no interval. Nothing is said of a row without runs.
+    lines = tables["transfer_differences"].splitlines()
+    assert lines[3] == "| PGCL minus no pre-training | +2.0 (+2.0 to +2.0) | -1.0 |"
+    assert len(lines) == 2 + 4
+    # Old runs have no average precision.
+    assert tables["transfer_precision"] == "No run has it yet."
+    newer = tuned("muv.csv.gz", "PGCL", [59])
+    newer[0]["ap"] = {"valid": [9.0, 1.0, 1.0], "test": [90.0, 7.0, 80.0]}
+    precise = report.tuned([*tuned("muv.csv.gz", "no pre-training", [60]), *newer])
+    assert precise["transfer_precision"].splitlines()[2:] == ["| PGCL | 7.0 | 7.0 | 1.0 |"]
     other = tuned("bace.csv", "PGCL", [72])
     other[0]["config"]["epochs"] = 3
     with pytest.raises(ValueError, match=r"^BACE, PGCL: runs of two settings, .*3"):
-        report.scores_of(runs + other)
+        report.tuned(runs + other)
+
+
+def test_report_of_pretraining_has_means_over_seeds():
+    def run(row, seed, molecules, losses):
+        config = {"row": row, "seed": seed, "molecules": molecules, "epochs": 2}
+        history = [{"loss": loss, "molecules_per_second": 10 * loss} for loss in losses]
+        return {"config": config, "history": history}
+
+    runs = [run("PGCL", 0, 10, [4.0, 2.0]), run("PGCL", 1, 10, [8.0, 4.0])]
+    runs += [run("attribute masking", 0, 10, [1.0, 1.0]), run("PGCL", 0, 99, [1.0, 1.0])]
+    assert report.pretrained(runs).splitlines()[2:] == [
+        "| PGCL | 99 | 2 | 1 | 1.00, 1.00 | 10 |",
+        "| attribute masking | 10 | 2 | 1 | 1.00, 1.00 | 10 |",
+        "| PGCL | 10 | 2 | 2 | 6.00, 3.00 | 45 |",
+    ]

@@ -1,0 +1,100 @@
+"""Tables of labelled molecules and files of encoders, as the commands that compare encoders name
+them. All that can be wrong with them is an error here."""
+
+import argparse
+import csv
+import hashlib
+from concurrent.futures import Executor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .model import checkpoint
+from .molecules import keep, store
+from .ranking import has_both
+from .rows import NONE
+from .scaffold import TEST, TRAIN, VALID, split
+from .smiles import labels, lines, made
+
+NO_FILE = "none"
+
+
+class Given(NamedTuple):
+    """What the runs on one table share, beside their configurations."""
+
+    tasks: list[str]
+    folder: Path  # of the molecules
+    labels: Tensor  # [N, tasks]
+    digest: str  # of tasks, SMILES and labels
+    parts: np.ndarray  # [N]
+    device: str
+
+
+def options_of(parser: argparse.ArgumentParser) -> None:
+    """What such a command must know of its tables, its encoders and this machine."""
+    add = parser.add_argument
+    add("--csv", type=Path, nargs="+", help="tables of molecules and labels; else one is made here")
+    add("--smiles-column", help="default: smiles or mol")
+    add(
+        "--label-columns",
+        type=lambda text: next(csv.reader([text])),
+        help="A,B, in quotes where a name has a comma; default: all others",
+    )
+    add("--encoders", nargs="+", default=[NO_FILE], help=f"files of pretrain.py, or {NO_FILE!r}")
+    add("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    add("--workers", type=int, default=2, help="runs at a time")
+    add("--cache", type=Path, default=Path("runs/molecules"))
+
+
+def made_table(folder: Path) -> Path:
+    """The molecules made here, as a table."""
+    path = folder / "made.csv"
+    smiles, answers = made()
+    rows = [
+        f"{text},{acid},{halogen}"
+        for text, (acid, halogen) in zip(smiles, answers.int().tolist(), strict=True)
+    ]
+    keep(path, "\n".join(["smiles,acid,halogen", *rows]) + "\n")
+    return path
+
+
+def tables_of(args: argparse.Namespace) -> list[Path]:
+    return args.csv or [made_table(args.cache)]
+
+
+def prepared(path: Path, args: argparse.Namespace, pool: Executor) -> Given:
+    """What the runs on one table share."""
+    tasks, answers = labels(path, args.label_columns, args.smiles_column)
+    molecules = store(path, args.smiles_column, args.cache, pool)
+    texts = list(lines(path, args.smiles_column))
+    readable = [texts[line] for line in molecules.lines]
+    answers = answers[torch.from_numpy(molecules.lines.copy())]
+    parts = split(readable)
+    for name, part in (("train", TRAIN), ("validate", VALID), ("test", TEST)):
+        there = answers[torch.from_numpy(parts == part)].numpy()
+        if not any(has_both(column) for column in there.T):
+            raise ValueError(
+                f"{path}: the scaffold split leaves {len(there)} molecules to {name}, without a "
+                "task that has both classes among them: nothing can be ranked"
+            )
+    digest = hashlib.sha256(repr((tasks, readable)).encode() + answers.numpy().tobytes())
+    return Given(tasks, molecules.folder, answers, digest.hexdigest()[:12], parts, args.device)
+
+
+def origin(file: Path | None) -> dict[str, Any] | None:
+    """How an encoder was pre-trained, as its file says."""
+    if file is None:
+        return None
+    if not file.is_file():
+        raise ValueError(f"--encoders: {file} is not a file")
+    state = checkpoint(file)
+    return state["config"] | {"epochs": len(state["history"])}
+
+
+def label(pretraining: dict[str, Any] | None) -> str:
+    if pretraining is None:
+        return NONE
+    return f"{pretraining['row']}, {pretraining['molecules']} molecules x {pretraining['epochs']}"
