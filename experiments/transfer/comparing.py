@@ -8,13 +8,13 @@ from experiments.shelf import results
 from experiments.shelf.rows import INFO_NCE, PGCL
 from experiments.shelf.tables import difference, spread
 
-from .rows import MASKING, NONE, RECIPE
+from .rows import MASKING, NONE, RECOMMENDED
 
 SETS = ("BBBP", "Tox21", "SIDER", "ToxCast", "ClinTox", "BACE", "MUV")  # as in the paper's table
-ROWS = (NONE, MASKING, INFO_NCE, PGCL, RECIPE)
+ROWS = (NONE, MASKING, INFO_NCE, PGCL, RECOMMENDED)
 PAIRS = (
     *((PGCL, INFO_NCE), (PGCL, NONE), (INFO_NCE, NONE), (MASKING, NONE)),
-    *((RECIPE, INFO_NCE), (RECIPE, PGCL), (RECIPE, NONE)),
+    *((RECOMMENDED, INFO_NCE), (RECOMMENDED, PGCL), (RECOMMENDED, NONE)),
 )
 
 Scores = dict[str, dict[str, dict[int, float]]]  # set -> row -> seed -> score

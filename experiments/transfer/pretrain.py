@@ -5,7 +5,7 @@ python -m experiments.transfer.pretrain --smiles zinc.smi.gz --row PGCL --epochs
 torchrun --nproc-per-node=2 -m experiments.transfer.pretrain --smiles zinc.smi.gz
 
 Stopped, it goes on after the last whole epoch when the same command is given again. The numbers of
-the row "recipe" are in rows.py.
+the row "PGCL, recommended" are in rows.py.
 """
 
 import argparse

@@ -89,7 +89,13 @@ def test_two_processes_pretrain_together(cache, tmp_path):
     """By the row that has most to agree on: prototypes lead, and start from rows of both."""
     output = tmp_path / "recipe.pt"
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    given = ["--row=recipe", "--limit=32", *SMALL[1:], f"--cache={cache}", f"--output={output}"]
+    given = [
+        "--row=PGCL, recommended",
+        "--limit=32",
+        *SMALL[1:],
+        f"--cache={cache}",
+        f"--output={output}",
+    ]
     done = subprocess.run(
         [*launcher, *PRETRAIN, *given, "--epochs=2"],
         cwd=ROOT,
@@ -98,7 +104,7 @@ def test_two_processes_pretrain_together(cache, tmp_path):
         timeout=300,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("recipe, 32 molecules, 2 epochs") == 1
+    assert done.stdout.count("PGCL, recommended, 32 molecules, 2 epochs") == 1
     config = torch.load(output, weights_only=True)["config"]
     assert (config["processes"], config["start_steps"]) == (2, [1])
 

@@ -262,12 +262,12 @@ def of_probe(dataset, row, seed, auc, clusters=None):
 def test_tables_are_over_seeds_of_pretraining():
     runs = [of_probe("muv.csv.gz", "no pre-training", seed, 50 + seed) for seed in range(2)]
     runs += [of_probe("muv.csv.gz", "PGCL", seed, 60 + 3 * seed) for seed in range(2)]
-    runs.append(of_probe("bace.csv", "recipe", 0, 70, {"nmi": 4, "ari": 3}))
+    runs.append(of_probe("bace.csv", "PGCL, recommended", 0, 70, {"nmi": 4, "ari": 3}))
     tables = probed_tables.tables(runs)
     none, pgcl, recipe = tables["probe_10"].splitlines()[2:]
     assert none == "| no pre-training |  | 50.5 ± 0.7 |  |  |"
     assert pgcl == "| PGCL |  | 61.5 ± 2.1 |  |  |"
-    assert recipe == "| recipe | 70.0 |  |  |  |"
+    assert recipe == "| PGCL, recommended | 70.0 |  |  |  |"
     (line,) = tables["probe_all_differences"].splitlines()[2:]
     assert line == "| PGCL minus no pre-training |  | +11.0 (-1.7 to +23.7) |"  # 10 and 12
     assert tables["probe_100"].count("\n") == 1  # no set has so many labels
@@ -277,7 +277,7 @@ def test_tables_are_over_seeds_of_pretraining():
     assert tables["probe_clusters"].splitlines() == [
         "| | BACE, NMI | BACE, ARI |",
         "| --- | --- | --- |",
-        "| recipe | 4.0 | 3.0 |",
+        "| PGCL, recommended | 4.0 | 3.0 |",
     ]
     runs[-2]["config"]["pretraining"]["row_of_more"] = 1
     with pytest.raises(ValueError, match=r"^MUV, PGCL: runs of two settings, .*row_of_more"):

@@ -10,7 +10,12 @@ from experiments.transfer import rows
 from experiments.transfer.model import MoleculeGIN, encoder_of
 from pgcl_losses import SinkhornPrototypes
 
-SMALL = ("--row=recipe", "--limit=24", "--batch-size=12", "--workers=1")  # two steps an epoch
+SMALL = (
+    "--row=PGCL, recommended",
+    "--limit=24",
+    "--batch-size=12",
+    "--workers=1",
+)  # two steps an epoch
 
 
 @pytest.fixture
@@ -105,7 +110,7 @@ def test_prototypes_cannot_rest_and_lead(pretrain, tmp_path, capsys):
 
 def test_rows_of_the_paper_are_as_they_were():
     """Configurations of old runs have nothing more."""
-    assert {row for row in rows.PRETRAINED if rows.beyond_the_paper(row, 10)} == {rows.RECIPE}
+    assert {row for row in rows.PRETRAINED if rows.beyond_the_paper(row, 10)} == {rows.RECOMMENDED}
     config = {"row": "InfoNCE (GraphCL)", "freeze_epochs": 2}
     loss = {"weighting": "uniform", "exclude_same_cluster": False, "consistency_weight": 0.0}
     assert rows.options(config, 5) == {"freeze_steps": 10, "lead_steps": 0, **loss}
