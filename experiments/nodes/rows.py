@@ -3,7 +3,7 @@
 from typing import Any
 
 from experiments.shelf.losses import Options
-from experiments.shelf.rows import INFO_NCE, PGCL, RECOMMENDED, ROWS, recipe
+from experiments.shelf.rows import INFO_NCE, PGCL, RECOMMENDED, RIVALS, ROWS, recipe
 
 RAW, UNTRAINED = "raw features", "untrained GCN"
 
@@ -27,11 +27,6 @@ CAUSES: dict[str, Options] = {
     "R, uniform weights": _LATER | _UNIFORM,
     "R, uniform weights, no exclusion": _LATER | _UNIFORM | {"exclude_same_cluster": False},
     "R, soft clusters": _LATER | {"soft_clusters": True},
-}
-RIVALS: dict[str, Options] = {
-    "debiased InfoNCE": {"rival": "debiased"},
-    "debiased InfoNCE, hard negatives": {"rival": "debiased", "hardness": 1.0},
-    "Barlow Twins": {"rival": "Barlow Twins"},
 }
 ABLATION: dict[str, Options] = {
     row: {} if row == INFO_NCE else _PAPER | options for row, options in ROWS.items()

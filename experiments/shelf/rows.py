@@ -16,6 +16,12 @@ ROWS: dict[str, dict[str, Any]] = {
     "sample-reweighted + consistency": SAMPLE,
     PGCL: {},
 }
+# Other answers to false negatives, or to negatives at all, as options of `Objective`.
+RIVALS: dict[str, dict[str, Any]] = {
+    "debiased InfoNCE": {"rival": "debiased"},
+    "debiased InfoNCE, hard negatives": {"rival": "debiased", "hardness": 1.0},
+    "Barlow Twins": {"rival": "Barlow Twins"},
+}
 
 
 def recipe(batch_size: int, temperature: float) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from torch_geometric.loader import DataLoader
 
 from experiments.shelf import probes, results
 from experiments.shelf.losses import Objective, Options
-from experiments.shelf.rows import INFO_NCE, PGCL, RECOMMENDED, recipe
+from experiments.shelf.rows import INFO_NCE, PGCL, RECOMMENDED, RIVALS, recipe
 from experiments.shelf.tables import measures
 from pgcl_losses.adapters.pyg import ContrastiveModel, EdgePerturb, NodeDrop
 
@@ -41,6 +41,7 @@ LOSSES: dict[str, Options | None] = {
     INFO_NCE: {},
     PGCL: {"num_prototypes": 10, "consistency_weight": 6.0},
     RECOMMENDED: recipe(TRAINING["batch_size"], TEMPERATURE),
+    **RIVALS,
 }
 
 
