@@ -69,7 +69,7 @@ def by_set(places: list[Place]) -> str:
 def exceptions(places: list[Place]) -> str:
     """Markdown: every place and measure that breaks the promise."""
     broken = [
-        f"| {KINDS[p.kind]} | {named(p)} | {HALVES[p.chosen]} | {NAMES[name]} | "
+        f"| {KINDS[p.kind]} | {p.name} | {HALVES[p.chosen]} | {NAMES[name]} | "
         f"{delta.mean:+.1f} ({delta.low:+.1f} to {delta.high:+.1f}) |"
         for p in places
         for name, delta in p.deltas.items()
@@ -77,11 +77,6 @@ def exceptions(places: list[Place]) -> str:
     ]
     head = ["| | place | | measure | minus InfoNCE |", "| --- |" + " --- |" * 4]
     return "\n".join([*head, *broken]) if broken else "None."
-
-
-def named(place: Place) -> str:
-    """A place of the map by what is not as everywhere."""
-    return place.name.strip("{}").replace('"', "") if place.kind == "map" else place.name
 
 
 def draw(places: list[Place]) -> Figure:

@@ -1,5 +1,7 @@
 """The places where both the recommended setting and InfoNCE were run, from the rooms' files."""
 
+import json
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,6 +21,7 @@ MAP, GRAPHS, NODES = (
         ("nodes", "results.jsonl"),
     )
 )
+KNOBS = ("spread", "duplicates", "imbalance", "batch_size", "temperature", "epsilon", "epochs")
 # Named before any run of the others was looked at. Of the map, every second place.
 CHOSEN_ON = ("MUTAG", "PTC_MR", "PROTEINS", "Cora")
 RECOMMENDED_LEAD = 0.75
@@ -47,11 +50,25 @@ def all_places() -> list[Place]:
 
 
 def of_map() -> Iterator[Place]:
+    """In the order of classes, knobs and their values, whatever the order of the runs."""
     by_place: dict[str, list[results.Run]] = {}
     for run in results.read(MAP).values():
         by_place.setdefault(results.key(run["config"]["place"]), []).append(run)
-    for index, (name, runs) in enumerate(by_place.items()):  # in the order of the map
-        yield from place("map", name, index % 2 == 0, runs)
+    places = [json.loads(key) for key in by_place]
+    usual = {knob: Counter(p[knob] for p in places).most_common(1)[0][0] for knob in KNOBS}
+
+    def turned(knobs: dict[str, Any]) -> str | None:
+        return next((knob for knob in KNOBS if knobs[knob] != usual[knob]), None)
+
+    def order(knobs: dict[str, Any]) -> tuple[Any, ...]:
+        knob = turned(knobs) or KNOBS[0]
+        return knobs["classes"], KNOBS.index(knob), knobs[knob]
+
+    for index, knobs in enumerate(sorted(places, key=order)):
+        name = f"{knobs['classes']} classes"
+        if knob := turned(knobs):
+            name += f", {knob.replace('_', ' ')} {knobs[knob]}"
+        yield from place("map", name, index % 2 == 0, by_place[results.key(knobs)])
 
 
 def of_sets(kind: str, path: Path) -> Iterator[Place]:

@@ -10,6 +10,7 @@ import itertools
 import json
 import sys
 import time
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +23,13 @@ from torch_geometric.loader import DataLoader
 from experiments.shelf import probes, results
 from experiments.shelf.losses import Objective, Options
 from experiments.shelf.rows import INFO_NCE, PGCL, RECOMMENDED, RIVALS, recipe
-from experiments.shelf.tables import measures
+from experiments.shelf.tables import difference, measures, spread
 from pgcl_losses.adapters.pyg import ContrastiveModel, EdgePerturb, NodeDrop
 
 from .data import fetch, load
 from .evaluate import accuracy
 from .model import DIM, GIN, Projected
-from .report import SHORTER
-from .train import SETTING, UNTRAINED, embed
+from .train import SETTING, SHORTER, UNTRAINED, embed
 
 SETS = ("MUTAG", "PTC_MR", "PROTEINS", "NCI1", "REDDIT-BINARY", "COLLAB")
 RUNS = Path(__file__).parent / "recipe.jsonl"
@@ -105,6 +105,32 @@ def of_batches(model: ContrastiveModel, loader: DataLoader) -> Tensor:
 def scaled(rows: np.ndarray) -> np.ndarray:
     """As the support vector machine has them: mean 0 and variance 1."""
     return scale(rows.astype(np.float64))
+
+
+def tables(runs: Collection[results.Run]) -> dict[str, str]:
+    """Markdown by measure: rows against sets, with what each has more than InfoNCE by seed."""
+    found: dict[str, dict[str, dict[int, results.Run]]] = {}  # set -> loss -> seed -> run
+    for run in runs:
+        config = run["config"]
+        of_set = found.setdefault(config["dataset"], {})
+        of_set.setdefault(results.key(config["loss"]), {})[config["seed"]] = run
+    names = [name for name in SETS if name in found]
+    made = {}
+    for measure in probes.NAMES:
+        lines = [f"| | {' | '.join(names)} |", "| --- |" + " --- |" * len(names)]
+        for row, loss in LOSSES.items():
+            cells = []
+            for of_set in (found[name] for name in names):
+                ours, theirs = (
+                    {seed: run[measure] for seed, run in of_set.get(results.key(key), {}).items()}
+                    for key in (loss, LOSSES[INFO_NCE])
+                )
+                delta = difference(ours, theirs) if row != INFO_NCE else ""
+                cells.append(f"{spread(list(ours.values()))}<br>{delta}" if ours else "")
+            if any(cells):
+                lines.append(f"| {row} | {' | '.join(cells)} |")
+        made[f"graphs {measure}"] = "\n".join(lines)
+    return made
 
 
 def main() -> None:

@@ -16,7 +16,9 @@ from experiments.shelf.rows import INFO_NCE, PGCL
 from experiments.shelf.tables import difference, fill, spread
 
 from . import sensitivity, table
-from .train import ALL_ROWS, SETTING, UNTRAINED, WL
+from .recipe import RUNS as MEASURED
+from .recipe import tables as of_measures
+from .train import ALL_ROWS, SETTING, SHORTER, UNTRAINED, WL
 
 # What the paper reports for GraphCL and for PGCL.
 PAPER = {
@@ -45,8 +47,6 @@ ITS_CODE = {
         PGCL: ("73.6", "70.7"),
     },
 }
-# Of 12 million edges: 20 epochs would take most of an hour each run.
-SHORTER = {"COLLAB": {"epochs": 2}}
 # What where_it_helps.md recommends for batches of 128.
 RECIPE = SETTING | {"num_prototypes": 40, "consistency_weight": 1.0}
 HERE = Path(__file__).parent
@@ -152,8 +152,13 @@ def recipe(sets: dict[str, list[Run]], recommended: dict[str, list[Run]]) -> str
     return "\n".join(lines)
 
 
-def filled(page: str, runs: Collection[Run], looks: Collection[Run]) -> str:
-    """The page of results with the tables of these runs; ``looks`` are the paper's protocol's."""
+def filled(
+    page: str, runs: Collection[Run], looks: Collection[Run], measured: Collection[Run]
+) -> str:
+    """The page of results with the tables of these runs.
+
+    ``looks`` are the paper's protocol's; ``measured`` are those of recipe.py, by five measures.
+    """
     sets = of_setting(runs, SETTING)
     tables = {name: table.comparison(of_set) for name, of_set in sets.items()}
     real = {name: of_set for name, of_set in sets.items() if name.isupper()}
@@ -161,14 +166,15 @@ def filled(page: str, runs: Collection[Run], looks: Collection[Run]) -> str:
     tables["recipe"] = recipe(sets, of_setting(runs, RECIPE))
     tables["paper"] = beside_the_paper(real)
     tables["protocol"] = beside_its_code(looks)
-    return fill(page, tables)
+    return fill(page, tables | of_measures(measured))
 
 
 def main() -> None:
     runs = list(results.read(RUNS).values())
     if not runs:
         sys.exit(f"experiments.unsupervised.report: {RUNS} has no runs")
-    page = filled(PAGE.read_text(), runs, results.read(LOOKS).values())
+    others = (results.read(path).values() for path in (LOOKS, MEASURED))
+    page = filled(PAGE.read_text(), runs, *others)
     results.write(PAGE, lambda part: part.write_text(page))
     sensitivity.draw(runs).savefig(PAGE.parent / "images" / "sensitivity.png", dpi=110)
 

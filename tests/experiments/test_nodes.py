@@ -10,7 +10,7 @@ from helpers.scripts import main_here, threads_for_processes
 from scipy import sparse
 
 from experiments.nodes import __main__ as program
-from experiments.nodes import data, train
+from experiments.nodes import data, report, train
 from experiments.nodes.rows import RAW, RECOMMENDED, TRAINED
 from experiments.shelf import results
 from experiments.shelf.rows import INFO_NCE, PGCL
@@ -123,3 +123,12 @@ def test_a_set_with_parts_missing_or_damaged(planetoid, tmp_path):
     (planetoid / "ind.ring.graph").unlink()
     with pytest.raises(ValueError, match=r"ring has no ind.ring.graph"):
         data.fetch("Ring", planetoid.parent, tmp_path / "cache")
+
+
+def test_the_page_has_the_tables_of_its_runs():
+    page, runs = report.PAGE.read_text(), list(results.read(report.RUNS).values())
+    assert report.filled(page, runs) == page
+    for name in report.NODES:
+        assert f"<!-- {name} -->\n| | seeds | probe |" in page
+        known = sum(len(seeds) for seeds in report.by_row(runs, name).values())
+        assert known == sum(run["config"]["dataset"] == name for run in runs)  # none is left out

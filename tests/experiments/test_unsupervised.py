@@ -175,8 +175,8 @@ def test_differences_are_paired_by_seed():
 
 def test_the_page_has_the_tables_of_its_runs():
     page = report.PAGE.read_text()
-    runs, looks = (results.read(path).values() for path in (report.RUNS, report.LOOKS))
-    assert report.filled(page, runs, looks) == page
+    files = report.RUNS, report.LOOKS, report.MEASURED
+    assert report.filled(page, *(results.read(path).values() for path in files)) == page
     assert "<!-- averages -->\n| | " in page
     for name in re.findall(r"^<!-- (\w+) -->\n<!-- end -->", page, flags=re.MULTILINE):
         pytest.fail(f"{name} has no runs")

@@ -1,0 +1,107 @@
+"""The recommended setting over all rooms: places, halves, what counts as worse; its page."""
+
+import shutil
+
+import pytest
+from helpers.scripts import ROOT, main_here
+from scipy import stats
+
+from experiments.map import recipe as of_map
+from experiments.recipe import __main__ as program
+from experiments.recipe import places
+from experiments.shelf import results
+from experiments.shelf.probes import NAMES
+from experiments.shelf.rows import PGCL, RECOMMENDED
+from experiments.unsupervised import recipe as of_graphs
+from pgcl_losses import PGCLLoss
+
+PAGE = ROOT / "docs" / "where_it_helps.md"
+
+
+def test_every_second_place_of_the_map_was_chosen_on():
+    found = [place for place in places.all_places() if place.kind == "map"]
+    assert len(found) == 45
+    for index, (place, knobs) in enumerate(zip(found, of_map.places(), strict=True)):
+        assert place.chosen == (index % 2 == 0)
+        assert place.name.startswith(f"{knobs['classes']} classes")
+        if "," in place.name:
+            knob, value = place.name.partition(", ")[2].rsplit(" ", 1)
+            assert str(knobs[knob.replace(" ", "_")]) == value
+
+
+def test_intervals_are_students():
+    gains = [1.0, 2.5, -0.5, 0.7]
+    delta = places.interval(gains)
+    theirs = stats.ttest_1samp(gains, 0).confidence_interval(0.95)
+    assert delta == pytest.approx((0.925, theirs.low, theirs.high))
+
+
+def test_worse_is_what_is_below_half_a_point_beyond_the_noise():
+    assert program.is_worse(places.Delta(-1.0, -1.4, -0.6))
+    assert not program.is_worse(places.Delta(-1.0, -1.6, -0.4))
+    assert program.is_better(places.Delta(1.0, 0.1, 1.9))
+    assert not program.is_better(places.Delta(1.0, -0.1, 2.1))
+
+
+def test_pairs_are_of_one_seed():
+    def run(loss, seed, value):
+        measures = dict.fromkeys(NAMES, value)
+        return {"config": {"loss": loss, "seed": seed}, **measures}
+
+    recommended = {"lead": 0.75, "num_prototypes": 42}
+    runs = [run({}, 0, 10.0), run({}, 1, 20.0), run({}, 2, 99.0), run({"lead": 0.5}, 0, 7.0)]
+    runs += [run(recommended, 1, 23.0), run(recommended, 0, 11.0)]
+    (place,) = places.place("nodes", "Cora", True, runs)
+    assert all(delta.mean == pytest.approx(2.0) for delta in place.deltas.values())
+    assert list(places.place("nodes", "Cora", True, runs[:-1])) == []  # one pair has no interval
+
+
+def test_the_page_has_the_tables_of_its_runs(tmp_path, monkeypatch):
+    (tmp_path / "images").mkdir()
+    shutil.copy(PAGE, tmp_path)
+    monkeypatch.setattr(program, "DOCS", tmp_path)
+    main_here(monkeypatch, program)
+    assert (tmp_path / PAGE.name).read_text() == PAGE.read_text()
+    assert (tmp_path / "images" / "recommended.png").exists()
+    assert "(images/recommended.png)" in PAGE.read_text()
+
+
+def test_all_runs_of_the_map_are_there_and_their_table_is_on_the_page():
+    done = results.read(of_map.RUNS)
+    assert {results.key(config) for config in of_map.wanted(5)} <= {*done}
+    assert of_map.causes_table(done) in PAGE.read_text()
+
+
+def test_a_run_of_the_map_agrees_with_the_kept_one_in_form():
+    place = of_map.places()[7] | {"epochs": 1}
+    loss = of_map.causes(place)[RECOMMENDED]
+    kept = next(iter(results.read(of_map.RUNS).values()))
+    run = of_map.run({"place": place, "loss": loss, "seed": 0})
+    assert run.keys() | {"versions"} == kept.keys()
+    assert all(0 <= run[name] <= 100 for name in NAMES if name != "ari")
+    assert "agreement" in run["history"][-1]
+
+
+def test_whole_graphs(tmp_path, monkeypatch):
+    file, digest = of_graphs.fetch("motifs", None, tmp_path)
+    monkeypatch.setitem(of_graphs.TRAINING, "epochs", 2)
+    starts = []
+    start = of_graphs.Objective.begin
+
+    def noted(self, step, rows):
+        starts.append(step in self.starts)
+        start(self, step, rows)
+
+    monkeypatch.setattr(of_graphs.Objective, "begin", noted)
+    for row in (RECOMMENDED, "Barlow Twins", of_graphs.UNTRAINED):
+        run = of_graphs.run(of_graphs.configuration("motifs", digest, row, 0), file)
+        assert run.keys() >= {"config", "seconds", *NAMES}
+        assert len(run["history"]) == (0 if row == of_graphs.UNTRAINED else 2)
+    assert sum(starts) == 1
+
+
+def test_the_paper_is_a_setting_apart():
+    for room in (of_graphs.LOSSES, of_map.causes(of_map.places()[0])):
+        assert places.is_recommended(room[RECOMMENDED])
+        assert not places.is_recommended(room[PGCL])
+    assert PGCLLoss(4).consistency_weight == room[PGCL]["consistency_weight"]
