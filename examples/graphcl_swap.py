@@ -1,4 +1,4 @@
-"""A GraphCL script as this field writes them, and the three lines that make it PGCL.
+"""A GraphCL script as this field writes them, and the few lines that make it PGCL.
 
 A GIN with sum pooling and a projection head; view 1 is the batch itself, view 2 an augmentation of
 it. What changes for PGCL is marked "PGCL". A quarter of a minute on two cores with the embedded
@@ -121,18 +121,22 @@ def main() -> None:
 
     model = GraphCL(dataset[0].num_features)
     if args.pgcl:
-        model.pgcl = PGCLLoss(DIM)  # PGCL: a new name, and before the optimizer is made
+        # PGCL: a new name, and before the optimizer is made.
+        steps = args.epochs * len(loader)
+        model.pgcl = PGCLLoss.recommended(DIM, batch_size=BATCH, steps=steps)
     model.to(device)
     optimizer = torch.optim.Adam(model.parameters(), lr=RATE)
 
     before = probe(model, dataset, device)
     progress = tqdm(range(args.epochs), unit="epoch")
-    for _ in progress:
+    for epoch in progress:
         model.train()
         total = 0.0
-        for data in loader:
+        for step, data in enumerate(loader, epoch * len(loader)):
             data = data.to(device)
             x, x_aug = model(data), model(augment(data))
+            if args.pgcl and step == model.pgcl.lead_steps:
+                model.pgcl.prototypes.start_from_(x)  # PGCL: its prototypes start where rows are
             # PGCL: the loss line.
             loss = model.pgcl(x, x_aug) if args.pgcl else model.loss_cal(x, x_aug)
             optimizer.zero_grad()
