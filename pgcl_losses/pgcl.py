@@ -15,6 +15,7 @@ from pgcl_losses._checks import (
     check_choice,
     check_count,
     check_prototypes,
+    check_scale,
     check_views,
     check_weight,
 )
@@ -201,7 +202,8 @@ class PGCLLoss(Part):
 
         For three quarters of the run the encoder learns by InfoNCE. Then start the prototypes from
         its rows, and PGCL goes on from there, with 50 prototypes or a third of the batch, whichever
-        is less, lambda = 1, and a temperature of the prediction of 0.2 at most.
+        is less, a temperature of the prediction of 0.2 at most, and lambda = 1, or where tau is
+        larger than 0.2, 0.2 / tau: so the consistency pulls no harder than the contrast.
 
         Args:
             dim: width of the rows, D.
@@ -230,9 +232,10 @@ class PGCLLoss(Part):
         """
         check_count("batch_size", batch_size, minimum=1)
         check_count("steps", steps, minimum=1)
+        check_scale("temperature", temperature)
         chosen: dict[str, Any] = {
             "num_prototypes": max(1, min(50, batch_size // 3)),
-            "consistency_weight": 1.0,
+            "consistency_weight": min(1.0, 0.2 / temperature),
             "lead_steps": round(0.75 * steps),
         }
         pgcl = cls(dim, temperature=temperature, **(chosen | options))

@@ -37,6 +37,7 @@ def parse() -> argparse.Namespace:
     add("--rows", nargs="+", default=FEW, metavar="ROW", help=f"all, or some of: {', '.join(ALL)}")
     add("--seeds", type=int, default=3)
     add("--epochs", type=int, default=SHARED["epochs"], help="steps: each has the whole graph")
+    add("--temperature", type=float, help="of the contrast; default: what GRACE has for the set")
     add("--workers", type=int, default=2, help="runs at a time, a thread each")
     add("--output", type=Path, default=Path("runs/nodes.jsonl"))
     add("--cache", type=Path, default=Path("runs/data"), help="for graphs, once processed")
@@ -56,24 +57,29 @@ def parse() -> argparse.Namespace:
     return args
 
 
-def configuration(dataset: str, known: Known, epochs: int, row: str, seed: int) -> results.Config:
-    """A run's, as JSON has it."""
-    of_set = setting(dataset)
+def configuration(
+    dataset: str, known: Known, given: dict[str, Any], row: str, seed: int
+) -> results.Config:
+    """A run's, as JSON has it; ``given`` goes before what the set has."""
+    of_set = setting(dataset) | given
     config: dict[str, Any] = {"dataset": dataset, "data": known.digest, "seed": seed}
     config |= with_loss(row, known.nodes, of_set["temperature"])
     if row == UNTRAINED:
         config |= {name: of_set[name] for name in ("width", "activation")}
     elif row != RAW:
-        config |= of_set | {"epochs": epochs}
+        config |= of_set
     return json.loads(json.dumps(config))
 
 
 def main() -> None:
     args = parse()
     try:
+        given: dict[str, Any] = {"epochs": args.epochs}
+        if args.temperature is not None:
+            given["temperature"] = args.temperature
         known = fetch(args.dataset, args.root, args.cache)
         configs = {
-            (row, seed): configuration(args.dataset, known, args.epochs, row, seed)
+            (row, seed): configuration(args.dataset, known, given, row, seed)
             for seed, row in itertools.product(range(args.seeds), args.rows)
         }
         jobs = [(config, known.file) for config in configs.values()]

@@ -11,6 +11,7 @@ from scipy import stats
 
 from experiments.shelf import results
 from experiments.shelf.probes import NAMES
+from experiments.shelf.rows import recipe
 
 HOUSE = Path(__file__).parents[1]
 MAP, GRAPHS, NODES = (
@@ -23,8 +24,7 @@ MAP, GRAPHS, NODES = (
 )
 KNOBS = ("spread", "duplicates", "imbalance", "batch_size", "temperature", "epsilon", "epochs")
 # Named before any run of the others was looked at. Of the map, every second place.
-CHOSEN_ON = ("MUTAG", "PTC_MR", "PROTEINS", "Cora")
-RECOMMENDED_LEAD = 0.75
+CHOSEN_ON = ("MUTAG", "PTC_MR", "PROTEINS", "Cora", "CiteSeer")
 
 
 class Delta(NamedTuple):
@@ -74,9 +74,15 @@ def of_map() -> Iterator[Place]:
 def of_sets(kind: str, path: Path) -> Iterator[Place]:
     by_set: dict[str, list[results.Run]] = {}
     for run in results.read(path).values():
-        by_set.setdefault(run["config"]["dataset"], []).append(run)
+        by_set.setdefault(named(run["config"]), []).append(run)
     for name, runs in by_set.items():
         yield from place(kind, name, name in CHOSEN_ON, runs)
+
+
+def named(config: results.Config) -> str:
+    """A set; one that is made here is run at several temperatures."""
+    name, temperature = config["dataset"], config.get("temperature")
+    return name if name[0].isupper() or not temperature else f"{name}, tau={temperature}"
 
 
 def place(kind: str, name: str, chosen: bool, runs: Iterable[results.Run]) -> Iterator[Place]:
@@ -84,10 +90,9 @@ def place(kind: str, name: str, chosen: bool, runs: Iterable[results.Run]) -> It
     info_nce: dict[int, results.Run] = {}
     recommended: dict[int, results.Run] = {}
     for run in runs:
-        loss = run["config"].get("loss")
-        if loss == {}:
+        if run["config"].get("loss") == {}:
             info_nce[run["config"]["seed"]] = run
-        elif is_recommended(loss):
+        elif is_recommended(run["config"]):
             recommended[run["config"]["seed"]] = run
     seeds = sorted(info_nce.keys() & recommended.keys())
     if len(seeds) > 1:
@@ -98,8 +103,13 @@ def place(kind: str, name: str, chosen: bool, runs: Iterable[results.Run]) -> It
         yield Place(kind, name, chosen, {name: interval(gain) for name, gain in gains.items()})
 
 
-def is_recommended(loss: dict[str, Any] | None) -> bool:
-    return loss is not None and loss.get("lead") == RECOMMENDED_LEAD
+def is_recommended(config: results.Config) -> bool:
+    """Whether a run's loss has all that the setting fixes; K goes by the batch."""
+    loss = config.get("loss") or {}
+    temperature = config.get("place", config).get("temperature", 0.2)
+    options = json.loads(json.dumps(recipe(150, temperature)))
+    fixed = {name: value for name, value in options.items() if name != "num_prototypes"}
+    return fixed.items() <= loss.items() and "one_batch" not in loss
 
 
 def interval(gains: list[float]) -> Delta:

@@ -28,7 +28,7 @@ def recipe(batch_size: int, temperature: float) -> dict[str, Any]:
     """What `PGCLLoss.recommended` sets, as options of `Objective`."""
     return {
         "num_prototypes": min(50, batch_size // 3),
-        "consistency_weight": 1.0,
+        "consistency_weight": min(1.0, 0.2 / temperature),
         "lead": 0.75,
         "start": (0.75,),
         "prediction_temperature": min(temperature, 0.2),

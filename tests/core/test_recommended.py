@@ -9,18 +9,18 @@ from pgcl_losses import InfoNCE, PGCLLoss
 @pytest.mark.parametrize(
     ("batch_size", "steps", "temperature", "expected"),
     [
-        (2708, 200, 0.4, (50, 150, 0.4, 0.2)),
-        (128, 100, 0.2, (42, 75, 0.2, 0.2)),
-        (32, 7, 0.1, (10, 5, 0.1, 0.1)),
-        (2, 1, 0.9, (1, 1, 0.9, 0.2)),
+        (2708, 200, 0.4, (50, 0.5, 150, 0.4, 0.2)),
+        (128, 100, 0.2, (42, 1.0, 75, 0.2, 0.2)),
+        (32, 7, 0.1, (10, 1.0, 5, 0.1, 0.1)),
+        (2, 1, 0.8, (1, 0.25, 1, 0.8, 0.2)),
     ],
 )
 def test_the_rule(batch_size, steps, temperature, expected):
     given = {"batch_size": batch_size, "steps": steps, "temperature": temperature}
     pgcl = PGCLLoss.recommended(8, **given)
     of_parts = pgcl.contrast.temperature, pgcl.prototypes.temperature
-    assert (pgcl.num_prototypes, pgcl.lead_steps, *of_parts) == expected
-    assert pgcl.consistency_weight == 1
+    weight = pytest.approx(pgcl.consistency_weight)
+    assert (pgcl.num_prototypes, weight, pgcl.lead_steps, *of_parts) == expected
     untouched = ("weighting", "exclude_same_cluster", "epsilon", "negatives", "freeze_steps")
     default = PGCLLoss(8)
     assert all(getattr(pgcl, name) == getattr(default, name) for name in untouched)

@@ -92,7 +92,7 @@ def test_masking_hides_whole_columns_in_proportion():
 
 def test_a_run_says_what_it_was():
     known = data.Known(None, "d", 2708)
-    configs = {row: program.configuration("Cora", known, 200, row, 0) for row in (RAW, *TRAINED)}
+    configs = {row: program.configuration("Cora", known, {}, row, 0) for row in (RAW, *TRAINED)}
     assert len({results.key(config) for config in configs.values()}) == len(configs)
     assert configs[RAW] == {"dataset": "Cora", "data": "d", "seed": 0, "row": RAW}
     assert configs[PGCL]["loss"] == {"num_prototypes": 10, "consistency_weight": 6.0}

@@ -1,5 +1,6 @@
 """The recommended setting over all rooms: places, halves, what counts as worse; its page."""
 
+import json
 import shutil
 
 import pytest
@@ -11,9 +12,8 @@ from experiments.recipe import __main__ as program
 from experiments.recipe import places
 from experiments.shelf import results
 from experiments.shelf.probes import NAMES
-from experiments.shelf.rows import PGCL, RECOMMENDED
+from experiments.shelf.rows import PGCL, RECOMMENDED, recipe
 from experiments.unsupervised import recipe as of_graphs
-from pgcl_losses import PGCLLoss
 
 PAGE = ROOT / "docs" / "where_it_helps.md"
 
@@ -48,7 +48,7 @@ def test_pairs_are_of_one_seed():
         measures = dict.fromkeys(NAMES, value)
         return {"config": {"loss": loss, "seed": seed}, **measures}
 
-    recommended = {"lead": 0.75, "num_prototypes": 42}
+    recommended = recipe(128, 0.2) | {"start": [0.75]}
     runs = [run({}, 0, 10.0), run({}, 1, 20.0), run({}, 2, 99.0), run({"lead": 0.5}, 0, 7.0)]
     runs += [run(recommended, 1, 23.0), run(recommended, 0, 11.0)]
     (place,) = places.place("nodes", "Cora", True, runs)
@@ -101,7 +101,16 @@ def test_whole_graphs(tmp_path, monkeypatch):
 
 
 def test_the_paper_is_a_setting_apart():
-    for room in (of_graphs.LOSSES, of_map.causes(of_map.places()[0])):
-        assert places.is_recommended(room[RECOMMENDED])
-        assert not places.is_recommended(room[PGCL])
-    assert PGCLLoss(4).consistency_weight == room[PGCL]["consistency_weight"]
+    knobs = of_map.places()[40]
+    assert knobs["temperature"] == 0.5
+    for loss, temperature in (
+        (of_graphs.LOSSES, 0.2),
+        (of_map.causes(of_map.places()[0]), 0.2),
+        (of_map.causes(knobs), 0.5),
+    ):
+        configs = [
+            {"loss": json.loads(json.dumps(loss[row])), "place": {"temperature": temperature}}
+            for row in (RECOMMENDED, PGCL)
+        ]
+        assert [*map(places.is_recommended, configs)] == [True, False]
+        assert not places.is_recommended(configs[0] | {"place": {"temperature": 0.9}})
