@@ -209,7 +209,7 @@ class PGCLLoss(Part):
             dim: width of the rows, D.
             batch_size: rows of a view in one step, of all processes together.
             steps: training forwards of the whole run.
-            temperature: tau of the contrast.
+            temperature: tau of the contrast, 0.5 at most: above, PGCL was worse than InfoNCE.
             options: all others of :class:`PGCLLoss`; they go before what is set here.
 
         Examples:
@@ -232,7 +232,11 @@ class PGCLLoss(Part):
         """
         check_count("batch_size", batch_size, minimum=1)
         check_count("steps", steps, minimum=1)
-        check_scale("temperature", temperature)
+        if check_scale("temperature", temperature) > 0.5:
+            raise ValueError(
+                f"temperature must be at most 0.5, but got {temperature!r}: above, PGCL was worse "
+                f"than InfoNCE(temperature={temperature!r})"
+            )
         chosen: dict[str, Any] = {
             "num_prototypes": max(1, min(50, batch_size // 3)),
             "consistency_weight": min(1.0, 0.2 / temperature),

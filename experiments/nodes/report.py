@@ -22,13 +22,19 @@ RUNS, PAGE = HERE / "results.jsonl", HERE.parents[1] / "docs" / "results.md"
 
 def by_row(runs: Collection[results.Run], dataset: str) -> dict[str, dict[int, results.Run]]:
     """Row -> seed -> run of one set, in the order of the rows."""
-    of_set = [run for run in runs if run["config"]["dataset"] == dataset]
+    temperature = SETTINGS[dataset]["temperature"]
+    of_set = [
+        run
+        for run in runs
+        if run["config"]["dataset"] == dataset
+        and run["config"].get("temperature", temperature) == temperature
+    ]
     digests = {run["config"]["data"] for run in of_set}
     if len(digests) > 1:
         raise ValueError(f"{dataset}: runs on {len(digests)} graphs, {', '.join(sorted(digests))}")
     rows = {}
     for row in ALL:
-        wanted = with_loss(row, NODES[dataset], SETTINGS[dataset]["temperature"])
+        wanted = with_loss(row, NODES[dataset], temperature)
         name = results.key(wanted.get("loss", row))
         rows[row] = {
             run["config"]["seed"]: run for run in of_set if results.key(loss_of(run)) == name

@@ -32,7 +32,16 @@ ABLATION: dict[str, Options] = {
     row: {} if row == INFO_NCE else _PAPER | options for row, options in ROWS.items()
 }
 FIXED = ABLATION | CAUSES | RIVALS
-TRAINED = (*ABLATION, RECOMMENDED, *CAUSES, *RIVALS)
+# Changes of the recommended setting, which goes by the temperature.
+CHANGES = {
+    "recommended, but lambda=1": {"consistency_weight": 1.0},
+    "recommended, but lambda=0": {"consistency_weight": 0.0},
+    "recommended, but prediction at tau": {
+        "consistency_weight": 1.0,
+        "prediction_temperature": None,
+    },
+}
+TRAINED = (*ABLATION, RECOMMENDED, *CHANGES, *CAUSES, *RIVALS)
 ALL = (RAW, UNTRAINED, *TRAINED)
 FEW = (RAW, UNTRAINED, INFO_NCE, PGCL, RECOMMENDED)
 
@@ -41,4 +50,9 @@ def with_loss(row: str, nodes: int, temperature: float) -> dict[str, Any]:
     """What a configuration says of a row: the options themselves, as a row's name may change."""
     if row in (RAW, UNTRAINED):
         return {"row": row}
-    return {"row": "loss", "loss": recipe(nodes, temperature) if row == RECOMMENDED else FIXED[row]}
+    if row in FIXED:
+        return {"row": "loss", "loss": FIXED[row]}
+    loss = recipe(nodes, temperature) | CHANGES.get(row, {})
+    if loss["prediction_temperature"] is None:
+        loss["prediction_temperature"] = temperature
+    return {"row": "loss", "loss": loss}

@@ -130,5 +130,6 @@ def test_the_page_has_the_tables_of_its_runs():
     assert report.filled(page, runs) == page
     for name in report.NODES:
         assert f"<!-- {name} -->\n| | seeds | probe |" in page
-        known = sum(len(seeds) for seeds in report.by_row(runs, name).values())
-        assert known == sum(run["config"]["dataset"] == name for run in runs)  # none is left out
+        rows = report.by_row(runs, name)
+        assert rows.keys() >= {"untrained GCN", INFO_NCE, PGCL}
+        assert all(run["config"]["dataset"] == name for run in rows[INFO_NCE].values())
