@@ -37,7 +37,7 @@ def causes(place: dict[str, Any]) -> dict[str, Options]:
     """From the paper's setting to the recommended one, and what else was tried on the way."""
     epsilon = {"epsilon": place["epsilon"]}
     recommended = epsilon | recipe(place["batch_size"], place["temperature"])
-    more = epsilon | {name: recommended[name] for name in ("num_prototypes", "consistency_weight")}
+    more = epsilon | {"num_prototypes": recommended["num_prototypes"], "consistency_weight": 1.0}
     half = more | {"lead": 0.5, "start": (0.0, 0.5)}
     return {
         INFO_NCE: {},
