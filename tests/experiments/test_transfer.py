@@ -97,16 +97,16 @@ def test_two_processes_pretrain_together(cache, tmp_path):
         f"--output={output}",
     ]
     done = subprocess.run(
-        [*launcher, *PRETRAIN, *given, "--epochs=2"],
+        [*launcher, *PRETRAIN, *given, "--epochs=4"],
         cwd=ROOT,
         capture_output=True,
         text=True,
         timeout=300,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("PGCL, recommended, 32 molecules, 2 epochs") == 1
+    assert done.stdout.count("PGCL, recommended, 32 molecules, 4 epochs") == 1
     config = torch.load(output, weights_only=True)["config"]
-    assert (config["processes"], config["start_steps"]) == (2, [1])
+    assert (config["processes"], config["start_steps"]) == (2, [3])
 
 
 def test_encoders_are_tuned_compared_and_predict(cache, tmp_path, pretrain, monkeypatch, capsys):
