@@ -1,8 +1,6 @@
 """One graph with classes of nodes: a set of Planetoid from disk or the network, or blocks."""
 
 import hashlib
-import os
-import re
 import shutil
 import tempfile
 from pathlib import Path
@@ -14,6 +12,7 @@ from torch_geometric.datasets import Planetoid
 from torch_geometric.utils import stochastic_blockmodel_graph
 
 from experiments.shelf.results import write
+from experiments.shelf.sets import check_name, downloaded
 
 SYNTHETIC = "blocks"
 PARTS = ("x", "tx", "allx", "y", "ty", "ally", "graph", "test.index")
@@ -46,12 +45,9 @@ def load(path: Path) -> Data:
 
 def planetoid(name: str, root: Path | None, cache: Path) -> Data:
     """A set of Planetoid, its rows of features with sum 1, as GRACE has them."""
-    if not re.fullmatch(r"[\w-]+", name):
-        raise ValueError(
-            f"--dataset must be the name of a set, made of letters, digits, '-' and '_', but it is "
-            f"{name!r}: the folder where sets lie is --root"
-        )
-    graph = downloaded(name, cache) if root is None else parsed(name, raw_folder(name, root))
+    check_name(name)
+    root = downloaded(Planetoid, name, cache) if root is None else root
+    graph = parsed(name, raw_folder(name, root))
     sums = graph.x.sum(1, keepdim=True)
     return Data(x=graph.x / sums.clamp(min=1), edge_index=graph.edge_index, y=graph.y)
 
@@ -86,22 +82,6 @@ def parsed(name: str, folder: Path) -> Data:
                 f"{name} in {folder} cannot be read ({type(error).__name__}: {error}): it should "
                 "be a set in the raw layout of Planetoid"
             ) from error
-
-
-def downloaded(name: str, cache: Path) -> Data:
-    root = cache / "downloaded"
-    if not (root / name).exists():
-        root.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=root) as part:  # whole or not at all
-            try:
-                Planetoid(part, name)
-            except Exception as error:
-                raise ValueError(
-                    f"{name} cannot be downloaded ({type(error).__name__}: {error}): if it is on "
-                    "this machine, --root names the folder where it lies"
-                ) from error
-            os.rename(Path(part) / name, root / name)
-    return Planetoid(str(root), name)[0]
 
 
 def block_model(nodes: int = 2000, blocks: int = 7, seed: int = 0) -> Data:

@@ -15,6 +15,7 @@ from experiments.shelf import probes
 from experiments.shelf.losses import Objective
 
 from .data import load
+from .probe import linear
 from .rows import RAW, UNTRAINED
 
 # GRACE's, published with its code.
@@ -87,7 +88,7 @@ def sparse(x: Tensor) -> Tensor:
 
 
 def measured(rows: np.ndarray, labels: np.ndarray, seed: int) -> dict[str, float]:
-    found = {"probe": probes.linear(rows, labels, seed)}
+    found = {"probe": linear(rows, labels, seed)}
     found |= probes.without_training(rows, labels, seed)
     return {name: round(value, 3) for name, value in found.items()}
 

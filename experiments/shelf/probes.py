@@ -1,13 +1,10 @@
-"""What rows are good for: telling classes apart by a linear probe, by k-means, by few labels."""
+"""What rows are good for without a probe: telling classes apart by k-means, by few labels."""
 
 import numpy as np
 from sklearn.cluster import KMeans
-from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score
-from sklearn.model_selection import train_test_split
 from sklearn.preprocessing import normalize
 
-STRENGTHS = 4.0 ** np.arange(7)  # C of the linear probe
 FEW = (1, 5)  # labels of each class
 NAMES = {
     "probe": "probe",
@@ -15,29 +12,6 @@ NAMES = {
     "ari": "k-means, ARI",
     **{f"labels_{each}": f"{each} label{'s' * (each > 1)} a class" for each in FEW},
 }
-
-
-def linear(rows: np.ndarray, labels: np.ndarray, seed: int, splits: int = 10) -> float:
-    """Accuracy in per cent of a logistic regression on unit rows, mean over random splits.
-
-    Of each class 10 per cent are to learn from, 10 to choose C, and 80 to test.
-    """
-    rows, accuracies = normalize(rows), []
-    for split in range(splits):
-        state = 1000 * seed + split
-        known, test = train_test_split(
-            np.arange(len(rows)), train_size=0.2, stratify=labels, random_state=state
-        )
-        train, valid = train_test_split(
-            known, train_size=0.5, stratify=labels[known], random_state=state
-        )
-        fitted = [
-            LogisticRegression(C=strength, max_iter=500).fit(rows[train], labels[train])
-            for strength in STRENGTHS
-        ]
-        best = max(fitted, key=lambda probe: probe.score(rows[valid], labels[valid]))
-        accuracies.append(best.score(rows[test], labels[test]))
-    return 100 * float(np.mean(accuracies))
 
 
 def without_training(rows: np.ndarray, labels: np.ndarray, seed: int) -> dict[str, float]:

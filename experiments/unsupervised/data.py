@@ -2,8 +2,6 @@
 
 import hashlib
 import itertools
-import os
-import re
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterable
@@ -15,6 +13,7 @@ from torch_geometric.datasets import TUDataset
 from torch_geometric.utils import to_undirected
 
 from experiments.shelf.results import write
+from experiments.shelf.sets import check_name, downloaded
 
 SYNTHETIC = "motifs"
 FOLDS = 10
@@ -40,7 +39,7 @@ def fetch(name: str, root: Path | None, cache: Path) -> tuple[Path, str]:
         path = cache / f"{name}-{digest_of(graphs)}.pt"
     else:
         check_name(name)
-        files = raw_files(name, downloaded(name, cache) if root is None else root)
+        files = raw_files(name, downloaded(TUDataset, name, cache) if root is None else root)
         named = [part for file, raw in sorted(files.items()) for part in (file.encode(), raw)]
         path = cache / f"{name}-{digest(named)}.pt"
         graphs = load(path) if path.exists() else parsed(name, files)
@@ -72,14 +71,6 @@ def digest_of(graphs: list[Data]) -> str:
     return digest([shapes.encode(), *(tensor.numpy().tobytes() for tensor in tensors)])
 
 
-def check_name(name: str) -> None:
-    if not re.fullmatch(r"[\w-]+", name):
-        raise ValueError(
-            f"--dataset must be the name of a set, made of letters, digits, '-' and '_', but it is "
-            f"{name!r}: the folder where sets lie is --root"
-        )
-
-
 def raw_files(name: str, root: Path) -> dict[str, bytes]:
     """The raw files of a set by their names, from a folder or a zip that is only read."""
     if not root.is_dir():
@@ -103,23 +94,6 @@ def raw_files(name: str, root: Path) -> dict[str, bytes]:
         f"--root {root} has no {name}: neither {name}.zip nor {name}/{name}_A.txt nor "
         f"{name}/raw/{name}_A.txt is there; without --root it is downloaded"
     )
-
-
-def downloaded(name: str, cache: Path) -> Path:
-    """A folder like ``--root``, with the set as PyG downloads it."""
-    root = cache / "downloaded"
-    if not (root / name).exists():
-        root.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=root) as part:  # whole or not at all
-            try:
-                TUDataset(part, name)
-            except Exception as error:
-                raise ValueError(
-                    f"{name} cannot be downloaded ({type(error).__name__}: {error}): if it is on "
-                    "this machine, --root names the folder where it lies"
-                ) from error
-            os.rename(Path(part) / name, root / name)
-    return root
 
 
 def parsed(name: str, files: dict[str, bytes]) -> list[Data]:

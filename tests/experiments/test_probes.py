@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from experiments.nodes.probe import linear
 from experiments.shelf import probes
 
 
@@ -14,14 +15,14 @@ def blobs(centres, each, noise, seed=0):
 
 def test_classes_far_apart_are_found_by_all_and_noise_by_none():
     rows, labels = blobs(np.eye(3, 6), 40, 0.05)
-    found = probes.without_training(rows, labels, 0) | {"probe": probes.linear(rows, labels, 0)}
+    found = probes.without_training(rows, labels, 0) | {"probe": linear(rows, labels, 0)}
     assert found.keys() == probes.NAMES.keys()
     assert all(value == pytest.approx(100) for value in found.values())
     noise, labels = blobs(np.zeros((3, 6)), 40, 1.0)
     found = probes.without_training(noise, labels, 0)
     assert -5 < found["ari"] < 5
     assert 25 < found["labels_1"] < 45
-    assert 20 < probes.linear(noise, labels, 0) < 50
+    assert 20 < linear(noise, labels, 0) < 50
 
 
 def test_few_labels_are_those_of_the_nearest_mean():
@@ -49,6 +50,6 @@ def test_few_labels_are_those_of_the_nearest_mean():
 def test_length_of_rows_makes_no_difference():
     rows, labels = blobs(np.eye(3, 6), 40, 0.6)
     longer = rows * np.random.default_rng(1).uniform(0.1, 10, (len(rows), 1))
-    assert probes.linear(longer, labels, 0) == pytest.approx(probes.linear(rows, labels, 0))
+    assert linear(longer, labels, 0) == pytest.approx(linear(rows, labels, 0))
     few = [probes.few_labels(some, labels, 1, 0) for some in (longer, rows)]
     assert few[0] == pytest.approx(few[1])
