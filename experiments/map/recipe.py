@@ -130,6 +130,8 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2, help="runs at a time, a thread each")
     parser.add_argument("--output", type=Path, default=RUNS)
     args = parser.parse_args()
+    if args.seeds < 1:
+        parser.error(f"argument --seeds: must be 1 or more, but it is {args.seeds}")
     jobs = [(config,) for config in wanted(args.seeds)]
     try:
         done = results.complete(args.output, jobs, run, args.workers)

@@ -45,6 +45,8 @@ def parse() -> argparse.Namespace:
     for name in ("seeds", "epochs", "workers"):
         if getattr(args, name) < 1:
             parser.error(f"argument --{name}: must be 1 or more, but it is {getattr(args, name)}")
+    if args.temperature is not None and not args.temperature > 0:
+        parser.error(f"argument --temperature: must be above 0, but it is {args.temperature}")
     if args.dataset == SYNTHETIC and args.root is not None:
         parser.error(
             f"--root holds no {SYNTHETIC!r}, which is made here: name the set with --dataset"

@@ -148,6 +148,8 @@ def main() -> None:
     add("--output", type=Path, default=RUNS)
     add("--cache", type=Path, default=Path("runs/data"), help="for data sets, once processed")
     args = parser.parse_args()
+    if args.seeds < 1:
+        parser.error(f"argument --seeds: must be 1 or more, but it is {args.seeds}")
     try:
         for dataset in args.datasets:
             file, digest = fetch(dataset, args.root, args.cache)

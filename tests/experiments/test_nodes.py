@@ -6,7 +6,7 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from helpers.scripts import main_here, threads_for_processes
+from helpers.scripts import kept_here
 from scipy import sparse
 
 from experiments.nodes import __main__ as program
@@ -20,16 +20,7 @@ NODES, TESTED = 560, 40  # PyG takes 500 nodes for validation
 
 @pytest.fixture
 def script(monkeypatch, capsys, tmp_path):
-    """Runs the program here: what it prints, and where its runs are."""
-    threads_for_processes(monkeypatch, results)
-
-    def call(*arguments):
-        output = tmp_path / "runs.jsonl"
-        given = (f"--output={output}", f"--cache={tmp_path / 'cache'}", *arguments)
-        main_here(monkeypatch, program, *given)
-        return capsys.readouterr().out, output
-
-    return call
+    return kept_here(program, results, monkeypatch, capsys, tmp_path)
 
 
 @pytest.fixture
@@ -105,6 +96,7 @@ def test_a_run_says_what_it_was():
     [
         (["--rows", "PGCLL"], "--rows: 'PGCLL' is not one of"),
         (["--seeds=0"], "--seeds: must be 1 or more, but it is 0"),
+        (["--temperature=0"], "--temperature: must be above 0, but it is 0.0"),
         (["--root=."], "--root holds no 'blocks', which is made here"),
         (["--dataset=../Cora", "--root=."], "--dataset must be the name of a set"),
         (["--dataset=Cora", "--root=."], "--root . has no Cora: ind.cora.x is in none of"),

@@ -12,7 +12,7 @@ import time
 import numpy as np
 import pytest
 import torch
-from helpers.scripts import ROOT, main_here, threads_for_processes
+from helpers.scripts import ROOT, kept_here, main_here
 from helpers.tu_sets import write_tu_set
 from sklearn.svm import SVC
 
@@ -26,16 +26,7 @@ SMALL = ("--seeds=1", "--epochs=1", "--workers=1")
 
 @pytest.fixture
 def script(monkeypatch, capsys, tmp_path):
-    """Runs the program here: what it prints, and where its runs are."""
-    threads_for_processes(monkeypatch, results)
-
-    def call(*arguments):
-        output = tmp_path / "runs.jsonl"
-        given = (f"--output={output}", f"--cache={tmp_path / 'cache'}", *arguments)
-        main_here(monkeypatch, program, *given)
-        return capsys.readouterr().out, output
-
-    return call
+    return kept_here(program, results, monkeypatch, capsys, tmp_path)
 
 
 def test_the_script_resumes_and_prints_both_protocols(tmp_path, script):

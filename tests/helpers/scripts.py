@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -44,3 +45,22 @@ def main_here(monkeypatch: pytest.MonkeyPatch, module: Any, *arguments: str) -> 
     """A script's main in this process, for the same reason."""
     monkeypatch.setattr(sys, "argv", [f"{module.__name__}.py", *arguments])
     module.main()
+
+
+def kept_here(
+    module: Any,
+    results: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    folder: Path,
+) -> Callable[..., tuple[str, Path]]:
+    """Runs a program here, with its files in a folder: what it prints, and where its runs are."""
+    threads_for_processes(monkeypatch, results)
+
+    def call(*arguments: str) -> tuple[str, Path]:
+        output = folder / "runs.jsonl"
+        given = (f"--output={output}", f"--cache={folder / 'cache'}", *arguments)
+        main_here(monkeypatch, module, *given)
+        return capsys.readouterr().out, output
+
+    return call
