@@ -201,15 +201,15 @@ class PGCLLoss(Part):
         """The setting that did no harm where the paper's did: InfoNCE at first, PGCL at the end.
 
         For three quarters of the run the encoder learns by InfoNCE. Then start the prototypes from
-        its rows, and PGCL goes on from there, with 50 prototypes or a third of the batch, whichever
-        is less, a temperature of the prediction of 0.2 at most, and lambda = 1, or where tau is
-        larger than 0.2, 0.2 / tau: so the consistency pulls no harder than the contrast.
+        its rows, and PGCL goes on from there. There is a prototype for every three rows of the
+        batch, 1000 at most. The temperature of the prediction is 0.2 at most, and lambda is 1, or
+        0.2 / tau where tau is above 0.2: so the consistency pulls no harder than the contrast.
 
         Args:
             dim: width of the rows, D.
             batch_size: rows of a view in one step, of all processes together.
             steps: training forwards of the whole run.
-            temperature: tau of the contrast, 0.5 at most: above, PGCL was worse than InfoNCE.
+            temperature: tau of the contrast.
             options: all others of :class:`PGCLLoss`; they go before what is set here.
 
         Examples:
@@ -232,13 +232,9 @@ class PGCLLoss(Part):
         """
         check_count("batch_size", batch_size, minimum=1)
         check_count("steps", steps, minimum=1)
-        if check_scale("temperature", temperature) > 0.5:
-            raise ValueError(
-                f"temperature must be at most 0.5, but got {temperature!r}: above, PGCL was worse "
-                f"than InfoNCE(temperature={temperature!r})"
-            )
+        check_scale("temperature", temperature)
         chosen: dict[str, Any] = {
-            "num_prototypes": max(1, min(50, batch_size // 3)),
+            "num_prototypes": max(1, min(1000, batch_size // 3)),
             "consistency_weight": min(1.0, 0.2 / temperature),
             "lead_steps": round(0.75 * steps),
         }

@@ -42,7 +42,7 @@ def causes(place: dict[str, Any]) -> dict[str, Options]:
     return {
         INFO_NCE: {},
         PGCL: epsilon | {"num_prototypes": 10, "consistency_weight": 6.0},
-        "K=N/3 or 50, lambda=1": more,
+        "K=N/3, lambda=1": more,
         "... from rows": more | {"start": (0.0,)},
         "... lead of half the run": more | {"lead": 0.5},
         "... lead of half, from rows": half,

@@ -9,20 +9,29 @@ from pathlib import Path
 
 from experiments.shelf import results
 from experiments.shelf.probes import NAMES
-from experiments.shelf.rows import INFO_NCE
+from experiments.shelf.rows import INFO_NCE, NODES
 from experiments.shelf.tables import fill, measures
 
+from .data import SYNTHETIC
 from .rows import ALL, RAW, UNTRAINED, with_loss
-from .train import SETTINGS
+from .train import setting
 
-NODES = {"Cora": 2708, "CiteSeer": 3327}
+# By the name of the table: the set, and the temperature where it is not GRACE's.
+TABLES = {
+    "Cora": ("Cora", None),
+    "CiteSeer": ("CiteSeer", None),
+    "CiteSeer, tau=0.4": ("CiteSeer", 0.4),
+    "blocks": (SYNTHETIC, None),
+}
 HERE = Path(__file__).parent
 RUNS, PAGE = HERE / "results.jsonl", HERE.parents[1] / "docs" / "results.md"
 
 
-def by_row(runs: Collection[results.Run], dataset: str) -> dict[str, dict[int, results.Run]]:
-    """Row -> seed -> run of one set, in the order of the rows."""
-    temperature = SETTINGS[dataset]["temperature"]
+def by_row(
+    runs: Collection[results.Run], dataset: str, temperature: float | None = None
+) -> dict[str, dict[int, results.Run]]:
+    """Row -> seed -> run of one set at one temperature, in the order of the rows."""
+    temperature = temperature or setting(dataset)["temperature"]
     of_set = [
         run
         for run in runs
@@ -49,7 +58,8 @@ def loss_of(run: results.Run) -> results.Config | str:
 
 
 def filled(page: str, runs: Collection[results.Run]) -> str:
-    return fill(page, {name: measures(by_row(runs, name), NAMES, INFO_NCE) for name in NODES})
+    tables = {name: by_row(runs, *of_set) for name, of_set in TABLES.items()}
+    return fill(page, {name: measures(rows, NAMES, INFO_NCE) for name, rows in tables.items()})
 
 
 def main() -> None:

@@ -32,14 +32,15 @@ ABLATION: dict[str, Options] = {
     row: {} if row == INFO_NCE else _PAPER | options for row, options in ROWS.items()
 }
 FIXED = ABLATION | CAUSES | RIVALS
-# Changes of the recommended setting, which goes by the temperature.
+# Changes of the recommended setting, which goes by the temperature and by the number of nodes.
+_FEW: Options = {"num_prototypes": 50}
 CHANGES = {
-    "recommended, but lambda=1": {"consistency_weight": 1.0},
-    "recommended, but lambda=0": {"consistency_weight": 0.0},
-    "recommended, but prediction at tau": {
-        "consistency_weight": 1.0,
-        "prediction_temperature": None,
-    },
+    "recommended, but K=300": {"num_prototypes": 300},
+    "recommended, but K=50": _FEW,
+    "recommended, but K=50, lambda=1": _FEW | {"consistency_weight": 1.0},
+    "recommended, but K=50, lambda=0": _FEW | {"consistency_weight": 0.0},
+    "recommended, but K=50, lambda=1, prediction at tau": _FEW
+    | {"consistency_weight": 1.0, "prediction_temperature": None},
 }
 TRAINED = (*ABLATION, RECOMMENDED, *CHANGES, *CAUSES, *RIVALS)
 ALL = (RAW, UNTRAINED, *TRAINED)

@@ -41,7 +41,7 @@ def measures(
     rows: Mapping[str, Mapping[int, Mapping[str, Any]]], names: Mapping[str, str], base: str
 ) -> str:
     """Markdown: rows of runs by seed, a column for each measure; below, what each row has more than
-    ``base`` by the same seed."""
+    ``base`` by the same seed, if there are two seeds at least."""
     values = {
         row: {name: {seed: run[name] for seed, run in seeds.items()} for name in names}
         for row, seeds in rows.items()
@@ -51,8 +51,8 @@ def measures(
     for row, of_row in values.items():
         cells = [str(len(rows[row])), *(spread(list(seeds.values())) for seeds in of_row.values())]
         means.append(f"| {row} | {' | '.join(cells)} |")
-        if base in values and row != base:
-            both = len(rows[row].keys() & rows[base].keys())
+        both = len(rows[row].keys() & rows[base].keys()) if base in values else 0
+        if row != base and both > 1:
             cells = [difference(seeds, values[base][name]) for name, seeds in of_row.items()]
             deltas.append(f"| {row} | {both} | {' | '.join(cells)} |")
     return "\n".join([*means, "", *deltas] if base in values else means)

@@ -13,9 +13,9 @@ from experiments.nodes import __main__ as program
 from experiments.nodes import data, report, train
 from experiments.nodes.rows import RAW, RECOMMENDED, TRAINED
 from experiments.shelf import results
-from experiments.shelf.rows import INFO_NCE, PGCL
+from experiments.shelf.rows import INFO_NCE, NODES, PGCL
 
-NODES, TESTED = 560, 40  # PyG takes 500 nodes for validation
+RING, TESTED = 560, 40  # PyG takes 500 nodes for validation
 
 
 @pytest.fixture
@@ -27,17 +27,17 @@ def script(monkeypatch, capsys, tmp_path):
 def planetoid(tmp_path):
     """A folder with a small set in Planetoid's raw layout: a ring, classes along it."""
     random = np.random.default_rng(0)
-    features = sparse.csr_matrix((random.random((NODES, 12)) < 0.3).astype(np.float32))
-    answers = np.eye(2, dtype=int)[np.arange(NODES) % 2]
-    known = NODES - TESTED
-    graph = {node: [(node + 1) % NODES, (node - 1) % NODES] for node in range(NODES)}
+    features = sparse.csr_matrix((random.random((RING, 12)) < 0.3).astype(np.float32))
+    answers = np.eye(2, dtype=int)[np.arange(RING) % 2]
+    known = RING - TESTED
+    graph = {node: [(node + 1) % RING, (node - 1) % RING] for node in range(RING)}
     parts = {"x": features[:10], "tx": features[known:], "allx": features[:known]}
     parts |= {"y": answers[:10], "ty": answers[known:], "ally": answers[:known], "graph": graph}
     folder = tmp_path / "sets" / "ring"
     folder.mkdir(parents=True)
     for name, part in parts.items():
         (folder / f"ind.ring.{name}").write_bytes(pickle.dumps(part))
-    (folder / "ind.ring.test.index").write_text("\n".join(map(str, range(known, NODES))))
+    (folder / "ind.ring.test.index").write_text("\n".join(map(str, range(known, RING))))
     return folder
 
 
@@ -120,8 +120,21 @@ def test_a_set_with_parts_missing_or_damaged(planetoid, tmp_path):
 def test_the_page_has_the_tables_of_its_runs():
     page, runs = report.PAGE.read_text(), list(results.read(report.RUNS).values())
     assert report.filled(page, runs) == page
-    for name in report.NODES:
+    for name, of_set in report.TABLES.items():
         assert f"<!-- {name} -->\n| | seeds | probe |" in page
-        rows = report.by_row(runs, name)
-        assert rows.keys() >= {"untrained GCN", INFO_NCE, RECOMMENDED}
-        assert all(run["config"]["dataset"] == name for run in rows[INFO_NCE].values())
+        by_row = report.by_row(runs, *of_set)
+        assert by_row.keys() >= {INFO_NCE, RECOMMENDED}
+        assert all(run["config"]["dataset"] == of_set[0] for run in by_row[INFO_NCE].values())
+
+
+def test_a_table_is_of_one_temperature():
+    runs = list(results.read(report.RUNS).values())
+    for temperature in (0.4, 0.9):
+        by_row = report.by_row(runs, "CiteSeer", temperature)
+        seen = {run["config"]["temperature"] for run in by_row[INFO_NCE].values()}
+        assert seen == {temperature}
+
+
+def test_the_sizes_that_k_goes_by(tmp_path):
+    known = data.fetch(data.SYNTHETIC, None, tmp_path)
+    assert NODES[data.SYNTHETIC] == known.nodes

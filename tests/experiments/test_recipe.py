@@ -46,7 +46,8 @@ def test_worse_is_what_is_below_half_a_point_beyond_the_noise():
 def test_pairs_are_of_one_seed():
     def run(loss, seed, value):
         measures = dict.fromkeys(NAMES, value)
-        return {"config": {"loss": loss, "seed": seed}, **measures}
+        config = {"loss": loss, "seed": seed, "batch_size": 128}
+        return {"config": config, **measures}
 
     recommended = recipe(128, 0.2) | {"start": [0.75]}
     runs = [run({}, 0, 10.0), run({}, 1, 20.0), run({}, 2, 99.0), run({"lead": 0.5}, 0, 7.0)]
@@ -109,11 +110,13 @@ def test_the_paper_is_a_setting_apart():
         (of_map.causes(knobs), 0.5),
     ):
         configs = [
-            {"loss": json.loads(json.dumps(loss[row])), "place": {"temperature": temperature}}
+            {"loss": json.loads(json.dumps(loss[row])), "temperature": temperature}
+            | {"batch_size": 128}
             for row in (RECOMMENDED, PGCL)
         ]
         assert [*map(places.is_recommended, configs)] == [True, False]
-        assert not places.is_recommended(configs[0] | {"place": {"temperature": 0.9}})
+        for other in ({"temperature": 0.9}, {"batch_size": 64}):
+            assert not places.is_recommended(configs[0] | other)
 
 
 @pytest.mark.parametrize("program", [of_map, of_graphs])
