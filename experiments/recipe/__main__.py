@@ -61,7 +61,7 @@ def by_set(places: list[Place]) -> str:
     lines = [f"| | | {' | '.join(NAMES.values())} |", "| --- |" + " --- |" * (1 + len(NAMES))]
     for p in places:
         if p.kind != "map":
-            cells = [f"{d.mean:+.1f} ({d.low:+.1f} to {d.high:+.1f})" for d in p.deltas.values()]
+            cells = [f"{d}" for d in p.deltas.values()]
             lines.append(f"| {p.name} | {HALVES[p.chosen]} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -69,8 +69,7 @@ def by_set(places: list[Place]) -> str:
 def exceptions(places: list[Place]) -> str:
     """Markdown: every place and measure that breaks the promise."""
     broken = [
-        f"| {KINDS[p.kind]} | {p.name} | {HALVES[p.chosen]} | {NAMES[name]} | "
-        f"{delta.mean:+.1f} ({delta.low:+.1f} to {delta.high:+.1f}) |"
+        f"| {KINDS[p.kind]} | {p.name} | {HALVES[p.chosen]} | {NAMES[name]} | {delta} |"
         for p in places
         for name, delta in p.deltas.items()
         if is_worse(delta)

@@ -6,12 +6,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-from scipy import stats
-
 from experiments.shelf import results
 from experiments.shelf.probes import NAMES
 from experiments.shelf.rows import NODES, recipe
+from experiments.shelf.tables import Delta, paired
 
 HOUSE = Path(__file__).parents[1]
 MAP_RUNS, GRAPH_RUNS, NODE_RUNS = (
@@ -35,21 +33,13 @@ CHOSEN_ON = (
 )
 
 
-class Delta(NamedTuple):
-    """What is gained over InfoNCE, in points, with its 95 per cent interval over seeds."""
-
-    mean: float
-    low: float
-    high: float
-
-
 class Place(NamedTuple):
     """Where both were run by the same seeds."""
 
     kind: str
     name: str
     chosen: bool  # whether the setting was chosen by what it does here
-    deltas: dict[str, Delta]  # by measure
+    deltas: dict[str, Delta]  # what is gained over InfoNCE, by measure
 
 
 def all_places() -> list[Place]:
@@ -97,30 +87,26 @@ def place(kind: str, name: str, chosen: bool, runs: Iterable[results.Run]) -> It
     """One, if both losses have two seeds at least in common."""
     info_nce: dict[int, results.Run] = {}
     recommended: dict[int, results.Run] = {}
+    both = (recommended, info_nce)
     for run in runs:
         if run["config"].get("loss") == {}:
             info_nce[run["config"]["seed"]] = run
-        elif run["config"].get("loss") and is_recommended(run["config"]):
+        elif is_recommended(run["config"]):
             recommended[run["config"]["seed"]] = run
-    seeds = sorted(info_nce.keys() & recommended.keys())
-    if len(seeds) > 1:
-        gains = {
-            name: [recommended[seed][name] - info_nce[seed][name] for seed in seeds]
-            for name in NAMES
-        }
-        yield Place(kind, name, chosen, {name: interval(gain) for name, gain in gains.items()})
+    deltas = {
+        measure: paired(*({seed: run[measure] for seed, run in of.items()} for of in both))
+        for measure in NAMES
+    }
+    found = {measure: delta for measure, delta in deltas.items() if delta is not None}
+    if found:
+        yield Place(kind, name, chosen, found)
 
 
 def is_recommended(config: results.Config) -> bool:
     """Whether a run's loss is the setting for its batch and temperature; epsilon is the place's."""
+    loss = {name: value for name, value in (config.get("loss") or {}).items() if name != "epsilon"}
+    if not loss:
+        return False
     training = config.get("place", config)
     batch_size = training.get("batch_size") or NODES[config["dataset"]]
-    options = recipe(batch_size, training.get("temperature", 0.2))
-    loss = {name: value for name, value in (config["loss"] or {}).items() if name != "epsilon"}
-    return loss == json.loads(json.dumps(options))
-
-
-def interval(gains: list[float]) -> Delta:
-    mean, error = float(np.mean(gains)), float(stats.sem(gains))
-    reach = error * float(stats.t.ppf(0.975, len(gains) - 1))
-    return Delta(mean, mean - reach, mean + reach)
+    return loss == json.loads(json.dumps(recipe(batch_size, training.get("temperature", 0.2))))

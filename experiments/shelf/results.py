@@ -5,8 +5,9 @@ import multiprocessing
 import os
 import platform
 import signal
+import sys
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from pathlib import Path
@@ -131,8 +132,13 @@ def complete(
     wanted = {key(job[0]): job for job in jobs}
     missing = [job for name, job in wanted.items() if name not in done]
     with processes(workers, path) as pool, tqdm(total=len(missing), unit="run") as progress:
-        for future in as_completed([pool.submit(function, *job) for job in missing]):
-            run = future.result()
-            append(path, run | {"versions": VERSIONS | run.get("versions", {})})
-            progress.update()
+        waiting = {pool.submit(function, *job) for job in missing}
+        while waiting:
+            finished, waiting = wait(waiting, timeout=1, return_when=FIRST_COMPLETED)
+            for future in finished:
+                run = future.result()
+                append(path, run | {"versions": VERSIONS | run.get("versions", {})})
+                progress.update()
+            if sys.stderr.isatty():
+                progress.refresh()  # its clock shows that something happens
     return read(path)

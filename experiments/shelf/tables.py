@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy import stats
@@ -13,15 +13,30 @@ def spread(values: list[float]) -> str:
     return f"{np.mean(values):.1f}{deviation}"
 
 
+class Delta(NamedTuple):
+    """A mean difference with its 95% interval of Student's t."""
+
+    mean: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.mean:+.1f} ({self.low:+.1f} to {self.high:+.1f})"
+
+
+def paired(seeds: dict[int, float], others: dict[int, float]) -> Delta | None:
+    """Over the seeds that both have, if there are two."""
+    deltas = [seeds[seed] - others[seed] for seed in sorted(seeds.keys() & others.keys())]
+    if len(deltas) < 2:
+        return None
+    mean, error = float(np.mean(deltas)), float(stats.sem(deltas))
+    reach = error * float(stats.t.ppf(0.975, len(deltas) - 1))
+    return Delta(mean, mean - reach, mean + reach)
+
+
 def difference(seeds: dict[int, float], others: dict[int, float]) -> str:
-    """Mean over the seeds that both have, with the 95% interval of Student's t."""
-    both = sorted(seeds.keys() & others.keys())
-    deltas = [seeds[seed] - others[seed] for seed in both]
-    if len(deltas) < 2 or seeds is others:
-        return ""
-    mean, error = np.mean(deltas), stats.sem(deltas)
-    reach = error * stats.t.ppf(0.975, len(deltas) - 1)
-    return f"{mean:+.1f} ({mean - reach:+.1f} to {mean + reach:+.1f})"
+    """A cell: `paired`, but for a row and itself."""
+    return str((seeds is not others and paired(seeds, others)) or "")
 
 
 def fill(page: str, tables: dict[str, str]) -> str:

@@ -21,6 +21,11 @@ from .data import SYNTHETIC, fetch
 from .protocol import PAPER
 from .train import ALL_ROWS, SETTING, UNTRAINED, WL, run, usual
 
+MEASURED = (
+    "Accuracy in per cent of a support vector machine, ten folds: mean and standard deviation over "
+    "seeds.\nDifferences in points, paired by seed, with 95 per cent intervals."
+)
+
 # Options that take several values; every combination of them is run.
 LISTS = {"num_prototypes": "K", "batch_size": "N", "consistency_weight": "lambda"}
 
@@ -121,7 +126,10 @@ def main() -> None:
     for setting, of_setting in zip(grid, configs, strict=True):
         if len(grid) > 1:
             print(f"\n{setting}\n")
-        print(made(done[results.key(config)] for config in of_setting))
+        runs = [done[results.key(config)] for config in of_setting]
+        print(f"\n{MEASURED}\n\n{made(runs)}")
+        if args.protocol == "usual":
+            print(f"\n{table.verdict(runs)}")
 
 
 if __name__ == "__main__":

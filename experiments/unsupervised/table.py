@@ -5,8 +5,8 @@ from collections.abc import Iterable
 import numpy as np
 
 from experiments.shelf.results import Run
-from experiments.shelf.rows import INFO_NCE
-from experiments.shelf.tables import difference, spread
+from experiments.shelf.rows import INFO_NCE, PGCL
+from experiments.shelf.tables import difference, paired, spread
 
 from .train import ALL_ROWS, LOSSES, SETTING, UNTRAINED
 
@@ -45,6 +45,23 @@ def comparison(runs: Iterable[Run]) -> str:
         best = spread([best_epoch(run) for run in seeds.values()])
         lines.append(f"| {row} | {len(seeds)} | {values} | {best} | {' | '.join(against)} |")
     return "\n".join(lines)
+
+
+def verdict(runs: Iterable[Run]) -> str:
+    """What the difference of PGCL and InfoNCE says, in a sentence; empty without both."""
+    rows = by_row(runs)
+    if not {INFO_NCE, PGCL} <= rows.keys():
+        return ""
+    ours, theirs = (
+        {seed: last_epoch(run) for seed, run in rows[row].items()} for row in (PGCL, INFO_NCE)
+    )
+    delta = paired(ours, theirs)
+    if delta is None:
+        return "One seed does not tell PGCL and InfoNCE apart: take --seeds 5."
+    if delta.low <= 0 <= delta.high:
+        return f"PGCL and InfoNCE differ by less than the noise here: {delta} points."
+    side = "above" if delta.mean > 0 else "below"
+    return f"PGCL is {side} InfoNCE here, beyond the noise: {delta} points."
 
 
 LOOKS = ("seeds", "best of its looks", "last epoch", "chosen epoch, fresh folds", "minus InfoNCE")

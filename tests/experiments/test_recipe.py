@@ -13,6 +13,7 @@ from experiments.recipe import places
 from experiments.shelf import results
 from experiments.shelf.probes import NAMES
 from experiments.shelf.rows import PGCL, RECOMMENDED, recipe
+from experiments.shelf.tables import Delta, paired
 from experiments.unsupervised import recipe as of_graphs
 
 PAGE = ROOT / "docs" / "where_it_helps.md"
@@ -31,16 +32,16 @@ def test_every_second_place_of_the_map_was_chosen_on():
 
 def test_intervals_are_students():
     gains = [1.0, 2.5, -0.5, 0.7]
-    delta = places.interval(gains)
+    delta = paired(dict(enumerate(gains)), dict.fromkeys(range(len(gains)), 0.0))
     theirs = stats.ttest_1samp(gains, 0).confidence_interval(0.95)
     assert delta == pytest.approx((0.925, theirs.low, theirs.high))
 
 
 def test_worse_is_what_is_below_half_a_point_beyond_the_noise():
-    assert program.is_worse(places.Delta(-1.0, -1.4, -0.6))
-    assert not program.is_worse(places.Delta(-1.0, -1.6, -0.4))
-    assert program.is_better(places.Delta(1.0, 0.1, 1.9))
-    assert not program.is_better(places.Delta(1.0, -0.1, 2.1))
+    assert program.is_worse(Delta(-1.0, -1.4, -0.6))
+    assert not program.is_worse(Delta(-1.0, -1.6, -0.4))
+    assert program.is_better(Delta(1.0, 0.1, 1.9))
+    assert not program.is_better(Delta(1.0, -0.1, 2.1))
 
 
 def test_pairs_are_of_one_seed():

@@ -18,6 +18,7 @@ from sklearn.svm import SVC
 
 from benchmarks.evaluation import planted, refitted
 from experiments.shelf import results
+from experiments.shelf.rows import INFO_NCE
 from experiments.unsupervised import __main__ as program
 from experiments.unsupervised import data, evaluate, pictures, report, table, train
 
@@ -36,6 +37,8 @@ def test_the_script_resumes_and_prints_both_protocols(tmp_path, script):
     lines = output.read_text().splitlines()
     assert len(lines) == 9
     assert "| PGCL | 1 | " in printed
+    assert "Accuracy in per cent" in printed
+    assert printed.rstrip().endswith("take --seeds 5.")
     assert "best epoch by test accuracy (optimistic)" in printed
     assert "| WL kernel | 1 | 100.0 | " in printed
     run = json.loads(next(line for line in lines if '"PGCL"' in line))
@@ -162,6 +165,28 @@ def test_differences_are_paired_by_seed():
     line = next(line for line in table.comparison(runs).splitlines() if "PGCL" in line)
     # Mean 2, standard error 1 / sqrt(3), t(0.975, 2) = 4.303.
     assert line == "| PGCL | 3 | 82.0 ± 11.0 | 85.0 ± 11.0 | +2.0 (-0.5 to +4.5) |  |"
+
+
+@pytest.mark.parametrize(
+    ("ours", "said"),
+    [
+        ([71.0, 69.0], "PGCL and InfoNCE differ by less than the noise here: +0.0 (-12.7 to"),
+        ([72.0, 72.2], "PGCL is above InfoNCE here, beyond the noise: +2.1 (+0.8 to +3.4) points."),
+        ([68.0, 68.2], "PGCL is below InfoNCE here, beyond the noise: -1.9 (-3.2 to -0.6) points."),
+        ([72.0], "One seed does not tell PGCL and InfoNCE apart: take --seeds 5."),
+        ([], ""),
+    ],
+)
+def test_the_verdict_is_in_words(ours, said):
+    scores = {"PGCL": ours, INFO_NCE: [70.0] * 2}
+    runs = [
+        {"config": {"row": row, "seed": seed}, "accuracy": {"5": 99.0, "20": score}}
+        for row, of_row in scores.items()
+        for seed, score in enumerate(of_row)
+    ]
+    verdict = table.verdict(runs)
+    assert verdict.startswith(said)
+    assert bool(verdict) == bool(said)
 
 
 def test_the_page_has_the_tables_of_its_runs():
