@@ -5,7 +5,7 @@ The paper: Lin et al., Prototypical Graph Contrastive Learning, 10.1109/TNNLS.20
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -29,6 +29,8 @@ from pgcl_losses.part import Check, Part
 from pgcl_losses.prototypes import SinkhornPrototypes
 from pgcl_losses.reduction import Reduction
 from pgcl_losses.rows import computing_dtype, full_precision, mean_cosine, unit_rows
+
+_Self = TypeVar("_Self", bound="PGCLLoss")
 
 
 class PGCLTerms(NamedTuple):
@@ -196,19 +198,29 @@ class PGCLLoss(Part):
 
     @classmethod
     def recommended(
-        cls, dim: int, *, batch_size: int, steps: int, temperature: float = 0.2, **options: Any
-    ) -> "PGCLLoss":
-        """The setting that did no harm where the paper's did: InfoNCE at first, PGCL at the end.
+        cls: type[_Self],
+        dim: int,
+        *,
+        batch_size: int,
+        steps: int,
+        temperature: float = 0.2,
+        **options: Any,
+    ) -> _Self:
+        """The setting that did less harm than the paper's, and more good: PGCL at the end of a run.
 
         For three quarters of the run the encoder learns by InfoNCE. Then start the prototypes from
         its rows, and PGCL goes on from there. There is a prototype for every three rows of the
         batch, 1000 at most. The temperature of the prediction is 0.2 at most, and lambda is 1, or
         0.2 / tau where tau is above 0.2: so the consistency pulls no harder than the contrast.
 
+        If tau is above 0.2, the parts have temperatures of their own, ``pgcl.contrast.temperature``
+        and ``pgcl.prototypes.temperature``; ``pgcl.temperature = ...`` sets both.
+
         Args:
             dim: width of the rows, D.
-            batch_size: rows of a view in one step, of all processes together.
-            steps: training forwards of the whole run.
+            batch_size: rows of a view in one step, 6 at least; of all processes together, or of
+                this one with ``gather=False``.
+            steps: training forwards of the whole run, 2 at least.
             temperature: tau of the contrast.
             options: all others of :class:`PGCLLoss`; they go before what is set here.
 
@@ -230,13 +242,13 @@ class PGCLLoss(Part):
             (21, 6)
 
         """
-        check_count("batch_size", batch_size, minimum=1)
-        check_count("steps", steps, minimum=1)
+        check_count("batch_size", batch_size, minimum=6)  # fewer would share one prototype
+        check_count("steps", steps, minimum=2)
         check_scale("temperature", temperature)
         chosen: dict[str, Any] = {
-            "num_prototypes": max(1, min(1000, batch_size // 3)),
+            "num_prototypes": min(1000, batch_size // 3),
             "consistency_weight": min(1.0, 0.2 / temperature),
-            "lead_steps": round(0.75 * steps),
+            "lead_steps": min(round(0.75 * steps), steps - 1),
         }
         pgcl = cls(dim, temperature=temperature, **(chosen | options))
         pgcl.prototypes.temperature = min(temperature, 0.2)

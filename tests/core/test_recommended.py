@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from pgcl_losses import InfoNCE, PGCLLoss
 
@@ -13,12 +15,12 @@ from pgcl_losses import InfoNCE, PGCLLoss
         (50_000, 200, 0.2, (1000, 1.0, 150, 0.2, 0.2)),
         (128, 100, 0.2, (42, 1.0, 75, 0.2, 0.2)),
         (32, 7, 0.1, (10, 1.0, 5, 0.1, 0.1)),
-        (2, 1, 0.8, (1, 0.25, 1, 0.8, 0.2)),
+        (6, 2, 0.8, (2, 0.25, 1, 0.8, 0.2)),
     ],
 )
 def test_the_rule(batch_size, steps, temperature, expected):
-    given = {"batch_size": batch_size, "steps": steps, "temperature": temperature}
-    pgcl = PGCLLoss.recommended(8, **given)
+    options = {"batch_size": batch_size, "steps": steps, "temperature": temperature}
+    pgcl = PGCLLoss.recommended(8, **options)
     of_parts = pgcl.contrast.temperature, pgcl.prototypes.temperature
     weight = pytest.approx(pgcl.consistency_weight)
     assert (pgcl.num_prototypes, weight, pgcl.lead_steps, *of_parts) == expected
@@ -28,9 +30,9 @@ def test_the_rule(batch_size, steps, temperature, expected):
 
 
 def test_options_go_before_the_rule():
-    given = {"num_prototypes": (3, 5), "lead_steps": 2, "weighting": "uniform", "queue_size": 4}
-    pgcl = PGCLLoss.recommended(8, batch_size=90, steps=10, **given)
-    assert {name: getattr(pgcl, name) for name in given} == given
+    options = {"num_prototypes": (3, 5), "lead_steps": 2, "weighting": "uniform", "queue_size": 4}
+    pgcl = PGCLLoss.recommended(8, batch_size=90, steps=10, **options)
+    assert {name: getattr(pgcl, name) for name in options} == options
     assert pgcl.consistency_weight == 1
 
 
@@ -54,16 +56,37 @@ def test_info_nce_moves_the_rows_until_the_lead_ends():
         assert torch.allclose(ours, theirs) == (step < 6)
 
 
+@given(batch_size=st.integers(6, 40), steps=st.integers(2, 9), seed=st.integers(0, 99))
+@settings(deadline=None)
+def test_pgcl_teaches_the_rows_before_the_run_ends(batch_size, steps, seed):
+    torch.manual_seed(seed)
+    pgcl = PGCLLoss.recommended(8, batch_size=batch_size, steps=steps)
+    for _ in range(steps):
+        views = torch.randn(2, batch_size, 8, requires_grad=True)
+        terms = pgcl.terms(*views)
+    assert torch.autograd.grad(terms.consistency, views)[0].abs().sum() > 0
+    assert pgcl.lead_steps > 0
+
+
+def test_tau_above_the_predictions():
+    pgcl = PGCLLoss.recommended(8, batch_size=30, steps=8, temperature=0.4)
+    with pytest.raises(ValueError, match="temperature differs from part to part"):
+        _ = pgcl.temperature
+    pgcl.temperature = 0.3
+    assert pgcl.contrast.temperature == pgcl.prototypes.temperature == 0.3
+
+
 @pytest.mark.parametrize(
-    ("given", "error", "message"),
+    ("options", "error", "message"),
     [
-        ({"batch_size": 0, "steps": 5}, ValueError, "batch_size must be at least 1, but got 0"),
+        ({"batch_size": 5, "steps": 5}, ValueError, "batch_size must be at least 6, but got 5"),
+        ({"batch_size": 8, "steps": 1}, ValueError, "steps must be at least 2, but got 1"),
         ({"batch_size": 8, "steps": 0.5}, TypeError, "steps must be a whole number, but got 0.5"),
         ({"batch_size": 8, "steps": 5, "temperature": 0}, ValueError, "temperature"),
         ({"batch_size": 8, "steps": 5, "lambda_": 1}, TypeError, "lambda_"),
         ({"steps": 5}, TypeError, "batch_size"),
     ],
 )
-def test_bad_options(given, error, message):
+def test_bad_options(options, error, message):
     with pytest.raises(error, match=message):
-        PGCLLoss.recommended(8, **given)
+        PGCLLoss.recommended(8, **options)
