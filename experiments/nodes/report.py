@@ -3,6 +3,7 @@
 python -m experiments.nodes.report
 """
 
+import json
 import sys
 from collections.abc import Collection
 from pathlib import Path
@@ -31,12 +32,14 @@ def by_row(
     runs: Collection[results.Run], dataset: str, temperature: float | None = None
 ) -> dict[str, dict[int, results.Run]]:
     """Row -> seed -> run of one set at one temperature, in the order of the rows."""
-    temperature = temperature or setting(dataset)["temperature"]
+    usual = json.loads(json.dumps(setting(dataset)))
+    temperature = temperature or usual["temperature"]
+    usual["temperature"] = temperature
     of_set = [
         run
         for run in runs
         if run["config"]["dataset"] == dataset
-        and run["config"].get("temperature", temperature) == temperature
+        and all(run["config"].get(name, value) == value for name, value in usual.items())
     ]
     digests = {run["config"]["data"] for run in of_set}
     if len(digests) > 1:

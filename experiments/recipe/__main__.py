@@ -25,14 +25,24 @@ HALVES = {True: "chosen on", False: "confirmed on"}
 ALLOWED = 0.5  # points below InfoNCE
 
 
-def is_worse(delta: Delta) -> bool:
-    """Below what is allowed, beyond the noise."""
-    return delta.high < -ALLOWED
-
-
 def is_better(delta: Delta) -> bool:
     """Above InfoNCE beyond the noise."""
     return delta.low > 0
+
+
+def is_worse(delta: Delta) -> bool:
+    """Below InfoNCE beyond the noise."""
+    return delta.high < 0
+
+
+def is_broken(delta: Delta) -> bool:
+    """Below by more than is allowed, beyond the noise."""
+    return delta.high < -ALLOWED
+
+
+def is_open(delta: Delta) -> bool:
+    """Neither above nor below, and maybe below by more than is allowed."""
+    return delta.low < -ALLOWED and delta.high >= 0
 
 
 def summary(places: list[Place]) -> str:
@@ -51,9 +61,9 @@ def summary(places: list[Place]) -> str:
 
 
 def cell(deltas: list[Delta]) -> str:
-    """Mean gain, and how many places are better and worse beyond the noise."""
-    better, worse = (sum(map(test, deltas)) for test in (is_better, is_worse))
-    return f"{np.mean([delta.mean for delta in deltas]):+.1f} ({better}, {worse})"
+    """Mean gain, and how many places are better, worse and open."""
+    counts = [sum(map(test, deltas)) for test in (is_better, is_worse, is_open)]
+    return f"{np.mean([delta.mean for delta in deltas]):+.1f} ({', '.join(map(str, counts))})"
 
 
 def by_set(places: list[Place]) -> str:
@@ -67,15 +77,16 @@ def by_set(places: list[Place]) -> str:
 
 
 def exceptions(places: list[Place]) -> str:
-    """Markdown: every place and measure that breaks the promise."""
-    broken = [
-        f"| {KINDS[p.kind]} | {p.name} | {HALVES[p.chosen]} | {NAMES[name]} | {delta} |"
+    """Markdown: every place and measure below InfoNCE beyond the noise; bold, if by too much."""
+    worse = [
+        f"| {KINDS[p.kind]} | {p.name} | {HALVES[p.chosen]} | {NAMES[name]} | "
+        + (f"**{delta}** |" if is_broken(delta) else f"{delta} |")
         for p in places
         for name, delta in p.deltas.items()
         if is_worse(delta)
     ]
     head = ["| | place | | measure | minus InfoNCE |", "| --- |" + " --- |" * 4]
-    return "\n".join([*head, *broken]) if broken else "None."
+    return "\n".join([*head, *worse]) if worse else "None."
 
 
 def draw(places: list[Place]) -> Figure:
@@ -100,7 +111,9 @@ def draw(places: list[Place]) -> Figure:
         panels[-1].plot([], [], color=colours[chosen], label=half)
     for kind, marker in {"map": ".", "graphs": "s", "nodes": "D"}.items():
         panels[-1].plot([], [], marker, color="black", label=KINDS[kind])
-    panels[-1].legend(frameon=False, loc="lower right")
+    figure.legend(
+        *panels[-1].get_legend_handles_labels(), loc="outside lower center", ncols=5, frameon=False
+    )
     return figure
 
 

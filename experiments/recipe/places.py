@@ -21,6 +21,8 @@ MAP_RUNS, GRAPH_RUNS, NODE_RUNS = (
     )
 )
 KNOBS = ("spread", "duplicates", "imbalance", "batch_size", "temperature", "epsilon", "epochs")
+ENOUGH = 3  # seeds: two have an interval that says nothing
+FRESH = 5  # the first seed that confirms on the map; those before had been looked at
 # Of the map, every second place. All but CiteSeer were named before any run of the others was
 # looked at. CiteSeer was to confirm, until the rules for lambda and K were changed by it.
 CHOSEN_ON = (
@@ -66,14 +68,20 @@ def of_map() -> Iterator[Place]:
         name = f"{knobs['classes']} classes"
         if knob := turned(knobs):
             name += f", {knob.replace('_', ' ')} {knobs[knob]}"
-        yield from place("map", name, index % 2 == 0, by_place[results.key(knobs)])
+        chosen = index % 2 == 0
+        runs = by_place[results.key(knobs)]
+        seen = [run for run in runs if chosen or run["config"]["seed"] >= FRESH]
+        yield from place("map", name, chosen, seen)
 
 
 def of_sets(kind: str, path: Path) -> Iterator[Place]:
-    by_set: dict[str, list[results.Run]] = {}
+    """Runs with other data, or another training, are another place."""
+    by_rest: dict[str, list[results.Run]] = {}
     for run in results.read(path).values():
-        by_set.setdefault(named(run["config"]), []).append(run)
-    for name, runs in by_set.items():
+        rest = {n: value for n, value in run["config"].items() if n not in ("loss", "seed", "row")}
+        by_rest.setdefault(results.key(rest), []).append(run)
+    for runs in by_rest.values():
+        name = named(runs[0]["config"])
         yield from place(kind, name, name in CHOSEN_ON, runs)
 
 
@@ -84,7 +92,7 @@ def named(config: results.Config) -> str:
 
 
 def place(kind: str, name: str, chosen: bool, runs: Iterable[results.Run]) -> Iterator[Place]:
-    """One, if both losses have two seeds at least in common."""
+    """One, if both losses have enough seeds in common."""
     info_nce: dict[int, results.Run] = {}
     recommended: dict[int, results.Run] = {}
     both = (recommended, info_nce)
@@ -93,13 +101,13 @@ def place(kind: str, name: str, chosen: bool, runs: Iterable[results.Run]) -> It
             info_nce[run["config"]["seed"]] = run
         elif is_recommended(run["config"]):
             recommended[run["config"]["seed"]] = run
+    if len(info_nce.keys() & recommended.keys()) < ENOUGH:
+        return
     deltas = {
         measure: paired(*({seed: run[measure] for seed, run in of.items()} for of in both))
         for measure in NAMES
     }
-    found = {measure: delta for measure, delta in deltas.items() if delta is not None}
-    if found:
-        yield Place(kind, name, chosen, found)
+    yield Place(kind, name, chosen, {name: d for name, d in deltas.items() if d is not None})
 
 
 def is_recommended(config: results.Config) -> bool:

@@ -43,12 +43,14 @@ def fill(page: str, tables: dict[str, str]) -> str:
     """The page with every table between its markers made anew."""
     for name, made in tables.items():
         start, end = f"<!-- {name} -->\n", "<!-- end -->"
-        page = re.sub(
+        page, found = re.subn(
             f"({re.escape(start)}).*?({end})",
             lambda m, made=made: f"{m[1]}{made}\n{m[2]}",
             page,
             flags=re.DOTALL,
         )
+        if not found:
+            raise ValueError(f"the page has no {start.strip()}")
     return page
 
 

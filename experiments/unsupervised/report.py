@@ -47,7 +47,7 @@ ITS_CODE = {
         PGCL: ("73.6", "70.7"),
     },
 }
-# What where_it_helps.md recommends for batches of 128.
+# PGCL from the first step, as where_it_helps.md has it for batches of 128.
 RECIPE = SETTING | {"num_prototypes": 40, "consistency_weight": 1.0}
 HERE = Path(__file__).parent
 RUNS, LOOKS = HERE / "results.jsonl", HERE / "paper.jsonl"

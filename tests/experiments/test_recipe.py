@@ -22,8 +22,9 @@ PAGE = ROOT / "docs" / "where_it_helps.md"
 def test_every_second_place_of_the_map_was_chosen_on():
     found = [place for place in places.all_places() if place.kind == "map"]
     assert len(found) == 45
+    assert places.FRESH == of_map.FRESH
     for index, (place, knobs) in enumerate(zip(found, of_map.places(), strict=True)):
-        assert place.chosen == (index % 2 == 0)
+        assert place.chosen == of_map.is_chosen(index)
         assert place.name.startswith(f"{knobs['classes']} classes")
         if "," in place.name:
             knob, value = place.name.partition(", ")[2].rsplit(" ", 1)
@@ -37,11 +38,20 @@ def test_intervals_are_students():
     assert delta == pytest.approx((0.925, theirs.low, theirs.high))
 
 
-def test_worse_is_what_is_below_half_a_point_beyond_the_noise():
-    assert program.is_worse(Delta(-1.0, -1.4, -0.6))
-    assert not program.is_worse(Delta(-1.0, -1.6, -0.4))
-    assert program.is_better(Delta(1.0, 0.1, 1.9))
-    assert not program.is_better(Delta(1.0, -0.1, 2.1))
+@pytest.mark.parametrize(
+    ("delta", "said"),
+    [
+        (Delta(-1.0, -1.4, -0.6), "worse, broken"),
+        (Delta(-1.0, -1.6, -0.4), "worse"),
+        (Delta(1.0, 0.1, 1.9), "better"),
+        (Delta(1.0, -0.1, 2.1), ""),
+        (Delta(1.0, -0.6, 2.6), "open"),
+    ],
+)
+def test_what_an_interval_says(delta, said):
+    names = ("better", "worse", "broken", "open")
+    tests = (program.is_better, program.is_worse, program.is_broken, program.is_open)
+    assert ", ".join(n for n, test in zip(names, tests, strict=True) if test(delta)) == said
 
 
 def test_pairs_are_of_one_seed():
@@ -51,11 +61,11 @@ def test_pairs_are_of_one_seed():
         return {"config": config, **measures}
 
     recommended = recipe(128, 0.2) | {"start": [0.75]}
-    runs = [run({}, 0, 10.0), run({}, 1, 20.0), run({}, 2, 99.0), run({"lead": 0.5}, 0, 7.0)]
-    runs += [run(recommended, 1, 23.0), run(recommended, 0, 11.0)]
+    runs = [run({}, seed, 10.0 * seed) for seed in range(4)] + [run({"lead": 0.5}, 0, 7.0)]
+    runs += [run(recommended, seed, value) for seed, value in ((2, 23.0), (0, 1.0), (1, 12.0))]
     (place,) = places.place("nodes", "Cora", True, runs)
     assert all(delta.mean == pytest.approx(2.0) for delta in place.deltas.values())
-    assert list(places.place("nodes", "Cora", True, runs[:-1])) == []  # one pair has no interval
+    assert list(places.place("nodes", "Cora", True, runs[:-1])) == []  # two seeds say too little
 
 
 def test_the_page_has_the_tables_of_its_runs(tmp_path, monkeypatch):
