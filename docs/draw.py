@@ -267,7 +267,7 @@ DECISION = {
         3.0,
         "PGCLLoss.recommended(\n    dim, batch_size=..., steps=...)",
         "groups",
-        "where there are groups, it gains",
+        "where there are groups, it mostly gains",
     ),
     "pgcl": (3.4, 3.0, "PGCLLoss(dim)", "paper", "K=10, lambda=6: it may do harm"),
     "start": (2.0, 4.4, "at step == lead_steps:\nprototypes.start_from_(rows)", "rec", "then"),
