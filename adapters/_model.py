@@ -37,8 +37,8 @@ class Choice:
 class Views(nn.Module):
     """From a batch to the rows of its views, and to their loss.
 
-    A framework's model says how many graphs and nodes a batch has, how a view is encoded, and what
-    may be the cause where something is wrong.
+    The model of a framework says how many graphs and nodes a batch has, how to encode a view, and
+    what may be the cause of an error.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Views(nn.Module):
             reason = "; for rows of nodes the augmentations must leave the nodes alone"
         raise ValueError(
             f"encoder returned {len(rows)} rows for the view of {name}, which has {num_graphs} "
-            f"graphs and {view_nodes} nodes, of the batch's {num_nodes}{reason}"
+            f"graphs and {view_nodes} nodes, while the batch has {num_nodes} nodes{reason}"
         )
 
     def _sizes(self, name: str, batch: Any) -> tuple[int, int]:

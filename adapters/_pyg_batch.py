@@ -1,4 +1,4 @@
-"""How a PyG batch is put together, and how it stays so when nodes leave it or edges change.
+"""How a PyG batch is put together, and how it stays valid when nodes leave it or edges change.
 
 Shapes: G graphs, V nodes and E edges in the whole batch.
 """
@@ -38,9 +38,9 @@ def structure(data: Any) -> tuple[Tensor, Tensor]:
     ``[V]``."""
     batched = is_batch(data)
     if data.edge_index is None or "adj" in data or "adj_t" in data:
-        raise ValueError(f"data must have its edges in edge_index, and there alone, but is {data}")
+        raise ValueError(f"data must have its edges only in edge_index, but is {data}")
     if torch.as_tensor(data.__inc__("edge_index", data.edge_index)).numel() > 1:
-        raise ValueError("data must have nodes of one kind, but by its __inc__ edges join two")
+        raise ValueError("data must have nodes of one kind, but its __inc__ says edges join two")
     if isinstance(data.edge_index, EdgeIndex):
         data.edge_index = data.edge_index.as_tensor()  # it promises an order, which will change
     data.edge_index = data.edge_index.long()
@@ -54,7 +54,7 @@ def structure(data: Any) -> tuple[Tensor, Tensor]:
     if int(data.ptr[-1]) != data.num_nodes:
         raise ValueError(
             f"data has {data.num_nodes} nodes but ptr ends at {int(data.ptr[-1])}: an earlier "
-            "transform changed the nodes and left ptr as it was"
+            "transform changed the nodes without updating ptr"
         )
     return data.ptr, data.batch
 
@@ -118,7 +118,7 @@ def _levels(data: Any, ptr: Tensor) -> tuple[dict[str, str], Tensor]:
     slices = getattr(data, "_slice_dict", {})
     edge_ptr = slices.get("edge_index", torch.tensor([0, data.num_edges]))
     if int(edge_ptr[-1]) != data.num_edges:
-        # An earlier transform changed the edges: whose they are is not known any more, and
+        # An earlier transform changed the edges: their graphs are not known any more, and
         # to_data_list() has to say so.
         slices, edge_ptr = {}, torch.tensor([0, data.num_edges])
         del data._slice_dict, data._inc_dict
@@ -132,16 +132,17 @@ def _levels(data: Any, ptr: Tensor) -> tuple[dict[str, str], Tensor]:
 def _level(data: Any, key: str, slices: Tensor | None, ends: dict[str, Tensor]) -> str:
     """Whether a tensor has rows of nodes, of edges, or of graphs or anything else.
 
-    PyG goes by the number of rows, and takes a batch's labels for nodes' if it has as many nodes as
-    graphs. Where each graph's rows end is surer; names decide what is still open.
+    PyG goes by the number of rows: if a batch has as many nodes as graphs, it takes labels of
+    graphs for those of nodes. It is safer to go by where each graph's rows end. Names decide what
+    is still open.
     """
     value = data[key]
     if isinstance(value, dict | list | tuple):
         inside = value.values() if isinstance(value, dict) else value
         if any(isinstance(part, Tensor) for part in inside):
             raise TypeError(
-                f"{key} must be one Tensor, but is a {type(value).__name__} of them: whether their "
-                "rows are those of nodes is not known"
+                f"{key} must be one Tensor, but is a {type(value).__name__} of them: it is not "
+                "known whether their rows belong to nodes"
             )
     if not isinstance(value, Tensor) or value.dim() == 0 or key.endswith("ptr"):
         return "graph"

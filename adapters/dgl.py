@@ -1,7 +1,7 @@
 """DGL: augmentations that act on whole batches, and a module from batch to loss.
 
 Whatever an augmentation does, row i of every view stays graph i: a graph that loses all its nodes
-stays in the batch, as one without nodes. The batch that came in is left as it was.
+stays in the batch, as one without nodes. The input batch does not change.
 """
 
 import warnings
@@ -60,8 +60,8 @@ class Subgraph(Share, dgl.BaseTransform):
     down.
 
     The part grows from a random node by one random neighbour at a time, along the edges, as
-    GraphCL's does. Where there is no neighbour left it ends, so that a graph of several components
-    may lose more. At ``p`` = 1 nothing is left.
+    GraphCL's does. It ends when no neighbour is left, so a graph of several components may lose
+    more. At ``p`` = 1 nothing is left.
     """
 
     def __call__(self, graph: DGLGraph) -> DGLGraph:
@@ -72,9 +72,9 @@ class Subgraph(Share, dgl.BaseTransform):
 class EdgePerturb(Share, dgl.BaseTransform):
     """Drops every edge with probability ``p`` and adds a random one to its graph in its place.
 
-    Edges between the same two nodes are one edge here and move together, each in its direction, so
-    that an undirected graph stays undirected. An added edge takes over the features of the one it
-    replaces; it joins two different nodes, which may have been neighbours. Self-loops stay.
+    Edges between the same two nodes count as one edge here. They move together, each in its
+    direction, so an undirected graph stays undirected. An added edge takes over the features of the
+    one it replaces. It joins two different nodes, which may have been neighbours. Self-loops stay.
     """
 
     def __call__(self, graph: DGLGraph) -> DGLGraph:
@@ -92,8 +92,8 @@ class AttributeMask(Share, dgl.BaseTransform):
     """Sets all of a node's feature ``feat_name`` to ``fill_value``, with probability ``p`` for each
     node.
 
-    ``fill_value`` may be the number of a mask token, where features are categories. If the nodes
-    have no features at all nothing changes.
+    If features are categories, ``fill_value`` may be the number of a mask token. If the nodes have
+    no features at all, nothing changes.
     """
 
     def __init__(self, p: float = 0.2, fill_value: float = 0.0, feat_name: str = "feat") -> None:
@@ -112,9 +112,9 @@ class AttributeMask(Share, dgl.BaseTransform):
 
 
 class RandomChoice(Choice, dgl.BaseTransform):
-    """Applies one of ``transforms``, drawn anew for every call: one for the whole batch.
+    """Applies one of ``transforms`` to the whole batch, drawn anew for every call.
 
-    It is no module: what can be learned in them is not in its model's ``parameters()``.
+    It is no module: ``parameters()`` of a model does not have parameters of its transforms.
     """
 
     def __call__(self, graph: DGLGraph) -> DGLGraph:
@@ -127,22 +127,22 @@ class ContrastiveModel(Views):
     The encoder returns one row per graph, or one per node. For rows of nodes the augmentations must
     leave the nodes alone (:class:`EdgePerturb`, :class:`AttributeMask`).
 
-    Views have graphs without nodes, and nodes without edges. Readouts make zeros of the former, but
-    ``dgl.mean_nodes`` makes NaN where no graph of the batch has any node left. ``GraphConv`` and
-    the like take the latter with ``allow_zero_in_degree=True``.
+    Views may have graphs without nodes, and nodes without edges. For graphs without nodes readouts
+    give zeros, but ``dgl.mean_nodes`` gives NaN if no graph of the batch has a node left. With
+    ``allow_zero_in_degree=True``, ``GraphConv`` and similar layers accept nodes without edges.
 
     Args:
         encoder: called with the view, or with ``(view, view.ndata[feat_name])``.
-        augment1, augment2: what makes the views from a batch, without changing it.
-        loss: what takes the rows of all views, such as :class:`pgcl_losses.PGCLLoss`. Being a part
-            of this module its parameters are in ``parameters()``.
+        augment1, augment2: make one view each from a batch, without changing it.
+        loss: is called with the rows of all views, such as :class:`pgcl_losses.PGCLLoss`. It is a
+            part of this module, so ``parameters()`` has its parameters.
         further: augmentations of a third view and more.
         feat_name: the node feature that the encoder wants beside the view, if any.
 
     Shape:
         - batch: G graphs of V nodes, from ``dgl.batch`` or a ``GraphDataLoader``
         - rows of each view: ``[G, D]`` or ``[V, D]``
-        - output: the loss's
+        - output: that of the loss
 
     Examples:
         >>> import dgl, torch
@@ -214,7 +214,7 @@ def _structure(graph: DGLGraph) -> tuple[Tensor, Tensor]:
     if int(sizes.sum()) != graph.num_nodes():
         raise ValueError(
             f"the batch has {graph.num_nodes()} nodes but batch_num_nodes() adds up to "
-            f"{int(sizes.sum())}: an earlier transform changed the nodes and left it as it was"
+            f"{int(sizes.sum())}: an earlier transform changed the nodes without updating it"
         )
     return nn.functional.pad(sizes.cumsum(0), (1, 0)), torch.repeat_interleave(sizes)
 
@@ -226,8 +226,8 @@ def _edges(graph: DGLGraph) -> tuple[Tensor, Tensor]:
 
 def _keep_nodes(graph: DGLGraph, mask: Tensor, owner: Tensor) -> DGLGraph:
     """Keeps the nodes of ``mask`` ``[V]`` and the edges between them."""
-    # dgl.remove_nodes keeps the batch by itself, but fails for some graphs that are no batch and
-    # loses features of the name that it needs, "_ID".
+    # dgl.remove_nodes keeps the batch by itself. But it fails for some graphs that are no batch,
+    # and loses features that have the name it uses itself, "_ID".
     view = dgl.node_subgraph(graph, mask, store_ids=False)
     owner = owner[mask]  # of the nodes left
     edge_owner = owner[_edges(view)[0]]

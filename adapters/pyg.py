@@ -1,8 +1,8 @@
 """PyTorch Geometric: augmentations that act on whole batches, and a module from batch to loss.
 
 Whatever an augmentation does, row i of every view stays graph i: a graph that loses all its nodes
-stays in the batch, as one without nodes. What nodes and edges carry goes where they go; where
-graphs have as many edges as nodes, a name with "edge" in it makes an attribute the edges'.
+stays in the batch, as one without nodes. Attributes stay with their nodes and edges. If graphs have
+as many edges as nodes, an attribute with "edge" in its name belongs to the edges.
 """
 
 import inspect
@@ -64,8 +64,8 @@ class Subgraph(Share, BaseTransform):
     down.
 
     The part grows from a random node by one random neighbour at a time, along the edges, as
-    GraphCL's does. Where there is no neighbour left it ends, so that a graph of several components
-    may lose more. At ``p`` = 1 nothing is left.
+    GraphCL's does. It ends when no neighbour is left, so a graph of several components may lose
+    more. At ``p`` = 1 nothing is left.
     """
 
     def forward(self, data: Data) -> Data:
@@ -77,9 +77,10 @@ class Subgraph(Share, BaseTransform):
 class EdgePerturb(Share, BaseTransform):
     """Drops every edge with probability ``p`` and adds a random one to its graph in its place.
 
-    Edges between the same two nodes are one edge here and move together, each in its direction, so
-    that an undirected graph stays undirected. An added edge takes over the attributes of the one it
-    replaces; it joins two different nodes, which may have been neighbours. Self-loops stay.
+    Edges between the same two nodes count as one edge here. They move together, each in its
+    direction, so an undirected graph stays undirected. An added edge takes over the attributes of
+    the one it replaces. It joins two different nodes, which may have been neighbours. Self-loops
+    stay.
     """
 
     def forward(self, data: Data) -> Data:
@@ -92,7 +93,7 @@ class EdgePerturb(Share, BaseTransform):
 class AttributeMask(Share, BaseTransform):
     """Sets all features ``x`` of a node to ``fill_value``, with probability ``p`` for each node.
 
-    ``fill_value`` may be the number of a mask token, where features are categories. Without ``x``
+    If features are categories, ``fill_value`` may be the number of a mask token. Without ``x``
     nothing changes.
     """
 
@@ -110,9 +111,9 @@ class AttributeMask(Share, BaseTransform):
 
 
 class RandomChoice(Choice, BaseTransform):
-    """Applies one of ``transforms``, drawn anew for every call: one for the whole batch.
+    """Applies one of ``transforms`` to the whole batch, drawn anew for every call.
 
-    It is no module: what can be learned in them is not in its model's ``parameters()``.
+    It is no module: ``parameters()`` of a model does not have parameters of its transforms.
     """
 
     def forward(self, data: Data) -> Data:
@@ -122,26 +123,26 @@ class RandomChoice(Choice, BaseTransform):
 class ContrastiveModel(Views):
     """Encoder, augmentations and a loss as one module, ``Batch -> loss``.
 
-    An encoder whose ``forward`` names ``edge_index`` is given, by name, those of ``x``,
-    ``edge_index``, ``edge_attr``, ``edge_weight`` and ``batch`` that it names, and the number of
-    graphs as ``num_graphs``, ``batch_size`` or ``size``. Another one is given the view itself.
+    An encoder whose ``forward`` has an argument ``edge_index`` gets by name those of ``x``,
+    ``edge_index``, ``edge_attr``, ``edge_weight`` and ``batch`` that it names. It gets the number
+    of graphs as ``num_graphs``, ``batch_size`` or ``size``. Any other encoder gets the view itself.
 
-    It returns one row per graph, or one per node. Graphs may lose all their nodes, so that pooling
-    has to be told their number: ``global_add_pool(x, batch, size=batch.num_graphs)``. For rows of
-    nodes the augmentations must leave the nodes alone (:class:`EdgePerturb`,
-    :class:`AttributeMask`); a plain ``Data`` will do.
+    It returns one row per graph, or one per node. Graphs may lose all their nodes, so tell pooling
+    their number: ``global_add_pool(x, batch, size=batch.num_graphs)``. For rows of nodes the
+    augmentations must leave the nodes alone (:class:`EdgePerturb`, :class:`AttributeMask`). The
+    batch may then be a plain ``Data``.
 
     Args:
         encoder: a module; see above.
-        augment1, augment2: what makes the views from a batch, without changing it.
-        loss: what takes the rows of all views, such as :class:`pgcl_losses.PGCLLoss`. Being a part
-            of this module its parameters are in ``parameters()``.
+        augment1, augment2: make one view each from a batch, without changing it.
+        loss: is called with the rows of all views, such as :class:`pgcl_losses.PGCLLoss`. It is a
+            part of this module, so ``parameters()`` has its parameters.
         further: augmentations of a third view and more.
 
     Shape:
         - batch: G graphs, or one plain ``Data`` of V nodes
         - rows of each view: ``[G, D]`` or ``[V, D]``
-        - output: the loss's
+        - output: that of the loss
 
     Examples:
         >>> import torch
@@ -185,27 +186,27 @@ class ContrastiveModel(Views):
     def _check_one_graph(self, view: Data) -> None:
         if not is_batch(view):
             raise ValueError(
-                "encoder returned 1 row for one plain Data, which has rows of nodes alone: batch "
+                "encoder returned 1 row for one plain Data, which needs a row for each node: batch "
                 "graphs by a DataLoader"
             )
 
     def _why_other_rows(self, num_rows: int, num_graphs: int) -> str:
         if num_rows >= num_graphs:
             return ""
-        return "; pool with size=batch.num_graphs, for the graphs at the end without nodes"
+        return "; pool with size=batch.num_graphs, as graphs at the end may have no nodes"
 
 
 def _argument_names(encoder: Callable[..., Tensor]) -> list[str]:
-    """What the encoder is given by name; nothing, if it is given a whole view."""
+    """What the encoder gets by name; nothing, if it gets a whole view."""
     parameters = inspect.signature(getattr(encoder, "forward", encoder)).parameters.values()
     open_ended = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     needed = [p.name for p in parameters if p.default is p.empty and p.kind not in open_ended]
     names = [p.name for p in parameters if p.name in _TENSORS + _COUNTS]
     if all(p.kind in open_ended for p in parameters):
         raise TypeError(
-            "what encoder.forward takes cannot be seen from its signature: give torch.compile, "
-            "DistributedDataParallel and others that wrap a module the ContrastiveModel, not its "
-            "encoder"
+            "encoder.forward has a signature that does not name its arguments: if torch.compile, "
+            "DistributedDataParallel or another wrapper is around the encoder, put it around the "
+            "ContrastiveModel instead"
         )
     if "batch" not in names:
         names = [name for name in names if name != "size"]  # a convolution's, of two kinds of nodes
@@ -213,7 +214,7 @@ def _argument_names(encoder: Callable[..., Tensor]) -> list[str]:
         names = []
     if len(needed) > 1 and not set(needed) <= set(names):
         raise TypeError(
-            f"encoder.forward takes {', '.join(needed)}: it must take one Batch alone, or "
-            f"edge_index and others of {', '.join(_TENSORS + _COUNTS)}, by these names"
+            f"encoder.forward takes {', '.join(needed)}: it must take one Batch and nothing else, "
+            f"or edge_index and others of {', '.join(_TENSORS + _COUNTS)}, by these names"
         )
     return names

@@ -5,7 +5,8 @@
     contrast_model = DualBranchContrast(PGCLContrastLoss(dim=64), mode="G2G", intraview_negs=True)
     optimizer = Adam([*encoder.parameters(), *contrast_model.parameters()], lr=0.01)
 
-The second line is the one to remember: PyGCL's own examples optimize the encoder alone::
+The optimizer needs both lists of parameters; PyGCL's own examples give it only the encoder's. With
+PyGCL's augmentors::
 
     from pgcl_losses.adapters.pygcl import AsTransform
 
@@ -30,7 +31,7 @@ _Options = ParamSpec("_Options")
 def _takes_what_pgcl_takes(
     pgcl: Callable[Concatenate[PGCLLoss, _Options], None],
 ) -> Callable[[Callable[..., None]], Callable[Concatenate[Any, _Options], None]]:
-    """For type checkers: they see the options of another constructor, which are listed there."""
+    """For type checkers: they see the options that another constructor lists."""
     return lambda constructor: constructor
 
 
@@ -47,17 +48,17 @@ class PGCLContrastLoss(nn.Module):
     """:class:`~pgcl_losses.PGCLLoss` where PyGCL wants a loss: in ``DualBranchContrast``.
 
     For modes ``"G2G"`` and ``"L2L"``. ``intraview_negs=True`` of the contrast model is
-    ``negatives="all"``, ``False`` is ``"cross"``; a sample is never its own negative. A contrast
-    model calls the loss once for each view and takes the mean. Both calls return PGCL of both
-    views: the second one, with the views swapped, what the first one has computed. (So the option
-    ``negatives`` of ``loss.pgcl`` has no say here.)
+    ``negatives="all"``, ``False`` is ``"cross"``. (So the option ``negatives`` of ``loss.pgcl`` has
+    no effect here.) A sample is never its own negative. A contrast model calls the loss once for
+    each view and takes the mean. Both calls return PGCL of both views: the second call has the
+    views swapped, and returns the result of the first.
 
     It is a module, so that ``contrast_model.parameters()`` has the prototypes; give these to the
     optimizer.
 
     Args:
         dim, num_prototypes: see :class:`~pgcl_losses.PGCLLoss`.
-        options: all others of it, by the same names, but ``negatives`` and ``reduction``.
+        options: its other options, by the same names, except ``negatives`` and ``reduction``.
 
     Shape:
         - anchor: ``[N, D]``
@@ -72,7 +73,7 @@ class PGCLContrastLoss(nn.Module):
             if name in options:
                 raise TypeError(f"{name} is up to the contrast model, but got {options[name]!r}")
         losses = _import_losses()
-        # Its Loss has nothing to inherit but a __call__ that would bypass the hooks of a module.
+        # All that its Loss has to inherit is a __call__ that would bypass the hooks of a module.
         losses.Loss.register(type(self))
         self.pgcl = PGCLLoss(dim, num_prototypes, **options)
         self._first: _Call | None = None
@@ -118,13 +119,12 @@ class PGCLContrastLoss(nn.Module):
 class AsTransform:
     """An augmentor of PyGCL as a transform of PyG: whole ``Batch`` in, whole ``Batch`` out.
 
-    PyGCL's augmentors keep all nodes; one that does not is an error, and so is one that joins
-    graphs by an edge, as ``EdgeAdding`` does. ``NodeShuffling`` deals the nodes' features to the
-    other graphs of the batch. Several fail where a whole batch has no edge.
+    PyGCL's augmentors keep all nodes. It is an error if one does not, or if it joins graphs by an
+    edge, as ``EdgeAdding`` does. ``NodeShuffling`` moves features of nodes to other graphs of the
+    batch. Several augmentors fail if a whole batch has no edge.
 
-    An augmentor takes one weight per edge along: that is ``edge_weight``, or, under another name,
-    the only attribute that the edges have. Where there is none and the augmentor makes one,
-    ``edge_weight`` is set.
+    An augmentor carries one weight per edge: ``edge_weight``, or the only attribute that the edges
+    have, under any name. If there is none and the augmentor makes one, it becomes ``edge_weight``.
 
     Args:
         augmentor: what maps ``(x, edge_index, edge_weight)`` to the same three, such as
@@ -136,8 +136,8 @@ class AsTransform:
             raise TypeError(f"augmentor must be an augmentor of PyGCL, but got {augmentor!r}")
         if _remembers(augmentor):
             raise ValueError(
-                "augmentor would return its first batch for every other one: make it with "
-                "use_cache=False"
+                "augmentor would return its first batch for every other one, from its cache: make "
+                "it with use_cache=False"
             )
         self.augmentor = augmentor
 
@@ -153,7 +153,7 @@ class AsTransform:
             if len(x) != len(graph):
                 raise ValueError(
                     f"augmentor made {len(x)} nodes of {len(graph)}: it must keep them all, since "
-                    "whose they are is not known of others"
+                    "it does not say to which graph other nodes belong"
                 )
             data.x = x
         carried = {} if weight is None else {name: weight}
@@ -178,7 +178,7 @@ class AsTransform:
 
 
 def _remembers(augmentor: Any) -> bool:
-    """Whether it, or one that it is made of, has a cache, which is for one graph alone."""
+    """Whether it, or one that it is made of, has a cache, which is for a single graph."""
     parts = getattr(augmentor, "augmentors", [])
     return getattr(augmentor, "use_cache", False) or any(_remembers(part) for part in parts)
 
@@ -209,7 +209,7 @@ def _check_masks(
 ) -> None:
     """Only those masks that a contrast model makes by itself.
 
-    It leaves in ``neg_mask``, by mistake, each anchor as a negative of itself; this is not done.
+    By mistake it leaves each anchor in ``neg_mask`` as a negative of itself; this class does not.
     """
     if pos_mask is not None and not (
         pos_mask.shape == (num_rows, num_samples)
@@ -229,6 +229,6 @@ def _check_masks(
         num_rows * (num_samples // num_rows),
     ):
         raise ValueError(
-            "neg_mask must be that of the sampler: PGCL leaves out negatives by cluster, and no "
-            "others (extra_neg_mask)"
+            "neg_mask must be that of the sampler: PGCL leaves out negatives only by cluster "
+            "(extra_neg_mask)"
         )

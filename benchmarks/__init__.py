@@ -1,1 +1,1 @@
-"""What made the tables of speed and memory: ``python -m benchmarks.run`` and others."""
+"""Programs that made the tables of speed and memory: ``python -m benchmarks.run`` and others."""

@@ -1,7 +1,7 @@
-"""What one step over many processes sends: the formula, and what gloo really sends.
+"""Compare the bytes that gloo really sends in a step over many processes with the formula.
 
-Ranks on this machine talk over the loopback interface, whose counter has the bytes of all of
-them together (Linux; whatever else talks over it is counted too).
+Ranks on this machine talk over the loopback interface. Its counter has the bytes of all ranks
+together, and of whatever else uses it (Linux).
 
     python -m benchmarks.communication --ranks 2 4 8
 """

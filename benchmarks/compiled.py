@@ -1,7 +1,7 @@
-"""The Triton engine's kernels, compiled for a GPU that need not be there, and what is in them.
+"""Compile the Triton engine's kernels for a GPU that need not be there, and count what is in them.
 
-The engine's own code runs on CPU tensors. Its launches are recorded in place of being run, so that
-blocks, warps, stages and arguments are those that it really chooses for such rows on such a card.
+The engine's own code runs on CPU tensors. Its launches are recorded and not run. So blocks, warps,
+stages and arguments are those that it really chooses for such rows on such a card.
 """
 
 import importlib

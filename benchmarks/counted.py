@@ -1,4 +1,4 @@
-"""How much PyTorch is asked for in a block of code, whichever device it is for."""
+"""Count the operations that a block of code asks PyTorch for, on any device."""
 
 from typing import Any
 

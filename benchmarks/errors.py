@@ -1,4 +1,4 @@
-"""Errors of the Triton engine's precisions, simulated: no GPU is needed.
+"""Simulate the errors of the Triton engine's precisions; no GPU is needed.
 
 Its kernels run in Triton's interpreter on a CPU, against the dense engine in float64. Rows are in
 ten clusters, with cosines of about a half within one. The order in which tensor cores add up is not

@@ -1,7 +1,7 @@
-"""Check what losses people use instead do at the edges, beside ours: the README's table.
+"""Check what our loss and others do with extreme input: the README's table.
 
-Peers that are not installed are left out. The limit on memory is one of Linux. A step of 100,000
-graphs takes minutes, for each loss that can do it; `--largest 4096` is done in one.
+Losses that are not installed are left out. The limit on memory is one of Linux. A step of 100,000
+graphs takes minutes, for each loss that can do it. With `--largest 4096` it takes one minute.
 
     python -m benchmarks.features
 """
@@ -185,7 +185,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rows", type=int, default=256, help="of a view, to measure memory")
-    parser.add_argument("--limit", type=int, default=4096, help="MiB, for the largest batch")
+    parser.add_argument("--limit", type=int, default=4096, help="MiB for the largest batch")
     parser.add_argument("--largest", type=int, default=100_000, help="no larger batch is tried")
     args = parser.parse_args()
     makers = installed()

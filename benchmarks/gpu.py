@@ -1,6 +1,6 @@
-"""Measure on a CUDA machine what the Triton engine is for; prints a table and writes JSON.
+"""Measure the Triton engine on a CUDA machine; prints a table and writes JSON.
 
-All of it takes ten minutes at most: what there is no time left for is named and left out.
+It takes ten minutes at most. If there is no time left for a part, it names the part and skips it.
 
 python -m benchmarks.gpu
 python -m benchmarks.gpu --only error graphs --output /tmp/gpu.json
@@ -327,7 +327,7 @@ def main() -> None:
     parser.add_argument("--sizes", type=int, nargs="+", default=[256, 8192, 131_072], help="M")
     parser.add_argument("--error-rows", type=int, default=4096)
     parser.add_argument("--compiled-rows", type=int, default=32_768)
-    parser.add_argument("--minutes", type=float, default=10.0, help="for all of it")
+    parser.add_argument("--minutes", type=float, default=10.0, help="time limit for all of it")
     args = parser.parse_args()
     if args.device.startswith("cuda") and not torch.cuda.is_available():
         sys.exit("benchmarks.gpu measures on a CUDA machine, and this one has no CUDA device")

@@ -1,4 +1,4 @@
-"""What the Triton engine's kernels become on four generations of GPUs, of which none is needed.
+"""Show what the Triton engine's kernels compile to for four generations of GPUs; no GPU is needed.
 
 Compiled ahead of time by Triton's own compiler: registers, memory, products and instructions.
 
@@ -239,10 +239,10 @@ def main() -> None:
     parser.add_argument("--dim", type=int, nargs="+", default=DIMS)
     parser.add_argument("--format", choices=FORMATS, nargs="+", default=FORMATS)
     parser.add_argument("--mode", choices=MODES, nargs="+", default=MODES, help="kinds of weights")
-    parser.add_argument("--sample", type=int, help="so many, well spread, instead of all")
-    parser.add_argument("--check", action="store_true", help="an error where anything is wrong")
+    parser.add_argument("--sample", type=int, help="take this many, well spread, instead of all")
+    parser.add_argument("--check", action="store_true", help="fail if anything is wrong")
     parser.add_argument("--workers", type=int, default=os.cpu_count(), help="processes")
-    parser.add_argument("--output", type=Path, help="JSON; none is written without")
+    parser.add_argument("--output", type=Path, help="JSON file; default: none")
     args = parser.parse_args()
     if args.output:
         measure.kept(args.output, versions())

@@ -1,4 +1,4 @@
-"""Memory as tensors take it, on any device."""
+"""Measure the memory that tensors take, on any device."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Time rivals in turn, and keep what was measured as rows of one table."""
+"""Time rivals in turn, and keep the results as rows of one table."""
 
 import argparse
 import json

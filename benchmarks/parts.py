@@ -1,8 +1,8 @@
 """Measure what a training step of PGCL spends on each of its parts, forward and backward.
 
-A stopwatch is told when a part begins and ends; nothing else is changed. What autograd does
-backward belongs to the part that had it done forward. On a CPU, where work is over once a call
-returns.
+A stopwatch is told when a part begins and ends; nothing else is changed. A backward operation
+counts for the part whose forward operation caused it. Only for a CPU, where work is over once a
+call returns.
 
 python -m benchmarks.parts
 python -m benchmarks.parts --sizes 128 --rounds 5 --output /tmp/parts.json

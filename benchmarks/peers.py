@@ -1,4 +1,4 @@
-"""What people use instead, in the form they use it."""
+"""The losses that people use instead, in the form in which they use them."""
 
 from collections.abc import Callable, Iterator
 from typing import Any

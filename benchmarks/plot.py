@@ -1,5 +1,4 @@
-"""Draw the measured time and memory against N, and what a step is made of; the figures are read
-from benchmarks/results.
+"""Draw the measured time and memory against N, and the parts of a step, from benchmarks/results.
 
 python -m benchmarks.plot                     # docs/images/engines-{time,memory}.png, parts.png
 python -m benchmarks.plot figures.json --output images

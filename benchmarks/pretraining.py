@@ -1,6 +1,6 @@
-"""Measure how fast molecules go through pre-training, and what share of it the loss takes.
+"""Measure how fast pre-training takes molecules, and which share of its time the loss takes.
 
-On molecules made in code, or on the first ones of a file.
+It takes molecules made in code, or the first ones of a file.
 
 python -m benchmarks.pretraining --smiles zinc.smi.gz
 python -m benchmarks.pretraining --rounds 1 --molecules 16 --output /tmp/pretraining.json
@@ -68,7 +68,7 @@ def tables(args: argparse.Namespace) -> Iterator[list[dict[str, Any]]]:
 
 if __name__ == "__main__":
     parser = measure.parser(__doc__, rounds=7)
-    parser.add_argument("--smiles", type=Path, help="a text or a table of SMILES, maybe gzipped")
+    parser.add_argument("--smiles", type=Path, help="text or table of SMILES, may be gzipped")
     parser.add_argument("--molecules", type=int, default=256, help="in a batch")
     args = parser.parse_args()
 

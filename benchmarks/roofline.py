@@ -1,10 +1,10 @@
-"""How long the contrast should take on GPUs that nobody here has: estimated, not measured.
+"""Estimate how long the contrast takes on GPUs that nobody here has; nothing is measured.
 
-The Triton engine's kernels are compiled (see `kernels.py`), the instructions, bytes and products of
-a tile of pairs are counted in them, and held to the peak rates that cards are sold with. A kernel
-takes as long as what it has most of: its bound. No program reaches it; what is reached of it
-usually, `REACHED`, was fixed before the first estimate. Launches come on top, none hidden behind
-another.
+It compiles the Triton engine's kernels (see `kernels.py`), counts the instructions, bytes and
+products of a tile of pairs in them, and divides them by the peak rates that cards are sold with.
+The slowest of these is the bound of a kernel. No program reaches it. The part of it that good
+programs reach, `REACHED`, was fixed before the first estimate. Launches come on top, none hidden
+behind another.
 
 python -m benchmarks.roofline
 python -m benchmarks.roofline --card h100 --format highest --output /tmp/roofline.json

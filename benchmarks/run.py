@@ -1,4 +1,4 @@
-"""Measure the losses beside what people use instead; prints a table and writes JSON.
+"""Measure these losses and what people use instead; prints a table and writes JSON.
 
 python -m benchmarks.run                      # everything
 python -m benchmarks.run --only step --rounds 5 --output /tmp/step.json

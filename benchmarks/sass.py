@@ -1,8 +1,8 @@
-"""What is in a GPU's machine code: its loops, and the instructions of those with matrix work.
+"""Read a GPU's machine code: its loops, and the instructions of those with matrix work.
 
-Names of instructions: HMMA, HGMMA and UTCHMMA are tensor cores', FFMA multiplies one number by
-another, MUFU are powers and reciprocals, LDG loads from memory, LDGSTS from there to shared memory,
-LDS and LDSM from shared memory, LDL and STL are registers that did not fit.
+Names of instructions: HMMA, HGMMA and UTCHMMA run on tensor cores, FFMA multiplies two numbers,
+MUFU are powers and reciprocals, LDG loads from memory, LDGSTS from there to shared memory, LDS and
+LDSM from shared memory, LDL and STL are registers that did not fit.
 """
 
 import re

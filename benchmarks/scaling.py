@@ -1,7 +1,7 @@
-"""One loss over several processes: its time beside one process, and how evenly work is shared.
+"""Measure one loss over several processes: its time against one process, and how evenly they share.
 
-Ranks with a thread each take turns with one process that has a thread for each of them. The work of
-each rank is counted, in the multiplications of its matrix products, and needs no quiet machine.
+Ranks with one thread each take turns with one process that has as many threads. The work of each
+rank is counted as the multiplications of its matrix products, which needs no quiet machine.
 
 python -m benchmarks.scaling
 python -m benchmarks.scaling --num 512 --shares 2 4 --output /tmp/scaling.json
@@ -145,7 +145,7 @@ def time_rows(args: argparse.Namespace) -> list[dict[str, Any]]:
 if __name__ == "__main__":
     parser = measure.parser(__doc__, rounds=21, cpu_alone=True)
     parser.add_argument("--num", type=int, default=4096, help="N, graphs of all ranks together")
-    parser.add_argument("--ranks", type=int, default=2, help="that are timed: as many as cores")
+    parser.add_argument("--ranks", type=int, default=2, help="how many to time: as many as cores")
     parser.add_argument("--shares", type=int, nargs="+", default=[1, 2, 3, 4, 8], help="counted")
     args = parser.parse_args()
     measure.report(args, (made(args) for made in (share_rows, time_rows)))

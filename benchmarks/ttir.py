@@ -1,8 +1,8 @@
 """The matrix products in Triton's own intermediate languages.
 
-A tile is what one turn of a loop over other rows computes: the innermost loop with products whose
-end is known only when it runs. It has the shape of its first product, as the similarity of pairs
-comes before all that is made of it.
+One turn of a loop over other rows computes a tile: this is the innermost loop with products whose
+end is known only when it runs. A tile has the shape of its first product, as the similarity of
+pairs comes first.
 """
 
 import math

@@ -1,16 +1,16 @@
 """A GraphCL script as this field writes them, and the few lines that make it PGCL.
 
 A GIN with sum pooling and a projection head; view 1 is the batch itself, view 2 an augmentation of
-it. What changes for PGCL is marked "PGCL". A quarter of a minute on two cores with the embedded
-graphs, trees whose node types follow one of six rules; or a TU set, which PyG downloads unless it
-lies in --root:
+it. The changes for PGCL are marked "PGCL". The embedded graphs are trees whose node types follow
+one of six rules; with them it takes a quarter of a minute on two cores. It also takes a TU set,
+which PyG downloads unless it is in --root:
 
     python examples/graphcl_swap.py
     python examples/graphcl_swap.py --pgcl
     python examples/graphcl_swap.py --pgcl --dataset MUTAG --root data
 
-Labels are looked at by the probe alone: a linear classifier on the encoder's output, before and
-after training, by cross-validation.
+Only the probe uses labels: a linear classifier on the encoder's output, before and after training,
+by cross-validation.
 """
 
 import argparse

@@ -2,16 +2,16 @@
 
 Two layers of GCN encode the whole graph in two views, which drop edges and mask features; row i of
 both is node i. A dense loss over every node would hold a 200,000 x 200,000 matrix, 160 GB. The
-streaming engine, which "auto" takes, holds none (the process 0.7 GB, 0.4 of them for what it
-imports), but it still computes every pair: 80 s for a step on two cores. So each step contrasts a
-random --contrast-nodes, 3 s for 16,384 of them, as is usual for GRACE on large graphs: which nodes
-are negatives is then new in every step, and the encoder sees all nodes in all.
+streaming engine, which "auto" takes, holds none (the process takes 0.7 GB, 0.4 of them for its
+imports). But it still computes every pair: 80 s for a step on two cores. So each step contrasts
+only --contrast-nodes random nodes, as is usual for GRACE on large graphs; 16,384 of them take 3 s.
+Each step then has other negatives, and the encoder still sees all nodes.
 
     python examples/node_level.py
     python examples/node_level.py --contrast-nodes 0 --steps 1   # every node; better on a GPU
 
 The graph is a stochastic block model: nodes have more neighbours in their own community, and faint
-features of it. Communities are looked at afterwards alone, by a linear probe on held-out nodes, and
+features of it. Communities are used only after training: by a linear probe on held-out nodes, and
 by the mutual information (NMI) of communities and nearest prototypes.
 """
 

@@ -2,7 +2,7 @@
 
 Each sample hides a class in a few of its latent directions; the rest is nuisance, drawn afresh for
 each view. Two copies of one small encoder learn without labels, one with PGCL, one with InfoNCE.
-Labels are used to look at the result alone: purity of 10 k-means clusters, and a linear probe on
+Labels are used only to measure the result: purity of 10 k-means clusters, and a linear probe on
 held-out samples.
 
     python examples/planted_clusters.py --classes 10

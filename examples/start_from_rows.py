@@ -1,9 +1,9 @@
 """PGCL for the nodes of one graph: prototypes that start where the rows are, and a lead for them.
 
-Prototypes start at random, and in many dimensions a random direction is near no row: prototypes
-then tell the rows apart badly for long. So k-means of the rows gives them a start, before training
-and again at the end of a lead. During the lead they follow the rows, which InfoNCE alone moves;
-after it PGCL moves both.
+Prototypes start at random, and in many dimensions a random direction is near no row. Then they tell
+the rows apart badly for a long time. So k-means of the rows gives them a start, before training and
+again at the end of a lead. During the lead they follow the rows, which only InfoNCE moves. After it
+PGCL moves both.
 
 Two layers of GCN encode the whole graph in two views, as in GRACE: some edges are dropped, some
 features masked. Under a minute on two cores:
@@ -13,9 +13,9 @@ features masked. Under a minute on two cores:
     python examples/start_from_rows.py --lead 200                # the encoder learns by InfoNCE
 
 The graph is a stochastic block model, sparse; nodes have a few words each, some of them of their
-block's topic. Labels are looked at by the probe alone: a linear classifier of the encoder's rows,
-fitted to 20 nodes of each block. With seeds 0 to 2 it gets 0.757 by the first line, 0.727 by the
-second and 0.721 by the third (a start without a lead 0.724, a lead without a start 0.735).
+block's topic. Only the probe uses labels: a linear classifier of the encoder's rows, fitted to 20
+nodes of each block. With seeds 0 to 2 it gets 0.757 by the first line, 0.727 by the second and
+0.721 by the third (a start without a lead 0.724, a lead without a start 0.735).
 """
 
 import argparse
@@ -32,9 +32,9 @@ from tqdm import tqdm
 from pgcl_losses import PGCLLoss, diagnostics
 
 parser = argparse.ArgumentParser(description="PGCL for nodes, with a start and a lead.")
-parser.add_argument("--epochs", type=int, default=200, help="steps: each has the whole graph")
+parser.add_argument("--epochs", type=int, default=200, help="steps, each with the whole graph")
 parser.add_argument("--prototypes", type=int, default=50, help="K of PGCL")
-parser.add_argument("--lead", type=int, help="epochs that prototypes learn alone; default: half")
+parser.add_argument("--lead", type=int, help="epochs in which only prototypes learn; default: half")
 parser.add_argument("--random-start", action="store_true", help="leave prototypes at random")
 parser.add_argument("--seed", type=int, default=0)
 args = parser.parse_args()

@@ -30,7 +30,7 @@ def check_weight(name: str, value: Any) -> float:
 
 
 def check_share(name: str, value: Any) -> float:
-    """A probability, or which part of something: a number from 0 to 1."""
+    """A probability or a share: a number from 0 to 1."""
     number = _finite(name, value, "a number from 0 to 1")
     if not 0 <= number <= 1:
         raise ValueError(f"{name} must be a number from 0 to 1, but got {value!r}")
@@ -76,7 +76,7 @@ def check_heads(name: str, value: Any) -> int | tuple[int, ...]:
 
 
 def check_window(name: str, value: Any) -> tuple[int, int] | None:
-    """From which rank to before which one; None for all."""
+    """Ranks ``(first, end)``, without ``end`` itself; None for all."""
     if value is None:
         return None
     if not isinstance(value, Sequence) or isinstance(value, str) or len(value) != 2:
@@ -110,9 +110,9 @@ def check_choice(name: str, value: Any, choices: Sequence[str]) -> str:
 
 
 def check_matrix(name: str, value: Any, shape: str, may_lack_rows: bool = False) -> None:
-    """A floating-point matrix with a column and, unless it may lack them, a row at least.
+    """A floating-point matrix with at least one column and, unless it may lack them, one row.
 
-    ``shape`` is for the reader of the message.
+    ``shape`` appears in the message.
     """
     if not isinstance(value, Tensor):
         raise TypeError(f"{name} must be a Tensor of shape {shape}, but got {type(value).__name__}")
@@ -129,7 +129,7 @@ def check_matrix(name: str, value: Any, shape: str, may_lack_rows: bool = False)
 def check_views(
     views: Sequence[tuple[str, Any]], shape: str = "[N, D]", may_lack_rows: bool = False
 ) -> None:
-    """Named matrices that describe the same graphs: alike in shape, dtype and device."""
+    """Named matrices that describe the same graphs: of one shape, dtype and device."""
     first_name, first = views[0]
     for name, view in views:
         check_matrix(name, view, shape, may_lack_rows)
@@ -158,7 +158,7 @@ def check_prototypes(
 
 def check_process_group(name: str, value: Any) -> ProcessGroup | None:
     if distributed.is_available() and value == distributed.GroupMember.NON_GROUP_MEMBER:
-        raise ValueError(f"{name} does not contain this process: no loss to take part in")
+        raise ValueError(f"{name} does not contain this process: it has no loss to compute")
     if value is not None and not isinstance(value, ProcessGroup):
         raise TypeError(f"{name} must be a ProcessGroup or None, but got {value!r}")
     return value
@@ -186,7 +186,7 @@ def check_clusters(name: str, value: Any, rows_name: str, rows: Tensor) -> None:
 
 
 def check_cluster_range(name: str, value: Tensor, num_prototypes: int) -> None:
-    """Cluster numbers that all have a prototype."""
+    """Cluster numbers, each of which has a prototype."""
     # Looking at values makes a GPU wait and breaks a compiled graph; both of these report an index
     # out of range by themselves.
     if value.device.type != "cpu" or torch.compiler.is_compiling():

@@ -1,4 +1,4 @@
-"""What goes wrong in training without an error; each is said once, as a warning with the cure."""
+"""What goes wrong in training without an error: one warning for each, which names the cure."""
 
 import torch
 from torch import Tensor
@@ -18,30 +18,30 @@ _STANDSTILL = 1e-6
 _SMALL_BATCHES = 3
 _LOOK_EVERY = 20
 _NEARLY_ALL = 0.9
-# Rows start in about one direction, and prototypes at random, in many trainings that go well. Few
-# stay so for this many looks.
+# In many trainings that go well, rows start in about one direction and prototypes at random. Few
+# trainings stay so for this many looks.
 _LOOKS_IN_ONE_DIRECTION = 3
 _ONE_DIRECTION = 0.9
 _CHANCE = 0.95
 
 
 def can_look(rows: Tensor) -> bool:
-    """In training forwards that run in Python, on numbers that are there to be read."""
+    """Whether this is a training forward in Python, on numbers that can be read."""
     return torch.is_grad_enabled() and rows.requires_grad and can_arrive(rows)
 
 
 class Watch:
-    """Looks at the training forwards of one loss, and never makes one wait for a device."""
+    """Looks at the training forwards of one loss, without waiting for a device."""
 
     def __init__(self) -> None:
         self.calls = 0
         self.learning_calls = 0
         self.small_batches = 0
         self.start: Tensor | None = None  # unit prototypes, when first seen
-        self.motion: Arrival | None = None  # the farthest that one has gone since
+        self.motion: Arrival | None = None  # how far one has gone since, at most
         self.largest: Arrival | None = None  # share of a cluster
         self.cosine: Arrival | None = None  # of two rows
-        self.chance: Arrival | None = None  # what the consistency is of log K, that of a guess
+        self.chance: Arrival | None = None  # the consistency as a share of log K, a guess's
         self.looks_in_one_direction = 0
         self.said: set[str] = set()
 
@@ -51,7 +51,7 @@ class Watch:
     def look(
         self, prototypes: SinkhornPrototypes, batch: Batch, learning: bool, excluding: bool
     ) -> None:
-        """At a forward, with the batch that all parts have seen.
+        """At one forward, with its batch after all parts have seen it.
 
         ``learning``: whether the loss has a gradient for the prototypes; ``excluding``: whether
         clusters decide who is a negative.
@@ -87,12 +87,12 @@ class Watch:
             self._say(
                 "size",
                 f"{num_rows} rows of a batch and {queue_size} of the queue are balanced over "
-                f"{num_prototypes} prototypes: use fewer prototypes, larger batches or a larger "
-                "queue_size",
+                f"{num_prototypes} prototypes, which is too many: use fewer prototypes, larger "
+                "batches or a larger queue_size",
             )
 
     def _look_at_clusters(self, clusters: Tensor, heads: tuple[int, ...]) -> None:
-        """In every head one cluster has to have nearly all, to leave hardly a negative."""
+        """Hardly any negatives are left only if, in every head, one cluster has nearly all rows."""
         of_heads = zip(clusters.flatten(0, 1).unbind(1), heads, strict=True)
         counts = [cluster_counts(of_head, size).max() for of_head, size in of_heads]
         self.largest = Arrival(torch.stack(counts).min() / clusters[..., 0].numel())
@@ -119,9 +119,9 @@ class Watch:
             if share > _NEARLY_ALL:
                 self._say(
                     "clusters",
-                    f"one cluster has {share:.0%} of the rows, which leaves hardly a negative: if "
-                    "all rows point in one direction, lower the learning rate or normalise in the "
-                    "encoder; if not, lower epsilon",
+                    f"one cluster has {share:.0%} of the rows, so hardly any negatives are left: "
+                    "if all rows point in one direction, lower the learning rate or normalise in "
+                    "the encoder; if not, lower epsilon",
                 )
 
         if self.cosine is not None and self.chance is not None:

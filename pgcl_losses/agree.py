@@ -1,7 +1,7 @@
 """What ranks must agree on before they exchange rows.
 
-Ranks that differ would wait for each other for ever, or compute something that is nobody's loss. So
-each compares what it is about to do with the others, and where they differ all raise one error.
+Ranks that differ would wait for each other for ever, or compute a wrong loss. So each compares what
+it is about to do with the others. If they differ, all raise the same error.
 """
 
 import json
@@ -26,10 +26,10 @@ def agreed_ranks(
     device: torch.device,
     group: ProcessGroup | None,
 ) -> Ranks:
-    """The ranks of a group, once it is sure that all of them want the same.
+    """The ranks of a group, after a check that all of them want the same.
 
-    ``facts`` are what a rank is about to do, ``problem`` is what stops it, and ``state`` must not
-    have drifted apart.
+    ``facts``: what this rank is about to do. ``problem``: an error that stops it. ``state``: what
+    must be the same on all ranks.
     """
     claims = dict(facts) if problem is None else {}
     claims["problem"] = "" if problem is None else f"{type(problem).__name__}: {problem}"
@@ -46,8 +46,8 @@ def agreed_ranks(
         raise problem
     if len(set(states)) > 1:
         raise ValueError(
-            "the prototypes, or the counter or queue beside them, are not the same on all ranks: "
-            "seed all ranks alike or put the loss into the module that DistributedDataParallel "
+            "the prototypes, their step counter or their queue are not the same on all ranks: give "
+            "all ranks one seed or put the loss into the module that DistributedDataParallel "
             "wraps, load one checkpoint on all ranks, and optimize the prototypes on all ranks"
         )
     if sum(counts) == 0:
@@ -59,7 +59,7 @@ _WORDS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def _fingerprint(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
-    """One number ``[1]`` that tells apart, most probably, what differs in any bit or in order."""
+    """One number ``[1]``: most probably another one if any bit or the order differs."""
     sums = [torch.zeros(1, dtype=torch.int64, device=device)]
     for tensor in tensors:
         words = tensor.detach().contiguous().view(_WORDS[tensor.element_size()])
@@ -70,7 +70,7 @@ def _fingerprint(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
 
 
 def _differences(claims: Facts, group: ProcessGroup | None) -> str:
-    """What ranks disagree on, in the same words on each of them."""
+    """What ranks disagree on; every rank gets the same words."""
     by_rank: list[dict[str, object]] = [{} for _ in range(distributed.get_world_size(group))]
     distributed.all_gather_object(by_rank, dict(claims), group)
     names = sorted({name for of_rank in by_rank for name in of_rank})

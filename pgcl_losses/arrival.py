@@ -1,4 +1,4 @@
-"""Numbers on their way from a device: nobody waits for them."""
+"""Read numbers from a device without waiting for it."""
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ def is_capturing(device: torch.device) -> bool:
 
 
 def can_arrive(values: Tensor) -> bool:
-    """Whether Python will find numbers there: no graph, transform or tensor without numbers."""
+    """Whether Python can read the numbers: not in a graph or transform, nor if there are none."""
     return (
         is_eager()
         and type(values) is Tensor

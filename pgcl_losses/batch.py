@@ -1,4 +1,4 @@
-"""What the parts of the loss hand each other: one batch, of one process or of many."""
+"""What the parts of the loss pass to each other: one batch, of one process or of many."""
 
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
@@ -14,9 +14,9 @@ Negatives = Literal["all", "cross"]
 class Assignment(NamedTuple):
     """How the samples of one view belong to the prototypes.
 
-    The columns of several heads lie side by side: ``targets.split(heads, dim=1)`` are those of each
-    head, whose rows sum to 1. Each head numbers its clusters from 0. An assignment that names no
-    heads has one.
+    The columns of several heads lie side by side: ``targets.split(heads, dim=1)`` gives those of
+    each head. In each head rows sum to 1, and clusters are numbered from 0. An assignment without
+    ``heads`` has one head.
     """
 
     log_probs: Tensor  # [N, K] log p, the prediction, with gradient
@@ -32,7 +32,7 @@ class Assignment(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """The samples of all ranks, view by view; a part adds what it makes, and needs what it reads.
+    """The samples of all ranks, view by view. Each part adds its results for the next ones.
 
     ``SinkhornPrototypes()(batch)`` returns the batch with all fields; ``ConsistencyLoss()(batch)``
     and ``PrototypeReweightedNCE()(batch)`` return their loss.
@@ -77,7 +77,7 @@ def check_alone(given: Sequence[object]) -> None:
 def check_assignments(
     assignments: Sequence[Any], fields: Sequence[str], may_lack_rows: bool = False
 ) -> None:
-    """Assignments of the same graphs, whose fields of that name are alike, to the same heads."""
+    """Assignments of the same graphs to the same heads; ``fields`` have one shape and dtype."""
     for v, assignment in enumerate(assignments):
         if not isinstance(assignment, Assignment):
             kind = type(assignment).__name__
@@ -109,7 +109,9 @@ def check_clusters_of(assignments: Sequence[Assignment]) -> None:
             shape = len(assignment.targets), len(assignment.heads)
             if not isinstance(clusters, Tensor) or clusters.shape != shape:
                 got = getattr(clusters, "shape", type(clusters).__name__)
-                raise ValueError(f"{name} must have shape {shape}, a column a head, but got {got}")
+                raise ValueError(
+                    f"{name} must have shape {shape}, a column for each head, but got {got}"
+                )
             of_heads = list(zip(assignment.heads, clusters.unbind(1), strict=True))
         else:
             of_heads = [(assignment.targets.shape[1], clusters)]

@@ -78,7 +78,7 @@ class ConsistencyLoss(Part):
         divisor = max(1, len(batch.heads))
         if self.reduction == "mean":
             divisor *= targets.shape[0] * targets.shape[1]
-        # The targets are divided, and not the sum: that is no step backward.
+        # The targets are divided, and not the sum: this adds no step to backward.
         terms = _cross_terms(log_probs, targets, divisor)
         if self.reduction == "none":
             return reduce(terms.sum(-1), "none", batch.ranks)
@@ -115,7 +115,7 @@ def swapped_cross_entropy(log_probs: Tensor, targets: Tensor) -> Tensor:
 
 
 def _cross_terms(log_probs: Tensor, targets: Tensor, divisor: float = 1) -> Tensor:
-    """What cross-entropies are the sums of, each divided: ``[V, N, K]``."""
+    """Terms that add up to the cross-entropies, each divided by ``divisor``: ``[V, N, K]``."""
     num_views = len(targets)
     others = targets.roll(1, 0)
     for shift in range(2, num_views):
@@ -124,9 +124,9 @@ def _cross_terms(log_probs: Tensor, targets: Tensor, divisor: float = 1) -> Tens
 
 
 def share_of_a_guess(log_probs: Tensor, targets: Tensor, heads: Sequence[int]) -> Tensor:
-    """The mean cross-entropy as a share of log K, which a guess has; NaN where nothing is guessed.
+    """The mean cross-entropy as a share of log K, that of a guess; NaN where nothing is guessed.
 
-    Both ``[V, N, K]``. With several heads, of the sum of their log K.
+    Both ``[V, N, K]``. With several heads, as a share of the sum of their log K.
     """
     log_k = sum(math.log(size) for size in heads)
     if len(targets) < 2 or log_k == 0:

@@ -1,8 +1,8 @@
 """The reweighted contrast between the views of each graph.
 
-The paper: Lin et al., Prototypical Graph Contrastive Learning, 10.1109/TNNLS.2022.3191086. Which
-samples are negatives, Eq. 12; the reweighted loss, Eq. 13, is InfoNCE (`info_nce.py`) with weights
-for its negatives, Eq. 14 (`weights.py`).
+The paper: Lin et al., Prototypical Graph Contrastive Learning, 10.1109/TNNLS.2022.3191086. Eq. 12
+says which samples are negatives. The reweighted loss, Eq. 13, is InfoNCE (`info_nce.py`) with the
+weights of Eq. 14 for its negatives (`weights.py`).
 """
 
 import math
@@ -64,46 +64,47 @@ WEIGHTINGS = get_args(Weighting)
 class PrototypeReweightedNCE(Part):
     r"""InfoNCE that leaves out likely false negatives and favours moderately distant ones.
 
-    For each query i with positive i', the mean over all 2N queries of
+    The mean over all 2N queries i of
 
     .. math:: -\log \frac{e^{s_{ii'} / \tau}}
         {e^{s_{ii'} / \tau} + M_i \sum_{j \in Neg(i)} w_{ij} e^{s_{ij} / \tau}}
 
-    where Neg(i) are the samples of other graphs, w is a Gaussian around the mean distance and M_i
-    scales the weights of a query to an average of 1. Weights and clusters are constants for the
-    gradient. A query without negatives has loss 0. With several heads, a pair weighs the mean over
-    heads.
+    where i' is the positive, the other view of the query's graph, and Neg(i) are samples of other
+    graphs. w is a Gaussian around the mean distance, and M_i scales the weights of a query to an
+    average of 1. Weights and clusters are constants for the gradient. A query without negatives has
+    loss 0. With several heads, the weight of a pair is the mean over heads.
 
     Args:
         temperature: tau.
         weighting: ``"prototype"`` weighs a pair by the distance of the two clusters' prototypes,
             ``"sample"`` by the distance of the two rows, ``"uniform"`` makes every weight 1.
         exclude_same_cluster: leave samples of the query's own cluster out of its negatives.
-        negative_ranks: ``(first, end)``: negatives come only from the clusters at these places of
-            the query's own assignment q, best first and from 0. ``(2, 8)`` is the default of the
-            published code, None the paper.
-        soft_clusters: let a sample belong to every cluster, by its q. A pair then weighs what it
-            would on average, and the query's own cluster is left out as far as both belong to it.
-        negatives: ``"all"`` takes them from all views, ``"cross"`` from the other views alone.
+        negative_ranks: ``(first, end)``: negatives come only from clusters whose rank in the
+            query's own assignment q is from ``first`` to ``end`` - 1. Rank 0 is the best. ``(2,
+            8)`` is the default of the published code, None that of the paper.
+        soft_clusters: let a sample belong to every cluster, by its q. The weight of a pair is then
+            its average over both q. Leaving out the query's own cluster lowers it by the part in
+            which both are in one cluster.
+        negatives: ``"all"`` takes them from all views, ``"cross"`` only from the other views.
         reduction: ``"mean"``, ``"sum"``, or ``"none"`` for one value per row (V * N, view 1 first).
         engine: how the pairs are computed, with the same result: ``"dense"`` as one matrix,
             ``"streaming"`` by blocks, for batches of any size, ``"triton"`` by fused kernels on
-            CUDA (correct in Triton's interpreter, not yet measured on a GPU); ``"auto"`` takes
-            dense for small batches, and for large ones streaming, or triton on the CUDA device of a
-            single process once its kernels have passed a trial there. All but dense are
-            differentiable once.
+            CUDA (correct in Triton's interpreter, not yet measured on a GPU). ``"auto"`` takes
+            dense for small batches and streaming for large ones. On the CUDA device of a single
+            process it takes triton for large ones, once its kernels have passed a trial there. All
+            except dense are differentiable once.
         gather, process_group: with several processes, the loss over the batches of all of them;
             see :class:`PGCLLoss`.
 
     Shape:
-        - z1, z2: ``[N, D]``; row i of both is graph i, of any length up to 1e18. In place of z1, a
-          list of two views or more.
+        - z1, z2: ``[N, D]``; row i of both is graph i, with a norm of at most 1e18. In place of z1,
+          a list of two views or more.
         - clusters1, clusters2: ``[N]`` int64, needed by ``weighting="prototype"`` and by
           ``exclude_same_cluster=True``
-        - prototypes: ``[K, D]``, needed by ``weighting="prototype"``. Elsewhere they tell how many
-          clusters there are. Without them the numbers are looked at, for which a GPU has to be
-          waited for, or, in a compiled or CUDA graph, as many clusters as rows are expected:
-          memory grows with rows times clusters.
+        - prototypes: ``[K, D]``, needed by ``weighting="prototype"``. Otherwise they only tell how
+          many clusters there are. Without them the loss reads the cluster numbers, and waits for a
+          GPU to do so. A compiled or CUDA graph cannot read them and allows for as many clusters as
+          rows: memory grows with rows times clusters.
         - assignments: one for each view, from :class:`SinkhornPrototypes`, in place of clusters.
           Several heads, more than two views, ``negative_ranks`` and ``soft_clusters`` need them.
         - output: scalar, or ``[V * N]`` for ``reduction="none"``
@@ -201,7 +202,7 @@ class PrototypeReweightedNCE(Part):
         )
 
     def _weights(self, batch: Batch) -> tuple[Weight, ...]:
-        """M w of each pair, none for what is no negative; all 1 while prototypes learn alone."""
+        """M w of each pair, 0 for what is no negative; all 1 while only the prototypes learn."""
         rows = batch.need("rows").detach().flatten(0, 1)  # detached for forward mode, too
         weights: list[Weight] = []
         if self.weighting == "sample":
@@ -261,13 +262,13 @@ class PrototypeReweightedNCE(Part):
         return factors._replace(log_left=log_left, lines=None)
 
     def check_window(self, heads: Sequence[int]) -> None:
-        """Whether ``negative_ranks`` can be, with so many prototypes in each head."""
+        """Whether ``negative_ranks`` fits the number of prototypes in each head."""
         check_window_fits("negative_ranks", self.negative_ranks, heads)
         own_alone = self.negative_ranks == (0, 1) and not self.soft_clusters
         if own_alone and self.exclude_same_cluster:
             raise ValueError(
-                "negative_ranks is (0, 1), the query's own cluster alone, which "
-                "exclude_same_cluster=True leaves out: there would be no negative"
+                "negative_ranks is (0, 1), which is only the query's own cluster, but "
+                "exclude_same_cluster=True leaves that out: there would be no negatives"
             )
 
     def _needs_clusters(self) -> bool:
@@ -323,7 +324,7 @@ class PrototypeReweightedNCE(Part):
     def _check_assignments(self, given: "_Given", assignments: Sequence[Any]) -> None:
         for name in ("clusters1", "clusters2"):
             if getattr(given, name) is not None:
-                raise TypeError(f"{name} is in assignments: give one of them")
+                raise TypeError(f"{name} and assignments both hold clusters: give one of them")
         views = given.views()
         if len(assignments) != len(views):
             raise ValueError(
@@ -340,7 +341,7 @@ class PrototypeReweightedNCE(Part):
         if prototypes is not None and len(prototypes) != targets.shape[1]:
             raise ValueError(
                 f"prototypes has {len(prototypes)} rows but the assignments are to "
-                f"{targets.shape[1]}"
+                f"{targets.shape[1]} prototypes"
             )
         check_device("assignments[0].targets", targets, "z1", views[0])
 
@@ -354,8 +355,8 @@ class PrototypeReweightedNCE(Part):
         for what, needs in wanted.items():
             if needs:
                 raise ValueError(
-                    f"assignments is None, but {what} needs one for each view, as "
-                    "SinkhornPrototypes gives them"
+                    f"assignments is None, but {what} needs one for each view: take those of "
+                    "SinkhornPrototypes"
                 )
         for name, clusters in (("clusters1", given.clusters1), ("clusters2", given.clusters2)):
             if clusters is None:
@@ -384,7 +385,7 @@ class _Given(NamedTuple):
 
 
 def _numbered(clusters: Tensor) -> tuple[Tensor, int]:
-    """Any cluster numbers ``[M]`` as numbers from 0 on, and how many there may be."""
+    """Any cluster numbers ``[M]``, renumbered from 0 on, and how many there may be."""
     capturing = clusters.is_cuda and torch.cuda.is_current_stream_capturing()
     if capturing or torch.compiler.is_compiling():
         # No value can be read there: at most as many as there are rows.

@@ -52,21 +52,22 @@ def diagnostics(
 
         - ``loss``, ``contrast``, ``consistency``: the terms, averaged if they were not reduced
         - ``mean_cosine`` of two rows: near 1 all rows point in about one direction
-        - ``consistency_ratio``: the consistency as a share of log K, which a guess has: 1 says that
+        - ``consistency_ratio``: the consistency as a share of log K, that of a guess. 1 says that
           no prototype tells rows apart
         - ``occupancy``: each prototype's share of the samples
-        - ``entropy`` of the occupancy in nats: log K if all clusters are alike, 0 if there is one
+        - ``entropy`` of the occupancy in nats: log K if all clusters have one size, 0 if there is
+          only one
         - ``dead_prototypes``: how many have no sample
-        - ``agreement``: how often two views of a graph have the same cluster; 1 says that as many
-          clusters can be told apart, 1/K that clusters are chance
+        - ``agreement``: how often two views of a graph have the same cluster. 1 says that so many
+          clusters can be told apart, 1/K says that clusters are chance
         - ``masked_negatives``: the share of negatives that ``exclude_same_cluster`` leaves out
         - ``mean_weight``: the mean of M w over the negatives that remain, for
           ``weighting="prototype"``; below 1 the negatives as a whole count less than in InfoNCE
 
-        With several heads the last six are in ``heads``, a dict for each. The last two speak of
-        negatives from all views and of the paper's hard clusters, without ``negative_ranks``.
-        Without negatives they are nan; without a second view the agreement and the ratio are, and
-        so is the ratio with one prototype.
+        With several heads the last six are in ``heads``, a dict for each head. The last two assume
+        negatives from all views, the paper's hard clusters and no ``negative_ranks``. They are nan
+        if there are no negatives. With one view ``agreement`` and ``consistency_ratio`` are nan.
+        With one prototype ``consistency_ratio`` is nan.
 
     Examples:
         >>> import torch
@@ -97,7 +98,8 @@ def diagnostics(
         check_matrix("prototypes", prototypes, "[K, D]")
         if len(prototypes) != sum(heads):
             raise ValueError(
-                f"prototypes has {len(prototypes)} rows but the assignments are to {sum(heads)}"
+                f"prototypes has {len(prototypes)} rows but the assignments are to {sum(heads)} "
+                "prototypes"
             )
         of_heads = unit_rows(prototypes, torch.float64).split_with_sizes(heads)
     log_probs = torch.stack([assignment.log_probs for assignment in assignments])
@@ -123,8 +125,8 @@ def _of_head(clusters: Tensor, num_prototypes: int, prototypes: Tensor | None) -
     counts = cluster_counts(clusters.flatten(), num_prototypes).double()  # [K]
     occupancy = counts / counts.sum()
 
-    # How many negatives the samples of cluster a have in cluster b: all pairs of samples but those
-    # of one graph.
+    # How many negatives the samples of cluster a have in cluster b: all pairs of samples except
+    # those of one graph.
     per_graph = F.one_hot(clusters, num_prototypes).sum(0).double()  # [N, K]
     negatives = counts.outer(counts) - per_graph.T @ per_graph  # [K, K]
     remaining = negatives - negatives.diag().diag()

@@ -1,9 +1,9 @@
 """The ranks that share a batch, and what they exchange.
 
 Every rank gets the rows of all ranks, computes its share of the pairs, and adds its sums to those
-of the others. So all of them have the loss of the whole batch. Each calls backward on it: the
-gradient of a row is the sum over the losses of all ranks, and the mean over ranks, which is what
-DistributedDataParallel takes of gradients, is that of one loss.
+of the others. So all ranks have the loss of the whole batch, and each calls backward on it. The
+gradient of a row is then the sum over the losses of all ranks. DistributedDataParallel takes the
+mean over ranks, which is the gradient of one loss.
 """
 
 import itertools
@@ -29,14 +29,14 @@ class Ranks(NamedTuple):
         return [0, *itertools.accumulate(self.counts[:-1])]
 
     def own(self, of_all: Tensor) -> Tensor:
-        """This rank's part of what there is for all, ``[V, N, ...] -> [V, n, ...]``."""
+        """This rank's part of a tensor of all ranks, ``[V, N, ...] -> [V, n, ...]``."""
         if len(self.counts) == 1:
             return of_all
         start = self.starts()[self.rank]
         return of_all[:, start : start + self.counts[self.rank]]
 
     def gather(self, views: Tensor) -> Tensor:
-        """What there is for all, in the order of ranks: ``[V, n, D] -> [V, N, D]``."""
+        """The views of all ranks, in the order of ranks: ``[V, n, D] -> [V, N, D]``."""
         if len(self.counts) == 1:
             return views
         gathered: Tensor = _Gather.apply(views, self)  # type: ignore[no-untyped-call]  # torch has no type there
@@ -52,7 +52,7 @@ class Ranks(NamedTuple):
         return total
 
     def add_logs(self, logs: Tensor) -> Tensor:
-        """Logarithms ``[M]`` of each rank's sums -> of their total, the same bits on all ranks."""
+        """Logs ``[M]`` of each rank's sums -> of their total, the same bits on all ranks."""
         if len(self.counts) == 1:
             return logs
         of_ranks = logs.new_empty(len(self.counts) * len(logs))
@@ -61,7 +61,7 @@ class Ranks(NamedTuple):
         return of_ranks.view(len(self.counts), -1).logsumexp(0)
 
     def average_gradient(self, shared: Tensor) -> Tensor:
-        """The same tensor; what is the same on all ranks gets the mean of their gradients."""
+        """The same tensor, one that all ranks share: its gradient is the mean over ranks."""
         if len(self.counts) > 1 and shared.requires_grad:
             shared.register_hook(self._average)  # type: ignore[no-untyped-call]  # torch has no type there
         return shared
@@ -76,7 +76,7 @@ def count_ranks(process_group: ProcessGroup | None) -> int:
         return 1
     num_ranks: int = distributed.get_world_size(process_group)
     if num_ranks < 1:
-        raise ValueError("process_group does not contain this process: no loss to take part in")
+        raise ValueError("process_group does not contain this process: it has no loss to compute")
     return num_ranks
 
 
@@ -129,7 +129,7 @@ class _Gather(torch.autograd.Function):
 
 @contextmanager
 def named(collective: str, group: ProcessGroup | None) -> Iterator[None]:
-    """A block whose failure tells which collective failed."""
+    """A block whose error names the collective that failed."""
     try:
         yield
     except RuntimeError as error:

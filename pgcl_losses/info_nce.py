@@ -36,24 +36,24 @@ _LINEAR_FROM = 40.0
 class InfoNCE(Part):
     r"""InfoNCE (NT-Xent), at any batch size and exact on many processes.
 
-    For each query i with positive i', the other view of its graph, the mean over all 2N queries of
+    The mean over all 2N queries i of
 
     .. math:: -\log \frac{e^{s_{ii'} / \tau}}{e^{s_{ii'} / \tau} + \sum_j e^{s_{ij} / \tau}}
 
-    with s the cosine of two rows and j over the rows of all other graphs. With more than two views,
-    the mean over a query's positives.
+    with s the cosine of two rows, i' the positive, the other view of the query's graph, and j over
+    the rows of all other graphs. With more than two views, the mean over a query's positives.
 
     Args:
         temperature: tau.
-        negatives: ``"all"`` takes them from all views, ``"cross"`` from the other views alone.
+        negatives: ``"all"`` takes them from all views, ``"cross"`` only from the other views.
         reduction: ``"mean"``, ``"sum"``, or ``"none"`` for one value per row (V * N, view 1 first).
         engine: how the pairs are computed; see :class:`PrototypeReweightedNCE`.
         gather, process_group: with several processes, the loss over the batches of all of them;
             see :class:`PGCLLoss`.
 
     Shape:
-        - views: two or more, ``[N, D]`` each; row i of every view is graph i, of any length up to
-          1e18
+        - views: two or more, ``[N, D]`` each; row i of every view is graph i, with a norm of at
+          most 1e18
         - output: scalar, or ``[V * N]`` for ``reduction="none"``
 
     Examples:
@@ -160,7 +160,7 @@ def weighted_info_nce(
 
 
 def _with_positive(log_sums: Tensor, rows: Tensor, temperature: float, shift: int) -> Tensor:
-    """-log( e^{s_ip / tau} / (e^{s_ip / tau} + S_i) ), p being so many views away: ``[V, N]``."""
+    """-log( e^{s_ip / tau} / (e^{s_ip / tau} + S_i) ), with p ``shift`` views away: ``[V, N]``."""
     gaps: Any = _gaps
     if len(rows) == 2 and backward_alone() and not on_cpu(rows):
         gaps = _Gaps.apply

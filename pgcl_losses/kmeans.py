@@ -10,16 +10,16 @@ from pgcl_losses.rows import unit_rows
 
 _ROUNDS = 10  # Lloyd's; hardly a row changes its centre after them
 _SAME = 1e-11  # 1 - cosine of rows that float32 can hardly tell apart
-_CHUNK = 1 << 14  # rows: no matrix of all rows and all centres has to be in memory
+_CHUNK = 1 << 14  # rows at a time, so that memory holds no matrix of all rows and all centres
 
 
 def spherical_kmeans(rows: Tensor, start: Tensor, draws: Tensor) -> Tensor:
     """Centres of rows ``[M, D]`` by their directions, as unit rows ``[K, D]``.
 
-    ``start``: ``[K, D]``, of which the last ones stay where there are fewer different directions
-    than centres. ``draws``: ``[K]`` from 0 to 1, on the CPU: what is random in the seeding.
+    ``start``: ``[K, D]``. If there are fewer different directions than centres, its last rows stay.
+    ``draws``: ``[K]`` random numbers from 0 to 1, on the CPU, for the seeding.
 
-    In float64, as rows of an untrained encoder may differ in their last digits alone.
+    Computed in float64, as rows of an untrained encoder may differ only in their last digits.
     """
     exact = torch.float32 if rows.device.type == "mps" else torch.float64  # Metal has no more
     rows, start = unit_rows(rows, exact), unit_rows(start, exact)
@@ -28,7 +28,7 @@ def spherical_kmeans(rows: Tensor, start: Tensor, draws: Tensor) -> Tensor:
 
 
 def _seeds(rows: Tensor, draws: Tensor) -> Tensor:
-    """Rows, each drawn by its squared distance from the nearest drawn before: twice 1 - cosine."""
+    """Rows drawn one by one, by squared distance (twice 1 - cosine) to the nearest seed so far."""
     # 2 is as far as can be; a row of zeros has no direction.
     distances = 2 * (rows.square().sum(1) > 0).to(rows.dtype)
     seeds: list[Tensor] = []
@@ -45,7 +45,7 @@ def _seeds(rows: Tensor, draws: Tensor) -> Tensor:
 
 
 def _moved(rows: Tensor, centers: Tensor) -> Tensor:
-    """Lloyd's rounds: each centre to the direction of the mean of the rows nearest to it."""
+    """Lloyd's rounds: each centre moves to the direction of the mean of the rows nearest to it."""
     if len(centers) == 0:
         return centers
     numbers = torch.arange(len(centers), device=rows.device)

@@ -1,4 +1,4 @@
-"""What the loss and its parts have in common: options that stay live, and one batch to share."""
+"""What the loss and its parts have in common: options that may change, and one batch to share."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
@@ -38,7 +38,7 @@ class Part(nn.Module):
             value = check(name, value)
             if name in self.fixed and self.__dict__.get(name, value) != value:
                 raise AttributeError(
-                    f"{name} is {getattr(self, name)!r} for the life of this "
+                    f"{name} is {getattr(self, name)!r} and cannot change in this "
                     f"{type(self).__name__}, but {value!r} was assigned: make a new one"
                 )
         super().__setattr__(name, value)
@@ -58,11 +58,11 @@ class Part(nn.Module):
         state: Callable[[], Sequence[Tensor]] = tuple,
         this_call: Callable[[], Mapping[str, Any]] = dict,
     ) -> Ranks:
-        """Those who share a batch of views ``[N, ...]``: this process, or all ranks that agree.
+        """The ranks that share a batch of views ``[N, ...]``: this process, or all that agree.
 
-        ``check(may_lack_rows)`` raises what is wrong with the input; with several ranks all of them
-        get the same error or none gets one. What ``state()`` returns must be the same on all ranks,
-        and so must the plain values of ``this_call()``, which are for this call alone.
+        ``check(may_lack_rows)`` raises an error if the input is wrong; with several ranks, either
+        all of them raise it or none does. ``state()`` must return the same on all ranks, and so
+        must ``this_call()``, plain values for this call only.
         """
         if not self.is_shared():
             check(False)
@@ -99,9 +99,9 @@ class Part(nn.Module):
         return self.gather and count_ranks(self.process_group) > 1
 
     def untraced(self, function: Callable[..., Result]) -> Callable[..., Result]:
-        """The function, outside of a compiled graph where there are several processes.
+        """The function; with several processes, one that runs outside of a compiled graph.
 
-        Collectives are not to be traced, nor is what would be traced anew for each number of rows
+        Collectives must not be traced, and the rest would be traced anew for each number of rows
         on each rank. (As a decorator this would import the whole compiler with the package.)
         """
         if torch.compiler.is_compiling() and self.is_shared():

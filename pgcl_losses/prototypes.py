@@ -32,8 +32,8 @@ from pgcl_losses.rows import (
 )
 from pgcl_losses.sinkhorn import balance
 
-# A CPU takes several times as long for the softmax of fewer numbers than a register holds, unless
-# they lie along another axis than the last one.
+# A CPU takes several times as long for a softmax of fewer numbers than a register holds, if they
+# lie along the last axis.
 _VECTOR = 16
 
 
@@ -45,29 +45,30 @@ class SinkhornPrototypes(Part):
 
     Args:
         dim: width of the rows, D.
-        num_prototypes: how many of them, K; or several numbers, one for each head. Heads are sets
-            of prototypes side by side; all rows are balanced over each of them.
+        num_prototypes: how many of them, K; or several numbers, one for each head. A head is a set
+            of prototypes. All rows are balanced over each head.
         temperature: tau of the prediction.
         epsilon, iterations: of :func:`~pgcl_losses.sinkhorn`.
         queue_size: past rows per view that join the Sinkhorn problem, to balance small batches.
-            Slots that are not yet filled take no part.
+            Empty slots take no part.
         queue_views: how many views the queue keeps rows of.
-        freeze_steps: for so many training forwards the prototypes receive zero gradient. What an
-            optimizer adds to it (``Adam(weight_decay=...)``) moves them all the same.
-        lead_steps: for so many training forwards the prototypes learn alone: the prediction has no
-            gradient to the rows, and in :class:`PGCLLoss` the contrast is InfoNCE.
+        freeze_steps: in the first training forwards, this many, the prototypes receive zero
+            gradient. An optimizer that adds to it (``Adam(weight_decay=...)``) still moves them.
+        lead_steps: in the first training forwards, this many, only the prototypes learn: the
+            prediction has no gradient to the rows, and in :class:`PGCLLoss` the contrast is
+            InfoNCE.
         gather, process_group: with several processes, samples are balanced over the batches of all
             of them; see :class:`PGCLLoss`.
 
-    The queue and the count of training forwards move only in ``train()`` mode with gradients
+    The queue and the count of training forwards change only in ``train()`` mode with gradients
     enabled, and not on a batch with NaN or inf in it. Activation checkpointing runs a second
     training forward: with a queue, freezing or a lead, checkpoint the encoder and not this module.
 
     Shape:
-        - views: ``[N, D]`` each; row i of every view is graph i, of any length up to 1e18
+        - views: ``[N, D]`` each; row i of every view is graph i, with a norm of at most 1e18
         - output: an :class:`Assignment` per view
-        - weight: ``[K, D]``, with several heads one after the other: K is the sum of theirs, and a
-          checkpoint does not tell how it is cut
+        - weight: ``[K, D]``. Several heads follow each other: K is the sum of theirs, and a
+          checkpoint does not tell where each head begins
 
     Examples:
         >>> import torch
@@ -168,7 +169,7 @@ class SinkhornPrototypes(Part):
     def forward(self, *views: Tensor | Batch) -> tuple[Assignment, ...] | Batch:
         """Assign the rows of every view, each view balanced by itself.
 
-        Of a batch, all samples are assigned, and the batch comes back with what that gives.
+        Given a batch, it assigns all samples and returns the batch with the results.
         """
         return self.untraced(self._forward)(views)
 
@@ -200,11 +201,11 @@ class SinkhornPrototypes(Part):
         check_prototypes("weight", self.weight, name, rows, type(self).__name__)
 
     def check_call(self, num_views: int) -> None:
-        """Options that do not go together, or not with so many views."""
+        """An error for options that do not go together, or not with this number of views."""
         if self.freeze_steps > 0 and self.lead_steps > 0:
             raise ValueError(
                 f"freeze_steps is {self.freeze_steps} and lead_steps is {self.lead_steps}, but one "
-                "of them must be 0: either the prototypes rest at first, or they learn alone"
+                "of them must be 0: either the prototypes do not move at first, or they learn alone"
             )
         if self.queue_size > 0 and num_views != self.queue_views:
             raise ValueError(
@@ -219,7 +220,7 @@ class SinkhornPrototypes(Part):
     def assign(self, z: Tensor) -> Tensor:
         """The nearest prototype of each row, ``[N, D] -> [N]``: for inference, no balancing.
 
-        Of each head, ``[N, H]``, if there are several.
+        With several heads, one of each head: ``[N, H]``.
         """
         check_views([("z", z)])
         self._check_width("z", z)
@@ -236,16 +237,16 @@ class SinkhornPrototypes(Part):
         Prototypes start at random, and in many dimensions a random direction is near no row. Call
         this before training with the rows of a first batch, or of many, and again at the end of
         ``lead_steps``. With several processes, all of them call it, each with rows of its own, and
-        all get the prototypes of the first one.
+        all get the prototypes that the first one computes.
 
-        What is random is drawn from torch's generator on the CPU: ``torch.manual_seed``. Where
-        there are fewer different directions than prototypes, the others stay where they are.
-        Prototypes keep their lengths; the queue keeps its rows, which are compared with the new
-        prototypes from now on. It waits for the device.
+        Random numbers come from torch's generator on the CPU: use ``torch.manual_seed``. If there
+        are fewer different directions than prototypes, the remaining prototypes do not move.
+        Prototypes keep their lengths. The queue keeps its rows, which are compared with the new
+        prototypes from now on. This call waits for the device.
         """
         check = partial(self._check_start, rows)
         ranks = self.share(check, (rows,), this_call=lambda: {"weight": str(self.weight.dtype)})
-        # By all ranks, so that their generators stay alike.
+        # All ranks draw, so that their generators stay in the same state.
         draws = torch.rand(sum(self.heads), device="cpu")
         with full_precision(rows.device):
             dtype = computing_dtype(self.weight, rows)
@@ -304,7 +305,7 @@ class SinkhornPrototypes(Part):
         )
 
     def _by_head(self, function: Callable[[Tensor], Tensor], scores: Tensor) -> Tensor:
-        """What a function makes of the columns of each head ``[..., K]``, side by side."""
+        """A function of the columns of each head ``[..., K]``, the results side by side."""
         if len(self.heads) == 1:
             return function(scores)
         return torch.cat(
@@ -323,7 +324,7 @@ class SinkhornPrototypes(Part):
         return unit_rows(weight, dtype)
 
     def _balanced(self, logits: Tensor, prototypes: Tensor) -> Tensor:
-        """Of scores / temperature, scores being cosines."""
+        """Targets from scores / temperature; scores are cosines."""
         epsilon = self.epsilon / self.temperature
         largest = 1 / self.temperature
         if self.queue is None or self.queue_filled is None:

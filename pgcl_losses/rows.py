@@ -1,4 +1,4 @@
-"""Unit rows, in the precision the losses compute in."""
+"""Unit rows, in the precision in which losses are computed."""
 
 import math
 from contextlib import AbstractContextManager, nullcontext
@@ -22,7 +22,7 @@ def computing_dtype(*tensors: Tensor) -> torch.dtype:
 
 
 def full_precision(device: torch.device) -> AbstractContextManager[object]:
-    """A block in which autocast, where it is on, lowers no precision."""
+    """A block in which autocast does not lower the precision."""
     if device.type != "meta" and torch.is_autocast_enabled(device.type):
         return torch.autocast(device.type, enabled=False)
     return nullcontext()
@@ -31,9 +31,9 @@ def full_precision(device: torch.device) -> AbstractContextManager[object]:
 def unit_rows(z: Tensor, dtype: torch.dtype) -> Tensor:
     """L2-normalise the rows of ``[..., D]``, computed in that dtype.
 
-    As `F.normalize`, but for rows shorter than 1e-12. They have no direction to speak of: they
-    become zero rows without gradient, where F.normalize would return one blown up by 1e12. So do,
-    there as well, rows whose squares overflow: from 1e19 on in float32.
+    Like `F.normalize`, except for rows shorter than 1e-12. They have no meaningful direction: they
+    become zero rows without gradient. F.normalize would return a gradient blown up by 1e12. Rows
+    whose squares overflow (in float32 from 1e19 on) become zero rows, too, as in F.normalize.
     """
     z = z.to(dtype)
     if z.requires_grad and backward_alone():
@@ -43,7 +43,7 @@ def unit_rows(z: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _lengths(z: Tensor) -> Tensor:
-    """Of rows; infinite for those that have no direction to speak of."""
+    """Lengths of rows; infinite for rows without a meaningful direction."""
     return torch.threshold(torch.linalg.vector_norm(z, dim=-1, keepdim=True), _SHORTEST, math.inf)
 
 
@@ -60,7 +60,7 @@ class _UnitRows(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, d_unit: Tensor) -> Tensor:
         z, unit, lengths = ctx.saved_tensors
-        if torch.is_grad_enabled():  # it is to be differentiated again
+        if torch.is_grad_enabled():  # it will be differentiated again
             d_z: Tensor
             (d_z,) = torch.autograd.grad(z / _lengths(z), z, d_unit, create_graph=True)
             return d_z
@@ -79,22 +79,22 @@ def is_eager() -> bool:
 
 
 def backward_alone() -> bool:
-    """Whether nothing but backward passes will ask for a gradient."""
+    """Whether only backward passes will ask for a gradient."""
     return is_eager() and forward_ad._current_level < 0
 
 
 def on_cpu(values: Tensor) -> bool:
-    """Whether values are on a CPU: an operation is soon started there, and long at work."""
+    """Whether values are on a CPU: there operations start quickly and work slowly."""
     return values.device.type == _CPU
 
 
 def can_be_read(values: Tensor) -> bool:
-    """Whether Python may look at numbers: no device is waited for, no graph or transform misled."""
+    """Whether Python may read numbers: no device to wait for, no graph and no transform."""
     return type(values) is Tensor and on_cpu(values) and is_eager()
 
 
 def mean_cosine(rows: Tensor) -> Tensor:
-    """The mean cosine of two different rows, of unit rows ``[..., D]``; NaN where there is one."""
+    """The mean cosine of two different rows, of unit rows ``[..., D]``; NaN if there is one."""
     rows = rows.flatten(0, -2)  # [M, D]
     count = len(rows)
     pairs = rows.sum(0).square().sum() - rows.square().sum()

@@ -29,8 +29,8 @@ def sinkhorn(scores: Tensor, *, epsilon: float = 0.05, iterations: int = 3) -> T
     mass is scaled to :math:`1/K`, then every sample's to :math:`1/N`. No gradient flows.
 
     Args:
-        scores: similarity of each sample to each prototype, any finite values; -inf rules a pair
-            out, as long as every row and column keeps one that is possible.
+        scores: similarity of each sample to each prototype, any finite values. -inf rules a pair
+            out; every row and column must keep one that is finite.
         epsilon: smaller is closer to a hard assignment; :math:`1/\epsilon` plays the role of the
             paper's exponent :math:`\eta`.
         iterations: how often columns and rows are scaled.
@@ -56,7 +56,7 @@ def sinkhorn(scores: Tensor, *, epsilon: float = 0.05, iterations: int = 3) -> T
 
 
 def _largest(scores: Tensor) -> float:
-    """The size of the largest score, where it can be looked at; NaN if there is one."""
+    """The largest absolute score, or inf if Python cannot read scores; NaN if one is NaN."""
     if not can_be_read(scores):
         return math.inf
     low, high = scores.aminmax()
@@ -75,8 +75,8 @@ def balance(
     The result is diag(u) E diag(v) for a fixed matrix E, so an iteration is two matrix-vector
     products.
 
-    ``present`` (``[N, 1]``, True or False) tells which samples take part; the others have no say.
-    No score is above ``largest`` or below its negative, but for -inf.
+    ``present`` (``[N, 1]``, True or False) tells which samples take part; the others are ignored.
+    No score is above ``largest`` or below its negative, except -inf.
     """
     if largest < math.inf and scores.numel() <= _FEW and not on_cpu(scores):
         return _by_softmax(scores, epsilon, iterations, present)
@@ -135,14 +135,14 @@ def _shifted(scores: Tensor, epsilon: float, present: Tensor | None) -> tuple[Te
 
 
 def _exp_(exponents: Tensor) -> Tensor:
-    """e^x in place; 0 for what is near the smallest normal number or below it.
+    """e^x in place; 0 if it would be near the smallest normal number or below it.
 
-    The exponential of a smaller one, and products with it, take a CPU many times as long.
+    On a CPU smaller results, and products with them, take many times as long.
     """
     smallest = _smallest(exponents.dtype)
     return torch.threshold_(exponents.clamp_min_(smallest - 1).exp_(), math.exp(smallest), 0.0)
 
 
 def _smallest(dtype: torch.dtype) -> float:
-    """So small an exponent that e^x can still be multiplied by some 1e-4."""
+    """The smallest exponent x for which e^x can still be multiplied by about 1e-4."""
     return math.log(torch.finfo(dtype).tiny) + 9

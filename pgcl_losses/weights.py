@@ -7,9 +7,9 @@ mu_i and sigma_i the mean and standard deviation of d_ij over all samples j. M_i
 weights to an average of 1 over all samples. Where sigma_i is no larger than rounding, all samples
 are equally far and all weights are 1.
 
-With soft clusters a pair weighs what the table of M w says on average, where each row belongs to
-cluster k with probability q_ik. With a window of ranks, the negatives of a query are the rows of
-those clusters alone that stand there among its own, best first.
+With soft clusters the weight of a pair is the mean of the table of M w, if each row belongs to
+cluster k with probability q_ik. With a window of ranks, negatives of a query are only the rows of
+clusters whose rank in its own assignment, best first, is in the window.
 
 Distances are 1 - cosine. Everything here is written in cosines: mirroring and shifting all d_ij
 changes neither sigma nor |d_ij - mu|.
@@ -52,16 +52,16 @@ def expected_log_weights(targets: Tensor, log_table: Tensor) -> Tensor:
 
 
 def within_ranks(targets: Tensor, first: int, end: int) -> Tensor:
-    """Whether a cluster stands at ranks first..end-1 of a row's own, best first: ``[M, K]``."""
+    """Whether a cluster has rank first..end-1 in a row's own q, best first: ``[M, K]``."""
     order = targets.argsort(stable=True, descending=True, dim=-1)
     return torch.zeros_like(targets, dtype=torch.bool).scatter_(-1, order[:, first:end], True)
 
 
 def cosine_moments(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Where d_ij = 1 - cos(z_i, z_j): mean and variance of each row's cosines, both ``[M]``.
+    """For d_ij = 1 - cos(z_i, z_j): mean and variance of each row's cosines, both ``[M]``.
 
-    They follow from the moments of the rows, without a matrix of pairs; the engine that meets a
-    pair makes its weight of them. ``rows``: all samples, unit rows ``[M, D]``.
+    They follow from the moments of the rows, without a matrix of pairs. The engine computes the
+    weight of a pair from them. ``rows``: all samples, unit rows ``[M, D]``.
     """
     mean = rows.mean(0)  # [D]
     centered = rows - mean

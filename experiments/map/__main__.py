@@ -1,4 +1,4 @@
-"""Maps where PGCL helps and where it hurts, on planted classes, and fills docs/where_it_helps.md.
+"""Maps where PGCL helps and where it hurts on planted classes; writes to docs/where_it_helps.md.
 
 python -m experiments.map               # runs what experiments/map/results.jsonl lacks, then draws
 """
@@ -81,7 +81,7 @@ def main() -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--workers", type=int, default=2, help="runs at a time, a thread each")
+    parser.add_argument("--workers", type=int, default=2, help="runs at a time, one thread each")
     args = parser.parse_args()
 
     jobs = [(config,) for config in wanted(args.seeds)]

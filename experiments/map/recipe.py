@@ -135,7 +135,7 @@ def main() -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--workers", type=int, default=2, help="runs at a time, a thread each")
+    parser.add_argument("--workers", type=int, default=2, help="runs at a time, one thread each")
     parser.add_argument("--output", type=Path, default=RUNS)
     args = parser.parse_args()
     if args.seeds < 1:

@@ -3,9 +3,9 @@
 python -m experiments.nodes                                          # a made graph, some minutes
 python -m experiments.nodes --dataset Cora --root data --rows all --seeds 5
 
-A linear probe (10 per cent of the nodes to learn from, 10 to choose by, 80 to test), k-means
-against the classes, and one and five labels of each class. Finished runs are kept, one JSON line
-each, in --output; what is there already is not run again.
+It measures a linear probe (10 per cent of the nodes to learn from, 10 to choose by, 80 to test),
+k-means against the classes, and one and five labels of each class. --output keeps finished runs,
+one JSON line each. Runs that it has already are not run again.
 """
 
 import argparse
@@ -33,14 +33,14 @@ def parse() -> argparse.Namespace:
     )
     add = parser.add_argument
     add("--dataset", default=SYNTHETIC, help="Cora, CiteSeer, ..., or the made one (default)")
-    add("--root", type=Path, help="where NAME/ or NAME/raw/ lies; without, it is downloaded")
+    add("--root", type=Path, help="folder of NAME/ or NAME/raw/; without it, NAME is downloaded")
     add("--rows", nargs="+", default=FEW, metavar="ROW", help=f"all, or some of: {', '.join(ALL)}")
     add("--seeds", type=int, default=3)
-    add("--epochs", type=int, default=SHARED["epochs"], help="steps: each has the whole graph")
-    add("--temperature", type=float, help="of the contrast; default: what GRACE has for the set")
-    add("--workers", type=int, default=2, help="runs at a time, a thread each")
+    add("--epochs", type=int, default=SHARED["epochs"], help="steps, each with the whole graph")
+    add("--temperature", type=float, help="of the contrast; default: that of GRACE for the set")
+    add("--workers", type=int, default=2, help="runs at a time, with one thread each")
     add("--output", type=Path, default=Path("runs/nodes.jsonl"))
-    add("--cache", type=Path, default=Path("runs/data"), help="for graphs, once processed")
+    add("--cache", type=Path, default=Path("runs/data"), help="folder for processed graphs")
     args = parser.parse_args()
     for name in ("seeds", "epochs", "workers"):
         if getattr(args, name) < 1:

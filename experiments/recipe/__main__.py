@@ -1,4 +1,4 @@
-"""Whether the recommended setting holds what it promises, on the places that it was not chosen on.
+"""Whether the recommended setting keeps its promise in places that were not used to choose it.
 
 python -m experiments.recipe           # from the committed runs; fills docs/where_it_helps.md
 

@@ -1,4 +1,4 @@
-"""The places where both the recommended setting and InfoNCE were run, from the rooms' files."""
+"""Places where both the recommended setting and InfoNCE were run, from files of other folders."""
 
 import json
 from collections import Counter

@@ -6,7 +6,7 @@ python -m experiments.transfer.finetune --csv bbbp.csv tox21.csv \\
 python -m experiments.transfer.finetune --csv mine.csv --smiles-column smi --label-columns A,B \\
     --encoders runs/transfer/PGCL.pt --predictions runs/predictions
 
-Finished runs are kept, one JSON line each, in --output; what is there already is not run again.
+--output keeps finished runs, one JSON line each. Runs that it has already are not run again.
 """
 
 import argparse
@@ -38,7 +38,7 @@ def parse() -> argparse.Namespace:
         "--predictions",
         type=Path,
         metavar="FOLDER",
-        help="train with the first seed once more, and write predictions for all molecules there",
+        help="train once more with the first seed; write predictions for all molecules here",
     )
     return parser.parse_args()
 

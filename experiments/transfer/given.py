@@ -36,12 +36,12 @@ class Given(NamedTuple):
 def options_of(parser: argparse.ArgumentParser) -> None:
     """What such a command must know of its tables, its encoders and this machine."""
     add = parser.add_argument
-    add("--csv", type=Path, nargs="+", help="tables of molecules and labels; else one is made here")
+    add("--csv", type=Path, nargs="+", help="tables of molecules and labels; else one is made")
     add("--smiles-column", help="default: smiles or mol")
     add(
         "--label-columns",
         type=lambda text: next(csv.reader([text])),
-        help="A,B, in quotes where a name has a comma; default: all others",
+        help="A,B, with quotes around a name that has a comma; default: all others",
     )
     add("--encoders", nargs="+", default=[NO_FILE], help=f"files of pretrain.py, or {NO_FILE!r}")
     add("--device", default="cuda" if torch.cuda.is_available() else "cpu")

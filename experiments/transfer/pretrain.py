@@ -4,8 +4,8 @@ python -m experiments.transfer.pretrain                              # molecules
 python -m experiments.transfer.pretrain --smiles zinc.smi.gz --row PGCL --epochs 20
 torchrun --nproc-per-node=2 -m experiments.transfer.pretrain --smiles zinc.smi.gz
 
-Stopped, it goes on after the last whole epoch when the same command is given again. The numbers of
-the row "PGCL, recommended" are in rows.py.
+If it is stopped, the same command goes on after the last whole epoch. The numbers of the row
+"PGCL, recommended" are in rows.py.
 """
 
 import argparse
@@ -45,10 +45,10 @@ def parse() -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("--smiles", type=Path, help="a text or a table of SMILES, maybe gzipped; else made here")
+    add("--smiles", type=Path, help="text or table of SMILES, may be gzipped; default: made here")
     add("--smiles-column", help="of a table (default: smiles or mol)")
     add("--row", choices=PRETRAINED, default=PGCL)
-    add("--limit", type=int, help="use only so many molecules, the first ones")
+    add("--limit", type=int, help="use only the first LIMIT molecules")
     add("--epochs", type=int, default=2)
     add("--batch-size", type=int, default=256, help="of each process")
     add("--lr", type=float, default=1e-3)
@@ -56,7 +56,7 @@ def parse() -> argparse.Namespace:
     add(
         "--freeze-epochs",
         type=int,
-        help="in which prototypes do not move (default: 1, but 0 where they lead)",
+        help="epochs in which prototypes do not move (default: 1, or 0 with a lead)",
     )
     add("--seed", type=int, default=0)
     add("--amp", action="store_true", help="bfloat16 where that is safe")

@@ -1,11 +1,11 @@
-"""What frozen encoders are good for: few labels, a linear probe, k-means; on tables of molecules.
+"""Measures frozen encoders on tables of molecules: few labels, a linear probe, k-means.
 
 python -m experiments.transfer.probe --encoders none runs/transfer/PGCL.pt        # made here
 python -m experiments.transfer.probe --csv bbbp.csv tox21.csv \\
     --encoders none runs/transfer/PGCL.pt runs/transfer/PGCL-1.pt runs/transfer/PGCL-2.pt
 
-Seeds are those of pre-training. Finished runs are kept, one JSON line each, in --output; what is
-there already is not run again.
+Seeds are those of pre-training. --output keeps finished runs, one JSON line each. Runs that it has
+already are not run again.
 """
 
 import argparse
@@ -32,7 +32,7 @@ def parse() -> argparse.Namespace:
     )
     options_of(parser)
     add = parser.add_argument
-    add("--seeds", type=int, default=3, help=f"of the fresh encoders that {NO_FILE!r} stands for")
+    add("--seeds", type=int, default=3, help=f"how many fresh encoders {NO_FILE!r} stands for")
     add("--output", type=Path, default=Path("runs/transfer/probes.jsonl"))
     args = parser.parse_args()
     if args.seeds < 1:

@@ -4,7 +4,7 @@ python -m experiments.unsupervised                                      # synthe
 python -m experiments.unsupervised --dataset MUTAG --root data --rows all --seeds 5
 python -m experiments.unsupervised --protocol paper --dataset MUTAG --root data --seeds 5
 
-Finished runs are kept, one JSON line each, in --output; what is there already is not run again.
+--output keeps finished runs, one JSON line each. Runs that it has already are not run again.
 """
 
 import argparse
@@ -42,9 +42,9 @@ def parse() -> argparse.Namespace:
         "--protocol",
         choices=["usual", PAPER],
         default="usual",
-        help="paper: a look after every epoch, on other folds each time, as its code has it",
+        help="paper: evaluate after every epoch, on new folds each time, as its code does",
     )
-    add("--root", type=Path, help="where NAME.zip or NAME/ lies; without, it is downloaded")
+    add("--root", type=Path, help="folder of NAME.zip or NAME/; without it, NAME is downloaded")
     add(
         "--rows",
         nargs="+",
@@ -65,9 +65,9 @@ def parse() -> argparse.Namespace:
     for name, about in LISTS.items():
         option, value = f"--{name.replace('_', '-')}", SETTING[name]
         add(option, type=type(value), nargs="+", default=[value], help=f"{about} (default {value})")
-    add("--workers", type=int, default=2, help="runs at a time, a thread each")
+    add("--workers", type=int, default=2, help="runs at a time, with one thread each")
     add("--output", type=Path, default=Path("runs/unsupervised.jsonl"))
-    add("--cache", type=Path, default=Path("runs/data"), help="for data sets, once processed")
+    add("--cache", type=Path, default=Path("runs/data"), help="folder for processed data sets")
     add("--tensorboard", type=Path, metavar="FOLDER", help="log losses and diagnostics there")
     args = parser.parse_args()
     if args.dataset == SYNTHETIC and args.root is not None:

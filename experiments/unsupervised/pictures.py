@@ -1,4 +1,4 @@
-"""Draws what PGCL does to graphs: clusters, weights and occupancy; a run of each set is trained.
+"""Trains one run on each set and draws what PGCL does to graphs: clusters, weights, occupancy.
 
 python -m experiments.unsupervised.pictures --datasets motifs MUTAG --root data --output mine.png
 """
@@ -115,7 +115,7 @@ def main() -> None:
         "python -m experiments.unsupervised.pictures", description=__doc__.splitlines()[0]
     )
     parser.add_argument("--datasets", nargs="+", default=[SYNTHETIC])
-    parser.add_argument("--root", type=Path, help="where the sets lie; else they are downloaded")
+    parser.add_argument("--root", type=Path, help="folder of the sets; else they are downloaded")
     parser.add_argument("--cache", type=Path, default=Path("runs/data"))
     parser.add_argument("--output", type=Path, default=Path("runs/pictures.png"), help="a new file")
     args = parser.parse_args()

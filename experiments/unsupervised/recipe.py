@@ -143,12 +143,12 @@ def main() -> None:
     )
     add = parser.add_argument
     add("--datasets", nargs="+", default=SETS, help=f"default: {', '.join(SETS)}")
-    add("--root", type=Path, help="where NAME.zip or NAME/ lies; without, sets are downloaded")
+    add("--root", type=Path, help="folder of NAME.zip or NAME/; without it, sets are downloaded")
     add("--rows", nargs="+", default=list(LOSSES), choices=list(LOSSES), metavar="ROW")
     add("--seeds", type=int, default=5)
-    add("--workers", type=int, default=2, help="runs at a time, a thread each")
+    add("--workers", type=int, default=2, help="runs at a time, with one thread each")
     add("--output", type=Path, default=RUNS)
-    add("--cache", type=Path, default=Path("runs/data"), help="for data sets, once processed")
+    add("--cache", type=Path, default=Path("runs/data"), help="folder for processed data sets")
     args = parser.parse_args()
     if args.seeds < 1:
         parser.error(f"argument --seeds: must be 1 or more, but it is {args.seeds}")

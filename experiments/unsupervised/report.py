@@ -1,4 +1,4 @@
-"""Makes tables and curves of docs/results.md anew from the runs that are kept beside this file.
+"""Writes tables and curves of docs/results.md again, from the runs that are kept beside this file.
 
 python -m experiments.unsupervised.report
 """

@@ -17,13 +17,14 @@ from pgcl_losses.gather import Ranks
 Engine = Literal["auto", "dense", "streaming", "triton"]
 ENGINE_CHOICES = get_args(Engine)
 
-# The largest number of pairs for which "auto" takes the dense engine, but on CUDA. On a CPU
-# streaming is faster above it, as measured; elsewhere it is a bound on memory, half a GiB a matrix.
+# The largest number of pairs for which "auto" takes the dense engine, except on CUDA. On a CPU
+# streaming was measured faster above it. Elsewhere it bounds the memory: half a GiB a matrix.
 _DENSE_UP_TO = {"cpu": 1 << 20}
 _DENSE_ELSEWHERE = 1 << 27
 
-# Tracing an autograd function, torch.compile of torch 2.4 takes tensors outside of it for others of
-# the same name inside: wrong losses, and no error. 2.11 is the first version where we saw it right.
+# When torch.compile of torch 2.4 traces an autograd function, it confuses tensors outside of it
+# with others of the same name inside: wrong losses, and no error. 2.11 is the first version that we
+# saw compute it right.
 TRACEABLE = tuple(int(number) for number in torch.__version__.split(".")[:2]) >= (2, 11)
 
 
@@ -52,8 +53,8 @@ def log_weighted_sums(pairs: Pairs, temperature: float, engine: str, ranks: Rank
 def _choose(pairs: Pairs, temperature: float, num_ranks: int) -> str:
     """What "auto" is for these pairs.
 
-    Ranks have to choose alike, as engines share out pairs in different ways. What memory is free
-    and which kernels are trusted is not alike on all of them, so several take streaming.
+    All ranks must choose the same engine, as engines share out pairs in different ways. Free memory
+    and trusted kernels may differ between ranks, so several ranks take streaming.
     """
     if num_ranks > 1:
         return "streaming"

@@ -1,7 +1,7 @@
 """Which pairs of rows are computed together, and by which rank.
 
-Where clusters can be looked at, rows are sorted by them: a block of rows then meets few clusters,
-and one cluster is not compared with itself if such pairs are no negatives.
+Where Python can read clusters, rows are sorted by them. A block of rows then meets few clusters,
+and a cluster is not compared with itself if such pairs are no negatives.
 """
 
 import functools
@@ -65,7 +65,7 @@ class Layout(NamedTuple):
 
 
 def layout(pairs: Pairs, share: Share, *, forward: bool) -> Layout:
-    """Blocks without negatives are left out; but forward a Gaussian's mass is that of all rows."""
+    """Blocks without negatives are left out, except forward for a Gaussian: its mass needs all."""
     factors = weight_of(Factors, pairs.weights)
     all_pairs = forward and weight_of(Gaussian, pairs.weights) is not None
     runs = [run for all_of in pairs.runs() for run in _cut(all_of, share.num_ranks)]
@@ -158,7 +158,7 @@ def _share_out(
 ) -> Sequence[tuple[int, int]]:
     """The pairs of runs that are one rank's, so that all ranks have about equally many pairs.
 
-    Runs do not depend on clusters, of which two ranks might see another one in a close call.
+    Runs do not depend on clusters: in a close call two ranks might see different ones.
     """
     if share.num_ranks == 1:
         couples = _couples(len(runs))
@@ -171,7 +171,7 @@ def _share_out(
 def _shares(
     lengths: tuple[int, ...], runs_of_a_view: int | None, num_ranks: int
 ) -> list[list[tuple[int, int]]]:
-    """The largest pair of runs left goes to the rank that has least, for each rank."""
+    """For each rank its pairs of runs: the largest one left goes to the rank that has least."""
     areas = {
         (a, b): lengths[a] * lengths[b] * (1 if a == b else 2)
         for a, b in _couples(len(lengths))

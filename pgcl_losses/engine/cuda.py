@@ -1,7 +1,7 @@
-"""Which engine "auto" takes on a CUDA device: by how much memory is free, and by what is trusted.
+"""Which engine "auto" takes on a CUDA device: by free memory, and by whether kernels are trusted.
 
-What this module marks as constant for graphs makes torch import its compiler, so it is imported
-only once it is asked.
+This module marks a function as constant for graphs, which makes torch import its compiler. So it is
+imported only when it is needed.
 """
 
 import torch
@@ -10,7 +10,7 @@ from pgcl_losses.arrival import is_capturing
 from pgcl_losses.engine import trial
 from pgcl_losses.engine.pairs import Pairs
 
-# Up to so many pairs nobody asks how much memory is free: the answer would take longer than they.
+# Up to so many pairs we do not ask for the free memory: the answer would take longer than they do.
 _ALWAYS_DENSE = 1 << 22
 # The dense engine holds about four matrices, and others in training need memory, too.
 _MATRICES, _PART_OF_FREE = 4, 4
@@ -19,7 +19,7 @@ _free: dict[torch.device, int] = {}  # when last asked
 
 
 def choose(pairs: Pairs, temperature: float) -> str:
-    """For a single process: others may have more memory or another verdict on the kernels."""
+    """For a single process: several may differ in memory and in their trust in the kernels."""
     num_pairs = len(pairs.rows) ** 2
     needed = _MATRICES * _PART_OF_FREE * pairs.rows.element_size() * num_pairs
     if num_pairs <= _ALWAYS_DENSE or needed <= free_memory(pairs.rows.device):
@@ -31,7 +31,8 @@ def choose(pairs: Pairs, temperature: float) -> str:
 def free_memory(device: torch.device) -> int:
     """In bytes, with what PyTorch's allocator holds unused.
 
-    While a CUDA graph is captured, what it was before; in a compiled graph, while it is compiled.
+    While a CUDA graph is captured, the value from before. In a compiled graph, the value at
+    compilation.
     """
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # torch has no type there
         return 0  # these are tensors without numbers

@@ -75,7 +75,7 @@ def _sum_up(p, me, first, last, sums, KEYS: tl.constexpr):
 
 @jit
 def _backward_kernel(p, ends, d_mine):
-    """What my rows get of one part of the others."""
+    """The gradient that my rows get from one part of the others."""
     me = tl.program_id(0) * p.BLOCK_M
     if p.table is None:
         gradient = _add_up(p, ends, me, 0, 0, "any")
@@ -106,7 +106,7 @@ def _add_up(p, ends, me, first, last, KEYS: tl.constexpr):
 
 @jit(do_not_specialize=["first_block"])
 def _d_pairs_kernel(p, ends, d_pairs, first_block, num_rows):
-    """What pairs give, in parts: of a tile of some blocks of my rows."""
+    """The gradients of pairs, in parts: of a tile of some blocks of my rows."""
     block = tl.program_id(1)
     me = (first_block + block) * p.BLOCK_M
     other = tl.program_id(0) * p.BLOCK_N
@@ -296,7 +296,7 @@ def _log_gaussian(of_rows, start, SIZE: tl.constexpr, AXIS: tl.constexpr, x):
 
 @jit
 def _same_graph(p, me, other):
-    """What is no pair of negatives: of one graph, or with a row that fills up."""
+    """Pairs that are no negatives: of one graph, or with a row that only fills up."""
     graph = _of_rows(p.others.graphs, other, p.BLOCK_N, 0)
     return (_of_rows(p.mine.graphs, me, p.BLOCK_M, 1) == graph) | (graph < 0)
 

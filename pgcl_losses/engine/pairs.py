@@ -1,7 +1,7 @@
 """The contract between the mathematics and the engines.
 
 An engine computes S_i = sum over negatives j of W_ij e^{s_ij / tau} for every row i of one set of
-unit rows, with gradient to the rows; each pair is visited once and serves both its ends.
+unit rows, with gradient to the rows. It visits each pair once, for both its rows.
 """
 
 import functools
@@ -24,13 +24,13 @@ LOG2_E = math.log2(math.e)
 class Factors(NamedTuple):
     """Weights of few columns: W_ij = left_i . right_j, and no factor is negative.
 
-    What depends on clusters has this form. A table T looked up by two clusters: left_i is the line
-    T[c_i], right_j has a 1 at column c_j and zeros elsewhere. A zero leaves the pair out.
+    Weights by clusters have this form. For a table T looked up by two clusters, left_i is the line
+    T[c_i], and right_j has a 1 at column c_j and zeros elsewhere. A zero leaves the pair out.
 
-    Several tables that add up, one a head, lie along the diagonal of one: left_i is the sum of a
+    With several heads, their tables lie along the diagonal of one table: left_i is the sum of a
     line of each, and right_j has a 1 in the columns of each.
 
-    The left ones are given as logarithms, as some are smaller than float32 has numbers for.
+    The left factors are given as logarithms, as some are too small for float32.
     """
 
     log_left: Tensor  # [M, R], or the few different lines [L, R]
@@ -83,8 +83,8 @@ class Factors(NamedTuple):
     def log_block(self, others: slice, some: slice, *, exactly: bool) -> Tensor:
         """Log W ``[J, I]`` of some rows i, which number the columns, and others j: a new matrix.
 
-        Sums over heads are taken of logarithms, if ``exactly``; else they are -inf where a weight
-        is too small for float32, in less time.
+        If ``exactly``, heads are added up in logarithms. If not, it takes less time, and weights
+        too small for float32 become -inf.
         """
         heads = self.of_heads()
         if not heads or (len(heads) > 1 and not exactly):
@@ -192,7 +192,7 @@ class Pairs(NamedTuple):
 
 
 class Sums(NamedTuple):
-    """What an engine returns, of the pairs of its share; e^log_sums of all shares add up to S.
+    """What an engine returns for the pairs of its share; e^log_sums of all shares add up to S.
 
     With a Gaussian they add up to S_i / Z_i, and Z_i = M / e^log_masses_i.
     """
@@ -202,7 +202,7 @@ class Sums(NamedTuple):
 
 
 class Share(NamedTuple):
-    """Which of all pairs are to be computed: each rank has a share, and one rank has all."""
+    """Which of all pairs to compute: each of several ranks has a share, a single one has all."""
 
     rank: int = 0
     num_ranks: int = 1

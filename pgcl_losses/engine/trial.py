@@ -1,7 +1,7 @@
-"""Whether the fused kernels compute on a device what plain operations do.
+"""Whether the fused kernels give the same results on a device as plain operations.
 
-Before "auto" takes them there, both compute a small random case of the same kind. Nobody waits for
-the comparison: it is read once it has arrived, and until then the kernels are not trusted.
+Before "auto" takes them there, both compute a small random case of the same kind. The comparison is
+read once it has arrived, without waiting for it. Until then the kernels are not trusted.
 """
 
 import functools
@@ -38,7 +38,7 @@ _OLDEST_TRITON, _OLDEST_GPU = (3, 6), (8, 0)
 
 
 class Case(NamedTuple):
-    """What kernels are compiled for, or compute in another way for: each is tried by itself."""
+    """A case for which kernels are compiled, or compute in another way. Each has its own trial."""
 
     precision: str  # of products
     device: torch.device
@@ -58,7 +58,7 @@ OUTCOMES: dict[Case, dict[str, Arrival] | bool] = {}
 def is_trusted(pairs: Pairs, temperature: float) -> bool:
     """Whether kernels have passed their trial for such pairs, and none has failed on the device.
 
-    This begins the trial where it can be done: not in a graph that is captured or compiled.
+    This begins the trial, except in a graph that is captured or compiled.
     """
     factors = weight_of(Factors, pairs.weights)
     case = (  # of plain numbers in a compiled graph, too, which operator.index makes of symbols
@@ -88,7 +88,7 @@ def _has_failed(device: torch.device) -> bool:
 
 
 def _form(factors: Factors) -> tuple[int, int, bool]:
-    """Columns; how many a row looks up, 0 where it has a number for each; whether lines are few."""
+    """Columns; how many a row looks up, 0 if it has a number for each; whether lines are few."""
     if factors.looked_up() and factors.lines is factors.right:
         return _COLUMNS_OF_A_TABLE, 1, True  # kernels for tables do not depend on their size
     heads = 0

@@ -3,10 +3,10 @@
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 """The engine for CUDA: fused kernels in which tiles of pairs never leave the chip.
 
-A program has a block of rows and walks over the others, tile by tile: forward it adds up sums;
-backward it computes each tile again, and multiplies what its pairs give to both their ends with the
-others' rows. No two programs write to one place. Rows are laid out by `tiles.py`, and what happens
-in a tile is in `kernels.py`.
+A program has a block of rows and goes over the others, tile by tile. Forward it adds up sums.
+Backward it computes each tile again, with the gradients of its pairs for both their ends, and
+multiplies them with the others' rows. No two programs write to one place. `tiles.py` lays rows out,
+and `kernels.py` computes a tile.
 
 Needs the package `triton`, so this module is imported only once the engine is asked for.
 """
@@ -245,7 +245,7 @@ def _is_empty(run: slice) -> bool:
 def _wide_gradient(
     p: "_Arguments", ends: "_Ends", launch: dict[str, Any], splits: int | None
 ) -> Tensor:
-    """The same with what pairs give in memory, some blocks of rows at a time."""
+    """The same with the gradients of pairs in memory, some blocks of rows at a time."""
     blocks, tiles = p.num_mine // p.BLOCK_M.value, p.num_others // p.BLOCK_N.value
     at_a_time = min(blocks, max(1, _PAIRS_IN_MEMORY // (p.BLOCK_M.value * p.num_others)))
     num_rows, columns = at_a_time * p.BLOCK_M.value, p.WIDTH.value // p.BLOCK_D.value

@@ -384,7 +384,7 @@ class TestErrors:
             with pytest.raises(ValueError, match=message):
                 PrototypeReweightedNCE(**options)(*positional, **named)
         loss = PrototypeReweightedNCE(**uniform)
-        with pytest.raises(TypeError, match="clusters1 is in assignments: give one of them"):
+        with pytest.raises(TypeError, match="clusters1 and assignments both hold clusters"):
             loss(*views[:2], clusters[0], assignments=assignments[:2])
         with pytest.raises(TypeError, match="z1 must be a Tensor of shape"):
             loss(list(views), views[1], assignments=assignments)
@@ -404,7 +404,7 @@ class TestErrors:
             with pytest.raises(ValueError, match=message):
                 ConsistencyLoss()(*views)
         narrow = view._replace(clusters=view.clusters[:, 0])
-        with pytest.raises(ValueError, match=r"must have shape \(5, 2\), a column a head, but got"):
+        with pytest.raises(ValueError, match=r"must have shape \(5, 2\), a column for each"):
             diagnostics([narrow])
 
 

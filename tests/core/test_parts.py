@@ -221,9 +221,9 @@ class TestOptions:
             ("freeze_steps", -1, ValueError, "freeze_steps must be at least 0"),
             ("gather", 1, TypeError, "gather must be True or False"),
             ("process_group", "all", TypeError, "process_group must be a ProcessGroup or None"),
-            ("dim", 5, AttributeError, "dim is 4 for the life of this SinkhornPrototypes"),
-            ("num_prototypes", 4, AttributeError, "num_prototypes is 3 for the life"),
-            ("queue_size", 4, AttributeError, "queue_size is 0 for the life"),
+            ("dim", 5, AttributeError, "dim is 4 and cannot change in this Sinkh"),
+            ("num_prototypes", 4, AttributeError, "num_prototypes is 3 and cannot change"),
+            ("queue_size", 4, AttributeError, "queue_size is 0 and cannot change"),
         ],
     )
     def test_what_cannot_be_is_an_error_when_assigned(self, name, value, error, message):

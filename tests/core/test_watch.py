@@ -165,7 +165,7 @@ def test_one_cluster_that_has_nearly_all_rows():
 
     said = train(pgcl, moving(pgcl), rows_of=collapsed)
     assert len(said) == 1
-    assert said[0].startswith("PGCLLoss: one cluster has 100% of the rows, which leaves hardly")
+    assert said[0].startswith("PGCLLoss: one cluster has 100% of the rows, so hardly any")
     heads = PGCLLoss(DIM, (4, 3), epsilon=10.0)
     assert len(train(heads, moving(heads), rows_of=lambda rows, _: heads(*(1 + 1e-7 * rows)))) == 1
 

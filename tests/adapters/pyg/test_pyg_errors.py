@@ -55,8 +55,8 @@ class TestBadInput:
     @pytest.mark.parametrize(
         ("data", "message"),
         [
-            (without("edge_index"), "must have its edges in edge_index, and there alone"),
-            (with_(adj_t=torch.eye(20)), "must have its edges in edge_index, and there alone"),
+            (without("edge_index"), "must have its edges only in edge_index"),
+            (with_(adj_t=torch.eye(20)), "must have its edges only in edge_index"),
             (with_(x=torch.ones(19, 4), batch=torch.zeros(19).long()), "19 nodes but ptr ends at"),
         ],
     )
@@ -131,10 +131,10 @@ class TestBadModels:
             (
                 Forgetful(),
                 "encoder returned 0 rows for the view of augment1, which has 5 graphs and 0 nodes, "
-                "of the batch's 50; pool with size=batch.num_graphs",
+                "while the batch has 50 nodes; pool with size=batch.num_graphs",
             ),
             (NodeEncoder(), "encoder returned 0 rows.*size=batch.num_graphs"),
-            (Returns(torch.ones(7, 8)), r"encoder returned 7 rows.*of the batch's 50$"),
+            (Returns(torch.ones(7, 8)), r"encoder returned 7 rows.*the batch has 50 nodes$"),
             (Returns(torch.ones(5)), r"must return a Tensor of shape.*but got \(5,\)"),
             (Returns((torch.ones(5, 8),)), "must return a Tensor of shape.*but got tuple"),
         ],
@@ -183,7 +183,7 @@ class TestBadModels:
         for encoder, message in [
             (OtherNames(), "encoder.forward takes features, adjacency, batch: it must take one"),
             (OneMore(), "encoder.forward takes x, edge_index, temperature: it must take one"),
-            (torch.compile(Encoder()), "give torch.compile, DistributedDataParallel and others"),
+            (torch.compile(Encoder()), "put it around the ContrastiveModel instead"),
         ]:
             with pytest.raises(TypeError, match=message):
                 model_of(encoder, NodeDrop(), NodeDrop())
