@@ -15,7 +15,7 @@ PyGCL's augmentors::
 
 import copy
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Concatenate, NamedTuple, ParamSpec
 
 import torch
@@ -69,14 +69,24 @@ class PGCLContrastLoss(nn.Module):
     @_takes_what_pgcl_takes(PGCLLoss.__init__)
     def __init__(self, dim: int, num_prototypes: int | Sequence[int] = 10, **options: Any) -> None:
         super().__init__()
-        for name in ("negatives", "reduction"):
-            if name in options:
-                raise TypeError(f"{name} is up to the contrast model, but got {options[name]!r}")
+        _check_options(options)
         losses = _import_losses()
         # All that its Loss has to inherit is a __call__ that would bypass the hooks of a module.
         losses.Loss.register(type(self))
         self.pgcl = PGCLLoss(dim, num_prototypes, **options)
         self._first: _Call | None = None
+
+    @classmethod
+    def recommended(
+        cls, dim: int, *, batch_size: int, steps: int, temperature: float = 0.2, **options: Any
+    ) -> "PGCLContrastLoss":
+        """With the setting of :meth:`PGCLLoss.recommended <pgcl_losses.PGCLLoss.recommended>`."""
+        _check_options(options)
+        loss = cls(dim)
+        loss.pgcl = PGCLLoss.recommended(
+            dim, batch_size=batch_size, steps=steps, temperature=temperature, **options
+        )
+        return loss
 
     def forward(
         self,
@@ -194,6 +204,12 @@ def _import_losses() -> Any:
             f"PyGCL cannot be imported ({error}); docs/troubleshooting.md of pgcl-losses tells in "
             "which order its dependencies are installed, before pip install 'pgcl-losses[pygcl]'"
         ) from error
+
+
+def _check_options(options: Mapping[str, Any]) -> None:
+    for name in ("negatives", "reduction"):
+        if name in options:
+            raise TypeError(f"{name} is up to the contrast model, but got {options[name]!r}")
 
 
 def _is_swapped(first: _Call, anchor: Tensor, sample: Tensor) -> bool:

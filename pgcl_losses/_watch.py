@@ -11,8 +11,9 @@ from pgcl_losses.prototypes import SinkhornPrototypes
 from pgcl_losses.rows import mean_cosine, unit_rows
 from pgcl_losses.weights import cluster_counts
 
-# Gradients are hardly ever accumulated over more batches than this before an optimizer steps.
-_PATIENCE = 50
+# Gradients are hardly ever accumulated over more batches than this before an optimizer steps. And
+# whole trainings on a small set have 20 to 40 steps: a later warning would come after their end.
+_PATIENCE = 16
 _STANDSTILL = 1e-6
 # The last batch of an epoch may be small; several in a row mean that all are.
 _SMALL_BATCHES = 3
@@ -75,7 +76,7 @@ class Watch:
         self.learning_calls += 1
         if self.learning_calls == 1:
             self.start = unit_rows(prototypes.weight.detach(), torch.float32)
-        elif self.learning_calls == prototypes.freeze_steps + _PATIENCE and self.start is not None:
+        elif self.learning_calls > prototypes.freeze_steps + _PATIENCE and self.start is not None:
             now = unit_rows(prototypes.weight.detach(), torch.float32)
             self.motion = Arrival((now - self.start.to(now.device)).abs().max())
             self.start = None

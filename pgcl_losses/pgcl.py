@@ -3,9 +3,9 @@
 The paper: Lin et al., Prototypical Graph Contrastive Learning, 10.1109/TNNLS.2022.3191086.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, NoReturn, TypeVar
 
 import torch
 from torch import Tensor
@@ -260,8 +260,12 @@ class PGCLLoss(Part):
             for part in self._parts():
                 setattr(part, name, value)
 
-    def forward(self, *views: Tensor, negatives: Negatives | None = None) -> Tensor:
+    def forward(
+        self, *views: Tensor, negatives: Negatives | None = None, **others: NoReturn
+    ) -> Tensor:
         """The loss; ``negatives`` is for this call alone, instead of the option of that name."""
+        if others:  # there is no other name; they are taken for the sake of a helpful error
+            raise TypeError(_wrong_names(others, self.dim))
         return self.untraced(self._compute)(views, negatives)[0]
 
     if TYPE_CHECKING:
@@ -334,3 +338,14 @@ class PGCLLoss(Part):
             facts = part.facts() if isinstance(part, Part) else {"type": type(part).__name__}
             own |= {f"{name}.{fact}": value for fact, value in facts.items()}
         return own
+
+
+def _wrong_names(names: Iterable[str], dim: int) -> str:
+    """What to say of a call with arguments by these names."""
+    got = f"PGCLLoss takes views without names, and negatives=, but got {', '.join(names)}"
+    if "pos_mask" not in names:
+        return got
+    return (
+        f"{got}: for the contrast models of PyGCL make PGCLContrastLoss(dim={dim}), of "
+        "pgcl_losses.adapters.pygcl, in its place"
+    )

@@ -1,12 +1,13 @@
-"""docs/swap.md: each trap is what the page says."""
+"""docs/swap.md: scripts of the shapes that it is for, and its traps, are what the page says."""
 
 import re
+import warnings
 from pathlib import Path
 
 import pytest
 import torch
 
-from pgcl_losses import PGCLLoss
+from pgcl_losses import PGCLLoss, SinkhornPrototypes
 
 # What Lightning and the dependencies of PyGCL warn of.
 pytestmark = pytest.mark.filterwarnings(
@@ -42,9 +43,74 @@ def moved(prototypes, of_step):
     return not torch.equal(before, prototypes.weight)
 
 
+@pytest.mark.parametrize("loop", ["model.embedding_dim", "model.projection(z1)", "g1=g1, g2=g2"])
+def test_prototypes_of_a_script_start_from_its_rows_once_and_go_on_learning(loop, monkeypatch):
+    """GraphCL's loop, that of GRACE by its authors, and PyGCL's, of eight steps each."""
+    starts = []
+
+    def start_from_(prototypes, rows):
+        starts.append(int(prototypes.step))
+        return real_start(prototypes, rows)
+
+    real_start = SinkhornPrototypes.start_from_
+    monkeypatch.setattr(SinkhornPrototypes, "start_from_", start_from_)
+    blocks = [block for block in BLOCKS if loop in block and block is not SHARED]
+    names = names_after(*blocks)
+    assert starts == [6]
+    model = names.get("contrast_model") or names["model"]
+    (prototypes,) = [part for part in model.modules() if isinstance(part, SinkhornPrototypes)]
+    assert prototypes.step == 8
+    held = {id(p) for group in names["optimizer"].param_groups for p in group["params"]}
+    assert id(prototypes.weight) in held
+
+
+def test_the_head_inside_of_a_loss_learns_only_if_it_is_called_first():
+    names = names_after(block_with("class Grace"))
+    model, nodes = names["model"], names["nodes"]
+    z1, z2 = model(nodes), model(nodes + 0.1)
+    model.zero_grad()
+    model.pgcl(z1, z2).backward()
+    assert all(parameter.grad is None for parameter in model.head.parameters())
+    model.pgcl(model.projection(z1.detach()), model.projection(z2.detach())).backward()
+    assert all(parameter.grad is not None for parameter in model.head.parameters())
+
+
+@pytest.mark.parametrize("section", ["GraphCL, JOAO, SimGRACE", "AD-GCL", "GRACE", "PyGCL"])
+def test_a_diff_imports_what_it_adds(section):
+    text = PAGE.partition(f"\n## {section}\n")[2].partition("\n## ")[0]
+    diff = re.findall(r"```diff\n(.*?)```", text, flags=re.DOTALL)[0]
+    (name,) = set(re.findall(r"PGCL\w*Loss", diff))
+    assert re.search(rf"^\+from pgcl_losses[\w.]* import {name}$", diff, flags=re.MULTILINE)
+
+
+@pytest.mark.parametrize("attached", ["after loading", "before loading"])
+def test_an_old_checkpoint_is_loaded_before_the_loss_is_attached(attached):
+    block = block_with("1. load both")
+    if attached == "before loading":
+        lines = block.splitlines(keepends=True)
+        (load,) = [i for i, line in enumerate(lines) if line.startswith("optimizer.load_state")]
+        block = "".join([*lines[:load], *lines[load + 1 :], lines[load]])
+        with pytest.raises(ValueError, match="different number of parameter groups"):
+            names_after(block)
+        return
+    names = names_after(block)
+    model = names["model"]
+    x, x_aug = model(names["batch"]), model(names["batch_aug"])
+    assert model.pgcl.prototypes.step == model.pgcl.lead_steps  # they start from rows at once
+    pgcl = model.pgcl
+    assert moved(pgcl.prototypes, lambda: step(names["optimizer"], pgcl(x, x_aug)))
+    # Built in the other order, model and optimizer take what is saved from now on.
+    new = names["GraphCL"]()
+    optimizer = torch.optim.Adam(new.parameters())
+    new.pgcl = PGCLLoss.recommended(96, batch_size=64, steps=8, lead_steps=0)
+    optimizer.add_param_group({"params": new.pgcl.parameters()})
+    new.load_state_dict(model.state_dict())
+    optimizer.load_state_dict(names["optimizer"].state_dict())
+
+
 @pytest.mark.parametrize("added", [True, False])
 def test_an_optimizer_from_before_the_swap_leaves_the_prototypes(added):
-    block = block_with("add_param_group")
+    block = block_with("model.pgcl = PGCLLoss(dim=96)\noptimizer.add_param_group")
     if not added:
         block = re.sub(r"optimizer\.add_param_group.*\n", "", block)
     names = names_after(block)
@@ -94,29 +160,43 @@ def test_climbing_leaves_gradient_that_only_the_models_zero_grad_takes_away():
 class Dig:
     """Makes the calls of DIG's `Contrastive`: graphs by position, nodes by keyword."""
 
-    def __init__(self, loss_fn):
-        self.loss_fn = loss_fn
+    def __init__(self, loss_fn, nodes):
+        self.loss_fn, self.nodes = loss_fn, nodes
 
-    def train(self, encoder, batches, optimizer, nodes):
-        epoch_loss = 0.0
-        for views in batches:
-            optimizer.zero_grad()
-            zs = [encoder(view) for view in views]
-            if nodes:
-                batch = torch.zeros(len(zs[0]), dtype=torch.long)
-                loss = self.loss_fn(zs_g=None, zs_n=zs, batch=batch, neg_by_crpt=False, tau=0.5)
-            else:
-                loss = self.loss_fn(zs, neg_by_crpt=False, tau=0.5)
-            loss.backward()
-            optimizer.step()
-            epoch_loss += loss
-        yield encoder, epoch_loss
+    def train(self, encoder, batches, optimizer, epochs):
+        encoder.train()  # once
+        for _ in range(epochs):
+            epoch_loss = 0.0
+            for views in batches:
+                optimizer.zero_grad()
+                zs = [encoder(view) for view in views]
+                if self.nodes:
+                    batch = torch.zeros(len(zs[0]), dtype=torch.long)
+                    loss = self.loss_fn(zs_g=None, zs_n=zs, batch=batch, neg_by_crpt=False, tau=0.5)
+                else:
+                    loss = self.loss_fn(zs, neg_by_crpt=False, tau=0.5)
+                loss.backward()
+                optimizer.step()
+                epoch_loss += loss
+            yield encoder, epoch_loss
+
+    def evaluate(self, encoder, batches, epochs, p_optim=torch.optim.Adam):
+        """As DIG's evaluators, which make the optimizer, and measure after each epoch."""
+        optimizer = p_optim(encoder.parameters(), lr=1e-3, weight_decay=0)
+        for trained, _ in self.train(encoder, batches, optimizer, epochs):
+            trained.eval()
+
+
+def dig_objective(**options):
+    make = names_after(block_with("class PGCLObjective"))["PGCLObjective"]
+    torch.manual_seed(0)
+    return make(PGCLLoss(8, num_prototypes=3, **options))
 
 
 @pytest.mark.parametrize("nodes", [False, True])
 def test_dig(nodes):
-    objective = names_after(block_with("class PGCLObjective"))["PGCLObjective"](8, num_prototypes=3)
-    expected = PGCLLoss(8, 3)
+    objective = dig_objective(lead_steps=1)
+    expected = PGCLLoss(8, 3, lead_steps=1)
     expected.load_state_dict(objective.pgcl.state_dict())
     encoder = torch.nn.Linear(4, 8)
     batches = torch.randn(2, 2, 5, 4)
@@ -124,12 +204,48 @@ def test_dig(nodes):
         first = expected.eval()(*(encoder(view) for view in batches[0]))
     optimizer = torch.optim.Adam([*encoder.parameters(), *objective.parameters()], lr=1e-9)
 
-    def train():
-        ((_, total),) = Dig(objective).train(encoder, batches[:1], optimizer, nodes)
-        torch.testing.assert_close(total.detach(), first)
-        ((_, total),) = Dig(objective).train(encoder, batches, optimizer, nodes)
+    ((_, total),) = Dig(objective, nodes).train(encoder, batches[:1], optimizer, 1)
+    torch.testing.assert_close(total.detach(), first)
+    weight = objective.pgcl.prototypes.weight
+    torch.testing.assert_close(weight, expected.prototypes.weight)  # at this rate they stay
+
+    def train():  # and start from rows, at the end of the lead
+        ((_, total),) = Dig(objective, nodes).train(encoder, batches, optimizer, 1)
         assert total < 1e9  # how DIG looks for its best epoch
 
     assert moved(objective.pgcl.prototypes, train)
+    assert not torch.allclose(weight, expected.prototypes.weight, atol=1e-3)
     with pytest.raises(AssertionError, match="graphs or nodes"):
         objective([batches[0, 0]] * 2, zs_n=[batches[0, 0]] * 2)
+
+
+def test_digs_evaluator_of_graphs_takes_a_function_that_adds_the_prototypes():
+    names = names_after(block_with("class PGCLObjective"), block_with("def with_prototypes"))
+    encoder, objective = torch.nn.Linear(4, 96), names["objective"]
+    views = torch.randn(1, 2, 30, 4)
+
+    def evaluate():
+        Dig(objective, False).evaluate(encoder, views, 3, p_optim=names["with_prototypes"])
+
+    assert moved(objective.pgcl.prototypes, evaluate)
+    assert objective.pgcl.prototypes.step == 3
+
+
+def test_digs_evaluator_of_nodes_leaves_the_encoder_in_eval_mode():
+    objective, encoder = dig_objective(lead_steps=9), torch.nn.Linear(4, 8)
+    encoder.pgcl = objective
+    views = torch.randn(1, 2, 5, 4)
+    prototypes = objective.pgcl.prototypes
+    assert moved(prototypes, lambda: Dig(objective, True).evaluate(encoder, views, 3))
+    assert not encoder.training
+    assert prototypes.step == 3  # in eval() mode it would stay at 1
+
+
+def test_a_short_training_by_digs_evaluator_warns_of_prototypes_that_it_leaves():
+    objective, encoder = dig_objective(), torch.nn.Linear(4, 8)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        Dig(objective, False).evaluate(encoder, torch.randn(1, 2, 5, 4), 20)
+    (warning,) = caught
+    assert "the prototypes have not moved in 16 training forwards" in str(warning.message)
+    assert warning.filename == "docs/swap.md"  # the objective is the user's own code

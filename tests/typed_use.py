@@ -61,8 +61,9 @@ def wrong_choices() -> None:
     PGCLContrastLoss(8, weighting="prototpye")  # type: ignore[arg-type]  # a slip of the pen
 
 
-def wrong_names() -> None:
+def wrong_names(z1: Tensor) -> None:
     PGCLLoss(8, wieghting="sample")  # type: ignore[call-arg]  # the name of an option
+    PGCLLoss(8)(z1, z1, negatvies="all")  # type: ignore[arg-type]  # the name of an argument
     InfoNCE(weighting="uniform")  # type: ignore[call-arg]  # it has none
     PGCLContrastLoss(8, wieghting="sample")  # type: ignore[call-arg]  # the name of an option
 

@@ -87,6 +87,7 @@ def test_in_the_contrasts_place():
     terms = pgcl.terms(*views)
     torch.testing.assert_close(terms.contrast, InfoNCE()(*views))
     assert pgcl.prototypes.heads == (4,)
+    pgcl.prototypes.requires_grad_(False)  # or it would warn that no optimizer moves them
     for _ in range(25):  # what warns looks at it, too
         pgcl(*views)
 

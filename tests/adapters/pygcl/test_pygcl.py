@@ -107,6 +107,16 @@ def test_it_is_a_loss_and_a_module():
     assert len(seen) == 2
 
 
+def test_the_recommended_setting_is_that_of_pgcl():
+    options = {"batch_size": 30, "steps": 8, "temperature": 0.4, "queue_size": 5}
+    loss = PGCLContrastLoss.recommended(4, **options)
+    expected = PGCLLoss.recommended(4, **options)
+    assert repr(loss.pgcl) == repr(expected)
+    assert loss.pgcl.prototypes.temperature == 0.2
+    with pytest.raises(TypeError, match="reduction is up to the contrast model"):
+        PGCLContrastLoss.recommended(4, batch_size=30, steps=8, reduction="sum")
+
+
 def test_half_a_pair_of_calls_changes_nothing_later():
     loss = PGCLContrastLoss(4, 3)
     model = DualBranchContrast(loss, mode="G2G")
@@ -141,6 +151,9 @@ def test_errors():
         SingleBranchContrast(loss, mode="G2L")(h=z1, g=z2[:2], batch=torch.tensor([0, 0, 1, 1, 1]))
     with pytest.raises(TypeError, match="negatives is up to the contrast model"):
         PGCLContrastLoss(4, negatives="all")
+    message = r"got anchor, sample, pos_mask, neg_mask: .* make PGCLContrastLoss\(dim=4\), of pgcl"
+    with pytest.raises(TypeError, match=message):
+        DualBranchContrast(PGCLLoss(4), mode="L2L")(h1=z1, h2=z2)
 
 
 def train(parameters_of, steps, accumulate=1, looks=0, freeze_steps=0, **options):
@@ -165,19 +178,29 @@ def encoder_alone(encoder, model):
     return encoder.parameters()
 
 
+def test_a_warning_points_to_the_users_line():
+    model = DualBranchContrast(PGCLContrastLoss(4, 10), mode="G2G")
+    g1, g2 = views_of(6)
+    model(g1=g1, g2=g2)
+    model(g1=g1, g2=g2)
+    with pytest.warns(UserWarning, match="are balanced over 10") as caught:
+        model(g1=g1, g2=g2)
+    assert caught[0].filename == __file__
+
+
 def both(encoder, model):
     return [*encoder.parameters(), *model.parameters()]
 
 
 @pytest.mark.parametrize("given", [{}, {"looks": 7}, {"fused": True}])
 def test_prototypes_that_no_optimizer_has_are_warned_of_once(given):
-    with pytest.warns(UserWarning, match="prototypes have not moved in 50") as caught:
+    with pytest.warns(UserWarning, match="prototypes have not moved in 16") as caught:
         train(encoder_alone, 120, **given)
     assert len(caught) == 1
 
 
 @pytest.mark.parametrize(
-    "given", [{}, {"looks": 3}, {"fused": True}, {"accumulate": 30}, {"freeze_steps": 70}]
+    "given", [{}, {"looks": 3}, {"fused": True}, {"accumulate": 16}, {"freeze_steps": 70}]
 )
 def test_no_warning_of_prototypes_that_move(given):
     train(both, 130, **given)
