@@ -1,6 +1,11 @@
 """The documentation site: ``sphinx-build -W docs docs/_build``."""
 
+import sys
+from pathlib import Path
+
 import pgcl_losses
+
+sys.path.insert(0, str(Path(__file__).parent))
 
 project = "pgcl-losses"
 author = "The pgcl-losses authors"
@@ -13,6 +18,7 @@ extensions = [
     "sphinx.ext.mathjax",
     "sphinx.ext.napoleon",
     "sphinx_copybutton",
+    "notebooks",  # the file beside this one: tutorials are Python files
 ]
 myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 3
