@@ -2,16 +2,15 @@
 
 import inspect
 import re
-import sys
-from pathlib import Path
 from typing import Any
 
+from docutils import nodes
+from latex2mathml.converter import convert
 from sphinx.application import Sphinx
+from sphinx.util import logging
 from sphinx.util.inspect import stringify_signature
 
 import pgcl_losses
-
-sys.path.insert(0, str(Path(__file__).parent))  # for the extension here
 
 project = "pgcl-losses"
 author = "The pgcl-losses authors"
@@ -19,7 +18,6 @@ copyright = f"2026, {author}"
 release = pgcl_losses.__version__
 
 extensions = [
-    "mathml",
     "myst_parser",
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
@@ -55,5 +53,28 @@ def as_with_frameworks(
     return signature and re.sub(r"\b(dgl|torch_geometric\.data)\.(?=[A-Z])", "", signature), returns
 
 
+def mathml(formula: str, display: str) -> str:
+    """A formula as browsers show it by themselves: no script, no network, no TeX."""
+    # The sign of a prime is small and high by itself; as a superscript it could not be seen.
+    markup = convert(formula.replace("'", "\N{PRIME}"), display=display)
+    if "\\" in markup:  # a command that the converter does not know
+        logging.getLogger(__name__).warning("MathML has no place for a part of %r", formula)
+    # Names of functions stand by themselves, as in TeX: "q log p", not "qlogp".
+    return re.sub(
+        r"<mi>(log|exp)</mi>", r'<mo lspace="0.17em" rspace="0.17em" form="prefix">\1</mo>', markup
+    )
+
+
+def visit_math(translator: Any, node: nodes.math) -> None:
+    translator.body.append(mathml(node.astext(), "inline"))
+    raise nodes.SkipNode
+
+
+def visit_math_block(translator: Any, node: nodes.math_block) -> None:
+    translator.body.append(f'<div class="formula">{mathml(node.astext(), "block")}</div>')
+    raise nodes.SkipNode
+
+
 def setup(app: Sphinx) -> None:
+    app.add_html_math_renderer("mathml", (visit_math, None), (visit_math_block, None))
     app.connect("autodoc-process-signature", as_with_frameworks)
