@@ -75,6 +75,18 @@ def visit_math_block(translator: Any, node: nodes.math_block) -> None:
     raise nodes.SkipNode
 
 
+def link_pictures(app: Sphinx, tree: nodes.document, page: str) -> None:
+    """On a small screen a picture cannot be read; it leads to itself in full size."""
+    root = "../" * page.count("/")
+    for picture in list(tree.findall(nodes.image)):
+        file = app.env.images.get(picture["uri"])
+        if file is not None and not isinstance(picture.parent, nodes.reference):
+            link = nodes.reference("", "", refuri=f"{root}_images/{file[1]}")
+            picture.replace_self(link)
+            link += picture
+
+
 def setup(app: Sphinx) -> None:
+    app.connect("doctree-resolved", link_pictures)
     app.add_html_math_renderer("mathml", (visit_math, None), (visit_math_block, None))
     app.connect("autodoc-process-signature", as_with_frameworks)
