@@ -17,7 +17,8 @@ try:
 except Exception as error:  # beside an unsuitable torch it fails in many ways
     raise ImportError(
         f"pgcl_losses.adapters.dgl needs dgl, whose import fails ({type(error).__name__}: {error})"
-        ": pip install dgl==1.1.3 packaging, or the extra: pip install 'pgcl-losses[dgl]'"
+        ": with Python 3.11 or older, pip install dgl==1.1.3 packaging, or in a checkout of "
+        "pgcl-losses: pip install '.[dgl]'"
     ) from error
 
 from ._draws import draw_connected, draw_edges

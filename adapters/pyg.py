@@ -18,8 +18,8 @@ try:
     from torch_geometric.utils import mask_feature
 except ImportError as error:
     raise ImportError(
-        f"pgcl_losses.adapters.pyg needs torch_geometric ({error}): pip install torch-geometric, "
-        "or the extra: pip install 'pgcl-losses[pyg]'"
+        f"pgcl_losses.adapters.pyg needs torch_geometric ({error}): "
+        "pip install 'torch-geometric>=2.8', or in a checkout of pgcl-losses: pip install '.[pyg]'"
     ) from error
 
 from ._draws import draw_connected, draw_edges

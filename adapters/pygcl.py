@@ -201,8 +201,9 @@ def _import_losses() -> Any:
         OSError,
     ) as error:  # OSError: a compiled dependency of it, built for other torch
         raise ImportError(
-            f"PyGCL cannot be imported ({error}); docs/troubleshooting.md of pgcl-losses tells in "
-            "which order its dependencies are installed, before pip install 'pgcl-losses[pygcl]'"
+            f"PyGCL cannot be imported ({error}). With Python 3.11 or older, in this order: pip "
+            "install torch wheel setuptools ninja; pip install --no-build-isolation torch-scatter "
+            "torch-sparse; pip install PyGCL==0.1.2 dgl==1.1.3 packaging torch-geometric"
         ) from error
 
 

@@ -1,4 +1,14 @@
-"""The documentation site: ``sphinx-build -W docs docs/_build``."""
+"""The documentation site: ``make docs``, or ``sphinx-build --fail-on-warning docs docs/_build``."""
+
+import inspect
+import re
+from typing import Any
+
+from docutils import nodes
+from latex2mathml.converter import convert
+from sphinx.application import Sphinx
+from sphinx.util import logging
+from sphinx.util.inspect import stringify_signature
 
 import sys
 from pathlib import Path
@@ -15,14 +25,16 @@ release = pgcl_losses.__version__
 extensions = [
     "myst_parser",
     "sphinx.ext.autodoc",
-    "sphinx.ext.mathjax",
     "sphinx.ext.napoleon",
     "sphinx_copybutton",
     "notebooks",  # the file beside this one: tutorials are Python files
 ]
+html_math_renderer = "mathml"
 myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 3
 napoleon_custom_sections = ["Shape"]
+# Frameworks are never imported, so that the site is the same with and without them.
+autodoc_mock_imports = ["dgl", "torch_geometric"]
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_inherit_docstrings = False
@@ -30,3 +42,57 @@ exclude_patterns = ["_build"]
 
 html_theme = "furo"
 html_title = f"pgcl-losses {release}"
+html_static_path = ["static"]
+html_css_files = ["site.css"]
+
+
+def as_with_frameworks(
+    app: Sphinx, what: str, name: str, thing: Any, options: Any, signature: str | None, returns: Any
+) -> tuple[str | None, Any]:
+    """Signatures without the traces of a mock: a base that takes anything, and whole paths."""
+    if what == "class" and signature == "(*args: Any, **kwargs: Any)":
+        real = inspect.signature(thing.__init__)
+        real = real.replace(
+            parameters=[*real.parameters.values()][1:], return_annotation=real.empty
+        )
+        signature = stringify_signature(real, unqualified_typehints=True)
+    return signature and re.sub(r"\b(dgl|torch_geometric\.data)\.(?=[A-Z])", "", signature), returns
+
+
+def mathml(formula: str, display: str) -> str:
+    """A formula as browsers show it by themselves: no script, no network, no TeX."""
+    # The sign of a prime is small and high by itself; as a superscript it could not be seen.
+    markup = convert(formula.replace("'", "\N{PRIME}"), display=display)
+    if "\\" in markup:  # a command that the converter does not know
+        logging.getLogger(__name__).warning("MathML has no place for a part of %r", formula)
+    # Names of functions stand by themselves, as in TeX: "q log p", not "qlogp".
+    return re.sub(
+        r"<mi>(log|exp)</mi>", r'<mo lspace="0.17em" rspace="0.17em" form="prefix">\1</mo>', markup
+    )
+
+
+def visit_math(translator: Any, node: nodes.math) -> None:
+    translator.body.append(mathml(node.astext(), "inline"))
+    raise nodes.SkipNode
+
+
+def visit_math_block(translator: Any, node: nodes.math_block) -> None:
+    translator.body.append(f'<div class="formula">{mathml(node.astext(), "block")}</div>')
+    raise nodes.SkipNode
+
+
+def link_pictures(app: Sphinx, tree: nodes.document, page: str) -> None:
+    """On a small screen a picture cannot be read; it leads to itself in full size."""
+    root = "../" * page.count("/")
+    for picture in list(tree.findall(nodes.image)):
+        file = app.env.images.get(picture["uri"])
+        if file is not None and not isinstance(picture.parent, nodes.reference):
+            link = nodes.reference("", "", refuri=f"{root}_images/{file[1]}")
+            picture.replace_self(link)
+            link += picture
+
+
+def setup(app: Sphinx) -> None:
+    app.connect("doctree-resolved", link_pictures)
+    app.add_html_math_renderer("mathml", (visit_math, None), (visit_math_block, None))
+    app.connect("autodoc-process-signature", as_with_frameworks)

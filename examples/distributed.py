@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
-from tqdm import tqdm
+from tqdm import tqdm  # pip install -e '.[experiments]'
 
 from pgcl_losses import PGCLLoss
 

@@ -19,18 +19,18 @@ import tempfile
 
 import torch
 import torch.nn.functional as F
-from sklearn.linear_model import LogisticRegression
+from sklearn.linear_model import LogisticRegression  # pip install -e '.[experiments]'
 from sklearn.model_selection import cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from torch import Tensor, nn
-from torch_geometric.data import Data
+from torch_geometric.data import Data  # pip install -e '.[experiments]'
 from torch_geometric.datasets import TUDataset
 from torch_geometric.loader import DataLoader
 from torch_geometric.nn import GINConv, global_add_pool
 from torch_geometric.transforms import Constant
 from torch_geometric.utils import to_undirected
-from tqdm import tqdm
+from tqdm import tqdm  # pip install -e '.[experiments]'
 
 from pgcl_losses import PGCLLoss
 from pgcl_losses.adapters.pyg import AttributeMask, EdgePerturb, NodeDrop, RandomChoice, Subgraph

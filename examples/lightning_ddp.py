@@ -8,7 +8,7 @@ processes by itself.
 
 import argparse
 
-import lightning
+import lightning  # pip install -e '.[lightning]'
 import torch
 from distributed import BATCH, DIM, PlantedClusters, new_encoder, parse_args, purity, report
 from torch import Tensor

@@ -25,11 +25,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import one_hot
 from torch.utils.checkpoint import checkpoint
-from torch_geometric.data import Data
+from torch_geometric.data import Data  # pip install -e '.[experiments]'
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from torch_geometric.transforms import Compose
 from torch_geometric.utils import to_undirected
-from tqdm import tqdm
+from tqdm import tqdm  # pip install -e '.[experiments]'
 
 from pgcl_losses import PGCLLoss
 from pgcl_losses.adapters.pyg import AttributeMask, EdgePerturb

@@ -11,10 +11,10 @@ held-out samples.
 import argparse
 
 import torch
-from sklearn.cluster import KMeans
+from sklearn.cluster import KMeans  # pip install -e '.[experiments]'
 from sklearn.linear_model import LogisticRegression
 from torch import Tensor, nn
-from tqdm import tqdm
+from tqdm import tqdm  # pip install -e '.[experiments]'
 
 from pgcl_losses import PGCLLoss, diagnostics
 

@@ -22,12 +22,12 @@ import argparse
 
 import torch
 import torch.nn.functional as F
-from sklearn.linear_model import LogisticRegression
+from sklearn.linear_model import LogisticRegression  # pip install -e '.[experiments]'
 from torch import Tensor, nn
-from torch_geometric.data import Data
+from torch_geometric.data import Data  # pip install -e '.[experiments]'
 from torch_geometric.nn import GCNConv
 from torch_geometric.utils import dropout_edge, mask_feature, to_undirected
-from tqdm import tqdm
+from tqdm import tqdm  # pip install -e '.[experiments]'
 
 from pgcl_losses import PGCLLoss, diagnostics
 

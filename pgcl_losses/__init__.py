@@ -9,7 +9,7 @@ from pgcl_losses.pgcl import PGCLLoss, PGCLTerms
 from pgcl_losses.prototypes import SinkhornPrototypes
 from pgcl_losses.sinkhorn import sinkhorn
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "Assignment",

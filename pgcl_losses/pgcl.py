@@ -71,21 +71,43 @@ class PGCLLoss(Part):
     The prototypes are parameters of this module: give them to the optimizer, beside the encoder's.
 
     Args:
-        dim: width of the rows, D.
-        num_prototypes: how many of them, K; or several numbers, one for each head.
-        consistency_weight: lambda; 0 leaves the contrast alone.
-        contrast_weight: 0 leaves the consistency alone.
-        temperature: tau of both the contrast and the prediction.
-        epsilon, iterations, queue_size, queue_views, freeze_steps, lead_steps: see
-            :class:`SinkhornPrototypes`.
-        weighting, exclude_same_cluster, negative_ranks, soft_clusters, negatives, engine: see
-            :class:`PrototypeReweightedNCE`.
-        reduction: ``"mean"``, ``"sum"``, or ``"none"`` for one value per row (V * N, view 1 first).
-        gather: with several processes, one loss over the batches of all of them: it, and the mean
-            over processes of its gradients, are those of one process on the whole batch
+        dim (int): width of the rows, D.
+        num_prototypes (int or sequence of int): how many of them, K; or several numbers, one for
+            each head. Heads are sets of prototypes that are balanced by themselves.
+        consistency_weight (float): lambda, the weight of the consistency; 0 leaves the contrast
+            alone.
+        contrast_weight (float): weight of the contrast; 0 leaves the consistency alone.
+        temperature (float): tau of both the contrast and the prediction. Smaller is sharper.
+        epsilon (float): sharpness of the balanced targets. Smaller is nearer to one prototype each.
+        iterations (int): steps of Sinkhorn-Knopp. More of them balance more exactly.
+        queue_size (int): how many past rows of each view help to balance the batch. For batches
+            with few rows for each prototype; 0 is no queue.
+        queue_views (int): of how many views the queue keeps rows.
+        freeze_steps (int): for so many training forwards the prototypes receive zero gradient;
+            weight decay moves them all the same.
+        lead_steps (int): for so many training forwards the prototypes learn alone: the rows learn
+            by InfoNCE, and nothing else moves them.
+        weighting (str): what a negative's weight is made of. ``"prototype"``: the distance of the
+            two clusters' prototypes; ``"sample"``: that of the two rows; ``"uniform"``: all are 1.
+        exclude_same_cluster (bool): whether rows of the query's own cluster are no negatives.
+        negative_ranks ((int, int) or None): take negatives only from the clusters at the places
+            first to end - 1 of the query's own assignment, best first and from 0. ``(2, 8)`` is
+            the default of the published code; None takes them from all.
+        soft_clusters (bool): whether a row belongs to every cluster, by its balanced target, or to
+            the best one alone.
+        negatives (str): ``"all"`` takes negatives from all views, ``"cross"`` from the other views
+            alone.
+        reduction (str): ``"mean"``, ``"sum"``, or ``"none"`` for one value per row (V * N, view 1
+            first).
+        engine (str): how the pairs are computed, with the same result. ``"dense"``: as one matrix;
+            ``"streaming"``: by blocks, for batches of any size; ``"triton"``: by fused kernels on
+            CUDA; ``"auto"`` chooses by size and device. :class:`PrototypeReweightedNCE` has more.
+        gather (bool): with several processes, one loss over the batches of all of them: it, and
+            the mean over processes of its gradients, are those of one process on the whole batch
             (``reduction="none"`` gives each the values of its own rows). ``gather=False`` gives
             each process the loss of its own batch.
-        process_group: the processes meant by ``gather``; all of them by default.
+        process_group (ProcessGroup or None): the processes meant by ``gather``; None is all of
+            them.
 
     Options may be assigned at any time: ``pgcl.temperature = 0.1`` reaches all parts that have it.
     The parts, ``prototypes``, ``contrast`` and ``consistency``, may be replaced by subclasses of

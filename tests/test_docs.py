@@ -1,6 +1,8 @@
 """README and site: their Python runs as it stands, and what they name is there."""
 
+import configparser
 import re
+import runpy
 from pathlib import Path
 
 import pytest
@@ -83,7 +85,51 @@ def test_every_public_name_has_a_place_in_the_reference():
 
 
 def test_one_version():
-    assert f"\nversion: {pgcl_losses.__version__}\n" in (ROOT / "CITATION.cff").read_text()
+    version = pgcl_losses.__version__
+    assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text()
+    assert f"pgcl_losses-{version}-py3-none-any.whl" in (ROOT / "docs" / "install.md").read_text()
+    assert f"\n## [{version}] - 20" in (ROOT / "CHANGELOG.md").read_text()
+
+
+DESCRIBED = {
+    None: "[![badge](https://x.io/b)](LICENSE) ![how](docs/how.png) [a `b`](a.md#c) [up](#up) [d](https://d.org)",
+    "no source": "![badge](https://x.io/b)  a `b` up [d](https://d.org)",
+    "https://host/us": "[![badge](https://x.io/b)](https://host/us/blob/v1.2/LICENSE)"
+    " ![how](https://host/us/raw/v1.2/docs/how.png)"
+    " [a `b`](https://host/us/blob/v1.2/a.md#c) up [d](https://d.org)",
+}
+
+
+@pytest.mark.parametrize("source", ["no source", "https://host/us"])
+def test_the_long_description_has_links_that_lead_somewhere_or_none(source):
+    describe = runpy.run_path(str(ROOT / "setup.py"))["describe"]
+    code = "\n```python\nlayers[0](x)\n```\n"
+    given = None if source == "no source" else source
+    assert describe(DESCRIBED[None] + code, given, "1.2") == DESCRIBED[source] + code
+
+
+def test_the_projects_source_is_read_from_one_place(tmp_path):
+    source_in = runpy.run_path(str(ROOT / "setup.py"))["source_in"]
+    config = tmp_path / "setup.cfg"
+    config.write_text("[metadata]\nname = x\n")
+    assert source_in(config) is None
+    config.write_text(
+        "[metadata]\nproject_urls =\n    Docs = https://d.org\n    Source = https://host/us\n"
+    )
+    assert source_in(config) == "https://host/us"
+
+
+def test_extras_that_pages_and_programs_name_are_there():
+    config = configparser.ConfigParser(interpolation=None)
+    config.read(ROOT / "setup.cfg")
+    extras = set(config["options.extras_require"])
+    places = [*TEXTS, *(ROOT / "adapters").glob("*.py"), *(ROOT / "examples").glob("*.py")]
+    places += [*(ROOT / "experiments").rglob("*.py"), ROOT / "Makefile", ROOT / ".ci" / "run"]
+    for place in places:
+        for named in re.findall(r"pip install [^\n]*?(?:\.|whl)\[([\w,]+)\]", place.read_text()):
+            assert set(named.split(",")) <= extras, (place, named)
+    table = (ROOT / "docs" / "install.md").read_text()
+    assert set(re.findall(r"^\| `(\w+)` \|", table, flags=re.MULTILINE)) == extras
 
 
 def test_pictures(tmp_path):

@@ -17,6 +17,17 @@ from pgcl_losses import InfoNCE
 from pgcl_losses.engine import ENGINE_CHOICES
 
 
+@pytest.mark.parametrize("script", sorted((ROOT / "examples").glob("*.py")), ids=lambda s: s.stem)
+def test_the_line_of_an_import_that_fails_names_the_extra(script):
+    """A traceback shows it."""
+    first_lines: dict[str, str] = {}
+    for line in script.read_text().splitlines():
+        if found := re.match(r"(?:import|from) (\w+)", line):
+            first_lines.setdefault(found[1], line)
+    for package in ("sklearn", "torch_geometric", "tqdm", "lightning"):
+        assert "# pip install -e '.[" in first_lines.get(package, "# pip install -e '.["), package
+
+
 def test_planted_clusters():
     printed = run("examples/planted_clusters.py", "--epochs=1", "--samples=256", "--seeds=1")
     assert "PGCL minus InfoNCE, purity" in printed

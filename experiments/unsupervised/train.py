@@ -119,7 +119,7 @@ def log(
     logs: Path, config: dict[str, Any], scores: dict[int, float], history: list[dict[str, Any]]
 ) -> None:
     """A run's curves for TensorBoard."""
-    from torch.utils.tensorboard import SummaryWriter  # a package of its own: only if asked for
+    from torch.utils.tensorboard import SummaryWriter  # only if asked for: pip install tensorboard
 
     named = " ".join(str(value) for value in config.values())
     with SummaryWriter(str(logs / named.replace("/", "-"))) as writer:

@@ -26,6 +26,8 @@ from triton.runtime.errors import OutOfResources
 
 from pgcl_losses.engine import triton  # only after the interpreter was asked for
 
+pytestmark = pytest.mark.slow
+
 DEVICE = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
 KINDS = ["uniform", "table", "heads", "lines of rows", "soft", "gaussian", "gaussian, table"]
 

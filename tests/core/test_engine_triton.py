@@ -36,6 +36,8 @@ from triton.runtime.errors import OutOfResources  # noqa: E402
 
 from pgcl_losses.engine import triton  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 DEVICE = "cpu" if INTERPRETED else "cuda"
 few = settings(max_examples=10)  # each takes the interpreter a second
 

@@ -26,6 +26,8 @@ from pgcl_losses import (
 )
 from pgcl_losses.contrast import NEGATIVES, WEIGHTINGS
 
+pytestmark = pytest.mark.slow
+
 DIM = 3
 HEADS = [(4,), (3, 5), (2, 4, 3), (5, 1, 2, 6)]
 family = pytest.mark.parametrize("options", FAMILY, ids=str)

@@ -27,6 +27,8 @@ from pgcl_losses import (
 )
 from pgcl_losses.engine import ENGINE_CHOICES
 
+pytestmark = pytest.mark.slow
+
 fuzz = settings(
     max_examples=int(os.environ.get("FUZZ_CASES", "200")),
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],

@@ -26,6 +26,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from pgcl_losses import PGCLLoss
 
+pytestmark = pytest.mark.slow
+
 
 def counts_of(layout, num_ranks, generator):
     """How many graphs each rank holds."""

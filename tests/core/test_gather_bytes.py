@@ -9,6 +9,8 @@ from live_bytes import LiveBytes
 
 from pgcl_losses import PGCLLoss
 
+pytestmark = pytest.mark.slow
+
 
 def counted(rank, num_ranks, batches):
     given = []

@@ -9,6 +9,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from pgcl_losses import PGCLLoss
 
+pytestmark = pytest.mark.slow
+
 
 def compiled(rank, num_ranks):
     """Losses and gradients of a compiled model beside those of an eager one, as rows vary."""

@@ -8,6 +8,8 @@ from helpers.launches import Launches, elsewhere
 
 from pgcl_losses import PGCLLoss, PrototypeReweightedNCE, SinkhornPrototypes
 
+pytestmark = pytest.mark.slow
+
 # Of a step with the paper's defaults, by part; the last line is what autograd does backward.
 MOST = {
     "unit rows": 4,

@@ -1,4 +1,5 @@
 import importlib.metadata
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -37,3 +38,15 @@ def test_public_names():
 def test_version_and_typing_marker():
     assert importlib.metadata.version("pgcl-losses") == pgcl_losses.__version__
     assert (Path(pgcl_losses.__file__).parent / "py.typed").exists()
+
+
+def test_nothing_in_the_long_description_is_relative():
+    """On a package's page there is no file beside it, so a relative link leads nowhere."""
+    metadata = importlib.metadata.metadata("pgcl-losses")
+    description = metadata["Description"] or metadata.get_payload()
+    assert description.startswith("# pgcl-losses")
+    targets = re.findall(r"\]\(([^)\s]+)", re.sub(r"```.*?```", "", description, flags=re.DOTALL))
+    targets += re.findall(r"^\[[^\]]+\]:\s*(\S+)", description, flags=re.MULTILINE)
+    targets += re.findall(r"(?:src|srcset|href)=[\"']?([^\"' >]+)", description)
+    assert targets
+    assert [target for target in targets if not target.startswith("https://")] == []

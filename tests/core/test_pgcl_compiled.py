@@ -10,6 +10,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from pgcl_losses import PGCLLoss
 from pgcl_losses.contrast import NEGATIVES, WEIGHTINGS
 
+pytestmark = pytest.mark.slow
+
 
 # torch.compile itself uses what is deprecated, and finds Python 3.13.0 slow.
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:Guards may run:RuntimeWarning")

@@ -12,6 +12,8 @@ from torch.utils.checkpoint import checkpoint
 
 from pgcl_losses import PGCLLoss
 
+pytestmark = pytest.mark.slow
+
 STATEFUL = {"queue_size": 20, "freeze_steps": 3}
 
 

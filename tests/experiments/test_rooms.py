@@ -1,7 +1,10 @@
 """The programs stand in rooms that share one shelf, and know nothing of each other."""
 
 import re
+import subprocess
+import sys
 
+import pytest
 from helpers.scripts import ROOT
 
 HOUSE = ROOT / "experiments"
@@ -34,3 +37,15 @@ def test_no_program_reaches_for_the_path_of_imports():
     for folder in ("adapters", "benchmarks", "docs", "examples", "experiments", "pgcl_losses"):
         for path in (ROOT / folder).rglob("*.py"):
             assert "sys.path" not in path.read_text(), path
+
+
+@pytest.mark.parametrize(
+    ("room", "missing", "extra"),
+    [("map", "sklearn", "experiments"), ("transfer", "rdkit", "molecules")],
+)
+def test_errors_of_a_missing_package_name_the_extra(room, missing, extra):
+    code = f"import sys; sys.modules['{missing}'] = None; import experiments.{room}"
+    command = [sys.executable, "-c", code]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    error = f"these experiments need {missing}: in the checkout, pip install -e '.[{extra}]'"
+    assert error in result.stderr
