@@ -133,7 +133,8 @@ class ContrastiveModel(Views):
 
     Args:
         encoder: called with the view, or with ``(view, view.ndata[feat_name])``.
-        augment1, augment2: what makes the views from a batch, without changing it.
+        augment1, augment2: what makes the views from a batch, without changing it;
+            ``torch.nn.Identity()`` for none.
         loss: what takes the rows of all views, such as :class:`pgcl_losses.PGCLLoss`. Being a part
             of this module its parameters are in ``parameters()``.
         further: augmentations of a third view and more.

@@ -133,7 +133,8 @@ class ContrastiveModel(Views):
 
     Args:
         encoder: a module; see above.
-        augment1, augment2: what makes the views from a batch, without changing it.
+        augment1, augment2: what makes the views from a batch, without changing it;
+            ``torch.nn.Identity()`` for none.
         loss: what takes the rows of all views, such as :class:`pgcl_losses.PGCLLoss`. Being a part
             of this module its parameters are in ``parameters()``.
         further: augmentations of a third view and more.
