@@ -36,7 +36,7 @@ class Watch:
     def __init__(self) -> None:
         self.calls = 0
         self.learning_calls = 0
-        self.calls_without_gradient = 0  # of the rows, in a row
+        self.calls_without_gradient = 0  # for the rows, one after the other
         self.small_batches = 0
         self.start: Tensor | None = None  # unit prototypes, when first seen
         self.motion: Arrival | None = None  # the farthest that one has gone since
