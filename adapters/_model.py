@@ -19,6 +19,14 @@ class Share:
         return f"{type(self).__name__}(p={self.p})"
 
 
+def check_augment(name: str, value: Any) -> None:
+    if not callable(value):
+        raise TypeError(
+            f"{name} must be what makes a view of a batch, but got {value!r} "
+            f"({type(value).__name__}); for no augmentation give torch.nn.Identity()"
+        )
+
+
 class Choice:
     """One of several augmentations, drawn anew for every call."""
 
@@ -26,6 +34,8 @@ class Choice:
         self.transforms = list(transforms)
         if not self.transforms:
             raise ValueError("transforms must hold at least one transform, but it is empty")
+        for index, transform in enumerate(self.transforms):
+            check_augment(f"transforms[{index}]", transform)
 
     def draw(self) -> Callable[[Any], Any]:
         return self.transforms[int(torch.randint(len(self.transforms), ()))]
@@ -50,6 +60,8 @@ class Views(nn.Module):
         *further: Callable[[Any], Any],
     ) -> None:
         super().__init__()
+        for number, augment in enumerate((augment1, augment2, *further), 1):
+            check_augment(f"augment{number}", augment)
         self.encoder = encoder
         self.augment1 = augment1
         self.augment2 = augment2

@@ -134,7 +134,8 @@ class ContrastiveModel(Views):
 
     Args:
         encoder: called with the view, or with ``(view, view.ndata[feat_name])``.
-        augment1, augment2: make one view each from a batch, without changing it.
+        augment1, augment2: make one view each from a batch, without changing it;
+            ``torch.nn.Identity()`` for none.
         loss: is called with the rows of all views, such as :class:`pgcl_losses.PGCLLoss`. It is a
             part of this module, so ``parameters()`` has its parameters.
         further: augmentations of a third view and more.

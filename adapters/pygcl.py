@@ -143,7 +143,10 @@ class AsTransform:
 
     def __init__(self, augmentor: Callable[..., tuple[Tensor, Tensor, Tensor | None]]) -> None:
         if not callable(augmentor):
-            raise TypeError(f"augmentor must be an augmentor of PyGCL, but got {augmentor!r}")
+            raise TypeError(
+                f"augmentor must be an augmentor of PyGCL, but got {augmentor!r}; for no "
+                "augmentation give the model torch.nn.Identity() instead of AsTransform"
+            )
         if _remembers(augmentor):
             raise ValueError(
                 "augmentor would return its first batch for every other one, from its cache: make "

@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 from torch import distributed
 
+from experiments.shelf.arguments import at_least, count
 from pgcl_losses import PGCLLoss
 
 from .ranks import on_ranks
@@ -56,10 +57,10 @@ def measured_bytes(args: argparse.Namespace) -> float:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--ranks", type=int, nargs="+", default=[2, 3, 4, 8])
-    parser.add_argument("--rows", type=int, default=1024, help="of each view, on every rank")
-    parser.add_argument("--dim", type=int, default=128)
-    parser.add_argument("--prototypes", type=int, default=10)
+    parser.add_argument("--ranks", type=at_least(2), nargs="+", default=[2, 3, 4, 8])
+    parser.add_argument("--rows", type=count, default=1024, help="of each view, on every rank")
+    parser.add_argument("--dim", type=count, default=128)
+    parser.add_argument("--prototypes", type=count, default=10)
     args = parser.parse_args()
     print("MiB that one rank sends in a step")
     print("ranks        measured   formula of gloo   ratio   formula of a ring")

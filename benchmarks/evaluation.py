@@ -13,6 +13,7 @@ from sklearn.model_selection import GridSearchCV, StratifiedKFold
 from sklearn.preprocessing import scale
 from sklearn.svm import SVC
 
+from experiments.shelf.arguments import at_least
 from experiments.unsupervised import evaluate
 
 from . import measure
@@ -51,6 +52,9 @@ def cell(num: int, rounds: int) -> list[dict[str, Any]]:
 
 if __name__ == "__main__":
     parser = measure.parser(__doc__, rounds=7, cpu_alone=True)
-    parser.add_argument("--sizes", type=int, nargs="+", default=[188, 344, 800])
+    about = "graphs, for 10 folds of both classes"
+    parser.add_argument(
+        "--sizes", type=at_least(20), help=about, nargs="+", default=[188, 344, 800]
+    )
     args = parser.parse_args()
     measure.report(args, (cell(num, args.rounds) for num in args.sizes))

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, distributed, multiprocessing, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from experiments.shelf.arguments import count
 from pgcl_losses import InfoNCE, PGCLLoss
 
 from . import measure, peers, ranks
@@ -184,9 +185,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--rows", type=int, default=256, help="of a view, to measure memory")
-    parser.add_argument("--limit", type=int, default=4096, help="MiB for the largest batch")
-    parser.add_argument("--largest", type=int, default=100_000, help="no larger batch is tried")
+    parser.add_argument("--rows", type=count, default=256, help="of a view, to measure memory")
+    parser.add_argument("--limit", type=count, default=4096, help="MiB for the largest batch")
+    parser.add_argument("--largest", type=count, default=100_000, help="no larger batch is tried")
     args = parser.parse_args()
     makers = installed()
     sizes = [args.largest, *(2**power for power in range(6, 30) if 2**power < args.largest)]

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from experiments.shelf.arguments import count, positive
 from pgcl_losses import PGCLLoss, PrototypeReweightedNCE, SinkhornPrototypes
 from pgcl_losses.engine import Engine
 from pgcl_losses.rows import unit_rows
@@ -324,13 +325,11 @@ def main() -> None:
     parser = measure.parser(__doc__, rounds=7)
     parser.set_defaults(device="cuda")
     parser.add_argument("--only", choices=PARTS, nargs="+", default=list(PARTS))
-    parser.add_argument("--sizes", type=int, nargs="+", default=[256, 8192, 131_072], help="M")
-    parser.add_argument("--error-rows", type=int, default=4096)
-    parser.add_argument("--compiled-rows", type=int, default=32_768)
-    parser.add_argument("--minutes", type=float, default=10.0, help="time limit for all of it")
+    parser.add_argument("--sizes", type=count, nargs="+", default=[256, 8192, 131_072], help="M")
+    parser.add_argument("--error-rows", type=count, default=4096)
+    parser.add_argument("--compiled-rows", type=count, default=32_768)
+    parser.add_argument("--minutes", type=positive, default=10.0, help="time limit for all of it")
     args = parser.parse_args()
-    if args.device.startswith("cuda") and not torch.cuda.is_available():
-        sys.exit("benchmarks.gpu measures on a CUDA machine, and this one has no CUDA device")
 
     failed: list[str] = []
     measure.report(args, tables(args, failed))

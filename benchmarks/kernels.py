@@ -23,6 +23,8 @@ from typing import Any
 
 import torch
 
+from experiments.shelf.arguments import count
+
 from . import measure
 from .compiled import (
     CHIPS,
@@ -236,12 +238,12 @@ def versions() -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--arch", type=int, choices=CHIPS, nargs="+", default=ARCHES)
-    parser.add_argument("--dim", type=int, nargs="+", default=DIMS)
+    parser.add_argument("--dim", type=count, nargs="+", default=DIMS)
     parser.add_argument("--format", choices=FORMATS, nargs="+", default=FORMATS)
     parser.add_argument("--mode", choices=MODES, nargs="+", default=MODES, help="kinds of weights")
-    parser.add_argument("--sample", type=int, help="take this many, well spread, instead of all")
+    parser.add_argument("--sample", type=count, help="take this many, well spread, instead of all")
     parser.add_argument("--check", action="store_true", help="fail if anything is wrong")
-    parser.add_argument("--workers", type=int, default=os.cpu_count(), help="processes")
+    parser.add_argument("--workers", type=count, default=os.cpu_count(), help="processes")
     parser.add_argument("--output", type=Path, help="JSON file; default: none")
     args = parser.parse_args()
     if args.output:

@@ -15,6 +15,8 @@ import numpy
 import torch
 from tqdm import tqdm
 
+from experiments.shelf.arguments import count, device
+
 from .live_bytes import LiveBytes
 
 MIB = 2**20
@@ -24,10 +26,11 @@ SECONDS_PER_ROUND = 0.05
 def parser(about: str, rounds: int, *, cpu_alone: bool = False) -> argparse.ArgumentParser:
     """The options that all benchmarks have; those of a CPU alone are given no device."""
     made = argparse.ArgumentParser(description=about.splitlines()[0])
-    made.add_argument("--rounds", type=int, default=rounds)
+    made.add_argument("--rounds", type=count, default=rounds)
     default = "results/cpu.json"
     if not cpu_alone:
-        made.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+        found = "cuda" if torch.cuda.is_available() else "cpu"
+        made.add_argument("--device", type=device, default=found)
         default += " or results/cuda.json"
     made.add_argument("--output", type=Path, help=f"default: {default}")
     return made

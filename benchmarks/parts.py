@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.autograd.graph import Node
 from torch.utils._pytree import tree_leaves
 
+from experiments.shelf.arguments import count
 from pgcl_losses import PGCLLoss
 
 from . import measure
@@ -143,7 +144,7 @@ def part_times(num: int, rounds: int) -> list[dict[str, Any]]:
 
 if __name__ == "__main__":
     parser = measure.parser(__doc__, rounds=21, cpu_alone=True)
-    parser.add_argument("--sizes", type=int, nargs="+", default=[128, 512, 4096], help="N")
+    parser.add_argument("--sizes", type=count, nargs="+", default=[128, 512, 4096], help="N")
     args = parser.parse_args()
 
     torch.manual_seed(0)

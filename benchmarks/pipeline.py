@@ -23,6 +23,7 @@ from torch_geometric.nn import global_add_pool
 from torch_geometric.nn.models import GIN
 from torch_geometric.utils import to_undirected
 
+from experiments.shelf.arguments import count
 from pgcl_losses import ConsistencyLoss, PGCLLoss
 from pgcl_losses.adapters.pyg import (
     AttributeMask,
@@ -184,7 +185,7 @@ def tables(args: argparse.Namespace) -> Iterator[list[dict[str, Any]]]:
 
 if __name__ == "__main__":
     parser = measure.parser(__doc__, rounds=21)
-    parser.add_argument("--graphs", type=int, default=512, help="in the batch")
+    parser.add_argument("--graphs", type=count, default=512, help="in the batch")
     args = parser.parse_args()
 
     torch.manual_seed(0)

@@ -17,6 +17,8 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 
+from experiments.shelf.arguments import file
+
 from .parts import PARTS
 
 ROOT = Path(__file__).parents[1]
@@ -148,7 +150,7 @@ def picture_of_parts(result: dict[str, Any], path: Path) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     committed = sorted((ROOT / "benchmarks" / "results").glob("c*.json"))  # cpu and cuda
-    parser.add_argument("results", type=Path, nargs="*")
+    parser.add_argument("results", type=file, nargs="*")
     parser.add_argument("--output", type=Path, help="a new folder, for the pictures of RESULTS")
     args = parser.parse_args()
     if bool(args.results) != bool(args.output):

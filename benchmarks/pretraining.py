@@ -8,14 +8,15 @@ python -m benchmarks.pretraining --rounds 1 --molecules 16 --output /tmp/pretrai
 
 import argparse
 import itertools
+import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch_geometric.data import Data
 from torch_geometric.loader import DataLoader
 
+from experiments.shelf.arguments import count, file
 from experiments.shelf.rows import INFO_NCE, PGCL
 from experiments.transfer.model import WIDTH, MoleculeGIN, pretraining
 from experiments.transfer.molecules import graph_of
@@ -59,6 +60,8 @@ def tables(args: argparse.Namespace) -> Iterator[list[dict[str, Any]]]:
     texts = lines(args.smiles) if args.smiles else iter(made()[0])
     readable = filter(None, map(graph_of, texts))
     graphs = list(itertools.islice(readable, args.molecules))
+    if not graphs:
+        raise ValueError(f"{args.smiles}: none of its lines is a molecule")
     source = args.smiles.name if args.smiles else "made in code"
     size = f"N={len(graphs)} V={sum(graph.num_nodes for graph in graphs)}"
     times = step_times(graphs, args.device, args.rounds)
@@ -68,8 +71,11 @@ def tables(args: argparse.Namespace) -> Iterator[list[dict[str, Any]]]:
 
 if __name__ == "__main__":
     parser = measure.parser(__doc__, rounds=7)
-    parser.add_argument("--smiles", type=Path, help="text or table of SMILES, may be gzipped")
-    parser.add_argument("--molecules", type=int, default=256, help="in a batch")
+    parser.add_argument("--smiles", type=file, help="text or table of SMILES, may be gzipped")
+    parser.add_argument("--molecules", type=count, default=256, help="in a batch")
     args = parser.parse_args()
 
-    measure.report(args, tables(args))
+    try:
+        measure.report(args, tables(args))
+    except ValueError as error:
+        sys.exit(f"benchmarks.pretraining: {error}")

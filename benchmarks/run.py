@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from tqdm import tqdm
 
+from experiments.shelf.arguments import count
 from pgcl_losses import (
     InfoNCE,
     PGCLLoss,
@@ -246,9 +247,9 @@ if __name__ == "__main__":
     parser = measure.parser(__doc__, rounds=21)
     parser.add_argument("--only", choices=BENCHMARKS, help="one of them instead of all")
     sizes = [32, 128, 512, 2048, 4096, 8192, 16384]
-    parser.add_argument("--sizes", type=int, nargs="+", default=sizes, help="N, for engines")
+    parser.add_argument("--sizes", type=count, nargs="+", default=sizes, help="N, for engines")
     parser.add_argument("--modes", choices=MODES, nargs="+", default=list(MODES))
-    parser.add_argument("--variants-at", type=int, default=4096, help="N, for variants")
+    parser.add_argument("--variants-at", type=count, default=4096, help="N, for variants")
     args = parser.parse_args()
 
     torch.manual_seed(0)

@@ -16,6 +16,7 @@ import torch
 from torch import distributed
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from experiments.shelf.arguments import count
 from pgcl_losses import PGCLLoss, PrototypeReweightedNCE
 
 from . import measure
@@ -144,8 +145,8 @@ def time_rows(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 if __name__ == "__main__":
     parser = measure.parser(__doc__, rounds=21, cpu_alone=True)
-    parser.add_argument("--num", type=int, default=4096, help="N, graphs of all ranks together")
-    parser.add_argument("--ranks", type=int, default=2, help="how many to time: as many as cores")
-    parser.add_argument("--shares", type=int, nargs="+", default=[1, 2, 3, 4, 8], help="counted")
+    parser.add_argument("--num", type=count, default=4096, help="N, graphs of all ranks together")
+    parser.add_argument("--ranks", type=count, default=2, help="how many to time: as many as cores")
+    parser.add_argument("--shares", type=count, nargs="+", default=[1, 2, 3, 4, 8], help="counted")
     args = parser.parse_args()
     measure.report(args, (made(args) for made in (share_rows, time_rows)))

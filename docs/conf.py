@@ -2,6 +2,8 @@
 
 import inspect
 import re
+import sys
+from pathlib import Path
 from typing import Any
 
 from docutils import nodes
@@ -9,9 +11,6 @@ from latex2mathml.converter import convert
 from sphinx.application import Sphinx
 from sphinx.util import logging
 from sphinx.util.inspect import stringify_signature
-
-import sys
-from pathlib import Path
 
 import pgcl_losses
 

@@ -82,7 +82,11 @@ def purity(encoder: nn.Module, pgcl: PGCLLoss, data: PlantedClusters) -> float:
 def parse_args(parser: argparse.ArgumentParser) -> argparse.Namespace:
     parser.add_argument("--epochs", type=int, default=15)
     parser.add_argument("--steps", type=int, default=16, help=f"batches of {BATCH} in an epoch")
-    return parser.parse_args()
+    args = parser.parse_args()
+    for name in ("epochs", "steps"):
+        if getattr(args, name) < 1:
+            parser.error(f"--{name} must be 1 or more, but it is {getattr(args, name)}")
+    return args
 
 
 def report(epoch: int, loss: float, share: float) -> str:

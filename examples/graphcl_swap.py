@@ -49,6 +49,10 @@ if args.dataset and not re.fullmatch(r"[\w-]+", args.dataset):
 BATCH, HIDDEN, LAYERS, RATE = 128, 32, 3, 1e-3
 DIM = HIDDEN * LAYERS
 TYPES, CLASSES = 11, 6  # of nodes, and of embedded graphs
+FOLDS = 5  # of the probe's cross-validation, with every class in each
+for name, least in {"graphs": CLASSES * FOLDS, "epochs": 1}.items():
+    if getattr(args, name) < least:
+        parser.error(f"--{name} must be {least} or more, but it is {getattr(args, name)}")
 READ = tempfile.TemporaryDirectory()
 
 
@@ -104,7 +108,7 @@ def probe(model: GraphCL, dataset: list[Data], device: torch.device) -> float:
     rows = torch.cat([model.encode(data) for data in batches]).cpu().numpy()
     labels = torch.cat([data.y for data in batches]).cpu().numpy()
     classifier = make_pipeline(StandardScaler(), LogisticRegression(C=0.1, max_iter=1000))
-    return cross_val_score(classifier, rows, labels, cv=5).mean()
+    return cross_val_score(classifier, rows, labels, cv=FOLDS).mean()
 
 
 def main() -> None:

@@ -47,8 +47,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="PGCL under Lightning's DDP.")
     parser.add_argument("--devices", type=int, default=2, help="processes")
     args = parse_args(parser)
-    if BATCH % args.devices:
-        parser.error(f"--devices must divide {BATCH}, but is {args.devices}")
+    if args.devices < 1 or BATCH % args.devices:
+        parser.error(f"--devices must divide {BATCH}, but it is {args.devices}")
     data = PlantedClusters(args.steps * BATCH)
     torch.manual_seed(0)
     trainer = lightning.Trainer(

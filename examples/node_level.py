@@ -44,6 +44,10 @@ args = parser.parse_args()
 COMMUNITIES, INSIDE, ACROSS = 10, 4, 4  # mean number of neighbours in the own one, and anywhere
 FEATURES, HIDDEN, DIM, RATE = 32, 32, 32, 1e-2
 PROBED = 2000  # nodes to fit the probe on; five times as many to score it
+for name, least in {"nodes": PROBED + 1, "contrast_nodes": 0, "steps": 1}.items():
+    if getattr(args, name) < least:
+        option = f"--{name.replace('_', '-')}"
+        parser.error(f"{option} must be {least} or more, but it is {getattr(args, name)}")
 
 
 def block_model(num_nodes: int) -> Data:
@@ -156,7 +160,7 @@ def main() -> None:
             loss.backward()
             optimizer.step()
             progress.set_postfix(loss=f"{loss.item():.3f}")
-    seconds = (time.perf_counter() - start) / max(args.steps, 1)
+    seconds = (time.perf_counter() - start) / args.steps
     print("after: ", look(encoder, pgcl, graph))
 
     own, whole = ((2 * rows) ** 2 * 4 / 1e9 for rows in (contrasted, args.nodes))

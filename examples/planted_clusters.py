@@ -25,6 +25,9 @@ parser.add_argument("--epochs", type=int, default=15)
 parser.add_argument("--samples", type=int, default=4096, help="training samples")
 parser.add_argument("--seeds", type=int, default=3, help="runs to average over")
 args = parser.parse_args()
+for name, least in {"classes": 2, "prototypes": 1, "epochs": 1, "samples": 1, "seeds": 1}.items():
+    if getattr(args, name) < least:
+        parser.error(f"--{name} must be {least} or more, but it is {getattr(args, name)}")
 
 BATCH, SIGNAL, NUISANCE, WIDTH, DIM = 128, 8, 24, 64, 32
 LOSSES = {

@@ -40,10 +40,9 @@ parser.add_argument("--seed", type=int, default=0)
 args = parser.parse_args()
 if args.lead is None:
     args.lead = args.epochs // 2
-if args.epochs < 1:
-    parser.error(f"--epochs must be 1 or more, but it is {args.epochs}")
-if args.prototypes < 1:
-    parser.error(f"--prototypes must be 1 or more, but it is {args.prototypes}")
+for name in ("epochs", "prototypes"):
+    if getattr(args, name) < 1:
+        parser.error(f"--{name} must be 1 or more, but it is {getattr(args, name)}")
 if not 0 <= args.lead <= args.epochs:
     parser.error(f"--lead must be from 0 to --epochs {args.epochs}, but it is {args.lead}")
 

@@ -28,7 +28,7 @@ _CHANCE = 0.95
 
 def can_look(rows: Tensor) -> bool:
     """Whether this is a training forward in Python, on numbers that can be read."""
-    return torch.is_grad_enabled() and rows.requires_grad and can_arrive(rows)
+    return torch.is_grad_enabled() and can_arrive(rows)
 
 
 class Watch:
@@ -37,6 +37,7 @@ class Watch:
     def __init__(self) -> None:
         self.calls = 0
         self.learning_calls = 0
+        self.calls_without_gradient = 0  # for the rows, one after the other
         self.small_batches = 0
         self.start: Tensor | None = None  # unit prototypes, when first seen
         self.motion: Arrival | None = None  # how far one has gone since, at most
@@ -57,6 +58,9 @@ class Watch:
         ``learning``: whether the loss has a gradient for the prototypes; ``excluding``: whether
         clusters decide who is a negative.
         """
+        self._look_for_gradient(prototypes, batch)
+        if not batch.need("rows").requires_grad:
+            return  # what follows is about rows that learn
         self.calls += 1
         clusters = batch.need("clusters")  # [V, N, H]
         num_rows, num_prototypes = clusters.shape[1], max(prototypes.heads)
@@ -71,6 +75,19 @@ class Watch:
             if learning and led:
                 self._look_at_directions(batch)
         self._read()
+
+    def _look_for_gradient(self, prototypes: SinkhornPrototypes, batch: Batch) -> None:
+        """Without it for prototypes either, backward is an error that says so."""
+        rests = prototypes.weight.requires_grad and not batch.need("rows").requires_grad
+        self.calls_without_gradient = self.calls_without_gradient + 1 if rests else 0
+        if self.calls_without_gradient == _PATIENCE:
+            self._say(
+                "gradient",
+                f"the rows had no gradient in {_PATIENCE} training forwards, so the encoder does "
+                "not learn: take it out of torch.no_grad() and its rows out of detach(). If the "
+                'prototypes alone are to learn: warnings.filterwarnings("ignore", "PGCLLoss: the '
+                'rows had no gradient")',
+            )
 
     def _look_for_motion(self, prototypes: SinkhornPrototypes) -> None:
         self.learning_calls += 1

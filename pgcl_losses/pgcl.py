@@ -116,9 +116,9 @@ class PGCLLoss(Part):
     With several processes every one has to call the loss, and its backward, the same number of
     times; a batch may be empty on some of them. The loss is then differentiable once.
 
-    Warns, once each, of prototypes that no optimizer moves, of batches smaller than K, of one
-    cluster that has nearly all rows, and of rows in one direction that no prototype tells apart;
-    not in compiled graphs and CUDA graphs, where no Python runs.
+    Warns, once each, of prototypes that no optimizer moves, of an encoder without gradient, of
+    batches smaller than K, of one cluster that has nearly all rows, and of rows in one direction
+    that no prototype tells apart; not in compiled graphs and CUDA graphs, where no Python runs.
     To silence: ``warnings.filterwarnings("ignore", "PGCLLoss")``.
 
     Shape:

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from experiments.shelf import results
+from experiments.shelf.arguments import count
 from experiments.shelf.results import Config
 from experiments.shelf.rows import INFO_NCE, PGCL, ROWS
 from experiments.shelf.tables import fill, spread
@@ -80,8 +81,8 @@ def main() -> None:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--workers", type=int, default=2, help="runs at a time, one thread each")
+    parser.add_argument("--seeds", type=count, default=3)
+    parser.add_argument("--workers", type=count, default=2, help="runs at a time, one thread each")
     args = parser.parse_args()
 
     jobs = [(config,) for config in wanted(args.seeds)]

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from experiments.shelf import probes, results
+from experiments.shelf.arguments import count
 from experiments.shelf.losses import Objective, Options
 from experiments.shelf.rows import INFO_NCE, PGCL, RECOMMENDED, UNIFORM, recipe
 from experiments.shelf.tables import fill
@@ -134,12 +135,10 @@ def main() -> None:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--workers", type=int, default=2, help="runs at a time, one thread each")
+    parser.add_argument("--seeds", type=count, default=5)
+    parser.add_argument("--workers", type=count, default=2, help="runs at a time, one thread each")
     parser.add_argument("--output", type=Path, default=RUNS)
     args = parser.parse_args()
-    if args.seeds < 1:
-        parser.error(f"argument --seeds: must be 1 or more, but it is {args.seeds}")
     jobs = [(config,) for config in wanted(args.seeds)]
     try:
         done = results.complete(args.output, jobs, run, args.workers)

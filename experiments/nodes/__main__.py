@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.shelf import results
+from experiments.shelf.arguments import count, positive
 from experiments.shelf.probes import NAMES
 from experiments.shelf.rows import INFO_NCE
 from experiments.shelf.tables import measures
@@ -35,18 +36,13 @@ def parse() -> argparse.Namespace:
     add("--dataset", default=SYNTHETIC, help="Cora, CiteSeer, ..., or the made one (default)")
     add("--root", type=Path, help="folder of NAME/ or NAME/raw/; without it, NAME is downloaded")
     add("--rows", nargs="+", default=FEW, metavar="ROW", help=f"all, or some of: {', '.join(ALL)}")
-    add("--seeds", type=int, default=3)
-    add("--epochs", type=int, default=SHARED["epochs"], help="steps, each with the whole graph")
-    add("--temperature", type=float, help="of the contrast; default: that of GRACE for the set")
-    add("--workers", type=int, default=2, help="runs at a time, with one thread each")
+    add("--seeds", type=count, default=3)
+    add("--epochs", type=count, default=SHARED["epochs"], help="steps, each with the whole graph")
+    add("--temperature", type=positive, help="of the contrast; default: that of GRACE for the set")
+    add("--workers", type=count, default=2, help="runs at a time, with one thread each")
     add("--output", type=Path, default=Path("runs/nodes.jsonl"))
     add("--cache", type=Path, default=Path("runs/data"), help="folder for processed graphs")
     args = parser.parse_args()
-    for name in ("seeds", "epochs", "workers"):
-        if getattr(args, name) < 1:
-            parser.error(f"argument --{name}: must be 1 or more, but it is {getattr(args, name)}")
-    if args.temperature is not None and not args.temperature > 0:
-        parser.error(f"argument --temperature: must be above 0, but it is {args.temperature}")
     if args.dataset == SYNTHETIC and args.root is not None:
         parser.error(
             f"--root holds no {SYNTHETIC!r}, which is made here: name the set with --dataset"

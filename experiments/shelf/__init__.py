@@ -1,1 +1,1 @@
-"""What the experiments share: finished runs, rows of the ablation, cells of tables."""
+"""What the experiments share: values of options, finished runs, rows of the ablation, tables."""

@@ -75,6 +75,8 @@ def key(config: Config) -> str:
 def read(path: Path) -> dict[str, Run]:
     """The runs of a file by their configuration. A last line cut short is no run."""
     runs = {}
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder: --output must be a file")
     lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
     for number, line in enumerate(lines, 1):
         try:

@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 
 from experiments.shelf import results
+from experiments.shelf.arguments import count, positive, share
 from experiments.shelf.tables import difference, spread
 
 from .given import NO_FILE, label, options_of, origin, prepared, tables_of
@@ -28,11 +29,11 @@ def parse() -> argparse.Namespace:
     )
     options_of(parser)
     add = parser.add_argument
-    add("--seeds", type=int, default=3)
-    add("--epochs", type=int, default=20)
-    add("--batch-size", type=int, default=32)
-    add("--lr", type=float, default=1e-3)
-    add("--dropout", type=float, default=0.5)
+    add("--seeds", type=count, default=3)
+    add("--epochs", type=count, default=20)
+    add("--batch-size", type=count, default=32)
+    add("--lr", type=positive, default=1e-3)
+    add("--dropout", type=share, default=0.5)
     add("--output", type=Path, default=Path("runs/transfer/finetuning.jsonl"))
     add(
         "--predictions",

@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from experiments.shelf.arguments import count, device, file
+
 from .model import checkpoint
 from .molecules import keep, store
 from .ranking import has_both
@@ -36,7 +38,7 @@ class Given(NamedTuple):
 def options_of(parser: argparse.ArgumentParser) -> None:
     """What such a command must know of its tables, its encoders and this machine."""
     add = parser.add_argument
-    add("--csv", type=Path, nargs="+", help="tables of molecules and labels; else one is made")
+    add("--csv", type=file, nargs="+", help="tables of molecules and labels; else one is made")
     add("--smiles-column", help="default: smiles or mol")
     add(
         "--label-columns",
@@ -44,8 +46,8 @@ def options_of(parser: argparse.ArgumentParser) -> None:
         help="A,B, with quotes around a name that has a comma; default: all others",
     )
     add("--encoders", nargs="+", default=[NO_FILE], help=f"files of pretrain.py, or {NO_FILE!r}")
-    add("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    add("--workers", type=int, default=2, help="runs at a time")
+    add("--device", type=device, default="cuda" if torch.cuda.is_available() else "cpu")
+    add("--workers", type=count, default=2, help="runs at a time")
     add("--cache", type=Path, default=Path("runs/molecules"))
 
 

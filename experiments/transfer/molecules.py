@@ -20,8 +20,9 @@ from tqdm import tqdm
 
 from experiments.shelf.results import write
 
-from .smiles import lines
+from .smiles import is_table, lines
 
+MOST_BAD = 0.1  # of the lines of a file; of the sets in use no hundredth is
 ATOM, BOND = len(x_map), len(e_map)  # categories that an atom and a bond have
 CHUNK = 1000  # molecules, after which what is done is safe on disk
 AHEAD = 2 * (os.cpu_count() or 1)  # chunks that are read before their turn to be written
@@ -124,7 +125,24 @@ def store(source: Path, column: str | None, cache: Path, pool: Executor) -> Mole
             append_chunks(folder, progress, done, lines(source, column), pool)
     if not done["molecules"]:
         raise ValueError(f"{source}: none of its {done['lines']} lines is a molecule")
-    return Molecules(folder)
+    molecules = Molecules(folder)
+    check_readable(source, column, molecules.lines, done["lines"])
+    return molecules
+
+
+def check_readable(source: Path, column: str | None, readable: np.ndarray, total: int) -> None:
+    """An error where so many lines are no molecules that the file is hardly what was meant."""
+    bad = total - len(readable)
+    if bad <= MOST_BAD * total:
+        return
+    counted = np.arange(len(readable) + 1)
+    first = int(np.argmin(np.append(readable, -1) == counted))  # that is not among the readable
+    text = next(itertools.islice(lines(source, column), first, None))
+    line = first + 1 + is_table(source, column)  # a table has a head
+    raise ValueError(
+        f"{source}: {bad} of its {total} lines ({bad / total:.0%}) are no molecules, the first on "
+        f"line {line}: {text!r}. Up to {MOST_BAD:.0%} are left out; mend or remove some of these"
+    )
 
 
 def content_digest(source: Path, column: str | None) -> str:
@@ -160,7 +178,7 @@ def append_chunks(
     done["whole"] = True
     write(progress, lambda part: part.write_text(json.dumps(done)))
     skipped = done["lines"] - done["molecules"]
-    print(f"{folder.name}: {done['molecules']} molecules, {skipped} lines that are none")
+    print(f"{folder.name}: {done['molecules']} molecules, {skipped} lines that are none, left out")
 
 
 def in_order(pool: Executor, smiles: Iterator[str], first: int) -> Iterator[tuple[int, Chunk]]:

@@ -27,6 +27,7 @@ from torch_geometric.loader import DataLoader
 from tqdm import tqdm
 
 from experiments.shelf import results
+from experiments.shelf.arguments import at_least, count, device, file, positive, share
 from experiments.shelf.rows import PGCL
 
 from .model import MoleculeGIN, checkpoint, pretraining
@@ -45,23 +46,23 @@ def parse() -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("--smiles", type=Path, help="text or table of SMILES, may be gzipped; default: made here")
+    add("--smiles", type=file, help="text or table of SMILES, may be gzipped; default: made here")
     add("--smiles-column", help="of a table (default: smiles or mol)")
     add("--row", choices=PRETRAINED, default=PGCL)
-    add("--limit", type=int, help="use only the first LIMIT molecules")
-    add("--epochs", type=int, default=2)
-    add("--batch-size", type=int, default=256, help="of each process")
-    add("--lr", type=float, default=1e-3)
-    add("--drop", type=float, default=0.2, help="share of nodes dropped, and of edges perturbed")
+    add("--limit", type=count, help="use only the first LIMIT molecules")
+    add("--epochs", type=count, default=2)
+    add("--batch-size", type=count, default=256, help="of each process")
+    add("--lr", type=positive, default=1e-3)
+    add("--drop", type=share, default=0.2, help="share of nodes dropped, and of edges perturbed")
     add(
         "--freeze-epochs",
-        type=int,
+        type=at_least(0),
         help="epochs in which prototypes do not move (default: 1, or 0 with a lead)",
     )
-    add("--seed", type=int, default=0)
+    add("--seed", type=at_least(0), default=0)
     add("--amp", action="store_true", help="bfloat16 where that is safe")
-    add("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    add("--workers", type=int, default=2, help="processes that read molecules")
+    add("--device", type=device, default="cuda" if torch.cuda.is_available() else "cpu")
+    add("--workers", type=count, default=2, help="processes that read molecules")
     add("--cache", type=Path, default=Path("runs/molecules"))
     add("--output", type=Path, help="default: runs/transfer/ROW.pt, or ROW-SEED.pt")
     args = parser.parse_args()

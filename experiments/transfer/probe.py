@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.shelf import results
+from experiments.shelf.arguments import count
 from experiments.shelf.tables import spread
 
 from .given import NO_FILE, label, options_of, origin, prepared, tables_of
@@ -32,12 +33,9 @@ def parse() -> argparse.Namespace:
     )
     options_of(parser)
     add = parser.add_argument
-    add("--seeds", type=int, default=3, help=f"how many fresh encoders {NO_FILE!r} stands for")
+    add("--seeds", type=count, default=3, help=f"how many fresh encoders {NO_FILE!r} stands for")
     add("--output", type=Path, default=Path("runs/transfer/probes.jsonl"))
-    args = parser.parse_args()
-    if args.seeds < 1:
-        parser.error(f"argument --seeds: must be 1 or more, but it is {args.seeds}")
-    return args
+    return parser.parse_args()
 
 
 def encoders_of(args: argparse.Namespace) -> Iterator[tuple[Path | None, dict[str, Any]]]:

@@ -27,14 +27,18 @@ def opened(path: Path) -> Iterator[TextIO]:
         raise ValueError(f"{path} cannot be read: {error}") from error
 
 
+def is_table(path: Path, column: str | None) -> bool:
+    """Whether it is called .csv, or has a column named."""
+    return column is not None or ".csv" in (suffix.lower() for suffix in path.suffixes)
+
+
 def lines(path: Path, column: str | None = None) -> Iterator[str]:
     """One SMILES after the other: a column of a table, or the first word of each line of a text.
 
-    A table is what is called .csv, or has a column named. The file is never held in memory.
+    The file is never held in memory.
     """
-    table = ".csv" in (suffix.lower() for suffix in path.suffixes)
     with opened(path) as file:
-        if table or column is not None:
+        if is_table(path, column):
             rows = csv.DictReader(file)
             name = smiles_column(path, rows.fieldnames, column)
             yield from (row[name] or "" for row in rows)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.shelf import results
+from experiments.shelf.arguments import at_least, count, positive, share, weight
 from experiments.shelf.rows import INFO_NCE, PGCL
 
 from . import protocol, table
@@ -27,7 +28,11 @@ MEASURED = (
 )
 
 # Options that take several values; every combination of them is run.
-LISTS = {"num_prototypes": "K", "batch_size": "N", "consistency_weight": "lambda"}
+LISTS = {
+    "num_prototypes": (count, "K"),
+    "batch_size": (count, "N"),
+    "consistency_weight": (weight, "lambda"),
+}
 
 
 def parse() -> argparse.Namespace:
@@ -52,20 +57,20 @@ def parse() -> argparse.Namespace:
         metavar="ROW",
         help=f"all, or some of: {', '.join(ALL_ROWS)}",
     )
-    add("--seeds", type=int, default=3)
-    for name, about in {
-        "epochs": "of training",
-        "look_every": "epochs between evaluations",
-        "freeze_epochs": "epochs in which prototypes do not move",
-        "drop": "share of nodes dropped, and of edges perturbed",
-        "lr": "learning rate",
+    add("--seeds", type=count, default=3)
+    for name, (kind, about) in {
+        "epochs": (count, "of training"),
+        "look_every": (count, "epochs between evaluations"),
+        "freeze_epochs": (at_least(0), "epochs in which prototypes do not move"),
+        "drop": (share, "share of nodes dropped, and of edges perturbed"),
+        "lr": (positive, "learning rate"),
     }.items():
         option, value = f"--{name.replace('_', '-')}", SETTING[name]
-        add(option, type=type(value), default=value, help=f"{about} (default {value})")
-    for name, about in LISTS.items():
+        add(option, type=kind, default=value, help=f"{about} (default {value})")
+    for name, (kind, about) in LISTS.items():
         option, value = f"--{name.replace('_', '-')}", SETTING[name]
-        add(option, type=type(value), nargs="+", default=[value], help=f"{about} (default {value})")
-    add("--workers", type=int, default=2, help="runs at a time, with one thread each")
+        add(option, type=kind, nargs="+", default=[value], help=f"{about} (default {value})")
+    add("--workers", type=count, default=2, help="runs at a time, with one thread each")
     add("--output", type=Path, default=Path("runs/unsupervised.jsonl"))
     add("--cache", type=Path, default=Path("runs/data"), help="folder for processed data sets")
     add("--tensorboard", type=Path, metavar="FOLDER", help="log losses and diagnostics there")

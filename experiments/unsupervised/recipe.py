@@ -21,6 +21,7 @@ from torch import Tensor
 from torch_geometric.loader import DataLoader
 
 from experiments.shelf import probes, results
+from experiments.shelf.arguments import count
 from experiments.shelf.losses import Objective, Options
 from experiments.shelf.rows import INFO_NCE, PGCL, RECOMMENDED, RIVALS, recipe
 from experiments.shelf.tables import difference, measures, spread
@@ -145,13 +146,11 @@ def main() -> None:
     add("--datasets", nargs="+", default=SETS, help=f"default: {', '.join(SETS)}")
     add("--root", type=Path, help="folder of NAME.zip or NAME/; without it, sets are downloaded")
     add("--rows", nargs="+", default=list(LOSSES), choices=list(LOSSES), metavar="ROW")
-    add("--seeds", type=int, default=5)
-    add("--workers", type=int, default=2, help="runs at a time, with one thread each")
+    add("--seeds", type=count, default=5)
+    add("--workers", type=count, default=2, help="runs at a time, with one thread each")
     add("--output", type=Path, default=RUNS)
     add("--cache", type=Path, default=Path("runs/data"), help="folder for processed data sets")
     args = parser.parse_args()
-    if args.seeds < 1:
-        parser.error(f"argument --seeds: must be 1 or more, but it is {args.seeds}")
     try:
         for dataset in args.datasets:
             file, digest = fetch(dataset, args.root, args.cache)

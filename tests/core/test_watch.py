@@ -89,6 +89,57 @@ def test_steps_that_do_not_train():
             pgcl(*rows.requires_grad_())
 
 
+class TestAnEncoderWithoutGradient:
+    def test_is_said(self):
+        pgcl = PGCLLoss(DIM, 4)
+        said = train(pgcl, moving(pgcl), rows_of=lambda rows, _: pgcl(*rows.detach()))
+        assert len(said) == 1  # also in twice as many steps
+        assert said[0].startswith("PGCLLoss: the rows had no gradient in 50 training forwards, so")
+        assert "torch.no_grad()" in said[0]
+
+    def test_is_said_where_prototypes_rest_too(self):
+        """As InfoNCE by options: the loss has a gradient, which is 0."""
+        for options in ({"consistency_weight": 0.0}, {"freeze_steps": 1000}):
+            pgcl = PGCLLoss(DIM, 4, **options)
+            said = train(pgcl, moving(pgcl), rows_of=lambda rows, _, own=pgcl: own(*rows.detach()))
+            assert len(said) == 1
+
+    def test_is_said_of_steps_in_a_row_alone(self):
+        pgcl = PGCLLoss(DIM, 4)
+
+        def rows_of(rows, step):
+            return pgcl(*(rows if step % _PATIENCE == 0 else rows.detach()))
+
+        assert train(pgcl, moving(pgcl), steps=4 * _PATIENCE, rows_of=rows_of) == []
+
+    def test_not_where_one_view_learns(self):
+        pgcl = PGCLLoss(DIM, 4)
+        momentum = train(
+            pgcl, moving(pgcl), rows_of=lambda rows, _: pgcl(rows[0], rows[1].detach())
+        )
+        assert momentum == []
+
+    def test_its_own_words_silence_it(self):
+        pgcl, rows = PGCLLoss(DIM, 4), torch.randn(2, 12, DIM)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            warnings.filterwarnings("ignore", "PGCLLoss: the rows had no gradient")
+            for _ in range(_PATIENCE):
+                pgcl(*rows)
+
+    def test_not_where_the_loss_is_but_looked_at(self):
+        pgcl, rows = PGCLLoss(DIM, 4), torch.randn(2, 12, DIM)
+        pgcl.requires_grad_(False)
+        for _ in range(_PATIENCE):  # a warning would be an error
+            pgcl(*rows)
+
+    def test_a_compiled_loss_stays_one_graph(self):
+        pgcl, rows = PGCLLoss(DIM, 4), torch.randn(2, 12, DIM)
+        compiled = torch.compile(pgcl, backend="eager", fullgraph=True)
+        for _ in range(_PATIENCE):
+            compiled(*rows)
+
+
 def test_batches_smaller_than_the_number_of_prototypes():
     pgcl = PGCLLoss(DIM, 16)
     (said,) = train(pgcl, moving(pgcl))

@@ -128,10 +128,3 @@ def test_the_paper_is_a_setting_apart():
         assert [*map(places.is_recommended, configs)] == [True, False]
         for other in ({"temperature": 0.9}, {"batch_size": 64}):
             assert not places.is_recommended(configs[0] | other)
-
-
-@pytest.mark.parametrize("program", [of_map, of_graphs])
-def test_no_seed_is_an_error(program, monkeypatch, capsys):
-    with pytest.raises(SystemExit):
-        main_here(monkeypatch, program, "--seeds=0")
-    assert "argument --seeds: must be 1 or more, but it is 0" in capsys.readouterr().err

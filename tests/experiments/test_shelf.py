@@ -42,6 +42,11 @@ def test_a_file_of_something_else_stays(tmp_path, text):
     assert output.read_bytes() == before
 
 
+def test_a_folder_is_no_file_of_runs(tmp_path):
+    with pytest.raises(ValueError, match=rf"{tmp_path} is a folder: --output must be a file"):
+        results.complete(tmp_path, [({"seed": 0},)], dict, workers=1)
+
+
 def test_a_last_line_without_its_end_is_kept(tmp_path):
     output = tmp_path / "runs.jsonl"
     results.append(output, {"config": "first"})

@@ -137,7 +137,7 @@ def test_encoders_are_tuned_compared_and_predict(cache, tmp_path, pretrain, monk
     with pytest.raises(ValueError, match=r"--predictions: .*csv is there already: choose another"):
         main_here(monkeypatch, finetune, *given)
     assert (tmp_path / "predicted" / "mine-masked.csv").read_text() == predicted
-    assert "94 molecules, 2 lines that are none" in printed
+    assert "94 molecules, 2 lines that are none, left out" in printed
     assert "| no pre-training | none | 2 | " in printed
     assert "| attribute masking, 24 molecules x 1 | masked | 2 | " in printed
     assert len((tmp_path / "runs.jsonl").read_text().splitlines()) == 4

@@ -29,6 +29,7 @@ def store():
 
 
 ODD = ["CCO", "no molecule", "c1ccccc1O", "[Na+].[Cl-]", "", "C[C@H](N)C(=O)O", "*CC", "C/C=C/C"]
+ODD += ["C" * length for length in range(1, 13)]  # a tenth is odd
 
 
 def same_graph(one, other):
@@ -45,9 +46,32 @@ def test_molecules_come_back_as_pyg_makes_them(store, tmp_path, suffix):
         text = "\n".join(f"{smiles} x" if smiles else "" for smiles in ODD)
     source.write_bytes(gzip.compress(text.encode()) if "gz" in suffix else text.encode())
     stored = store(source, None, tmp_path)
-    assert stored.lines.tolist() == [0, 2, 3, 5, 6, 7]
+    assert stored.lines.tolist() == [0, 2, 3, *range(5, 20)]
     for graph, line in zip(stored, stored.lines, strict=True):
         assert same_graph(graph, from_smiles(ODD[line]))
+
+
+@pytest.mark.parametrize(("name", "line"), [("some.smi", 6), ("some.csv", 7)])
+def test_more_than_a_tenth_that_is_no_molecule_is_an_error(store, tmp_path, name, line):
+    source = tmp_path / name
+    smiles = ["C" * length for length in range(1, 101)]
+    for bad in range(5, 203, 2):
+        smiles.insert(bad, "X-ray")
+    assert smiles.count("X-ray") == 99
+    source.write_text("\n".join(["smiles"] * name.endswith("csv") + smiles))
+    message = (
+        rf"{name}: 99 of its 199 lines \(50%\) are no molecules, the first on line {line}: 'X-"
+    )
+    for _ in range(2):  # also when they have been featurised
+        with pytest.raises(ValueError, match=message):
+            store(source, None, tmp_path)
+
+
+def test_bad_lines_at_the_end_are_found(store, tmp_path):
+    source = tmp_path / "some.smi"
+    source.write_text("C\nCC\n\n\n")
+    with pytest.raises(ValueError, match=r"2 of its 4 lines \(50%\) .* first on line 3: ''"):
+        store(source, None, tmp_path)
 
 
 def test_an_interrupted_featurisation_goes_on(store, tmp_path, monkeypatch):

@@ -229,7 +229,6 @@ def test_rows_are_of_unit_length_and_of_a_frozen_encoder():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--seeds=0",), r"argument --seeds: must be 1 or more, but it is 0"),
         (("--encoders=nowhere.pt",), r"--encoders: nowhere.pt is not a file"),
         (("--label-columns=strange",), r"has no column 'strange'; it has smiles, odd"),
     ],

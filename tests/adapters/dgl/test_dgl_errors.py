@@ -9,7 +9,8 @@ import torch
 from dgl.nn import SumPooling
 from helpers.dgl_cases import GIN, KINDS, batch_of, model_of, ring
 
-from pgcl_losses.adapters.dgl import AttributeMask
+from pgcl_losses import PGCLLoss
+from pgcl_losses.adapters.dgl import AttributeMask, ContrastiveModel, NodeDrop
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -54,6 +55,8 @@ def test_errors_of_the_model():
         TypeError, match="what augment1 returns must be a DGLGraph, but got NoneType"
     ):
         model_of(augment1=lambda graph: None)(graph)
+    with pytest.raises(TypeError, match=r"augment2 must be .* got None .*torch.nn.Identity\(\)"):
+        ContrastiveModel(GIN(), NodeDrop(), None, PGCLLoss(16))
     with pytest.raises(TypeError, match="batch must be a DGLGraph, but got list"):
         model_of()([graph])
     for encoder in (GIN(), None):

@@ -8,7 +8,14 @@ import torch
 from helpers.pyg_cases import ALL, DROPPING, Encoder, Forgetful, NodeEncoder, model_of, molecules
 from torch_geometric.data import Batch, Data, HeteroData
 
-from pgcl_losses.adapters.pyg import AttributeMask, EdgePerturb, NodeDrop, RandomChoice
+from pgcl_losses import PGCLLoss
+from pgcl_losses.adapters.pyg import (
+    AttributeMask,
+    ContrastiveModel,
+    EdgePerturb,
+    NodeDrop,
+    RandomChoice,
+)
 
 
 def hetero():
@@ -109,6 +116,22 @@ class TestBadInput:
     def test_no_choice(self):
         with pytest.raises(ValueError, match="transforms must hold at least one transform"):
             RandomChoice([])
+        with pytest.raises(TypeError, match=r"transforms\[1\] must be what makes .* got None"):
+            RandomChoice([NodeDrop(), None])
+
+    @pytest.mark.parametrize("number", [1, 2, 3])
+    def test_no_augmentation(self, number):
+        augments = {1: NodeDrop(), 2: NodeDrop(), 3: NodeDrop(), number: None}
+        message = (
+            rf"augment{number} must be what makes a view of a batch, but got None \(NoneType\)"
+        )
+        with pytest.raises(TypeError, match=rf"{message}; .* give torch.nn.Identity\(\)"):
+            ContrastiveModel(Encoder(), augments[1], augments[2], PGCLLoss(8), augments[3])
+        augments[number] = torch.nn.Identity()
+        model = ContrastiveModel(Encoder(), augments[1], augments[2], PGCLLoss(8), augments[3])
+        batch = molecules(3)
+        own = model.encoder(batch.x, batch.edge_index, batch.batch, 3)
+        torch.testing.assert_close(model.rows(batch)[number - 1], own)
 
 
 def first_only(batch):

@@ -339,6 +339,8 @@ def test_augmentors_that_do_not_fit():
             AsTransform(augmentor)
     with pytest.raises(TypeError, match="must be an augmentor of PyGCL, but got 'drop'"):
         AsTransform("drop")
+    with pytest.raises(TypeError, match=r"got None; for no augmentation .* torch.nn.Identity\(\)"):
+        AsTransform(None)
     with pytest.raises(TypeError, match="data must be a Batch or Data, but got list"):
         AsTransform(A.Identity())([])
 
