@@ -174,7 +174,7 @@ plt.show()
 # ## The commonest mistake
 #
 # Here the optimizer is made first. It does not have the prototypes, so they never move. Nothing
-# fails, but after 50 steps a warning says so:
+# fails, but after 16 steps a warning says so:
 
 # %%
 model = GraphCL()

