@@ -232,17 +232,18 @@ class PGCLLoss(Part):
 
         For three quarters of the run the encoder learns by InfoNCE. Then start the prototypes from
         its rows, and PGCL goes on from there. There is a prototype for every three rows of the
-        batch, 1000 at most. The temperature of the prediction is 0.2 at most, and lambda is 1, or
-        0.2 / tau where tau is above 0.2: so the consistency pulls no harder than the contrast.
+        batch, 2 at least and 1000 at most. The temperature of the prediction is 0.2 at most, and
+        lambda is 1, or 0.2 / tau where tau is above 0.2: so the consistency pulls no harder than
+        the contrast.
 
         If tau is above 0.2, the parts have temperatures of their own, ``pgcl.contrast.temperature``
         and ``pgcl.prototypes.temperature``; ``pgcl.temperature = ...`` sets both.
 
         Args:
             dim: width of the rows, D.
-            batch_size: rows of a view in one step, 6 at least; of all processes together, or of
-                this one with ``gather=False``.
-            steps: training forwards of the whole run, 2 at least.
+            batch_size: rows of a view in one step; of all processes together, or of this one with
+                ``gather=False``.
+            steps: training forwards of the whole run.
             temperature: tau of the contrast.
             options: all others of :class:`PGCLLoss`; they go before what is set here.
 
@@ -264,11 +265,11 @@ class PGCLLoss(Part):
             (21, 6)
 
         """
-        check_count("batch_size", batch_size, minimum=6)  # fewer would share one prototype
-        check_count("steps", steps, minimum=2)
+        check_count("batch_size", batch_size, minimum=1)
+        check_count("steps", steps, minimum=1)
         check_scale("temperature", temperature)
         chosen: dict[str, Any] = {
-            "num_prototypes": min(1000, batch_size // 3),
+            "num_prototypes": max(2, min(1000, batch_size // 3)),
             "consistency_weight": min(1.0, 0.2 / temperature),
             "lead_steps": min(round(0.75 * steps), steps - 1),
         }

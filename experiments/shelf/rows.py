@@ -29,7 +29,7 @@ NODES = {"Cora": 2708, "CiteSeer": 3327, "blocks": 2000}
 def recipe(batch_size: int, temperature: float) -> dict[str, Any]:
     """What `PGCLLoss.recommended` sets, as options of `Objective`."""
     return {
-        "num_prototypes": min(1000, batch_size // 3),
+        "num_prototypes": max(2, min(1000, batch_size // 3)),
         "consistency_weight": min(1.0, 0.2 / temperature),
         "lead": 0.75,
         "start": (0.75,),

@@ -15,7 +15,8 @@ from pgcl_losses import InfoNCE, PGCLLoss
         (50_000, 200, 0.2, (1000, 1.0, 150, 0.2, 0.2)),
         (128, 100, 0.2, (42, 1.0, 75, 0.2, 0.2)),
         (32, 7, 0.1, (10, 1.0, 5, 0.1, 0.1)),
-        (6, 2, 0.8, (2, 0.25, 1, 0.8, 0.2)),
+        (4, 2, 0.8, (2, 0.25, 1, 0.8, 0.2)),
+        (8, 1, 0.2, (2, 1.0, 0, 0.2, 0.2)),
     ],
 )
 def test_the_rule(batch_size, steps, temperature, expected):
@@ -56,7 +57,7 @@ def test_info_nce_moves_the_rows_until_the_lead_ends():
         assert torch.allclose(ours, theirs) == (step < 6)
 
 
-@given(batch_size=st.integers(6, 40), steps=st.integers(2, 9), seed=st.integers(0, 99))
+@given(batch_size=st.integers(2, 40), steps=st.integers(1, 9), seed=st.integers(0, 99))
 @settings(deadline=None)
 def test_pgcl_teaches_the_rows_before_the_run_ends(batch_size, steps, seed):
     torch.manual_seed(seed)
@@ -65,7 +66,6 @@ def test_pgcl_teaches_the_rows_before_the_run_ends(batch_size, steps, seed):
         views = torch.randn(2, batch_size, 8, requires_grad=True)
         terms = pgcl.terms(*views)
     assert torch.autograd.grad(terms.consistency, views)[0].abs().sum() > 0
-    assert pgcl.lead_steps > 0
 
 
 def test_tau_above_the_predictions():
@@ -79,8 +79,7 @@ def test_tau_above_the_predictions():
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"batch_size": 5, "steps": 5}, ValueError, "batch_size must be at least 6, but got 5"),
-        ({"batch_size": 8, "steps": 1}, ValueError, "steps must be at least 2, but got 1"),
+        ({"batch_size": 0, "steps": 5}, ValueError, "batch_size must be at least 1, but got 0"),
         ({"batch_size": 8, "steps": 0.5}, TypeError, "steps must be a whole number, but got 0.5"),
         ({"batch_size": 8, "steps": 5, "temperature": 0}, ValueError, "temperature"),
         ({"batch_size": 8, "steps": 5, "lambda_": 1}, TypeError, "lambda_"),
