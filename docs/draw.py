@@ -269,7 +269,7 @@ DECISION = {
         "groups",
         "where there are groups, it mostly gains",
     ),
-    "pgcl": (3.4, 3.0, "PGCLLoss(dim)", "paper", "K=10, lambda=6: it may do harm"),
+    "pgcl": (3.4, 3.0, "PGCLLoss(dim)", "paper", "it may do harm"),
     "start": (2.0, 4.4, "at step == lead_steps:\nprototypes.start_from_(rows)", "rec", "then"),
     "look": (3.4, 4.4, "diagnostics(terms)", "pgcl", "watch mean_cosine"),
 }
