@@ -198,7 +198,7 @@ def test_a_fresh_encoder_is_the_one_that_pretraining_begins_with(tmp_path, monke
         return build(config, encoder, batches)
 
     monkeypatch.setattr(pretrain, "pretraining", noted)
-    given = ("--limit=24", "--epochs=0", "--seed=2", "--workers=1")
+    given = ("--limit=24", "--epochs=1", "--seed=2", "--workers=1")
     main_here(monkeypatch, pretrain, *given, f"--cache={tmp_path}", f"--output={tmp_path / 'x.pt'}")
     embedded = []
 
