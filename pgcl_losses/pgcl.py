@@ -30,7 +30,7 @@ from pgcl_losses.prototypes import SinkhornPrototypes
 from pgcl_losses.reduction import Reduction
 from pgcl_losses.rows import computing_dtype, full_precision, mean_cosine, unit_rows
 
-_Self = TypeVar("_Self", bound="PGCLLoss")
+Self = TypeVar("Self", bound="PGCLLoss")
 
 
 class PGCLTerms(NamedTuple):
@@ -220,14 +220,14 @@ class PGCLLoss(Part):
 
     @classmethod
     def recommended(
-        cls: type[_Self],
+        cls: type[Self],
         dim: int,
         *,
         batch_size: int,
         steps: int,
         temperature: float = 0.2,
         **options: Any,
-    ) -> _Self:
+    ) -> Self:
         """The setting that did less harm than the paper's, and more good: PGCL at the end of a run.
 
         For three quarters of the run the encoder learns by InfoNCE. Then start the prototypes from
