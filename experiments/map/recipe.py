@@ -20,14 +20,13 @@ import torch
 from experiments.shelf import probes, results
 from experiments.shelf.arguments import count
 from experiments.shelf.losses import Objective, Options
-from experiments.shelf.rows import INFO_NCE, PGCL, RECOMMENDED, UNIFORM, recipe
+from experiments.shelf.rows import FRESH, INFO_NCE, PGCL, RECOMMENDED, UNIFORM, is_chosen, recipe
 from experiments.shelf.tables import fill
 
 from .places import KNOB_VALUES, knob_places
 from .planted import DIM, KNOBS, TRAINING, drawn, of_neighbours
 
 HERE = Path(__file__).parent
-FRESH = 5  # the first seed that confirms
 RUNS, PAGE = HERE / "recipe.jsonl", HERE.parents[1] / "docs" / "where_it_helps.md"
 
 
@@ -56,11 +55,6 @@ def causes(place: dict[str, Any]) -> dict[str, Options]:
         RECOMMENDED: recommended,
         "recommended, started from one batch": recommended | {"one_batch": True},
     }
-
-
-def is_chosen(index: int) -> bool:
-    """Whether the setting was chosen by what it does at this place; else the place confirms it."""
-    return index % 2 == 0
 
 
 def wanted(seeds: int) -> list[results.Config]:

@@ -3,7 +3,6 @@
 python -m experiments.nodes.report
 """
 
-import json
 import sys
 from collections.abc import Collection
 from pathlib import Path
@@ -32,15 +31,9 @@ def by_row(
     runs: Collection[results.Run], dataset: str, temperature: float | None = None
 ) -> dict[str, dict[int, results.Run]]:
     """Row -> seed -> run of one set at one temperature, in the order of the rows."""
-    usual = json.loads(json.dumps(setting(dataset)))
-    temperature = temperature or usual["temperature"]
-    usual["temperature"] = temperature
-    of_set = [
-        run
-        for run in runs
-        if run["config"]["dataset"] == dataset
-        and all(run["config"].get(name, value) == value for name, value in usual.items())
-    ]
+    temperature = temperature or setting(dataset)["temperature"]
+    usual = setting(dataset) | {"dataset": dataset, "temperature": temperature}
+    of_set = [run for run in runs if results.agrees(run["config"], usual)]
     digests = {run["config"]["data"] for run in of_set}
     if len(digests) > 1:
         raise ValueError(f"{dataset}: runs on {len(digests)} graphs, {', '.join(sorted(digests))}")

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from experiments.shelf import results
 from experiments.shelf.probes import NAMES
-from experiments.shelf.rows import NODES, recipe
+from experiments.shelf.rows import FRESH, NODES, is_chosen, recipe
 from experiments.shelf.tables import Delta, paired
 
 HOUSE = Path(__file__).parents[1]
@@ -22,7 +22,6 @@ MAP_RUNS, GRAPH_RUNS, NODE_RUNS = (
 )
 KNOBS = ("spread", "duplicates", "imbalance", "batch_size", "temperature", "epsilon", "epochs")
 ENOUGH = 3  # seeds: two have an interval that says nothing
-FRESH = 5  # the first seed that confirms on the map; those before had been looked at
 # Of the map, every second place. All but CiteSeer were named before any run of the others was
 # looked at. CiteSeer was to confirm, until the rules for lambda and K were changed by it.
 CHOSEN_ON = (
@@ -68,7 +67,7 @@ def of_map() -> Iterator[Place]:
         name = f"{knobs['classes']} classes"
         if knob := turned(knobs):
             name += f", {knob.replace('_', ' ')} {knobs[knob]}"
-        chosen = index % 2 == 0
+        chosen = is_chosen(index)
         runs = by_place[results.key(knobs)]
         seen = [run for run in runs if chosen or run["config"]["seed"] >= FRESH]
         yield from place("map", name, chosen, seen)

@@ -72,6 +72,13 @@ def key(config: Config) -> str:
     return json.dumps(config, sort_keys=True)
 
 
+def agrees(config: Config, setting: dict[str, Any]) -> bool:
+    """Whether a configuration has these values, where it has the names; as JSON has them."""
+    return all(
+        config.get(name, value) == value for name, value in json.loads(json.dumps(setting)).items()
+    )
+
+
 def read(path: Path) -> dict[str, Run]:
     """The runs of a file by their configuration. A last line cut short is no run."""
     runs = {}

@@ -113,8 +113,7 @@ def tables(runs: Collection[results.Run]) -> dict[str, str]:
     found: dict[str, dict[str, dict[int, results.Run]]] = {}  # set -> loss -> seed -> run
     for run in runs:
         config = run["config"]
-        usual = TRAINING | SHORTER.get(config["dataset"], {})
-        if all(config.get(name, value) == value for name, value in usual.items()):
+        if results.agrees(config, TRAINING | SHORTER.get(config["dataset"], {})):
             of_set = found.setdefault(config["dataset"], {})
             of_set.setdefault(results.key(config["loss"]), {})[config["seed"]] = run
     names = [name for name in SETS if name in found]
