@@ -25,7 +25,7 @@ from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
 from pgcl_losses.engine import Factors, Gaussian, Pairs, dense, triton
 from pgcl_losses.engine.pairs import ALL_PAIRS
-from pgcl_losses.rows import unit_rows
+from pgcl_losses._normalize import unit_vectors
 from pgcl_losses.weights import cosine_moments
 
 from . import measure
@@ -68,7 +68,7 @@ def problem(mode: str) -> Pairs:
     torch.manual_seed(0)
     clusters = torch.randint(NUM_CLUSTERS, (NUM_ROWS // 2,)).repeat(2)
     rows = torch.randn(NUM_CLUSTERS, DIM)[clusters] + torch.randn(NUM_ROWS, DIM)
-    rows = unit_rows(rows, torch.float32)
+    rows = unit_vectors(rows, torch.float32)
     weights: tuple[Any, ...] = ()
     if mode.startswith("table"):
         table = torch.rand(NUM_CLUSTERS, NUM_CLUSTERS).log_().fill_diagonal_(-torch.inf)

@@ -21,7 +21,7 @@ from tqdm import tqdm
 from experiments.shelf.arguments import count, positive
 from pgcl_losses import PGCLLoss, PrototypeReweightedNCE, SinkhornPrototypes
 from pgcl_losses.engine import Engine
-from pgcl_losses.rows import unit_rows
+from pgcl_losses._normalize import unit_vectors
 from pgcl_losses.weights import cluster_counts, prototype_log_weights
 
 from . import measure, peers
@@ -82,7 +82,7 @@ def step(loss: Callable[..., Tensor], leaves: list[Tensor]) -> Step:
 
 def limits(num_rows: int, device: str, precision: str) -> dict[str, Step]:
     """The three products that a dense loss needs, by the vendor's own kernels."""
-    rows = unit_rows(torch.randn(num_rows, DIM, device=device), torch.float32)
+    rows = unit_vectors(torch.randn(num_rows, DIM, device=device), torch.float32)
     room = measure.available_bytes(device) / 4
     block = int(max(256, min(8192, room / (4 * num_rows))))
     half = peers.gemm_limit(rows.bfloat16(), block)
@@ -273,11 +273,11 @@ def flex(args: argparse.Namespace, timer: Timer) -> Iterator[Rows]:
     """flex_attention's log-sum-exp, with the table looked up per score, as a rival forward."""
     num_rows, num = args.compiled_rows, args.compiled_rows // 2
     torch.set_float32_matmul_precision("medium")
-    rows = unit_rows(torch.randn(num_rows, DIM, device=args.device), torch.float32)
+    rows = unit_vectors(torch.randn(num_rows, DIM, device=args.device), torch.float32)
     clusters = torch.randint(NUM_PROTOTYPES, (num_rows,), device=args.device)
     prototypes = torch.randn(NUM_PROTOTYPES, DIM, device=args.device)
     shares = cluster_counts(clusters, NUM_PROTOTYPES) / num_rows
-    table = prototype_log_weights(unit_rows(prototypes, torch.float32), shares)
+    table = prototype_log_weights(unit_vectors(prototypes, torch.float32), shares)
     table.fill_diagonal_(-torch.inf)  # a row's own pair is among those of its cluster
     forward = peers.flex_attention_pgcl(rows, clusters, table)
 

@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Circle
 
 from pgcl_losses import SinkhornPrototypes
-from pgcl_losses.rows import unit_rows
+from pgcl_losses._normalize import unit_vectors
 from pgcl_losses.weights import (
     cluster_counts,
     expected_log_weights,
@@ -40,7 +40,7 @@ def scene() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     prototypes.weight.data = on_circle(DIRECTIONS)
     rows = on_circle(DIRECTIONS.repeat(12) + 0.16 * torch.randn(12 * len(DIRECTIONS)))
     (view,) = prototypes.eval()(rows)
-    unit = unit_rows(prototypes.weight.detach(), torch.float32)
+    unit = unit_vectors(prototypes.weight.detach(), torch.float32)
     shares = cluster_counts(view.clusters, len(unit)) / len(rows)
     return rows, view.clusters, unit, prototype_log_weights(unit, shares).exp()
 
@@ -111,7 +111,7 @@ def rows_between() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     prototypes.weight.data = on_circle(DIRECTIONS)
     rows = on_circle(DIRECTIONS.repeat(12) + 0.3 * torch.randn(12 * len(DIRECTIONS)))
     (view,) = prototypes.eval()(rows)
-    return rows, view.targets, unit_rows(prototypes.weight.detach(), torch.float32)
+    return rows, view.targets, unit_vectors(prototypes.weight.detach(), torch.float32)
 
 
 def hard_weights(targets: torch.Tensor, prototypes: torch.Tensor, query: int) -> torch.Tensor:
@@ -171,7 +171,7 @@ def draw_start() -> Figure:
     for axes, title in zip(panels, ("at random", "after start_from_(rows)"), strict=True):
         for place, nearest in zip(places.tolist(), prototypes.assign(rows).tolist(), strict=True):
             axes.plot(*place, "o", color=COLOURS[nearest], alpha=0.7, mew=0)
-        for number, prototype in enumerate(unit_rows(prototypes.weight.detach(), rows.dtype)):
+        for number, prototype in enumerate(unit_vectors(prototypes.weight.detach(), rows.dtype)):
             axes.plot(*prototype.tolist(), "*", color=COLOURS[number], ms=20, mec="white")
         axes.add_patch(Circle((0, 0), 1, fill=False, color="0.85", zorder=0))
         axes.set_title(title)

@@ -8,7 +8,7 @@ from pgcl_losses.arrival import Arrival, can_arrive
 from pgcl_losses.batch import Batch
 from pgcl_losses.consistency import share_of_a_guess
 from pgcl_losses.prototypes import SinkhornPrototypes
-from pgcl_losses.rows import mean_cosine, unit_rows
+from pgcl_losses._normalize import mean_cosine, unit_vectors
 from pgcl_losses.weights import cluster_counts
 
 # Gradients are hardly ever accumulated over more batches than this before an optimizer steps. And
@@ -59,7 +59,7 @@ class Watch:
         clusters decide who is a negative.
         """
         self._look_for_gradient(prototypes, batch)
-        if not batch.need("rows").requires_grad:
+        if not batch.need("embeddings").requires_grad:
             return  # what follows is about rows that learn
         self.calls += 1
         clusters = batch.need("clusters")  # [V, N, H]
@@ -78,7 +78,7 @@ class Watch:
 
     def _look_for_gradient(self, prototypes: SinkhornPrototypes, batch: Batch) -> None:
         """Without it for prototypes either, backward is an error that says so."""
-        rests = prototypes.weight.requires_grad and not batch.need("rows").requires_grad
+        rests = prototypes.weight.requires_grad and not batch.need("embeddings").requires_grad
         self.calls_without_gradient = self.calls_without_gradient + 1 if rests else 0
         if self.calls_without_gradient == _PATIENCE:
             self._say(
@@ -92,9 +92,9 @@ class Watch:
     def _look_for_motion(self, prototypes: SinkhornPrototypes) -> None:
         self.learning_calls += 1
         if self.learning_calls == 1:
-            self.start = unit_rows(prototypes.weight.detach(), torch.float32)
+            self.start = unit_vectors(prototypes.weight.detach(), torch.float32)
         elif self.learning_calls > prototypes.freeze_steps + _PATIENCE and self.start is not None:
-            now = unit_rows(prototypes.weight.detach(), torch.float32)
+            now = unit_vectors(prototypes.weight.detach(), torch.float32)
             self.motion = Arrival((now - self.start.to(now.device)).abs().max())
             self.start = None
 
@@ -117,7 +117,7 @@ class Watch:
 
     def _look_at_directions(self, batch: Batch) -> None:
         with torch.no_grad():
-            self.cosine = Arrival(mean_cosine(batch.need("rows")))
+            self.cosine = Arrival(mean_cosine(batch.need("embeddings")))
             self.chance = Arrival(
                 share_of_a_guess(batch.need("log_probs"), batch.need("targets"), batch.heads)
             )

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, distributed
 from torch.distributed import ProcessGroup
 
-from pgcl_losses.gather import Ranks, all_gather, named
+from pgcl_losses.ranks import Ranks, all_gather, named
 
 # What a rank says of itself: options and properties of its input, as plain values.
 Facts = Mapping[str, bool | int | float | str | None]

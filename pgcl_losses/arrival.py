@@ -3,15 +3,7 @@
 import torch
 from torch import Tensor
 
-from pgcl_losses.rows import is_eager
-
-
-def is_capturing(device: torch.device) -> bool:
-    """Whether work for this device is recorded for a CUDA graph, and not done now."""
-    if device.type != "cuda":
-        return False
-    with torch.cuda.device(device):
-        return torch.cuda.is_current_stream_capturing()
+from pgcl_losses._modes import is_capturing, is_eager
 
 
 def can_arrive(values: Tensor) -> bool:

@@ -6,7 +6,7 @@ from typing import Any, Literal, NamedTuple
 from torch import Tensor
 
 from pgcl_losses._checks import check_cluster_range, check_clusters, check_views
-from pgcl_losses.gather import Ranks
+from pgcl_losses.ranks import Ranks
 
 Negatives = Literal["all", "cross"]
 
@@ -39,7 +39,7 @@ class Batch(NamedTuple):
     """
 
     ranks: Ranks
-    rows: Tensor | None = None  # [V, N, D] unit rows
+    embeddings: Tensor | None = None  # [V, N, D] unit
     prototypes: Tensor | None = None  # [K, D] unit rows, one head after the other
     log_probs: Tensor | None = None  # [V, N, K]
     targets: Tensor | None = None  # [V, N, K]

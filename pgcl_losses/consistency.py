@@ -14,12 +14,12 @@ from torch.distributed import ProcessGroup
 
 from pgcl_losses._checks import check_choice
 from pgcl_losses.batch import Assignment, Batch, check_alone, check_assignments
-from pgcl_losses.part import Check, Part
+from pgcl_losses._module import Check, LossModule
 from pgcl_losses.reduction import REDUCTIONS, Reduction, reduce
-from pgcl_losses.rows import computing_dtype
+from pgcl_losses._normalize import computing_dtype
 
 
-class ConsistencyLoss(Part):
+class ConsistencyLoss(LossModule):
     r"""Cross-entropy between one view's assignment and the other's prediction, both ways.
 
     For two views :math:`\frac{1}{2N} \sum_i CE(q'_i, p_i) + CE(q_i, p'_i)`; for more, the mean over

@@ -46,9 +46,9 @@ from pgcl_losses.engine import (
     mean_of,
 )
 from pgcl_losses.info_nce import NEGATIVES, check_view_count, weighted_info_nce
-from pgcl_losses.part import Check, Part
+from pgcl_losses._module import Check, LossModule
 from pgcl_losses.reduction import REDUCTIONS, Reduction
-from pgcl_losses.rows import computing_dtype, full_precision, unit_rows
+from pgcl_losses._normalize import computing_dtype, full_precision, unit_vectors
 from pgcl_losses.weights import (
     cluster_counts,
     cosine_moments,
@@ -61,7 +61,7 @@ Weighting = Literal["prototype", "sample", "uniform"]
 WEIGHTINGS = get_args(Weighting)
 
 
-class PrototypeReweightedNCE(Part):
+class PrototypeReweightedNCE(LossModule):
     r"""InfoNCE that leaves out likely false negatives and favours moderately distant ones.
 
     The mean over all 2N queries i of
@@ -195,7 +195,7 @@ class PrototypeReweightedNCE(Part):
             check_alone([argument for argument in given if argument is not None])
         else:
             batch = self._batch(given)
-        with torch.no_grad(), full_precision(batch.need("rows").device):
+        with torch.no_grad(), full_precision(batch.need("embeddings").device):
             weights = self._weights(batch)
         return weighted_info_nce(
             batch, weights, self.temperature, self.negatives, self.engine, self.reduction
@@ -203,7 +203,7 @@ class PrototypeReweightedNCE(Part):
 
     def _weights(self, batch: Batch) -> tuple[Weight, ...]:
         """M w of each pair, 0 for what is no negative; all 1 while only the prototypes learn."""
-        rows = batch.need("rows").detach().flatten(0, 1)  # detached for forward mode, too
+        rows = batch.need("embeddings").detach().flatten(0, 1)  # detached for forward mode, too
         weights: list[Weight] = []
         if self.weighting == "sample":
             mean, variance = cosine_moments(rows)
@@ -290,9 +290,9 @@ class PrototypeReweightedNCE(Part):
         )
         with full_precision(views[0].device):
             dtype = computing_dtype(views[0], *(() if prototypes is None else (prototypes,)))
-            batch = Batch(ranks, ranks.gather(unit_rows(torch.stack(views), dtype)))
+            batch = Batch(ranks, ranks.gather(unit_vectors(torch.stack(views), dtype)))
             if prototypes is not None:
-                prototypes = unit_rows(prototypes.detach(), dtype)
+                prototypes = unit_vectors(prototypes.detach(), dtype)
                 batch = batch._replace(prototypes=prototypes, heads=(len(prototypes),))
             if assignments is not None:
                 heads, _ = assignments[0].each_head()

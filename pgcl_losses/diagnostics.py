@@ -11,7 +11,7 @@ from pgcl_losses._checks import check_matrix
 from pgcl_losses.batch import Assignment, check_assignments, check_clusters_of
 from pgcl_losses.consistency import share_of_a_guess
 from pgcl_losses.pgcl import PGCLTerms
-from pgcl_losses.rows import unit_rows
+from pgcl_losses._normalize import unit_vectors
 from pgcl_losses.weights import cluster_counts, prototype_log_weights
 
 
@@ -101,7 +101,7 @@ def diagnostics(
                 f"prototypes has {len(prototypes)} rows but the assignments are to {sum(heads)} "
                 "prototypes"
             )
-        of_heads = unit_rows(prototypes, torch.float64).split_with_sizes(heads)
+        of_heads = unit_vectors(prototypes, torch.float64).split_with_sizes(heads)
     log_probs = torch.stack([assignment.log_probs for assignment in assignments])
     targets = torch.stack([assignment.targets for assignment in assignments])
     numbers = Diagnostics(consistency_ratio=share_of_a_guess(log_probs, targets, heads).item())

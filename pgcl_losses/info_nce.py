@@ -23,9 +23,9 @@ from pgcl_losses.engine import (
     check_engine,
     log_weighted_sums,
 )
-from pgcl_losses.part import Check, Part
+from pgcl_losses._module import Check, LossModule
 from pgcl_losses.reduction import REDUCTIONS, Reduction, reduce
-from pgcl_losses.rows import backward_alone, computing_dtype, full_precision, on_cpu, unit_rows
+from pgcl_losses._normalize import backward_alone, computing_dtype, full_precision, on_cpu, unit_vectors
 
 NEGATIVES = get_args(Negatives)
 
@@ -33,7 +33,7 @@ NEGATIVES = get_args(Negatives)
 _LINEAR_FROM = 40.0
 
 
-class InfoNCE(Part):
+class InfoNCE(LossModule):
     r"""InfoNCE (NT-Xent), at any batch size and exact on many processes.
 
     The mean over all 2N queries i of
@@ -116,7 +116,7 @@ class InfoNCE(Part):
     def _batch(self, views: tuple[Any, ...]) -> Batch:
         ranks = self.share(partial(self._check, views), views)
         with full_precision(views[0].device):
-            rows = unit_rows(torch.stack(views), computing_dtype(views[0]))
+            rows = unit_vectors(torch.stack(views), computing_dtype(views[0]))
             return Batch(ranks, ranks.gather(rows))
 
     def _check(self, views: tuple[Any, ...], may_lack_rows: bool) -> None:
@@ -146,7 +146,7 @@ def weighted_info_nce(
 
     A query's loss is the mean over its positives, one in each other view.
     """
-    rows = batch.need("rows")
+    rows = batch.need("embeddings")
     num_views = len(rows)
     across_views = (batch.negatives or negatives) == "cross"
     with full_precision(rows.device):

@@ -6,7 +6,7 @@ Arthur and Vassilvitskii, k-means++: the advantages of careful seeding, SODA 200
 import torch
 from torch import Tensor
 
-from pgcl_losses.rows import unit_rows
+from pgcl_losses._normalize import unit_vectors
 
 _ROUNDS = 10  # Lloyd's; hardly a row changes its centre after them
 _SAME = 1e-11  # 1 - cosine of rows that float32 can hardly tell apart
@@ -22,7 +22,7 @@ def spherical_kmeans(rows: Tensor, start: Tensor, draws: Tensor) -> Tensor:
     Computed in float64, as rows of an untrained encoder may differ only in their last digits.
     """
     exact = torch.float32 if rows.device.type == "mps" else torch.float64  # Metal has no more
-    rows, start = unit_rows(rows, exact), unit_rows(start, exact)
+    rows, start = unit_vectors(rows, exact), unit_vectors(start, exact)
     seeds = _seeds(rows, draws)
     return torch.cat([_moved(rows, seeds), start[len(seeds) :]])
 

@@ -25,10 +25,10 @@ from pgcl_losses.consistency import ConsistencyLoss
 from pgcl_losses.contrast import PrototypeReweightedNCE, Weighting
 from pgcl_losses.engine import Engine, check_engine
 from pgcl_losses.info_nce import NEGATIVES, check_view_count
-from pgcl_losses.part import Check, Part
+from pgcl_losses._module import Check, LossModule
 from pgcl_losses.prototypes import SinkhornPrototypes
 from pgcl_losses.reduction import Reduction
-from pgcl_losses.rows import computing_dtype, full_precision, mean_cosine, unit_rows
+from pgcl_losses._normalize import computing_dtype, full_precision, mean_cosine, unit_vectors
 
 Self = TypeVar("Self", bound="PGCLLoss")
 
@@ -46,7 +46,7 @@ class PGCLTerms(NamedTuple):
 def _of_parts(name: str) -> Any:
     """An option that parts have: read from them, and assigned to all of them."""
 
-    def parts(self: "PGCLLoss") -> list[Part]:
+    def parts(self: "PGCLLoss") -> list[LossModule]:
         having = [part for part in self._parts() if name in part.options]
         if not having:
             raise ValueError(f"no part of this PGCLLoss has an option {name}")
@@ -65,7 +65,7 @@ def _of_parts(name: str) -> Any:
     return property(read, assign)
 
 
-class PGCLLoss(Part):
+class PGCLLoss(LossModule):
     r"""The whole of PGCL: reweighted contrast + :math:`\lambda` consistency, with its prototypes.
 
     The prototypes are parameters of this module: give them to the optimizer, beside the encoder's.
@@ -297,7 +297,7 @@ class PGCLLoss(Part):
     def terms(self, *views: Tensor, negatives: Negatives | None = None) -> PGCLTerms:
         """The loss with its two terms and the assignments, for logging."""
         loss, contrast, consistency, batch = self.untraced(self._compute)(views, negatives)
-        cosine = mean_cosine(batch.need("rows").detach())
+        cosine = mean_cosine(batch.need("embeddings").detach())
         return PGCLTerms(loss, contrast, consistency, batch.own_assignments(), cosine)
 
     def _compute(
@@ -307,7 +307,7 @@ class PGCLLoss(Part):
         batch: Batch = self.prototypes(self._batch(views, negatives))
         contrast = self.contrast(batch)
         consistency = self.consistency(batch)
-        if self.training and batch.ranks.rank == 0 and can_look(batch.need("rows")):
+        if self.training and batch.ranks.rank == 0 and can_look(batch.need("embeddings")):
             self._watch.look(
                 self.prototypes,
                 batch,
@@ -325,7 +325,7 @@ class PGCLLoss(Part):
         this_call = {} if negatives is None else {"contrast.negatives": negatives}
         ranks = self.share(check, views, self.prototypes.state, lambda: this_call)
         with full_precision(weight.device):
-            rows = unit_rows(torch.stack(views), computing_dtype(views[0], weight))
+            rows = unit_vectors(torch.stack(views), computing_dtype(views[0], weight))
             return Batch(ranks, ranks.gather(rows), negatives=negatives)
 
     def _check(
@@ -352,13 +352,13 @@ class PGCLLoss(Part):
             return False
         return contrast.exclude_same_cluster and not contrast.soft_clusters
 
-    def _parts(self) -> list[Part]:
-        return [part for part in self.children() if isinstance(part, Part)]
+    def _parts(self) -> list[LossModule]:
+        return [part for part in self.children() if isinstance(part, LossModule)]
 
     def facts(self) -> dict[str, Any]:
         own = super().facts()
         for name, part in self.named_children():
-            facts = part.facts() if isinstance(part, Part) else {"type": type(part).__name__}
+            facts = part.facts() if isinstance(part, LossModule) else {"type": type(part).__name__}
             own |= {f"{name}.{fact}": value for fact, value in facts.items()}
         return own
 

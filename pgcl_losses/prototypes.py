@@ -21,14 +21,14 @@ from pgcl_losses._checks import (
 )
 from pgcl_losses.batch import Assignment, Batch, check_alone
 from pgcl_losses.kmeans import spherical_kmeans
-from pgcl_losses.part import Check, Part
-from pgcl_losses.rows import (
+from pgcl_losses._module import Check, LossModule
+from pgcl_losses._normalize import (
     backward_alone,
     computing_dtype,
     full_precision,
     on_cpu,
     scaled_product,
-    unit_rows,
+    unit_vectors,
 )
 from pgcl_losses.sinkhorn import balance
 
@@ -37,7 +37,7 @@ from pgcl_losses.sinkhorn import balance
 _VECTOR = 16
 
 
-class SinkhornPrototypes(Part):
+class SinkhornPrototypes(LossModule):
     r"""Learned prototypes; assigns samples to them by cosine, predicted and balanced.
 
     Prediction: :math:`p = softmax(s / \tau)` with s the cosines of rows and prototypes. Target: q,
@@ -186,7 +186,7 @@ class SinkhornPrototypes(Part):
     def _batch(self, views: tuple[Any, ...]) -> Batch:
         ranks = self.share(partial(self._check, views), views, self.state)
         with full_precision(views[0].device):
-            rows = unit_rows(torch.stack(views), computing_dtype(self.weight, views[0]))
+            rows = unit_vectors(torch.stack(views), computing_dtype(self.weight, views[0]))
             return Batch(ranks, ranks.gather(rows))
 
     def _check(self, views: tuple[Any, ...], may_lack_rows: bool) -> None:
@@ -226,7 +226,7 @@ class SinkhornPrototypes(Part):
         self._check_width("z", z)
         dtype = computing_dtype(self.weight, z)
         with torch.no_grad(), full_precision(z.device):
-            scores = unit_rows(z, dtype) @ self._unit_prototypes(dtype).T
+            scores = unit_vectors(z, dtype) @ self._unit_prototypes(dtype).T
             nearest = self._nearest(scores)
         return nearest if len(self.heads) > 1 else nearest.squeeze(-1)
 
@@ -250,7 +250,7 @@ class SinkhornPrototypes(Part):
         draws = torch.rand(sum(self.heads), device="cpu")
         with full_precision(rows.device):
             dtype = computing_dtype(self.weight, rows)
-            rows = ranks.gather(unit_rows(rows, dtype).unsqueeze(0))[0]
+            rows = ranks.gather(unit_vectors(rows, dtype).unsqueeze(0))[0]
             weight = self.weight.to(dtype)
             if ranks.rank == 0:
                 of_heads = zip(
@@ -275,12 +275,12 @@ class SinkhornPrototypes(Part):
     @torch.no_grad()
     def normalize_(self) -> "SinkhornPrototypes":
         """Renormalise the prototypes to unit length, in place."""
-        self.weight.copy_(unit_rows(self.weight, computing_dtype(self.weight)))
+        self.weight.copy_(unit_vectors(self.weight, computing_dtype(self.weight)))
         return self
 
     def _assigned(self, batch: Batch) -> Batch:
         """The batch with its prototypes, log p, q and clusters."""
-        rows = batch.need("rows")  # [V, N, D]
+        rows = batch.need("embeddings")  # [V, N, D]
         with full_precision(rows.device):
             prototypes = batch.ranks.average_gradient(self._unit_prototypes(rows.dtype))
             leading, seen = None, rows
@@ -321,7 +321,7 @@ class SinkhornPrototypes(Part):
         weight: Tensor = self.weight
         if self.freeze_steps > 0:
             weight = torch.where(self.step < self.freeze_steps, weight.detach(), weight)
-        return unit_rows(weight, dtype)
+        return unit_vectors(weight, dtype)
 
     def _balanced(self, logits: Tensor, prototypes: Tensor) -> Tensor:
         """Targets from scores / temperature; scores are cosines."""

@@ -4,7 +4,7 @@ from typing import Literal, get_args
 
 from torch import Tensor
 
-from pgcl_losses.gather import Ranks
+from pgcl_losses.ranks import Ranks
 
 Reduction = Literal["mean", "sum", "none"]
 REDUCTIONS = get_args(Reduction)

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from pgcl_losses._checks import check_count, check_matrix, check_scale
-from pgcl_losses.rows import can_be_read, computing_dtype, full_precision, on_cpu
+from pgcl_losses._modes import can_be_read
+from pgcl_losses._normalize import computing_dtype, full_precision, on_cpu
 
 # An iteration can raise an entry by N * K against the others of its row and column. Over three,
 # what is too small for float32 stays negligible for any N * K up to 1e9; then u and v are absorbed

@@ -12,7 +12,7 @@ from torch.autograd.function import once_differentiable
 
 from pgcl_losses.engine import dense, streaming
 from pgcl_losses.engine.pairs import Factors, Gaussian, Pairs, Share, Sums, Weight, mean_of
-from pgcl_losses.gather import Ranks
+from pgcl_losses.ranks import Ranks
 
 Engine = Literal["auto", "dense", "streaming", "triton"]
 ENGINE_CHOICES = get_args(Engine)

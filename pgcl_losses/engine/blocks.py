@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from pgcl_losses.engine.pairs import Factors, Gaussian, Pairs, Share, weight_of
-from pgcl_losses.rows import can_be_read
+from pgcl_losses._modes import can_be_read
 
 _BLOCK = 640  # rows of a block: on a CPU a block of pairs stays in the cache
 _BLOCK_ELSEWHERE = 4096  # where starting an operation takes longer than so many pairs do

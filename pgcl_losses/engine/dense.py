@@ -16,7 +16,7 @@ from pgcl_losses.engine.pairs import (
     check_kinds,
     weight_of,
 )
-from pgcl_losses.rows import backward_alone, on_cpu, scaled_product
+from pgcl_losses._normalize import backward_alone, on_cpu, scaled_product
 
 
 def log_sums(pairs: Pairs, temperature: float) -> Sums:

@@ -13,7 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pgcl_losses.rows import is_eager, on_cpu
+from pgcl_losses._modes import is_eager
+from pgcl_losses._normalize import on_cpu
 
 # Up to here e^{s / tau} of millions of pairs adds up in float32 without a maximum taken off first.
 LARGEST_EXPONENT = 40.0

@@ -25,7 +25,7 @@ from pgcl_losses.engine.pairs import (
     check_kinds,
     weight_of,
 )
-from pgcl_losses.rows import can_be_read
+from pgcl_losses._modes import can_be_read
 
 # At lower temperatures than 1 / LARGEST_EXPONENT, down to this one, sums are first tried with so
 # much taken off all exponents that the largest is at most this, unless a log W is below that.

@@ -26,7 +26,7 @@ from pgcl_losses.engine.pairs import (
     weight_of,
 )
 from pgcl_losses.engine.tiles import precision
-from pgcl_losses.rows import unit_rows
+from pgcl_losses._normalize import unit_vectors
 
 # Relative errors, generous: they are there to tell wrong kernels from rounding.
 _TOLERANCES = {"highest": 1e-4, "high": 1e-2, "medium": 3e-2}
@@ -224,7 +224,7 @@ def _example(case: Case) -> Pairs:
         return weights.fill_diagonal_(-torch.inf) if size > 1 else weights
 
     directions = (random(5, case.width) - 0.5).index_select(0, number(5))
-    rows = unit_rows(directions + random(_NUM_ROWS, case.width) - 0.5, dtype).to(case.dtype)
+    rows = unit_vectors(directions + random(_NUM_ROWS, case.width) - 0.5, dtype).to(case.dtype)
     weights: list[Factors | Gaussian] = []
     if case.factors is not None:
         columns, heads, few_lines = case.factors

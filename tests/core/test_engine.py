@@ -31,7 +31,7 @@ from pgcl_losses.engine import (
     streaming,
 )
 from pgcl_losses.engine.pairs import Share
-from pgcl_losses.gather import Ranks
+from pgcl_losses.ranks import Ranks
 
 
 def losses_and_gradients(case, engine, mode):

@@ -11,7 +11,7 @@ from torch._subclasses import FakeTensorMode
 
 from pgcl_losses import PGCLLoss, engine
 from pgcl_losses.engine import TRACEABLE, Pairs, cuda, streaming, trial
-from pgcl_losses.gather import Ranks
+from pgcl_losses.ranks import Ranks
 
 GIB = 1 << 30
 

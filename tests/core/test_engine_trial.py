@@ -13,8 +13,8 @@ from torch._subclasses import FakeTensorMode
 
 from pgcl_losses import arrival
 from pgcl_losses.engine import Factors, Gaussian, Pairs, log_weighted_sums, mean_of, trial
-from pgcl_losses.gather import Ranks
-from pgcl_losses.rows import unit_rows
+from pgcl_losses.ranks import Ranks
+from pgcl_losses._normalize import unit_vectors
 
 if not torch.cuda.is_available() and "triton" not in sys.modules:
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read while triton is imported
@@ -39,7 +39,7 @@ def _untried():
 
 
 def problem(kind="table", width=3, *, num_rows=12, across_views=False, dtype=torch.float32):
-    rows = unit_rows(torch.randn(num_rows, width, device=DEVICE), dtype)
+    rows = unit_vectors(torch.randn(num_rows, width, device=DEVICE), dtype)
 
     def table(size, of_rows=False):
         clusters = torch.randint(size, (num_rows,), device=DEVICE)

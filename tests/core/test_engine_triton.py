@@ -16,7 +16,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from pgcl_losses import PGCLLoss, PrototypeReweightedNCE
 from pgcl_losses.engine import Factors, Gaussian, Pairs, dense, tiles
 from pgcl_losses.engine.pairs import ALL_PAIRS, Share
-from pgcl_losses.rows import unit_rows
+from pgcl_losses._normalize import unit_vectors
 from pgcl_losses.weights import cosine_moments
 
 ON_GPU = torch.cuda.is_available()
@@ -65,7 +65,7 @@ def precision(request):
 def problem(num_rows, width, weighting, *, num_views=2, across_views=False):
     """Pairs in float64; with factors, some of them are left out."""
     torch.manual_seed(0)
-    rows = unit_rows(torch.randn(num_rows, width), torch.float64)
+    rows = unit_vectors(torch.randn(num_rows, width), torch.float64)
     columns = {"large table": 150, "many soft": 40}.get(weighting, 5)
     weights = []
     if "gaussian" in weighting:

@@ -12,7 +12,7 @@ from live_bytes import LiveBytes
 from pgcl_losses import InfoNCE, PGCLLoss
 from pgcl_losses.batch import Batch
 from pgcl_losses.contrast import NEGATIVES
-from pgcl_losses.gather import Ranks
+from pgcl_losses.ranks import Ranks
 
 
 def views_of(num_views, num_rows, seed=0, width=3):

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pgcl_losses import ConsistencyLoss, PGCLLoss, PrototypeReweightedNCE, SinkhornPrototypes
 from pgcl_losses.batch import Batch
 from pgcl_losses.contrast import NEGATIVES, WEIGHTINGS
-from pgcl_losses.gather import Ranks
+from pgcl_losses.ranks import Ranks
 
 PARTS = ("prototypes", "contrast", "consistency")
 DIM = 4
@@ -97,7 +97,7 @@ def test_parts_by_themselves_are_the_loss():
 
 
 def test_a_batch_says_what_it_lacks():
-    batch = Batch(Ranks((6,)), rows=views_of(2))
+    batch = Batch(Ranks((6,)), embeddings=views_of(2))
     with pytest.raises(ValueError, match="the batch has no clusters: call SinkhornPrototypes"):
         PrototypeReweightedNCE(weighting="uniform")(batch)
     with pytest.raises(ValueError, match="the batch has no log_probs"):
@@ -105,7 +105,7 @@ def test_a_batch_says_what_it_lacks():
 
 
 def test_a_batch_is_given_alone():
-    batch, views = pgcl_of().prototypes(Batch(Ranks((6,)), rows=views_of(2))), views_of(2)
+    batch, views = pgcl_of().prototypes(Batch(Ranks((6,)), embeddings=views_of(2))), views_of(2)
     for name in PARTS:
         with pytest.raises(TypeError, match="a batch has all views in it: give it alone"):
             getattr(pgcl_of(), name)(batch, views[0])

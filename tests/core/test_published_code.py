@@ -7,12 +7,12 @@ import torch
 from helpers import oracle
 
 from pgcl_losses import Assignment, ConsistencyLoss, PrototypeReweightedNCE, SinkhornPrototypes
-from pgcl_losses.rows import unit_rows
+from pgcl_losses._normalize import unit_vectors
 from pgcl_losses.weights import prototype_log_weights
 
 
 def a_table():
-    prototypes = unit_rows(torch.randn(6, 4), torch.float32)
+    prototypes = unit_vectors(torch.randn(6, 4), torch.float32)
     shares = torch.tensor([0.3, 0.1, 0.2, 0.05, 0.25, 0.1])
     return prototypes, shares, prototype_log_weights(prototypes, shares).exp()
 

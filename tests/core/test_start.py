@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 
 from pgcl_losses import PGCLLoss, SinkhornPrototypes, kmeans
 from pgcl_losses.kmeans import spherical_kmeans
-from pgcl_losses.rows import unit_rows
+from pgcl_losses._normalize import unit_vectors
 
 DIM = 5
 
 
 def unit(rows):
-    return unit_rows(rows, rows.dtype)
+    return unit_vectors(rows, rows.dtype)
 
 
 def groups(num_groups=4, per_group=20, spread=0.01, seed=0):

@@ -4,13 +4,13 @@ from helpers import oracle
 from helpers.cases import cases
 from hypothesis import given
 
-from pgcl_losses.rows import unit_rows
+from pgcl_losses._normalize import unit_vectors
 from pgcl_losses.weights import cluster_counts, cosine_moments, prototype_log_weights
 
 
 @given(case=cases())
 def test_prototype_table_holds_the_weight_of_every_pair(case):
-    prototypes = unit_rows(torch.tensor(case.prototypes), torch.float64)
+    prototypes = unit_vectors(torch.tensor(case.prototypes), torch.float64)
     clusters = torch.tensor(case.clusters)
     counts = cluster_counts(clusters, len(prototypes))
     table = prototype_log_weights(prototypes, counts.double() / len(clusters))

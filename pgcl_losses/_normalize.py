@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from pgcl_losses._modes import is_eager
+
 _CPU = "cpu"
 # F.normalize's own bound.
 _SHORTEST = 1e-12
@@ -73,11 +75,6 @@ def scaled_product(a: Tensor, b: Tensor, scale: float) -> Tensor:
     return torch.addmm(a.new_empty(()), a, b, beta=0, alpha=scale)  # with beta=0 nothing is added
 
 
-def is_eager() -> bool:
-    """Whether operations run as Python meets them: no transform, no compiler."""
-    return not (torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active())
-
-
 def backward_alone() -> bool:
     """Whether only backward passes will ask for a gradient."""
     return is_eager() and forward_ad._current_level < 0
@@ -86,11 +83,6 @@ def backward_alone() -> bool:
 def on_cpu(values: Tensor) -> bool:
     """Whether values are on a CPU: there operations start quickly and work slowly."""
     return values.device.type == _CPU
-
-
-def can_be_read(values: Tensor) -> bool:
-    """Whether Python may read numbers: no device to wait for, no graph and no transform."""
-    return type(values) is Tensor and on_cpu(values) and is_eager()
 
 
 def mean_cosine(rows: Tensor) -> Tensor:

@@ -9,13 +9,13 @@ from torch.distributed import ProcessGroup
 
 from pgcl_losses._checks import check_flag, check_process_group
 from pgcl_losses.agree import agreed_ranks
-from pgcl_losses.gather import Ranks, count_ranks
+from pgcl_losses.ranks import Ranks, count_ranks
 
 Check = Callable[[str, Any], Any]
 Result = TypeVar("Result")
 
 
-class Part(nn.Module):
+class LossModule(nn.Module):
     """A module whose options are checked whenever they are assigned, and shown by its repr.
 
     With several processes it computes one result over the batches of all of them. ``gather`` and

@@ -4,7 +4,7 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pgcl_losses.rows import computing_dtype, unit_rows
+from pgcl_losses._normalize import computing_dtype, unit_vectors
 
 F64 = torch.float64
 
@@ -14,7 +14,7 @@ def test_is_normalize_in_value_and_gradient(seed, n, d):
     generator = torch.Generator().manual_seed(seed)
     z = torch.randn(n, d, generator=generator, dtype=F64, requires_grad=True)
     upstream = torch.randn(n, d, generator=generator, dtype=F64)
-    ours, theirs = unit_rows(z, F64), F.normalize(z)
+    ours, theirs = unit_vectors(z, F64), F.normalize(z)
     torch.testing.assert_close(ours, theirs)
     for result in (ours, theirs):
         result.backward(upstream)
@@ -23,20 +23,20 @@ def test_is_normalize_in_value_and_gradient(seed, n, d):
 
 def test_gradcheck():
     z = torch.randn(3, 4, 5, dtype=F64, requires_grad=True)
-    assert torch.autograd.gradcheck(lambda z: unit_rows(z, F64), z)
-    assert torch.autograd.gradgradcheck(lambda z: unit_rows(z, F64), z)
+    assert torch.autograd.gradcheck(lambda z: unit_vectors(z, F64), z)
+    assert torch.autograd.gradgradcheck(lambda z: unit_vectors(z, F64), z)
 
 
 def test_forward_mode_and_transforms():
     z = torch.randn(3, 4, dtype=F64)
-    of_rows = torch.autograd.functional.jacobian(lambda z: unit_rows(z, F64), z)
+    of_rows = torch.autograd.functional.jacobian(lambda z: unit_vectors(z, F64), z)
     for transform in (torch.func.jacrev, torch.func.jacfwd):
-        torch.testing.assert_close(transform(lambda z: unit_rows(z, F64))(z), of_rows)
+        torch.testing.assert_close(transform(lambda z: unit_vectors(z, F64))(z), of_rows)
 
 
 def test_rows_without_a_direction_get_no_gradient():
     z = torch.tensor([[0.0, 0.0], [3e-13, 4e-13], [3.0, 4.0]], requires_grad=True)
-    rows = unit_rows(z, torch.float32)
+    rows = unit_vectors(z, torch.float32)
     torch.testing.assert_close(rows, torch.tensor([[0.0, 0.0], [0.0, 0.0], [0.6, 0.8]]))
     rows.backward(torch.ones(3, 2))
     assert not z.grad[:2].any()

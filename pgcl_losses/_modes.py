@@ -1,0 +1,28 @@
+"""How this code is being run: eagerly or traced, captured or not, on numbers that can be read."""
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+
+def is_eager() -> bool:
+    """Whether operations run as Python meets them: no transform, no compiler."""
+    return not (torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active())
+
+
+def is_dual(values: Tensor) -> bool:
+    """Whether forward mode differentiates these values."""
+    return forward_ad.unpack_dual(values).tangent is not None
+
+
+def can_be_read(values: Tensor) -> bool:
+    """Whether Python may read numbers: no device to wait for, no graph and no transform."""
+    return type(values) is Tensor and values.device.type == "cpu" and is_eager()
+
+
+def is_capturing(device: torch.device) -> bool:
+    """Whether work for this device is recorded for a CUDA graph, and not done now."""
+    if device.type != "cuda":
+        return False
+    with torch.cuda.device(device):
+        return torch.cuda.is_current_stream_capturing()

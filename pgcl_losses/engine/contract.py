@@ -1,0 +1,161 @@
+"""What every engine computes: the contract between the mathematics and the engines.
+
+An engine computes S_i = sum of W_ij e^{s_ij / tau} for every embedding i, over the embeddings j of
+other items in the sets that i's set is compared with, with gradient to the embeddings. The
+positives are not its business.
+"""
+
+import itertools
+import math
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from pgcl_losses._modes import is_eager
+
+# Up to here e^{s / tau} of millions of pairs adds up in float32 without a maximum taken off first.
+LARGEST_EXPONENT = 40.0
+# e^x is computed as 2^(x log2 e), in a third of the time on a CPU; -inf takes as long as any x.
+LOG2_E = math.log2(math.e)
+
+
+class Table(NamedTuple):
+    """Weights by the clusters of both embeddings: W_ij is the mean over heads of T_h[c_ih, c_jh].
+
+    A -inf leaves the pair out.
+    """
+
+    log_weights: tuple[Tensor, ...]  # log T_h, [K_h, K_h] for each of H heads
+    clusters: Tensor  # [M, H] int64
+
+
+class Factors(NamedTuple):
+    """Weights of few columns: W_ij = left_i . right_j. None is negative, and 0 leaves a pair out."""
+
+    left: Tensor  # [M, R]
+    right: Tensor  # [M, R]
+
+
+class PairWeight(Protocol):
+    """Weights by the pair's own cosine: W_ij = Z_i 2^formula(s_ij, numbers of i).
+
+    The engine chooses Z_i: the mean of W_ij over all M embeddings j, i itself among them, is 1.
+    """
+
+    def numbers(self, scale: float) -> tuple[Tensor, ...]:
+        """What the formula takes for each embedding, ``[M]`` each, where it gets scale * cosine."""
+
+    def formula(self, scaled: Tensor, *numbers: Tensor, out: Tensor | None = None) -> Tensor:
+        """Log2 W of a block of scaled cosines; numbers are a line or a column of it."""
+
+
+class Gaussian(NamedTuple):
+    """The paper's weight: exp(-(s_ij - mean_i)^2 / (2 variance_i))."""
+
+    mean: Tensor  # [M]
+    variance: Tensor  # [M] infinite where every weight is 1
+
+    def numbers(self, scale: float) -> tuple[Tensor, ...]:
+        """Mean and sharpness; squares of scaled cosines would overflow at low temperatures."""
+        return self.mean * scale, (0.5 * LOG2_E / self.variance).sqrt_() / scale
+
+    def formula(self, scaled: Tensor, *numbers: Tensor, out: Tensor | None = None) -> Tensor:
+        mean, sharpness = numbers
+        deviations = torch.sub(scaled, mean, out=out).mul_(sharpness)
+        return torch.addcmul(deviations.new_zeros(()), deviations, deviations, value=-1, out=out)
+
+
+class Pairs(NamedTuple):
+    """Which embeddings are negatives of each other, and how much each pair counts.
+
+    Sets are slices of one matrix: views, or others of any lengths. Weights of both kinds multiply;
+    without any, W_ij is 1. They are constants for the gradient.
+    """
+
+    embeddings: Tensor  # [M, D] of unit length
+    lengths: tuple[int, ...]  # of each set
+    compared: tuple[tuple[int, int], ...]  # (a, b) with a <= b: sets with negatives in each other
+    items: Tensor | None = None  # [M] int64; None: an embedding's item is its place in its set
+    by_cluster: Table | Factors | None = None
+    by_cosine: PairWeight | None = None
+
+    def sets(self) -> list[slice]:
+        """The embeddings of each set."""
+        ends = [0, *itertools.accumulate(self.lengths)]
+        return [slice(*both) for both in itertools.pairwise(ends)]
+
+    def compares_all(self) -> bool:
+        return len(self.compared) == len(couples(len(self.lengths)))
+
+    def partners(self, number: int) -> list[int]:
+        """The sets that one of them is compared with."""
+        return sorted({a + b - number for a, b in self.compared if number in (a, b)})
+
+    def fill_items(self, matrix: Tensor, i: slice, j: slice, value: float) -> None:
+        """Fill the pairs of one item in a matrix ``[I, J]``, in place."""
+        if self.items is not None:
+            matrix.masked_fill_(self.items[i].unsqueeze(1) == self.items[j], value)
+            return
+        sets, length, width = self.sets(), self.lengths[0], j.stop - j.start
+        is_whole = i == j == slice(0, self.embeddings.shape[0])
+        if is_whole and len(set(self.lengths)) == 1 and is_eager():  # compilers refuse as_strided
+            # Item g of one set and of another, or the same one: of all sets at once.
+            strides = (length * width, length, width + 1)
+            matrix.as_strided((len(sets), len(sets), length), strides).fill_(value)
+            return
+        flat = matrix.view(-1)
+        for a, b in itertools.product(sets, sets):
+            # They lie on a diagonal. (Tensor.diagonal makes the compiler of torch 2.13 warn.)
+            first = max(0, i.start - a.start, j.start - b.start)
+            end = min(a.stop, i.stop) - a.start, min(b.stop, j.stop) - b.start
+            count = min(end) - first
+            if count > 0:
+                corner = (a.start + first - i.start) * width + b.start + first - j.start
+                flat[corner : corner + (count - 1) * (width + 1) + 1 : width + 1].fill_(value)
+
+
+def couples(count: int) -> list[tuple[int, int]]:
+    """Each number with itself and the later ones. (The compiler knows no combinations.)"""
+    return [(a, b) for a in range(count) for b in range(a, count)]
+
+
+def compared_sets(num_sets: int, negatives: str) -> tuple[tuple[int, int], ...]:
+    """All sets with all of them, or with ``"cross"`` each with the others alone."""
+    return tuple([(a, b) for a, b in couples(num_sets) if negatives == "all" or a < b])
+
+
+class Sums(NamedTuple):
+    """What an engine returns for the pairs of a portion; e^log_sums of all portions add up to S.
+
+    With a pair weight they add up to S_i / Z_i, and Z_i = M / e^log_totals_i.
+    """
+
+    log_sums: Tensor  # [M] -inf where there is no negative
+    log_totals: Tensor | None = None  # [M] of the pair weight over all embeddings
+    layout: object = None  # what the gradient can use again
+
+
+class Portion(NamedTuple):
+    """Which of all pairs to compute: each of several processes has a portion, a single one all."""
+
+    rank: int = 0
+    num_ranks: int = 1
+
+    def of(self, length: int) -> slice:
+        """One of ``num_ranks`` runs of a length, as equal as can be."""
+        ends = (length * rank // self.num_ranks for rank in (self.rank, self.rank + 1))
+        return slice(*ends)
+
+
+ALL_PAIRS = Portion()
+
+
+def check_kind(engine: str, weights: object, *kinds: type) -> None:
+    """An engine names the kinds of weights that it computes; any other is an error."""
+    if weights is not None and not isinstance(weights, kinds):
+        computed = " and ".join(kind.__name__ for kind in kinds)
+        raise TypeError(
+            f"engine={engine!r} computes weights of the kinds {computed}, "
+            f"but got {type(weights).__name__}"
+        )
