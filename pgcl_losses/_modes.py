@@ -12,7 +12,8 @@ def is_eager() -> bool:
 
 def is_dual(values: Tensor) -> bool:
     """Whether forward mode differentiates these values."""
-    return forward_ad.unpack_dual(values).tangent is not None
+    dual = forward_ad.unpack_dual(values)  # type: ignore[no-untyped-call]  # torch has no type there
+    return dual.tangent is not None
 
 
 def can_be_read(values: Tensor) -> bool:

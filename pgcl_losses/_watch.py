@@ -3,12 +3,12 @@
 import torch
 from torch import Tensor
 
+from pgcl_losses._normalize import mean_cosine, unit_vectors
 from pgcl_losses._warn import warn
 from pgcl_losses.arrival import Arrival, can_arrive
 from pgcl_losses.batch import Batch
 from pgcl_losses.consistency import share_of_a_guess
 from pgcl_losses.prototypes import SinkhornPrototypes
-from pgcl_losses._normalize import mean_cosine, unit_vectors
 from pgcl_losses.weights import cluster_counts
 
 # Gradients are hardly ever accumulated over more batches than this before an optimizer steps. And

@@ -13,10 +13,10 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from pgcl_losses._checks import check_choice
-from pgcl_losses.batch import Assignment, Batch, check_alone, check_assignments
 from pgcl_losses._module import Check, LossModule
-from pgcl_losses.reduction import REDUCTIONS, Reduction, reduce
 from pgcl_losses._normalize import computing_dtype
+from pgcl_losses.batch import Assignment, Batch, check_alone, check_assignments
+from pgcl_losses.reduction import REDUCTIONS, Reduction, reduce
 
 
 class ConsistencyLoss(LossModule):

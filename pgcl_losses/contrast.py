@@ -28,6 +28,8 @@ from pgcl_losses._checks import (
     check_window,
     check_window_fits,
 )
+from pgcl_losses._module import Check, LossModule
+from pgcl_losses._normalize import computing_dtype, full_precision, unit_vectors
 from pgcl_losses.batch import (
     Assignment,
     Batch,
@@ -41,18 +43,15 @@ from pgcl_losses.engine import (
     Engine,
     Factors,
     Gaussian,
-    Weight,
+    Table,
     check_engine,
-    mean_of,
 )
 from pgcl_losses.info_nce import NEGATIVES, check_view_count, weighted_info_nce
-from pgcl_losses._module import Check, LossModule
 from pgcl_losses.reduction import REDUCTIONS, Reduction
-from pgcl_losses._normalize import computing_dtype, full_precision, unit_vectors
 from pgcl_losses.weights import (
     cluster_counts,
     cosine_moments,
-    expected_log_weights,
+    one_hot,
     prototype_log_weights,
     within_ranks,
 )
@@ -196,70 +195,80 @@ class PrototypeReweightedNCE(LossModule):
         else:
             batch = self._batch(given)
         with torch.no_grad(), full_precision(batch.need("embeddings").device):
-            weights = self._weights(batch)
+            by_cluster, by_cosine = self._by_cluster(batch), self._by_cosine(batch)
         return weighted_info_nce(
-            batch, weights, self.temperature, self.negatives, self.engine, self.reduction
+            batch,
+            self.temperature,
+            self.negatives,
+            self.engine,
+            self.reduction,
+            by_cluster,
+            by_cosine,
         )
 
-    def _weights(self, batch: Batch) -> tuple[Weight, ...]:
-        """M w of each pair, 0 for what is no negative; all 1 while only the prototypes learn."""
-        rows = batch.need("embeddings").detach().flatten(0, 1)  # detached for forward mode, too
-        weights: list[Weight] = []
-        if self.weighting == "sample":
-            mean, variance = cosine_moments(rows)
-            if batch.leading is not None:
-                variance = variance.masked_fill(batch.leading, math.inf)
-            weights.append(Gaussian(mean, variance))
-        if self._needs_clusters():
-            of_heads = self._of_heads(batch, rows)
-            if batch.leading is not None:
-                of_heads = [
-                    factors._replace(log_left=factors.log_left.masked_fill(batch.leading, 0.0))
-                    for factors in of_heads
-                ]
-            weights.append(mean_of(of_heads))
-        return tuple(weights)
+    def _by_cosine(self, batch: Batch) -> Gaussian | None:
+        """The weight of a pair by its own cosine; all 1 while only the prototypes learn."""
+        if self.weighting != "sample":
+            return None
+        # Detached for forward mode, too.
+        mean, variance = cosine_moments(batch.need("embeddings").detach().flatten(0, 1))
+        if batch.leading is not None:
+            variance = variance.masked_fill(batch.leading, math.inf)
+        return Gaussian(mean, variance)
 
-    def _of_heads(self, batch: Batch, rows: Tensor) -> list[Factors]:
-        clusters = batch.need("clusters").flatten(0, 1)  # [M, H]
-        heads = batch.heads
+    def _by_cluster(self, batch: Batch) -> Table | Factors | None:
+        """M w of two clusters, 0 for what is no negative; all 1 while only the prototypes learn."""
+        if not self._needs_clusters():
+            return None
+        clusters, heads = batch.need("clusters").flatten(0, 1), batch.heads  # [M, H]
         if not heads:
             numbered, num_clusters = _numbered(clusters.squeeze(1))
             clusters, heads = numbered.unsqueeze(1), (num_clusters,)
         self.check_window(heads)
-        unused = [rows] * len(heads)
-        prototypes: Sequence[Tensor] = unused
-        targets: Sequence[Tensor] = unused
+        of_heads: Sequence[Tensor | None] = [None] * len(heads)
+        if self._needs_targets():
+            of_heads = batch.need("targets").flatten(0, 1).split_with_sizes(heads, dim=1)
+        tables = self._log_tables(batch, clusters, heads, of_heads)
+        if batch.leading is not None:
+            tables = [table.masked_fill(batch.leading, 0.0) for table in tables]
+        left, right = [], []
+        for table, of_head, targets in zip(tables, clusters.unbind(1), of_heads, strict=True):
+            if targets is None:
+                return Table(tuple(tables), clusters)
+            by_cluster = targets if self.soft_clusters else one_hot(of_head, targets)
+            weights = by_cluster @ table.exp()
+            if self.negative_ranks is not None:
+                outside = ~within_ranks(targets, *self.negative_ranks)
+                if batch.leading is not None:
+                    outside &= ~batch.leading
+                weights.masked_fill_(outside, 0.0)
+            left.append(weights / len(heads))
+            right.append(by_cluster)
+        return Factors(torch.cat(left, dim=1), torch.cat(right, dim=1))
+
+    def _log_tables(
+        self,
+        batch: Batch,
+        clusters: Tensor,
+        heads: Sequence[int],
+        targets: Sequence[Tensor | None],
+    ) -> list[Tensor]:
+        """Log of M w by the clusters of query and negative: ``[K, K]`` for each head."""
+        dtype = batch.need("embeddings").dtype
+        tables = [torch.zeros(size, size, dtype=dtype, device=clusters.device) for size in heads]
         if self.weighting == "prototype":
             prototypes = batch.need("prototypes").detach().split_with_sizes(heads)
-        if self._needs_targets():
-            targets = batch.need("targets").flatten(0, 1).split_with_sizes(heads, dim=1)
-        of_heads = zip(prototypes, clusters.unbind(1), targets, heads, strict=True)
-        return [self._of_head(rows, *of_head) for of_head in of_heads]
-
-    def _of_head(
-        self, rows: Tensor, prototypes: Tensor, clusters: Tensor, targets: Tensor, size: int
-    ) -> Factors:
-        """By what clusters ``[M]`` and targets ``[M, K]`` say, with unit prototypes ``[K, D]``."""
-        if self.weighting == "prototype":
-            if self.soft_clusters:
-                shares = targets.mean(0)
-            else:
-                shares = cluster_counts(clusters, size, rows.dtype).div_(len(clusters))
-            table = prototype_log_weights(prototypes, shares)
-        else:
-            table = rows.new_zeros(size, size)
+            for head, (of_head, q) in enumerate(zip(clusters.unbind(1), targets, strict=True)):
+                if self.soft_clusters and q is not None:
+                    fractions = q.mean(0)
+                else:
+                    counts = cluster_counts(of_head, heads[head], dtype)
+                    fractions = counts.div_(len(clusters))
+                tables[head] = prototype_log_weights(prototypes[head], fractions)
         if self.exclude_same_cluster:
-            table.fill_diagonal_(-torch.inf)
-        if self.soft_clusters:
-            factors = Factors(expected_log_weights(targets, table), targets)
-        else:
-            factors = Factors(table, clusters, lines=clusters)
-        if self.negative_ranks is None:
-            return factors
-        outside = ~within_ranks(targets, *self.negative_ranks)
-        log_left = factors.log_left_of_rows().masked_fill(outside, -torch.inf)
-        return factors._replace(log_left=log_left, lines=None)
+            for table in tables:
+                table.fill_diagonal_(-torch.inf)
+        return tables
 
     def check_window(self, heads: Sequence[int]) -> None:
         """Whether ``negative_ranks`` fits the number of prototypes in each head."""

@@ -8,10 +8,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pgcl_losses._checks import check_matrix
+from pgcl_losses._normalize import unit_vectors
 from pgcl_losses.batch import Assignment, check_assignments, check_clusters_of
 from pgcl_losses.consistency import share_of_a_guess
 from pgcl_losses.pgcl import PGCLTerms
-from pgcl_losses._normalize import unit_vectors
 from pgcl_losses.weights import cluster_counts, prototype_log_weights
 
 

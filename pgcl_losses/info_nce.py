@@ -14,18 +14,21 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from pgcl_losses._checks import check_choice, check_scale, check_views
+from pgcl_losses._module import Check, LossModule
+from pgcl_losses._normalize import computing_dtype, full_precision, unit_vectors
 from pgcl_losses.batch import Batch, Negatives, check_alone
 from pgcl_losses.engine import (
     ENGINE_CHOICES,
     Engine,
+    Factors,
     Pairs,
-    Weight,
+    PairWeight,
+    Table,
     check_engine,
+    compared_sets,
     log_weighted_sums,
 )
-from pgcl_losses._module import Check, LossModule
 from pgcl_losses.reduction import REDUCTIONS, Reduction, reduce
-from pgcl_losses._normalize import backward_alone, computing_dtype, full_precision, on_cpu, unit_vectors
 
 NEGATIVES = get_args(Negatives)
 
@@ -110,7 +113,7 @@ class InfoNCE(LossModule):
         else:
             batch = self._batch(views)
         return weighted_info_nce(
-            batch, (), self.temperature, self.negatives, self.engine, self.reduction
+            batch, self.temperature, self.negatives, self.engine, self.reduction
         )
 
     def _batch(self, views: tuple[Any, ...]) -> Batch:
@@ -136,58 +139,43 @@ def check_view_count(views: Sequence[object]) -> None:
 
 def weighted_info_nce(
     batch: Batch,
-    weights: tuple[Weight, ...],
     temperature: float,
     negatives: Negatives,
     engine: Engine,
     reduction: Reduction,
+    by_cluster: Table | Factors | None = None,
+    by_cosine: PairWeight | None = None,
 ) -> Tensor:
-    """InfoNCE of a batch's rows ``[V, N, D]`` with weighted negatives.
+    """InfoNCE of a batch's embeddings ``[V, N, D]`` with weighted negatives.
 
     A query's loss is the mean over its positives, one in each other view.
     """
-    rows = batch.need("embeddings")
-    num_views = len(rows)
-    across_views = (batch.negatives or negatives) == "cross"
-    with full_precision(rows.device):
-        pairs = Pairs(rows.flatten(0, 1), num_views, across_views, weights)
-        log_sums = log_weighted_sums(pairs, temperature, engine, batch.ranks).view(rows.shape[:2])
+    embeddings = batch.need("embeddings")
+    num_views, num_items = embeddings.shape[:2]
+    compared = compared_sets(num_views, batch.negatives or negatives)
+    with full_precision(embeddings.device):
+        pairs = Pairs(
+            embeddings.flatten(0, 1),
+            (num_items,) * num_views,
+            compared,
+            by_cluster=by_cluster,
+            by_cosine=by_cosine,
+        )
+        log_s = log_weighted_sums(pairs, temperature, engine, batch.ranks)
+        log_s = log_s.view(num_views, num_items)
         of_positives = [
-            _with_positive(log_sums, rows, temperature, shift) for shift in range(1, num_views)
+            _with_positive(log_s, embeddings, temperature, shift) for shift in range(1, num_views)
         ]
         losses = of_positives[0] if num_views == 2 else torch.stack(of_positives).mean(0)
         return reduce(losses, reduction, batch.ranks)
 
 
-def _with_positive(log_sums: Tensor, rows: Tensor, temperature: float, shift: int) -> Tensor:
+def _with_positive(log_s: Tensor, embeddings: Tensor, temperature: float, shift: int) -> Tensor:
     """-log( e^{s_ip / tau} / (e^{s_ip / tau} + S_i) ), with p ``shift`` views away: ``[V, N]``."""
-    gaps: Any = _gaps
-    if len(rows) == 2 and backward_alone() and not on_cpu(rows):
-        gaps = _Gaps.apply
-    return F.softplus(gaps(log_sums, rows, temperature, shift), threshold=_LINEAR_FROM)
-
-
-def _gaps(log_sums: Tensor, rows: Tensor, temperature: float, shift: int) -> Tensor:
-    """log S_i - s_ip / tau."""
-    if len(rows) == 2:
-        first, second = rows.unbind()
+    if len(embeddings) == 2:
+        first, second = embeddings.unbind()
         positives = (first * second).sum(-1)  # [N] of both
     else:
-        positives = (rows * rows.roll(shift, 0)).sum(-1)
-    return torch.sub(log_sums, positives, alpha=1 / temperature)
-
-
-class _Gaps(torch.autograd.Function):
-    """`_gaps` of two views, its gradient in fewer steps, as a GPU wants."""
-
-    @staticmethod
-    def forward(ctx: Any, log_sums: Tensor, rows: Tensor, temperature: float, shift: int) -> Tensor:
-        ctx.save_for_backward(rows)
-        ctx.temperature = temperature
-        return _gaps(log_sums, rows, temperature, shift)
-
-    @staticmethod
-    def backward(ctx: Any, d_gaps: Tensor) -> tuple[Tensor | None, ...]:
-        (rows,) = ctx.saved_tensors
-        d_positives = d_gaps.sum(0) / -ctx.temperature  # [N]
-        return d_gaps, rows.roll(1, 0) * d_positives.unsqueeze(1), None, None
+        positives = (embeddings * embeddings.roll(shift, 0)).sum(-1)
+    gaps = torch.sub(log_s, positives, alpha=1 / temperature)
+    return F.softplus(gaps, threshold=_LINEAR_FROM)

@@ -19,16 +19,16 @@ from pgcl_losses._checks import (
     check_views,
     check_weight,
 )
+from pgcl_losses._module import Check, LossModule
+from pgcl_losses._normalize import computing_dtype, full_precision, mean_cosine, unit_vectors
 from pgcl_losses._watch import Watch, can_look
 from pgcl_losses.batch import Assignment, Batch, Negatives
 from pgcl_losses.consistency import ConsistencyLoss
 from pgcl_losses.contrast import PrototypeReweightedNCE, Weighting
 from pgcl_losses.engine import Engine, check_engine
 from pgcl_losses.info_nce import NEGATIVES, check_view_count
-from pgcl_losses._module import Check, LossModule
 from pgcl_losses.prototypes import SinkhornPrototypes
 from pgcl_losses.reduction import Reduction
-from pgcl_losses._normalize import computing_dtype, full_precision, mean_cosine, unit_vectors
 
 Self = TypeVar("Self", bound="PGCLLoss")
 

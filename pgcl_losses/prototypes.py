@@ -19,8 +19,6 @@ from pgcl_losses._checks import (
     check_scale,
     check_views,
 )
-from pgcl_losses.batch import Assignment, Batch, check_alone
-from pgcl_losses.kmeans import spherical_kmeans
 from pgcl_losses._module import Check, LossModule
 from pgcl_losses._normalize import (
     backward_alone,
@@ -30,6 +28,8 @@ from pgcl_losses._normalize import (
     scaled_product,
     unit_vectors,
 )
+from pgcl_losses.batch import Assignment, Batch, check_alone
+from pgcl_losses.kmeans import spherical_kmeans
 from pgcl_losses.sinkhorn import balance
 
 # A CPU takes several times as long for a softmax of fewer numbers than a register holds, if they

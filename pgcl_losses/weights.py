@@ -43,12 +43,9 @@ def prototype_log_weights(prototypes: Tensor, shares: Tensor) -> Tensor:
     return log_w_shares.log_softmax(1).sub_(log_shares)
 
 
-def expected_log_weights(targets: Tensor, log_table: Tensor) -> Tensor:
-    """log sum_k q_ik T_kl: what the table says on average of row i and cluster l, ``[M, K]``.
-
-    ``targets``: q ``[M, K]``; ``log_table``: log T ``[K, K]``, -inf where a pair is left out.
-    """
-    return (targets @ log_table.exp()).log_()
+def one_hot(clusters: Tensor, targets: Tensor) -> Tensor:
+    """A 1 in the column of each cluster, ``[M] -> [M, K]``, as targets are."""
+    return torch.zeros_like(targets).scatter_(1, clusters.unsqueeze(1), 1.0)
 
 
 def within_ranks(targets: Tensor, first: int, end: int) -> Tensor:

@@ -1,0 +1,139 @@
+"""Log S of all pairs, by one engine: which one, with a gradient, and over all processes."""
+
+import importlib.util
+import math
+import os
+from types import ModuleType
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from pgcl_losses.engine import dense, streaming
+from pgcl_losses.engine.contract import Gaussian, Pairs, Portion
+from pgcl_losses.ranks import Ranks
+
+Engine = Literal["auto", "dense", "streaming", "triton"]
+ENGINE_CHOICES = get_args(Engine)
+
+# Up to so many pairs "auto" takes dense. On a CPU streaming was measured faster above it; elsewhere
+# it bounds the memory, to a quarter of a GiB for each of about four matrices.
+_DENSE_UP_TO = {"cpu": 1 << 20}
+_DENSE_ELSEWHERE = 1 << 26
+
+# When torch.compile of torch 2.4 traces an autograd function, it confuses tensors outside of it
+# with others of the same name inside: wrong losses, and no error. 2.11 is the first version that we
+# saw compute it right.
+TRACEABLE = tuple(int(number) for number in torch.__version__.split(".")[:2]) >= (2, 11)
+
+
+def log_weighted_sums(pairs: Pairs, temperature: float, engine: str, ranks: Ranks) -> Tensor:
+    """Log S ``[M]``, -inf where an embedding has no negative, with gradient to the embeddings.
+
+    All processes have the same pairs, and each computes its portion of them.
+    """
+    num_ranks = len(ranks.counts)
+    if engine == "auto":
+        engine = choose(pairs, num_ranks)
+    if engine == "dense":
+        if num_ranks > 1:
+            raise ValueError(
+                f"engine='dense' computes one matrix in one process, but {num_ranks} processes "
+                "share a batch: choose engine='auto' or 'streaming', or gather=False"
+            )
+        return _scaled(*dense.log_sums(pairs, temperature)[:2])
+    check_engine(engine, pairs.embeddings)
+    add_up = _LogSums.apply
+    if torch.compiler.is_compiling():
+        if TRACEABLE:  # with a symbol in place of a plain number, torch 2.13 mixes up two graphs
+            temperature = math.fsum([temperature])
+        else:
+            add_up = torch.compiler.disable(add_up)  # type: ignore[no-untyped-call]  # torch has no type there
+    log_s: Tensor = add_up(pairs.embeddings, pairs, temperature, engine, ranks)  # type: ignore[no-untyped-call]  # torch has no type there
+    return log_s
+
+
+def choose(pairs: Pairs, num_ranks: int) -> str:
+    """What "auto" is for these pairs: the same in every run, and on all processes."""
+    device = pairs.embeddings.device
+    if num_ranks == 1:
+        largest = _DENSE_UP_TO.get(device.type, _DENSE_ELSEWHERE)
+        if len(pairs.embeddings) ** 2 <= largest:
+            return "dense"
+    known = pairs.by_cosine is None or isinstance(pairs.by_cosine, Gaussian)
+    return "triton" if known and kernels_pass(device) else "streaming"
+
+
+def kernels_pass(device: torch.device) -> bool:
+    """Whether "auto" may take the fused kernels there. Its first call on a device tests them."""
+    if device.type != "cuda":
+        return False
+    from pgcl_losses.engine import selftest  # it imports torch's compiler
+
+    return selftest.kernels_pass(device)
+
+
+class _LogSums(torch.autograd.Function):
+    """An engine's sums and gradient, added up over processes."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, embeddings: Tensor, pairs: Pairs, temperature: float, engine: str, ranks: Ranks
+    ) -> Tensor:
+        portion = Portion(ranks.rank, len(ranks.counts))
+        sums = _module(engine).log_sums(pairs, temperature, portion)
+        log_sums = ranks.add_logs(sums.log_sums)
+        log_totals = sums.log_totals
+        if log_totals is not None:
+            log_totals = ranks.add_logs(log_totals)
+        ctx.save_for_backward(log_sums)
+        ctx.pairs, ctx.temperature, ctx.engine, ctx.ranks = pairs, temperature, engine, ranks
+        # A compiled graph keeps no layout from its forward to its backward pass.
+        ctx.layout = None if torch.compiler.is_compiling() else sums.layout
+        return _scaled(log_sums, log_totals)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_log_s: Tensor) -> tuple[Tensor | None, ...]:
+        (log_sums,) = ctx.saved_tensors
+        portion = Portion(ctx.ranks.rank, len(ctx.ranks.counts))
+        # The losses of all processes look at the sums of all embeddings.
+        d_log_s = ctx.ranks.add(d_log_s, "the sums' gradient")
+        d_embeddings = _module(ctx.engine).gradient(
+            ctx.pairs, ctx.temperature, log_sums, d_log_s, portion, ctx.layout
+        )
+        return d_embeddings, None, None, None, None
+
+
+def _module(engine: str) -> ModuleType:
+    if engine == "triton":
+        from pgcl_losses.engine import triton  # an optional package: only once asked for
+
+        return triton
+    return streaming
+
+
+def _scaled(log_sums: Tensor, log_totals: Tensor | None) -> Tensor:
+    """Log S with the pair weight's scale in it, if there is one."""
+    if log_totals is None:
+        return log_sums
+    # A tensor's logarithm: that of a number would have graphs compiled for each number of rows.
+    log_count = log_totals.new_full((), log_totals.shape[0]).log_()
+    return log_sums + (log_count - log_totals)
+
+
+def check_engine(engine: str, embeddings: Tensor) -> None:
+    """Triton needs a package and a GPU, or the package's interpreter for tests."""
+    if engine != "triton":
+        return
+    if importlib.util.find_spec("triton") is None:
+        raise ModuleNotFoundError(
+            "engine='triton' needs the package triton: pip install triton, "
+            "or choose engine='streaming'"
+        )
+    if embeddings.device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
+        raise ValueError(
+            "engine='triton' needs embeddings on a CUDA device, but they are on "
+            f"{embeddings.device}; choose engine='streaming' there"
+        )
