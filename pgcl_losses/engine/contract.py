@@ -31,7 +31,7 @@ class Table(NamedTuple):
 
 
 class Factors(NamedTuple):
-    """Weights of few columns: W_ij = left_i . right_j. None is negative, and 0 leaves a pair out."""
+    """Weights of few columns: W_ij = left_i . right_j, none negative. A 0 leaves the pair out."""
 
     left: Tensor  # [M, R]
     right: Tensor  # [M, R]

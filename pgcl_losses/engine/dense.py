@@ -55,7 +55,7 @@ def _by_cosine(pairs: Pairs) -> tuple[Tensor | None, Tensor | None]:
 
 
 def _log2_weights(pairs: Pairs, by_cosine: Tensor | None, side: Side) -> Tensor:
-    """Log2 W ``[J, I]``, -inf for what is no negative: the one matrix, to which logits are added."""
+    """Log2 W ``[J, I]``, -inf for what is no negative: the matrix to which logits are added."""
     i, j = side
     if pairs.by_cluster is None:
         weights = pairs.embeddings.new_zeros(j.stop - j.start, i.stop - i.start)

@@ -13,7 +13,7 @@ from pgcl_losses.engine.contract import LOG2_E, Factors, Table
 
 
 class BlockWeights:
-    """W, or log2 W, for the sums along one axis of a block: ``[J, I]``, ``[1, I]`` or ``[J, 1]``."""
+    """W or log2 W for the sums along an axis of a block: ``[J, I]``, ``[1, I]`` or ``[J, 1]``."""
 
     def __init__(
         self,

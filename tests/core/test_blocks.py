@@ -6,23 +6,25 @@ from helpers.blocks import in_blocks
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pgcl_losses.engine import Factors, Pairs
+from pgcl_losses.engine import Pairs, Table, compared_sets
 from pgcl_losses.engine.blocks import layout
-from pgcl_losses.engine.pairs import Share
+from pgcl_losses.engine.contract import Portion
 
 
-def clustered(num, num_views, num_clusters, across_views=False):
+def clustered(num, num_views, num_clusters, negatives="all"):
     clusters = torch.randint(num_clusters, (num * num_views,))
-    table = torch.zeros(num_clusters, num_clusters).fill_diagonal_(-torch.inf)
-    factors = Factors(table, clusters, lines=clusters)
-    return Pairs(torch.randn(num * num_views, 2), num_views, across_views, (factors,)), clusters
+    log_weights = torch.zeros(num_clusters, num_clusters).fill_diagonal_(-torch.inf)
+    table = Table((log_weights,), clusters.unsqueeze(1))
+    compared = compared_sets(num_views, negatives)
+    embeddings = torch.randn(num * num_views, 2)
+    return Pairs(embeddings, (num,) * num_views, compared, by_cluster=table), clusters
 
 
-def times_met(pairs, shares):
-    """How often each pair of two rows is in a block with negatives, of all shares."""
-    met = torch.zeros(len(pairs.rows), len(pairs.rows), dtype=torch.int64)
-    for share in shares:
-        laid = layout(pairs, share, forward=False)
+def times_met(pairs, portions):
+    """How often each pair of two rows is in a block with negatives, of all portions."""
+    met = torch.zeros(len(pairs.embeddings), len(pairs.embeddings), dtype=torch.int64)
+    for portion in portions:
+        laid = layout(pairs, portion)
         places = torch.arange(len(met))
         order = places if laid.order is None else laid.order
         for block in laid.blocks:
@@ -38,28 +40,28 @@ def times_met(pairs, shares):
     num=st.integers(1, 12),
     num_views=st.integers(1, 3),
     num_clusters=st.integers(1, 5),
-    across_views=st.booleans(),
+    negatives=st.sampled_from(["all", "cross"]),
     num_ranks=st.integers(1, 5),
     block=st.sampled_from([1, 3, 100]),
 )
-def test_shares_meet_each_pair_of_negatives_once(
-    num, num_views, num_clusters, across_views, num_ranks, block
+def test_portions_meet_each_pair_of_negatives_once(
+    num, num_views, num_clusters, negatives, num_ranks, block
 ):
-    pairs, clusters = clustered(num, num_views, num_clusters, across_views)
+    pairs, clusters = clustered(num, num_views, num_clusters, negatives)
     with in_blocks(block):
-        met = times_met(pairs, [Share(rank, num_ranks) for rank in range(num_ranks)])
+        met = times_met(pairs, [Portion(rank, num_ranks) for rank in range(num_ranks)])
     view = torch.arange(len(clusters)) // num
-    negatives = clusters.unsqueeze(1) != clusters
-    if across_views:
-        negatives &= view.unsqueeze(1) != view
+    are_negatives = clusters.unsqueeze(1) != clusters
+    if negatives == "cross":
+        are_negatives &= view.unsqueeze(1) != view
     assert (met <= 1).all()
-    assert (met[negatives] == 1).all()
+    assert (met[are_negatives] == 1).all()
 
 
 def test_clusters_that_fill_blocks_are_not_compared_with_themselves():
     pairs, clusters = clustered(200, 2, 4)
     with in_blocks(40):
-        met = times_met(pairs, [Share()])
+        met = times_met(pairs, [Portion()])
     assert torch.equal(met == 0, clusters.unsqueeze(1) == clusters)
 
 
@@ -68,7 +70,7 @@ def test_ranks_have_about_equally_many_pairs():
     for num_ranks in (2, 3, 4, 8, 13):
         with in_blocks(10):
             counts = [
-                times_met(pairs._replace(weights=()), [Share(rank, num_ranks)]).sum()
+                times_met(pairs._replace(by_cluster=None), [Portion(rank, num_ranks)]).sum()
                 for rank in range(num_ranks)
             ]
         assert max(counts) < 1.25 * min(counts)
@@ -79,16 +81,23 @@ def test_ranks_have_about_equally_many_pairs():
     [(4096, 1, 1), (4098, 1, 3), (131072, 1, 32 * 33 // 2), (131072, 4, 32 * 33 // 2)],
 )
 def test_a_gpu_has_few_blocks(num_rows, num_ranks, num_blocks):
-    pairs = Pairs(torch.empty(num_rows, 2, device="meta"), 2)
-    shares = [Share(rank, num_ranks) for rank in range(num_ranks)]
-    of_shares = [layout(pairs, share, forward=True).blocks for share in shares]
-    sizes = [rows.size() for of_share in of_shares for block in of_share for rows in block[:2]]
-    assert sum(map(len, of_shares)) == num_blocks
+    pairs = Pairs(
+        torch.empty(num_rows, 2, device="meta"), (num_rows // 2,) * 2, compared_sets(2, "all")
+    )
+    portions = [Portion(rank, num_ranks) for rank in range(num_ranks)]
+    of_portions = [layout(pairs, portion).blocks for portion in portions]
+    sizes = [
+        rows.size()
+        for of_portion in of_portions
+        for block in of_portion
+        for rows in (block.i, block.j)
+    ]
+    assert sum(map(len, of_portions)) == num_blocks
     assert max(sizes) <= 4096
 
 
 def test_blocks_stay_in_the_cache_of_a_cpu():
     pairs, _ = clustered(2000, 2, 10)
-    for some in (pairs, pairs._replace(weights=())):
-        sizes = [block.i.size() for block in layout(some, Share(), forward=True).blocks]
+    for some in (pairs, pairs._replace(by_cluster=None)):
+        sizes = [block.i.size() for block in layout(some, Portion()).blocks]
         assert 320 < max(sizes) <= 640

@@ -1,7 +1,6 @@
 """Every engine gives what the oracle gives, whatever its blocks, and streaming stays small."""
 
 import functools
-import itertools
 import math
 import os
 from typing import NamedTuple
@@ -13,24 +12,27 @@ import torch
 import torch.nn.functional as F
 from helpers.blocks import in_blocks
 from helpers.cases import MODES, cases, oracle_losses
+from helpers.engine_oracle import exact, log_scaled
 from hypothesis import given
 from hypothesis import strategies as st
 from live_bytes import LiveBytes
+from torch import Tensor
 
 from pgcl_losses import Assignment, PGCLLoss, PrototypeReweightedNCE
 from pgcl_losses.contrast import NEGATIVES, WEIGHTINGS
 from pgcl_losses.engine import (
-    TRACEABLE,
     Factors,
     Gaussian,
     Pairs,
+    Table,
     blocks,
+    compared_sets,
     dense,
     log_weighted_sums,
-    mean_of,
     streaming,
 )
-from pgcl_losses.engine.pairs import Share
+from pgcl_losses.engine.contract import Portion, couples
+from pgcl_losses.engine.dispatch import TRACEABLE
 from pgcl_losses.ranks import Ranks
 
 
@@ -144,63 +146,65 @@ def test_auto_is_dense_for_small_batches_and_streaming_for_large():
 
 @pytest.mark.parametrize("engine", ["dense", "streaming"])
 def test_an_unknown_kind_of_weight_is_an_error(engine):
-    class Periodic(NamedTuple):
-        period: float
-
-    rows = torch.nn.functional.normalize(torch.randn(8, 3))
-    ranks = Ranks((4,))
-    pairs = Pairs(rows, num_views=2, weights=(Periodic(0.5),))
-    with pytest.raises(TypeError, match=f"engine='{engine}' computes weights of the kinds Factors"):
-        log_weighted_sums(pairs, 0.2, engine, ranks)
-    twice = Pairs(rows, num_views=2, weights=(Factors(torch.zeros(8, 1), torch.ones(8, 1)),) * 2)
-    with pytest.raises(TypeError, match="weights must hold one Factors at most, but got 2"):
-        log_weighted_sums(twice, 0.2, engine, ranks)
+    pairs = Pairs(F.normalize(torch.randn(8, 3)), (4, 4), ((0, 1),), by_cluster=torch.ones(8, 8))
+    message = f"engine='{engine}' computes weights of the kinds Table and Factors, but got Tensor"
+    with pytest.raises(TypeError, match=message):
+        log_weighted_sums(pairs, 0.2, engine, Ranks((4,)))
 
 
-def literal_sums(pairs, temperature):
-    """Log S of every row, in loops."""
-    rows, n = pairs.rows, len(pairs.rows) // pairs.num_views
-    weights = torch.ones(len(rows), len(rows), dtype=rows.dtype)
-    for weight in pairs.weights:
-        if isinstance(weight, Factors):
-            left, right = weight.left_matrix(), weight.right_matrix()
-            for i, j in itertools.product(range(len(rows)), repeat=2):
-                weights[i, j] *= sum(left[i] * right[j])
-        else:
-            for i in range(len(rows)):
-                cosines = torch.stack([rows[i] @ other for other in rows]).detach()
-                values = torch.exp(-((cosines - weight.mean[i]) ** 2) / (2 * weight.variance[i]))
-                weights[i] *= values / values.mean()
-    sums = []
-    for i in range(len(rows)):
-        total = torch.zeros((), dtype=rows.dtype)
-        for j in range(len(rows)):
-            same_view = pairs.across_views and i // n == j // n
-            if i % n != j % n and not same_view:
-                total = total + weights[i, j] * torch.exp(rows[i] @ rows[j] / temperature)
-        sums.append(total.log() if total > 0 else torch.tensor(-torch.inf, dtype=rows.dtype))
-    return torch.stack(sums)
+class Beta(NamedTuple):
+    """A pair weight that no engine was written for: (1 + s)^a (1 - s)^b, a mixture's component."""
+
+    a: Tensor  # [M]
+    b: Tensor
+
+    def numbers(self, scale):
+        return self.a, self.b, torch.full_like(self.a, 1 / scale)
+
+    def formula(self, scaled, *numbers, out=None):
+        a, b, unit = numbers
+        cosines = scaled * unit
+        return torch.add(a * (1.1 + cosines).log2(), b * (1.1 - cosines).log2(), out=out)
 
 
 @st.composite
 def pairs_of_any_kind(draw):
-    num_views, num_graphs = draw(st.integers(2, 4)), draw(st.integers(1, 4))
-    m, r = num_views * num_graphs, draw(st.integers(1, 5))
     generator = torch.Generator().manual_seed(draw(st.integers(0, 10**6)))
     random = functools.partial(torch.rand, generator=generator, dtype=torch.float64)
-    rows = torch.nn.functional.normalize(random(m, 3) - 0.5)
-    left = random(m, r) * (random(m, r) > 0.3)
-    columns = torch.randint(r, (m,), generator=generator)
-    right = draw(st.sampled_from([columns, random(m, r) * (random(m, r) > 0.3)]))
-    factors, gaussian = Factors(left.log(), right), Gaussian(random(m) - 0.5, random(m) + 0.05)
-    table = Factors(random(r, r).log(), columns, lines=columns)
-    excluding = Factors(torch.log(1 - torch.eye(r).double()), columns, columns)
-    more, of_more = random(r + 2, r + 1), torch.randint(r + 1, (m,), generator=generator)
-    lines = torch.randint(r + 2, (m,), generator=generator)
-    heads = mean_of([table, Factors(more.log(), of_more, lines=lines), excluding])
-    few = [(), (factors,), (table,), (excluding,), (heads,)]
-    weights = draw(st.sampled_from([*few, *((gaussian, *some) for some in few)]))
-    return Pairs(rows, num_views, draw(st.booleans()), weights)
+
+    def number(below, *shape):
+        return torch.randint(below, shape, generator=generator)
+
+    lengths = tuple(draw(st.lists(st.integers(0, 5), min_size=1, max_size=4)))
+    if draw(st.booleans()):
+        lengths = (draw(st.integers(1, 4)),) * len(lengths)
+    m = max(1, sum(lengths))
+    lengths = lengths if sum(lengths) else (1,)
+    compared = draw(
+        st.one_of(
+            st.sampled_from([compared_sets(len(lengths), name) for name in ("all", "cross")]),
+            st.sets(st.sampled_from(couples(len(lengths)))).map(sorted).map(tuple),
+        )
+    )
+    items = draw(st.sampled_from([None, number(3, m), 2**60 + number(50, m)]))
+
+    def log_table(size):
+        table = random(size, size)
+        return table.masked_fill(random(size, size) < 0.3, 0.0).log()
+
+    sizes = draw(st.sampled_from([(1,), (4,), (30,), (3, 5, 2)]))
+    tables = tuple([log_table(size) for size in sizes])
+    table = Table(tables, torch.stack([number(size, m) for size in sizes], dim=1))
+    excluding = Table((torch.log(1 - torch.eye(4).double()),), number(4, m, 1))
+    left, right = (random(m, 3) * (random(m, 3) > 0.3) for _ in range(2))
+    by_cluster = draw(st.sampled_from([None, table, excluding, Factors(left, right)]))
+    by_cosine = draw(
+        st.sampled_from(
+            [None, Gaussian(random(m) - 0.5, random(m) + 0.05), Beta(random(m), random(m))]
+        )
+    )
+    embeddings = F.normalize(random(m, 3) - 0.5)
+    return Pairs(embeddings, lengths, compared, items, by_cluster, by_cosine)
 
 
 @given(
@@ -213,82 +217,55 @@ def pairs_of_any_kind(draw):
 def test_an_engine_computes_the_sentence_of_its_contract(
     pairs, temperature, engine, block, in_cache
 ):
-    results = []
-    slopes = torch.linspace(-1, 2, len(pairs.rows), dtype=torch.float64)
-    for function in (
-        lambda pairs: literal_sums(pairs, temperature),
-        lambda pairs: log_weighted_sums(pairs, temperature, engine, Ranks((1,))),
-    ):
-        rows = pairs.rows.clone().requires_grad_()
-        constant = pairs._replace(rows=rows)
-        with in_blocks(block), mock.patch.object(dense, "_IN_CACHE", in_cache):
-            log_sums = function(constant)
-            there = log_sums.detach() > -torch.inf
-            gradient = torch.zeros_like(rows)
-            if there.any():
-                (gradient,) = torch.autograd.grad((log_sums * slopes)[there].sum(), rows)
-        results.append((log_sums.detach(), gradient))
-    torch.testing.assert_close(*results, rtol=1e-8, atol=1e-8)
-
-
-@given(
-    pairs=pairs_of_any_kind(),
-    temperature=st.sampled_from([0.02, 0.2]),
-    num_ranks=st.integers(1, 4),
-    block=st.sampled_from([1, 3, 640]),
-)
-def test_shares_of_streaming_add_up(pairs, temperature, num_ranks, block):
-    shares = [Share(rank, num_ranks) for rank in range(num_ranks)]
-    slopes = torch.linspace(-1, 2, len(pairs.rows), dtype=torch.float64)
-    with in_blocks(block):
-        whole = streaming.log_sums(pairs, temperature)
-        parts = [streaming.log_sums(pairs, temperature, share) for share in shares]
-        for ours, expected in zip(zip(*parts, strict=True), whole, strict=True):
-            if expected is not None:
-                torch.testing.assert_close(torch.stack(ours).logsumexp(0), expected)
-        gradients = [
-            streaming.gradient(pairs, temperature, whole.log_sums, slopes, share)
-            for share in [Share(), *shares]
-        ]
-    torch.testing.assert_close(sum(gradients[1:]), gradients[0])
+    d_log_s = torch.linspace(-1, 2, len(pairs.embeddings), dtype=torch.float64)
+    expected = exact(pairs, temperature, d_log_s)
+    embeddings = pairs.embeddings.clone().requires_grad_()
+    constant = pairs._replace(embeddings=embeddings)
+    with in_blocks(block), mock.patch.object(dense, "_IN_CACHE", in_cache):
+        log_s = log_weighted_sums(constant, temperature, engine, Ranks((1,)))
+        some = log_s.detach() > -torch.inf
+        gradient = torch.zeros_like(embeddings)
+        if some.any():
+            (gradient,) = torch.autograd.grad((log_s * d_log_s)[some].sum(), embeddings)
+    torch.testing.assert_close(log_s.detach(), log_scaled(expected), rtol=1e-8, atol=1e-8)
+    torch.testing.assert_close(gradient, expected.gradient, rtol=1e-8, atol=1e-8)
 
 
 @given(
     pairs=pairs_of_any_kind(),
     temperature=st.sampled_from([0.005, 0.02, 0.2]),
-    num_ranks=st.integers(1, 3),
-    block=st.sampled_from([1, 3, 4096]),
+    num_ranks=st.integers(1, 4),
+    block=st.sampled_from([1, 3, 640]),
+    readable=st.booleans(),
+    kept=st.booleans(),
 )
-def test_streaming_where_python_cannot_look_at_numbers(pairs, temperature, num_ranks, block):
-    """As on a GPU: rows are not sorted, and blocks have a size of their own."""
-    slopes = torch.linspace(-1, 2, len(pairs.rows), dtype=torch.float64)
-    leaf = pairs.rows.clone().requires_grad_()
-    expected = literal_sums(pairs._replace(rows=leaf), temperature)
-    there = expected > -torch.inf
-    d_rows = torch.zeros_like(leaf)
-    if there.any():
-        (d_rows,) = torch.autograd.grad((expected * slopes)[there].sum(), leaf)
-
-    shares = [Share(rank, num_ranks) for rank in range(num_ranks)]
-    unread = {"can_be_read": lambda values: False}
-    with (
-        in_blocks(block),
-        mock.patch.multiple(blocks, **unread),
-        mock.patch.multiple(streaming, **unread),
-    ):
-        parts = [streaming.log_sums(pairs, temperature, share) for share in shares]
-        log_sums, *log_masses = (
-            torch.stack(of_shares).logsumexp(0)
-            for of_shares in zip(*parts, strict=True)
-            if of_shares[0] is not None
-        )
+def test_portions_of_streaming_add_up(pairs, temperature, num_ranks, block, readable, kept):
+    """Also as on a GPU: embeddings are not sorted, and blocks have a size of their own."""
+    d_log_s = torch.linspace(-1, 2, len(pairs.embeddings), dtype=torch.float64)
+    expected = exact(pairs, temperature, d_log_s)
+    portions = [Portion(rank, num_ranks) for rank in range(num_ranks)]
+    with in_blocks(block), mock.patch.object(blocks, "can_be_read", lambda _: readable):
+        sums = [streaming.log_sums(pairs, temperature, portion) for portion in portions]
+        log_sums = torch.stack([of_portion.log_sums for of_portion in sums]).logsumexp(0)
         gradients = [
-            streaming.gradient(pairs, temperature, log_sums, slopes, share) for share in shares
+            streaming.gradient(
+                pairs, temperature, log_sums, d_log_s, portion, of_portion.layout if kept else None
+            )
+            for portion, of_portion in zip(portions, sums, strict=True)
         ]
-    scales = [math.log(len(log_sums)) - of_rows for of_rows in log_masses]
-    ours = sum(scales, log_sums)
-    torch.testing.assert_close(ours, expected.detach(), rtol=1e-8, atol=1e-8)
-    torch.testing.assert_close(sum(gradients), d_rows, rtol=1e-8, atol=1e-8)
+    torch.testing.assert_close(log_sums, expected.log_sums, rtol=1e-8, atol=1e-8)
+    torch.testing.assert_close(sum(gradients), expected.gradient, rtol=1e-8, atol=1e-8)
+    if expected.log_totals is not None:
+        log_totals = torch.stack([of_portion.log_totals for of_portion in sums]).logsumexp(0)
+        torch.testing.assert_close(log_totals, expected.log_totals, rtol=1e-8, atol=1e-8)
+
+
+def test_dense_is_for_one_process():
+    pairs = Pairs(torch.randn(8, 3), (4, 4), ((0, 1),))
+    with pytest.raises(
+        ValueError, match="engine='dense' computes one matrix in one process, but 2"
+    ):
+        log_weighted_sums(pairs, 0.2, "dense", Ranks((2, 2)))
 
 
 @pytest.mark.parametrize("engine", ["dense", "streaming"])

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from torch._subclasses import FakeTensorMode
 
 from pgcl_losses import arrival
+from pgcl_losses._normalize import unit_vectors
 from pgcl_losses.engine import Factors, Gaussian, Pairs, log_weighted_sums, mean_of, trial
 from pgcl_losses.ranks import Ranks
-from pgcl_losses._normalize import unit_vectors
 
 if not torch.cuda.is_available() and "triton" not in sys.modules:
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read while triton is imported

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from pgcl_losses import PGCLLoss, PrototypeReweightedNCE
+from pgcl_losses._normalize import unit_vectors
 from pgcl_losses.engine import Factors, Gaussian, Pairs, dense, tiles
 from pgcl_losses.engine.pairs import ALL_PAIRS, Share
-from pgcl_losses._normalize import unit_vectors
 from pgcl_losses.weights import cosine_moments
 
 ON_GPU = torch.cuda.is_available()

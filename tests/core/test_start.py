@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pgcl_losses import PGCLLoss, SinkhornPrototypes, kmeans
-from pgcl_losses.kmeans import spherical_kmeans
 from pgcl_losses._normalize import unit_vectors
+from pgcl_losses.kmeans import spherical_kmeans
 
 DIM = 5
 
