@@ -1,0 +1,76 @@
+""" "auto" is a pure function: of the number of pairs, the kind of device, and the kernels' test."""
+
+from unittest import mock
+
+import pytest
+import torch
+from torch._subclasses import FakeTensorMode
+
+from pgcl_losses import PGCLLoss
+from pgcl_losses.engine import Gaussian, Pairs, compared_sets, dispatch
+
+
+def pairs_of(count, device="cpu", **weights):
+    embeddings = torch.empty(count, 2, device=device)
+    return Pairs(embeddings, (count // 2,) * 2, compared_sets(2, "all"), **weights)
+
+
+@pytest.mark.parametrize(
+    ("device", "count", "expected"),
+    [
+        ("cpu", 1024, "dense"),
+        ("cpu", 1026, "streaming"),
+        ("meta", 8192, "dense"),
+        ("meta", 8194, "streaming"),
+        ("cuda", 8192, "dense"),
+        ("cuda", 8194, "streaming"),  # there is no GPU behind it
+    ],
+)
+def test_one_process(device, count, expected):
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        assert dispatch.choose(pairs_of(count, device), num_ranks=1) == expected
+
+
+@pytest.mark.parametrize("passed", [False, True])
+def test_kernels_that_passed_their_test(monkeypatch, passed):
+    monkeypatch.setattr(dispatch, "kernels_pass", lambda device: passed)
+    large = "triton" if passed else "streaming"
+    for num_ranks in (1, 2):
+        assert dispatch.choose(pairs_of(8194), num_ranks) == large
+        gaussian = Gaussian(torch.zeros(8194), torch.ones(8194))
+        assert dispatch.choose(pairs_of(8194, by_cosine=gaussian), num_ranks) == large
+        unknown = mock.Mock()
+        assert dispatch.choose(pairs_of(8194, by_cosine=unknown), num_ranks) == "streaming"
+    assert dispatch.choose(pairs_of(64), num_ranks=1) == "dense"
+    assert dispatch.choose(pairs_of(64), num_ranks=2) == large  # one matrix cannot be shared
+
+
+def test_the_choice_asks_for_nothing_that_changes(monkeypatch):
+    """No free memory, no events, no capture: a resumed run repeats the choices of the first."""
+    for name in ("mem_get_info", "memory_reserved", "memory_allocated", "Event"):
+        monkeypatch.setattr(torch.cuda, name, mock.Mock(side_effect=AssertionError))
+    with FakeTensorMode():
+        for count in (64, 8192, 8194, 1 << 17):
+            for num_ranks in (1, 2):
+                first = dispatch.choose(pairs_of(count, "cuda"), num_ranks)
+                assert dispatch.choose(pairs_of(count, "cuda"), num_ranks) == first
+
+
+# torch.compile itself uses what is deprecated, and finds Python 3.13.0 slow.
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:Guards may run:RuntimeWarning")
+@pytest.mark.parametrize("dense_up_to", [0, 1 << 20], ids=["streaming", "dense"])
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_one_compiled_graph(monkeypatch, dense_up_to, dynamic):
+    monkeypatch.setattr(dispatch, "_DENSE_UP_TO", {"cpu": dense_up_to})
+    torch.compiler.reset()
+    pgcl = PGCLLoss(4, 3)
+    compiled = torch.compile(
+        pgcl, fullgraph=dispatch.TRACEABLE, backend="aot_eager", dynamic=dynamic
+    )
+    for count in (9, 12):
+        views = [view.requires_grad_() for view in torch.randn(2, count, 4)]
+        expected, loss = pgcl(*views), compiled(*views)
+        torch.testing.assert_close(loss, expected)
+        torch.testing.assert_close(
+            torch.autograd.grad(loss, views), torch.autograd.grad(expected, views)
+        )
