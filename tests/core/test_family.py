@@ -11,6 +11,7 @@ import torch
 from helpers import oracle
 from helpers.blocks import in_blocks
 from helpers.cases import FAMILY
+from helpers.engine_oracle import log_by_cluster
 from helpers.launches import elsewhere
 from helpers.rank_models import of_seed
 from hypothesis import given
@@ -25,6 +26,7 @@ from pgcl_losses import (
     diagnostics,
 )
 from pgcl_losses.contrast import NEGATIVES, WEIGHTINGS
+from pgcl_losses.engine import Pairs
 
 pytestmark = pytest.mark.slow
 
@@ -417,6 +419,7 @@ def test_weights_of_the_family_are_one_on_average():
     for soft, heads in itertools.product((False, True), ((5,), (5, 7))):
         pgcl = PGCLLoss(DIM, heads, soft_clusters=soft, exclude_same_cluster=False).double()
         batch = pgcl.prototypes(pgcl._batch(views.unbind(), None))
-        (factors,) = pgcl.contrast._weights(batch)
-        weights = factors.left_matrix() @ factors.right_matrix().T
+        by_cluster = pgcl.contrast._by_cluster(batch)
+        weights = log_by_cluster(Pairs(views.flatten(0, 1), (20, 20), (), by_cluster=by_cluster))
+        weights = weights.exp()
         torch.testing.assert_close(weights.mean(1), torch.ones(40, dtype=torch.float64))
