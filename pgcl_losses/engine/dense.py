@@ -120,13 +120,14 @@ class _PlainSums(torch.autograd.Function):
             log_s = _sums(embeddings, pairs, _by_cosine(pairs)[0], temperature)
             (again,) = torch.autograd.grad(log_s, embeddings, d_log_s, create_graph=True)
             return again, None, None, None
-        d_embeddings = torch.zeros_like(embeddings)
+        d_embeddings = None
         for (i, j), terms, sums in zip(_sides(pairs), saved[::2], saved[1::2], strict=True):
             scales = d_log_s[i] / (sums * temperature)  # [I]
             if i == j and terms.numel() <= _IN_CACHE:  # a pair serves both its embeddings
                 d_pairs = terms.T.clone(memory_format=torch.contiguous_format)
                 d_pairs.mul_(scales.unsqueeze(1)).addcmul_(terms, scales)
                 return d_pairs @ embeddings, None, None, None
+            d_embeddings = torch.zeros_like(embeddings) if d_embeddings is None else d_embeddings
             d_embeddings[j].addmm_(terms, embeddings[i] * scales.unsqueeze(1))
             d_embeddings[i].addcmul_(terms.T @ embeddings[j], scales.unsqueeze(1))
         return d_embeddings, None, None, None
