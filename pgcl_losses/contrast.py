@@ -254,20 +254,20 @@ class PrototypeReweightedNCE(LossModule):
         targets: Sequence[Tensor | None],
     ) -> list[Tensor]:
         """Log of M w by the clusters of query and negative: ``[K, K]`` for each head."""
-        dtype = batch.need("embeddings").dtype
-        tables = [torch.zeros(size, size, dtype=dtype, device=clusters.device) for size in heads]
+        dtype, tables = batch.need("embeddings").dtype, []
+        prototypes: Sequence[Tensor | None] = [None] * len(heads)
         if self.weighting == "prototype":
             prototypes = batch.need("prototypes").detach().split_with_sizes(heads)
-            for head, (of_head, q) in enumerate(zip(clusters.unbind(1), targets, strict=True)):
-                if self.soft_clusters and q is not None:
-                    fractions = q.mean(0)
-                else:
-                    counts = cluster_counts(of_head, heads[head], dtype)
-                    fractions = counts.div_(len(clusters))
-                tables[head] = prototype_log_weights(prototypes[head], fractions)
-        if self.exclude_same_cluster:
-            for table in tables:
-                table.fill_diagonal_(-torch.inf)
+        of_heads = zip(prototypes, clusters.unbind(1), targets, heads, strict=True)
+        for of_head, numbers, q, size in of_heads:
+            if of_head is None:
+                table = torch.zeros(size, size, dtype=dtype, device=clusters.device)
+            elif self.soft_clusters and q is not None:
+                table = prototype_log_weights(of_head, q.mean(0))
+            else:
+                counts = cluster_counts(numbers, size, dtype)
+                table = prototype_log_weights(of_head, counts.div_(len(clusters)))
+            tables.append(table.fill_diagonal_(-torch.inf) if self.exclude_same_cluster else table)
         return tables
 
     def check_window(self, heads: Sequence[int]) -> None:

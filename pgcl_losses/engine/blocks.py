@@ -70,10 +70,10 @@ class Layout(NamedTuple):
         if self.places is None:
             self.pairs.fill_items(matrix, j, i, value)
             return
-        places = self.places[i]  # [I, sets]
-        inside = (places >= j.start) & (places < j.stop)
+        lines = self.places[i] - j.start  # [I, sets]
+        inside = lines.view(numpy.uint64) < block.j.size()  # a negative one is too large
         columns, _ = inside.nonzero()
-        flat = (places[inside] - j.start) * block.i.size() + columns
+        flat = lines[inside] * block.i.size() + columns
         matrix.view(-1).index_fill_(0, torch.from_numpy(flat), value)
 
 
