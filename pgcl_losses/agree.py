@@ -62,7 +62,8 @@ def fingerprint(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
     """One number ``[1]``: most probably another one if any bit or the order differs."""
     sums = [torch.zeros(1, dtype=torch.int64, device=device)]
     for tensor in tensors:
-        tensor = torch.atleast_1d(tensor.detach().contiguous())
+        tensor = tensor.detach().contiguous()
+        tensor = tensor.view(tensor.shape or 1)
         words = tensor.view(_WORDS[tensor.element_size()]).to(torch.int64, copy=True)
         # Columns and rows have factors of their own, so that none is needed for each number.
         words.mul_(_factors(words.shape[-1], 0, tensor.device))

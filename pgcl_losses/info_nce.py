@@ -148,7 +148,7 @@ def weighted_info_nce(
     """
     rows = batch.need("embeddings")
     num_views = len(rows)
-    across_views = (batch.negatives or negatives) == "cross"
+    across_views = negatives == "cross"
     with full_precision(rows.device):
         pairs = Pairs(rows.flatten(0, 1), num_views, across_views, weights)
         log_sums = log_weighted_sums(pairs, temperature, engine, batch.ranks).view(rows.shape[:2])
