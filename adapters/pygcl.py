@@ -20,7 +20,10 @@ from typing import Any, Concatenate, NamedTuple, ParamSpec
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
+from torch.utils.weak import WeakTensorKeyDictionary
 
+from pgcl_losses.agree import fingerprint
 from pgcl_losses.pgcl import PGCLLoss
 
 __all__ = ["AsTransform", "PGCLContrastLoss"]
@@ -35,23 +38,25 @@ def _takes_what_pgcl_takes(
     return lambda constructor: constructor
 
 
-class _Call(NamedTuple):
-    """The first of a pair of calls, kept for the second."""
+class _Computation(NamedTuple):
+    """What decides the value and the gradient of a loss."""
 
-    anchor: Tensor
-    sample: Tensor
-    gradients: bool
-    loss: Tensor
+    options: tuple[Any, ...]
+    gradients: tuple[Any, ...]  # where those of both views go
+    numbers: Tensor  # a fingerprint of the views, the prototypes, their state and the loss
+
+    def is_that(self, other: "_Computation") -> bool:
+        return self[:2] == other[:2] and torch.equal(self.numbers, other.numbers)
 
 
 class PGCLContrastLoss(nn.Module):
     """:class:`~pgcl_losses.PGCLLoss` where PyGCL wants a loss: in ``DualBranchContrast``.
 
     For modes ``"G2G"`` and ``"L2L"``. ``intraview_negs=True`` of the contrast model is
-    ``negatives="all"``, ``False`` is ``"cross"``. (So the option ``negatives`` of ``loss.pgcl`` has
-    no effect here.) A sample is never its own negative. A contrast model calls the loss once for
-    each view and takes the mean. Both calls return PGCL of both views: the second call has the
-    views swapped, and returns the result of the first.
+    ``negatives="all"``, ``False`` is ``"cross"``: each call sets that option of ``loss.pgcl``. A
+    sample is never its own negative. A contrast model calls the loss once for each view and takes
+    the mean. Both calls return PGCL of both views: the second call has the views swapped, and
+    returns the result of the first while that is in use and nothing else has changed.
 
     It is a module, so that ``contrast_model.parameters()`` has the prototypes; give these to the
     optimizer.
@@ -74,7 +79,8 @@ class PGCLContrastLoss(nn.Module):
         # All that its Loss has to inherit is a __call__ that would bypass the hooks of a module.
         losses.Loss.register(type(self))
         self.pgcl = PGCLLoss(dim, num_prototypes, **options)
-        self._first: _Call | None = None
+        # The loss of the first call, while it is alive, with what the second one has to be.
+        self._first: WeakTensorKeyDictionary | None = None
 
     @classmethod
     def recommended(
@@ -113,16 +119,39 @@ class PGCLContrastLoss(nn.Module):
                 "many or, with intraview_negs, twice as many: mode must be 'G2G' or 'L2L'"
             )
         _check_masks(pos_mask, neg_mask, num_rows, len(sample))
-        sample = sample[:num_rows]
+        self.pgcl.negatives = "all" if intraview else "cross"
+        other = sample[:num_rows]
+        origins = _origin(anchor), _origin(sample, copied=intraview)
         first, self._first = self._first, None
-        if first is not None and _is_swapped(first, anchor, sample):
-            return first.loss
-        loss: Tensor = self.pgcl(anchor, sample, negatives="all" if intraview else "cross")
-        self._first = _Call(anchor, sample, torch.is_grad_enabled(), loss)
+        for loss, second in first.items() if first else ():  # type: ignore[no-untyped-call]  # torch has no type there
+            if second.is_that(self._computation((anchor, other), origins, loss)):
+                result: Tensor = loss
+                return result
+        loss = self.pgcl(anchor, other)
+        second = self._computation((other, anchor), origins[::-1], loss)
+        self._first = WeakTensorKeyDictionary({loss: second})
+        if loss.requires_grad:  # backward frees its graph
+            loss.register_hook(lambda _: setattr(self, "_first", None))  # type: ignore[no-untyped-call]  # torch has no type there
         return loss
 
+    def _computation(
+        self, views: tuple[Tensor, ...], origins: tuple[Any, ...], loss: Tensor
+    ) -> _Computation:
+        pgcl = self.pgcl
+        state = pgcl.prototypes.state()
+        options = (
+            pgcl.facts(),
+            pgcl.gather,
+            pgcl.process_group,
+            [module.training for module in pgcl.modules()],
+            torch.is_grad_enabled(),
+            [(tensor.shape, tensor.dtype, tensor.requires_grad) for tensor in (*views, *state)],
+        )
+        numbers = fingerprint([*views, *state, loss], loss.device)
+        return _Computation(options, origins, numbers)
+
     def __getstate__(self) -> dict[str, Any]:
-        # Half a pair of calls holds a graph, which can be neither copied nor pickled.
+        # A weak reference cannot be pickled.
         return {**self.__dict__, "_first": None}
 
 
@@ -216,12 +245,12 @@ def _check_options(options: Mapping[str, Any]) -> None:
             raise TypeError(f"{name} is up to the contrast model, but got {options[name]!r}")
 
 
-def _is_swapped(first: _Call, anchor: Tensor, sample: Tensor) -> bool:
-    """Whether this is the second call of the pair; with intraview_negs PyGCL copies its rows."""
-    return first.gradients == torch.is_grad_enabled() and all(
-        one.shape == other.shape and torch.allclose(one, other, rtol=0, atol=0, equal_nan=True)
-        for one, other in ((first.anchor, sample), (first.sample, anchor))
-    )
+def _origin(view: Tensor, copied: bool = False) -> tuple[Any, ...]:
+    """Where the gradient of a view goes; with intraview_negs PyGCL gives a copy of both views."""
+    if not (torch.is_grad_enabled() and view.requires_grad):
+        return None, 0
+    edge = get_gradient_edge(view)
+    return edge.node.next_functions[0] if copied and edge.node.next_functions else tuple(edge[:2])
 
 
 def _check_masks(

@@ -23,9 +23,9 @@ import triton.language as tl
 from torch import Tensor
 from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
+from pgcl_losses._normalize import unit_vectors
 from pgcl_losses.engine import Factors, Gaussian, Pairs, dense, triton
 from pgcl_losses.engine.pairs import ALL_PAIRS
-from pgcl_losses._normalize import unit_vectors
 from pgcl_losses.weights import cosine_moments
 
 from . import measure

@@ -34,7 +34,7 @@ def agreed_ranks(
     claims = dict(facts) if problem is None else {}
     claims["problem"] = "" if problem is None else f"{type(problem).__name__}: {problem}"
     summary = [num_rows, zlib.crc32(json.dumps(claims, sort_keys=True).encode())]
-    mine = torch.cat([torch.tensor(summary, device=device), _fingerprint(state, device)])
+    mine = torch.cat([torch.tensor(summary, device=device), fingerprint(state, device)])
     num_ranks, rank = distributed.get_world_size(group), distributed.get_rank(group)
     of_ranks = mine.new_empty(num_ranks * len(mine))
     with named("all-gather of row counts", group):
@@ -55,18 +55,30 @@ def agreed_ranks(
     return Ranks(counts, rank, group)
 
 
-_WORDS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+_WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-def _fingerprint(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
+def fingerprint(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
     """One number ``[1]``: most probably another one if any bit or the order differs."""
     sums = [torch.zeros(1, dtype=torch.int64, device=device)]
     for tensor in tensors:
-        words = tensor.detach().contiguous().view(_WORDS[tensor.element_size()])
-        sums.append(words.sum(-1, dtype=torch.int64).flatten().to(device))
+        tensor = tensor.detach().contiguous()
+        tensor = tensor.view(tensor.shape or 1)
+        words = tensor.view(_WORDS[tensor.element_size()]).to(torch.int64, copy=True)
+        # Columns and rows have factors of their own, so that none is needed for each number.
+        words.mul_(_factors(words.shape[-1], 0, tensor.device))
+        sums.append(words.sum(-1).flatten().to(device))
     of_rows = torch.cat(sums)
-    odd = torch.arange(1, 2 * len(of_rows), 2, device=device)
-    return (of_rows * odd).sum(0, keepdim=True)
+    return (of_rows * _factors(len(of_rows), 1 << 32, device)).sum(0, keepdim=True)
+
+
+def _factors(count: int, first: int, device: torch.device) -> Tensor:
+    """Odd numbers without a pattern ``[count]``, for the positions from ``first`` on."""
+    # The mixing of SplitMix64: with factors in proportion to positions, moves could cancel out.
+    mixed = torch.arange(first + 1, first + 1 + count, device=device) * -0x61C8864680B583EB
+    mixed = (mixed ^ (mixed >> 30)) * -0x40A7B892E31B1A47
+    mixed = (mixed ^ (mixed >> 27)) * -0x6B2FB644ECCEEE15
+    return (mixed ^ (mixed >> 31)) | 1
 
 
 def _differences(claims: Facts, group: ProcessGroup | None) -> str:

@@ -46,7 +46,6 @@ class Batch(NamedTuple):
     clusters: Tensor | None = None  # [V, N, H] numbered from 0 in each head
     heads: tuple[int, ...] = ()  # how many of the K are each head's
     leading: Tensor | None = None  # whether prototypes learn alone: True or False, on the device
-    negatives: Negatives | None = None  # for this call, instead of the option of that name
 
     def need(self, name: str) -> Tensor:
         """One of the fields; an error if no part has made it."""

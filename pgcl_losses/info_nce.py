@@ -152,7 +152,7 @@ def weighted_info_nce(
     """
     embeddings = batch.need("embeddings")
     num_views, num_items = embeddings.shape[:2]
-    compared = compared_sets(num_views, batch.negatives or negatives)
+    compared = compared_sets(num_views, negatives)
     with full_precision(embeddings.device):
         pairs = Pairs(
             embeddings.flatten(0, 1),

@@ -1,7 +1,9 @@
-"""Where prototypes can start: k-means of rows by cosine, seeded by k-means++.
+"""Initialisation of prototypes from embeddings: k-means by cosine, with greedy k-means++.
 
 Arthur and Vassilvitskii, k-means++: the advantages of careful seeding, SODA 2007.
 """
+
+import math
 
 import torch
 from torch import Tensor
@@ -13,11 +15,17 @@ _SAME = 1e-11  # 1 - cosine of rows that float32 can hardly tell apart
 _CHUNK = 1 << 14  # rows at a time, so that memory holds no matrix of all rows and all centres
 
 
+def draw(num_centers: int) -> Tensor:
+    """Random numbers for the seeds of so many centres: a row for each, with one per candidate."""
+    # As many candidates as in scikit-learn; device, for another one may be the default.
+    return torch.rand(num_centers, 2 + int(math.log(num_centers)), device="cpu")
+
+
 def spherical_kmeans(rows: Tensor, start: Tensor, draws: Tensor) -> Tensor:
     """Centres of rows ``[M, D]`` by their directions, as unit rows ``[K, D]``.
 
     ``start``: ``[K, D]``. If there are fewer different directions than centres, its last rows stay.
-    ``draws``: ``[K]`` random numbers from 0 to 1, on the CPU, for the seeding.
+    ``draws``: what :func:`draw` returns for K.
 
     Computed in float64, as rows of an untrained encoder may differ only in their last digits.
     """
@@ -28,20 +36,22 @@ def spherical_kmeans(rows: Tensor, start: Tensor, draws: Tensor) -> Tensor:
 
 
 def _seeds(rows: Tensor, draws: Tensor) -> Tensor:
-    """Rows drawn one by one, by squared distance (twice 1 - cosine) to the nearest seed so far."""
-    # 2 is as far as can be; a row of zeros has no direction.
+    """Greedy k-means++: of candidates drawn by squared distance to the nearest seed, the best."""
+    # The squared distance is 2 as far as can be; a row of zeros has no direction.
     distances = 2 * (rows.square().sum(1) > 0).to(rows.dtype)
     seeds: list[Tensor] = []
-    for draw in draws.tolist():
+    for draws_of_seed in draws.double():
         running = distances.cpu().double().cumsum(0)  # a GPU's has other digits each time
         if running[-1] == 0:
             break
-        place = torch.searchsorted(running, draw * running[-1:], right=True)
-        seed = rows[place.clamp_(max=len(rows) - 1).to(rows.device)]  # [1, D]
-        seeds.append(seed)
-        distances = torch.minimum(distances, 1 - rows @ seed[0])
-        distances.masked_fill_(distances <= _SAME, 0)
-    return torch.cat(seeds) if seeds else rows[:0]
+        drawn = torch.searchsorted(running, draws_of_seed * running[-1], right=True)
+        candidates = rows[drawn.clamp_(max=len(rows) - 1).to(rows.device)]  # [L, D]
+        left = torch.minimum(distances, 1 - candidates @ rows.T)  # [L, M]
+        left.masked_fill_(left <= _SAME, 0)
+        best = left.sum(1).argmin()
+        seeds.append(candidates[best])
+        distances = left[best]
+    return torch.stack(seeds) if seeds else rows[:0]
 
 
 def _moved(rows: Tensor, centers: Tensor) -> Tensor:

@@ -1,18 +1,17 @@
-"""PGCL, the whole (Eq. 15): reweighted contrast + lambda * consistency, with its prototypes.
+"""PGCL (Eq. 15): reweighted contrast + lambda * consistency, with its prototypes.
 
 The paper: Lin et al., Prototypical Graph Contrastive Learning, 10.1109/TNNLS.2022.3191086.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from pgcl_losses._checks import (
-    check_choice,
     check_count,
     check_prototypes,
     check_scale,
@@ -26,7 +25,7 @@ from pgcl_losses.batch import Assignment, Batch, Negatives
 from pgcl_losses.consistency import ConsistencyLoss
 from pgcl_losses.contrast import PrototypeReweightedNCE, Weighting
 from pgcl_losses.engine import Engine, check_engine
-from pgcl_losses.info_nce import NEGATIVES, check_view_count
+from pgcl_losses.info_nce import check_view_count
 from pgcl_losses.prototypes import SinkhornPrototypes
 from pgcl_losses.reduction import Reduction
 
@@ -40,90 +39,94 @@ class PGCLTerms(NamedTuple):
     contrast: Tensor
     consistency: Tensor
     assignments: tuple[Assignment, ...]
-    mean_cosine: Tensor  # of two rows
+    mean_cosine: Tensor  # of two embeddings
 
 
-def _of_parts(name: str) -> Any:
-    """An option that parts have: read from them, and assigned to all of them."""
+def _of_modules(name: str) -> Any:
+    """An option of the modules: read from those that have it, and assigned to all of them."""
 
-    def parts(self: "PGCLLoss") -> list[LossModule]:
-        having = [part for part in self._parts() if name in part.options]
+    def modules(self: "PGCLLoss") -> list[LossModule]:
+        having = [module for module in self._loss_modules() if name in module.options]
         if not having:
-            raise ValueError(f"no part of this PGCLLoss has an option {name}")
+            raise ValueError(f"no module of this PGCLLoss has an option {name}")
         return having
 
     def read(self: "PGCLLoss") -> Any:
-        values = {type(part).__name__: getattr(part, name) for part in parts(self)}
+        values = {type(module).__name__: getattr(module, name) for module in modules(self)}
         if len(set(values.values())) > 1:
-            raise ValueError(f"{name} differs from part to part: {values}")
+            raise ValueError(f"{name} differs from module to module: {values}")
         return next(iter(values.values()))
 
     def assign(self: "PGCLLoss", value: Any) -> None:
-        for part in parts(self):
-            setattr(part, name, value)
+        for module in modules(self):
+            setattr(module, name, value)
 
     return property(read, assign)
 
 
 class PGCLLoss(LossModule):
-    r"""The whole of PGCL: reweighted contrast + :math:`\lambda` consistency, with its prototypes.
+    r"""PGCL: reweighted contrast + :math:`\lambda` consistency, with its prototypes.
 
     The prototypes are parameters of this module: give them to the optimizer, beside the encoder's.
 
     Args:
-        dim (int): width of the rows, D.
-        num_prototypes (int or sequence of int): how many of them, K; or several numbers, one for
-            each head. Heads are sets of prototypes that are balanced by themselves.
+        dim (int): embedding dimension, D.
+        num_prototypes (int or sequence of int): how many prototypes, K; or several numbers, one for
+            each head. Each head is a set of prototypes that is balanced by itself.
         consistency_weight (float): lambda, the weight of the consistency; 0 leaves the contrast
             alone.
-        contrast_weight (float): weight of the contrast; 0 leaves the consistency alone.
+        contrast_weight (float): weight of the contrast. 0 leaves the consistency alone: no pair is
+            computed, ``contrast`` is not called (its hooks do not fire), and the contrast of
+            :meth:`terms` is zero, with the shape of ``reduction``.
         temperature (float): tau of both the contrast and the prediction. Smaller is sharper.
         epsilon (float): sharpness of the balanced targets. Smaller is nearer to one prototype each.
         iterations (int): steps of Sinkhorn-Knopp. More of them balance more exactly.
-        queue_size (int): how many past rows of each view help to balance the batch. For batches
-            with few rows for each prototype; 0 is no queue.
-        queue_views (int): of how many views the queue keeps rows.
-        freeze_steps (int): for so many training forwards the prototypes receive zero gradient;
-            weight decay moves them all the same.
-        lead_steps (int): for so many training forwards the prototypes learn alone: the rows learn
-            by InfoNCE, and nothing else moves them.
-        weighting (str): what a negative's weight is made of. ``"prototype"``: the distance of the
-            two clusters' prototypes; ``"sample"``: that of the two rows; ``"uniform"``: all are 1.
-        exclude_same_cluster (bool): whether rows of the query's own cluster are no negatives.
-        negative_ranks ((int, int) or None): take negatives only from the clusters at the places
+        queue_size (int): how many past embeddings of each view help to balance the batch. For
+            batches with few graphs for each prototype; 0 is no queue.
+        queue_views (int): how many views the queue keeps embeddings of.
+        freeze_steps (int): for so many training forwards the prototypes are frozen: their gradient
+            is zero. Weight decay still moves them.
+        lead_steps (int): for so many training forwards, a warm-up, InfoNCE trains the encoder, and
+            the prototypes follow.
+        weighting (str): what the weight of a negative depends on. ``"prototype"``: the distance of
+            the two clusters' prototypes; ``"sample"``: that of the two embeddings; ``"uniform"``:
+            all weights are 1.
+        exclude_same_cluster (bool): whether graphs of the query's own cluster are left out of its
+            negatives.
+        negative_ranks ((int, int) or None): take negatives only from the clusters at the positions
             first to end - 1 of the query's own assignment, best first and from 0. ``(2, 8)`` is
             the default of the published code; None takes them from all.
-        soft_clusters (bool): whether a row belongs to every cluster, by its balanced target, or to
-            the best one alone.
+        soft_clusters (bool): whether an embedding belongs to every cluster, by its balanced target,
+            or to the best one alone.
         negatives (str): ``"all"`` takes negatives from all views, ``"cross"`` from the other views
             alone.
-        reduction (str): ``"mean"``, ``"sum"``, or ``"none"`` for one value per row (V * N, view 1
-            first).
+        reduction (str): ``"mean"``, ``"sum"``, or ``"none"`` for one value per embedding (V * N,
+            view 1 first).
         engine (str): how the pairs are computed, with the same result. ``"dense"``: as one matrix;
             ``"streaming"``: by blocks, for batches of any size; ``"triton"``: by fused kernels on
             CUDA; ``"auto"`` chooses by size and device. :class:`PrototypeReweightedNCE` has more.
         gather (bool): with several processes, one loss over the batches of all of them: it, and
             the mean over processes of its gradients, are those of one process on the whole batch
-            (``reduction="none"`` gives each the values of its own rows). ``gather=False`` gives
-            each process the loss of its own batch.
+            (``reduction="none"`` gives each process the values of its own embeddings).
+            ``gather=False`` gives each process the loss of its own batch.
         process_group (ProcessGroup or None): the processes meant by ``gather``; None is all of
             them.
 
-    Options may be assigned at any time: ``pgcl.temperature = 0.1`` reaches all parts that have it.
-    The parts, ``prototypes``, ``contrast`` and ``consistency``, may be replaced by subclasses of
-    yours; each is called with a :class:`~pgcl_losses.batch.Batch`.
+    Options may be assigned at any time: ``pgcl.temperature = 0.1`` reaches all modules that have
+    it. The modules, ``prototypes``, ``contrast`` and ``consistency``, may be replaced by subclasses
+    of yours; each is called with a :class:`~pgcl_losses.batch.Batch`.
 
     With several processes every one has to call the loss, and its backward, the same number of
     times; a batch may be empty on some of them. The loss is then differentiable once.
 
     Warns, once each, of prototypes that no optimizer moves, of an encoder without gradient, of
-    batches smaller than K, of one cluster that has nearly all rows, and of rows in one direction
-    that no prototype tells apart; not in compiled graphs and CUDA graphs, where no Python runs.
+    batches smaller than K, of one cluster that has nearly all graphs, and of collapsed embeddings;
+    not in compiled graphs and CUDA graphs, where no Python runs.
     To silence: ``warnings.filterwarnings("ignore", "PGCLLoss")``.
 
     Shape:
-        - views: two or more, ``[N, D]`` each; row i of every view is graph i, of any length up to
-          1e18
+        - views: two or more, ``[N, D]`` each; row i of every view is graph i, with a norm of at
+          most 1e18
         - output: scalar, or ``[V * N]`` for ``reduction="none"``
 
     Examples:
@@ -147,22 +150,22 @@ class PGCLLoss(LossModule):
     consistency_weight: float
     contrast_weight: float
 
-    dim = _of_parts("dim")
-    num_prototypes = _of_parts("num_prototypes")
-    temperature = _of_parts("temperature")
-    epsilon = _of_parts("epsilon")
-    iterations = _of_parts("iterations")
-    queue_size = _of_parts("queue_size")
-    queue_views = _of_parts("queue_views")
-    freeze_steps = _of_parts("freeze_steps")
-    lead_steps = _of_parts("lead_steps")
-    weighting = _of_parts("weighting")
-    exclude_same_cluster = _of_parts("exclude_same_cluster")
-    negative_ranks = _of_parts("negative_ranks")
-    soft_clusters = _of_parts("soft_clusters")
-    negatives = _of_parts("negatives")
-    reduction = _of_parts("reduction")
-    engine = _of_parts("engine")
+    dim = _of_modules("dim")
+    num_prototypes = _of_modules("num_prototypes")
+    temperature = _of_modules("temperature")
+    epsilon = _of_modules("epsilon")
+    iterations = _of_modules("iterations")
+    queue_size = _of_modules("queue_size")
+    queue_views = _of_modules("queue_views")
+    freeze_steps = _of_modules("freeze_steps")
+    lead_steps = _of_modules("lead_steps")
+    weighting = _of_modules("weighting")
+    exclude_same_cluster = _of_modules("exclude_same_cluster")
+    negative_ranks = _of_modules("negative_ranks")
+    soft_clusters = _of_modules("soft_clusters")
+    negatives = _of_modules("negatives")
+    reduction = _of_modules("reduction")
+    engine = _of_modules("engine")
 
     def __init__(
         self,
@@ -228,24 +231,23 @@ class PGCLLoss(LossModule):
         temperature: float = 0.2,
         **options: Any,
     ) -> Self:
-        """The setting that did less harm than the paper's, and more good: PGCL at the end of a run.
+        """The recommended configuration: InfoNCE for three quarters of a run, then PGCL.
 
-        For three quarters of the run the encoder learns by InfoNCE. Then start the prototypes from
-        its rows, and PGCL goes on from there. There is a prototype for every three rows of the
-        batch, 2 at least and 1000 at most. The temperature of the prediction is 0.2 at most, and
-        lambda is 1, or 0.2 / tau where tau is above 0.2: so the consistency pulls no harder than
+        After these three quarters, initialise the prototypes from embeddings. K is a third of the
+        batch size, 2 at least and 1000 at most. The temperature of the prediction is 0.2 at most.
+        lambda is 1, or 0.2 / tau where tau is above 0.2: the consistency then pulls no harder than
         the contrast.
 
-        If tau is above 0.2, the parts have temperatures of their own, ``pgcl.contrast.temperature``
+        If tau is above 0.2, two modules have different temperatures, ``pgcl.contrast.temperature``
         and ``pgcl.prototypes.temperature``; ``pgcl.temperature = ...`` sets both.
 
         Args:
-            dim: width of the rows, D.
-            batch_size: rows of a view in one step; of all processes together, or of this one with
+            dim: embedding dimension, D.
+            batch_size: graphs in one step; of all processes together, or of this one with
                 ``gather=False``.
             steps: training forwards of the whole run.
             temperature: tau of the contrast.
-            options: all others of :class:`PGCLLoss`; they go before what is set here.
+            options: all others of :class:`PGCLLoss`; they override these values.
 
         Examples:
             >>> import torch
@@ -256,7 +258,7 @@ class PGCLLoss(LossModule):
             >>> optimizer = torch.optim.Adam([*encoder.parameters(), *pgcl.parameters()])
             >>> for step in range(8):
             ...     if step == pgcl.lead_steps:
-            ...         _ = pgcl.prototypes.start_from_(encoder(graphs))  # rows of many batches
+            ...         _ = pgcl.prototypes.start_from_(encoder(graphs))  # of many batches
             ...     views = (encoder(graphs + 0.1 * torch.randn(64, 32)) for _ in range(2))
             ...     optimizer.zero_grad()
             ...     pgcl(*views).backward()
@@ -280,65 +282,54 @@ class PGCLLoss(LossModule):
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
         if name in self.shared:
-            for part in self._parts():
-                setattr(part, name, value)
+            for module in self._loss_modules():
+                setattr(module, name, value)
 
-    def forward(
-        self, *views: Tensor, negatives: Negatives | None = None, **others: NoReturn
-    ) -> Tensor:
-        """The loss; ``negatives`` is for this call alone, instead of the option of that name."""
-        if others:  # there is no other name; they are taken for the sake of a helpful error
-            raise TypeError(_wrong_names(others, self.dim))
-        return self.untraced(self._compute)(views, negatives)[0]
+    def forward(self, *views: Tensor) -> Tensor:
+        """The loss."""
+        return self.untraced(self._compute)(views)[0]
 
     if TYPE_CHECKING:
         __call__ = forward
 
-    def terms(self, *views: Tensor, negatives: Negatives | None = None) -> PGCLTerms:
+    def terms(self, *views: Tensor) -> PGCLTerms:
         """The loss with its two terms and the assignments, for logging."""
-        loss, contrast, consistency, batch = self.untraced(self._compute)(views, negatives)
+        loss, contrast, consistency, batch = self.untraced(self._compute)(views)
         cosine = mean_cosine(batch.need("embeddings").detach())
         return PGCLTerms(loss, contrast, consistency, batch.own_assignments(), cosine)
 
-    def _compute(
-        self, views: tuple[Tensor, ...], negatives: Negatives | None
-    ) -> tuple[Tensor, Tensor, Tensor, Batch]:
+    def _compute(self, views: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor, Batch]:
         """The loss, its contrast and its consistency, and the batch."""
-        batch: Batch = self.prototypes(self._batch(views, negatives))
-        contrast = self.contrast(batch)
+        batch: Batch = self.prototypes(self._batch(views))
         consistency = self.consistency(batch)
+        contrasting = self.contrast_weight > 0
+        contrast = self.contrast(batch) if contrasting else torch.zeros_like(consistency)
         if self.training and batch.ranks.rank == 0 and can_look(batch.need("embeddings")):
             self._watch.look(
                 self.prototypes,
                 batch,
                 learning=self.consistency_weight > 0,
-                excluding=self.contrast_weight > 0 and self._excludes_clusters(),
+                excluding=contrasting and self._excludes_clusters(),
             )
         weighted = contrast if self.contrast_weight == 1 else self.contrast_weight * contrast
         loss = torch.add(weighted, consistency, alpha=self.consistency_weight)
         return loss, contrast, consistency, batch
 
-    def _batch(self, views: tuple[Tensor, ...], negatives: Negatives | None) -> Batch:
-        """The unit rows of all views, of this process or of all."""
+    def _batch(self, views: tuple[Tensor, ...]) -> Batch:
+        """The unit embeddings of all views, of this process or of all."""
         weight = self.prototypes.weight
-        check = partial(self._check, views, negatives)
-        this_call = {} if negatives is None else {"contrast.negatives": negatives}
-        ranks = self.share(check, views, self.prototypes.state, lambda: this_call)
+        ranks = self.share(partial(self._check, views), views, self.prototypes.state)
         with full_precision(weight.device):
             rows = unit_vectors(torch.stack(views), computing_dtype(views[0], weight))
-            return Batch(ranks, ranks.gather(rows), negatives=negatives)
+            return Batch(ranks, ranks.gather(rows))
 
-    def _check(
-        self, views: tuple[Tensor, ...], negatives: Negatives | None, may_lack_rows: bool
-    ) -> None:
+    def _check(self, views: tuple[Tensor, ...], may_lack_rows: bool) -> None:
         check_view_count(views)
         check_views([(f"z{v}", z) for v, z in enumerate(views, 1)], may_lack_rows=may_lack_rows)
         weight = self.prototypes.weight
         check_prototypes("prototypes.weight", weight, "z1", views[0], type(self).__name__)
         self.prototypes.check_call(len(views))
         self._check_window()
-        if negatives is not None:
-            check_choice("negatives", negatives, NEGATIVES)
         check_engine(getattr(self.contrast, "engine", "auto"), views[0])
 
     def _check_window(self) -> None:
@@ -352,23 +343,13 @@ class PGCLLoss(LossModule):
             return False
         return contrast.exclude_same_cluster and not contrast.soft_clusters
 
-    def _parts(self) -> list[LossModule]:
-        return [part for part in self.children() if isinstance(part, LossModule)]
+    def _loss_modules(self) -> list[LossModule]:
+        return [module for module in self.children() if isinstance(module, LossModule)]
 
     def facts(self) -> dict[str, Any]:
         own = super().facts()
-        for name, part in self.named_children():
-            facts = part.facts() if isinstance(part, LossModule) else {"type": type(part).__name__}
+        for name, module in self.named_children():
+            facts = {"type": type(module).__name__}
+            facts |= module.facts() if isinstance(module, LossModule) else {}
             own |= {f"{name}.{fact}": value for fact, value in facts.items()}
         return own
-
-
-def _wrong_names(names: Iterable[str], dim: int) -> str:
-    """What to say of a call with arguments by these names."""
-    got = f"PGCLLoss takes views without names, and negatives=, but got {', '.join(names)}"
-    if "pos_mask" not in names:
-        return got
-    return (
-        f"{got}: for the contrast models of PyGCL make PGCLContrastLoss(dim={dim}), of "
-        "pgcl_losses.adapters.pygcl, in its place"
-    )

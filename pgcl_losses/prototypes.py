@@ -29,7 +29,7 @@ from pgcl_losses._normalize import (
     unit_vectors,
 )
 from pgcl_losses.batch import Assignment, Batch, check_alone
-from pgcl_losses.kmeans import spherical_kmeans
+from pgcl_losses.kmeans import draw, spherical_kmeans
 from pgcl_losses.sinkhorn import balance
 
 # A CPU takes several times as long for a softmax of fewer numbers than a register holds, if they
@@ -247,17 +247,13 @@ class SinkhornPrototypes(LossModule):
         check = partial(self._check_start, rows)
         ranks = self.share(check, (rows,), this_call=lambda: {"weight": str(self.weight.dtype)})
         # All ranks draw, so that their generators stay in the same state.
-        draws = torch.rand(sum(self.heads), device="cpu")
+        draws = [draw(size) for size in self.heads]
         with full_precision(rows.device):
             dtype = computing_dtype(self.weight, rows)
             rows = ranks.gather(unit_vectors(rows, dtype).unsqueeze(0))[0]
             weight = self.weight.to(dtype)
             if ranks.rank == 0:
-                of_heads = zip(
-                    weight.split_with_sizes(self.heads),
-                    draws.split_with_sizes(self.heads),
-                    strict=True,
-                )
+                of_heads = zip(weight.split_with_sizes(self.heads), draws, strict=True)
                 new = torch.cat([spherical_kmeans(rows, *of_head) for of_head in of_heads])
                 lengths = torch.linalg.vector_norm(weight, dim=1, keepdim=True)
                 weight = (new * torch.where(lengths > 0, lengths, 1)).to(dtype)

@@ -63,7 +63,7 @@ def wrong_choices() -> None:
 
 def wrong_names(z1: Tensor) -> None:
     PGCLLoss(8, wieghting="sample")  # type: ignore[call-arg]  # the name of an option
-    PGCLLoss(8)(z1, z1, negatvies="all")  # type: ignore[arg-type]  # the name of an argument
+    PGCLLoss(8)(z1, z1, negatives="all")  # type: ignore[call-arg]  # it is an option
     InfoNCE(weighting="uniform")  # type: ignore[call-arg]  # it has none
     PGCLContrastLoss(8, wieghting="sample")  # type: ignore[call-arg]  # the name of an option
 

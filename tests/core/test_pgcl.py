@@ -264,9 +264,3 @@ def test_bad_options(options, error, message):
 def test_bad_input(z1, z2, error, message):
     with pytest.raises(error, match=message):
         PGCLLoss(3)(z1, z2)
-
-
-def test_a_call_with_a_name_that_there_is_not():
-    z = torch.randn(4, 3)
-    with pytest.raises(TypeError, match="without names, and negatives=, but got negatvies"):
-        PGCLLoss(3)(z, z, negatvies="all")

@@ -70,7 +70,7 @@ def test_pgcl_teaches_the_rows_before_the_run_ends(batch_size, steps, seed):
 
 def test_tau_above_the_predictions():
     pgcl = PGCLLoss.recommended(8, batch_size=30, steps=8, temperature=0.4)
-    with pytest.raises(ValueError, match="temperature differs from part to part"):
+    with pytest.raises(ValueError, match="temperature differs from module to module"):
         _ = pgcl.temperature
     pgcl.temperature = 0.3
     assert pgcl.contrast.temperature == pgcl.prototypes.temperature == 0.3

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
+from hypothesis import assume
 
 Rows = np.ndarray
 
@@ -219,22 +220,35 @@ def gradient(value: Callable[[Rows], float], at: Rows, step: float = 1e-6) -> Ro
     return out
 
 
-def kmeans(rows: Rows, start: Rows, draws: Sequence[float], rounds: int) -> Rows:
-    """Centres of unit rows: k-means++ with those draws from 0 to 1, and Lloyd's rounds."""
+def kmeans(rows: Rows, start: Rows, draws: Sequence[Sequence[float]], rounds: int) -> Rows:
+    """Centres of unit rows: greedy k-means++ with those draws from 0 to 1, and Lloyd's rounds."""
+
+    def distances_to(seeds: list[Rows]) -> list[float]:
+        nearest = [min([1 - cosine(row, seed) for seed in seeds], default=1.0) for row in rows]
+        return [
+            distance if any(row) and distance > 1e-11 else 0.0
+            for row, distance in zip(rows, nearest, strict=True)
+        ]
+
     seeds: list[Rows] = []
-    for draw in draws:
-        weights = []
-        for row in rows:
-            nearest = min([1 - cosine(row, seed) for seed in seeds], default=1.0)
-            weights.append(nearest if any(row) and nearest > 1e-11 else 0.0)
+    for draws_of_seed in draws:
+        weights = distances_to(seeds)
         if sum(weights) == 0:
             break
-        left = draw * sum(weights)
-        for row, weight in zip(rows, weights, strict=True):
-            left -= weight
-            if left < 0:
-                seeds.append(row)
-                break
+        candidates = []
+        for draw in draws_of_seed:
+            left = draw * sum(weights)
+            for row, weight in zip(rows, weights, strict=True):
+                left -= weight
+                if left < 0:
+                    candidates.append(row)
+                    break
+        totals = [sum(distances_to([*seeds, row])) for row in candidates]
+        best = candidates[totals.index(min(totals))]
+        for row, total in zip(candidates, totals, strict=True):
+            # Rounding decides between candidates that are equally good.
+            assume((row == best).all() or total > min(totals) + 1e-9)
+        seeds.append(best)
     centers = list(seeds)
     for _ in range(rounds if seeds else 0):
         sums = [np.zeros(rows.shape[1]) for _ in centers]

@@ -3,7 +3,10 @@ adapter.
 """
 
 import copy
+import gc
+import pickle
 import sys
+import weakref
 from unittest import mock
 
 import GCL.augmentors as A
@@ -122,14 +125,134 @@ def test_half_a_pair_of_calls_changes_nothing_later():
     model = DualBranchContrast(loss, mode="G2G")
     z1, z2 = views_of(6)
     expected = model(g1=z1, g2=z2)
-    loss(*views_of(6, seed=1))
+    other = loss(*views_of(6, seed=1))
     torch.testing.assert_close(model(g1=z1, g2=z2), expected)
-    loss(z1, z2)  # the same rows as before
+    alive = loss(z1, z2)
     with torch.no_grad():
         evaluated = model(g1=z2, g2=z1)
     assert not evaluated.requires_grad
-    loss(z1, z2)
-    torch.testing.assert_close(copy.deepcopy(model)(g1=z1, g2=z2), expected)
+    for copied in (copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))):
+        alive = loss(z1, z2)
+        twin = copied(model)
+        value = twin.loss(z2, z1)
+        torch.testing.assert_close(value, expected)
+        assert torch.autograd.grad(value, twin.loss.pgcl.prototypes.weight)[0].any()
+    assert alive.isfinite()
+    assert other.isfinite()
+
+
+def shifted_prototypes(loss, *views):
+    with torch.no_grad():
+        loss.pgcl.prototypes.weight += torch.randn(3, 4)
+
+
+def shifted_data_of_prototypes(loss, *views):
+    loss.pgcl.prototypes.weight.data += torch.randn(3, 4)
+
+
+def shifted_rows(loss, z1, z2):
+    z1.data[0] += 1
+
+
+def other_option(loss, *views):
+    loss.pgcl.temperature = 0.5
+
+
+def evaluation(loss, *views):
+    loss.eval()
+
+
+def frozen(loss, *views):
+    loss.pgcl.requires_grad_(False)
+
+
+def next_batch(loss, *views):
+    loss.pgcl(*views_of(6, seed=5))
+
+
+def failure(loss, z1, z2):
+    loss.pgcl.temperature = 0.5
+    with pytest.raises(ValueError, match="z1 has width 3 but"):
+        loss(z1[:, :3], z2[:, :3])
+
+
+CHANGES = [
+    shifted_prototypes,
+    shifted_data_of_prototypes,
+    shifted_rows,
+    other_option,
+    evaluation,
+    frozen,
+    next_batch,
+    failure,
+]
+
+
+@pytest.mark.parametrize("intraview", [True, False])
+@pytest.mark.parametrize("change", CHANGES)
+def test_the_second_call_is_computed_if_anything_changed(change, intraview):
+    loss = PGCLContrastLoss(4, 3, queue_size=5)
+    z1, z2 = views_of(6)
+    one, two = (
+        (torch.cat([other, z]) if intraview else other for z, other in ((z1, z2), (z2, z1)))
+        if change is not shifted_rows
+        else (z2, z1)
+    )
+    first = loss(z1, one)
+    change(loss, z1, z2)
+    fresh = copy.deepcopy(loss.pgcl)
+    fresh.negatives = "all" if len(two) > len(z2) else "cross"
+    second, expected = loss(z2, two), fresh(z2, z1)
+    torch.testing.assert_close(second, expected)
+    assert second is not first
+    ours, theirs = (
+        torch.autograd.grad(value, [z1, z2, *weights], retain_graph=True)
+        for value, weights in (
+            (second, [w for w in loss.parameters() if w.requires_grad]),
+            (expected, [w for w in fresh.parameters() if w.requires_grad]),
+        )
+    )
+    torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("intraview", [True, False])
+def test_the_second_call_of_copied_views_has_their_gradient(intraview):
+    loss = PGCLContrastLoss(4, 3)
+    z1, z2 = views_of(6)
+    first = loss(z1, torch.cat([z2, z1]) if intraview else z2)
+    z1, z2 = views_of(6)
+    second = loss(z2, torch.cat([z1, z2]) if intraview else z1)
+    torch.testing.assert_close(first, second)
+    assert all(gradient.any() for gradient in torch.autograd.grad(second, [z1, z2]))
+
+
+def test_a_loss_that_is_used_up_or_changed_is_not_returned_again():
+    loss = PGCLContrastLoss(4, 3)
+    z1, z2 = (z.detach().requires_grad_() for z in views_of(6))
+    first = loss(z1, z2)
+    expected = first.detach().clone()
+    first.backward()
+    loss(z2, z1).backward()
+    torch.testing.assert_close(z1.grad, 2 * torch.autograd.grad(loss(z1, z2), z1)[0])
+    total = loss(z1, z2)
+    total += 1
+    torch.testing.assert_close(loss(z2, z1), expected)
+
+
+def test_between_steps_it_keeps_no_graph():
+    loss = PGCLContrastLoss(4, 3)
+    z1, z2 = views_of(6)
+    z1 = 2 * z1
+    in_the_graph = set()
+    kept = weakref.ref(in_the_graph)
+    z1.grad_fn.register_hook(in_the_graph.add)
+    del in_the_graph
+    value = loss(z1, z2)
+    del z1
+    assert kept() is not None
+    del value
+    gc.collect()
+    assert kept() is None
 
 
 def test_an_own_extra_mask_may_say_what_the_sampler_meant():
@@ -151,9 +274,6 @@ def test_errors():
         SingleBranchContrast(loss, mode="G2L")(h=z1, g=z2[:2], batch=torch.tensor([0, 0, 1, 1, 1]))
     with pytest.raises(TypeError, match="negatives is up to the contrast model"):
         PGCLContrastLoss(4, negatives="all")
-    message = r"got anchor, sample, pos_mask, neg_mask: .* make PGCLContrastLoss\(dim=4\), of pgcl"
-    with pytest.raises(TypeError, match=message):
-        DualBranchContrast(PGCLLoss(4), mode="L2L")(h1=z1, h2=z2)
 
 
 def train(parameters_of, steps, accumulate=1, looks=0, freeze_steps=0, **options):
