@@ -10,7 +10,6 @@ from torch.autograd import forward_ad
 
 from pgcl_losses._modes import is_eager
 
-_CPU = "cpu"
 # F.normalize's own bound.
 _SHORTEST = 1e-12
 
@@ -82,7 +81,7 @@ def backward_alone() -> bool:
 
 def on_cpu(values: Tensor) -> bool:
     """Whether values are on a CPU: there operations start quickly and work slowly."""
-    return values.device.type == _CPU
+    return values.device.type == "cpu"
 
 
 def mean_cosine(rows: Tensor) -> Tensor:

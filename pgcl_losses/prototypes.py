@@ -21,11 +21,9 @@ from pgcl_losses._checks import (
 )
 from pgcl_losses._module import Check, LossModule
 from pgcl_losses._normalize import (
-    backward_alone,
     computing_dtype,
     full_precision,
     on_cpu,
-    scaled_product,
     unit_vectors,
 )
 from pgcl_losses.batch import Assignment, Batch, check_alone
@@ -340,11 +338,15 @@ class SinkhornPrototypes(LossModule):
         )
 
     def _advance(self, rows: Tensor, targets: Tensor) -> None:
-        """Count the batch and queue its rows, unless there is a NaN or inf in it."""
+        """Count the batch and queue its embeddings, unless there is a NaN or inf in it."""
+        counting = self.freeze_steps > 0 or self.lead_steps > 0
+        if self.queue is None and not counting:
+            return
         # A NaN or inf in a view spoils sums over its columns and so all of its targets.
         total = targets.sum()
         finite = total == total
-        self.step.add_(finite)
+        if counting:
+            self.step.add_(finite)
         if self.queue is not None and self.queue_filled is not None:
             newest_first = torch.cat([rows.to(self.queue.dtype), self.queue], dim=1)
             self.queue.copy_(torch.where(finite, newest_first[:, : self.queue_size], self.queue))
@@ -353,32 +355,7 @@ class SinkhornPrototypes(LossModule):
 
 def _logits(rows: Tensor, prototypes: Tensor, temperature: float) -> Tensor:
     """Scores / temperature: ``[V, N, D]`` and ``[K, D]`` -> ``[V, N, K]``."""
-    if backward_alone() and not on_cpu(rows):
-        logits: Tensor = _Logits.apply(rows, prototypes, temperature)  # type: ignore[no-untyped-call]  # torch has no type there
-        return logits
     return rows @ prototypes.T / temperature
-
-
-class _Logits(torch.autograd.Function):
-    """`_logits` in fewer steps, as a GPU wants; on a CPU the detour through Python costs more."""
-
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, prototypes: Tensor, temperature: float) -> Tensor:
-        ctx.save_for_backward(rows, prototypes)
-        ctx.temperature = temperature
-        logits = scaled_product(rows.flatten(0, 1), prototypes.T, 1 / temperature)
-        return logits.view(*rows.shape[:2], -1)
-
-    @staticmethod
-    def backward(ctx: Any, d_logits: Tensor) -> tuple[Tensor | None, ...]:
-        rows, prototypes = ctx.saved_tensors
-        d_logits, scale = d_logits.flatten(0, 1), 1 / ctx.temperature
-        d_rows = d_prototypes = None
-        if ctx.needs_input_grad[0]:
-            d_rows = scaled_product(d_logits, prototypes, scale).view_as(rows)
-        if ctx.needs_input_grad[1]:
-            d_prototypes = scaled_product(d_logits.T, rows.flatten(0, 1), scale)
-        return d_rows, d_prototypes, None
 
 
 def _log_softmax(logits: Tensor) -> Tensor:

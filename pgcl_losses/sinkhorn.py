@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pgcl_losses._checks import check_count, check_matrix, check_scale
 from pgcl_losses._modes import can_be_read
-from pgcl_losses._normalize import computing_dtype, full_precision, on_cpu
+from pgcl_losses._normalize import computing_dtype, full_precision
 
 # An iteration can raise an entry by N * K against the others of its row and column. Over three,
 # what is too small for float32 stays negligible for any N * K up to 1e9; then u and v are absorbed
@@ -19,8 +19,6 @@ from pgcl_losses._normalize import computing_dtype, full_precision, on_cpu
 _ITERATIONS_PER_ABSORPTION = 3
 # Up to here e^x and e^-x, and their products with u and v, are far from the ends of float32.
 _TAME = 25.0
-# Scores; up to here a GPU takes longer to start an operation than to go through all of them.
-_FEW = 1 << 20
 
 
 def sinkhorn(scores: Tensor, *, epsilon: float = 0.05, iterations: int = 3) -> Tensor:
@@ -79,8 +77,6 @@ def balance(
     ``present`` (``[N, 1]``, True or False) tells which samples take part; the others are ignored.
     No score is above ``largest`` or below its negative, except -inf.
     """
-    if largest < math.inf and scores.numel() <= _FEW and not on_cpu(scores):
-        return _by_softmax(scores, epsilon, iterations, present)
     tame = largest <= _TAME * epsilon
     if tame:
         exponent = scores / epsilon
@@ -103,21 +99,6 @@ def balance(
         iterations -= _ITERATIONS_PER_ABSORPTION
         exponent.add_(u.log_()).add_(v.mT.log())
         u = torch.ones_like(u)
-
-
-def _by_softmax(scores: Tensor, epsilon: float, iterations: int, present: Tensor | None) -> Tensor:
-    """The same by softmax over samples and over prototypes in turn: fewer, but longer, steps."""
-    log_q = scores / epsilon
-    # Not -inf for those: the softmax of their rows would be NaN.
-    nothing = torch.finfo(log_q.dtype).min / 2
-    absent = None if present is None else ~present
-    for iteration in range(1, iterations + 1):
-        if absent is not None:
-            log_q.masked_fill_(absent, nothing)
-        log_q = log_q.log_softmax(-2)
-        if iteration < iterations:
-            log_q = log_q.log_softmax(-1)
-    return log_q.softmax(-1)
 
 
 def _shifted(scores: Tensor, epsilon: float, present: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -12,7 +12,6 @@ from helpers import oracle
 from helpers.blocks import in_blocks
 from helpers.cases import FAMILY
 from helpers.engine_oracle import log_by_cluster
-from helpers.launches import elsewhere
 from helpers.rank_models import of_seed
 from hypothesis import given
 from hypothesis import strategies as st
@@ -92,11 +91,10 @@ def oracle_contrast(problem, pgcl, assignments, at=None):
     problem=problems(),
     engine=st.sampled_from(["dense", "streaming"]),
     block=st.sampled_from([1, 3, 640]),
-    on_a_gpu=st.booleans(),
 )
-def test_the_loss_is_the_oracles(problem, engine, block, on_a_gpu):
+def test_the_loss_is_the_oracles(problem, engine, block):
     pgcl = problem.pgcl(engine=engine, reduction="none")
-    with in_blocks(block), elsewhere(on_a_gpu):
+    with in_blocks(block):
         terms = pgcl.terms(*problem.views)
     heads = pgcl.prototypes.heads
     consistency = np.zeros(len(terms.consistency))

@@ -57,7 +57,6 @@ def test_assign_is_the_nearest_prototype():
     ]
     assert prototypes.assign(z).tolist() == nearest
     assert prototypes.assign(z.bfloat16()).shape == (20,)
-    assert prototypes.step == 0
 
 
 def test_autocast_changes_nothing():
@@ -101,6 +100,9 @@ class TestFreezing:
         with torch.no_grad():
             prototypes.train()(z)
         assert prototypes.step == 0
+        prototypes(z)
+        assert prototypes.step == 1
+        prototypes.freeze_steps = 0
         prototypes(z)
         assert prototypes.step == 1
 
