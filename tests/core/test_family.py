@@ -414,7 +414,7 @@ def test_weights_of_the_family_are_one_on_average():
     views = torch.randn(2, 20, DIM, dtype=torch.float64)
     for soft, heads in itertools.product((False, True), ((5,), (5, 7))):
         pgcl = PGCLLoss(DIM, heads, soft_clusters=soft, exclude_same_cluster=False).double()
-        batch = pgcl.prototypes(pgcl._batch(views.unbind(), None))
+        batch = pgcl.prototypes(pgcl._batch(views.unbind()))
         (factors,) = pgcl.contrast._weights(batch)
         weights = factors.left_matrix() @ factors.right_matrix().T
         torch.testing.assert_close(weights.mean(1), torch.ones(40, dtype=torch.float64))
