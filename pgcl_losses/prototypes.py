@@ -23,44 +23,40 @@ from pgcl_losses._module import Check, LossModule
 from pgcl_losses._normalize import (
     computing_dtype,
     full_precision,
-    on_cpu,
     unit_vectors,
 )
 from pgcl_losses.batch import Assignment, Batch, check_alone
 from pgcl_losses.kmeans import draw, spherical_kmeans
 from pgcl_losses.sinkhorn import balance
 
-# A CPU takes several times as long for a softmax of fewer numbers than a register holds, if they
-# lie along the last axis.
-_VECTOR = 16
-
 
 class SinkhornPrototypes(LossModule):
-    r"""Learned prototypes; assigns samples to them by cosine, predicted and balanced.
+    r"""Learned prototypes; assigns embeddings to them by cosine, predicted and balanced.
 
-    Prediction: :math:`p = softmax(s / \tau)` with s the cosines of rows and prototypes. Target: q,
-    Sinkhorn-Knopp on :math:`e^{s / \epsilon}` within each view. Cluster: the largest q of a row.
+    Prediction: :math:`p = softmax(s / \tau)` with s the cosines of embeddings and prototypes.
+    Target: q, Sinkhorn-Knopp on :math:`e^{s / \epsilon}` within each view. Cluster: the largest q.
 
     Args:
-        dim: width of the rows, D.
-        num_prototypes: how many of them, K; or several numbers, one for each head. A head is a set
-            of prototypes. All rows are balanced over each head.
+        dim: embedding dimension, D.
+        num_prototypes: how many prototypes, K; or several numbers, one for each head. A head is a
+            set of prototypes. All embeddings are balanced over each head.
         temperature: tau of the prediction.
         epsilon, iterations: of :func:`~pgcl_losses.sinkhorn`.
-        queue_size: past rows per view that join the Sinkhorn problem, to balance small batches.
-            Empty slots take no part.
-        queue_views: how many views the queue keeps rows of.
-        freeze_steps: in the first training forwards, this many, the prototypes receive zero
-            gradient. An optimizer that adds to it (``Adam(weight_decay=...)``) still moves them.
-        lead_steps: in the first training forwards, this many, only the prototypes learn: the
-            prediction has no gradient to the rows, and in :class:`PGCLLoss` the contrast is
-            InfoNCE.
-        gather, process_group: with several processes, samples are balanced over the batches of all
-            of them; see :class:`PGCLLoss`.
+        queue_size: past embeddings per view that join the Sinkhorn problem, to balance small
+            batches. Empty slots are left out.
+        queue_views: how many views the queue keeps embeddings of.
+        freeze_steps: for so many training forwards the prototypes are frozen: their gradient is
+            zero. An optimizer that adds to it (``Adam(weight_decay=...)``) still moves them.
+        lead_steps: for so many training forwards, a warm-up, the prediction has no gradient to the
+            embeddings, and in :class:`PGCLLoss` the contrast is InfoNCE. The prototypes follow.
+        gather, process_group: with several processes, embeddings are balanced over the batches of
+            all of them; see :class:`PGCLLoss`.
 
-    The queue and the count of training forwards change only in ``train()`` mode with gradients
-    enabled, and not on a batch with NaN or inf in it. Activation checkpointing runs a second
-    training forward: with a queue, freezing or a lead, checkpoint the encoder and not this module.
+    ``step`` counts training forwards while ``freeze_steps`` or ``lead_steps`` is above 0. ``step``
+    and the queue change only in ``train()`` mode with gradients enabled, and not on a batch with
+    NaN or inf in it. Without freezing, warm-up and queue a forward changes no state. Activation
+    checkpointing runs a second training forward: with one of the three, checkpoint the encoder and
+    not this module.
 
     Shape:
         - views: ``[N, D]`` each; row i of every view is graph i, with a norm of at most 1e18
@@ -282,7 +278,7 @@ class SinkhornPrototypes(LossModule):
                 leading = self.step < self.lead_steps
                 seen = torch.where(leading, rows.detach(), rows)
             logits = _logits(seen, prototypes, self.temperature)  # [V, N, K]
-            log_probs = self._by_head(_log_softmax, logits)
+            log_probs = self._by_head(partial(torch.log_softmax, dim=-1), logits)
             learning = self.training and torch.is_grad_enabled()
             with torch.no_grad():
                 targets = self._balanced(logits.detach(), prototypes.detach())
@@ -356,11 +352,3 @@ class SinkhornPrototypes(LossModule):
 def _logits(rows: Tensor, prototypes: Tensor, temperature: float) -> Tensor:
     """Scores / temperature: ``[V, N, D]`` and ``[K, D]`` -> ``[V, N, K]``."""
     return rows @ prototypes.T / temperature
-
-
-def _log_softmax(logits: Tensor) -> Tensor:
-    """Along the last axis."""
-    few = logits.shape[-1] < _VECTOR and on_cpu(logits)
-    if few and not torch.compiler.is_compiling():
-        return torch.log_softmax(logits.mT, dim=-2).mT
-    return torch.log_softmax(logits, dim=-1)

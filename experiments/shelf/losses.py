@@ -70,7 +70,7 @@ class Objective(nn.Module):
 
     def with_rows_at_rest(self, terms: Any, views: tuple[Tensor, ...]) -> Tensor:
         """The loss whose consistency teaches the prototypes alone."""
-        prototypes = self.loss.prototypes.eval()  # the step has been counted
+        prototypes = self.loss.prototypes.eval()  # a warm-up has counted this step already
         taught = prototypes(*(view.detach() for view in views))
         prototypes.train()
         consistency = self.loss.consistency(*taught)

@@ -416,7 +416,7 @@ def test_weights_of_the_family_are_one_on_average():
     views = torch.randn(2, 20, DIM, dtype=torch.float64)
     for soft, heads in itertools.product((False, True), ((5,), (5, 7))):
         pgcl = PGCLLoss(DIM, heads, soft_clusters=soft, exclude_same_cluster=False).double()
-        batch = pgcl.prototypes(pgcl._batch(views.unbind(), None))
+        batch = pgcl.prototypes(pgcl._batch(views.unbind()))
         by_cluster = pgcl.contrast._by_cluster(batch)
         weights = log_by_cluster(Pairs(views.flatten(0, 1), (20, 20), (), by_cluster=by_cluster))
         weights = weights.exp()
