@@ -5,7 +5,7 @@ from unittest import mock
 
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pgcl_losses import rows
+from pgcl_losses import _normalize
 
 # Those that start nothing: views of what is there, and memory with nothing in it yet.
 FREE = {
@@ -33,7 +33,7 @@ FREE = {
 
 def elsewhere(really: bool = True) -> AbstractContextManager[object]:
     """A block in which no tensor is thought to be on a CPU: the ways of a GPU are taken."""
-    return mock.patch.object(rows, "_CPU", "none") if really else nullcontext()
+    return mock.patch.object(_normalize, "_CPU", "none") if really else nullcontext()
 
 
 class Launches(TorchDispatchMode):
