@@ -19,16 +19,16 @@ from pgcl_losses._checks import (
     check_views,
     check_weight,
 )
-from pgcl_losses._watch import Watch, can_look
-from pgcl_losses.batch import Assignment, Batch, Negatives
+from pgcl_losses._module import Check, LossModule
+from pgcl_losses._normalize import mean_cosine
+from pgcl_losses._warnings import Watch, can_look
+from pgcl_losses.batch import AssignedBatch, Assignment, Batch, Negatives, batch_of
 from pgcl_losses.consistency import ConsistencyLoss
 from pgcl_losses.contrast import PrototypeReweightedNCE, Weighting
 from pgcl_losses.engine import Engine, check_engine
 from pgcl_losses.info_nce import NEGATIVES, check_view_count
-from pgcl_losses._module import Check, LossModule
 from pgcl_losses.prototypes import SinkhornPrototypes
 from pgcl_losses.reduction import Reduction
-from pgcl_losses._normalize import computing_dtype, full_precision, mean_cosine, unit_vectors
 
 Self = TypeVar("Self", bound="PGCLLoss")
 
@@ -111,7 +111,8 @@ class PGCLLoss(LossModule):
 
     Options may be assigned at any time: ``pgcl.temperature = 0.1`` reaches all parts that have it.
     The parts, ``prototypes``, ``contrast`` and ``consistency``, may be replaced by subclasses of
-    yours; each is called with a :class:`~pgcl_losses.batch.Batch`.
+    yours; each is called with a :class:`Batch`, or with the
+    :class:`AssignedBatch` that ``prototypes`` makes of it.
 
     With several processes every one has to call the loss, and its backward, the same number of
     times; a batch may be empty on some of them. The loss is then differentiable once.
@@ -297,17 +298,17 @@ class PGCLLoss(LossModule):
     def terms(self, *views: Tensor, negatives: Negatives | None = None) -> PGCLTerms:
         """The loss with its two terms and the assignments, for logging."""
         loss, contrast, consistency, batch = self.untraced(self._compute)(views, negatives)
-        cosine = mean_cosine(batch.need("embeddings").detach())
+        cosine = mean_cosine(batch.embeddings.detach())
         return PGCLTerms(loss, contrast, consistency, batch.own_assignments(), cosine)
 
     def _compute(
         self, views: tuple[Tensor, ...], negatives: Negatives | None
-    ) -> tuple[Tensor, Tensor, Tensor, Batch]:
+    ) -> tuple[Tensor, Tensor, Tensor, AssignedBatch]:
         """The loss, its contrast and its consistency, and the batch."""
-        batch: Batch = self.prototypes(self._batch(views, negatives))
+        batch: AssignedBatch = self.prototypes(self._batch(views, negatives))
         contrast = self.contrast(batch)
         consistency = self.consistency(batch)
-        if self.training and batch.ranks.rank == 0 and can_look(batch.need("embeddings")):
+        if self.training and batch.ranks.rank == 0 and can_look(batch.embeddings):
             self._watch.look(
                 self.prototypes,
                 batch,
@@ -319,14 +320,11 @@ class PGCLLoss(LossModule):
         return loss, contrast, consistency, batch
 
     def _batch(self, views: tuple[Tensor, ...], negatives: Negatives | None) -> Batch:
-        """The unit rows of all views, of this process or of all."""
-        weight = self.prototypes.weight
+        """The unit embeddings of all views, of this process or of all."""
         check = partial(self._check, views, negatives)
         this_call = {} if negatives is None else {"contrast.negatives": negatives}
-        ranks = self.share(check, views, self.prototypes.state, lambda: this_call)
-        with full_precision(weight.device):
-            rows = unit_vectors(torch.stack(views), computing_dtype(views[0], weight))
-            return Batch(ranks, ranks.gather(rows), negatives=negatives)
+        ranks = self.agree(check, views, lambda: {**self.prototypes.state(), **this_call})
+        return batch_of(ranks, views, self.prototypes.weight)._replace(negatives=negatives)
 
     def _check(
         self, views: tuple[Tensor, ...], negatives: Negatives | None, may_lack_rows: bool

@@ -6,7 +6,7 @@ imported only when it is needed.
 
 import torch
 
-from pgcl_losses.arrival import is_capturing
+from pgcl_losses._modes import is_capturing
 from pgcl_losses.engine import trial
 from pgcl_losses.engine.pairs import Pairs
 

@@ -12,8 +12,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pgcl_losses._warn import warn
-from pgcl_losses.arrival import Arrival, can_arrive
+from pgcl_losses._modes import has_numbers as can_arrive
+from pgcl_losses._normalize import unit_vectors
+from pgcl_losses._warnings import Arrival, warn
 from pgcl_losses.engine import streaming
 from pgcl_losses.engine.pairs import (
     ALL_PAIRS,
@@ -26,7 +27,6 @@ from pgcl_losses.engine.pairs import (
     weight_of,
 )
 from pgcl_losses.engine.tiles import precision
-from pgcl_losses._normalize import unit_vectors
 
 # Relative errors, generous: they are there to tell wrong kernels from rounding.
 _TOLERANCES = {"highest": 1e-4, "high": 1e-2, "medium": 3e-2}

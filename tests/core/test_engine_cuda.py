@@ -132,7 +132,7 @@ def test_steps_stream_until_the_kernels_have_passed(monkeypatch):
 
         monkeypatch.setattr(module, "gradient", spy)
     with bfloat16_products():
-        with mock.patch("pgcl_losses.arrival.Arrival.read", return_value=None):
+        with mock.patch("pgcl_losses._warnings.Arrival.read", return_value=None):
             for _ in range(2):
                 step(rows, expected)
         for _ in range(2):

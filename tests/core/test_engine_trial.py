@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch._subclasses import FakeTensorMode
 
-from pgcl_losses import arrival
+from pgcl_losses import _modes, _warnings
 from pgcl_losses.engine import Factors, Gaussian, Pairs, log_weighted_sums, mean_of, trial
 from pgcl_losses.ranks import Ranks
 from pgcl_losses._normalize import unit_vectors
@@ -134,7 +134,7 @@ def case_of(pairs, temperature):
 
 def test_kernels_are_not_trusted_before_the_answer_has_arrived():
     pairs = problem()
-    with mock.patch.object(arrival.Arrival, "read", return_value=None):
+    with mock.patch.object(_warnings.Arrival, "read", return_value=None):
         assert not is_trusted(pairs)
     (errors,) = trial.OUTCOMES.values()
     assert set(errors) == {"sums", "the gradient"}
@@ -254,11 +254,11 @@ def test_pytorchs_newer_switch(precision):
 
 def test_no_trial_while_a_graph_is_captured():
     pairs = problem()
-    with mock.patch.object(arrival, "is_capturing", return_value=True):
+    with mock.patch.object(_modes, "is_capturing", return_value=True):
         assert not is_trusted(pairs)
     assert not trial.OUTCOMES
     assert is_trusted(pairs)
-    with mock.patch.object(arrival, "is_capturing", return_value=True):
+    with mock.patch.object(_modes, "is_capturing", return_value=True):
         assert trial.is_trusted(pairs, 0.2)
 
 
