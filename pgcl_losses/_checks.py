@@ -30,7 +30,7 @@ def check_weight(name: str, value: Any) -> float:
 
 
 def check_share(name: str, value: Any) -> float:
-    """A probability or a share: a number from 0 to 1."""
+    """A probability or a fraction: a number from 0 to 1."""
     number = _finite(name, value, "a number from 0 to 1")
     if not 0 <= number <= 1:
         raise ValueError(f"{name} must be a number from 0 to 1, but got {value!r}")
@@ -76,7 +76,7 @@ def check_heads(name: str, value: Any) -> int | tuple[int, ...]:
 
 
 def check_window(name: str, value: Any) -> tuple[int, int] | None:
-    """Ranks ``(first, end)``, without ``end`` itself; None for all."""
+    """Positions ``(first, end)`` in an assignment, without ``end`` itself; None for all."""
     if value is None:
         return None
     if not isinstance(value, Sequence) or isinstance(value, str) or len(value) != 2:
@@ -88,7 +88,7 @@ def check_window(name: str, value: Any) -> tuple[int, int] | None:
 
 
 def check_window_fits(name: str, window: tuple[int, int] | None, heads: Sequence[int]) -> None:
-    """A window of ranks among those that every head has."""
+    """A window of positions among those that every head has."""
     if window is not None and window[1] > min(heads):
         raise ValueError(
             f"{name} must lie in 0..{min(heads)}, as there are {min(heads)} prototypes to rank, "

@@ -2,7 +2,7 @@
 
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -67,11 +67,12 @@ def _motion(step: Step) -> Numbers:
         return None
     kept["steps"] = kept.get("steps", 0) + 1
     if kept["steps"] == 1:
-        kept["start"] = unit_vectors(weight, torch.float32)
+        kept["start"] = unit_vectors(weight.detach(), torch.float32)
     if "start" not in kept or kept["steps"] <= step.prototypes.freeze_steps + _PATIENCE:
         return None
-    start: Tensor = kept.pop("start")
-    return (unit_vectors(weight, torch.float32) - start.to(weight.device)).abs().max().view(1)
+    now, start = unit_vectors(weight.detach(), torch.float32), kept.pop("start")
+    moved: Tensor = now - start.to(now.device)
+    return moved.abs().max().view(1)
 
 
 def _size(step: Step) -> Numbers:
@@ -90,6 +91,7 @@ def _largest_cluster(step: Step) -> Numbers:
     return largest.amin(0, keepdim=True) / len(clusters)
 
 
+@torch.no_grad()
 def _directions(step: Step) -> Numbers:
     if not (step.learning and step.uses_clusters()):
         return None
@@ -161,7 +163,6 @@ class Watch:
     def __reduce__(self) -> tuple[type["Watch"], tuple[()]]:
         return Watch, ()  # a copy begins anew
 
-    @torch.no_grad()
     def look(
         self, prototypes: SinkhornPrototypes, batch: AssignedBatch, learning: bool, excluding: bool
     ) -> None:
@@ -170,13 +171,15 @@ class Watch:
         for name, failure in FAILURES.items():
             if self.steps % failure.every == 0:
                 numbers = failure.measure(step)
-                if numbers is not None:
-                    self.arriving[name] = Arrival(torch.as_tensor(numbers))
+                if isinstance(numbers, Tensor):
+                    self.arriving[name] = Arrival(numbers)
+                elif numbers is not None:
+                    self._judge(name, failure, numbers)
             if name in self.arriving and (arrived := self.arriving[name].read()) is not None:
                 del self.arriving[name]
                 self._judge(name, failure, arrived)
 
-    def _judge(self, name: str, failure: Failure, numbers: list[float]) -> None:
+    def _judge(self, name: str, failure: Failure, numbers: Sequence[float]) -> None:
         bad = failure.is_bad(*numbers) and failure.unless not in self.reported
         self.bad_in_a_row[name] = self.bad_in_a_row[name] + 1 if bad else 0
         if self.bad_in_a_row[name] == failure.patience and name not in self.reported:

@@ -15,7 +15,7 @@ from torch.distributed import ProcessGroup
 from pgcl_losses._checks import check_choice
 from pgcl_losses._module import Check, LossModule
 from pgcl_losses._normalize import computing_dtype
-from pgcl_losses.batch import AnyBatch, Assignment, assigned, check_assignments, given_batch
+from pgcl_losses.batch import AssignedBatch, Assignment, assigned, check_assignments, given_batch
 from pgcl_losses.ranks import Ranks
 from pgcl_losses.reduction import REDUCTIONS, Reduction, reduce
 
@@ -27,7 +27,8 @@ class ConsistencyLoss(LossModule):
     all ordered pairs of different views; with several heads, the mean over heads.
 
     Args:
-        reduction: ``"mean"``, ``"sum"``, or ``"none"`` for one value per row, view 1 first.
+        reduction: ``"mean"``, ``"sum"``, or ``"none"`` for one value per embedding, view 1
+            first.
         gather, process_group: with several processes, the loss over the batches of all of them;
             see :class:`PGCLLoss`.
 
@@ -62,7 +63,7 @@ class ConsistencyLoss(LossModule):
         self.gather = gather
         self.process_group = process_group
 
-    def forward(self, *assignments: Assignment | AnyBatch) -> Tensor:
+    def forward(self, *assignments: Assignment | AssignedBatch) -> Tensor:
         """The loss of two or more assignments, or of a batch that has them."""
         return self.untraced(self._loss)(assignments)
 

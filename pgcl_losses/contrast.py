@@ -80,16 +80,17 @@ class PrototypeReweightedNCE(LossModule):
     Args:
         temperature: tau.
         weighting: ``"prototype"`` weighs a pair by the distance of the two clusters' prototypes,
-            ``"sample"`` by the distance of the two rows, ``"uniform"`` makes every weight 1.
+            ``"sample"`` by the distance of the two embeddings, ``"uniform"`` makes every weight 1.
         exclude_same_cluster: leave samples of the query's own cluster out of its negatives.
-        negative_ranks: ``(first, end)``: negatives come only from clusters whose rank in the
-            query's own assignment q is from ``first`` to ``end`` - 1. Rank 0 is the best. ``(2,
+        negative_ranks: ``(first, end)``: negatives come only from the clusters at the positions
+            ``first`` to ``end`` - 1 of the query's own assignment q, best first and from 0. ``(2,
             8)`` is the default of the published code, None that of the paper.
         soft_clusters: let a sample belong to every cluster, by its q. The weight of a pair is then
             its average over both q. Leaving out the query's own cluster lowers it by the part in
             which both are in one cluster.
         negatives: ``"all"`` takes them from all views, ``"cross"`` only from the other views.
-        reduction: ``"mean"``, ``"sum"``, or ``"none"`` for one value per row (V * N, view 1 first).
+        reduction: ``"mean"``, ``"sum"``, or ``"none"`` for one value per embedding (V * N, view 1
+            first).
         engine: how the pairs are computed, with the same result: ``"dense"`` as one matrix,
             ``"streaming"`` by blocks, for batches of any size, ``"triton"`` by fused kernels on
             CUDA (correct in Triton's interpreter, not yet measured on a GPU). ``"auto"`` takes
@@ -107,7 +108,7 @@ class PrototypeReweightedNCE(LossModule):
         - prototypes: ``[K, D]``, needed by ``weighting="prototype"``. Otherwise they only tell how
           many clusters there are. Without them the loss reads the cluster numbers, and waits for a
           GPU to do so. A compiled or CUDA graph cannot read them and allows for as many clusters as
-          rows: memory grows with rows times clusters.
+          embeddings: its memory grows with their square.
         - assignments: one for each view, from :class:`SinkhornPrototypes`, in place of clusters.
           Several heads, more than two views, ``negative_ranks`` and ``soft_clusters`` need them.
         - output: scalar, or ``[V * N]`` for ``reduction="none"``
@@ -362,7 +363,7 @@ class PrototypeReweightedNCE(LossModule):
 def _numbered(clusters: Tensor) -> tuple[Tensor, tuple[int]]:
     """Any cluster numbers, renumbered from 0 on, and how many there may be."""
     if torch.compiler.is_compiling() or is_capturing(clusters.device):
-        # No value can be read there: at most as many as there are rows.
+        # No value can be read there: at most as many as there are embeddings.
         in_order = clusters.flatten().sort().values
         number = F.pad(in_order[1:] != in_order[:-1], (1, 0)).cumsum(0)  # of each in order
         return number[torch.searchsorted(in_order, clusters)], (len(in_order),)

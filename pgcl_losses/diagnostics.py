@@ -51,16 +51,16 @@ def diagnostics(
         A dict of
 
         - ``loss``, ``contrast``, ``consistency``: the terms, averaged if they were not reduced
-        - ``mean_cosine`` of two rows: near 1 all rows point in about one direction
-        - ``consistency_ratio``: the consistency as a share of log K, that of a guess. 1 says that
-          no prototype tells rows apart
-        - ``occupancy``: each prototype's share of the samples
+        - ``mean_cosine`` of two embeddings: near 1 the embeddings are collapsed
+        - ``consistency_ratio``: the consistency divided by log K, that of uniform predictions. 1
+          says that no prototype tells embeddings apart
+        - ``occupancy``: the fraction of samples in each cluster
         - ``entropy`` of the occupancy in nats: log K if all clusters have one size, 0 if there is
           only one
         - ``dead_prototypes``: how many have no sample
         - ``agreement``: how often two views of a graph have the same cluster. 1 says that so many
           clusters can be told apart, 1/K says that clusters are chance
-        - ``masked_negatives``: the share of negatives that ``exclude_same_cluster`` leaves out
+        - ``masked_negatives``: the fraction of negatives that ``exclude_same_cluster`` leaves out
         - ``mean_weight``: the mean of M w over the negatives that remain, for
           ``weighting="prototype"``; below 1 the negatives as a whole count less than in InfoNCE
 
