@@ -1,6 +1,6 @@
 """Prototypical graph contrastive learning as loss modules for PyTorch."""
 
-from pgcl_losses.batch import Assignment
+from pgcl_losses.batch import AssignedBatch, Assignment, Batch
 from pgcl_losses.consistency import ConsistencyLoss
 from pgcl_losses.contrast import PrototypeReweightedNCE
 from pgcl_losses.diagnostics import diagnostics
@@ -12,7 +12,9 @@ from pgcl_losses.sinkhorn import sinkhorn
 __version__ = "0.2.0"
 
 __all__ = [
+    "AssignedBatch",
     "Assignment",
+    "Batch",
     "ConsistencyLoss",
     "InfoNCE",
     "PGCLLoss",

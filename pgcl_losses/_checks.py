@@ -30,7 +30,7 @@ def check_weight(name: str, value: Any) -> float:
 
 
 def check_share(name: str, value: Any) -> float:
-    """A probability or a share: a number from 0 to 1."""
+    """A probability or a fraction: a number from 0 to 1."""
     number = _finite(name, value, "a number from 0 to 1")
     if not 0 <= number <= 1:
         raise ValueError(f"{name} must be a number from 0 to 1, but got {value!r}")
@@ -76,7 +76,7 @@ def check_heads(name: str, value: Any) -> int | tuple[int, ...]:
 
 
 def check_window(name: str, value: Any) -> tuple[int, int] | None:
-    """Ranks ``(first, end)``, without ``end`` itself; None for all."""
+    """Positions ``(first, end)`` in an assignment, without ``end`` itself; None for all."""
     if value is None:
         return None
     if not isinstance(value, Sequence) or isinstance(value, str) or len(value) != 2:
@@ -88,7 +88,7 @@ def check_window(name: str, value: Any) -> tuple[int, int] | None:
 
 
 def check_window_fits(name: str, window: tuple[int, int] | None, heads: Sequence[int]) -> None:
-    """A window of ranks among those that every head has."""
+    """A window of positions among those that every head has."""
     if window is not None and window[1] > min(heads):
         raise ValueError(
             f"{name} must lie in 0..{min(heads)}, as there are {min(heads)} prototypes to rank, "
@@ -169,12 +169,16 @@ def check_device(name: str, value: Tensor, other_name: str, other: Tensor) -> No
         raise ValueError(f"{name} is on {value.device} but {other_name} is on {other.device}")
 
 
-def check_clusters(name: str, value: Any, rows_name: str, rows: Tensor) -> None:
-    """One cluster number for each row."""
+def check_clusters(
+    name: str, value: Any, rows_name: str, rows: Tensor, heads: Sequence[int] = ()
+) -> None:
+    """One cluster number for each row and head; each has a prototype, where heads are known."""
+    columns = (len(heads),) if len(heads) > 1 else ()
+    shape = f"[N, {len(heads)}], a column for each head," if columns else "[N]"
     if not isinstance(value, Tensor):
-        raise TypeError(f"{name} must be a Tensor of shape [N], but got {type(value).__name__}")
-    if value.dim() != 1:
-        raise ValueError(f"{name} must have shape [N], but got {tuple(value.shape)}")
+        raise TypeError(f"{name} must be a Tensor of shape {shape}, but got {type(value).__name__}")
+    if value.dim() == 0 or value.shape[1:] != columns:
+        raise ValueError(f"{name} must have shape {shape}, but got {tuple(value.shape)}")
     if value.dtype != torch.long:
         raise TypeError(f"{name} must be an int64 Tensor, but got {value.dtype}")
     if len(value) != len(rows):
@@ -183,17 +187,14 @@ def check_clusters(name: str, value: Any, rows_name: str, rows: Tensor) -> None:
             "they must describe the same graphs"
         )
     check_device(name, value, rows_name, rows)
-
-
-def check_cluster_range(name: str, value: Tensor, num_prototypes: int) -> None:
-    """Cluster numbers, each of which has a prototype."""
     # Looking at values makes a GPU wait and breaks a compiled graph; both of these report an index
     # out of range by themselves.
-    if value.device.type != "cpu" or torch.compiler.is_compiling():
+    if len(value) == 0 or value.device.type != "cpu" or torch.compiler.is_compiling():
         return
-    low, high = (int(bound) for bound in value.aminmax())
-    if low < 0 or high >= num_prototypes:
-        raise ValueError(
-            f"{name} must lie in 0..{num_prototypes - 1}, one number per prototype, "
-            f"but its values span {low}..{high}"
-        )
+    for num_prototypes, of_head in zip(heads, value.view(len(value), -1).unbind(1), strict=False):
+        low, high = (int(bound) for bound in of_head.aminmax())
+        if low < 0 or high >= num_prototypes:
+            raise ValueError(
+                f"{name} must lie in 0..{num_prototypes - 1}, one number per prototype, "
+                f"but its values span {low}..{high}"
+            )

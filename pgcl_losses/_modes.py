@@ -12,13 +12,23 @@ def is_eager() -> bool:
 
 def is_dual(values: Tensor) -> bool:
     """Whether forward mode differentiates these values."""
-    dual = forward_ad.unpack_dual(values)  # type: ignore[no-untyped-call]  # torch has no type there
-    return dual.tangent is not None
+    tangent = forward_ad.unpack_dual(values).tangent  # type: ignore[no-untyped-call]  # torch has no type there
+    return tangent is not None
+
+
+def has_numbers(values: Tensor) -> bool:
+    """Whether Python may read numbers, at once or later: in no graph and no transform."""
+    return (
+        is_eager()
+        and type(values) is Tensor
+        and values.device.type in ("cpu", "cuda")
+        and not is_capturing(values.device)
+    )
 
 
 def can_be_read(values: Tensor) -> bool:
-    """Whether Python may read numbers: no device to wait for, no graph and no transform."""
-    return type(values) is Tensor and values.device.type == "cpu" and is_eager()
+    """Whether Python may read numbers at once: with no device to wait for."""
+    return values.device.type == "cpu" and has_numbers(values)
 
 
 def is_capturing(device: torch.device) -> bool:

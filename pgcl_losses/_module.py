@@ -1,4 +1,4 @@
-"""What the loss and its parts have in common: options that may change, and one batch to share."""
+"""What all modules have in common: options that may change, and processes that agree."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
@@ -18,8 +18,9 @@ Result = TypeVar("Result")
 class LossModule(nn.Module):
     """A module whose options are checked whenever they are assigned, and shown by its repr.
 
-    With several processes it computes one result over the batches of all of them. ``gather`` and
-    ``process_group`` decide that, unless it is given a `Batch`, which has been shared already.
+    With several processes it computes one result over the batches of all of them, as ``gather`` and
+    ``process_group`` say. A module that is given a batch of :mod:`pgcl_losses.batch` checks nothing
+    and asks nobody: whoever made the batch has done both.
     """
 
     options: ClassVar[dict[str, Check]] = {}  # in the order of the constructor
@@ -48,34 +49,32 @@ class LossModule(nn.Module):
         return ", ".join(shown if self.gather else [*shown, "gather=False"])
 
     def facts(self) -> dict[str, Any]:
-        """What must be the same on all ranks, as plain values."""
+        """What must be the same in all processes, as plain values."""
         return {"type": type(self).__name__} | {name: getattr(self, name) for name in self.options}
 
-    def share(
+    def agree(
         self,
         check: Callable[[bool], None],
         views: Sequence[Any],
-        state: Callable[[], Sequence[Tensor]] = tuple,
-        this_call: Callable[[], Mapping[str, Any]] = dict,
+        same: Callable[[], Mapping[str, Any]] = dict,
     ) -> Ranks:
-        """The ranks that share a batch of views ``[N, ...]``: this process, or all that agree.
+        """The processes that hold a batch of views ``[N, ...]``: this one, or all that agree.
 
-        ``check(may_lack_rows)`` raises an error if the input is wrong; with several ranks, either
-        all of them raise it or none does. ``state()`` must return the same on all ranks, and so
-        must ``this_call()``, plain values for this call only.
+        ``check(may_lack_rows)`` raises an error if the input is wrong; of several processes either
+        all raise it or none does. ``same()`` is called after it: what else must be the same in all
+        processes, tensors and plain values by name.
         """
-        if not self.is_shared():
+        if not self.is_distributed():
             check(False)
             return Ranks((len(views[0]),))
         problem: Exception | None = None
         facts: dict[str, Any] = {}
-        tensors: tuple[Tensor, ...] = ()
+        tensors: list[Tensor] = []
         num_rows = 0
         try:
             check(True)
-            tensors, num_rows = tuple(state()), len(views[0])
+            num_rows = len(views[0])
             facts = self.facts() | {
-                **this_call(),
                 "training": self.training,
                 "gradients enabled": torch.is_grad_enabled(),
                 "views": len(views),
@@ -83,10 +82,12 @@ class LossModule(nn.Module):
                 "dtype": str(views[0].dtype),
                 "requires_grad": any(view.requires_grad for view in views),
             }
-            for number, tensor in enumerate(tensors):
-                grad = f"requires_grad={tensor.requires_grad}"
-                facts[f"state {number}"] = f"{tensor.dtype}, {grad}"
-        except Exception as error:  # whatever it is: the other ranks must not wait for this one
+            for name, value in same().items():
+                if isinstance(value, Tensor):
+                    tensors.append(value)
+                    value = f"{value.dtype}, requires_grad={value.requires_grad}"
+                facts[name] = value
+        except Exception as error:  # whatever it is: the other processes must not wait for this one
             problem = error
         # NCCL sends nothing from a CPU, where half of a wrong input may be.
         given = [*self.parameters(), *views]
@@ -94,16 +95,17 @@ class LossModule(nn.Module):
         device = max(devices or [torch.device("cpu")], key=lambda device: device.type != "cpu")
         return agreed_ranks(num_rows, facts, problem, tensors, device, self.process_group)
 
-    def is_shared(self) -> bool:
-        """Whether there are other processes to share a batch with."""
+    def is_distributed(self) -> bool:
+        """Whether other processes hold portions of the same batch."""
         return self.gather and count_ranks(self.process_group) > 1
 
     def untraced(self, function: Callable[..., Result]) -> Callable[..., Result]:
         """The function; with several processes, one that runs outside of a compiled graph.
 
-        Collectives must not be traced, and the rest would be traced anew for each number of rows
-        on each rank. (As a decorator this would import the whole compiler with the package.)
+        Collectives must not be traced, and the rest would be traced anew for each number of
+        embeddings in each process. (As a decorator this would import the whole compiler with the
+        package.)
         """
-        if torch.compiler.is_compiling() and self.is_shared():
+        if torch.compiler.is_compiling() and self.is_distributed():
             return torch.compiler.disable(function)  # type: ignore[no-untyped-call, no-any-return]  # torch has no type there
         return function

@@ -5,9 +5,6 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
-
-from pgcl_losses._modes import is_eager
 
 # F.normalize's own bound.
 _SHORTEST = 1e-12
@@ -38,21 +35,6 @@ def unit_vectors(z: Tensor, dtype: torch.dtype) -> Tensor:
     z = z.to(dtype)
     lengths = torch.linalg.vector_norm(z, dim=-1, keepdim=True)
     return z / torch.threshold(lengths, _SHORTEST, math.inf)
-
-
-def scaled_product(a: Tensor, b: Tensor, scale: float) -> Tensor:
-    """``scale * a @ b`` of two matrices, in one step."""
-    return torch.addmm(a.new_empty(()), a, b, beta=0, alpha=scale)  # with beta=0 nothing is added
-
-
-def backward_alone() -> bool:
-    """Whether only backward passes will ask for a gradient."""
-    return is_eager() and forward_ad._current_level < 0
-
-
-def on_cpu(values: Tensor) -> bool:
-    """Whether values are on a CPU: there operations start quickly and work slowly."""
-    return values.device.type == "cpu"
 
 
 def mean_cosine(rows: Tensor) -> Tensor:

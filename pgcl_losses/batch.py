@@ -1,11 +1,13 @@
-"""What the parts of the loss pass to each other: one batch, of one process or of many."""
+"""What the modules of the loss pass to each other: one batch, of one process or of many."""
 
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
+import torch
 from torch import Tensor
 
-from pgcl_losses._checks import check_cluster_range, check_clusters, check_views
+from pgcl_losses._checks import check_clusters, check_views
+from pgcl_losses._normalize import computing_dtype, full_precision, unit_vectors
 from pgcl_losses.ranks import Ranks
 
 Negatives = Literal["all", "cross"]
@@ -24,53 +26,87 @@ class Assignment(NamedTuple):
     clusters: Tensor  # [N] argmax_k q; [N, H] with several heads
     heads: tuple[int, ...] = ()  # how many prototypes each head has
 
-    def each_head(self) -> tuple[tuple[int, ...], Tensor]:
-        """How many prototypes each head has; the clusters ``[N, H]``, also where there is one."""
-        if len(self.heads) > 1:
-            return self.heads, self.clusters
-        return (self.targets.shape[1],), self.clusters.unsqueeze(-1)
+    def all_heads(self) -> tuple[int, ...]:
+        """How many prototypes each head has, of one head, too."""
+        return self.heads or (self.targets.shape[1],)
 
 
 class Batch(NamedTuple):
-    """The samples of all ranks, view by view. Each part adds its results for the next ones.
+    """The embeddings of all views, of all processes that hold a batch together.
 
-    ``SinkhornPrototypes()(batch)`` returns the batch with all fields; ``ConsistencyLoss()(batch)``
-    and ``PrototypeReweightedNCE()(batch)`` return their loss.
+    ``SinkhornPrototypes()(batch)`` returns an :class:`AssignedBatch`; ``InfoNCE()(batch)`` its
+    loss.
     """
 
     ranks: Ranks
-    embeddings: Tensor | None = None  # [V, N, D] unit
-    prototypes: Tensor | None = None  # [K, D] unit rows, one head after the other
-    log_probs: Tensor | None = None  # [V, N, K]
-    targets: Tensor | None = None  # [V, N, K]
-    clusters: Tensor | None = None  # [V, N, H] numbered from 0 in each head
-    heads: tuple[int, ...] = ()  # how many of the K are each head's
-    leading: Tensor | None = None  # whether prototypes learn alone: True or False, on the device
+    embeddings: Tensor  # [V, N, D] of unit length
 
-    def need(self, name: str) -> Tensor:
-        """One of the fields; an error if no part has made it."""
-        value: Tensor | None = getattr(self, name)
-        if value is None:
-            raise ValueError(f"the batch has no {name}: call SinkhornPrototypes on it first")
-        return value
+    @property
+    def leading(self) -> None:
+        """There is no warm-up without prototypes."""
+
+
+class AssignedBatch(NamedTuple):
+    """A batch and its assignment to prototypes.
+
+    ``ConsistencyLoss()(batch)`` and ``PrototypeReweightedNCE()(batch)`` return their loss.
+    """
+
+    ranks: Ranks
+    embeddings: Tensor  # [V, N, D] of unit length
+    prototypes: Tensor  # [K, D] of unit length, one head after the other
+    log_probs: Tensor  # [V, N, K] log p, the prediction, with gradient
+    targets: Tensor  # [V, N, K] q, the balanced assignment, without
+    clusters: Tensor  # [V, N, H] numbered from 0 in each head
+    heads: tuple[int, ...]  # how many of the K prototypes each head has
+    leading: Tensor | None = None  # whether this is the warm-up: True or False, on the device
 
     def own_assignments(self) -> tuple[Assignment, ...]:
-        """Those of this rank's samples, one for each view."""
-        log_probs, targets, clusters = (
-            self.ranks.own(self.need(name)) for name in ("log_probs", "targets", "clusters")
-        )
+        """Those of this process's samples, one for each view."""
+        log_probs, targets = self.ranks.own(self.log_probs), self.ranks.own(self.targets)
+        clusters = self.ranks.own(self.clusters)
         if len(self.heads) == 1:
             clusters = clusters.squeeze(-1)
         of_views = zip(log_probs, targets, clusters, strict=True)
         return tuple([Assignment(*of_view, self.heads) for of_view in of_views])
 
 
-def check_alone(given: Sequence[object]) -> None:
-    """A batch has all views in it."""
+AnyBatch = Batch | AssignedBatch
+
+
+def batch_of(ranks: Ranks, views: tuple[Tensor, ...], *others: Tensor) -> Batch:
+    """The embeddings of all processes, computed in the dtype that views and others ask for."""
+    with full_precision(views[0].device):
+        unit = unit_vectors(torch.stack(views), computing_dtype(views[0], *others))
+        return Batch(ranks, ranks.gather(unit))
+
+
+def stacked_clusters(of_views: list[Tensor]) -> Tensor:
+    """``[V, N, H]``, of clusters ``[N, H]``, or ``[N]`` where there is one head."""
+    clusters = torch.stack(of_views)
+    return clusters if clusters.dim() == 3 else clusters.unsqueeze(-1)
+
+
+def given_batch(given: Sequence[object]) -> AnyBatch | None:
+    """The batch that a module is called with, if it is; a batch has all views in it."""
+    batch = given[0] if given else None
+    if not isinstance(batch, (Batch, AssignedBatch)):
+        return None
     if len(given) > 1:
         raise TypeError(
             f"a batch has all views in it: give it alone, but got {len(given)} arguments"
         )
+    return batch
+
+
+def assigned(batch: AnyBatch) -> AssignedBatch:
+    """The batch, if it has assignments."""
+    if isinstance(batch, AssignedBatch):
+        return batch
+    raise ValueError(
+        "the batch has no prototypes, log_probs, targets and clusters: call SinkhornPrototypes on "
+        "it first"
+    )
 
 
 def check_assignments(
@@ -103,18 +139,10 @@ def check_assignments(
 def check_clusters_of(assignments: Sequence[Assignment]) -> None:
     """A cluster for each row, in each head."""
     for v, assignment in enumerate(assignments):
-        name, clusters = f"assignments[{v}].clusters", assignment.clusters
-        if len(assignment.heads) > 1:
-            shape = len(assignment.targets), len(assignment.heads)
-            if not isinstance(clusters, Tensor) or clusters.shape != shape:
-                got = getattr(clusters, "shape", type(clusters).__name__)
-                raise ValueError(
-                    f"{name} must have shape {shape}, a column for each head, but got {got}"
-                )
-            of_heads = list(zip(assignment.heads, clusters.unbind(1), strict=True))
-        else:
-            of_heads = [(assignment.targets.shape[1], clusters)]
-        for num_prototypes, of_head in of_heads:
-            check_clusters(name, of_head, f"assignments[{v}].targets", assignment.targets)
-            if len(of_head) > 0:
-                check_cluster_range(name, of_head, num_prototypes)
+        check_clusters(
+            f"assignments[{v}].clusters",
+            assignment.clusters,
+            f"assignments[{v}].targets",
+            assignment.targets,
+            assignment.all_heads(),
+        )

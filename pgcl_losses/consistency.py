@@ -15,7 +15,8 @@ from torch.distributed import ProcessGroup
 from pgcl_losses._checks import check_choice
 from pgcl_losses._module import Check, LossModule
 from pgcl_losses._normalize import computing_dtype
-from pgcl_losses.batch import Assignment, Batch, check_alone, check_assignments
+from pgcl_losses.batch import AssignedBatch, Assignment, assigned, check_assignments, given_batch
+from pgcl_losses.ranks import Ranks
 from pgcl_losses.reduction import REDUCTIONS, Reduction, reduce
 
 
@@ -26,7 +27,8 @@ class ConsistencyLoss(LossModule):
     all ordered pairs of different views; with several heads, the mean over heads.
 
     Args:
-        reduction: ``"mean"``, ``"sum"``, or ``"none"`` for one value per row, view 1 first.
+        reduction: ``"mean"``, ``"sum"``, or ``"none"`` for one value per embedding, view 1
+            first.
         gather, process_group: with several processes, the loss over the batches of all of them;
             see :class:`PGCLLoss`.
 
@@ -61,44 +63,38 @@ class ConsistencyLoss(LossModule):
         self.gather = gather
         self.process_group = process_group
 
-    def forward(self, *assignments: Assignment | Batch) -> Tensor:
+    def forward(self, *assignments: Assignment | AssignedBatch) -> Tensor:
         """The loss of two or more assignments, or of a batch that has them."""
         return self.untraced(self._loss)(assignments)
 
     if TYPE_CHECKING:
         __call__ = forward
 
-    def _loss(self, assignments: tuple[Assignment | Batch, ...]) -> Tensor:
-        batch = assignments[0] if assignments else None
-        if isinstance(batch, Batch):
-            check_alone(assignments)
-        else:
-            batch = self._batch(assignments)
-        log_probs, targets = batch.need("log_probs"), batch.need("targets")
-        divisor = max(1, len(batch.heads))
+    def _loss(self, assignments: tuple[Any, ...]) -> Tensor:
+        batch = given_batch(assignments)
+        if batch is not None:
+            of = assigned(batch)
+            return self._of(of.ranks, of.log_probs, of.targets, of.heads)
+        ranks = self.agree(
+            partial(self._check, assignments),
+            [getattr(assignment, "log_probs", assignment) for assignment in assignments],
+            lambda: {"heads": assignments[0].all_heads()},
+        )
+        dtype = computing_dtype(assignments[0].log_probs)
+        log_probs = torch.stack([assignment.log_probs.to(dtype) for assignment in assignments])
+        targets = torch.stack([assignment.targets.detach().to(dtype) for assignment in assignments])
+        heads = assignments[0].all_heads()
+        return self._of(ranks, ranks.gather(log_probs), ranks.gather(targets), heads)
+
+    def _of(self, ranks: Ranks, log_probs: Tensor, targets: Tensor, heads: Sequence[int]) -> Tensor:
+        divisor = len(heads)
         if self.reduction == "mean":
             divisor *= targets.shape[0] * targets.shape[1]
         # The targets are divided, and not the sum: this adds no step to backward.
         terms = _cross_terms(log_probs, targets, divisor)
         if self.reduction == "none":
-            return reduce(terms.sum(-1), "none", batch.ranks)
+            return reduce(terms.sum(-1), "none", ranks)
         return terms.sum()
-
-    def _batch(self, assignments: tuple[Any, ...]) -> Batch:
-        ranks = self.share(
-            partial(self._check, assignments),
-            [getattr(a, "log_probs", a) for a in assignments],
-            this_call=lambda: {"heads": assignments[0].each_head()[0]},
-        )
-        dtype = computing_dtype(assignments[0].log_probs)
-        log_probs = torch.stack([assignment.log_probs.to(dtype) for assignment in assignments])
-        targets = torch.stack([assignment.targets.to(dtype) for assignment in assignments])
-        return Batch(
-            ranks,
-            log_probs=ranks.gather(log_probs),
-            targets=ranks.gather(targets.detach()),
-            heads=assignments[0].heads,
-        )
 
     def _check(self, assignments: tuple[Any, ...], may_lack_rows: bool) -> None:
         if len(assignments) < 2:
@@ -123,10 +119,10 @@ def _cross_terms(log_probs: Tensor, targets: Tensor, divisor: float = 1) -> Tens
     return log_probs * (others / (-divisor * (num_views - 1)))
 
 
-def share_of_a_guess(log_probs: Tensor, targets: Tensor, heads: Sequence[int]) -> Tensor:
-    """The mean cross-entropy as a share of log K, that of a guess; NaN where nothing is guessed.
+def consistency_ratio(log_probs: Tensor, targets: Tensor, heads: Sequence[int]) -> Tensor:
+    """The mean cross-entropy over log K, that of uniform predictions: both are ``[V, N, K]``.
 
-    Both ``[V, N, K]``. With several heads, as a share of the sum of their log K.
+    With several heads, over the sum of their log K. NaN with one view or one prototype.
     """
     log_k = sum(math.log(size) for size in heads)
     if len(targets) < 2 or log_k == 0:

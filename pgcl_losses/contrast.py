@@ -8,7 +8,7 @@ weights of Eq. 14 for its negatives (`weights.py`).
 import math
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -17,9 +17,7 @@ from torch.distributed import ProcessGroup
 
 from pgcl_losses._checks import (
     check_choice,
-    check_cluster_range,
     check_clusters,
-    check_device,
     check_flag,
     check_matrix,
     check_prototypes,
@@ -28,15 +26,20 @@ from pgcl_losses._checks import (
     check_window,
     check_window_fits,
 )
+from pgcl_losses._modes import is_capturing
 from pgcl_losses._module import Check, LossModule
-from pgcl_losses._normalize import computing_dtype, full_precision, unit_vectors
+from pgcl_losses._normalize import full_precision, unit_vectors
 from pgcl_losses.batch import (
+    AnyBatch,
+    AssignedBatch,
     Assignment,
-    Batch,
     Negatives,
-    check_alone,
+    assigned,
+    batch_of,
     check_assignments,
     check_clusters_of,
+    given_batch,
+    stacked_clusters,
 )
 from pgcl_losses.engine import (
     ENGINE_CHOICES,
@@ -76,16 +79,17 @@ class PrototypeReweightedNCE(LossModule):
     Args:
         temperature: tau.
         weighting: ``"prototype"`` weighs a pair by the distance of the two clusters' prototypes,
-            ``"sample"`` by the distance of the two rows, ``"uniform"`` makes every weight 1.
+            ``"sample"`` by the distance of the two embeddings, ``"uniform"`` makes every weight 1.
         exclude_same_cluster: leave samples of the query's own cluster out of its negatives.
-        negative_ranks: ``(first, end)``: negatives come only from clusters whose rank in the
-            query's own assignment q is from ``first`` to ``end`` - 1. Rank 0 is the best. ``(2,
+        negative_ranks: ``(first, end)``: negatives come only from the clusters at the positions
+            ``first`` to ``end`` - 1 of the query's own assignment q, best first and from 0. ``(2,
             8)`` is the default of the published code, None that of the paper.
         soft_clusters: let a sample belong to every cluster, by its q. The weight of a pair is then
             its average over both q. Leaving out the query's own cluster lowers it by the part in
             which both are in one cluster.
         negatives: ``"all"`` takes them from all views, ``"cross"`` only from the other views.
-        reduction: ``"mean"``, ``"sum"``, or ``"none"`` for one value per row (V * N, view 1 first).
+        reduction: ``"mean"``, ``"sum"``, or ``"none"`` for one value per embedding (V * N, view 1
+            first).
         engine: how the pairs are computed, with the same result: ``"dense"`` as one matrix,
             ``"streaming"`` by blocks, for batches of any size, ``"triton"`` by fused kernels on
             CUDA (correct in Triton's interpreter, not yet measured on a GPU). ``"auto"`` takes
@@ -103,7 +107,7 @@ class PrototypeReweightedNCE(LossModule):
         - prototypes: ``[K, D]``, needed by ``weighting="prototype"``. Otherwise they only tell how
           many clusters there are. Without them the loss reads the cluster numbers, and waits for a
           GPU to do so. A compiled or CUDA graph cannot read them and allows for as many clusters as
-          rows: memory grows with rows times clusters.
+          embeddings: its memory grows with their square.
         - assignments: one for each view, from :class:`SinkhornPrototypes`, in place of clusters.
           Several heads, more than two views, ``negative_ranks`` and ``soft_clusters`` need them.
         - output: scalar, or ``[V * N]`` for ``reduction="none"``
@@ -173,7 +177,7 @@ class PrototypeReweightedNCE(LossModule):
 
     def forward(
         self,
-        z1: Tensor | Sequence[Tensor] | Batch,
+        z1: Tensor | Sequence[Tensor] | AnyBatch,
         z2: Tensor | None = None,
         clusters1: Tensor | None = None,
         clusters2: Tensor | None = None,
@@ -182,19 +186,20 @@ class PrototypeReweightedNCE(LossModule):
         assignments: Sequence[Assignment] | None = None,
     ) -> Tensor:
         """The loss of two views, of a list of them, or of a batch."""
-        given = _Given(z1, z2, clusters1, clusters2, prototypes, assignments)
-        return self.untraced(self._loss)(given)
+        given = z1, z2, clusters1, clusters2, prototypes, assignments
+        return self.untraced(self._loss)(*given)
 
     if TYPE_CHECKING:
         __call__ = forward
 
-    def _loss(self, given: "_Given") -> Tensor:
-        batch = given.z1
-        if isinstance(batch, Batch):
-            check_alone([argument for argument in given if argument is not None])
-        else:
-            batch = self._batch(given)
-        with torch.no_grad(), full_precision(batch.need("embeddings").device):
+    def _loss(self, *given: Any) -> Tensor:
+        batch = given_batch([argument for argument in given if argument is not None])
+        if batch is None:
+            z1, z2, *clusters, prototypes, assignments = given
+            listed = isinstance(z1, Sequence) and z2 is None
+            views = tuple(z1) if listed else (z1, z2)
+            batch = self._batch(views, clusters, prototypes, assignments)
+        with torch.no_grad(), full_precision(batch.embeddings.device):
             by_cluster, by_cosine = self._by_cluster(batch), self._by_cosine(batch)
         return weighted_info_nce(
             batch,
@@ -206,29 +211,26 @@ class PrototypeReweightedNCE(LossModule):
             by_cosine,
         )
 
-    def _by_cosine(self, batch: Batch) -> Gaussian | None:
-        """The weight of a pair by its own cosine; all 1 while only the prototypes learn."""
+    def _by_cosine(self, batch: AnyBatch) -> Gaussian | None:
+        """The weight of a pair by its own cosine; all 1 in the warm-up."""
         if self.weighting != "sample":
             return None
         # Detached for forward mode, too.
-        mean, variance = cosine_moments(batch.need("embeddings").detach().flatten(0, 1))
+        mean, variance = cosine_moments(batch.embeddings.detach().flatten(0, 1))
         if batch.leading is not None:
             variance = variance.masked_fill(batch.leading, math.inf)
         return Gaussian(mean, variance)
 
-    def _by_cluster(self, batch: Batch) -> Table | Factors | None:
-        """M w of two clusters, 0 for what is no negative; all 1 while only the prototypes learn."""
+    def _by_cluster(self, batch: AnyBatch) -> Table | Factors | None:
+        """M w of two clusters, 0 for what is no negative; all 1 in the warm-up."""
         if not self._needs_clusters():
             return None
-        clusters, heads = batch.need("clusters").flatten(0, 1), batch.heads  # [M, H]
-        if not heads:
-            numbered, num_clusters = _numbered(clusters.squeeze(1))
-            clusters, heads = numbered.unsqueeze(1), (num_clusters,)
-        self.check_window(heads)
+        batch = assigned(batch)
+        clusters, heads = batch.clusters.flatten(0, 1), batch.heads  # [M, H]
         of_heads: Sequence[Tensor | None] = [None] * len(heads)
         if self._needs_targets():
-            of_heads = batch.need("targets").flatten(0, 1).split_with_sizes(heads, dim=1)
-        tables = self._log_tables(batch, clusters, heads, of_heads)
+            of_heads = batch.targets.flatten(0, 1).split_with_sizes(heads, dim=1)
+        tables = self._log_tables(batch, clusters, of_heads)
         if batch.leading is not None:
             tables = [table.masked_fill(batch.leading, 0.0) for table in tables]
         left, right = [], []
@@ -247,17 +249,13 @@ class PrototypeReweightedNCE(LossModule):
         return Factors(torch.cat(left, dim=1), torch.cat(right, dim=1))
 
     def _log_tables(
-        self,
-        batch: Batch,
-        clusters: Tensor,
-        heads: Sequence[int],
-        targets: Sequence[Tensor | None],
+        self, batch: AssignedBatch, clusters: Tensor, targets: Sequence[Tensor | None]
     ) -> list[Tensor]:
         """Log of M w by the clusters of query and negative: ``[K, K]`` for each head."""
-        dtype, tables = batch.need("embeddings").dtype, []
+        heads, dtype, tables = batch.heads, batch.embeddings.dtype, []
         prototypes: Sequence[Tensor | None] = [None] * len(heads)
         if self.weighting == "prototype":
-            prototypes = batch.need("prototypes").detach().split_with_sizes(heads)
+            prototypes = batch.prototypes.detach().split_with_sizes(heads)
         of_heads = zip(prototypes, clusters.unbind(1), targets, heads, strict=True)
         for of_head, numbers, q, size in of_heads:
             if of_head is None:
@@ -287,75 +285,68 @@ class PrototypeReweightedNCE(LossModule):
     def _needs_targets(self) -> bool:
         return self._needs_clusters() and (self.soft_clusters or self.negative_ranks is not None)
 
-    def _batch(self, given: "_Given") -> Batch:
+    def _batch(self, views: Any, clusters: Any, prototypes: Any, assignments: Any) -> AnyBatch:
         if not self._needs_clusters():
-            given = _Given(given.z1, given.z2)
-        views, prototypes, assignments = given.views(), given.prototypes, given.assignments
-        ranks = self.share(
-            partial(self._check, given),
+            clusters = prototypes = assignments = None
+        ranks = self.agree(
+            partial(self._check, views, clusters, prototypes, assignments),
             views,
-            lambda: () if prototypes is None else (prototypes.detach(),),
-            lambda: {} if assignments is None else {"heads": assignments[0].each_head()[0]},
+            lambda: {"prototypes": prototypes, "heads": assignments and assignments[0].all_heads()},
         )
-        with full_precision(views[0].device):
-            dtype = computing_dtype(views[0], *(() if prototypes is None else (prototypes,)))
-            batch = Batch(ranks, ranks.gather(unit_vectors(torch.stack(views), dtype)))
-            if prototypes is not None:
-                prototypes = unit_vectors(prototypes.detach(), dtype)
-                batch = batch._replace(prototypes=prototypes, heads=(len(prototypes),))
-            if assignments is not None:
-                heads, _ = assignments[0].each_head()
-                clusters = torch.stack([assignment.each_head()[1] for assignment in assignments])
-                batch = batch._replace(heads=heads, clusters=ranks.gather(clusters))
-                if self._needs_targets():
-                    targets = torch.stack([a.targets.detach().to(dtype) for a in assignments])
-                    batch = batch._replace(targets=ranks.gather(targets))
-            elif given.clusters1 is not None and given.clusters2 is not None:
-                clusters = torch.stack([given.clusters1, given.clusters2]).unsqueeze(-1)
-                batch = batch._replace(clusters=ranks.gather(clusters))
+        batch = batch_of(ranks, views, *(() if prototypes is None else (prototypes,)))
+        if not self._needs_clusters():
             return batch
+        heads: tuple[int, ...] = ()
+        unused = units = targets = batch.embeddings.new_empty(0)
+        if prototypes is not None:
+            heads = (len(prototypes),)
+            units = unit_vectors(prototypes.detach(), unused.dtype)
+        if assignments is not None:
+            heads = assignments[0].all_heads()
+            clusters = [assignment.clusters for assignment in assignments]
+        if self._needs_targets():
+            of_views = [assignment.targets.detach() for assignment in assignments]
+            targets = ranks.gather(torch.stack(of_views).to(unused.dtype))
+        numbers = ranks.gather(stacked_clusters(clusters))
+        if not heads:
+            numbers, heads = _numbered(numbers)
+        return AssignedBatch(ranks, batch.embeddings, units, unused, targets, numbers, heads)
 
-    def _check(self, given: "_Given", may_lack_rows: bool) -> None:
-        views, prototypes = given.views(), given.prototypes
+    def _check(
+        self, views: Any, clusters: Any, prototypes: Any, assignments: Any, may_lack_rows: bool
+    ) -> None:
         check_view_count(views)
         check_views([(f"z{v}", z) for v, z in enumerate(views, 1)], may_lack_rows=may_lack_rows)
         check_engine(self.engine, views[0])
-        if self.weighting == "prototype" and prototypes is None:
-            raise ValueError("prototypes is None, but weighting='prototype' needs them: [K, D]")
+        if not self._needs_clusters():
+            return
         if prototypes is not None:
             check_matrix("prototypes", prototypes, "[K, D]")
             check_prototypes("prototypes", prototypes, "z1", views[0])
-        if given.assignments is not None:
-            self._check_assignments(given, given.assignments)
-        elif self._needs_clusters():
-            self._check_clusters(given)
-
-    def _check_assignments(self, given: "_Given", assignments: Sequence[Any]) -> None:
-        for name in ("clusters1", "clusters2"):
-            if getattr(given, name) is not None:
+        elif self.weighting == "prototype":
+            raise ValueError("prototypes is None, but weighting='prototype' needs them: [K, D]")
+        if assignments is None:
+            self._check_clusters(views, clusters, () if prototypes is None else (len(prototypes),))
+            return
+        for name, of_view in zip(("clusters1", "clusters2"), clusters, strict=True):
+            if of_view is not None:
                 raise TypeError(f"{name} and assignments both hold clusters: give one of them")
-        views = given.views()
         if len(assignments) != len(views):
             raise ValueError(
                 f"assignments must be {len(views)}, one for each view, but got {len(assignments)}"
             )
         check_assignments(assignments, ("targets",), may_lack_rows=True)
         check_clusters_of(assignments)
-        targets, prototypes = assignments[0].targets, given.prototypes
-        if len(targets) != len(views[0]):
-            raise ValueError(
-                f"assignments[0].targets has {len(targets)} rows but z1 has {len(views[0])}: "
-                "they must describe the same graphs"
-            )
-        if prototypes is not None and len(prototypes) != targets.shape[1]:
+        heads = assignments[0].all_heads()
+        check_clusters("assignments[0].clusters", assignments[0].clusters, "z1", views[0], heads)
+        if prototypes is not None and len(prototypes) != sum(heads):
             raise ValueError(
                 f"prototypes has {len(prototypes)} rows but the assignments are to "
-                f"{targets.shape[1]} prototypes"
+                f"{sum(heads)} prototypes"
             )
-        check_device("assignments[0].targets", targets, "z1", views[0])
+        self.check_window(heads)
 
-    def _check_clusters(self, given: "_Given") -> None:
-        views = given.views()
+    def _check_clusters(self, views: Any, clusters: Any, heads: Sequence[int]) -> None:
         wanted = {
             "more than two views": len(views) > 2,
             f"negative_ranks={self.negative_ranks}": self.negative_ranks is not None,
@@ -367,42 +358,21 @@ class PrototypeReweightedNCE(LossModule):
                     f"assignments is None, but {what} needs one for each view: take those of "
                     "SinkhornPrototypes"
                 )
-        for name, clusters in (("clusters1", given.clusters1), ("clusters2", given.clusters2)):
-            if clusters is None:
+        for name, of_view in zip(("clusters1", "clusters2"), clusters, strict=True):
+            if of_view is None:
                 raise ValueError(
                     f"{name} is None, but weighting={self.weighting!r} with "
                     f"exclude_same_cluster={self.exclude_same_cluster} needs one cluster per row"
                 )
-            check_clusters(name, clusters, "z1", views[0])
-            if given.prototypes is not None and len(clusters) > 0:
-                check_cluster_range(name, clusters, len(given.prototypes))
+            check_clusters(name, of_view, "z1", views[0], heads)
 
 
-class _Given(NamedTuple):
-    """What a user calls the contrast with."""
-
-    z1: Any  # a view, several of them, or a batch
-    z2: Tensor | None = None
-    clusters1: Tensor | None = None
-    clusters2: Tensor | None = None
-    prototypes: Tensor | None = None
-    assignments: Sequence[Assignment] | None = None
-
-    def views(self) -> tuple[Any, ...]:
-        listed = isinstance(self.z1, Sequence) and self.z2 is None
-        return tuple(self.z1) if listed else (self.z1, self.z2)
-
-
-def _numbered(clusters: Tensor) -> tuple[Tensor, int]:
-    """Any cluster numbers ``[M]``, renumbered from 0 on, and how many there may be."""
-    capturing = clusters.is_cuda and torch.cuda.is_current_stream_capturing()
-    if capturing or torch.compiler.is_compiling():
-        # No value can be read there: at most as many as there are rows.
-        in_order = clusters.sort().values
+def _numbered(clusters: Tensor) -> tuple[Tensor, tuple[int]]:
+    """Any cluster numbers, renumbered from 0 on, and how many there may be."""
+    if torch.compiler.is_compiling() or is_capturing(clusters.device):
+        # No value can be read there: at most as many as there are embeddings.
+        in_order = clusters.flatten().sort().values
         number = F.pad(in_order[1:] != in_order[:-1], (1, 0)).cumsum(0)  # of each in order
-        return number[torch.searchsorted(in_order, clusters)], len(clusters)
-    low, high = (int(bound) for bound in clusters.aminmax())
-    if low >= 0 and high < len(clusters):
-        return clusters, high + 1
+        return number[torch.searchsorted(in_order, clusters)], (len(in_order),)
     different, numbers = torch.unique(clusters, return_inverse=True)
-    return numbers, len(different)
+    return numbers, (len(different),)

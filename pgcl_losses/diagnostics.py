@@ -9,8 +9,8 @@ from torch import Tensor
 
 from pgcl_losses._checks import check_matrix
 from pgcl_losses._normalize import unit_vectors
-from pgcl_losses.batch import Assignment, check_assignments, check_clusters_of
-from pgcl_losses.consistency import share_of_a_guess
+from pgcl_losses.batch import Assignment, check_assignments, check_clusters_of, stacked_clusters
+from pgcl_losses.consistency import consistency_ratio
 from pgcl_losses.pgcl import PGCLTerms
 from pgcl_losses.weights import cluster_counts, prototype_log_weights
 
@@ -51,16 +51,16 @@ def diagnostics(
         A dict of
 
         - ``loss``, ``contrast``, ``consistency``: the terms, averaged if they were not reduced
-        - ``mean_cosine`` of two rows: near 1 all rows point in about one direction
-        - ``consistency_ratio``: the consistency as a share of log K, that of a guess. 1 says that
-          no prototype tells rows apart
-        - ``occupancy``: each prototype's share of the samples
+        - ``mean_cosine`` of two embeddings: near 1 the embeddings are collapsed
+        - ``consistency_ratio``: the consistency divided by log K, that of uniform predictions. 1
+          says that no prototype tells embeddings apart
+        - ``occupancy``: the fraction of samples in each cluster
         - ``entropy`` of the occupancy in nats: log K if all clusters have one size, 0 if there is
           only one
         - ``dead_prototypes``: how many have no sample
         - ``agreement``: how often two views of a graph have the same cluster. 1 says that so many
           clusters can be told apart, 1/K says that clusters are chance
-        - ``masked_negatives``: the share of negatives that ``exclude_same_cluster`` leaves out
+        - ``masked_negatives``: the fraction of negatives that ``exclude_same_cluster`` leaves out
         - ``mean_weight``: the mean of M w over the negatives that remain, for
           ``weighting="prototype"``; below 1 the negatives as a whole count less than in InfoNCE
 
@@ -91,8 +91,8 @@ def diagnostics(
         )
     check_assignments(assignments, ("targets", "log_probs"))
     check_clusters_of(assignments)
-    heads, _ = assignments[0].each_head()
-    of_views = torch.stack([assignment.each_head()[1] for assignment in assignments])  # [V, N, H]
+    heads = assignments[0].all_heads()
+    of_views = stacked_clusters([assignment.clusters for assignment in assignments])
     of_heads: Sequence[Tensor | None] = [None] * len(heads)
     if prototypes is not None:
         check_matrix("prototypes", prototypes, "[K, D]")
@@ -104,7 +104,7 @@ def diagnostics(
         of_heads = unit_vectors(prototypes, torch.float64).split_with_sizes(heads)
     log_probs = torch.stack([assignment.log_probs for assignment in assignments])
     targets = torch.stack([assignment.targets for assignment in assignments])
-    numbers = Diagnostics(consistency_ratio=share_of_a_guess(log_probs, targets, heads).item())
+    numbers = Diagnostics(consistency_ratio=consistency_ratio(log_probs, targets, heads).item())
     if isinstance(source, PGCLTerms):
         numbers["loss"] = source.loss.mean().item()
         numbers["contrast"] = source.contrast.mean().item()

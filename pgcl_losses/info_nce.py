@@ -15,8 +15,8 @@ from torch.distributed import ProcessGroup
 
 from pgcl_losses._checks import check_choice, check_scale, check_views
 from pgcl_losses._module import Check, LossModule
-from pgcl_losses._normalize import computing_dtype, full_precision, unit_vectors
-from pgcl_losses.batch import Batch, Negatives, check_alone
+from pgcl_losses._normalize import full_precision
+from pgcl_losses.batch import AnyBatch, Batch, Negatives, batch_of, given_batch
 from pgcl_losses.engine import (
     ENGINE_CHOICES,
     Engine,
@@ -99,28 +99,22 @@ class InfoNCE(LossModule):
         self.gather = gather
         self.process_group = process_group
 
-    def forward(self, *views: Tensor | Batch) -> Tensor:
+    def forward(self, *views: Tensor | AnyBatch) -> Tensor:
         """The loss of two views or more, or of a batch of them."""
         return self.untraced(self._loss)(views)
 
     if TYPE_CHECKING:
         __call__ = forward
 
-    def _loss(self, views: tuple[Tensor | Batch, ...]) -> Tensor:
-        batch = views[0] if views else None
-        if isinstance(batch, Batch):
-            check_alone(views)
-        else:
-            batch = self._batch(views)
+    def _loss(self, views: tuple[Tensor | AnyBatch, ...]) -> Tensor:
+        batch = given_batch(views) or self._batch(views)
         return weighted_info_nce(
             batch, self.temperature, self.negatives, self.engine, self.reduction
         )
 
     def _batch(self, views: tuple[Any, ...]) -> Batch:
-        ranks = self.share(partial(self._check, views), views)
-        with full_precision(views[0].device):
-            rows = unit_vectors(torch.stack(views), computing_dtype(views[0]))
-            return Batch(ranks, ranks.gather(rows))
+        ranks = self.agree(partial(self._check, views), views)
+        return batch_of(ranks, views)
 
     def _check(self, views: tuple[Any, ...], may_lack_rows: bool) -> None:
         check_view_count(views)
@@ -138,7 +132,7 @@ def check_view_count(views: Sequence[object]) -> None:
 
 
 def weighted_info_nce(
-    batch: Batch,
+    batch: AnyBatch,
     temperature: float,
     negatives: Negatives,
     engine: Engine,
@@ -150,7 +144,7 @@ def weighted_info_nce(
 
     A query's loss is the mean over its positives, one in each other view.
     """
-    embeddings = batch.need("embeddings")
+    embeddings = batch.embeddings
     num_views, num_items = embeddings.shape[:2]
     compared = compared_sets(num_views, negatives)
     with full_precision(embeddings.device):

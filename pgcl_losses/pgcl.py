@@ -19,9 +19,9 @@ from pgcl_losses._checks import (
     check_weight,
 )
 from pgcl_losses._module import Check, LossModule
-from pgcl_losses._normalize import computing_dtype, full_precision, mean_cosine, unit_vectors
-from pgcl_losses._watch import Watch, can_look
-from pgcl_losses.batch import Assignment, Batch, Negatives
+from pgcl_losses._normalize import mean_cosine
+from pgcl_losses._warnings import Watch, can_look
+from pgcl_losses.batch import AssignedBatch, Assignment, Batch, Negatives, batch_of
 from pgcl_losses.consistency import ConsistencyLoss
 from pgcl_losses.contrast import PrototypeReweightedNCE, Weighting
 from pgcl_losses.engine import Engine, check_engine
@@ -114,7 +114,8 @@ class PGCLLoss(LossModule):
 
     Options may be assigned at any time: ``pgcl.temperature = 0.1`` reaches all modules that have
     it. The modules, ``prototypes``, ``contrast`` and ``consistency``, may be replaced by subclasses
-    of yours; each is called with a :class:`~pgcl_losses.batch.Batch`.
+    of yours. ``prototypes`` is called with a :class:`Batch`, the others with the
+    :class:`AssignedBatch` that it makes of it.
 
     With several processes every one has to call the loss, and its backward, the same number of
     times; a batch may be empty on some of them. The loss is then differentiable once.
@@ -295,16 +296,16 @@ class PGCLLoss(LossModule):
     def terms(self, *views: Tensor) -> PGCLTerms:
         """The loss with its two terms and the assignments, for logging."""
         loss, contrast, consistency, batch = self.untraced(self._compute)(views)
-        cosine = mean_cosine(batch.need("embeddings").detach())
+        cosine = mean_cosine(batch.embeddings.detach())
         return PGCLTerms(loss, contrast, consistency, batch.own_assignments(), cosine)
 
-    def _compute(self, views: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor, Batch]:
+    def _compute(self, views: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor, AssignedBatch]:
         """The loss, its contrast and its consistency, and the batch."""
-        batch: Batch = self.prototypes(self._batch(views))
+        batch: AssignedBatch = self.prototypes(self._batch(views))
         consistency = self.consistency(batch)
         contrasting = self.contrast_weight > 0
         contrast = self.contrast(batch) if contrasting else torch.zeros_like(consistency)
-        if self.training and batch.ranks.rank == 0 and can_look(batch.need("embeddings")):
+        if self.training and batch.ranks.rank == 0 and can_look(batch.embeddings):
             self._watch.look(
                 self.prototypes,
                 batch,
@@ -317,11 +318,8 @@ class PGCLLoss(LossModule):
 
     def _batch(self, views: tuple[Tensor, ...]) -> Batch:
         """The unit embeddings of all views, of this process or of all."""
-        weight = self.prototypes.weight
-        ranks = self.share(partial(self._check, views), views, self.prototypes.state)
-        with full_precision(weight.device):
-            rows = unit_vectors(torch.stack(views), computing_dtype(views[0], weight))
-            return Batch(ranks, ranks.gather(rows))
+        ranks = self.agree(partial(self._check, views), views, self.prototypes.state)
+        return batch_of(ranks, views, self.prototypes.weight)
 
     def _check(self, views: tuple[Tensor, ...], may_lack_rows: bool) -> None:
         check_view_count(views)

@@ -25,7 +25,7 @@ from pgcl_losses._normalize import (
     full_precision,
     unit_vectors,
 )
-from pgcl_losses.batch import Assignment, Batch, check_alone
+from pgcl_losses.batch import AnyBatch, AssignedBatch, Assignment, Batch, batch_of, given_batch
 from pgcl_losses.kmeans import draw, spherical_kmeans
 from pgcl_losses.sinkhorn import balance
 
@@ -159,29 +159,28 @@ class SinkhornPrototypes(LossModule):
     @overload
     def forward(self, *views: Tensor) -> tuple[Assignment, ...]: ...
     @overload
-    def forward(self, *views: Batch) -> Batch: ...
-    def forward(self, *views: Tensor | Batch) -> tuple[Assignment, ...] | Batch:
+    def forward(self, *views: AnyBatch) -> AssignedBatch: ...
+    def forward(self, *views: Tensor | AnyBatch) -> tuple[Assignment, ...] | AssignedBatch:
         """Assign the rows of every view, each view balanced by itself.
 
-        Given a batch, it assigns all samples and returns the batch with the results.
+        Given a batch, it assigns all samples and returns an :class:`AssignedBatch`.
         """
         return self.untraced(self._forward)(views)
 
     if TYPE_CHECKING:
         __call__ = forward
 
-    def _forward(self, views: tuple[Tensor | Batch, ...]) -> tuple[Assignment, ...] | Batch:
-        first = views[0] if views else None
-        if isinstance(first, Batch):
-            check_alone(views)
-            return self._assigned(first)
-        return self._assigned(self._batch(views)).own_assignments()
+    def _forward(
+        self, views: tuple[Tensor | AnyBatch, ...]
+    ) -> tuple[Assignment, ...] | AssignedBatch:
+        batch = given_batch(views)
+        if batch is None:
+            return self._assigned(self._batch(views)).own_assignments()
+        return self._assigned(batch)
 
     def _batch(self, views: tuple[Any, ...]) -> Batch:
-        ranks = self.share(partial(self._check, views), views, self.state)
-        with full_precision(views[0].device):
-            rows = unit_vectors(torch.stack(views), computing_dtype(self.weight, views[0]))
-            return Batch(ranks, ranks.gather(rows))
+        ranks = self.agree(partial(self._check, views), views, self.state)
+        return batch_of(ranks, views, self.weight)
 
     def _check(self, views: tuple[Any, ...], may_lack_rows: bool) -> None:
         if not views:
@@ -207,9 +206,9 @@ class SinkhornPrototypes(LossModule):
                 f"queue keeps past rows of each view; make it with queue_views={num_views}"
             )
 
-    def state(self) -> tuple[Tensor, ...]:
-        """What must be the same on all ranks."""
-        return self.weight, *self.buffers()
+    def state(self) -> dict[str, Tensor]:
+        """The tensors that must be the same in all processes."""
+        return {"weight": self.weight, **dict(self.named_buffers())}
 
     def assign(self, z: Tensor) -> Tensor:
         """The nearest prototype of each row, ``[N, D] -> [N]``: for inference, no balancing.
@@ -239,7 +238,7 @@ class SinkhornPrototypes(LossModule):
         prototypes from now on. This call waits for the device.
         """
         check = partial(self._check_start, rows)
-        ranks = self.share(check, (rows,), this_call=lambda: {"weight": str(self.weight.dtype)})
+        ranks = self.agree(check, (rows,), lambda: {"weight": str(self.weight.dtype)})
         # All ranks draw, so that their generators stay in the same state.
         draws = [draw(size) for size in self.heads]
         with full_precision(rows.device):
@@ -268,9 +267,9 @@ class SinkhornPrototypes(LossModule):
         self.weight.copy_(unit_vectors(self.weight, computing_dtype(self.weight)))
         return self
 
-    def _assigned(self, batch: Batch) -> Batch:
+    def _assigned(self, batch: AnyBatch) -> AssignedBatch:
         """The batch with its prototypes, log p, q and clusters."""
-        rows = batch.need("embeddings")  # [V, N, D]
+        rows = batch.embeddings  # [V, N, D]
         with full_precision(rows.device):
             prototypes = batch.ranks.average_gradient(self._unit_prototypes(rows.dtype))
             leading, seen = None, rows
@@ -285,13 +284,16 @@ class SinkhornPrototypes(LossModule):
                 if learning:
                     self._advance(rows, targets)
                 clusters = self._nearest(targets)
-        return batch._replace(
+        return AssignedBatch(
+            batch.ranks,
+            rows,
             prototypes=prototypes,
             log_probs=log_probs,
             targets=targets,
             clusters=clusters,
             heads=self.heads,
             leading=leading,
+            negatives=batch.negatives,
         )
 
     def _by_head(self, function: Callable[[Tensor], Tensor], scores: Tensor) -> Tensor:

@@ -10,7 +10,9 @@ from torch import Tensor
 from typing_extensions import assert_type
 
 from pgcl_losses import (
+    AssignedBatch,
     Assignment,
+    Batch,
     ConsistencyLoss,
     InfoNCE,
     PGCLLoss,
@@ -36,6 +38,15 @@ def calls(z1: Tensor, z2: Tensor) -> None:
     weight = prototypes.weight
     assert_type(contrast([z1, z2], assignments=assignments, prototypes=weight), Tensor)
     assert_type(PGCLContrastLoss(8, (4, 6), lead_steps=5).pgcl, PGCLLoss)
+
+
+def stages(batch: Batch) -> None:
+    assigned = SinkhornPrototypes(8)(batch)
+    assert_type(assigned, AssignedBatch)
+    assert_type(ConsistencyLoss()(assigned), Tensor)
+    assert_type(PrototypeReweightedNCE()(assigned), Tensor)
+    assert_type(InfoNCE()(batch), Tensor)
+    ConsistencyLoss()(batch)  # type: ignore[arg-type]  # it has no assignments yet
 
 
 def wrong_calls(z1: Tensor) -> None:

@@ -22,7 +22,7 @@ from triton import cdiv
 from triton.runtime import driver
 from triton.runtime.errors import OutOfResources
 
-from pgcl_losses._warn import warn
+from pgcl_losses._warnings import warn
 from pgcl_losses.engine import streaming
 from pgcl_losses.engine.kernels import (
     _backward_kernel,

@@ -379,7 +379,7 @@ class TestErrors:
                 uniform,
                 (list(views[:, :4]),),
                 {"assignments": assignments},
-                r"assignments\[0\].targets has 5 rows but z1 has 4",
+                r"assignments\[0\].clusters has 5 rows but z1 has 4",
             ),
         ]
         for options, positional, named, message in cases:
@@ -406,7 +406,7 @@ class TestErrors:
             with pytest.raises(ValueError, match=message):
                 ConsistencyLoss()(*views)
         narrow = view._replace(clusters=view.clusters[:, 0])
-        with pytest.raises(ValueError, match=r"must have shape \(5, 2\), a column for each"):
+        with pytest.raises(ValueError, match=r"must have shape \[N, 2\], a column for each"):
             diagnostics([narrow])
 
 

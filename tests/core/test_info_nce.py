@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from live_bytes import LiveBytes
 
-from pgcl_losses import InfoNCE, PGCLLoss
-from pgcl_losses.batch import Batch
+from pgcl_losses import Batch, InfoNCE, PGCLLoss
 from pgcl_losses.contrast import NEGATIVES
 from pgcl_losses.ranks import Ranks
 

@@ -23,7 +23,9 @@ print(*sorted(new - set(sys.stdlib_module_names)))
 
 def test_public_names():
     assert pgcl_losses.__all__ == [
+        "AssignedBatch",
         "Assignment",
+        "Batch",
         "ConsistencyLoss",
         "InfoNCE",
         "PGCLLoss",

@@ -11,8 +11,13 @@ from helpers.ranks import on_ranks
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pgcl_losses import ConsistencyLoss, PGCLLoss, PrototypeReweightedNCE, SinkhornPrototypes
-from pgcl_losses.batch import Batch
+from pgcl_losses import (
+    Batch,
+    ConsistencyLoss,
+    PGCLLoss,
+    PrototypeReweightedNCE,
+    SinkhornPrototypes,
+)
 from pgcl_losses.contrast import NEGATIVES, WEIGHTINGS
 from pgcl_losses.ranks import Ranks
 
@@ -96,11 +101,12 @@ def test_parts_by_themselves_are_the_loss():
 
 
 def test_a_batch_says_what_it_lacks():
-    batch = Batch(Ranks((6,)), embeddings=views_of(2))
-    with pytest.raises(ValueError, match="the batch has no clusters: call SinkhornPrototypes"):
-        PrototypeReweightedNCE(weighting="uniform")(batch)
-    with pytest.raises(ValueError, match="the batch has no log_probs"):
-        ConsistencyLoss()(batch)
+    batch = Batch(Ranks((6,)), torch.nn.functional.normalize(views_of(2), dim=-1))
+    for module in (ConsistencyLoss(), PrototypeReweightedNCE(weighting="uniform")):
+        with pytest.raises(ValueError, match=r"has no prototypes, log_probs.*: call Sinkh"):
+            module(batch)
+    plain = PrototypeReweightedNCE(weighting="sample", exclude_same_cluster=False)
+    torch.testing.assert_close(plain(batch), plain(*views_of(2)))
 
 
 def test_a_batch_is_given_alone():

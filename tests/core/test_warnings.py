@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from pgcl_losses import PGCLLoss
-from pgcl_losses._watch import _PATIENCE
+from pgcl_losses._warnings import _PATIENCE
 
 DIM = 6
 STEPS = 100  # enough for each warning
@@ -94,7 +94,9 @@ class TestAnEncoderWithoutGradient:
         pgcl = PGCLLoss(DIM, 4)
         said = train(pgcl, moving(pgcl), rows_of=lambda rows, _: pgcl(*rows.detach()))
         assert len(said) == 1  # also in twice as many steps
-        assert said[0].startswith("PGCLLoss: the rows had no gradient in 16 training forwards, so")
+        assert said[0].startswith(
+            "PGCLLoss: the embeddings had no gradient in 16 training forwards, so"
+        )
         assert "torch.no_grad()" in said[0]
 
     def test_is_said_where_prototypes_rest_too(self):
@@ -123,7 +125,7 @@ class TestAnEncoderWithoutGradient:
         pgcl, rows = PGCLLoss(DIM, 4), torch.randn(2, 12, DIM)
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            warnings.filterwarnings("ignore", "PGCLLoss: the rows had no gradient")
+            warnings.filterwarnings("ignore", "PGCLLoss: the embeddings had no gradient")
             for _ in range(_PATIENCE):
                 pgcl(*rows)
 
@@ -143,7 +145,9 @@ class TestAnEncoderWithoutGradient:
 def test_batches_smaller_than_the_number_of_prototypes():
     pgcl = PGCLLoss(DIM, 16)
     (said,) = train(pgcl, moving(pgcl))
-    assert said.startswith("PGCLLoss: 12 rows of a batch and 0 of the queue are balanced over 16 ")
+    assert said.startswith(
+        "PGCLLoss: 12 graphs of a batch and 0 of the queue are balanced over 16 "
+    )
     pgcl = PGCLLoss(DIM, 16, queue_size=4)
     assert train(pgcl, moving(pgcl)) == []
 
@@ -217,7 +221,7 @@ def test_one_cluster_that_has_nearly_all_rows():
 
     said = train(pgcl, moving(pgcl), rows_of=collapsed)
     assert len(said) == 1
-    assert said[0].startswith("PGCLLoss: one cluster has 100% of the rows, so hardly any")
+    assert said[0].startswith("PGCLLoss: one cluster has 100% of the embeddings, so hardly any")
     heads = PGCLLoss(DIM, (4, 3), epsilon=10.0)
     assert len(train(heads, moving(heads), rows_of=lambda rows, _: heads(*(1 + 1e-7 * rows)))) == 1
 
@@ -256,8 +260,8 @@ class TestOneDirection:
 
     def test_is_said(self):
         (said,) = self.train()
-        assert said.startswith("PGCLLoss: rows stay in one direction (their mean cosine is 1.00")
-        assert "pgcl.prototypes.start_from_(rows)" in said
+        assert said.startswith("PGCLLoss: the embeddings are collapsed: their mean cosine is 1.00")
+        assert "pgcl.prototypes.start_from_(embeddings)" in said
 
     def test_not_of_rows_that_differ(self):
         assert self.train(spread=1.0) == []

@@ -1,0 +1,214 @@
+"""Silent failures of a training: each is reported by one warning, which names the fix."""
+
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from pgcl_losses._modes import has_numbers
+from pgcl_losses._normalize import mean_cosine, unit_vectors
+from pgcl_losses.batch import AssignedBatch
+from pgcl_losses.consistency import consistency_ratio
+from pgcl_losses.prototypes import SinkhornPrototypes
+from pgcl_losses.weights import cluster_counts
+
+Numbers = Tensor | tuple[float, ...] | None  # of any device; None where nothing is to be judged
+
+# Gradients are hardly ever accumulated over more batches than this before an optimizer steps. And
+# whole trainings on a small set have 20 to 40 steps: a later warning would come after their end.
+_PATIENCE = 16
+# Whose code stands between the user's line and ours: this package, torch, and PyGCL, whose contrast
+# models call the loss. (Python 3.12 has `skip_file_prefixes` for this, but we support older ones.)
+_NOT_THE_USER = ("pgcl_losses", "torch", "GCL")
+
+
+class Step(NamedTuple):
+    """One training forward, after all modules have seen its batch."""
+
+    number: int  # of training forwards so far
+    kept: dict[str, Any]  # what a measure keeps from one step to the next
+    prototypes: SinkhornPrototypes
+    batch: AssignedBatch
+    learning: bool  # whether the loss has a gradient for the prototypes
+    excluding: bool  # whether clusters decide which samples are negatives
+
+    def trains_encoder(self) -> bool:
+        return self.batch.embeddings.requires_grad
+
+    def uses_clusters(self) -> bool:
+        """Not in the warm-up, in which the contrast is InfoNCE, nor with fewer graphs than K."""
+        enough = self.batch.embeddings.shape[1] >= max(self.batch.heads) > 1
+        return self.trains_encoder() and enough and self.number > self.prototypes.lead_steps
+
+
+class Failure(NamedTuple):
+    """What can go wrong without an error, and how it shows."""
+
+    measure: Callable[[Step], Numbers]
+    is_bad: Callable[..., bool]  # judges the numbers
+    text: str  # of the warning, with the numbers in it
+    every: int = 1  # so many training forwards it is measured
+    patience: int = 1  # so many bad measurements, one after the other, are reported
+    unless: str = ""  # the failure that explains this one
+
+
+def _gradient(step: Step) -> Numbers:
+    # If the prototypes need no gradient either, backward raises an error that says so.
+    return (not step.trains_encoder() and step.prototypes.weight.requires_grad,)
+
+
+def _motion(step: Step) -> Numbers:
+    weight, kept = step.prototypes.weight, step.kept
+    can_move = step.learning and weight.requires_grad and max(step.batch.heads) > 1
+    if not (can_move and step.trains_encoder()):
+        return None
+    kept["steps"] = kept.get("steps", 0) + 1
+    if kept["steps"] == 1:
+        kept["start"] = unit_vectors(weight.detach(), torch.float32)
+    if "start" not in kept or kept["steps"] <= step.prototypes.freeze_steps + _PATIENCE:
+        return None
+    now, start = unit_vectors(weight.detach(), torch.float32), kept.pop("start")
+    moved: Tensor = now - start.to(now.device)
+    return moved.abs().max().view(1)
+
+
+def _size(step: Step) -> Numbers:
+    if not (step.trains_encoder() and (step.learning or step.excluding)):
+        return None
+    return step.batch.embeddings.shape[1], step.prototypes.queue_size, max(step.batch.heads)
+
+
+def _largest_cluster(step: Step) -> Numbers:
+    """Hardly any negatives are left only if every head has one cluster with nearly all samples."""
+    if not (step.excluding and step.uses_clusters()):
+        return None
+    clusters = step.batch.clusters.flatten(0, 1)  # [M, H]
+    of_heads = zip(clusters.unbind(1), step.batch.heads, strict=True)
+    largest = torch.stack([cluster_counts(of_head, size).max() for of_head, size in of_heads])
+    return largest.amin(0, keepdim=True) / len(clusters)
+
+
+@torch.no_grad()
+def _directions(step: Step) -> Numbers:
+    if not (step.learning and step.uses_clusters()):
+        return None
+    ratio = consistency_ratio(step.batch.log_probs, step.batch.targets, step.batch.heads)
+    return torch.stack([mean_cosine(step.batch.embeddings), ratio])
+
+
+FAILURES = {
+    "gradient": Failure(
+        _gradient,
+        bool,
+        f"the embeddings had no gradient in {_PATIENCE} training forwards, so the encoder does "
+        "not learn: take it out of torch.no_grad() and its embeddings out of detach(). If the "
+        'prototypes alone are to learn: warnings.filterwarnings("ignore", "PGCLLoss: the '
+        'embeddings had no gradient")',
+        patience=_PATIENCE,
+    ),
+    "motion": Failure(
+        _motion,
+        lambda moved: moved < 1e-6,
+        f"the prototypes have not moved in {_PATIENCE} training forwards: does the optimizer have "
+        "them? Adam([*encoder.parameters(), *pgcl.parameters()])",
+    ),
+    "size": Failure(
+        _size,
+        lambda graphs, queue, prototypes: graphs + queue < prototypes,
+        "{} graphs of a batch and {} of the queue are balanced over {} prototypes, which is too "
+        "many: use fewer prototypes, larger batches or a larger queue_size",
+        patience=3,  # the last batch of an epoch may be small; several in a row mean that all are
+    ),
+    "clusters": Failure(
+        _largest_cluster,
+        lambda fraction: fraction > 0.9,
+        "one cluster has {:.0%} of the embeddings, so hardly any negatives are left: if all "
+        "embeddings point in one direction, lower the learning rate or normalise in the encoder; "
+        "if not, lower epsilon",
+        every=20,
+    ),
+    "direction": Failure(
+        _directions,
+        lambda cosine, ratio: cosine > 0.9 and ratio > 0.95,
+        "the embeddings are collapsed: their mean cosine is {:.2f}, and no prototype tells them "
+        "apart (the consistency is {:.0%} of log K). Initialise the prototypes from embeddings, "
+        "before training: pgcl.prototypes.start_from_(embeddings)",
+        every=20,
+        # In many trainings that go well, embeddings start in about one direction and prototypes at
+        # random. Few trainings stay so for this many measurements.
+        patience=3,
+        unless="clusters",
+    ),
+}
+
+
+def can_look(embeddings: Tensor) -> bool:
+    """Whether this is a training forward in Python, on numbers that can be read."""
+    return torch.is_grad_enabled() and has_numbers(embeddings)
+
+
+class Watch:
+    """Measures the training forwards of one loss, without waiting for a device."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.kept: dict[str, Any] = {}
+        self.arriving: dict[str, Arrival] = {}
+        self.bad_in_a_row = dict.fromkeys(FAILURES, 0)
+        self.reported: set[str] = set()
+
+    def __reduce__(self) -> tuple[type["Watch"], tuple[()]]:
+        return Watch, ()  # a copy begins anew
+
+    def look(
+        self, prototypes: SinkhornPrototypes, batch: AssignedBatch, learning: bool, excluding: bool
+    ) -> None:
+        self.steps += 1
+        step = Step(self.steps, self.kept, prototypes, batch, learning, excluding)
+        for name, failure in FAILURES.items():
+            if self.steps % failure.every == 0:
+                numbers = failure.measure(step)
+                if isinstance(numbers, Tensor):
+                    self.arriving[name] = Arrival(numbers)
+                elif numbers is not None:
+                    self._judge(name, failure, numbers)
+            if name in self.arriving and (arrived := self.arriving[name].read()) is not None:
+                del self.arriving[name]
+                self._judge(name, failure, arrived)
+
+    def _judge(self, name: str, failure: Failure, numbers: Sequence[float]) -> None:
+        bad = failure.is_bad(*numbers) and failure.unless not in self.reported
+        self.bad_in_a_row[name] = self.bad_in_a_row[name] + 1 if bad else 0
+        if self.bad_in_a_row[name] == failure.patience and name not in self.reported:
+            self.reported.add(name)
+            warn("PGCLLoss: " + failure.text.format(*numbers))
+
+
+class Arrival:
+    """Numbers that are sent from their device to be read later."""
+
+    def __init__(self, numbers: Tensor) -> None:
+        self.numbers = numbers.to("cpu", non_blocking=True)
+        self.arrived: torch.cuda.Event | None = None
+        if numbers.is_cuda:
+            self.arrived = torch.cuda.current_stream(numbers.device).record_event()
+
+    def read(self) -> Any:
+        """Plain numbers; None until they have arrived."""
+        if self.arrived is not None and not self.arrived.query():  # type: ignore[no-untyped-call]  # torch has no type there
+            return None
+        return self.numbers.tolist()
+
+
+def warn(message: str) -> None:
+    """A warning that points to the user's own line."""
+    level, frame = 1, sys._getframe()
+    while frame.f_back is not None:
+        package = frame.f_globals.get("__name__", "").partition(".")[0]
+        if package not in _NOT_THE_USER:
+            break
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, stacklevel=level)
