@@ -30,7 +30,7 @@ def full_precision(device: torch.device) -> AbstractContextManager[object]:
     return nullcontext()
 
 
-def unit_rows(z: Tensor, dtype: torch.dtype) -> Tensor:
+def unit_vectors(z: Tensor, dtype: torch.dtype) -> Tensor:
     """L2-normalise the rows of ``[..., D]``, computed in that dtype.
 
     Like `F.normalize`, except for rows shorter than 1e-12. They have no meaningful direction: they
