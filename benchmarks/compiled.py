@@ -57,13 +57,12 @@ class Case(NamedTuple):
     dim: int
     format: str
     mode: str
-    across_views: bool = False
+    negatives: str = "all"
     temperature: float = 0.2
-    num_rows: int = 4096
+    num_embeddings: int = 4096
 
     def __str__(self) -> str:
-        views = "across views" if self.across_views else "all pairs"
-        pairs = f"{self.mode}, {views}, tau={self.temperature}"
+        pairs = f"{self.mode}, {self.negatives}, tau={self.temperature}"
         return f"sm_{self.arch} D={self.dim} {self.format} {pairs}"
 
 
@@ -104,7 +103,7 @@ class Compiled(NamedTuple):
 def engine() -> ModuleType:
     """The engine, as it is for a GPU: in Triton's interpreter nothing can be compiled."""
     os.environ.pop("TRITON_INTERPRET", None)
-    module = importlib.import_module("pgcl_losses.engine.triton")
+    module = importlib.import_module("pgcl_losses.engine.triton.launch")
     from triton import knobs
 
     if knobs.runtime.interpret or not _kernels():
@@ -140,21 +139,19 @@ class _Recorder:
 
 def pairs_of(case: Case) -> Any:
     """Pairs of two views with such weights, in the forms in which the losses make them."""
-    from pgcl_losses.engine import Factors, Gaussian, Pairs
+    from pgcl_losses.engine.contract import Factors, Gaussian, Pairs, Table, compared_sets
 
-    rows = torch.zeros(case.num_rows, case.dim)
-    columns = NUM_CLUSTERS.get(case.mode, FEW_CLUSTERS)
-    weights: list[Any] = []
-    if "gaussian" in case.mode:
-        weights.append(Gaussian(torch.zeros(case.num_rows), torch.ones(case.num_rows)))
+    count, columns = case.num_embeddings, NUM_CLUSTERS.get(case.mode, FEW_CLUSTERS)
+    by_cluster: Table | Factors | None = None
     if "table" in case.mode:
-        clusters = torch.arange(case.num_rows) % columns
-        table = torch.zeros(columns, columns).fill_diagonal_(-torch.inf)
-        weights.append(Factors(table, clusters, clusters))
+        log_weights = torch.zeros(columns, columns).fill_diagonal_(-torch.inf)
+        by_cluster = Table((log_weights,), (torch.arange(count) % columns).unsqueeze(1))
     elif "soft" in case.mode:
-        of_rows = torch.zeros(case.num_rows, columns)
-        weights.append(Factors(of_rows, of_rows.exp()))
-    return Pairs(rows, 2, case.across_views, tuple(weights))
+        by_cluster = Factors(*torch.ones(2, count, columns))
+    gaussian = Gaussian(torch.zeros(count), torch.ones(count)) if "gaussian" in case.mode else None
+    compared = compared_sets(2, case.negatives)
+    embeddings, lengths = torch.zeros(count, case.dim), (count // 2, count // 2)
+    return Pairs(embeddings, lengths, compared, None, by_cluster, gaussian)
 
 
 @contextmanager
@@ -170,7 +167,7 @@ def recorded(arch: int, precision: str) -> Iterator[list[Launch]]:
         card = module.Card(shared_memory=chip.shared_memory, processors=chip.processors)
         replaced.append((module, "_card", lambda device: card))
     replaced += [  # it would refuse a CPU
-        (place, "check_engine", lambda engine, rows: None)
+        (place, "check_engine", lambda engine, embeddings: None)
         for name, place in list(sys.modules.items())
         if name.startswith("pgcl_losses") and hasattr(place, "check_engine")
     ]
@@ -189,8 +186,8 @@ def recorded(arch: int, precision: str) -> Iterator[list[Launch]]:
 
 def launches_of(case: Case) -> list[Launch]:
     """What the engine launches, forward and backward."""
-    module, pairs, zeros = engine(), pairs_of(case), torch.zeros(case.num_rows)
-    from pgcl_losses.engine.pairs import ALL_PAIRS
+    module, pairs, zeros = engine(), pairs_of(case), torch.zeros(case.num_embeddings)
+    from pgcl_losses.engine.contract import ALL_PAIRS
 
     with recorded(case.arch, case.format) as launches:
         module.log_sums(pairs, case.temperature)

@@ -41,6 +41,7 @@ from .compiled import (
 
 ARCHES = (80, 86, 90, 100)
 DIMS = (32, 64, 96, 128, 256, 300, 512, 1024)
+NEGATIVES = ("all", "cross")
 TEMPERATURES = (0.2, 0.01)
 
 # Products on tensor cores, by their operation in Triton's language for GPUs.
@@ -162,8 +163,7 @@ def lines(case: Case, found: Compiled) -> Iterator[str]:
 
 
 def rows(case: Case, found: Compiled) -> list[dict[str, Any]]:
-    views = ", across views" if case.across_views else ""
-    mode = f"{case.format}, {case.mode}{views}, tau={case.temperature}"
+    mode = f"{case.format}, {case.mode}, {case.negatives}, tau={case.temperature}"
     figures = {
         "registers": found.registers,
         "bytes of registers in memory": found.spills,
@@ -184,8 +184,7 @@ def rows(case: Case, found: Compiled) -> list[dict[str, Any]]:
 
 def cases(args: argparse.Namespace) -> list[Case]:
     """All of what was asked for, or so many of them, each value of each option in its turn."""
-    across = (False, True)
-    options = args.arch, args.dim, args.format, args.mode, across, TEMPERATURES
+    options = args.arch, args.dim, args.format, args.mode, NEGATIVES, TEMPERATURES
     if not args.sample:
         return [Case(*one) for one in itertools.product(*options)]
     # The multiples of irrational numbers fill a cube evenly, however many of them are taken.
