@@ -138,7 +138,7 @@ class PGCLContrastLoss(nn.Module):
         self, views: tuple[Tensor, ...], origins: tuple[Any, ...], loss: Tensor
     ) -> _Computation:
         pgcl = self.pgcl
-        state = pgcl.prototypes.state()
+        state = [*pgcl.prototypes.state().values()]
         options = (
             pgcl.facts(),
             pgcl.gather,

@@ -293,7 +293,6 @@ class SinkhornPrototypes(LossModule):
             clusters=clusters,
             heads=self.heads,
             leading=leading,
-            negatives=batch.negatives,
         )
 
     def _by_head(self, function: Callable[[Tensor], Tensor], scores: Tensor) -> Tensor:

@@ -71,7 +71,7 @@ def kernels_pass(device: torch.device) -> bool:
         return False
     from pgcl_losses.engine import selftest  # it imports torch's compiler
 
-    return selftest.kernels_pass(device)
+    return bool(selftest.kernels_pass(device))
 
 
 class _LogSums(torch.autograd.Function):
