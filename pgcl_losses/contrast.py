@@ -22,7 +22,6 @@ from pgcl_losses._checks import (
     check_matrix,
     check_prototypes,
     check_scale,
-    check_views,
     check_window,
     check_window_fits,
 )
@@ -47,9 +46,9 @@ from pgcl_losses.engine import (
     Factors,
     Gaussian,
     Table,
-    check_engine,
+    choice_facts,
 )
-from pgcl_losses.info_nce import NEGATIVES, check_view_count, weighted_info_nce
+from pgcl_losses.info_nce import NEGATIVES, check_loss_views, weighted_info_nce
 from pgcl_losses.reduction import REDUCTIONS, Reduction
 from pgcl_losses.weights import (
     cluster_counts,
@@ -291,7 +290,11 @@ class PrototypeReweightedNCE(LossModule):
         ranks = self.agree(
             partial(self._check, views, clusters, prototypes, assignments),
             views,
-            lambda: {"prototypes": prototypes, "heads": assignments and assignments[0].all_heads()},
+            lambda: {
+                "prototypes": prototypes,
+                "heads": assignments and assignments[0].all_heads(),
+                **choice_facts(self.engine, views[0]),
+            },
         )
         batch = batch_of(ranks, views, *(() if prototypes is None else (prototypes,)))
         if not self._needs_clusters():
@@ -315,9 +318,7 @@ class PrototypeReweightedNCE(LossModule):
     def _check(
         self, views: Any, clusters: Any, prototypes: Any, assignments: Any, may_lack_rows: bool
     ) -> None:
-        check_view_count(views)
-        check_views([(f"z{v}", z) for v, z in enumerate(views, 1)], may_lack_rows=may_lack_rows)
-        check_engine(self.engine, views[0])
+        check_loss_views(views, self.engine, may_lack_rows)
         if not self._needs_clusters():
             return
         if prototypes is not None:

@@ -25,6 +25,7 @@ from pgcl_losses.engine import (
     PairWeight,
     Table,
     check_engine,
+    choice_facts,
     compared_sets,
     log_weighted_sums,
 )
@@ -113,22 +114,21 @@ class InfoNCE(LossModule):
         )
 
     def _batch(self, views: tuple[Any, ...]) -> Batch:
-        ranks = self.agree(partial(self._check, views), views)
+        check = partial(check_loss_views, views, self.engine)
+        ranks = self.agree(check, views, lambda: choice_facts(self.engine, views[0]))
         return batch_of(ranks, views)
 
-    def _check(self, views: tuple[Any, ...], may_lack_rows: bool) -> None:
-        check_view_count(views)
-        check_views([(f"z{v}", z) for v, z in enumerate(views, 1)], may_lack_rows=may_lack_rows)
-        check_engine(self.engine, views[0])
 
-
-def check_view_count(views: Sequence[object]) -> None:
+def check_loss_views(views: Sequence[Any], engine: str, may_lack_rows: bool) -> None:
+    """Views of the same graphs, two or more, that the engine can take."""
     if len(views) < 2:
         listed = len(views) == 1 and isinstance(views[0], Sequence)
         raise TypeError(
             f"views must be two or more Tensors of shape [N, D], but got {len(views)}"
             + (", a list: unpack it, *views" if listed else "")
         )
+    check_views([(f"z{v}", z) for v, z in enumerate(views, 1)], may_lack_rows=may_lack_rows)
+    check_engine(engine, views[0])
 
 
 def weighted_info_nce(

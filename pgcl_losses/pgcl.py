@@ -15,7 +15,6 @@ from pgcl_losses._checks import (
     check_count,
     check_prototypes,
     check_scale,
-    check_views,
     check_weight,
 )
 from pgcl_losses._module import Check, LossModule
@@ -24,8 +23,8 @@ from pgcl_losses._warnings import Watch, can_look
 from pgcl_losses.batch import AssignedBatch, Assignment, Batch, Negatives, batch_of
 from pgcl_losses.consistency import ConsistencyLoss
 from pgcl_losses.contrast import PrototypeReweightedNCE, Weighting
-from pgcl_losses.engine import Engine, check_engine
-from pgcl_losses.info_nce import check_view_count
+from pgcl_losses.engine import Engine, choice_facts
+from pgcl_losses.info_nce import check_loss_views
 from pgcl_losses.prototypes import SinkhornPrototypes
 from pgcl_losses.reduction import Reduction
 
@@ -318,17 +317,23 @@ class PGCLLoss(LossModule):
 
     def _batch(self, views: tuple[Tensor, ...]) -> Batch:
         """The unit embeddings of all views, of this process or of all."""
-        ranks = self.agree(partial(self._check, views), views, self.prototypes.state)
+        ranks = self.agree(
+            partial(self._check, views),
+            views,
+            lambda: self.prototypes.state() | choice_facts(self._engine(), views[0]),
+        )
         return batch_of(ranks, views, self.prototypes.weight)
 
     def _check(self, views: tuple[Tensor, ...], may_lack_rows: bool) -> None:
-        check_view_count(views)
-        check_views([(f"z{v}", z) for v, z in enumerate(views, 1)], may_lack_rows=may_lack_rows)
+        check_loss_views(views, self._engine(), may_lack_rows)
         weight = self.prototypes.weight
         check_prototypes("prototypes.weight", weight, "z1", views[0], type(self).__name__)
         self.prototypes.check_call(len(views))
         self._check_window()
-        check_engine(getattr(self.contrast, "engine", "auto"), views[0])
+
+    def _engine(self) -> str:
+        engine: str = getattr(self.contrast, "engine", "auto")  # a module of yours may have none
+        return engine
 
     def _check_window(self) -> None:
         if isinstance(self.contrast, PrototypeReweightedNCE):

@@ -8,7 +8,13 @@ from pgcl_losses.engine.contract import (
     Table,
     compared_sets,
 )
-from pgcl_losses.engine.dispatch import ENGINE_CHOICES, Engine, check_engine, log_weighted_sums
+from pgcl_losses.engine.dispatch import (
+    ENGINE_CHOICES,
+    Engine,
+    check_engine,
+    choice_facts,
+    log_weighted_sums,
+)
 
 __all__ = [
     "ENGINE_CHOICES",
@@ -19,6 +25,7 @@ __all__ = [
     "Pairs",
     "Table",
     "check_engine",
+    "choice_facts",
     "compared_sets",
     "log_weighted_sums",
 ]

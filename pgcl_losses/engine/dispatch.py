@@ -74,6 +74,11 @@ def kernels_pass(device: torch.device) -> bool:
     return bool(selftest.kernels_pass(device))
 
 
+def choice_facts(engine: str, embeddings: Tensor) -> dict[str, bool]:
+    """What several processes must agree on, so that "auto" is the same engine in all of them."""
+    return {"kernels pass": kernels_pass(embeddings.device)} if engine == "auto" else {}
+
+
 class _LogSums(torch.autograd.Function):
     """An engine's sums and gradient, added up over processes."""
 
