@@ -146,8 +146,11 @@ def without_labels(
         (loss_of.contrast_weight, terms.contrast),
         (loss_of.consistency_weight, terms.consistency),
     ):
-        gradient = torch.autograd.grad(term, views, retain_graph=True, materialize_grads=True)
-        lengths.append(weight * torch.cat(gradient).norm().item())
+        length = 0.0  # a contrast of weight 0 is not computed and has no gradient
+        if weight > 0:
+            gradient = torch.autograd.grad(term, views, retain_graph=True, materialize_grads=True)
+            length = weight * torch.cat(gradient).norm().item()
+        lengths.append(length)
 
     rows = F.normalize(torch.cat(views).detach())
     graph = torch.arange(len(rows)) % len(some)
