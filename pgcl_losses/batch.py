@@ -112,7 +112,7 @@ def assigned(batch: AnyBatch) -> AssignedBatch:
 def check_assignments(
     assignments: Sequence[Any], fields: Sequence[str], may_lack_rows: bool = False
 ) -> None:
-    """Assignments of the same graphs to the same heads; ``fields`` have one shape and dtype."""
+    """Assignments of the same graphs to the same heads, with these fields."""
     for v, assignment in enumerate(assignments):
         if not isinstance(assignment, Assignment):
             kind = type(assignment).__name__
@@ -121,28 +121,20 @@ def check_assignments(
         (f"assignments[{v}].{field}", getattr(assignment, field))
         for v, assignment in enumerate(assignments)
         for field in fields
+        if field != "clusters"
     ]
     check_views(named, "[N, K]", may_lack_rows)
-    heads, columns = assignments[0].heads, named[0][1].shape[1]
-    if heads and sum(heads) != columns:
+    name, matrix = named[0]
+    heads = assignments[0].heads or (matrix.shape[1],)
+    if sum(heads) != matrix.shape[1]:
         raise ValueError(
             f"assignments[0].heads is {heads}, {sum(heads)} prototypes in all, "
-            f"but {named[0][0]} has {columns} columns"
+            f"but {name} has {matrix.shape[1]} columns"
         )
     for v, assignment in enumerate(assignments):
-        if (assignment.heads or (columns,)) != (heads or (columns,)):
+        if (assignment.heads or (matrix.shape[1],)) != heads:
             raise ValueError(
                 f"assignments[{v}].heads is {assignment.heads} but assignments[0].heads is {heads}"
             )
-
-
-def check_clusters_of(assignments: Sequence[Assignment]) -> None:
-    """A cluster for each row, in each head."""
-    for v, assignment in enumerate(assignments):
-        check_clusters(
-            f"assignments[{v}].clusters",
-            assignment.clusters,
-            f"assignments[{v}].targets",
-            assignment.targets,
-            assignment.all_heads(),
-        )
+        if "clusters" in fields:
+            check_clusters(f"assignments[{v}].clusters", assignment.clusters, name, matrix, heads)

@@ -36,7 +36,6 @@ from pgcl_losses.batch import (
     assigned,
     batch_of,
     check_assignments,
-    check_clusters_of,
     given_batch,
     stacked_clusters,
 )
@@ -336,8 +335,7 @@ class PrototypeReweightedNCE(LossModule):
             raise ValueError(
                 f"assignments must be {len(views)}, one for each view, but got {len(assignments)}"
             )
-        check_assignments(assignments, ("targets",), may_lack_rows=True)
-        check_clusters_of(assignments)
+        check_assignments(assignments, ("targets", "clusters"), may_lack_rows=True)
         heads = assignments[0].all_heads()
         check_clusters("assignments[0].clusters", assignments[0].clusters, "z1", views[0], heads)
         if prototypes is not None and len(prototypes) != sum(heads):
@@ -348,17 +346,13 @@ class PrototypeReweightedNCE(LossModule):
         self.check_window(heads)
 
     def _check_clusters(self, views: Any, clusters: Any, heads: Sequence[int]) -> None:
-        wanted = {
-            "more than two views": len(views) > 2,
-            f"negative_ranks={self.negative_ranks}": self.negative_ranks is not None,
-            "soft_clusters=True": self.soft_clusters,
-        }
-        for what, needs in wanted.items():
-            if needs:
-                raise ValueError(
-                    f"assignments is None, but {what} needs one for each view: take those of "
-                    "SinkhornPrototypes"
-                )
+        options = {"negative_ranks": self.negative_ranks, "soft_clusters": self.soft_clusters}
+        needing = [f"{name}={value}" for name, value in options.items() if value]
+        if len(views) > 2 or needing:
+            raise ValueError(
+                f"assignments is None, but {', '.join(needing) or 'more than two views'} needs one "
+                "for each view: take those of SinkhornPrototypes"
+            )
         for name, of_view in zip(("clusters1", "clusters2"), clusters, strict=True):
             if of_view is None:
                 raise ValueError(

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pgcl_losses._checks import check_matrix
 from pgcl_losses._normalize import unit_vectors
-from pgcl_losses.batch import Assignment, check_assignments, check_clusters_of, stacked_clusters
+from pgcl_losses.batch import Assignment, check_assignments, stacked_clusters
 from pgcl_losses.consistency import consistency_ratio
 from pgcl_losses.pgcl import PGCLTerms
 from pgcl_losses.weights import cluster_counts, prototype_log_weights
@@ -89,8 +89,7 @@ def diagnostics(
             "source must be PGCLTerms or a sequence of Assignments, "
             f"but got {type(source).__name__}"
         )
-    check_assignments(assignments, ("targets", "log_probs"))
-    check_clusters_of(assignments)
+    check_assignments(assignments, ("targets", "log_probs", "clusters"))
     heads = assignments[0].all_heads()
     of_views = stacked_clusters([assignment.clusters for assignment in assignments])
     of_heads: Sequence[Tensor | None] = [None] * len(heads)
