@@ -163,16 +163,7 @@ class PrototypeReweightedNCE(LossModule):
         process_group: ProcessGroup | None = None,
     ) -> None:
         super().__init__()
-        self.temperature = temperature
-        self.weighting = weighting
-        self.exclude_same_cluster = exclude_same_cluster
-        self.negative_ranks = negative_ranks
-        self.soft_clusters = soft_clusters
-        self.negatives = negatives
-        self.reduction = reduction
-        self.engine = engine
-        self.gather = gather
-        self.process_group = process_group
+        self._assign_options(locals())
 
     def forward(
         self,

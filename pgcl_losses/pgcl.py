@@ -192,8 +192,6 @@ class PGCLLoss(LossModule):
         process_group: ProcessGroup | None = None,
     ) -> None:
         super().__init__()
-        self.consistency_weight = consistency_weight
-        self.contrast_weight = contrast_weight
         self.prototypes = SinkhornPrototypes(
             dim,
             num_prototypes,
@@ -216,8 +214,7 @@ class PGCLLoss(LossModule):
             engine=engine,
         )
         self.consistency = ConsistencyLoss(reduction=reduction)
-        self.gather = gather
-        self.process_group = process_group
+        self._assign_options(locals())
         self._watch = Watch()
         self._check_window()
 
