@@ -44,6 +44,11 @@ class LossModule(nn.Module):
                 )
         super().__setattr__(name, value)
 
+    def _assign_options(self, given: Mapping[str, Any]) -> None:
+        """Assign the options by name, as a constructor's ``locals()`` has them."""
+        for name in (*self.options, *self.shared):
+            setattr(self, name, given[name])
+
     def extra_repr(self) -> str:
         shown = [f"{name}={getattr(self, name)!r}" for name in self.options]
         return ", ".join(shown if self.gather else [*shown, "gather=False"])

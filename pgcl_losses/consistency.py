@@ -59,9 +59,7 @@ class ConsistencyLoss(LossModule):
         process_group: ProcessGroup | None = None,
     ) -> None:
         super().__init__()
-        self.reduction = reduction
-        self.gather = gather
-        self.process_group = process_group
+        self._assign_options(locals())
 
     def forward(self, *assignments: Assignment | AssignedBatch) -> Tensor:
         """The loss of two or more assignments, or of a batch that has them."""

@@ -75,27 +75,8 @@ class PrototypeReweightedNCE(LossModule):
     loss 0. With several heads, the weight of a pair is the mean over heads.
 
     Args:
-        temperature: tau.
-        weighting: ``"prototype"`` weighs a pair by the distance of the two clusters' prototypes,
-            ``"sample"`` by the distance of the two embeddings, ``"uniform"`` makes every weight 1.
-        exclude_same_cluster: leave samples of the query's own cluster out of its negatives.
-        negative_ranks: ``(first, end)``: negatives come only from the clusters at the positions
-            ``first`` to ``end`` - 1 of the query's own assignment q, best first and from 0. ``(2,
-            8)`` is the default of the published code, None that of the paper.
-        soft_clusters: let a sample belong to every cluster, by its q. The weight of a pair is then
-            its average over both q. Leaving out the query's own cluster lowers it by the part in
-            which both are in one cluster.
-        negatives: ``"all"`` takes them from all views, ``"cross"`` only from the other views.
-        reduction: ``"mean"``, ``"sum"``, or ``"none"`` for one value per embedding (V * N, view 1
-            first).
-        engine: how the pairs are computed, with the same result: ``"dense"`` as one matrix,
-            ``"streaming"`` by blocks, for batches of any size, ``"triton"`` by fused kernels on
-            CUDA (correct in Triton's interpreter, not yet measured on a GPU). ``"auto"`` takes
-            dense for small batches and streaming for large ones. On the CUDA device of a single
-            process it takes triton for large ones, once its kernels have passed a trial there. All
-            except dense are differentiable once.
-        gather, process_group: with several processes, the loss over the batches of all of them;
-            see :class:`PGCLLoss`.
+        temperature, weighting, exclude_same_cluster, negative_ranks, soft_clusters, negatives,
+        reduction, engine, gather, process_group: as in :class:`PGCLLoss`.
 
     Shape:
         - z1, z2: ``[N, D]``; row i of both is graph i, with a norm of at most 1e18. In place of z1,
@@ -162,16 +143,7 @@ class PrototypeReweightedNCE(LossModule):
         process_group: ProcessGroup | None = None,
     ) -> None:
         super().__init__()
-        self.temperature = temperature
-        self.weighting = weighting
-        self.exclude_same_cluster = exclude_same_cluster
-        self.negative_ranks = negative_ranks
-        self.soft_clusters = soft_clusters
-        self.negatives = negatives
-        self.reduction = reduction
-        self.engine = engine
-        self.gather = gather
-        self.process_group = process_group
+        self._assign_options(locals())
 
     def forward(
         self,

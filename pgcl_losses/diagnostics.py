@@ -16,25 +16,36 @@ from pgcl_losses.weights import cluster_counts, prototype_log_weights
 
 
 class HeadDiagnostics(TypedDict, total=False):
-    """What :func:`diagnostics` says of the clusters of one head."""
+    """What :func:`diagnostics` says of the clusters of one head.
 
-    occupancy: list[float]
-    entropy: float
-    dead_prototypes: int
+    The last two assume negatives from all views, the paper's hard clusters and no
+    ``negative_ranks``. They are nan if there are no negatives. With one view ``agreement`` is nan.
+    """
+
+    occupancy: list[float]  #: the fraction of samples in each cluster
+    entropy: (
+        float  #: of the occupancy in nats: log K if all clusters have one size
+    )
+    dead_prototypes: int  #: how many have no sample
+    #: How often two views of a graph have the same cluster: 1/K if clusters are chance.
     agreement: float
-    masked_negatives: float
+    masked_negatives: float  #: the fraction of negatives that ``exclude_same_cluster`` leaves out
+    #: The mean of M w over the negatives that remain, for ``weighting="prototype"``. Below 1 the
+    #: negatives as a whole count less than in InfoNCE.
     mean_weight: float
 
 
 class Diagnostics(HeadDiagnostics, total=False):
     """What :func:`diagnostics` returns: an ordinary dict."""
 
-    loss: float
+    loss: float  #: the terms, averaged if they were not reduced
     contrast: float
     consistency: float
-    mean_cosine: float
+    mean_cosine: float  #: of two embeddings: near 1 the embeddings are collapsed
+    #: The consistency divided by log K, that of uniform predictions. 1 says that no prototype tells
+    #: embeddings apart. nan with one view or one prototype.
     consistency_ratio: float
-    heads: list[HeadDiagnostics]
+    heads: list[HeadDiagnostics]  #: of each head, in place of the numbers of one
 
 
 @torch.no_grad()
@@ -46,28 +57,6 @@ def diagnostics(
     Args:
         source: what ``PGCLLoss.terms`` returned, or the assignments of ``SinkhornPrototypes``.
         prototypes: ``[K, D]``, adds ``mean_weight``.
-
-    Returns:
-        A dict of
-
-        - ``loss``, ``contrast``, ``consistency``: the terms, averaged if they were not reduced
-        - ``mean_cosine`` of two embeddings: near 1 the embeddings are collapsed
-        - ``consistency_ratio``: the consistency divided by log K, that of uniform predictions. 1
-          says that no prototype tells embeddings apart
-        - ``occupancy``: the fraction of samples in each cluster
-        - ``entropy`` of the occupancy in nats: log K if all clusters have one size, 0 if there is
-          only one
-        - ``dead_prototypes``: how many have no sample
-        - ``agreement``: how often two views of a graph have the same cluster. 1 says that so many
-          clusters can be told apart, 1/K says that clusters are chance
-        - ``masked_negatives``: the fraction of negatives that ``exclude_same_cluster`` leaves out
-        - ``mean_weight``: the mean of M w over the negatives that remain, for
-          ``weighting="prototype"``; below 1 the negatives as a whole count less than in InfoNCE
-
-        With several heads the last six are in ``heads``, a dict for each head. The last two assume
-        negatives from all views, the paper's hard clusters and no ``negative_ranks``. They are nan
-        if there are no negatives. With one view ``agreement`` and ``consistency_ratio`` are nan.
-        With one prototype ``consistency_ratio`` is nan.
 
     Examples:
         >>> import torch

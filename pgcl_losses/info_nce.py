@@ -93,12 +93,7 @@ class InfoNCE(LossModule):
         process_group: ProcessGroup | None = None,
     ) -> None:
         super().__init__()
-        self.temperature = temperature
-        self.negatives = negatives
-        self.reduction = reduction
-        self.engine = engine
-        self.gather = gather
-        self.process_group = process_group
+        self._assign_options(locals())
 
     def forward(self, *views: Tensor | AnyBatch) -> Tensor:
         """The loss of two views or more, or of a batch of them."""

@@ -96,14 +96,18 @@ class PGCLLoss(LossModule):
             first to end - 1 of the query's own assignment, best first and from 0. ``(2, 8)`` is
             the default of the published code; None takes them from all.
         soft_clusters (bool): whether an embedding belongs to every cluster, by its balanced target,
-            or to the best one alone.
+            or to the best one alone. The weight of a pair is then its mean over both targets, and
+            leaving out the query's own cluster lowers it by the part in which both are in one.
         negatives (str): ``"all"`` takes negatives from all views, ``"cross"`` from the other views
             alone.
         reduction (str): ``"mean"``, ``"sum"``, or ``"none"`` for one value per embedding (V * N,
             view 1 first).
-        engine (str): how the pairs are computed, with the same result. ``"dense"``: as one matrix;
-            ``"streaming"``: by blocks, for batches of any size; ``"triton"``: by fused kernels on
-            CUDA; ``"auto"`` chooses by size and device. :class:`PrototypeReweightedNCE` has more.
+        engine (str): how the pairs are computed, with the same result. ``"dense"``: as one matrix,
+            in one process; ``"streaming"``: by blocks, for batches of any size; ``"triton"``: by
+            fused kernels on CUDA (correct in Triton's interpreter, not yet run on a GPU).
+            ``"auto"`` takes dense for small batches; for large ones it takes triton on CUDA, if its
+            kernels pass a self-test before their first use, and streaming elsewhere. All but dense
+            are differentiable once.
         gather (bool): with several processes, one loss over the batches of all of them: it, and
             the mean over processes of its gradients, are those of one process on the whole batch
             (``reduction="none"`` gives each process the values of its own embeddings).
@@ -192,8 +196,6 @@ class PGCLLoss(LossModule):
         process_group: ProcessGroup | None = None,
     ) -> None:
         super().__init__()
-        self.consistency_weight = consistency_weight
-        self.contrast_weight = contrast_weight
         self.prototypes = SinkhornPrototypes(
             dim,
             num_prototypes,
@@ -216,8 +218,7 @@ class PGCLLoss(LossModule):
             engine=engine,
         )
         self.consistency = ConsistencyLoss(reduction=reduction)
-        self.gather = gather
-        self.process_group = process_group
+        self._assign_options(locals())
         self._watch = Watch()
         self._check_window()
 

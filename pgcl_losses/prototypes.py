@@ -124,17 +124,7 @@ class SinkhornPrototypes(LossModule):
         process_group: ProcessGroup | None = None,
     ) -> None:
         super().__init__()
-        self.dim = dim
-        self.num_prototypes = num_prototypes
-        self.temperature = temperature
-        self.epsilon = epsilon
-        self.iterations = iterations
-        self.queue_size = queue_size
-        self.queue_views = queue_views
-        self.freeze_steps = freeze_steps
-        self.lead_steps = lead_steps
-        self.gather = gather
-        self.process_group = process_group
+        self._assign_options(locals())
 
         self.weight = nn.Parameter(torch.empty(sum(self.heads), self.dim))
         self.register_buffer("step", torch.zeros((), dtype=torch.long))
