@@ -24,7 +24,8 @@ from torch import Tensor
 from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
 from pgcl_losses._normalize import unit_vectors
-from pgcl_losses.engine import Factors, Gaussian, Pairs, dense, triton
+from pgcl_losses.engine import dense, triton
+from pgcl_losses.engine.contract import Factors, Gaussian, Pairs
 from pgcl_losses.engine.pairs import ALL_PAIRS
 from pgcl_losses.weights import cosine_moments
 

@@ -21,7 +21,7 @@ from tqdm import tqdm
 from experiments.shelf.arguments import count, positive
 from pgcl_losses import PGCLLoss, PrototypeReweightedNCE, SinkhornPrototypes
 from pgcl_losses._normalize import unit_vectors
-from pgcl_losses.engine import Engine
+from pgcl_losses.engine.dispatch import Engine
 from pgcl_losses.weights import cluster_counts, prototype_log_weights
 
 from . import measure, peers

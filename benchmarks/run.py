@@ -26,7 +26,7 @@ from pgcl_losses import (
     SinkhornPrototypes,
     sinkhorn,
 )
-from pgcl_losses.engine import ENGINE_CHOICES
+from pgcl_losses.engine.dispatch import ENGINE_CHOICES
 from pgcl_losses.sinkhorn import balance
 
 from . import measure, peers

@@ -39,14 +39,8 @@ from pgcl_losses.batch import (
     given_batch,
     stacked_clusters,
 )
-from pgcl_losses.engine import (
-    ENGINE_CHOICES,
-    Engine,
-    Factors,
-    Gaussian,
-    Table,
-    choice_facts,
-)
+from pgcl_losses.engine.contract import Factors, Gaussian, Table
+from pgcl_losses.engine.dispatch import ENGINE_CHOICES, Engine, choice_facts
 from pgcl_losses.info_nce import NEGATIVES, check_loss_views, weighted_info_nce
 from pgcl_losses.reduction import REDUCTIONS, Reduction
 from pgcl_losses.weights import (

@@ -23,9 +23,7 @@ class HeadDiagnostics(TypedDict, total=False):
     """
 
     occupancy: list[float]  #: the fraction of samples in each cluster
-    entropy: (
-        float  #: of the occupancy in nats: log K if all clusters have one size
-    )
+    entropy: float  #: of the occupancy in nats: log K if all clusters have one size
     dead_prototypes: int  #: how many have no sample
     #: How often two views of a graph have the same cluster: 1/K if clusters are chance.
     agreement: float

@@ -17,16 +17,12 @@ from pgcl_losses._checks import check_choice, check_scale, check_views
 from pgcl_losses._module import Check, LossModule
 from pgcl_losses._normalize import full_precision
 from pgcl_losses.batch import AnyBatch, Batch, Negatives, batch_of, given_batch
-from pgcl_losses.engine import (
+from pgcl_losses.engine.contract import Factors, Pairs, PairWeight, Table, compared_sets
+from pgcl_losses.engine.dispatch import (
     ENGINE_CHOICES,
     Engine,
-    Factors,
-    Pairs,
-    PairWeight,
-    Table,
     check_engine,
     choice_facts,
-    compared_sets,
     log_weighted_sums,
 )
 from pgcl_losses.reduction import REDUCTIONS, Reduction, reduce

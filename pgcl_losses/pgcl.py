@@ -23,7 +23,7 @@ from pgcl_losses._warnings import Watch, can_look
 from pgcl_losses.batch import AssignedBatch, Assignment, Batch, Negatives, batch_of
 from pgcl_losses.consistency import ConsistencyLoss
 from pgcl_losses.contrast import PrototypeReweightedNCE, Weighting
-from pgcl_losses.engine import Engine, choice_facts
+from pgcl_losses.engine.dispatch import Engine, choice_facts
 from pgcl_losses.info_nce import check_loss_views
 from pgcl_losses.prototypes import SinkhornPrototypes
 from pgcl_losses.reduction import Reduction

@@ -107,6 +107,7 @@ class SinkhornPrototypes(LossModule):
     step: Tensor
     queue: Tensor | None
     queue_filled: Tensor | None
+    heads: tuple[int, ...]  # how many prototypes each head has
 
     def __init__(
         self,
@@ -125,7 +126,8 @@ class SinkhornPrototypes(LossModule):
     ) -> None:
         super().__init__()
         self._assign_options(locals())
-
+        sizes = self.num_prototypes
+        self.heads = (sizes,) if isinstance(sizes, int) else tuple(sizes)
         self.weight = nn.Parameter(torch.empty(sum(self.heads), self.dim))
         self.register_buffer("step", torch.zeros((), dtype=torch.long))
         self.register_buffer("queue", None)
@@ -136,12 +138,6 @@ class SinkhornPrototypes(LossModule):
             self.queue_filled = torch.zeros((), dtype=torch.long)
         self.reset_parameters()
         self.check_call(self.queue_views)
-
-    @property
-    def heads(self) -> tuple[int, ...]:
-        """How many prototypes each head has."""
-        sizes = self.num_prototypes
-        return (sizes,) if isinstance(sizes, int) else tuple(sizes)
 
     def reset_parameters(self) -> None:
         nn.init.kaiming_normal_(self.weight)
@@ -295,7 +291,7 @@ class SinkhornPrototypes(LossModule):
 
     def _nearest(self, scores: Tensor) -> Tensor:
         """The largest column of each head, counted from 0: ``[..., K] -> [..., H]``."""
-        return self._by_head(lambda of_head: of_head.argmax(-1, keepdim=True), scores)
+        return self._by_head(partial(torch.argmax, dim=-1, keepdim=True), scores)
 
     def _unit_prototypes(self, dtype: torch.dtype) -> Tensor:
         """The prototypes as unit rows ``[K, D]``, cut off from the gradient while frozen."""
@@ -310,7 +306,8 @@ class SinkhornPrototypes(LossModule):
         largest = 1 / self.temperature
         if self.queue is None or self.queue_filled is None:
             return self._by_head(
-                lambda of_head: balance(of_head, epsilon, self.iterations, largest=largest), logits
+                partial(balance, epsilon=epsilon, iterations=self.iterations, largest=largest),
+                logits,
             )
         num_rows = logits.shape[1]
         past = _logits(self.queue.to(logits.dtype), prototypes, self.temperature)  # [V, Q, K]

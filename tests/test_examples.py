@@ -14,7 +14,7 @@ from helpers.tu_sets import write_tu_set
 
 from benchmarks import features, measure, peers
 from pgcl_losses import InfoNCE
-from pgcl_losses.engine import ENGINE_CHOICES
+from pgcl_losses.engine.dispatch import ENGINE_CHOICES
 
 
 @pytest.mark.parametrize("script", sorted((ROOT / "examples").glob("*.py")), ids=lambda s: s.stem)

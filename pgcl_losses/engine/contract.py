@@ -86,7 +86,8 @@ class Pairs(NamedTuple):
         return [slice(*both) for both in itertools.pairwise(ends)]
 
     def compares_all(self) -> bool:
-        return len(self.compared) == len(couples(len(self.lengths)))
+        num_sets = len(self.lengths)
+        return len(self.compared) == num_sets * (num_sets + 1) // 2
 
     def partners(self, number: int) -> list[int]:
         """The sets that one of them is compared with."""
@@ -97,14 +98,15 @@ class Pairs(NamedTuple):
         if self.items is not None:
             matrix.masked_fill_(self.items[i].unsqueeze(1) == self.items[j], value)
             return
-        sets, length, width = self.sets(), self.lengths[0], j.stop - j.start
+        length, num_sets, width = self.lengths[0], len(self.lengths), j.stop - j.start
         is_whole = i == j == slice(0, self.embeddings.shape[0])
-        if is_whole and len(set(self.lengths)) == 1 and is_eager():  # compilers refuse as_strided
-            # Item g of one set and of another, or the same one: of all sets at once.
+        if is_whole and self.lengths == (length,) * num_sets and is_eager():
+            # Item g of one set and of another, or the same one: of all sets at once. (Compilers
+            # refuse as_strided.)
             strides = (length * width, length, width + 1)
-            matrix.as_strided((len(sets), len(sets), length), strides).fill_(value)
+            matrix.as_strided((num_sets, num_sets, length), strides).fill_(value)
             return
-        flat = matrix.view(-1)
+        sets, flat = self.sets(), matrix.view(-1)
         for a, b in itertools.product(sets, sets):
             # They lie on a diagonal. (Tensor.diagonal makes the compiler of torch 2.13 warn.)
             first = max(0, i.start - a.start, j.start - b.start)
@@ -122,7 +124,8 @@ def couples(count: int) -> list[tuple[int, int]]:
 
 def compared_sets(num_sets: int, negatives: str) -> tuple[tuple[int, int], ...]:
     """All sets with all of them, or with ``"cross"`` each with the others alone."""
-    return tuple([(a, b) for a, b in couples(num_sets) if negatives == "all" or a < b])
+    first = 0 if negatives == "all" else 1
+    return tuple([(a, b) for a in range(num_sets) for b in range(a + first, num_sets)])
 
 
 class Sums(NamedTuple):

@@ -51,8 +51,9 @@ class BlockWeights:
 
     def _looked_up(self, head: int, i: Run, j: Run, axis: int, out: Tensor | None) -> Tensor:
         table, transposed, clusters = self.heads[head]
-        every, is_sorted = range(len(table)), head == self.sorted_head
-        of_i, of_j = ((is_sorted and run.clusters) or every for run in (i, j))
+        of_i = of_j = range(len(table))
+        if head == self.sorted_head:
+            of_i, of_j = i.clusters or of_i, j.clusters or of_j
         mine, others = (j, of_i) if axis else (i, of_j)
         if len(others) == 1:
             return transposed[others.start].index_select(0, clusters[mine.place]).unsqueeze(axis)

@@ -6,9 +6,8 @@ from helpers.blocks import in_blocks
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pgcl_losses.engine import Pairs, Table, compared_sets
 from pgcl_losses.engine.blocks import layout
-from pgcl_losses.engine.contract import Portion
+from pgcl_losses.engine.contract import Pairs, Portion, Table, compared_sets
 
 
 def clustered(num, num_views, num_clusters, negatives="all"):

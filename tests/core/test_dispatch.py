@@ -7,7 +7,8 @@ import torch
 from torch._subclasses import FakeTensorMode
 
 from pgcl_losses import PGCLLoss
-from pgcl_losses.engine import Gaussian, Pairs, compared_sets, dispatch
+from pgcl_losses.engine import dispatch
+from pgcl_losses.engine.contract import Gaussian, Pairs, compared_sets
 
 
 def pairs_of(count, device="cpu", **weights):

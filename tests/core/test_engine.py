@@ -20,19 +20,17 @@ from torch import Tensor
 
 from pgcl_losses import Assignment, PGCLLoss, PrototypeReweightedNCE
 from pgcl_losses.contrast import NEGATIVES, WEIGHTINGS
-from pgcl_losses.engine import (
+from pgcl_losses.engine import blocks, dense, streaming
+from pgcl_losses.engine.contract import (
     Factors,
     Gaussian,
     Pairs,
+    Portion,
     Table,
-    blocks,
     compared_sets,
-    dense,
-    log_weighted_sums,
-    streaming,
+    couples,
 )
-from pgcl_losses.engine.contract import Portion, couples
-from pgcl_losses.engine.dispatch import TRACEABLE
+from pgcl_losses.engine.dispatch import TRACEABLE, log_weighted_sums
 from pgcl_losses.ranks import Ranks
 
 

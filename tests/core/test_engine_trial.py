@@ -13,7 +13,9 @@ from torch._subclasses import FakeTensorMode
 
 from pgcl_losses import arrival
 from pgcl_losses._normalize import unit_vectors
-from pgcl_losses.engine import Factors, Gaussian, Pairs, log_weighted_sums, mean_of, trial
+from pgcl_losses.engine import mean_of, trial
+from pgcl_losses.engine.contract import Factors, Gaussian, Pairs
+from pgcl_losses.engine.dispatch import log_weighted_sums
 from pgcl_losses.ranks import Ranks
 
 if not torch.cuda.is_available() and "triton" not in sys.modules:

@@ -15,7 +15,8 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 from pgcl_losses import PGCLLoss, PrototypeReweightedNCE
 from pgcl_losses._normalize import unit_vectors
-from pgcl_losses.engine import Factors, Gaussian, Pairs, dense, tiles
+from pgcl_losses.engine import dense, tiles
+from pgcl_losses.engine.contract import Factors, Gaussian, Pairs
 from pgcl_losses.engine.pairs import ALL_PAIRS, Share
 from pgcl_losses.weights import cosine_moments
 

@@ -25,7 +25,7 @@ from pgcl_losses import (
     diagnostics,
 )
 from pgcl_losses.contrast import NEGATIVES, WEIGHTINGS
-from pgcl_losses.engine import Pairs
+from pgcl_losses.engine.contract import Pairs
 
 pytestmark = pytest.mark.slow
 

@@ -25,7 +25,7 @@ from pgcl_losses import (
     diagnostics,
     sinkhorn,
 )
-from pgcl_losses.engine import ENGINE_CHOICES
+from pgcl_losses.engine.dispatch import ENGINE_CHOICES
 
 pytestmark = pytest.mark.slow
 
