@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from numbers import Integral, Real
 from typing import Any
 
@@ -9,44 +10,26 @@ import torch
 from torch import Tensor, distributed
 from torch.distributed import ProcessGroup
 
-# 1/temperature and 1/epsilon multiply cosines in float32; down to here they stay finite.
-_SMALLEST_SCALE = 1e-30
 
-
-def check_scale(name: str, value: Any) -> float:
-    """A temperature or epsilon: a finite number, far enough from zero to be divided by."""
-    number = _finite(name, value, "a finite number above 0")
-    if number < _SMALLEST_SCALE:
-        raise ValueError(f"{name} must be at least {_SMALLEST_SCALE}, but got {value!r}")
-    return number
-
-
-def check_weight(name: str, value: Any) -> float:
-    """The weight of a loss term: a finite number, zero allowed."""
-    number = _finite(name, value, "a finite number of at least 0")
-    if number < 0:
-        raise ValueError(f"{name} must be a finite number of at least 0, but got {value!r}")
-    return number
-
-
-def check_share(name: str, value: Any) -> float:
-    """A probability or a fraction: a number from 0 to 1."""
-    number = _finite(name, value, "a number from 0 to 1")
-    if not 0 <= number <= 1:
-        raise ValueError(f"{name} must be a number from 0 to 1, but got {value!r}")
-    return number
-
-
-def _finite(name: str, value: Any, expected: str) -> float:
+def check_number(
+    name: str, value: Any, *, expected: str, lowest: float = 0.0, highest: float = math.inf
+) -> float:
+    """A finite number between two bounds, which ``expected`` says in words."""
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name} must be {expected}, but got {value!r} ({type(value).__name__})")
     try:
         number = float(value)
     except OverflowError:
         number = math.inf
-    if not math.isfinite(number):
+    if not (math.isfinite(number) and lowest <= number <= highest):
         raise ValueError(f"{name} must be {expected}, but got {value!r:.40}")
     return number
+
+
+# 1/temperature and 1/epsilon multiply cosines in float32; down to here they stay finite.
+check_scale = partial(check_number, expected="a finite number of at least 1e-30", lowest=1e-30)
+check_weight = partial(check_number, expected="a finite number of at least 0")
+check_fraction = partial(check_number, expected="a number from 0 to 1", highest=1.0)
 
 
 def check_count(name: str, value: Any, minimum: int) -> int:

@@ -253,7 +253,11 @@ def test_shapes_can_be_traced_without_data():
         ({"temperature": 0.0}, ValueError, "temperature"),
         ({"engine": "fast"}, ValueError, "engine must be one of"),
         ({"num_prototypes": 0}, ValueError, "num_prototypes"),
-        ({"temperature": 10**400}, ValueError, "temperature must be a finite number above 0"),
+        (
+            {"temperature": 10**400},
+            ValueError,
+            "temperature must be a finite number",
+        ),
         ({"gather": None}, TypeError, "gather must be True or False, but got None"),
         ({"process_group": "all"}, TypeError, "process_group must be a ProcessGroup or None"),
     ],
