@@ -35,7 +35,7 @@ FORWARD, BACKWARD = "pairs, forward", "pairs, backward"
 # Modules of the loss and functions; what runs within another of them is taken out of it.
 MODULES = {"prototypes": "prototypes", "consistency": "consistency", "contrast": "weights"}
 FUNCTIONS = {
-    "pgcl_losses.pgcl.unit_vectors": "unit rows",
+    "pgcl_losses.batch.unit_vectors": "unit rows",
     "pgcl_losses.contrast.weighted_info_nce": REST,
     "pgcl_losses.info_nce.log_weighted_sums": FORWARD,
 }
