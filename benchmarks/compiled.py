@@ -1,17 +1,15 @@
-"""Compile the Triton engine's kernels for a GPU that need not be there, and count what is in them.
+"""Compile the Triton engine's kernels for a GPU that need not be there, and read what they need.
 
 The engine's own code runs on CPU tensors. Its launches are recorded and not run. So blocks, warps,
 stages and arguments are those that it really chooses for such rows on such a card.
 """
 
 import importlib
-import math
 import os
 import re
 import subprocess
 import sys
 import tempfile
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,8 +17,6 @@ from types import ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
-
-from . import sass, ttir
 
 KIB = 1024
 FORMATS = ("highest", "high", "medium")  # of torch.set_float32_matmul_precision
@@ -30,24 +26,21 @@ FEW_CLUSTERS = 10
 
 
 class Chip(NamedTuple):
-    """What a block of threads may have, and what a multiprocessor has."""
-
-    shared_memory: int  # of one block
-    warps: int
-    blocks: int
+    shared_memory: int  # of one block of threads
     processors: int  # of the card that is sold most
 
 
-OF_ONE_TILE = {"d_pairs"}  # kernels whose programs have one each
-REGISTERS = 65_536  # of a multiprocessor, on all of them
 TENSOR_MEMORY = 512  # columns of a multiprocessor, on those that have it
 CHIPS = {
-    80: Chip(163 * KIB, 64, 32, 108),
-    86: Chip(99 * KIB, 48, 16, 82),
-    89: Chip(99 * KIB, 48, 24, 128),
-    90: Chip(227 * KIB, 64, 32, 132),
-    100: Chip(227 * KIB, 64, 32, 148),
+    80: Chip(163 * KIB, 108),
+    86: Chip(99 * KIB, 82),
+    90: Chip(227 * KIB, 132),
+    100: Chip(227 * KIB, 148),
 }
+# A matrix product in Triton's language for GPUs, and the layout of its result.
+_PRODUCT = re.compile(
+    r"(tt\.dot|ttng\.warp_group_dot|ttng\.tc_gen5_mma\w*) .*?(?:-> tensor<[^#]*#([a-z]+)\w*>)?$"
+)
 
 
 class Case(NamedTuple):
@@ -73,31 +66,14 @@ class Launch(NamedTuple):
     options: dict[str, Any]
 
 
-class Tile(NamedTuple):
-    """What a program does for one tile of pairs: one turn of one of its loops."""
-
-    shape: tuple[int, int]
-    inner: int  # how many numbers its first product adds up
-    flops: Counter[str]  # of products, by their operands' type
-    depth: int  # how many loops there are around it
-    issued: Counter[str]  # instructions of one warp; see `sass.group`
-    bytes_loaded: int  # by all warps
-    bytes_stored: int
-
-
 class Compiled(NamedTuple):
-    """One kernel."""
-
     kernel: str
-    programs: int
     warps: int
     registers: int  # of a thread
     shared_memory: int  # of a program
     tensor_memory: int  # of a program, columns of the 512 that sm_100 has
-    programs_at_once: int  # of a multiprocessor
     spills: int  # bytes of registers that each thread keeps in memory
-    products: list[ttir.Product]  # as they were compiled
-    tiles: list[Tile]  # none where there are no products
+    products: set[str]  # the operations that compute them, with the layouts of their results
 
 
 def engine() -> ModuleType:
@@ -209,70 +185,38 @@ def compiled(launch: Launch, arch: int) -> Compiled:
     )
     kernel = launch.kernel.warmup(*launch.arguments, grid=launch.grid, **launch.options)
     if kernel.hash not in _KNOWN:  # some are launched many times
-        _KNOWN[kernel.hash] = _examined(launch, arch, kernel)
-    return _KNOWN[kernel.hash]._replace(programs=math.prod(launch.grid))
+        _KNOWN[kernel.hash] = _examined(kernel)
+    return _KNOWN[kernel.hash]
 
 
 _KNOWN: dict[str, Compiled] = {}
 
 
-def _examined(launch: Launch, arch: int, kernel: Any) -> Compiled:
-    warps = kernel.metadata.num_warps
-    tensor_memory = getattr(kernel.metadata, "tmem_size", None) or 0
-    text = _disassembled(kernel.asm["cubin"])
-    registers, spills = (int(re.findall(rf"\b{of}:(\d+)", text)[0]) for of in ("REG", "STACK"))
-    code = sass.instructions(text)
-    name = launch.kernel.__name__.strip("_").removesuffix("_kernel")
-    tiles = ttir.tiles(kernel.asm["ttir"])
-    loops = sass.tile_loops(code, warps, tiles, one_tile=name in OF_ONE_TILE)
+def _examined(kernel: Any) -> Compiled:
+    usage = _resource_usage(kernel.asm["cubin"])
+    registers, spills = (int(re.findall(rf"\b{name}:(\d+)", usage)[0]) for name in ("REG", "STACK"))
+    lines = (line.partition(" loc(")[0] for line in kernel.asm["ttgir"].splitlines())
     return Compiled(
-        kernel=name,
-        programs=math.prod(launch.grid),
-        warps=warps,
+        kernel=kernel.name.strip("_").removesuffix("_kernel"),
+        warps=kernel.metadata.num_warps,
         registers=registers,
         shared_memory=kernel.metadata.shared,
-        tensor_memory=tensor_memory,
-        programs_at_once=_programs_at_once(
-            arch, registers, kernel.metadata.shared, tensor_memory, warps
-        ),
+        tensor_memory=getattr(kernel.metadata, "tmem_size", None) or 0,
         spills=spills,
-        products=ttir.products(kernel.asm["ttgir"]),
-        tiles=[
-            Tile(
-                tile.shape,
-                tile.inner,
-                tile.flops,
-                tile.depth,
-                sass.group(loop),
-                warps * sass.bytes_of(loop, "LDG", "LDGSTS"),
-                warps * sass.bytes_of(loop, "STG"),
-            )
-            for tile, loop in loops
-        ],
+        products={
+            " ".join(filter(None, how.groups())) for how in map(_PRODUCT.search, lines) if how
+        },
     )
 
 
-def _disassembled(cubin: bytes) -> str:
-    """By the tools in Triton's own package."""
+def _resource_usage(cubin: bytes) -> str:
+    """By the tool in Triton's own package."""
     import triton
 
-    tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
-    path = os.pathsep.join([str(tools), os.environ.get("PATH", "")])
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        command = [str(tools / "cuobjdump"), "-sass", "-res-usage", file.name]
-        environment = {**os.environ, "PATH": path}
-        run = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+        command = [str(tool), "-res-usage", file.name]
+        run = subprocess.run(command, capture_output=True, text=True, check=True)
     return run.stdout + run.stderr
-
-
-def _programs_at_once(
-    arch: int, registers: int, shared_memory: int, tensor_memory: int, warps: int
-) -> int:
-    chip = CHIPS[arch]
-    of_warp = -(-registers * 32 // 256) * 256
-    by_registers = REGISTERS // of_warp // warps
-    by_memory = (chip.shared_memory + KIB) // (shared_memory + KIB)  # 1 KiB is the system's
-    by_tensor_memory = TENSOR_MEMORY // max(1, tensor_memory)
-    return min(by_registers, by_memory, by_tensor_memory, chip.warps // warps, chip.blocks)
