@@ -290,9 +290,9 @@ class _Arguments(NamedTuple):
     transposed: Tensor | None  # [K, K]
     num_keys: int
     skipped: Tensor | None
-    listed: Tensor | None  # [I, LISTED] tiles that hold pairs of one item, see `Layout`
+    masked: Tensor | None  # [I, SLOTS] see `Layout.masked_tiles`
     # Those below are constexpr.
-    LISTED: Any
+    SLOTS: Any
     dtype: Any  # of sums
     WIDTH: Any
     RANK: Any  # of the factors
@@ -315,7 +315,7 @@ def _arguments(
     apart = peaks or mine.mean is not None
     card = _card(mine.parts.device)
     i, j, d, warps, stages = _shape(width, kind, card, apart=apart, backward=backward)
-    listed = laid.listed_tiles(i, j)
+    masked = laid.masked_tiles(i, j)
     arguments = _Arguments(
         mine=mine,
         others=laid.others,
@@ -325,8 +325,8 @@ def _arguments(
         transposed=None if table is None else table.T.contiguous(),
         num_keys=16 if table is None else len(table),
         skipped=laid.skipped,
-        listed=listed,
-        LISTED=tl.constexpr(0 if listed is None else listed.shape[1]),
+        masked=masked,
+        SLOTS=tl.constexpr(0 if masked is None else masked.shape[1]),
         dtype=tl.constexpr(tl.float64 if kind.dtype == torch.float64 else tl.float32),
         WIDTH=tl.constexpr(width),
         RANK=tl.constexpr(0 if mine.left is None else mine.left.shape[1]),

@@ -21,6 +21,8 @@ FEWEST_COLUMNS = 16
 # dimensions they take in parts.
 _MOST_COLUMNS = 256
 SOME_COLUMNS = 64
+# Slots for each pair of an embedding and a set, of which many are in one tile.
+_SLOTS = 8
 
 
 class Format(NamedTuple):
@@ -80,30 +82,33 @@ class Layout(NamedTuple):
     skipped: Tensor | None  # [K, 2] the run of others that have no weight with a key
     lengths: tuple[int, ...] | None  # of sets; None where items are given
 
-    def listed_tiles(self, block_i: int, block_j: int) -> Tensor | None:
-        """The tiles of others that hold an item of each block, int32 ``[I, L]``, in order.
+    def masked_tiles(self, block_i: int, block_j: int) -> Tensor | None:
+        """For each block, which tiles may hold pairs of one item or others that fill up.
 
-        The list is filled up with the first tile that others fill up. Linear in the number of
-        embeddings and of sets. None if items are given: any tile may hold pairs of one item.
+        int8 ``[I, L]``, tile j at j modulo L. A matrix of all tiles would be quadratic in the
+        number of embeddings; this has a few tiles masked in vain. None if items are given: all are.
         """
         if self.lengths is None:
             return None
-        count = self.counts[1]
-        tile = torch.arange(count, dtype=torch.int32, device=self.others.order.device) // block_j
-        tile_of = torch.empty_like(tile).index_copy_(0, self.others.order[:count], tile)
-        filled, longest = count // block_j, max(self.lengths)
+        (num_mine, num_others), device = self.counts, self.others.order.device
+        num_slots = 1 << (_SLOTS * block_i * len(self.lengths) - 1).bit_length()
+        masked = torch.zeros(
+            len(self.mine.order) // block_i, num_slots, dtype=torch.int8, device=device
+        )
+        first_filled = num_others // block_j
+        for tile in range(first_filled, len(self.others.order) // block_j):
+            masked[:, tile % num_slots] = 1
+        tiles = torch.arange(num_others, device=device) // block_j
+        tile_of = torch.empty_like(tiles).index_copy_(0, self.others.order[:num_others], tiles)
         of_sets = [
-            F.pad(of_set, (0, longest - len(of_set)), value=filled)
+            F.pad(of_set, (0, max(self.lengths) - len(of_set)), value=first_filled)
             for of_set in tile_of.split_with_sizes(self.lengths)
         ]
-        of_items = torch.stack(of_sets)[:, self.mine.items]  # [S, M]
-        listed = of_items.view(len(of_sets), -1, block_i).transpose(0, 1).flatten(1)
-        length = listed.shape[1]
-        listed = F.pad(listed, (0, (1 << (length - 1).bit_length()) - length), value=filled)
-        listed = listed.sort(1).values
-        repeated = listed[:, 1:] == listed[:, :-1]
-        listed[:, 1:].masked_fill_(repeated, filled)
-        return listed.sort(1).values
+        of_mine = torch.stack(of_sets)[:, self.mine.items[:num_mine]]  # [S, M]
+        blocks = torch.arange(num_mine, device=device) // block_i
+        slots = blocks * num_slots + of_mine % num_slots
+        masked.view(-1).index_fill_(0, slots.flatten(), 1)
+        return masked
 
     def unsort(self, of_mine: Tensor, elsewhere: float) -> Tensor:
         """Numbers of my embeddings, in the order of all embeddings."""
