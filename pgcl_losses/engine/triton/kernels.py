@@ -219,8 +219,9 @@ def _is_masked(p, i, tile):
     """Whether a tile may hold pairs that are no negatives whatever their weights."""
     is_masked = tile >= 0
     if p.masked is not None:
-        slot = i // p.BLOCK_I * p.SLOTS + tile % p.SLOTS
-        is_masked = tl.load(p.masked + slot) != 0
+        width = tl.cdiv(p.num_others // p.BLOCK_J, p.RUN)
+        row = tl.cast(i // p.BLOCK_I, tl.int64) * width
+        is_masked = tl.load(p.masked + row + tile // p.RUN) != 0
     return is_masked
 
 

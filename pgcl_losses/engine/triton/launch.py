@@ -290,9 +290,9 @@ class _Arguments(NamedTuple):
     transposed: Tensor | None  # [K, K]
     num_keys: int
     skipped: Tensor | None
-    masked: Tensor | None  # [I, SLOTS] see `Layout.masked_tiles`
+    masked: Tensor | None  # [I, J / RUN] see `Layout.masked_tiles`
     # Those below are constexpr.
-    SLOTS: Any
+    RUN: Any  # of tiles
     dtype: Any  # of sums
     WIDTH: Any
     RANK: Any  # of the factors
@@ -315,7 +315,7 @@ def _arguments(
     apart = peaks or mine.mean is not None
     card = _card(mine.parts.device)
     i, j, d, warps, stages = _shape(width, kind, card, apart=apart, backward=backward)
-    masked = laid.masked_tiles(i, j)
+    masked, run = laid.masked_tiles(i, j)
     arguments = _Arguments(
         mine=mine,
         others=laid.others,
@@ -326,7 +326,7 @@ def _arguments(
         num_keys=16 if table is None else len(table),
         skipped=laid.skipped,
         masked=masked,
-        SLOTS=tl.constexpr(0 if masked is None else masked.shape[1]),
+        RUN=tl.constexpr(run),
         dtype=tl.constexpr(tl.float64 if kind.dtype == torch.float64 else tl.float32),
         WIDTH=tl.constexpr(width),
         RANK=tl.constexpr(0 if mine.left is None else mine.left.shape[1]),

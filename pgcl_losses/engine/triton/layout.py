@@ -21,8 +21,8 @@ FEWEST_COLUMNS = 16
 # dimensions they take in parts.
 _MOST_COLUMNS = 256
 SOME_COLUMNS = 64
-# Slots for each pair of an embedding and a set, of which many are in one tile.
-_SLOTS = 8
+# Runs of tiles for each embedding of a block and each set, of which one has its item.
+_MOST_RUNS = 8
 
 
 class Format(NamedTuple):
@@ -82,33 +82,28 @@ class Layout(NamedTuple):
     skipped: Tensor | None  # [K, 2] the run of others that have no weight with a key
     lengths: tuple[int, ...] | None  # of sets; None where items are given
 
-    def masked_tiles(self, block_i: int, block_j: int) -> Tensor | None:
-        """For each block, which tiles may hold pairs of one item or others that fill up.
+    def masked_tiles(self, block_i: int, block_j: int) -> tuple[Tensor | None, int]:
+        """Which runs of tiles may hold pairs of one item or others that fill up: int8 ``[I, J]``.
 
-        int8 ``[I, L]``, tile j at j modulo L. A matrix of all tiles would be quadratic in the
-        number of embeddings; this has a few tiles masked in vain. None if items are given: all are.
+        The length of these runs keeps the memory linear in the number of embeddings. None if items
+        are given: then any tile may.
         """
         if self.lengths is None:
-            return None
-        (num_mine, num_others), device = self.counts, self.others.order.device
-        num_slots = 1 << (_SLOTS * block_i * len(self.lengths) - 1).bit_length()
-        masked = torch.zeros(
-            len(self.mine.order) // block_i, num_slots, dtype=torch.int8, device=device
+            return None, 1
+        (num_mine, num_others), filled = self.counts, len(self.others.order) // block_j
+        run = 1 << (filled // (_MOST_RUNS * block_i * len(self.lengths))).bit_length()
+        masked = self.mine.items.new_zeros(
+            len(self.mine.order) // block_i, -(-filled // run), dtype=torch.int8
         )
-        first_filled = num_others // block_j
-        for tile in range(first_filled, len(self.others.order) // block_j):
-            masked[:, tile % num_slots] = 1
-        tiles = torch.arange(num_others, device=device) // block_j
-        tile_of = torch.empty_like(tiles).index_copy_(0, self.others.order[:num_others], tiles)
-        of_sets = [
-            F.pad(of_set, (0, max(self.lengths) - len(of_set)), value=first_filled)
-            for of_set in tile_of.split_with_sizes(self.lengths)
-        ]
-        of_mine = torch.stack(of_sets)[:, self.mine.items[:num_mine]]  # [S, M]
-        blocks = torch.arange(num_mine, device=device) // block_i
-        slots = blocks * num_slots + of_mine % num_slots
-        masked.view(-1).index_fill_(0, slots.flatten(), 1)
-        return masked
+        masked[:, num_others // block_j // run :] = 1
+        places = torch.arange(num_others, device=masked.device)
+        place_of = torch.empty_like(places).index_copy_(0, self.others.order[:num_others], places)
+        blocks, items = places[:num_mine] // block_i, self.mine.items[:num_mine]
+        for of_set in place_of.split_with_sizes(self.lengths):
+            if len(of_set) > 0:  # later items mask its last tile in vain
+                runs = of_set[items.clamp(max=len(of_set) - 1)] // (block_j * run)
+                masked.view(-1).index_fill_(0, blocks * masked.shape[1] + runs, 1)
+        return masked, run
 
     def unsort(self, of_mine: Tensor, elsewhere: float) -> Tensor:
         """Numbers of my embeddings, in the order of all embeddings."""
