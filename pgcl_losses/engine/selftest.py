@@ -41,7 +41,7 @@ def kernels_pass(device: torch.device) -> bool:
                 "engine='auto' tests its kernels when a loss first needs them, which a CUDA graph "
                 "cannot capture: call the loss once before the capture"
             )
-        _PASSED[device] = _passes(device)
+        _test(device)
     return _PASSED.get(device, False)
 
 
@@ -56,18 +56,18 @@ def _can_run(device: torch.device) -> bool:
     return device.type != "cuda" or torch.cuda.get_device_capability(device) >= _OLDEST_GPU
 
 
-def _passes(device: torch.device) -> bool:
+def _test(device: torch.device) -> None:
     try:
         with ThreadPoolExecutor(1) as pool:  # a thread has none of the caller's modes and hooks
             wrong = pool.submit(_find_wrong, device).result()
     except Exception as error:  # whatever it is: plain operations do without
         wrong = f"fail with {type(error).__name__}: {error}"
+    _PASSED[device] = not wrong
     if wrong:
         warn(
             f"engine='auto': on {device} the Triton kernels {wrong}. It takes engine='streaming' "
             "there."
         )
-    return not wrong
 
 
 def _find_wrong(device: torch.device) -> str:
