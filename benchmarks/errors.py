@@ -1,8 +1,8 @@
 """Simulate the errors of the Triton engine's precisions; no GPU is needed.
 
-Its kernels run in Triton's interpreter on a CPU, against the dense engine in float64. Rows are in
-ten clusters, with cosines of about a half within one. The order in which tensor cores add up is not
-simulated.
+Its kernels run in Triton's interpreter on a CPU, against the dense engine in float64. Embeddings
+are in ten clusters, with cosines of about a half within one. The order in which tensor cores add up
+is not simulated.
 
 python -m benchmarks.errors   # three minutes
 """
@@ -25,15 +25,14 @@ from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
 from pgcl_losses._normalize import unit_vectors
 from pgcl_losses.engine import dense, triton
-from pgcl_losses.engine.contract import Factors, Gaussian, Pairs
-from pgcl_losses.engine.pairs import ALL_PAIRS
+from pgcl_losses.engine.contract import ALL_PAIRS, Gaussian, Pairs, Table, compared_sets
 from pgcl_losses.weights import cosine_moments
 
 from . import measure
 from .compiled import FORMATS
 from .kernels import versions
 
-NUM_ROWS, DIM, NUM_CLUSTERS = 512, 128, 10
+NUM_EMBEDDINGS, DIM, NUM_CLUSTERS = 512, 128, 10
 TEMPERATURES = (0.2, 0.05, 0.01)
 MODES = ("table, own cluster excluded", "uniform", "gaussian")
 
@@ -64,54 +63,51 @@ def bfloat16_as_on_gpus() -> Iterator[None]:
         yield
 
 
-def problem(mode: str) -> Pairs:
-    """Two views, in float32."""
+def problem(mode: str, dtype: torch.dtype = torch.float32) -> Pairs:
+    """Two views; the same numbers of float32 in any type."""
     torch.manual_seed(0)
-    clusters = torch.randint(NUM_CLUSTERS, (NUM_ROWS // 2,)).repeat(2)
-    rows = torch.randn(NUM_CLUSTERS, DIM)[clusters] + torch.randn(NUM_ROWS, DIM)
-    rows = unit_vectors(rows, torch.float32)
-    weights: tuple[Any, ...] = ()
+    clusters = torch.randint(NUM_CLUSTERS, (NUM_EMBEDDINGS // 2,)).repeat(2)
+    embeddings = torch.randn(NUM_CLUSTERS, DIM)[clusters] + torch.randn(NUM_EMBEDDINGS, DIM)
+    embeddings = unit_vectors(embeddings, torch.float32)
+    table, gaussian = None, None
     if mode.startswith("table"):
-        table = torch.rand(NUM_CLUSTERS, NUM_CLUSTERS).log_().fill_diagonal_(-torch.inf)
-        weights = (Factors(table, clusters, clusters),)
+        log_weights = torch.rand(NUM_CLUSTERS, NUM_CLUSTERS).log_().fill_diagonal_(-torch.inf)
+        table = Table((log_weights.to(dtype),), clusters.unsqueeze(1))
     elif mode == "gaussian":
-        weights = (Gaussian(*cosine_moments(rows)),)
-    return Pairs(rows, 2, False, weights)
+        gaussian = Gaussian(*(numbers.to(dtype) for numbers in cosine_moments(embeddings)))
+    lengths = (NUM_EMBEDDINGS // 2, NUM_EMBEDDINGS // 2)
+    return Pairs(embeddings.to(dtype), lengths, compared_sets(2, "all"), None, table, gaussian)
 
 
-def exact(pairs: Pairs, temperature: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def exact(mode: str, temperature: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Log-sums and the gradient of their mean, by the dense engine."""
-    weights = tuple(type(one)(*(of(part, dtype) for part in one)) for one in pairs.weights)
-    rows = pairs.rows.to(dtype).requires_grad_()
-    log_sums = dense.log_sums(pairs._replace(rows=rows, weights=weights), temperature).log_sums
-    (gradient,) = torch.autograd.grad(log_sums.mean(), rows)
+    pairs = problem(mode, dtype)
+    pairs.embeddings.requires_grad_()
+    log_sums = dense.log_sums(pairs, temperature).log_sums
+    (gradient,) = torch.autograd.grad(log_sums.mean(), pairs.embeddings)
     return log_sums.detach(), gradient
 
 
-def of(value: Any, dtype: torch.dtype) -> Any:
-    return value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
-
-
-def simulated(pairs: Pairs, temperature: float, precision: str) -> tuple[Tensor, Tensor]:
+def simulated(mode: str, temperature: float, precision: str) -> tuple[Tensor, Tensor]:
     """The same by the kernels."""
+    pairs = problem(mode)
     torch.set_float32_matmul_precision(precision)
     log_sums = triton.log_sums(pairs, temperature).log_sums
-    slopes = torch.full_like(log_sums, 1 / NUM_ROWS)
-    return log_sums, triton.gradient(pairs, temperature, log_sums, slopes, ALL_PAIRS)
+    d_log_sums = torch.full_like(log_sums, 1 / NUM_EMBEDDINGS)
+    return log_sums, triton.gradient(pairs, temperature, log_sums, d_log_sums, ALL_PAIRS)
 
 
 def table(mode: str, temperature: float) -> list[dict[str, Any]]:
-    pairs = problem(mode)
-    true_sums, true_gradient = exact(pairs, temperature, torch.float64)
+    true_sums, true_gradient = exact(mode, temperature, torch.float64)
     with bfloat16_as_on_gpus():
-        found = {name: simulated(pairs, temperature, name) for name in FORMATS}
+        found = {name: simulated(mode, temperature, name) for name in FORMATS}
     torch.set_float32_matmul_precision("highest")
-    found["dense, float32"] = exact(pairs, temperature, torch.float32)
+    found["dense, float32"] = exact(mode, temperature, torch.float32)
     made = []
     for name, (log_sums, gradient) in found.items():
         of_sums = (log_sums - true_sums).expm1().square().mean().sqrt().item()
         of_gradient = ((gradient - true_gradient).norm() / true_gradient.norm()).item()
-        key = "errors", name, f"M={NUM_ROWS} D={DIM}", f"{mode}, tau={temperature}"
+        key = "errors", name, f"M={NUM_EMBEDDINGS} D={DIM}", f"{mode}, tau={temperature}"
         made += [
             measure.row(*key, "millionths of a sum", 1e6 * of_sums),
             measure.row(*key, "millionths of the gradient", 1e6 * of_gradient),

@@ -37,11 +37,10 @@ def _sums(p, i, first, last, KEYS: tl.constexpr):
     peaks = sums - float("inf")
     mine = _my_columns(p, i, 0)
     begin, end, gap, gap_width = _my_tiles(p, first, KEYS)
-    place = _first_listed(p, i, begin + tl.where(begin < gap, 0, gap_width))
     for number in range(begin, end):
         tile = number + tl.where(number < gap, 0, gap_width)
         j = tile * p.BLOCK_J
-        is_masked, place = _is_listed(p, i, tile, place)
+        is_masked = _is_masked(p, i, tile)
         weights = 1.0
         if p.table is not None:  # on their way while tensor cores are busy
             weights = _weights(p, i, j, first, last, False, KEYS)
@@ -96,10 +95,9 @@ def _gradient(p, known, i, first, last, KEYS: tl.constexpr):
     gradient = tl.zeros([p.BLOCK_I, p.WIDTH], p.dtype)
     mine = _my_columns(p, i, 0)
     begin, end, gap, gap_width = _my_tiles(p, first, KEYS)
-    place = _first_listed(p, i, begin + tl.where(begin < gap, 0, gap_width))
     for number in range(begin, end):
         tile = number + tl.where(number < gap, 0, gap_width)
-        is_masked, place = _is_listed(p, i, tile, place)
+        is_masked = _is_masked(p, i, tile)
         d_pairs = _d_pairs(p, known, i, tile * p.BLOCK_J, first, last, mine, is_masked, KEYS)
         high, low = _split(d_pairs, p)
         gradient = _add_product(p, high, low, tile * p.BLOCK_J, 0, gradient)
@@ -114,7 +112,7 @@ def _d_pairs_kernel(p, known, d_pairs, first_block, num_rows):
     tile = tl.program_id(0)
     j = tile * p.BLOCK_J
     mine = _my_columns(p, i, 0)
-    is_masked, _ = _is_listed(p, i, tile, _first_listed(p, i, tile))
+    is_masked = _is_masked(p, i, tile)
     if p.table is None:
         of_tile = _d_pairs(p, known, i, j, 0, 0, mine, is_masked, "any")
     else:
@@ -217,27 +215,14 @@ def _my_tiles(p, key, KEYS: tl.constexpr):
 
 
 @jit
-def _first_listed(p, i, tile):
-    """The place in the block's list of the first tile from this one on."""
-    place = 0
-    if p.listed is not None:
-        listed = tl.load(p.listed + i // p.BLOCK_I * p.LISTED + tl.arange(0, p.LISTED))
-        place = tl.minimum(tl.sum((listed < tile).to(tl.int32)), p.LISTED - 1)
-    return place
-
-
-@jit
-def _is_listed(p, i, tile, place):
-    """Whether a tile may hold pairs that are no negatives; and the place for the next tile.
-
-    Tiles come in order. Listed ones that are in a gap are left behind one by one, and so may a tile
-    be masked in vain. From the list's end on all tiles are.
-    """
+def _is_masked(p, i, tile):
+    """Whether a tile may hold pairs that are no negatives whatever their weights."""
     is_masked = tile >= 0
-    if p.listed is not None:
-        is_masked = tile >= tl.load(p.listed + i // p.BLOCK_I * p.LISTED + place)
-        place = tl.minimum(place + is_masked.to(tl.int32), p.LISTED - 1)
-    return is_masked, place
+    if p.masked is not None:
+        width = tl.cdiv(p.num_others // p.BLOCK_J, p.RUN)
+        row = tl.cast(i // p.BLOCK_I, tl.int64) * width
+        is_masked = tl.load(p.masked + row + tile // p.RUN) != 0
+    return is_masked
 
 
 @jit

@@ -106,17 +106,8 @@ def _flat(pairs: Pairs, temperature: float, portion: Portion) -> tuple[Any, ...]
     return *sets, table, factors, gaussian, temperature, [*portion]
 
 
-def _of_flat(
-    embeddings: Tensor,
-    lengths: list[int],
-    compared: list[int],
-    items: Tensor | None,
-    table: list[Tensor],
-    factors: list[Tensor],
-    gaussian: list[Tensor],
-    temperature: float,
-    portion: list[int],
-) -> tuple[Pairs, float, Portion]:
+def _of_flat(arguments: tuple[Any, ...]) -> tuple[Pairs, float, Portion]:
+    embeddings, lengths, compared, items, table, factors, gaussian, temperature, portion = arguments
     by_cluster: Table | Factors | None = Factors(*factors) if factors else None
     if table:
         by_cluster = Table(tuple(table[1:]), table[0])
@@ -130,7 +121,7 @@ def _of_flat(
     "pgcl_losses::triton_log_sums", mutates_args=(), schema=f"({_ARGUMENTS}) -> (Tensor, Tensor)"
 )
 def _log_sums(*arguments: Any) -> tuple[Tensor, Tensor]:
-    sums = _or_streaming("log_sums", log_sums_by_kernels, *_of_flat(*arguments))
+    sums = _or_streaming("log_sums", log_sums_by_kernels, *_of_flat(arguments))
     none = sums.log_sums.new_empty(0)
     return sums.log_sums, none if sums.log_totals is None else sums.log_totals
 
@@ -141,7 +132,7 @@ def _log_sums(*arguments: Any) -> tuple[Tensor, Tensor]:
     schema=f"(Tensor log_s, Tensor d_log_s, {_ARGUMENTS}) -> Tensor",
 )
 def _gradient(log_s: Tensor, d_log_s: Tensor, *arguments: Any) -> Tensor:
-    pairs, temperature, portion = _of_flat(*arguments)
+    pairs, temperature, portion = _of_flat(arguments)
     found: Tensor = _or_streaming(
         "gradient", gradient_by_kernels, pairs, temperature, log_s, d_log_s, portion
     )
@@ -150,7 +141,7 @@ def _gradient(log_s: Tensor, d_log_s: Tensor, *arguments: Any) -> Tensor:
 
 @_log_sums.register_fake
 def _(*arguments: Any) -> tuple[Tensor, Tensor]:
-    pairs, _, _ = _of_flat(*arguments)
+    pairs, _, _ = _of_flat(arguments)
     sums = pairs.embeddings.new_empty(pairs.embeddings.shape[0])
     return sums, sums.new_empty(0) if pairs.by_cosine is None else torch.empty_like(sums)
 
@@ -290,9 +281,9 @@ class _Arguments(NamedTuple):
     transposed: Tensor | None  # [K, K]
     num_keys: int
     skipped: Tensor | None
-    listed: Tensor | None  # [I, LISTED] tiles that hold pairs of one item, see `Layout`
+    masked: Tensor | None  # [I, J / RUN] see `Layout.masked_tiles`
     # Those below are constexpr.
-    LISTED: Any
+    RUN: Any  # of tiles
     dtype: Any  # of sums
     WIDTH: Any
     RANK: Any  # of the factors
@@ -315,7 +306,7 @@ def _arguments(
     apart = peaks or mine.mean is not None
     card = _card(mine.parts.device)
     i, j, d, warps, stages = _shape(width, kind, card, apart=apart, backward=backward)
-    listed = laid.listed_tiles(i, j)
+    masked, run = laid.masked_tiles(i, j)
     arguments = _Arguments(
         mine=mine,
         others=laid.others,
@@ -325,8 +316,8 @@ def _arguments(
         transposed=None if table is None else table.T.contiguous(),
         num_keys=16 if table is None else len(table),
         skipped=laid.skipped,
-        listed=listed,
-        LISTED=tl.constexpr(0 if listed is None else listed.shape[1]),
+        masked=masked,
+        RUN=tl.constexpr(run),
         dtype=tl.constexpr(tl.float64 if kind.dtype == torch.float64 else tl.float32),
         WIDTH=tl.constexpr(width),
         RANK=tl.constexpr(0 if mine.left is None else mine.left.shape[1]),

@@ -21,6 +21,8 @@ FEWEST_COLUMNS = 16
 # dimensions they take in parts.
 _MOST_COLUMNS = 256
 SOME_COLUMNS = 64
+# Runs of tiles for each embedding of a block and each set, of which one has its item.
+_MOST_RUNS = 8
 
 
 class Format(NamedTuple):
@@ -80,30 +82,28 @@ class Layout(NamedTuple):
     skipped: Tensor | None  # [K, 2] the run of others that have no weight with a key
     lengths: tuple[int, ...] | None  # of sets; None where items are given
 
-    def listed_tiles(self, block_i: int, block_j: int) -> Tensor | None:
-        """The tiles of others that hold an item of each block, int32 ``[I, L]``, in order.
+    def masked_tiles(self, block_i: int, block_j: int) -> tuple[Tensor | None, int]:
+        """Which runs of tiles may hold pairs of one item or others that fill up: int8 ``[I, J]``.
 
-        The list is filled up with the first tile that others fill up. Linear in the number of
-        embeddings and of sets. None if items are given: any tile may hold pairs of one item.
+        The length of these runs keeps the memory linear in the number of embeddings. None if items
+        are given: then any tile may.
         """
         if self.lengths is None:
-            return None
-        count = self.counts[1]
-        tile = torch.arange(count, dtype=torch.int32, device=self.others.order.device) // block_j
-        tile_of = torch.empty_like(tile).index_copy_(0, self.others.order[:count], tile)
-        filled, longest = count // block_j, max(self.lengths)
-        of_sets = [
-            F.pad(of_set, (0, longest - len(of_set)), value=filled)
-            for of_set in tile_of.split_with_sizes(self.lengths)
-        ]
-        of_items = torch.stack(of_sets)[:, self.mine.items]  # [S, M]
-        listed = of_items.view(len(of_sets), -1, block_i).transpose(0, 1).flatten(1)
-        length = listed.shape[1]
-        listed = F.pad(listed, (0, (1 << (length - 1).bit_length()) - length), value=filled)
-        listed = listed.sort(1).values
-        repeated = listed[:, 1:] == listed[:, :-1]
-        listed[:, 1:].masked_fill_(repeated, filled)
-        return listed.sort(1).values
+            return None, 1
+        (num_mine, num_others), filled = self.counts, len(self.others.order) // block_j
+        run = 1 << (filled // (_MOST_RUNS * block_i * len(self.lengths))).bit_length()
+        masked = self.mine.items.new_zeros(
+            len(self.mine.order) // block_i, -(-filled // run), dtype=torch.int8
+        )
+        masked[:, num_others // block_j // run :] = 1
+        places = torch.arange(num_others, device=masked.device)
+        place_of = torch.empty_like(places).index_copy_(0, self.others.order[:num_others], places)
+        blocks, items = places[:num_mine] // block_i, self.mine.items[:num_mine]
+        for of_set in place_of.split_with_sizes(self.lengths):
+            if len(of_set) > 0:  # later items mask its last tile in vain
+                runs = of_set[items.clamp(max=len(of_set) - 1)] // (block_j * run)
+                masked.view(-1).index_fill_(0, blocks * masked.shape[1] + runs, 1)
+        return masked, run
 
     def unsort(self, of_mine: Tensor, elsewhere: float) -> Tensor:
         """Numbers of my embeddings, in the order of all embeddings."""
