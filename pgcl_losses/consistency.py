@@ -27,10 +27,7 @@ class ConsistencyLoss(LossModule):
     all ordered pairs of different views; with several heads, the mean over heads.
 
     Args:
-        reduction: ``"mean"``, ``"sum"``, or ``"none"`` for one value per embedding, view 1
-            first.
-        gather, process_group: with several processes, the loss over the batches of all of them;
-            see :class:`PGCLLoss`.
+        reduction, gather, process_group: as in :class:`PGCLLoss`.
 
     Shape:
         - assignments: two or more, of ``[N, K]`` each

@@ -44,12 +44,7 @@ class InfoNCE(LossModule):
     the rows of all other graphs. With more than two views, the mean over a query's positives.
 
     Args:
-        temperature: tau.
-        negatives: ``"all"`` takes them from all views, ``"cross"`` only from the other views.
-        reduction: ``"mean"``, ``"sum"``, or ``"none"`` for one value per row (V * N, view 1 first).
-        engine: how the pairs are computed; see :class:`PrototypeReweightedNCE`.
-        gather, process_group: with several processes, the loss over the batches of all of them;
-            see :class:`PGCLLoss`.
+        temperature, negatives, reduction, engine, gather, process_group: as in :class:`PGCLLoss`.
 
     Shape:
         - views: two or more, ``[N, D]`` each; row i of every view is graph i, with a norm of at

@@ -37,20 +37,8 @@ class SinkhornPrototypes(LossModule):
     Target: q, Sinkhorn-Knopp on :math:`e^{s / \epsilon}` within each view. Cluster: the largest q.
 
     Args:
-        dim: embedding dimension, D.
-        num_prototypes: how many prototypes, K; or several numbers, one for each head. A head is a
-            set of prototypes. All embeddings are balanced over each head.
-        temperature: tau of the prediction.
-        epsilon, iterations: of :func:`~pgcl_losses.sinkhorn`.
-        queue_size: past embeddings per view that join the Sinkhorn problem, to balance small
-            batches. Empty slots are left out.
-        queue_views: how many views the queue keeps embeddings of.
-        freeze_steps: for so many training forwards the prototypes are frozen: their gradient is
-            zero. An optimizer that adds to it (``Adam(weight_decay=...)``) still moves them.
-        lead_steps: for so many training forwards, a warm-up, the prediction has no gradient to the
-            embeddings, and in :class:`PGCLLoss` the contrast is InfoNCE. The prototypes follow.
-        gather, process_group: with several processes, embeddings are balanced over the batches of
-            all of them; see :class:`PGCLLoss`.
+        dim, num_prototypes, temperature, epsilon, iterations, queue_size, queue_views,
+        freeze_steps, lead_steps, gather, process_group: as in :class:`PGCLLoss`.
 
     ``step`` counts training forwards while ``freeze_steps`` or ``lead_steps`` is above 0. ``step``
     and the queue change only in ``train()`` mode with gradients enabled, and not on a batch with

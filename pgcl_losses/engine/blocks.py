@@ -104,8 +104,14 @@ def layout(pairs: Pairs, portion: Portion) -> Layout:
             pairs, places = pairs._replace(items=pairs.items.index_select(0, order)), None
     without_weight = _without_weight(None if order is None else pairs.by_cluster)
     blocks = []
-    lengths = tuple([_length(place) for place, _ in cut])
-    for a, b in _of_portion(lengths, tuple([p for _, p in cut]), compared, all_pairs, portion):
+    wanted = [
+        (a, b) for a, b in couples(len(cut)) if all_pairs or (cut[a][1], cut[b][1]) in compared
+    ]
+    if portion.num_ranks > 1:
+        # Runs do not depend on clusters: in a close call two processes might see different ones.
+        lengths = tuple([_length(place) for place, _ in cut])
+        wanted = _balanced(lengths, tuple(wanted), portion.num_ranks)[portion.rank]
+    for a, b in wanted:
         are_compared = (cut[a][1], cut[b][1]) in compared
         for n, i in enumerate(runs[a]):
             for j in runs[b][n if a == b else 0 :]:
@@ -166,27 +172,6 @@ def _places(pairs: Pairs, order: Any) -> Any:
         there = item < pairs.lengths[number]
         found[there, number] = place[members][item[there]]
     return found
-
-
-def _of_portion(
-    lengths: tuple[int, ...],
-    parents: tuple[int, ...],
-    compared: frozenset[tuple[int, int]],
-    all_pairs: bool,
-    portion: Portion,
-) -> list[tuple[int, int]]:
-    """The pairs of runs that are one process's.
-
-    Runs do not depend on clusters: in a close call two processes might see different ones.
-    """
-    wanted = [
-        (a, b)
-        for a, b in couples(len(lengths))
-        if all_pairs or (parents[a], parents[b]) in compared
-    ]
-    if portion.num_ranks == 1:
-        return wanted
-    return _balanced(lengths, tuple(wanted), portion.num_ranks)[portion.rank]
 
 
 @functools.lru_cache(maxsize=16)  # the same ones in every step

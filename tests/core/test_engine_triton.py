@@ -32,7 +32,6 @@ if not ON_GPU and not INTERPRETED:
 
 # Only after the interpreter was asked for:
 from helpers.interpreter import bfloat16_products  # noqa: E402
-from triton.runtime.errors import OutOfResources  # noqa: E402
 
 from pgcl_losses.engine.triton import gradient, launch, layout, log_sums  # noqa: E402
 
@@ -260,22 +259,6 @@ def test_memory_is_linear_in_the_number_of_embeddings():
         return live.peak / count
 
     assert bytes_of_each(1 << 20) <= 1.01 * bytes_of_each(1 << 17)
-
-
-def test_kernels_that_do_not_fit_are_left_to_streaming():
-    class TooLarge:
-        def __getitem__(self, grid):
-            raise OutOfResources(300_000, 99_000, "shared memory")
-
-    pairs = moved(problem((10, 10), 4, "gaussian, table"))
-    too_large = dict.fromkeys(("_forward_kernel", "_backward_kernel"), TooLarge())
-    with (
-        mock.patch.multiple(launch, **too_large),
-        pytest.warns(UserWarning, match="engine='triton' takes engine='streaming' instead"),
-    ):
-        assert_exact(pairs)
-    with mock.patch.multiple(launch, **too_large), pytest.raises(OutOfResources):
-        run(pairs, 0.2, num_ranks=2)
 
 
 def test_a_portion_is_of_its_own_embeddings():

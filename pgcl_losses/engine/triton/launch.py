@@ -12,7 +12,6 @@ lays embeddings out, and `kernels.py` computes a tile.
 import functools
 import itertools
 import math
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -20,9 +19,7 @@ import triton.language as tl
 from torch import Tensor
 from triton import cdiv
 from triton.runtime import driver
-from triton.runtime.errors import OutOfResources
 
-from pgcl_losses._warnings import warn
 from pgcl_losses.engine.contract import (
     ALL_PAIRS,
     LARGEST_EXPONENT,
@@ -121,7 +118,7 @@ def _of_flat(arguments: tuple[Any, ...]) -> tuple[Pairs, float, Portion]:
     "pgcl_losses::triton_log_sums", mutates_args=(), schema=f"({_ARGUMENTS}) -> (Tensor, Tensor)"
 )
 def _log_sums(*arguments: Any) -> tuple[Tensor, Tensor]:
-    sums = _or_streaming("log_sums", log_sums_by_kernels, *_of_flat(arguments))
+    sums = log_sums_by_kernels(*_of_flat(arguments))
     none = sums.log_sums.new_empty(0)
     return sums.log_sums, none if sums.log_totals is None else sums.log_totals
 
@@ -133,10 +130,7 @@ def _log_sums(*arguments: Any) -> tuple[Tensor, Tensor]:
 )
 def _gradient(log_s: Tensor, d_log_s: Tensor, *arguments: Any) -> Tensor:
     pairs, temperature, portion = _of_flat(arguments)
-    found: Tensor = _or_streaming(
-        "gradient", gradient_by_kernels, pairs, temperature, log_s, d_log_s, portion
-    )
-    return found
+    return gradient_by_kernels(pairs, temperature, log_s, d_log_s, portion)
 
 
 @_log_sums.register_fake
@@ -149,20 +143,6 @@ def _(*arguments: Any) -> tuple[Tensor, Tensor]:
 @_gradient.register_fake
 def _(log_s: Tensor, d_log_s: Tensor, embeddings: Tensor, *arguments: Any) -> Tensor:
     return embeddings.new_empty(embeddings.shape)
-
-
-def _or_streaming(name: str, by_kernels: Callable[..., Any], *arguments: Any) -> Any:
-    """A function of this engine, or of streaming where a GPU is too small for the kernels."""
-    try:
-        return by_kernels(*arguments)
-    except OutOfResources as error:
-        portion = arguments[-1]
-        if portion.num_ranks > 1:
-            raise  # the portions of other processes are of another kind
-        from pgcl_losses.engine import streaming
-
-        warn(f"engine='triton' takes engine='streaming' instead: its kernels do not fit ({error})")
-        return getattr(streaming, name)(*arguments)
 
 
 def log_sums_by_kernels(

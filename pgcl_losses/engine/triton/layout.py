@@ -32,13 +32,6 @@ class Format(NamedTuple):
     parts: int
 
 
-_FORMATS = {
-    "highest": Format(torch.bfloat16, 2),
-    "high": Format(torch.bfloat16, 2),
-    "medium": Format(torch.bfloat16, 1),
-}
-
-
 def precision() -> str:
     """PyTorch's own switch for products of float32, whichever form of it was used."""
     try:
@@ -55,7 +48,7 @@ def format_of(dtype: torch.dtype) -> Format:
         raise TypeError(
             f"engine='triton' computes with float32 or float64 embeddings, but got {dtype}"
         )
-    return _FORMATS[precision()]
+    return Format(torch.bfloat16, 1 if precision() == "medium" else 2)
 
 
 class Sorted(NamedTuple):
