@@ -13,6 +13,7 @@ from pgcl_losses.ranks import Ranks, count_ranks
 
 Check = Callable[[str, Any], Any]
 Result = TypeVar("Result")
+Self = TypeVar("Self", bound="LossModule")
 
 
 class LossModule(nn.Module):
@@ -43,6 +44,11 @@ class LossModule(nn.Module):
                     f"{type(self).__name__}, but {value!r} was assigned: make a new one"
                 )
         super().__setattr__(name, value)
+
+    @classmethod
+    def of_options(cls: type[Self], given: Mapping[str, Any]) -> Self:
+        """A module with those of the given values that are options of its."""
+        return cls(**{name: given[name] for name in cls.options})
 
     def _assign_options(self, given: Mapping[str, Any]) -> None:
         """Assign the options by name, as a constructor's ``locals()`` has them."""

@@ -1,7 +1,7 @@
 """What the modules of the loss pass to each other: one batch, of one process or of many."""
 
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -11,6 +11,8 @@ from pgcl_losses._normalize import computing_dtype, full_precision, unit_vectors
 from pgcl_losses.ranks import Ranks
 
 Negatives = Literal["all", "cross"]
+Reduction = Literal["mean", "sum", "none"]
+REDUCTIONS = get_args(Reduction)
 
 
 class Assignment(NamedTuple):

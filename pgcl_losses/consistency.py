@@ -15,9 +15,16 @@ from torch.distributed import ProcessGroup
 from pgcl_losses._checks import check_choice
 from pgcl_losses._module import Check, LossModule
 from pgcl_losses._normalize import computing_dtype
-from pgcl_losses.batch import AssignedBatch, Assignment, assigned, check_assignments, given_batch
+from pgcl_losses.batch import (
+    REDUCTIONS,
+    AssignedBatch,
+    Assignment,
+    Reduction,
+    assigned,
+    check_assignments,
+    given_batch,
+)
 from pgcl_losses.ranks import Ranks
-from pgcl_losses.reduction import REDUCTIONS, Reduction, reduce
 
 
 class ConsistencyLoss(LossModule):
@@ -88,7 +95,7 @@ class ConsistencyLoss(LossModule):
         # The targets are divided, and not the sum: this adds no step to backward.
         terms = _cross_terms(log_probs, targets, divisor)
         if self.reduction == "none":
-            return reduce(terms.sum(-1), "none", ranks)
+            return ranks.reduce(terms.sum(-1), "none")
         return terms.sum()
 
     def _check(self, assignments: tuple[Any, ...], may_lack_rows: bool) -> None:

@@ -29,10 +29,12 @@ from pgcl_losses._modes import is_capturing
 from pgcl_losses._module import Check, LossModule
 from pgcl_losses._normalize import full_precision, unit_vectors
 from pgcl_losses.batch import (
+    REDUCTIONS,
     AnyBatch,
     AssignedBatch,
     Assignment,
     Negatives,
+    Reduction,
     assigned,
     batch_of,
     check_assignments,
@@ -42,7 +44,6 @@ from pgcl_losses.batch import (
 from pgcl_losses.engine.contract import Factors, Gaussian, Table
 from pgcl_losses.engine.dispatch import ENGINE_CHOICES, Engine, choice_facts
 from pgcl_losses.info_nce import NEGATIVES, check_loss_views, weighted_info_nce
-from pgcl_losses.reduction import REDUCTIONS, Reduction
 from pgcl_losses.weights import (
     cluster_counts,
     cosine_moments,

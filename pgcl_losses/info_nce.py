@@ -16,7 +16,15 @@ from torch.distributed import ProcessGroup
 from pgcl_losses._checks import check_choice, check_scale, check_views
 from pgcl_losses._module import Check, LossModule
 from pgcl_losses._normalize import full_precision
-from pgcl_losses.batch import AnyBatch, Batch, Negatives, batch_of, given_batch
+from pgcl_losses.batch import (
+    REDUCTIONS,
+    AnyBatch,
+    Batch,
+    Negatives,
+    Reduction,
+    batch_of,
+    given_batch,
+)
 from pgcl_losses.engine.contract import Factors, Pairs, PairWeight, Table, compared_sets
 from pgcl_losses.engine.dispatch import (
     ENGINE_CHOICES,
@@ -25,7 +33,6 @@ from pgcl_losses.engine.dispatch import (
     choice_facts,
     log_weighted_sums,
 )
-from pgcl_losses.reduction import REDUCTIONS, Reduction, reduce
 
 NEGATIVES = get_args(Negatives)
 
@@ -147,7 +154,7 @@ def weighted_info_nce(
             _with_positive(log_s, embeddings, temperature, shift) for shift in range(1, num_views)
         ]
         losses = of_positives[0] if num_views == 2 else torch.stack(of_positives).mean(0)
-        return reduce(losses, reduction, batch.ranks)
+        return batch.ranks.reduce(losses, reduction)
 
 
 def _with_positive(log_s: Tensor, embeddings: Tensor, temperature: float, shift: int) -> Tensor:

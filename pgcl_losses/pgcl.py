@@ -20,13 +20,12 @@ from pgcl_losses._checks import (
 from pgcl_losses._module import Check, LossModule
 from pgcl_losses._normalize import mean_cosine
 from pgcl_losses._warnings import Watch, can_look
-from pgcl_losses.batch import AssignedBatch, Assignment, Batch, Negatives, batch_of
+from pgcl_losses.batch import AssignedBatch, Assignment, Batch, Negatives, Reduction, batch_of
 from pgcl_losses.consistency import ConsistencyLoss
 from pgcl_losses.contrast import PrototypeReweightedNCE, Weighting
 from pgcl_losses.engine.dispatch import Engine, choice_facts
 from pgcl_losses.info_nce import check_loss_views
 from pgcl_losses.prototypes import SinkhornPrototypes
-from pgcl_losses.reduction import Reduction
 
 Self = TypeVar("Self", bound="PGCLLoss")
 
@@ -196,28 +195,9 @@ class PGCLLoss(LossModule):
         process_group: ProcessGroup | None = None,
     ) -> None:
         super().__init__()
-        self.prototypes = SinkhornPrototypes(
-            dim,
-            num_prototypes,
-            temperature=temperature,
-            epsilon=epsilon,
-            iterations=iterations,
-            queue_size=queue_size,
-            queue_views=queue_views,
-            freeze_steps=freeze_steps,
-            lead_steps=lead_steps,
-        )
-        self.contrast = PrototypeReweightedNCE(
-            temperature=temperature,
-            weighting=weighting,
-            exclude_same_cluster=exclude_same_cluster,
-            negative_ranks=negative_ranks,
-            soft_clusters=soft_clusters,
-            negatives=negatives,
-            reduction=reduction,
-            engine=engine,
-        )
-        self.consistency = ConsistencyLoss(reduction=reduction)
+        self.prototypes = SinkhornPrototypes.of_options(locals())
+        self.contrast = PrototypeReweightedNCE.of_options(locals())
+        self.consistency = ConsistencyLoss.of_options(locals())
         self._assign_options(locals())
         self._watch = Watch()
         self._check_window()

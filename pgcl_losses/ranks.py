@@ -35,6 +35,12 @@ class Ranks(NamedTuple):
         start = self.starts()[self.rank]
         return of_all[:, start : start + self.counts[self.rank]]
 
+    def reduce(self, losses: Tensor, reduction: str) -> Tensor:
+        """Losses ``[V, N]`` -> their mean or sum, or those of this process ``[V * n]``."""
+        if reduction == "none":
+            return self.own(losses).flatten()
+        return losses.mean() if reduction == "mean" else losses.sum()
+
     def gather(self, views: Tensor) -> Tensor:
         """The views of all ranks, in the order of ranks: ``[V, n, D] -> [V, N, D]``."""
         if len(self.counts) == 1:
