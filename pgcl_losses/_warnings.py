@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pgcl_losses._modes import has_numbers
 from pgcl_losses._normalize import mean_cosine, unit_vectors
 from pgcl_losses.batch import AssignedBatch
 from pgcl_losses.consistency import consistency_ratio
@@ -143,11 +142,6 @@ FAILURES = {
         unless="clusters",
     ),
 }
-
-
-def can_look(embeddings: Tensor) -> bool:
-    """Whether this is a training forward in Python, on numbers that can be read."""
-    return torch.is_grad_enabled() and has_numbers(embeddings)
 
 
 class Watch:

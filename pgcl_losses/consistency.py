@@ -104,14 +104,6 @@ class ConsistencyLoss(LossModule):
         check_assignments(assignments, ("log_probs", "targets"), may_lack_rows)
 
 
-def swapped_cross_entropy(log_probs: Tensor, targets: Tensor) -> Tensor:
-    """Each row's mean cross-entropy with the other views' targets: ``[V, N, K] -> [V, N]``.
-
-    With several heads, whose columns lie side by side, the sum over heads.
-    """
-    return _cross_terms(log_probs, targets).sum(-1)
-
-
 def _cross_terms(log_probs: Tensor, targets: Tensor, divisor: float = 1) -> Tensor:
     """Terms that add up to the cross-entropies, each divided by ``divisor``: ``[V, N, K]``."""
     num_views = len(targets)
@@ -129,4 +121,4 @@ def consistency_ratio(log_probs: Tensor, targets: Tensor, heads: Sequence[int]) 
     log_k = sum(math.log(size) for size in heads)
     if len(targets) < 2 or log_k == 0:
         return log_probs.new_full((), math.nan)
-    return swapped_cross_entropy(log_probs, targets).mean() / log_k
+    return _cross_terms(log_probs, targets).sum(-1).mean() / log_k

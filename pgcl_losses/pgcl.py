@@ -11,15 +11,11 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from pgcl_losses._checks import (
-    check_count,
-    check_prototypes,
-    check_scale,
-    check_weight,
-)
+from pgcl_losses._checks import check_count, check_prototypes, check_scale, check_weight
+from pgcl_losses._modes import has_numbers
 from pgcl_losses._module import Check, LossModule
 from pgcl_losses._normalize import mean_cosine
-from pgcl_losses._warnings import Watch, can_look
+from pgcl_losses._warnings import Watch
 from pgcl_losses.batch import AssignedBatch, Assignment, Batch, Negatives, Reduction, batch_of
 from pgcl_losses.consistency import ConsistencyLoss
 from pgcl_losses.contrast import PrototypeReweightedNCE, Weighting
@@ -285,7 +281,8 @@ class PGCLLoss(LossModule):
         consistency = self.consistency(batch)
         contrasting = self.contrast_weight > 0
         contrast = self.contrast(batch) if contrasting else torch.zeros_like(consistency)
-        if self.training and batch.ranks.rank == 0 and can_look(batch.embeddings):
+        learning = self.training and torch.is_grad_enabled()
+        if learning and batch.ranks.rank == 0 and has_numbers(batch.embeddings):
             self._watch.look(
                 self.prototypes,
                 batch,

@@ -20,11 +20,7 @@ from pgcl_losses._checks import (
     check_views,
 )
 from pgcl_losses._module import Check, LossModule
-from pgcl_losses._normalize import (
-    computing_dtype,
-    full_precision,
-    unit_vectors,
-)
+from pgcl_losses._normalize import computing_dtype, full_precision, unit_vectors
 from pgcl_losses.batch import AnyBatch, AssignedBatch, Assignment, Batch, batch_of, given_batch
 from pgcl_losses.kmeans import draw, spherical_kmeans
 from pgcl_losses.sinkhorn import balance

@@ -98,10 +98,7 @@ class _Sums:
         self.weights: BlockWeights | None = None
         if pairs.by_cluster is not None:
             self.weights = BlockWeights(
-                pairs.by_cluster,
-                logarithms=self.logarithms,
-                sort=laid.sort,
-                sorted_head=laid.head,
+                pairs.by_cluster, logarithms=self.logarithms, sort=laid.sort, sorted_head=laid.head
             )
         self.numbers: list[Tensor] = []
         if self.pair_weight is not None:
