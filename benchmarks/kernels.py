@@ -52,17 +52,17 @@ TENSOR_CORES |= {90: r"ttng\.warp_group_dot", 100: r"ttng\.tc_gen5_mma\w*|tt\.do
 # without tensor cores takes as many as the embeddings have dimensions.
 MOST_FMA = 24
 # Loads of less than 8 bytes that a warp may issue for each of a tile's columns. Weights are looked
-# up by the key of the other row, so once for each column, not for each pair: and backward for
-# both ends of a pair. A thread that holds a whole line of the tile (sm_100)
-# looks up all of them. A load of embeddings that is not by vectors takes many more.
+# up by the key of the other embedding, so once for each column, not for each pair; and backward for
+# both embeddings of a pair. A thread that holds a whole line of the tile (sm_100) looks up all of
+# them. A load of embeddings that is not by vectors takes many more.
 MOST_NARROW_LOADS = 2.4
 # The part of a tile's instructions that may move registers to memory and back. It is none where a
-# block of embeddings has one cluster, or no table; more clusters have a loop of their own in each tile,
-# for which some compilers run out of registers.
+# block has one cluster, or no table; more clusters have a loop of their own in each tile, for which
+# some compilers run out of registers.
 MOST_SPILLS = 0.05
-# Instructions that a thread may issue for a pair, with up to 128 dimensions; beyond, in
-# proportion. As measured, and a tenth more. By architecture, by kernel and columns of its tile; for
-# the formats "highest" and "high", and for "medium".
+# Instructions that a thread may issue for a pair, with up to 128 dimensions; beyond, in proportion.
+# As measured, and a tenth more. By architecture, by kernel and columns of its tile; for the formats
+# "highest" and "high", and for "medium".
 BUDGET: dict[int, dict[tuple[str, int], tuple[float, float]]] = {
     80: {
         ("backward", 32): (53, 37),
