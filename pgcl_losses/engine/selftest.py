@@ -18,7 +18,7 @@ from pgcl_losses.engine.contract import ALL_PAIRS, Factors, Gaussian, Pairs, Tab
 
 # Relative errors at a temperature of 0.2, generous: they tell wrong kernels from rounding.
 _TOLERANCES = {"highest": 1e-4, "high": 1e-2, "medium": 3e-2}
-_LENGTHS = (150, *[25] * 6)  # those of one cluster in the first have a block of their own
+_LENGTHS = 150, *(25,) * 6  # most of the first set are in one cluster, and fill a block
 _OLDEST_TRITON, _OLDEST_GPU = (3, 6), (8, 0)
 
 _PASSED: dict[torch.device, bool] = {}

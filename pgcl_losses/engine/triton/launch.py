@@ -150,9 +150,6 @@ def log_sums_by_kernels(
 ) -> Sums:
     """See `log_sums`; of others in so many parts, or in as many as a GPU works on at a time."""
     embeddings = pairs.embeddings
-    if _is_empty(portion, embeddings):
-        none = embeddings.new_full(embeddings.shape[:1], -torch.inf)
-        return Sums(none, None if pairs.by_cosine is None else none.clone())
     laid = lay_out(pairs, temperature, portion, forward=True)
     p, options = _arguments(laid, temperature, backward=False)
     grid = _grid(p, splits)
@@ -175,8 +172,6 @@ def gradient_by_kernels(
 ) -> Tensor:
     """See `gradient`."""
     embeddings = pairs.embeddings
-    if _is_empty(portion, embeddings):
-        return embeddings.new_zeros(embeddings.shape)
     laid = lay_out(pairs, temperature, portion, forward=False)
     p, options = _arguments(laid, temperature, backward=True)
     none = log_s == -torch.inf  # a sum without negatives has nothing to share out
@@ -201,17 +196,12 @@ def gradient_by_kernels(
     return laid.unsort(d_mine, 0.0)
 
 
-def _is_empty(portion: Portion, embeddings: Tensor) -> bool:
-    run = portion.of(len(embeddings))
-    return bool(run.start == run.stop)
-
-
 def _wide_gradient(
     p: "_Arguments", known: "_Known", options: dict[str, Any], splits: int | None
 ) -> Tensor:
     """The same with the gradients of pairs in memory, some blocks of embeddings at a time."""
     blocks, tiles = p.num_mine // p.BLOCK_I.value, p.num_others // p.BLOCK_J.value
-    at_a_time = min(blocks, max(1, _PAIRS_IN_MEMORY // (p.BLOCK_I.value * p.num_others)))
+    at_a_time = max(1, min(blocks, _PAIRS_IN_MEMORY // (p.BLOCK_I.value * p.num_others)))
     num_rows, columns = at_a_time * p.BLOCK_I.value, p.WIDTH.value // p.BLOCK_D.value
     splits = splits or _splits(p, at_a_time * columns)
     d_pairs = p.mine.parts.new_empty(p.PARTS.value, num_rows, p.num_others)
@@ -337,5 +327,6 @@ def _grid(p: _Arguments, splits: int | None) -> tuple[int, int]:
 
 def _splits(p: _Arguments, programs: int) -> int:
     """Into how many parts the others are split for as many programs as a GPU works on at a time."""
-    wanted = cdiv(_PROGRAMS * _card(p.mine.parts.device).processors, programs)
+    # A portion may have no program, with fewer embeddings than processes.
+    wanted = cdiv(_PROGRAMS * _card(p.mine.parts.device).processors, max(1, programs))
     return int(min(wanted, p.num_others // p.BLOCK_J.value))

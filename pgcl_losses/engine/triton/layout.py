@@ -83,11 +83,10 @@ class Layout(NamedTuple):
         """
         if self.lengths is None:
             return None, 1
-        (num_mine, num_others), filled = self.counts, len(self.others.order) // block_j
-        run = 1 << (filled // (_MOST_RUNS * block_i * len(self.lengths))).bit_length()
-        masked = self.mine.items.new_zeros(
-            len(self.mine.order) // block_i, -(-filled // run), dtype=torch.int8
-        )
+        num_mine, num_others = self.counts
+        num_blocks, num_tiles = len(self.mine.order) // block_i, len(self.others.order) // block_j
+        run = 1 << int(num_tiles / (_MOST_RUNS * block_i * len(self.lengths))).bit_length()
+        masked = self.others.items.new_zeros(num_blocks, -(-num_tiles // run), dtype=torch.int8)
         masked[:, num_others // block_j // run :] = 1
         places = torch.arange(num_others, device=masked.device)
         place_of = torch.empty_like(places).index_copy_(0, self.others.order[:num_others], places)
