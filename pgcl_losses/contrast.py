@@ -95,11 +95,9 @@ class PrototypeReweightedNCE(LossModule):
         >>> PrototypeReweightedNCE(weighting="uniform")(z1, z2, clusters, clusters)
         tensor(0.1154)
         >>> prototypes = SinkhornPrototypes(dim=2, num_prototypes=3)
-        >>> views = [z1, z2, z1 + z2]
         >>> contrast = PrototypeReweightedNCE(soft_clusters=True, reduction="none")
-        >>> assignments = prototypes(*views)
-        >>> contrast(views, assignments=assignments, prototypes=prototypes.weight).shape
-        torch.Size([9])
+        >>> contrast([z1, z2], assignments=prototypes(z1, z2), prototypes=prototypes.weight).shape
+        torch.Size([6])
 
     """
 

@@ -232,14 +232,11 @@ class PGCLLoss(LossModule):
             >>> _ = torch.manual_seed(0)
             >>> graphs, encoder = torch.randn(64, 32), torch.nn.Linear(32, 16)
             >>> pgcl = PGCLLoss.recommended(dim=16, batch_size=64, steps=8)
-            >>> optimizer = torch.optim.Adam([*encoder.parameters(), *pgcl.parameters()])
             >>> for step in range(8):
             ...     if step == pgcl.lead_steps:
             ...         _ = pgcl.prototypes.start_from_(encoder(graphs))  # of many batches
             ...     views = (encoder(graphs + 0.1 * torch.randn(64, 32)) for _ in range(2))
-            ...     optimizer.zero_grad()
-            ...     pgcl(*views).backward()
-            ...     optimizer.step()
+            ...     pgcl(*views).backward()  # and the optimizer's step
             >>> pgcl.num_prototypes, pgcl.lead_steps
             (21, 6)
 

@@ -56,10 +56,7 @@ class SinkhornPrototypes(LossModule):
         >>> first, second = prototypes(torch.randn(8, 16), torch.randn(8, 16))
         >>> first.log_probs.shape, first.clusters.shape
         (torch.Size([8, 4]), torch.Size([8]))
-        >>> prototypes.assign(torch.randn(3, 16)).shape
-        torch.Size([3])
-        >>> heads = SinkhornPrototypes(dim=16, num_prototypes=(4, 6))
-        >>> (view,) = heads(torch.randn(8, 16))
+        >>> (view,) = SinkhornPrototypes(dim=16, num_prototypes=(4, 6))(torch.randn(8, 16))
         >>> view.clusters.shape, [q.shape for q in view.targets.split(view.heads, dim=1)]
         (torch.Size([8, 2]), [torch.Size([8, 4]), torch.Size([8, 6])])
 
