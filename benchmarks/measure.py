@@ -7,7 +7,8 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from .live_bytes import LiveBytes
 
 MIB = 2**20
 SECONDS_PER_ROUND = 0.05
+WARM_UP = 0.1  # seconds of calls, about 100 small steps
 
 
 def parser(about: str, rounds: int, *, cpu_alone: bool = False) -> argparse.ArgumentParser:
@@ -133,20 +135,43 @@ def seconds_of(run: Callable[[], Any], calls: int = 1) -> float:
     return (time.perf_counter() - start) / calls
 
 
+def warm_up(run: Callable[[], Any], seconds: float = math.inf) -> float:
+    """Seconds of the fastest call of a warm-up; of a single call if it takes more than ``seconds``.
+
+    The first call of a small step takes many times as long as later ones, and some dozens of calls
+    are still slower: caches fill, threads start, the allocator adapts to the sizes asked for.
+    """
+    first = fastest = seconds_of(run)
+    spent = 0.0
+    while first < seconds and spent < WARM_UP:
+        once = seconds_of(run)
+        fastest, spent = min(fastest, once), spent + once
+    return fastest
+
+
+@contextmanager
+def on_threads(count: int) -> Iterator[None]:
+    """A block in which PyTorch computes on so many threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def time_in_turn(
     rivals: dict[str, Callable[[], Any]], rounds: int, seconds: float = math.inf
 ) -> dict[str, list[float]]:
     """Milliseconds per call, one value a round; a round calls every rival, in changing order.
 
-    Rivals that take turns meet the same moods of the machine, so ratios within a round are steady
-    even where the times are not. A rival that would need more than so many seconds takes part in
-    the first rounds only, in three at least.
+    Rivals that take turns share the clock speed and the load of the machine, so ratios within a
+    round vary less than times. A rival that would need more than so many seconds takes part in the
+    first rounds only, in three at least. A warm-up of each rival is discarded.
     """
     calls, turns = {}, {}
     for name, run in rivals.items():
-        once = seconds_of(run)
-        if once < seconds:
-            once = seconds_of(run)
+        once = warm_up(run, seconds)
         calls[name] = max(1, int(SECONDS_PER_ROUND / once))
         turns[name] = int(min(rounds, max(3, seconds / (once * calls[name]))))
     times: dict[str, list[float]] = {name: [] for name in rivals}

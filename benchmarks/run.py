@@ -7,6 +7,7 @@ python -m benchmarks.run --only variants
 """
 
 import argparse
+import itertools
 import warnings
 from collections.abc import Callable
 from functools import partial
@@ -101,9 +102,14 @@ def train(loss: Loss, z1: Tensor, z2: Tensor, weight: Tensor) -> None:
 
 
 def step_times(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Forward and backward of the whole PGCL loss against InfoNCE alone, ours and others'."""
+    """Forward and backward of the whole PGCL loss against InfoNCE alone, ours and others'.
+
+    Also on one thread: a small step waits for the other threads dozens of times, and if another
+    program runs on their cores, the step consists of these waits.
+    """
     table = []
-    for num in (128, 512):
+    thread_counts = sorted({1, torch.get_num_threads()})
+    for num, threads in itertools.product((128, 512), thread_counts):
         z1, z2 = (torch.randn(num, 96, device=args.device, requires_grad=True) for _ in range(2))
         pgcl = PGCLLoss(96, NUM_PROTOTYPES).to(args.device)
         leaves = z1, z2, pgcl.prototypes.weight
@@ -119,9 +125,10 @@ def step_times(args: argparse.Namespace) -> list[dict[str, Any]]:
         except ImportError as error:
             print(f"PyGCL's InfoNCE itself is left out: {error}")
         rivals = {name: partial(train, loss, *leaves) for name, loss in losses.items()}
-        times = measure.time_in_turn(rivals, args.rounds)
-        size = f"N={num} D=96 K={NUM_PROTOTYPES}"
-        table += measure.rows("step", size, "forward+backward", times, *against)
+        with measure.on_threads(threads):
+            times = measure.time_in_turn(rivals, args.rounds)
+        size, mode = f"N={num} D=96 K={NUM_PROTOTYPES}", f"threads={threads}"
+        table += measure.rows("step", size, mode, times, *against)
     return table
 
 
