@@ -18,12 +18,8 @@ def is_dual(values: Tensor) -> bool:
 
 def has_numbers(values: Tensor) -> bool:
     """Whether Python may read numbers, at once or later: in no graph and no transform."""
-    return (
-        is_eager()
-        and type(values) is Tensor
-        and values.device.type in ("cpu", "cuda")
-        and not is_capturing(values.device)
-    )
+    plain = type(values) is Tensor and values.device.type in ("cpu", "cuda")
+    return plain and is_eager() and not is_capturing(values.device)
 
 
 def can_be_read(values: Tensor) -> bool:
