@@ -53,7 +53,8 @@ class LossModule(nn.Module):
     def _assign_options(self, given: Mapping[str, Any]) -> None:
         """Assign the options by name, as a constructor's ``locals()`` has them."""
         for name in (*self.options, *self.shared):
-            setattr(self, name, given[name])
+            if name in given:  # a subclass has options of its own
+                setattr(self, name, given[name])
 
     def extra_repr(self) -> str:
         shown = [f"{name}={getattr(self, name)!r}" for name in self.options]

@@ -219,7 +219,7 @@ class TestOptions:
     @pytest.mark.parametrize(
         ("name", "value", "error", "message"),
         [
-            ("temperature", -1, ValueError, "temperature must be at least"),
+            ("temperature", -1, ValueError, "temperature must be .* at least"),
             ("weighting", "prototpye", ValueError, "weighting must be one of 'prototype'"),
             ("engine", "fast", ValueError, "engine must be one of"),
             ("consistency_weight", "6", TypeError, "consistency_weight must be a finite number"),
