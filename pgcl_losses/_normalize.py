@@ -33,8 +33,8 @@ def unit_vectors(z: Tensor, dtype: torch.dtype) -> Tensor:
     Vectors whose squares overflow (in float32 from 1e19 on) become zero, as in F.normalize.
     """
     z = z.to(dtype)
-    lengths = torch.linalg.vector_norm(z, dim=-1, keepdim=True)
-    return z / torch.threshold(lengths, _SHORTEST, math.inf)
+    squares = torch.linalg.vecdot(z, z).unsqueeze(-1)  # vector_norm: twice the time
+    return z * torch.threshold(squares, _SHORTEST**2, math.inf).rsqrt()
 
 
 def mean_cosine(rows: Tensor) -> Tensor:

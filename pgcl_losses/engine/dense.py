@@ -50,8 +50,10 @@ def _by_cosine(pairs: Pairs) -> tuple[Tensor | None, Tensor | None]:
         return None, None
     with torch.no_grad():
         embeddings = pairs.embeddings.detach()  # for forward mode, too
-        logs = pairs.by_cosine.formula(embeddings @ embeddings.T, *pairs.by_cosine.numbers(1.0))
-        return logs, (logs / LOG2_E).logsumexp(0)
+        cosines = embeddings @ embeddings.T
+        out = torch.empty_like(cosines) if is_eager() else None  # fresh memory takes as long again
+        logs = pairs.by_cosine.formula(cosines, *pairs.by_cosine.numbers(1.0), out=out)
+        return logs, torch.exp2(logs, out=None if out is None else cosines).sum(0).log_()
 
 
 def _log2_weights(pairs: Pairs, by_cosine: Tensor | None, side: Side) -> Tensor:
@@ -102,8 +104,9 @@ class _PlainSums(torch.autograd.Function):
         for i, j in _sides(pairs):
             logits = _log2_weights(pairs, by_cosine, (i, j))
             logits.addmm_(embeddings[j], embeddings[i].T, alpha=LOG2_E / temperature)
-            # Denormal numbers make matrix products slow.
-            terms = torch.threshold_(logits.exp2_(), tiny, 0.0)
+            terms = logits.exp2_()
+            if not (pairs.by_cluster is None and by_cosine is None):
+                torch.threshold_(terms, tiny, 0.0)  # denormal numbers make matrix products slow
             sums = terms.sum(0)
             of_sides.append(sums.log())
             # A sum without negatives has nothing to share out.

@@ -1,6 +1,5 @@
 """What the pairs of a block weigh by their clusters, for every engine made of torch operations."""
 
-import functools
 import math
 from collections.abc import Callable
 
@@ -43,11 +42,13 @@ class BlockWeights:
             of_j, of_i = (left, right) if axis else (right, left)
             weights = torch.mm(of_j[j.place], of_i[i.place].T, out=out)
             return weights.log2_() if self.logarithms else weights
-        if len(self.heads) == 1:
-            return self._looked_up(0, i, j, axis, out)
         add = torch.logaddexp2 if self.logarithms else torch.add
-        of_heads = (self._looked_up(head, i, j, axis, None) for head in range(len(self.heads)))
-        return functools.reduce(add, of_heads)
+        weights = self._looked_up(0, i, j, axis, out)
+        for head in range(1, len(self.heads)):
+            of_head = self._looked_up(head, i, j, axis, None)
+            is_matrix = out is not None and out.shape in (weights.shape, of_head.shape)
+            weights = add(weights, of_head, out=out if is_matrix else None)
+        return weights
 
     def _looked_up(self, head: int, i: Run, j: Run, axis: int, out: Tensor | None) -> Tensor:
         table, transposed, clusters = self.heads[head]
