@@ -120,8 +120,7 @@ class PGCLLoss(LossModule):
 
     Warns, once each, of prototypes that no optimizer moves, of an encoder without gradient, of
     batches smaller than K, of one cluster that has nearly all graphs, and of collapsed embeddings;
-    not in compiled graphs and CUDA graphs, where no Python runs.
-    To silence: ``warnings.filterwarnings("ignore", "PGCLLoss")``.
+    not in compiled and CUDA graphs. ``warnings.filterwarnings("ignore", "PGCLLoss")`` silences it.
 
     Shape:
         - views: two or more, ``[N, D]`` each; row i of every view is graph i, with a norm of at

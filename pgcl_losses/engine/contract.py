@@ -47,7 +47,7 @@ class PairWeight(Protocol):
         """What the formula takes for each embedding, ``[M]`` each, where it gets scale * cosine."""
 
     def formula(self, scaled: Tensor, *numbers: Tensor, out: Tensor | None = None) -> Tensor:
-        """Log2 W of a block of scaled cosines; numbers are a line or a column of it."""
+        """Log2 W of a block ``scaled``, which ``out`` may be; numbers are a line or a column."""
 
 
 class Gaussian(NamedTuple):

@@ -51,9 +51,9 @@ def _by_cosine(pairs: Pairs) -> tuple[Tensor | None, Tensor | None]:
     with torch.no_grad():
         embeddings = pairs.embeddings.detach()  # for forward mode, too
         cosines = embeddings @ embeddings.T
-        out = torch.empty_like(cosines) if is_eager() else None  # fresh memory takes as long again
-        logs = pairs.by_cosine.formula(cosines, *pairs.by_cosine.numbers(1.0), out=out)
-        return logs, torch.exp2(logs, out=None if out is None else cosines).sum(0).log_()
+        numbers = pairs.by_cosine.numbers(1.0)
+        logs = pairs.by_cosine.formula(cosines, *numbers, out=cosines if is_eager() else None)
+        return logs, logs.exp2().sum(0).log_()
 
 
 def _log2_weights(pairs: Pairs, by_cosine: Tensor | None, side: Side) -> Tensor:
