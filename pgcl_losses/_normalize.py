@@ -6,8 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor
 
-# F.normalize's own bound.
-_SHORTEST = 1e-12
+_SHORTEST = 1e-12  # F.normalize's own bound
 
 
 def computing_dtype(*tensors: Tensor) -> torch.dtype:
