@@ -70,8 +70,7 @@ class PrototypeReweightedNCE(LossModule):
     loss 0. With several heads, the weight of a pair is the mean over heads.
 
     Args:
-        temperature, weighting, exclude_same_cluster, negative_ranks, soft_clusters, negatives,
-        reduction, engine, gather, process_group: as in :class:`PGCLLoss`.
+        options: as in :class:`PGCLLoss`, by the same names.
 
     Shape:
         - z1, z2: ``[N, D]``; row i of both is graph i, with a norm of at most 1e18. In place of z1,

@@ -33,8 +33,7 @@ class SinkhornPrototypes(LossModule):
     Target: q, Sinkhorn-Knopp on :math:`e^{s / \epsilon}` within each view. Cluster: the largest q.
 
     Args:
-        dim, num_prototypes, temperature, epsilon, iterations, queue_size, queue_views,
-        freeze_steps, lead_steps, gather, process_group: as in :class:`PGCLLoss`.
+        options: as in :class:`PGCLLoss`, by the same names.
 
     ``step`` counts training forwards while ``freeze_steps`` or ``lead_steps`` is above 0. ``step``
     and the queue change only in ``train()`` mode with gradients enabled, and not on a batch with
