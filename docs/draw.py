@@ -187,7 +187,7 @@ ROOMS = {
     "adapters/pygcl": (2.4, 0.0),
     "pgcl": (1.2, 1.0),
     "agree": (2.9, 1.0),
-    "gather": (4.3, 1.0),
+    "ranks": (4.3, 1.0),
     "prototypes": (0.0, 2.0),
     "consistency": (1.2, 2.0),
     "contrast": (2.4, 2.0),
@@ -195,39 +195,40 @@ ROOMS = {
     "kmeans": (0.55, 3.0),
     "weights": (1.7, 3.0),
     "info_nce": (2.9, 3.0),
-    "engine/": (2.9, 4.0),
+    "engine/dispatch": (2.9, 4.0),
     "engine/dense": (1.5, 5.0),
     "engine/streaming": (2.9, 5.0),
-    "engine/triton": (4.3, 5.0),
-    "engine/blocks": (2.2, 6.0),
-    "engine/lookup": (3.6, 6.0),
+    "engine/triton/": (4.3, 5.0),
+    "engine/blocks": (3.6, 6.0),
+    "engine/lookup": (2.2, 6.0),
 }
 USES = [
     ("adapters/pyg", "pgcl", ""),
-    ("adapters/dgl", "pgcl", "rows of views"),
+    ("adapters/dgl", "pgcl", "embeddings"),
     ("adapters/pygcl", "pgcl", ""),
     ("pgcl", "agree", ""),
-    ("agree", "gather", "ranks"),
-    ("pgcl", "prototypes", "rows"),
+    ("agree", "ranks", "counts"),
+    ("pgcl", "prototypes", "embeddings"),
     ("pgcl", "consistency", "log p, q"),
-    ("pgcl", "contrast", "rows, clusters"),
+    ("pgcl", "contrast", "assignments"),
     ("prototypes", "sinkhorn", "scores"),
-    ("prototypes", "kmeans", "first rows"),
-    ("contrast", "weights", "shares"),
-    ("contrast", "info_nce", "rows, weights"),
-    ("info_nce", "engine/", "pairs"),
-    ("engine/", "engine/dense", ""),
-    ("engine/", "engine/streaming", "shares"),
-    ("engine/", "engine/triton", ""),
+    ("prototypes", "kmeans", "embeddings"),
+    ("contrast", "weights", "clusters"),
+    ("contrast", "info_nce", "weights"),
+    ("info_nce", "engine/dispatch", "pairs"),
+    ("engine/dispatch", "engine/dense", ""),
+    ("engine/dispatch", "engine/streaming", "portions"),
+    ("engine/dispatch", "engine/triton/", ""),
     ("engine/streaming", "engine/blocks", "pairs"),
     ("engine/streaming", "engine/lookup", "clusters"),
+    ("engine/dense", "engine/lookup", ""),
 ]
 
 
 def draw_rooms() -> Figure:
     figure, axes = plt.subplots(figsize=(10, 7.6), layout="constrained")
     for name, (x, y) in ROOMS.items():
-        optional = name.startswith("adapters/") or name == "engine/triton"
+        optional = name.startswith("adapters/") or name == "engine/triton/"
         axes.text(
             x,
             -y,

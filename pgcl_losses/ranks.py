@@ -1,9 +1,9 @@
-"""The ranks that share a batch, and what they exchange.
+"""The processes that hold a batch together, by their rank, and what they exchange.
 
-Every rank gets the rows of all ranks, computes its share of the pairs, and adds its sums to those
-of the others. So all ranks have the loss of the whole batch, and each calls backward on it. The
-gradient of a row is then the sum over the losses of all ranks. DistributedDataParallel takes the
-mean over ranks, which is the gradient of one loss.
+Every process gets the embeddings of all, computes its portion of the pairs, and adds its sums to
+those of the others. So all have the loss of the whole batch, and each calls backward on it. The
+gradient of an embedding is then the sum over the losses of all processes. DistributedDataParallel
+takes the mean over them, which is the gradient of one loss.
 """
 
 import itertools

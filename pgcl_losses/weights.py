@@ -25,22 +25,22 @@ from torch import Tensor
 _ROUNDING_ERRORS = 32
 
 
-def prototype_log_weights(prototypes: Tensor, shares: Tensor) -> Tensor:
+def prototype_log_weights(prototypes: Tensor, fractions: Tensor) -> Tensor:
     """log(M_i w_ij) for d_ij = 1 - cos(C_{c_i}, C_{c_j}): one ``[K, K]`` table for all pairs.
 
     d_ij depends on the two clusters alone, so mu, sigma and M of a query depend on its cluster and
-    on each cluster's share of the samples: mu_a = sum_k share_k d_ak, and so on.
+    on each cluster's fraction of the samples: mu_a = sum_k fraction_k d_ak, and so on.
 
-    ``prototypes``: unit rows ``[K, D]``; ``shares``: ``[K]``, sum to 1.
+    ``prototypes``: ``[K, D]`` of unit length; ``fractions``: ``[K]``, sum to 1.
     """
     cosines = prototypes @ prototypes.T  # [K, K]
-    means = (cosines @ shares).unsqueeze(1).expand_as(cosines)
+    means = (cosines @ fractions).unsqueeze(1).expand_as(cosines)
     squares = F.mse_loss(cosines, means, reduction="none")  # (d - mu)^2
-    variances = _above_noise(squares @ shares).unsqueeze(1)  # [K, 1]
-    # M w share is a softmax. A cluster without samples has some share, so small that it is none.
-    log_shares = shares.clamp_min(torch.finfo(shares.dtype).tiny).log_()
-    log_w_shares = torch.addcdiv(log_shares, squares, variances, value=-0.5)
-    return log_w_shares.log_softmax(1).sub_(log_shares)
+    variances = _above_noise(squares @ fractions).unsqueeze(1)  # [K, 1]
+    # M w fraction is a softmax. A cluster without samples has one so small that it is none.
+    log_fractions = fractions.clamp_min(torch.finfo(fractions.dtype).tiny).log_()
+    log_w = torch.addcdiv(log_fractions, squares, variances, value=-0.5)
+    return log_w.log_softmax(1).sub_(log_fractions)
 
 
 def one_hot(clusters: Tensor, targets: Tensor) -> Tensor:
