@@ -36,7 +36,8 @@ def log_sums(pairs: Pairs, temperature: float, portion: Portion = ALL_PAIRS) -> 
     check_kind("streaming", pairs.by_cluster, Table, Factors)
     laid = layout(pairs, portion)
     sums = _kind(temperature)(pairs, temperature, laid)
-    for block, exponents, scratch in _exponents(pairs, temperature, laid, all_blocks=True):
+    embeddings = laid.sort(pairs.embeddings.detach())
+    for block, exponents, scratch in _exponents(embeddings, temperature, laid.blocks):
         sums.add(block, exponents, scratch)
     log_totals = None if pairs.by_cosine is None else laid.unsort(sums.totals.log())
     return Sums(laid.unsort(sums.logs()), log_totals, laid)
@@ -60,7 +61,8 @@ def gradient(
     sums.start_gradient(laid.sort(log_s), laid.sort(d_log_s / temperature))
     embeddings = laid.sort(pairs.embeddings.detach())
     d_embeddings = torch.zeros_like(embeddings)
-    for block, exponents, scratch in _exponents(pairs, temperature, laid, all_blocks=False):
+    blocks = [block for block in laid.blocks if block.negatives]
+    for block, exponents, scratch in _exponents(embeddings, temperature, blocks):
         i, j = block.i.place, block.j.place
         d_pairs = sums.d_pairs(block, exponents, scratch)  # [J, I]
         d_embeddings[i].addmm_(d_pairs.T, embeddings[j])
@@ -70,14 +72,12 @@ def gradient(
 
 
 def _exponents(
-    pairs: Pairs, temperature: float, laid: Layout, *, all_blocks: bool
+    embeddings: Tensor, temperature: float, blocks: list[Block]
 ) -> Iterator[tuple[Block, Tensor, list[Tensor]]]:
-    """Blocks, at least those with negatives, with their exponents s / tau, of 2, and scratch.
+    """Blocks of sorted embeddings with their exponents s / tau, of 2, and scratch.
 
     Their memory is the next block's as well.
     """
-    embeddings = laid.sort(pairs.embeddings.detach())
-    blocks = [block for block in laid.blocks if all_blocks or block.negatives]
     most = max([0, *(block.i.size() * block.j.size() for block in blocks)])
     buffer = embeddings.new_empty(4, most)
     for block in blocks:
