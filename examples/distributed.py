@@ -12,6 +12,7 @@ the GPU of its local rank (nccl), or a CPU (gloo).
 
 import argparse
 import os
+import sys
 
 import torch
 from torch import Tensor, distributed, nn
@@ -138,6 +139,9 @@ def main() -> None:
     if num_ranks > 1:
         distributed.barrier()  # rank 0 is still at work
         distributed.destroy_process_group()
+        # A thread of gloo that drops its last tensor while Python is torn down aborts it.
+        sys.stdout.flush()
+        os._exit(0)
 
 
 if __name__ == "__main__":
