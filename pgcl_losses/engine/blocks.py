@@ -99,9 +99,10 @@ def layout(pairs: Pairs, portion: Portion) -> Layout:
         orders = [clusters[place].argsort(kind="stable") + place.start for place, _ in cut]
         runs = [list(_by_cluster(place.start, numpy.bincount(clusters[place]))) for place, _ in cut]
         by_place = numpy.concatenate(orders)
-        order, places = torch.from_numpy(by_place), _places(pairs, by_place)
+        order = torch.from_numpy(by_place)
+        places = _places(pairs, by_place) if pairs.items is None else None
         if pairs.items is not None:
-            pairs, places = pairs._replace(items=pairs.items.index_select(0, order)), None
+            pairs = pairs._replace(items=pairs.items.index_select(0, order))
     without_weight = _without_weight(None if order is None else pairs.by_cluster)
     blocks = []
     wanted = [
