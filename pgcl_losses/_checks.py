@@ -192,6 +192,11 @@ def check_prototypes(
     name: str, value: Tensor, rows_name: str, rows: Tensor, maker: str = ""
 ) -> None:
     """Prototypes ``[K, D]`` that rows ``[N, D]`` can be compared with; ``maker`` is their class."""
+    if hasattr(value, "full_tensor"):  # a DTensor
+        raise TypeError(
+            f"{name} is sharded (a DTensor): leave it out of fully_shard with ignored_params, or "
+            f"call {maker or 'the loss'} in the sharded module's forward, and start_from_ earlier"
+        )
     if rows.shape[1] != value.shape[1]:
         cure = f"; make {maker}(dim={rows.shape[1]})" if maker else ""
         raise ValueError(
