@@ -23,10 +23,13 @@ from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from pgcl_losses._warnings import NOT_THE_USER
 from pgcl_losses.agree import fingerprint
 from pgcl_losses.pgcl import PGCLLoss
 
 __all__ = ["AsTransform", "PGCLContrastLoss"]
+
+NOT_THE_USER.add("GCL")  # its contrast models call the loss
 
 _Options = ParamSpec("_Options")
 
