@@ -51,7 +51,7 @@ class _Computation(NamedTuple):
     """What decides the value and the gradient of a loss."""
 
     options: tuple[Any, ...]
-    gradients: tuple[Any, ...]  # where those of both views go
+    gradients: tuple[Any, ...]  # where those of both views and of a temperature go
     numbers: Tensor  # a fingerprint of the views and of the state of the loss
 
     def is_that(self, other: "_Computation") -> bool:
@@ -128,10 +128,12 @@ class _ContrastLoss(nn.Module):
         return first
 
     def _computation(self, views: tuple[Tensor, ...], origins: tuple[Any, ...]) -> _Computation:
-        loss = self._loss
-        state = [*loss.parameters(), *loss.buffers()]
+        loss, facts = self._loss, self._loss.facts()
+        given = {name: fact for name, fact in facts.items() if isinstance(fact, Tensor)}
+        state = [*loss.parameters(), *loss.buffers(), *given.values()]
+        origins += tuple([_origin(tensor) for tensor in given.values()])
         options = (
-            loss.facts(),
+            facts | dict.fromkeys(given),  # a temperature may be a tensor
             loss.gather,
             loss.process_group,
             [module.training for module in loss.modules()],

@@ -425,6 +425,24 @@ def test_info_nce_of_a_pair_is_computed_once_each_call_has_its_anchors(intraview
     torch.testing.assert_close(second, both[6:].mean())
 
 
+@pytest.mark.parametrize("change", ["value", "gradient"])
+def test_a_temperature_that_changes_between_both_calls(change):
+    logit = torch.tensor(1.6, requires_grad=True)
+    loss = InfoNCEContrastLoss(temperature=1 / logit.exp())
+    z1, z2 = views_of(6)
+    first = loss(z1, z2)
+    if change == "value":
+        loss.info_nce.temperature.data += 0.3
+    else:
+        logit = logit.detach().requires_grad_()
+        loss.info_nce.temperature = 1 / logit.exp()
+    second = loss(z2, z1)
+    fresh = InfoNCE(temperature=loss.info_nce.temperature, negatives="cross", reduction="none")
+    torch.testing.assert_close(second, fresh(z2, z1)[:6].mean())
+    assert torch.autograd.grad(second, logit)[0] != 0
+    assert first.isfinite()
+
+
 def test_options_of_info_nce():
     loss = InfoNCEContrastLoss(temperature=0.4, engine="dense", gather=False)
     expected = InfoNCE(temperature=0.4, engine="dense", gather=False, reduction="none")
