@@ -6,7 +6,7 @@
     optimizer = Adam([*encoder.parameters(), *contrast_model.parameters()], lr=0.01)
 
 The optimizer needs both lists of parameters; PyGCL's own examples give it only the encoder's.
-InfoNCE has no parameters::
+InfoNCE has no prototypes, and nothing to optimize unless its temperature is a parameter::
 
     contrast_model = DualBranchContrast(InfoNCEContrastLoss(temperature=0.2), mode="G2L")
 
@@ -82,7 +82,7 @@ class _ContrastLoss(nn.Module):
         raise NotImplementedError
 
     def _unpaired(self, anchor: Tensor, other: Tensor, pos_mask: Tensor | None) -> Tensor:
-        """The loss of one call, where the positives are other ones."""
+        """The loss of one call with other positives, or none."""
         raise NotImplementedError
 
     def forward(

@@ -35,6 +35,7 @@ OPTIONS = {
     "weighting": st.sampled_from(WEIGHTINGS),
     "exclude_same_cluster": st.booleans(),
     "queue_size": st.sampled_from([0, 7]),
+    "memory_size": st.sampled_from([0, 7]),
     "num_prototypes": st.sampled_from([3, (3, 2)]),
     "negative_ranks": st.sampled_from([None, (0, 2), (1, 2)]),
     "soft_clusters": st.booleans(),
