@@ -100,13 +100,13 @@ class Sets(NamedTuple):
     memory: Remembered | None
 
     def reduce(self, losses: Tensor, exist: Tensor | None, reduction: str) -> Tensor:
-        """Losses ``[M]`` -> their mean over those that exist, their sum, or those of this process.
+        """Losses of M embeddings -> their mean over those that exist, their sum, or those of this process.
 
         A loss that does not exist is 0.
         """
         if reduction == "none":
             ends = [sum(ranks.counts) for ranks in self.ranks]
-            own = zip(self.ranks, losses.split_with_sizes(ends), strict=True)
+            own = zip(self.ranks, losses.flatten().split_with_sizes(ends), strict=True)
             return torch.cat([ranks.own(part.unsqueeze(0))[0] for ranks, part in own])
         if reduction == "sum":
             return losses.sum()

@@ -218,13 +218,14 @@ def weighted_info_nce(
         ranks = sets.ranks[0]
         if isinstance(temperature, Tensor):
             temperature = ranks.average_gradient(temperature.to(sets.embeddings.dtype, copy=True))
-        count, memory, past = len(sets.embeddings), sets.memory, None
         lengths = tuple([sum(of_set.counts) for of_set in sets.ranks])
         compared = compared_sets(len(lengths), negatives)
-        weights = of_first(by_cluster, count), of_first(by_cosine, count)
-        pairs = Pairs(sets.embeddings, lengths, compared, sets.items, *weights)
-        if memory is not None:
-            past = Past(memory.embeddings, memory.items, memory.present, by_cluster)
+        pairs = Pairs(sets.embeddings, lengths, compared, sets.items, by_cluster, by_cosine)
+        past = sets.memory and Past(*sets.memory[:3], by_cluster)
+        if past is not None:
+            count = len(sets.embeddings)
+            weights = of_first(by_cluster, count), of_first(by_cosine, count)
+            pairs = Pairs(*pairs[:4], *weights)
         positives = ByPlace(pairs) if sets.items is None else ByItem(pairs, sets.items)
         sums = partial(log_weighted_sums, engine=engine, ranks=ranks, past=past)
         if hardness > 0:

@@ -29,20 +29,21 @@ class ByPlace:
         self.num_views = len(pairs.lengths)
         views = pairs.embeddings.view(self.num_views, -1, pairs.embeddings.shape[1])
         if self.num_views == 2:
-            self.cosines = [(views[:1] * views[1:]).sum(-1)]  # [1, N] of both
+            first, second = views.unbind()
+            self.cosines = [(first * second).sum(-1)]  # [N] of both
         else:
             self.cosines = [(views * views.roll(v, 0)).sum(-1) for v in range(1, self.num_views)]
 
     def losses(self, log_s: Tensor, temperature: float | Tensor) -> Tensor:
-        """-log( e^{s_ip / tau} / (e^{s_ip / tau} + S_i) ), its mean over positives p: ``[Q]``."""
+        """-log( e^{s_ip / tau} / (e^{s_ip / tau} + S_i) ), its mean over positives p: ``[V, N]``."""
         log_s = log_s.view(self.num_views, -1)
         each = [_losses(log_s, cosines, temperature) for cosines in self.cosines]
-        return (each[0] if len(each) == 1 else torch.stack(each).mean(0)).flatten()
+        return each[0] if len(each) == 1 else torch.stack(each).mean(0)
 
     def log_means(self, temperature: float | Tensor) -> Tensor:
         """The logarithm of the mean of e^{s_ip / tau} over positives p: ``[Q]``."""
-        logits = torch.stack(self.cosines).expand(-1, self.num_views, -1) / temperature
-        return logits.logsumexp(0).flatten() - math.log(len(self.cosines))
+        each = [cosines.expand(self.num_views, -1) / temperature for cosines in self.cosines]
+        return torch.stack(each).logsumexp(0).flatten() - math.log(len(each))
 
 
 class ByItem:
@@ -119,7 +120,11 @@ class ByItem:
 
 
 def _losses(log_s: Tensor, cosines: Tensor, temperature: float | Tensor) -> Tensor:
-    return F.softplus(log_s - cosines / temperature, threshold=_LINEAR_FROM)
+    if isinstance(temperature, Tensor):
+        gaps = log_s - cosines / temperature
+    else:
+        gaps = torch.sub(log_s, cosines, alpha=1 / temperature)
+    return F.softplus(gaps, threshold=_LINEAR_FROM)
 
 
 def count_of_item(pairs: Pairs, items: Tensor) -> Tensor:

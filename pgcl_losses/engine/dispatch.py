@@ -54,18 +54,17 @@ def log_weighted_sums(
     else:
         check_engine(engine, pairs.embeddings)
         log_s, log_totals = _apply(_LogSums, pairs, temperature, engine, ranks)
-    count = pairs.embeddings.shape[0]
-    log_count = log_s.new_full((), count)
     if past is not None:
         log_s_past, log_totals_past = _apply(OverPast, pairs, temperature, past, ranks)
         log_s = _log_add(log_s, log_s_past)
-        if log_totals is not None and log_totals_past is not None:
-            log_totals = torch.logaddexp(log_totals, log_totals_past)
-        log_count += len(past.embeddings) if past.present is None else past.present.sum()
     if log_totals is None:
         return log_s
     # A tensor's logarithm: that of a number would have graphs compiled for each number of rows.
-    return log_s + (log_count.log_() - log_totals)
+    count = log_s.new_full((), pairs.embeddings.shape[0])
+    if past is not None and log_totals_past is not None:
+        log_totals = torch.logaddexp(log_totals, log_totals_past)
+        count += len(past.embeddings) if past.present is None else past.present.sum()
+    return log_s + (count.log_() - log_totals)
 
 
 def _apply(

@@ -80,11 +80,11 @@ def _exponents(
     """
     most = max([0, *(block.i.size() * block.j.size() for block in blocks)])
     buffer = embeddings.new_empty(4, most)
+    scaled = embeddings * (LOG2_E / temperature)
     for block in blocks:
         shape = block.j.size(), block.i.size()
         exponents, *scratch = buffer[:, : shape[0] * shape[1]].view(-1, *shape).unbind()
-        i, j = embeddings[block.i.place], embeddings[block.j.place]
-        torch.mm(j, (i * (LOG2_E / temperature)).T, out=exponents)
+        torch.mm(embeddings[block.j.place], scaled[block.i.place].T, out=exponents)
         yield block, exponents, scratch
 
 
