@@ -100,10 +100,7 @@ class Sets(NamedTuple):
     memory: Remembered | None
 
     def reduce(self, losses: Tensor, exist: Tensor | None, reduction: str) -> Tensor:
-        """Losses of M embeddings -> their mean over those that exist, their sum, or those of this process.
-
-        A loss that does not exist is 0.
-        """
+        """The mean of losses that exist, their sum, or those of this process; others are 0."""
         if reduction == "none":
             ends = [sum(ranks.counts) for ranks in self.ranks]
             own = zip(self.ranks, losses.flatten().split_with_sizes(ends), strict=True)

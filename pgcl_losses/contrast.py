@@ -225,7 +225,8 @@ class PrototypeReweightedNCE(LossModule):
                 table = prototype_log_weights(of_head, present_mean(q, present))
             else:
                 counts = cluster_counts(numbers, size, dtype, present)
-                table = prototype_log_weights(of_head, counts.div_(counts.sum()))
+                count = len(clusters) if present is None else present.sum()
+                table = prototype_log_weights(of_head, counts.div_(count))
             tables.append(table.fill_diagonal_(-torch.inf) if self.exclude_same_cluster else table)
         return tables
 

@@ -27,15 +27,15 @@ class ByPlace:
 
     def __init__(self, pairs: Pairs) -> None:
         self.num_views = len(pairs.lengths)
-        views = pairs.embeddings.view(self.num_views, -1, pairs.embeddings.shape[1])
         if self.num_views == 2:
-            first, second = views.unbind()
+            first, second = pairs.embeddings.split_with_sizes(pairs.lengths)
             self.cosines = [(first * second).sum(-1)]  # [N] of both
         else:
+            views = pairs.embeddings.view(self.num_views, -1, pairs.embeddings.shape[1])
             self.cosines = [(views * views.roll(v, 0)).sum(-1) for v in range(1, self.num_views)]
 
     def losses(self, log_s: Tensor, temperature: float | Tensor) -> Tensor:
-        """-log( e^{s_ip / tau} / (e^{s_ip / tau} + S_i) ), its mean over positives p: ``[V, N]``."""
+        """Of -log( e^{s_ip / tau} / (e^{s_ip / tau} + S_i) ) the mean over positives p."""
         log_s = log_s.view(self.num_views, -1)
         each = [_losses(log_s, cosines, temperature) for cosines in self.cosines]
         return each[0] if len(each) == 1 else torch.stack(each).mean(0)
