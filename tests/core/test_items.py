@@ -30,6 +30,8 @@ from live_bytes import LiveBytes
 from pgcl_losses import InfoNCE, PGCLLoss
 from pgcl_losses.contrast import NEGATIVES
 
+pytestmark = pytest.mark.filterwarnings("ignore:PGCLLoss")  # of few graphs
+
 LENGTHS = (3, 5, 4)
 engines = pytest.mark.parametrize("engine", ["dense", "streaming"])
 negatives_of = pytest.mark.parametrize("negatives", NEGATIVES)

@@ -22,6 +22,8 @@ from torch import nn
 from pgcl_losses import InfoNCE, PGCLLoss
 from pgcl_losses.contrast import NEGATIVES
 
+pytestmark = pytest.mark.filterwarnings("ignore:PGCLLoss")  # of few graphs
+
 engines = pytest.mark.parametrize("engine", ["dense", "streaming"])
 negatives_of = pytest.mark.parametrize("negatives", NEGATIVES)
 # Losses of views and items. Only hard negatives have weights that depend on the temperature.
@@ -242,7 +244,7 @@ class TestOption:
             make(temperature=torch.tensor(0.2, device="meta"))(*torch.randn(2, 5, DIM))
 
     def test_elsewhere_than_on_a_cpu_it_is_not_read(self, make):
-        loss = make(temperature=parameter(-1.0, torch.float32)).to("meta")
+        loss = make(temperature=nn.Parameter(torch.empty((), device="meta"))).to("meta")
         z = torch.empty(6, DIM, device="meta", requires_grad=True)
         value = loss(z, z)
         value.backward()

@@ -8,7 +8,7 @@ from helpers import oracle
 from helpers.rank_models import of_seed
 from pgcl_losses.contrast import NEGATIVES
 
-NUMBERS = (0, 1, 2, -1, -3, 2**40, 2**40 + 1, -(2**63), 2**63 - 1)
+NUMBERS = (0, 1, 2, -1, -3, 2**40, 2**40 + 1, 1 - 2**63, 2**63 - 1)
 DIM = 3
 # What decides about pairs, their temperature and the blocks of streaming.
 PAIR_MODES = {
