@@ -38,7 +38,15 @@ from pgcl_losses.batch import (
     sets_of,
     unit_sets,
 )
-from pgcl_losses.engine.contract import Factors, Pairs, PairWeight, Table, compared_sets
+from pgcl_losses.engine.contract import (
+    Factors,
+    Gaussian,
+    Pairs,
+    Past,
+    Table,
+    compared_sets,
+    of_first,
+)
 from pgcl_losses.engine.dispatch import (
     ENGINE_CHOICES,
     Engine,
@@ -240,7 +248,7 @@ def weighted_info_nce(
     engine: Engine,
     reduction: Reduction,
     by_cluster: Table | Factors | None = None,
-    by_cosine: PairWeight | None = None,
+    by_cosine: Gaussian | None = None,
     *,
     hardness: float = 0.0,
     debias: float = 0.0,
@@ -253,44 +261,32 @@ def weighted_info_nce(
         ranks = sets.ranks[0]
         if isinstance(temperature, Tensor):
             temperature = ranks.average_gradient(temperature.to(sets.embeddings.dtype, copy=True))
-        pairs = _pairs(sets, negatives, by_cluster, by_cosine)
+        count, memory, past = len(sets.embeddings), sets.memory, None
+        lengths = tuple([sum(of_set.counts) for of_set in sets.ranks])
+        compared = compared_sets(len(lengths), negatives)
+        weights = of_first(by_cluster, count), of_first(by_cosine, count)
+        pairs = Pairs(sets.embeddings, lengths, compared, sets.items, *weights)
+        if memory is not None:
+            past = Past(memory.embeddings, memory.items, memory.present, by_cluster)
         positives = positives_of(pairs)
-        sums = partial(log_weighted_sums, engine=engine, ranks=ranks)
+        sums = partial(log_weighted_sums, engine=engine, ranks=ranks, past=past)
         if hardness > 0:
             harder = sums(pairs, temperature / (1 + hardness))
             with torch.no_grad():
                 log_weights = sums(pairs, temperature / hardness)
-            log_s = _scaled_to_mean_1(harder, log_weights, hardness, log_count_negatives(pairs))
+            log_s = _scaled_to_mean_1(
+                harder, log_weights, hardness, log_count_negatives(pairs, past)
+            )
         else:
             log_s = sums(pairs, temperature)
         if debias > 0:
             log_p = positives.log_means(temperature)
-            log_s = _debiased(log_s, log_p, log_count_negatives(pairs), temperature, debias)
+            log_s = _debiased(log_s, log_p, log_count_negatives(pairs, past), temperature, debias)
         losses = positives.losses(log_s, temperature)
         exist = positives.exist()
         if exist is not None:
             losses = losses.where(exist, 0.0)
         return sets.reduce(losses, exist, reduction)
-
-
-def _pairs(
-    sets: Sets, negatives: str, by_cluster: Table | Factors | None, by_cosine: PairWeight | None
-) -> Pairs:
-    """All sets, and the memory as the last one."""
-    embeddings, items, memory, present = sets.embeddings, sets.items, sets.memory, None
-    lengths = tuple([sum(ranks.counts) for ranks in sets.ranks])
-    compared = compared_sets(len(lengths), negatives)
-    if memory is None:
-        return Pairs(embeddings, lengths, compared, items, by_cluster, by_cosine)
-    size, num_queries = len(memory.embeddings), len(embeddings)
-    compared += tuple([(number, len(lengths)) for number in range(len(lengths))])
-    embeddings = torch.cat([embeddings, memory.embeddings])
-    if items is not None:
-        items = torch.cat([items, memory.items])
-    if memory.present is not None:
-        present = torch.cat([memory.present.new_ones(num_queries), memory.present])
-    lengths = *lengths, size
-    return Pairs(embeddings, lengths, compared, items, by_cluster, by_cosine, size, present)
 
 
 def _scaled_to_mean_1(

@@ -328,7 +328,7 @@ class PGCLLoss(LossModule):
         loss = torch.add(weighted, consistency, alpha=self.consistency_weight)
         return loss, contrast, consistency, batch
 
-    def _batch(self, views: tuple[Tensor, ...], items: Items | None) -> Batch:
+    def _batch(self, views: tuple[Tensor, ...], items: Items | None = None) -> Batch:
         """The unit embeddings of all views, of this process or of all."""
         ranks = self.agree(
             partial(self._check, views, items),

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from pgcl_losses._modes import can_be_read
-from pgcl_losses.engine.contract import Pairs
+from pgcl_losses.engine.contract import Pairs, Past
 
 # log(1 + e^x) is x from here on, even for float64.
 _LINEAR_FROM = 40.0
@@ -42,9 +42,8 @@ class ByPlace:
     """Row i of every view is item i."""
 
     def __init__(self, pairs: Pairs) -> None:
-        self.num_views = len(pairs.query_lengths())
-        views = pairs.embeddings[: pairs.num_queries]
-        views = views.view(self.num_views, -1, views.shape[1])
+        self.num_views = len(pairs.lengths)
+        views = pairs.embeddings.view(self.num_views, -1, pairs.embeddings.shape[1])
         if self.num_views == 2:
             self.cosines = [(views[:1] * views[1:]).sum(-1)]  # [1, N] of both
         else:
@@ -67,14 +66,14 @@ class ByItem:
     """Queries in the order of their items, so that positives stand near each other."""
 
     def __init__(self, pairs: Pairs, items: Tensor) -> None:
-        self.items, self.order = items[: pairs.num_queries].sort()
+        self.items, self.order = items.sort()
         self.embeddings = pairs.embeddings[self.order]
         within_sets = (0, 0) in pairs.compared
-        self.counts = count_of_item(pairs, items, pairs.num_queries) - int(within_sets)  # [Q]
+        self.counts = count_of_item(pairs, items) - int(within_sets)  # [Q]
         # No two of a group are positives of each other: an embedding itself, or those of a set.
         self.groups = self.order
         if not within_sets:
-            lengths = enumerate(pairs.query_lengths())
+            lengths = enumerate(pairs.lengths)
             sets = [self.order.new_full((length,), number) for number, length in lengths]
             self.groups = torch.cat(sets)[self.order]
 
@@ -144,35 +143,37 @@ def _losses(log_s: Tensor, cosines: Tensor, temperature: float | Tensor) -> Tens
     return F.softplus(log_s - cosines / temperature, threshold=_LINEAR_FROM)
 
 
-def count_of_item(pairs: Pairs, items: Tensor, end: int) -> Tensor:
-    """How many embeddings are of a query's item: ``[Q]``.
+def count_of_item(pairs: Pairs, items: Tensor) -> Tensor:
+    """How many embeddings are of an embedding's item, itself among them: ``[Q]``.
 
-    Of the first ``end``, in the sets with which its own is compared: itself may be among them.
+    In the sets with which its own is compared.
     """
     sets, of_sets = pairs.sets(), []
-    for number in range(len(pairs.query_lengths())):
-        own = items[sets[number]]
-        count = torch.zeros_like(own)
-        for partner in pairs.partners(number):
-            if sets[partner].stop <= end:
-                others = items[sets[partner]].sort().values
-                count += torch.searchsorted(others, own, right=True)
-                count -= torch.searchsorted(others, own)
-        of_sets.append(count)
+    for number, members in enumerate(sets):
+        others = [items[sets[partner]] for partner in pairs.partners(number)]
+        of_sets.append(_count_in(others, items[members]))
     return torch.cat(of_sets)
 
 
-def log_count_negatives(pairs: Pairs) -> Tensor:
+def _count_in(others: list[Tensor], items: Tensor) -> Tensor:
+    """How often each item ``[I]`` is among the others."""
+    numbers = torch.cat([*others, items[:0]]).sort().values
+    ends = torch.searchsorted(numbers, items, right=True)
+    return ends - torch.searchsorted(numbers, items)
+
+
+def log_count_negatives(pairs: Pairs, past: Past | None) -> Tensor:
     """The logarithm of the number of each query's negatives: ``[Q]``."""
-    lengths, of_sets = pairs.query_lengths(), []
-    by_place = pairs.items is None
-    for number, length in enumerate(lengths):  # by place, one of each set is of the query's item
-        partners = [other for other in pairs.partners(number) if other < len(lengths)]
-        count = sum(lengths[other] - by_place for other in partners) + pairs.memory_size
+    of_sets = []
+    by_place = pairs.items is None  # then one of each set is of the query's item
+    for number, length in enumerate(pairs.lengths):
+        count = sum(pairs.lengths[partner] - by_place for partner in pairs.partners(number))
         of_sets.append(pairs.embeddings.new_full((length,), count))
     counts = torch.cat(of_sets)
-    if pairs.present is not None:
-        counts -= (~pairs.present).sum()
+    if past is not None:
+        counts += len(past.embeddings) if past.present is None else past.present.sum()
     if pairs.items is not None:
-        counts -= count_of_item(pairs, pairs.items, len(pairs.items))
+        counts -= count_of_item(pairs, pairs.items)
+        if past is not None and past.items is not None:
+            counts -= _count_in([past.items], pairs.items)
     return counts.log_()
