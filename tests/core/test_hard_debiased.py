@@ -24,6 +24,7 @@ from helpers.ranks import on_ranks
 from hypothesis import given
 from hypothesis import strategies as st
 from live_bytes import LiveBytes
+from torch.autograd import forward_ad
 
 from pgcl_losses import InfoNCE
 from pgcl_losses.contrast import NEGATIVES
@@ -51,7 +52,7 @@ def test_agrees_with_the_oracle(problem, mode, engine, block):
     for reduction, expected in (("none", losses), ("mean", mean)):
         with in_blocks(block):
             ours = InfoNCE(**mode, reduction=reduction, engine=engine)(*sets, items=items)
-        np.testing.assert_allclose(ours.detach(), expected, rtol=1e-7, atol=1e-9)
+        np.testing.assert_allclose(ours.detach(), expected, rtol=1e-9, atol=1e-11)
 
 
 @given(problem=any_sets(), mode=st.fixed_dictionaries(MODES), block=BLOCKS)
@@ -103,6 +104,22 @@ def test_gradcheck_of_the_debiased_sum(engine, negatives):
         assert torch.autograd.gradcheck(lambda *z: loss(*z, items=items), sets)
     if engine == "dense":
         assert torch.autograd.gradgradcheck(lambda *z: loss(*z, items=items), sets)
+
+
+@pytest.mark.parametrize("with_items", [False, True])
+@options_of
+def test_forward_mode_derivatives_of_dense(options, with_items):
+    views, items = random_sets((5, 5), num_items=3)
+    loss = InfoNCE(**options, engine="dense", memory_size=4)
+    loss.remember(*(of_set[0] for of_set in random_sets((4,), 1)))
+    items = items if with_items else None
+    directions = [torch.randn_like(view) for view in views]
+    with forward_ad.dual_level():
+        duals = [forward_ad.make_dual(*pair) for pair in zip(views, directions, strict=True)]
+        derivative = forward_ad.unpack_dual(loss(*duals, items=items)).tangent
+    of_views = zip(gradients(loss(*views, items=items), views), directions, strict=True)
+    expected = sum((gradient * direction).sum() for gradient, direction in of_views)
+    torch.testing.assert_close(derivative, expected)
 
 
 @engines
