@@ -6,7 +6,6 @@ computed in blocks, so that a few large items need no matrix of all pairs.
 
 import math
 from collections.abc import Callable, Iterator
-from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -21,25 +20,10 @@ _LINEAR_FROM = 40.0
 _BLOCK, _BLOCK_ELSEWHERE = 640, 4096  # queries; on a CPU a block of pairs stays in the cache
 
 
-class Positives(Protocol):
-    """What a loss asks of the positives of all queries."""
-
-    def losses(self, log_s: Tensor, temperature: float | Tensor) -> Tensor:
-        """-log( e^{s_ip / tau} / (e^{s_ip / tau} + S_i) ), its mean over positives p: ``[Q]``."""
-
-    def log_means(self, temperature: float | Tensor) -> Tensor:
-        """The logarithm of the mean of e^{s_ip / tau}: ``[Q]``."""
-
-    def exist(self) -> Tensor | None:
-        """Whether a query has any: ``[Q]`` bool; None if each has."""
-
-
-def positives_of(pairs: Pairs) -> Positives:
-    return ByPlace(pairs) if pairs.items is None else ByItem(pairs, pairs.items)
-
-
 class ByPlace:
     """Row i of every view is item i."""
+
+    exist: None = None  # each query has one
 
     def __init__(self, pairs: Pairs) -> None:
         self.num_views = len(pairs.lengths)
@@ -50,16 +34,15 @@ class ByPlace:
             self.cosines = [(views * views.roll(v, 0)).sum(-1) for v in range(1, self.num_views)]
 
     def losses(self, log_s: Tensor, temperature: float | Tensor) -> Tensor:
+        """-log( e^{s_ip / tau} / (e^{s_ip / tau} + S_i) ), its mean over positives p: ``[Q]``."""
         log_s = log_s.view(self.num_views, -1)
         each = [_losses(log_s, cosines, temperature) for cosines in self.cosines]
         return (each[0] if len(each) == 1 else torch.stack(each).mean(0)).flatten()
 
     def log_means(self, temperature: float | Tensor) -> Tensor:
+        """The logarithm of the mean of e^{s_ip / tau} over positives p: ``[Q]``."""
         logits = torch.stack(self.cosines).expand(-1, self.num_views, -1) / temperature
         return logits.logsumexp(0).flatten() - math.log(len(self.cosines))
-
-    def exist(self) -> None:
-        return None
 
 
 class ByItem:
@@ -70,6 +53,7 @@ class ByItem:
         self.embeddings = pairs.embeddings[self.order]
         within_sets = (0, 0) in pairs.compared
         self.counts = count_of_item(pairs, items) - int(within_sets)  # [Q]
+        self.exist = self.counts > 0
         # No two of a group are positives of each other: an embedding itself, or those of a set.
         self.groups = self.order
         if not within_sets:
@@ -96,9 +80,6 @@ class ByItem:
 
         sums = self._over_blocks(of_block, torch.logaddexp, none)
         return sums - self.counts.clamp_min(1).log()
-
-    def exist(self) -> Tensor:
-        return self.counts > 0
 
     def _are_positives(self, i: slice, j: slice) -> Tensor:
         same_item = self.items[i].unsqueeze(1) == self.items[j]
