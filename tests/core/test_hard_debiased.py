@@ -110,8 +110,7 @@ def test_gradcheck_of_the_debiased_sum(engine, negatives):
 @options_of
 def test_forward_mode_derivatives_of_dense(options, with_items):
     views, items = random_sets((5, 5), num_items=3)
-    loss = InfoNCE(**options, engine="dense", memory_size=4)
-    loss.remember(*(of_set[0] for of_set in random_sets((4,), 1)))
+    loss = InfoNCE(**options, engine="dense")
     items = items if with_items else None
     directions = [torch.randn_like(view) for view in views]
     with forward_ad.dual_level():
@@ -208,6 +207,7 @@ def test_streaming_grows_with_embeddings_and_not_with_pairs(options):
         assert peak(1200) < 5 * peak(300)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:Guards may run:RuntimeWarning")
 @options_of
 def test_compiled_as_one_graph(options):

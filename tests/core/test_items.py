@@ -189,6 +189,7 @@ def test_memory_grows_with_embeddings_and_not_with_pairs(negatives, num_items):
         assert peak(1200) < 5 * peak(300)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:Guards may run:RuntimeWarning")
 @negatives_of
 def test_compiled_as_one_graph(negatives):
@@ -246,7 +247,7 @@ def over_ranks(rank, num_ranks):
     return ""
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+@pytest.mark.parametrize("num_ranks", [1, 2, pytest.param(3, marks=pytest.mark.slow)])
 def test_over_ranks(num_ranks):
     messages = on_ranks(over_ranks, num_ranks)
     assert len(set(messages)) == 1  # with items on one rank alone, all say what is wrong

@@ -250,6 +250,7 @@ class TestOption:
         value.backward()
         assert value.shape == loss.temperature.grad.shape == ()
 
+    @pytest.mark.slow
     @pytest.mark.filterwarnings(
         "ignore::DeprecationWarning", "ignore:Guards may run:RuntimeWarning"
     )
@@ -343,6 +344,6 @@ def over_ranks(rank, num_ranks):
                 )
 
 
-@pytest.mark.parametrize("num_ranks", [2, 3])
+@pytest.mark.parametrize("num_ranks", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_over_ranks(num_ranks):
     on_ranks(over_ranks, num_ranks)
