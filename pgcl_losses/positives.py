@@ -13,11 +13,11 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from pgcl_losses._modes import can_be_read
+from pgcl_losses.engine.blocks import in_blocks
 from pgcl_losses.engine.contract import Pairs, Past
 
 # log(1 + e^x) is x from here on, even for float64.
 _LINEAR_FROM = 40.0
-_BLOCK, _BLOCK_ELSEWHERE = 640, 4096  # queries; on a CPU a block of pairs stays in the cache
 
 
 class ByPlace:
@@ -109,15 +109,13 @@ class ByItem:
 
     def _blocks(self) -> Iterator[tuple[slice, list[slice]]]:
         """Queries, and blocks of others that may be of their items."""
-        count = len(self.items)
-        size = _BLOCK if self.items.device.type == "cpu" else _BLOCK_ELSEWHERE
-        for start in range(0, count, size):
-            end, low, high = min(start + size, count), 0, count
+        low, high = 0, len(self.items)
+        device = self.items.device
+        for i in in_blocks(slice(low, high), device):
             if can_be_read(self.items):
-                low = int(torch.searchsorted(self.items, self.items[start]))
-                high = int(torch.searchsorted(self.items, self.items[end - 1], right=True))
-            firsts = range(low, high, size)
-            yield slice(start, end), [slice(j, min(j + size, high)) for j in firsts]
+                low = int(torch.searchsorted(self.items, self.items[i.start]))
+                high = int(torch.searchsorted(self.items, self.items[i.stop - 1], right=True))
+            yield i, in_blocks(slice(low, high), device)
 
 
 def _losses(log_s: Tensor, cosines: Tensor, temperature: float | Tensor) -> Tensor:

@@ -4,8 +4,6 @@ Where Python can read clusters, embeddings are sorted by them. A block then meet
 a cluster is not compared with itself if such pairs are no negatives.
 """
 
-import functools
-import heapq
 import itertools
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -105,11 +103,8 @@ def layout(pairs: Pairs, portion: Portion) -> Layout:
     wanted = [
         (a, b) for a, b in couples(len(cut)) if all_pairs or (cut[a][1], cut[b][1]) in compared
     ]
-    if portion.num_ranks > 1:
-        # Runs do not depend on clusters: in a close call two processes might see different ones.
-        lengths = tuple([_length(place) for place, _ in cut])
-        wanted = _balanced(lengths, tuple(wanted), portion.num_ranks)[portion.rank]
-    for a, b in wanted:
+    # Runs do not depend on clusters: in a close call two processes might see different ones.
+    for a, b in _of_portion(cut, wanted, portion):
         are_compared = (cut[a][1], cut[b][1]) in compared
         for n, i in enumerate(runs[a]):
             for j in runs[b][n if a == b else 0 :]:
@@ -178,23 +173,18 @@ def _places(pairs: Pairs, order: Any) -> Any:
     return found
 
 
-@functools.lru_cache(maxsize=16)  # the same ones in every step
-def _balanced(
-    lengths: tuple[int, ...], wanted: tuple[tuple[int, int], ...], num_ranks: int
-) -> list[list[tuple[int, int]]]:
-    """For each process its pairs of runs: the largest one left goes to the one that has least."""
+def _of_portion(
+    cut: list[tuple[slice, int]], wanted: list[tuple[int, int]], portion: Portion
+) -> Any:
+    """The pairs of runs that a process has: the largest are dealt out first, there and back."""
 
     def area(both: tuple[int, int]) -> int:
         a, b = both
-        return lengths[a] * lengths[b] * (1 if a == b else 2)
+        return _length(cut[a][0]) * _length(cut[b][0]) * (1 if a == b else 2)
 
-    of_ranks: list[list[tuple[int, int]]] = [[] for _ in range(num_ranks)]
-    loads = [(0, rank) for rank in range(num_ranks)]
-    for both in sorted(wanted, key=area, reverse=True):
-        load, rank = heapq.heappop(loads)
-        of_ranks[rank].append(both)
-        heapq.heappush(loads, (load + area(both), rank))
-    return of_ranks
+    dealt = enumerate(sorted(wanted, key=area, reverse=True))
+    there, back = portion.rank, 2 * portion.num_ranks - 1 - portion.rank
+    return [both for k, both in dealt if k % (2 * portion.num_ranks) in (there, back)]
 
 
 def _without_weight(table: Table | Factors | None) -> Callable[[Run, Run], bool]:
