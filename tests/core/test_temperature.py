@@ -196,7 +196,7 @@ class TestOption:
         loss = make(temperature=parameter(0.5, torch.float32))
         optimizer = torch.optim.SGD(loss.parameters(), lr=0.002)
         views = torch.randn(2, 8, DIM)
-        views[1] = views[0]  # equal views are told from others best at a low temperature
+        views[1] = views[0]  # the loss of equal views falls with the temperature
         losses = []
         for _ in range(5):
             optimizer.zero_grad()
