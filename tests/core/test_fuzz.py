@@ -3,6 +3,7 @@
 Few cases unless more are asked for: FUZZ_CASES=2000 python -m pytest tests/core/test_fuzz.py
 """
 
+import functools
 import itertools
 import math
 import os
@@ -13,12 +14,14 @@ import pytest
 import torch
 from helpers import oracle
 from helpers.cases import MODES
+from helpers.item_cases import arrays, exact_losses, numbers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pgcl_losses import (
     Assignment,
     ConsistencyLoss,
+    InfoNCE,
     PGCLLoss,
     PrototypeReweightedNCE,
     SinkhornPrototypes,
@@ -281,3 +284,79 @@ def test_pgcl(problem, mode, num_views, engine, data):
     assert terms.loss.item() == pytest.approx(
         expected, rel=tolerance(*views, weight)["rtol"], abs=1e-3
     )
+
+
+@st.composite
+def item_sets(draw, dim, dtype, with_items):
+    """Sets of any lengths with their items, or views without; mostly they fit together."""
+    lengths = draw(st.lists(st.integers(1, 5), min_size=1, max_size=3))
+    lengths = lengths if with_items or draw(ODD) else lengths[:1] * len(lengths)
+    sets = [draw(tensors((length, dim), dtype)) for length in lengths]
+    if not with_items:
+        return sets, None
+    items = [draw(tensors((length,), torch.int64)) for length in lengths]
+    if draw(ODD):
+        items[0] = draw(st.sampled_from([None, items[-1], items]))
+    if draw(ODD):
+        items = draw(st.sampled_from([items[:-1], items[0], 3]))
+    return sets, items
+
+
+def remembers(loss, *given):
+    loss.remember(*given)
+    return True
+
+
+@fuzz
+@given(
+    options=st.fixed_dictionaries(
+        {
+            "temperature": st.sampled_from([0.05, 0.2, 1.0]),
+            "negatives": st.sampled_from(["all", "cross"]),
+            "memory_size": st.sampled_from([0, 3, 20]),
+            "hardness": st.sampled_from([0.0, 0.0, 1.0, 2.0, -1.0]),
+            "debias": st.sampled_from([0.0, 0.0, 0.1, 0.5, 1.0]),
+            "engine": st.sampled_from(ENGINES),
+        }
+    ),
+    learned=st.booleans(),
+    with_items=st.booleans(),
+    dim=st.integers(1, 4),
+    dtype=st.sampled_from(FLOATS),
+    by_hand=st.integers(0, 3),
+    data=st.data(),
+)
+def test_info_nce(options, learned, with_items, dim, dtype, by_hand, data):
+    """Three steps; before one of them the memory may be given embeddings by hand."""
+    loss = attempt(lambda: InfoNCE(**options, reduction="none"))
+    assert (loss is not None) == (options["hardness"] >= 0 and options["debias"] < 1)
+    if loss is None:
+        return
+    if learned:
+        loss.temperature = torch.nn.Parameter(torch.tensor(loss.temperature))
+    mode = {name: options[name] for name in ("temperature", "negatives", "hardness", "debias")}
+    past, filled_by_hand = oracle.Memory(options["memory_size"]), False
+    for step in range(3):
+        if step == by_hand:
+            sets, items = data.draw(item_sets(dim, dtype, with_items))
+            of_set = items[0] if isinstance(items, list) and items else None
+            if attempt(remembers, loss, sets[0], of_set):
+                if not known(sets[0]) or sets[0].dtype != dtype:
+                    return
+                filled_by_hand = True
+                past.clear()
+                past.store(arrays(sets[:1]), None if of_set is None else [of_set.tolist()])
+        sets, items = data.draw(item_sets(dim, dtype, with_items))
+        result = attempt(functools.partial(loss, items=items), *sets)
+        if result is None:
+            continue
+        check_gradients(result.sum(), *sets)
+        if any(z.device.type == "meta" or z.dtype != dtype for z in sets):
+            return
+        if not known(*sets):
+            continue  # and the memory has not moved
+        items = [items] * len(sets) if isinstance(items, torch.Tensor) else items
+        expected, _ = exact_losses(sets, items, past, **mode)
+        np.testing.assert_allclose(result.detach().double(), expected, **tolerance(*sets))
+        if options["memory_size"] > 0 and not filled_by_hand:
+            past.store(arrays(sets), numbers(items))

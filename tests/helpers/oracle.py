@@ -183,26 +183,156 @@ def contrast(
     negatives: str,
 ) -> list[float]:
     """Each query's loss, view 1 first: the mean over its positives, one in each other view."""
-    n = len(views[0])
-    z = unit(np.concatenate(views))
+    weights = np.array(weights)
+    for i in range(len(weights) if exclude_same_cluster else 0):
+        for j in range(len(weights)):
+            if clusters[i] == clusters[j]:
+                weights[i][j] = 0.0
+    return info_nce(views, temperature=temperature, negatives=negatives, weights=weights)[0]
+
+
+def partners(
+    items: Sequence[Sequence[int]], memory_items: Sequence[int | None], negatives: str
+) -> list[tuple[list[int], list[int]]]:
+    """The positives and the negatives of each query, set 1 first; the memory follows the sets."""
+    each = [(number, item) for number, of_set in enumerate(items) for item in of_set]
+    pairs = []
+    for i, (mine, item) in enumerate(each):
+        compared = [j for j in range(len(each)) if negatives == "all" or each[j][0] != mine]
+        positives = [j for j in compared if j != i and each[j][1] == item]
+        others = [j for j in compared if each[j][1] != item]
+        past = [len(each) + j for j, other in enumerate(memory_items) if other != item]
+        pairs.append((positives, others + past))
+    return pairs
+
+
+def hard_weights(
+    sets: Sequence[Rows],
+    items: Sequence[Sequence[int]] | None = None,
+    memory: Sequence[Rows] = (),
+    memory_items: Sequence[int | None] | None = None,
+    *,
+    temperature: float = 0.2,
+    negatives: str = "all",
+    hardness: float = 0.0,
+) -> Rows:
+    """N_i w_ij / sum_j w_ij with w_ij = e^(hardness s_ij / tau), for the N_i negatives of i."""
+    z, pairs = _embeddings_and_partners(sets, items, memory, memory_items, negatives)
+    weights = np.zeros((len(pairs), len(z)))
+    for i, (_, others) in enumerate(pairs):
+        logs = [hardness * cosine(z[i], z[j]) / temperature for j in others]
+        total = log_sum_exp([-math.inf, *logs])
+        for j, log in zip(others, logs, strict=True):
+            weights[i][j] = len(others) * math.exp(log - total)
+    return weights
+
+
+def info_nce(
+    sets: Sequence[Rows],
+    items: Sequence[Sequence[int]] | None = None,
+    memory: Sequence[Rows] = (),
+    memory_items: Sequence[int | None] | None = None,
+    *,
+    temperature: float = 0.2,
+    negatives: str = "all",
+    hardness: float = 0.0,
+    debias: float = 0.0,
+    weights: Rows | None = None,
+) -> tuple[list[float], list[bool]]:
+    """Each query's loss, set 1 first, and whether it has a positive.
+
+    Without items row i of every set is item i. A memory item of None is that of no query. Weights
+    ``[M, M + B]`` of the negatives, 0 for what is none, are those of ``hardness`` if not given.
+    """
+    z, pairs = _embeddings_and_partners(sets, items, memory, memory_items, negatives)
+    if weights is None:
+        mode = {"temperature": temperature, "negatives": negatives, "hardness": hardness}
+        weights = hard_weights(sets, items, memory, memory_items, **mode)
     losses = []
-    for i in range(len(z)):
-        negative = 0.0
-        for j in range(len(z)):
-            if j % n == i % n:
-                continue
-            if exclude_same_cluster and clusters[i] == clusters[j]:
-                continue
-            if negatives == "cross" and i // n == j // n:
-                continue
-            negative += weights[i][j] * math.exp(cosine(z[i], z[j]) / temperature)
-        of_positives = []
-        for p in range(len(z)):
-            if p != i and p % n == i % n:
-                positive = math.exp(cosine(z[i], z[p]) / temperature)
-                of_positives.append(-math.log(positive / (positive + negative)))
-        losses.append(mean(of_positives))
-    return losses
+    for i, (positives, others) in enumerate(pairs):
+        logits = [cosine(z[i], other) / temperature for other in z]
+        others = [j for j in others if weights[i][j] > 0]
+        log_s = log_sum_exp([-math.inf, *(math.log(weights[i][j]) + logits[j] for j in others)])
+        if debias > 0 and positives and others:
+            of_positives = mean([math.exp(logits[p]) for p in positives])
+            average = math.exp(log_s) / len(others)
+            corrected = (average - debias * of_positives) / (1 - debias)
+            log_s = math.log(len(others) * max(corrected, math.exp(-1 / temperature)))
+        losses.append(mean([log_sum_exp([0.0, log_s - logits[p]]) for p in positives] or [0.0]))
+    return losses, [len(positives) > 0 for positives, _ in pairs]
+
+
+def _embeddings_and_partners(
+    sets: Sequence[Rows],
+    items: Sequence[Sequence[int]] | None,
+    memory: Sequence[Rows],
+    memory_items: Sequence[int | None] | None,
+    negatives: str,
+) -> tuple[Rows, list[tuple[list[int], list[int]]]]:
+    if items is None:
+        items = [range(len(of_set)) for of_set in sets]
+    if memory_items is None:
+        memory_items = [None] * len(memory)
+    together = [embedding for of_set in [*sets, memory] for embedding in of_set]
+    return unit(together), partners(items, memory_items, negatives)
+
+
+def mean_of_queries(losses: list[float], have_positives: list[bool]) -> float:
+    """Over the queries that have a positive."""
+    return sum(losses) / max(1, sum(have_positives))
+
+
+class Memory:
+    """The last embeddings and their items, oldest first; None is the item of no query."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.clear()
+
+    def clear(self) -> None:
+        self.embeddings: list[Rows] = []
+        self.items: list[int | None] = []
+
+    def store(self, sets: Sequence[Rows], items: Sequence[Sequence[int]] | None = None) -> None:
+        if items is None:
+            items = [[None] * len(of_set) for of_set in sets]
+        self.embeddings += [embedding for of_set in sets for embedding in of_set]
+        self.items += [item for of_set in items for item in of_set]
+        self.embeddings = self.embeddings[-self.size :]
+        self.items = self.items[-self.size :]
+
+
+def pgcl_contrast(
+    views: Sequence[Rows],
+    prototypes_of_heads: Sequence[Rows],
+    items: Sequence[Sequence[int]] | None = None,
+    memory: Sequence[Rows] = (),
+    memory_items: Sequence[int | None] | None = None,
+    *,
+    temperature: float = 0.2,
+    negatives: str = "all",
+    weighting: str = "prototype",
+    exclude_same_cluster: bool = True,
+    negative_ranks: tuple[int, int] | None = None,
+    soft_clusters: bool = False,
+) -> list[float]:
+    """Each query's reweighted contrast. The memory is balanced by itself, as a view is."""
+    balanced = [*views, np.array(memory)] if len(memory) else [*views]
+    q_of_heads = [
+        np.concatenate([targets(z, prototypes, 0.05, 3) for z in balanced])
+        for prototypes in prototypes_of_heads
+    ]
+    weights = family_weights(
+        np.concatenate(balanced),
+        q_of_heads,
+        [*prototypes_of_heads],
+        weighting,
+        exclude_same_cluster,
+        negative_ranks,
+        soft_clusters,
+    )
+    mode = {"temperature": temperature, "negatives": negatives, "weights": weights}
+    return info_nce(views, items, memory, memory_items, **mode)[0]
 
 
 def mean(values: list[float]) -> float:
