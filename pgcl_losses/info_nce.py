@@ -230,8 +230,8 @@ def weighted_info_nce(
         sums = partial(log_weighted_sums, engine=engine, ranks=ranks, past=past)
         if hardness > 0:
             harder = sums(pairs, temperature / (1 + hardness))
-            with torch.no_grad():
-                log_weights = sums(pairs, temperature / hardness)
+            with torch.no_grad():  # and detached for forward mode, too
+                log_weights = sums(pairs, temperature / hardness).detach()
             log_s = _scaled_to_mean_1(
                 harder, log_weights, hardness, log_count_negatives(pairs, past)
             )

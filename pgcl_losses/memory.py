@@ -70,9 +70,10 @@ class Memory(nn.Module):
     def remember(self, embeddings: Tensor, items: Tensor | None) -> None:
         """Store embeddings ``[M, D]`` of unit length by hand: from now on, only these."""
         self._fit(embeddings)
-        self.written *= self.by_hand
-        self.items.masked_fill_(~self.by_hand, NO_ITEM)
-        self.by_hand.fill_(True)
+        first = _is_finite(embeddings) & ~self.by_hand
+        self.by_hand |= first
+        self.written *= ~first
+        self.items.masked_fill_(first, NO_ITEM)
         self._store(embeddings, items, self.by_hand)
 
     @torch.no_grad()
@@ -81,8 +82,7 @@ class Memory(nn.Module):
         self._store(embeddings, items, ~self.by_hand)
 
     def _store(self, embeddings: Tensor, items: Tensor | None, wanted: Tensor) -> None:
-        total = embeddings.sum()
-        wanted = wanted & (total == total)  # a NaN or inf in a batch becomes NaN in unit vectors
+        wanted = wanted & _is_finite(embeddings)
         size = len(self.embeddings)
         embeddings = embeddings.detach()[-size:].to(self.embeddings.dtype)
         slots = torch.arange(len(embeddings), device=embeddings.device).add_(self.written) % size
@@ -100,12 +100,18 @@ class Memory(nn.Module):
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
         saved = state_dict.get(prefix + "embeddings")
-        if saved is not None and self.embeddings.shape[1] == 0:
+        if saved is not None and 0 in (saved.shape[1], self.embeddings.shape[1]):
             self.embeddings = saved.new_zeros(len(self.embeddings), saved.shape[1])
         super()._load_from_state_dict(state_dict, prefix, *others)
 
     def extra_repr(self) -> str:
         return f"size={len(self.embeddings)}"
+
+
+def _is_finite(embeddings: Tensor) -> Tensor:
+    """Whether there is no NaN; a NaN or inf in a batch becomes one in unit vectors."""
+    total = embeddings.sum()
+    return total == total
 
 
 class LossWithMemory(LossModule):

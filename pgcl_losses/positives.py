@@ -80,7 +80,7 @@ class ByItem:
             return logits.masked_fill(~self._are_positives(i, j), none).logsumexp(1)
 
         sums = self._over_blocks(of_block, torch.logaddexp, none)
-        return sums - self.counts.clamp_min(1).log()
+        return sums - self.counts.clamp_min(1).to(sums.dtype).log()
 
     def _are_positives(self, i: slice, j: slice) -> Tensor:
         same_item = self.items[i].unsqueeze(1) == self.items[j]

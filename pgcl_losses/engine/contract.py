@@ -185,3 +185,12 @@ def check_kind(engine: str, weights: object, *kinds: type) -> None:
             f"engine={engine!r} computes weights of the kinds {computed}, "
             f"but got {type(weights).__name__}"
         )
+
+
+def check_once(differentiable_again: bool = False) -> None:
+    """Where a gradient is to be differentiated (``create_graph=True``), only dense can."""
+    if torch.is_grad_enabled() and not differentiable_again:
+        raise RuntimeError(
+            "the loss is differentiable once here: engine='dense', in one process, is any number "
+            "of times"
+        )

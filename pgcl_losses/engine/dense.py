@@ -82,17 +82,22 @@ def _sums(
 ) -> Tensor:
     """Log S ``[M]``, in steps that autograd can take."""
     of_sides = []
-    limits = torch.finfo(embeddings.dtype)
     for i, j in _sides(pairs):
         with torch.no_grad():
             log_weights = _log2_weights(pairs, by_cosine, (i, j)).div_(LOG2_E)
         logits = log_weights + embeddings[j] @ embeddings[i].T / temperature
-        peaks = logits.detach().amax(0)  # [I] -inf where there is no negative
-        # Smaller exponentials take a CPU up to thirty times as long, and are nothing beside a 1.
-        above = (logits - peaks.clamp_min(limits.min)).clamp_min_(1 + math.log(limits.tiny))
-        # Elsewhere sums are 1 or more; log 0 would have no gradient but NaN.
-        of_sides.append(above.exp().sum(0).clamp_min(limits.tiny).log() + peaks)
+        of_sides.append(log_sum_exp(logits))
     return torch.cat(of_sides)
+
+
+def log_sum_exp(logits: Tensor) -> Tensor:
+    """``[J, I] -> [I]``, -inf without gradient where there is no negative."""
+    limits = torch.finfo(logits.dtype)
+    peaks = logits.detach().amax(0)
+    # Smaller exponentials take a CPU up to thirty times as long, and are nothing beside a 1.
+    above = (logits - peaks.clamp_min(limits.min)).clamp_min_(1 + math.log(limits.tiny))
+    # Elsewhere sums are 1 or more; log 0 would have no gradient but NaN.
+    return above.exp().sum(0).clamp_min(limits.tiny).log() + peaks
 
 
 class _PlainSums(torch.autograd.Function):

@@ -8,12 +8,22 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from pgcl_losses.engine.blocks import Run, in_blocks
-from pgcl_losses.engine.contract import LOG2_E, Pairs, Past, Portion, may_overflow
+from pgcl_losses.engine.contract import LOG2_E, Pairs, Past, Portion, check_once, may_overflow
+from pgcl_losses.engine.dense import log_sum_exp
 from pgcl_losses.engine.lookup import BlockWeights
 from pgcl_losses.ranks import Ranks
+
+
+def plain_sums(embeddings: Tensor, temperature: float | Tensor, pairs: Pairs, past: Past) -> Tensor:
+    """Log of the sums ``[M]``, in steps that can be differentiated any number of times."""
+    whole = slice(0, len(embeddings)), slice(0, len(past.embeddings))
+    with torch.no_grad():
+        sums = _Sums(pairs, temperature, past, with_gradient=False)
+        logits = past.embeddings @ (embeddings.detach() * sums.scale).T
+        log_weights = (sums.weigh(logits.clone(), *whole) - logits).div_(LOG2_E)
+    return log_sum_exp(log_weights + past.embeddings @ embeddings.T / temperature)
 
 
 class OverPast(torch.autograd.Function):
@@ -38,14 +48,19 @@ class OverPast(torch.autograd.Function):
         # What each process saw has a part in the mean over all.
         share = (log_sums - log_s.clamp_min(torch.finfo(log_s.dtype).min)).exp_()
         ctx.save_for_backward(embeddings, sums.means() * share.unsqueeze(1))
-        ctx.temperature, ctx.ranks = temperature, ranks
+        ctx.temperature, ctx.pairs, ctx.past, ctx.ranks = temperature, pairs, past, ranks
         ctx.mark_non_differentiable(log_totals)
         return log_s, log_totals
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, d_log_s: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
         embeddings, means = ctx.saved_tensors
+        if torch.is_grad_enabled():  # it is to be differentiated again
+            check_once(len(ctx.ranks.counts) == 1)
+            log_s = plain_sums(embeddings, ctx.temperature, ctx.pairs, ctx.past)
+            inputs = (embeddings, ctx.temperature)[: 1 + ctx.needs_input_grad[1]]
+            again = torch.autograd.grad(log_s, inputs, d_log_s, create_graph=True)
+            return *again, *[None] * (5 - len(again))
         d_log_s = ctx.ranks.add(d_log_s, "the sums' gradient")
         d_embeddings = means * (d_log_s / ctx.temperature).unsqueeze(1)
         d_temperature = None
@@ -81,7 +96,23 @@ class _Sums:
         if self.buffer.numel() < len(others) * len(mine):
             self.buffer = mine.new_empty(len(others) * len(mine))
         out = self.buffer[: len(others) * len(mine)].view(len(others), len(mine))
-        logits = torch.mm(others, mine.T, out=out)  # [J, I]
+        logits = self.weigh(torch.mm(others, mine.T, out=out), i, j)
+        if self.has_peaks:
+            peaks = torch.maximum(self.peaks[i], logits.amax(0))
+            finite = peaks.masked_fill(peaks == -torch.inf, 0.0)
+            smaller = (self.peaks[i] - finite).exp2_()
+            self.sums[i] *= smaller
+            if self.vectors is not None:
+                self.vectors[i] *= smaller.unsqueeze(1)
+            self.peaks[i] = peaks
+            logits -= finite
+        terms = logits.exp2_()
+        self.sums[i] += terms.sum(0)
+        if self.vectors is not None:
+            self.vectors[i].addmm_(terms.T, others)
+
+    def weigh(self, logits: Tensor, i: slice, j: slice) -> Tensor:
+        """Log2 of W e^{s / tau} from that of e^{s / tau} ``[J, I]``, in place; totals are added."""
         absent = None if self.past.present is None else ~self.past.present[j].unsqueeze(1)
         if self.pairs.by_cosine is not None:
             log_weights = self.pairs.by_cosine.formula(logits, *[n[i] for n in self.numbers])
@@ -98,19 +129,7 @@ class _Sums:
         if self.pairs.items is not None and self.past.items is not None:
             of_one_item = self.past.items[j].unsqueeze(1) == self.pairs.items[i]
             logits.masked_fill_(of_one_item, -torch.inf)
-        if self.has_peaks:
-            peaks = torch.maximum(self.peaks[i], logits.amax(0))
-            finite = peaks.masked_fill(peaks == -torch.inf, 0.0)
-            smaller = (self.peaks[i] - finite).exp2_()
-            self.sums[i] *= smaller
-            if self.vectors is not None:
-                self.vectors[i] *= smaller.unsqueeze(1)
-            self.peaks[i] = peaks
-            logits -= finite
-        terms = logits.exp2_()
-        self.sums[i] += terms.sum(0)
-        if self.vectors is not None:
-            self.vectors[i].addmm_(terms.T, others)
+        return logits
 
     def logs(self) -> Tensor:
         """Log of the sums, -inf where there is no negative."""

@@ -83,7 +83,7 @@ def are_negatives(pairs: Pairs, past: Past | None = None) -> Tensor:
     return torch.tensor(are, dtype=torch.bool, device=device) & are_present(pairs, past)
 
 
-def log_by_cluster(pairs: Pairs, past: Past | None) -> Tensor:
+def log_by_cluster(pairs: Pairs, past: Past | None = None) -> Tensor:
     weights, count = pairs.by_cluster if past is None else past.by_cluster, len(pairs.embeddings)
     if isinstance(weights, Table):
         of_heads = [
