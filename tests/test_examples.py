@@ -79,6 +79,22 @@ def test_start_from_rows():
     assert of_rows > 1.2 * at_random
 
 
+def test_labels():
+    printed = run("examples/labels.py")
+    untrained, without_labels, with_labels = map(float, re.findall(r"0\.\d+", printed))
+    assert untrained < without_labels < with_labels
+    assert with_labels > 1.5 * untrained
+
+
+def test_graphs_and_texts():
+    retrieval, temperatures = run("examples/graphs_and_texts.py").splitlines()
+    before, after = map(float, re.findall(r"0\.\d+", retrieval))
+    assert before < 0.05
+    assert after > 0.4
+    before, after = map(float, re.findall(r"0\.\d+", temperatures))
+    assert 0 < after < before
+
+
 def losses(*command: str) -> list[float]:
     """What one of the examples of many processes prints, on little; two may not share a GPU."""
     printed = run(*command, "--epochs=3", "--steps=4", CUDA_VISIBLE_DEVICES="")

@@ -152,7 +152,7 @@ def groups_and_probe(model: Model) -> tuple[float, float]:
 recommended = PGCLLoss.recommended(WIDTH, batch_size=graph.num_nodes, steps=STEPS, temperature=TAU)
 print("recommended:", recommended.num_prototypes, "prototypes, lead of", recommended.lead_steps)
 RUNS = {
-    "InfoNCE": (lambda: InfoNCE(TAU), ()),
+    "InfoNCE": (lambda: InfoNCE(temperature=TAU), ()),
     "paper": (lambda: PGCLLoss(WIDTH, temperature=TAU), ()),
     "paper, from rows": (lambda: PGCLLoss(WIDTH, temperature=TAU), (0,)),
     "recommended": (lambda: recommended, (recommended.lead_steps,)),
