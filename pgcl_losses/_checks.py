@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, distributed
 from torch.distributed import ProcessGroup
 
+from pgcl_losses._modes import can_be_read
+
 
 def check_number(
     name: str, value: Any, *, expected: str, lowest: float = 0.0, highest: float = math.inf
@@ -30,6 +32,29 @@ def check_number(
 check_scale = partial(check_number, expected="a finite number of at least 1e-30", lowest=1e-30)
 check_weight = partial(check_number, expected="a finite number of at least 0")
 check_fraction = partial(check_number, expected="a number from 0 to 1", highest=1.0)
+# 1 - tau+ is divided by.
+check_debias = partial(check_number, expected="a number from 0 to 0.999", highest=0.999)
+
+
+def check_temperature(name: str, value: Any) -> float | Tensor:
+    """A number, or a tensor of one, whose value is looked at later."""
+    if not isinstance(value, Tensor):
+        return check_scale(name, value)
+    if value.dim() != 0:
+        raise ValueError(
+            f"{name} must be a number or a Tensor of shape (), but got shape {tuple(value.shape)}"
+        )
+    if not value.is_floating_point():
+        raise TypeError(f"{name} must be a floating-point Tensor, but got {value.dtype}")
+    return value
+
+
+def check_temperature_value(name: str, value: float | Tensor, z: Tensor) -> None:
+    """A tensor may change between calls; on a GPU it is not read."""
+    if isinstance(value, Tensor):
+        check_device(name, value, "z1", z)
+        if can_be_read(value.detach()):
+            check_scale(name, value.item())
 
 
 def check_count(name: str, value: Any, minimum: int) -> int:
@@ -110,26 +135,68 @@ def check_matrix(name: str, value: Any, shape: str, may_lack_rows: bool = False)
 
 
 def check_views(
-    views: Sequence[tuple[str, Any]], shape: str = "[N, D]", may_lack_rows: bool = False
+    views: Sequence[tuple[str, Any]],
+    shape: str = "[N, D]",
+    may_lack_rows: bool = False,
+    rule: str = "row i of every view must be graph i",
+    lengths_may_differ: bool = False,
 ) -> None:
-    """Named matrices that describe the same graphs: of one shape, dtype and device."""
+    """Named matrices of one dtype and device, and of one shape, as ``rule`` says in the message."""
     first_name, first = views[0]
     for name, view in views:
         check_matrix(name, view, shape, may_lack_rows)
-        if view.shape != first.shape:
+        same = (
+            view.shape[1:] == first.shape[1:] if lengths_may_differ else view.shape == first.shape
+        )
+        if not same:
             raise ValueError(
                 f"{name} has shape {tuple(view.shape)} but {first_name} has {tuple(first.shape)}: "
-                "row i of every view must be graph i"
+                f"{rule}"
             )
         if view.dtype != first.dtype:
             raise TypeError(f"{name} is {view.dtype} but {first_name} is {first.dtype}")
         check_device(name, view, first_name, first)
 
 
+def check_items(items: Any, sets: Sequence[Tensor]) -> None:
+    """Items of sets ``[N_a, D]``: one tensor for each set, or one for all sets."""
+    given = [items] * len(sets) if isinstance(items, Tensor) else items
+    if not isinstance(given, Sequence) or isinstance(given, str):
+        raise TypeError(
+            "items must be a Tensor of shape [N], or a sequence with one for each set, "
+            f"but got {type(items).__name__}"
+        )
+    if len(given) != len(sets):
+        raise ValueError(f"items must be {len(sets)}, one for each set, but got {len(given)}")
+    for a, (numbers, z) in enumerate(zip(given, sets, strict=True)):
+        name = "items" if isinstance(items, Tensor) else f"items[{a}]"
+        check_integers(name, numbers, f"z{a + 1}", z)
+
+
+def check_integers(name: str, value: Any, other_name: str, z: Tensor) -> None:
+    """One whole number for each of the embeddings ``[N, D]``."""
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{name} must be a Tensor of shape [N], but got {type(value).__name__}")
+    if value.dim() != 1:
+        raise ValueError(f"{name} must have shape [N], but got {tuple(value.shape)}")
+    if value.dtype != torch.long:
+        raise TypeError(f"{name} must be an int64 Tensor, but got {value.dtype}")
+    if len(value) != len(z):
+        raise ValueError(
+            f"{name} has {len(value)} numbers but {other_name} has {len(z)} embeddings"
+        )
+    check_device(name, value, other_name, z)
+
+
 def check_prototypes(
     name: str, value: Tensor, rows_name: str, rows: Tensor, maker: str = ""
 ) -> None:
     """Prototypes ``[K, D]`` that rows ``[N, D]`` can be compared with; ``maker`` is their class."""
+    if hasattr(value, "full_tensor"):  # a DTensor
+        raise TypeError(
+            f"{name} is sharded (a DTensor): leave it out of fully_shard with ignored_params, or "
+            f"call {maker or 'the loss'} in the sharded module's forward, and start_from_ earlier"
+        )
     if rows.shape[1] != value.shape[1]:
         cure = f"; make {maker}(dim={rows.shape[1]})" if maker else ""
         raise ValueError(

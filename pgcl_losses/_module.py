@@ -43,7 +43,11 @@ class LossModule(nn.Module):
                     f"{name} is {getattr(self, name)!r} and cannot change in this "
                     f"{type(self).__name__}, but {value!r} was assigned: make a new one"
                 )
-        super().__setattr__(name, value)
+            self._parameters.pop(name, None)  # a number or tensor may follow a parameter
+        if isinstance(getattr(type(self), name, None), property):
+            object.__setattr__(self, name, value)  # torch would register a parameter beside it
+        else:
+            super().__setattr__(name, value)
 
     @classmethod
     def of_options(cls: type[Self], given: Mapping[str, Any]) -> Self:
@@ -57,11 +61,15 @@ class LossModule(nn.Module):
                 setattr(self, name, given[name])
 
     def extra_repr(self) -> str:
-        shown = [f"{name}={getattr(self, name)!r}" for name in self.options]
+        values = {name: getattr(self, name) for name in self.options}
+        shown = [
+            f"{name}={type(value).__name__ if isinstance(value, Tensor) else repr(value)}"
+            for name, value in values.items()
+        ]
         return ", ".join(shown if self.gather else [*shown, "gather=False"])
 
     def facts(self) -> dict[str, Any]:
-        """What must be the same in all processes, as plain values."""
+        """What must be the same in all processes, by name: plain values and tensors."""
         return {"type": type(self).__name__} | {name: getattr(self, name) for name in self.options}
 
     def agree(
@@ -94,7 +102,7 @@ class LossModule(nn.Module):
                 "dtype": str(views[0].dtype),
                 "requires_grad": any(view.requires_grad for view in views),
             }
-            for name, value in same().items():
+            for name, value in (facts | dict(same())).items():
                 if isinstance(value, Tensor):
                     tensors.append(value)
                     value = f"{value.dtype}, requires_grad={value.requires_grad}"

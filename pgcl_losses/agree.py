@@ -46,9 +46,10 @@ def agreed_ranks(
         raise problem
     if len(set(states)) > 1:
         raise ValueError(
-            "the prototypes, their step counter or their queue are not the same on all ranks: give "
-            "all ranks one seed or put the loss into the module that DistributedDataParallel "
-            "wraps, load one checkpoint on all ranks, and optimize the prototypes on all ranks"
+            "the prototypes, their step counter or queue, the memory or the temperature are not "
+            "the same on all ranks: give all ranks one seed or put the loss into the module that "
+            "DistributedDataParallel wraps, load one checkpoint on all ranks, and optimize the "
+            "prototypes on all ranks"
         )
     if sum(counts) == 0:
         raise ValueError("the batch must not be empty on every rank")

@@ -8,11 +8,13 @@ from torch import Tensor
 
 from pgcl_losses._checks import check_clusters, check_views
 from pgcl_losses._normalize import computing_dtype, full_precision, unit_vectors
+from pgcl_losses.memory import Remembered
 from pgcl_losses.ranks import Ranks
 
 Negatives = Literal["all", "cross"]
 Reduction = Literal["mean", "sum", "none"]
 REDUCTIONS = get_args(Reduction)
+Items = Tensor | Sequence[Tensor]  # one tensor for all sets, or one for each
 
 
 class Assignment(NamedTuple):
@@ -42,6 +44,8 @@ class Batch(NamedTuple):
 
     ranks: Ranks
     embeddings: Tensor  # [V, N, D] of unit length
+    items: Tensor | None = None  # [V, N] int64; None: row i of every view is item i
+    memory: Remembered | None = None  # further negatives
 
     @property
     def leading(self) -> None:
@@ -62,6 +66,8 @@ class AssignedBatch(NamedTuple):
     clusters: Tensor  # [V, N, H] numbered from 0 in each head
     heads: tuple[int, ...]  # how many of the K prototypes each head has
     leading: Tensor | None = None  # whether this is the warm-up: True or False, on the device
+    items: Tensor | None = None  # [V, N] int64; None: row i of every view is item i
+    memory: Remembered | None = None  # further negatives, with their assignment
 
     def own_assignments(self) -> tuple[Assignment, ...]:
         """Those of this process's samples, one for each view."""
@@ -76,11 +82,52 @@ class AssignedBatch(NamedTuple):
 AnyBatch = Batch | AssignedBatch
 
 
-def batch_of(ranks: Ranks, views: tuple[Tensor, ...], *others: Tensor) -> Batch:
+class Sets(NamedTuple):
+    """Sets of embeddings of all processes, one after the other: views, or sets of any lengths."""
+
+    ranks: tuple[Ranks, ...]  # that hold each set
+    embeddings: Tensor  # [M, D] of unit length
+    items: Tensor | None  # [M] int64; None: row i of every set is item i
+    memory: Remembered | None
+
+    def reduce(self, losses: Tensor, exist: Tensor | None, reduction: str) -> Tensor:
+        """Losses ``[M]`` -> their mean over those that exist, their sum, or those of this process.
+
+        A loss that does not exist is 0.
+        """
+        if reduction == "none":
+            ends = [sum(ranks.counts) for ranks in self.ranks]
+            own = zip(self.ranks, losses.split_with_sizes(ends), strict=True)
+            return torch.cat([ranks.own(part.unsqueeze(0))[0] for ranks, part in own])
+        if reduction == "sum":
+            return losses.sum()
+        return losses.mean() if exist is None else losses.sum() / exist.sum().clamp_min(1)
+
+
+def sets_of(batch: AnyBatch) -> Sets:
+    """The views of a batch."""
+    items = None if batch.items is None else batch.items.flatten()
+    ranks = (batch.ranks,) * len(batch.embeddings)
+    return Sets(ranks, batch.embeddings.flatten(0, 1), items, batch.memory)
+
+
+def batch_of(
+    ranks: Ranks, views: tuple[Tensor, ...], *others: Tensor, items: Items | None = None
+) -> Batch:
     """The embeddings of all processes, computed in the dtype that views and others ask for."""
     with full_precision(views[0].device):
         unit = unit_vectors(torch.stack(views), computing_dtype(views[0], *others))
-        return Batch(ranks, ranks.gather(unit))
+        embeddings = ranks.gather(unit)
+    if items is not None:
+        given = [items] * len(views) if isinstance(items, Tensor) else items
+        items = ranks.gather(torch.stack(tuple(given)).unsqueeze(-1)).squeeze(-1)
+    return Batch(ranks, embeddings, items)
+
+
+def with_memory(of_views: Tensor, of_memory: Tensor | None) -> Tensor:
+    """What all views have ``[V, N, ...]``, and the memory after them: ``[M, ...]``."""
+    of_views = of_views.flatten(0, 1)
+    return of_views if of_memory is None else torch.cat([of_views, of_memory])
 
 
 def stacked_clusters(of_views: list[Tensor]) -> Tensor:
@@ -89,14 +136,29 @@ def stacked_clusters(of_views: list[Tensor]) -> Tensor:
     return clusters if clusters.dim() == 3 else clusters.unsqueeze(-1)
 
 
-def given_batch(given: Sequence[object]) -> AnyBatch | None:
+def unit_sets(ranks: Ranks, views: tuple[Tensor, ...], items: Items | None) -> Sets:
+    """The embeddings of all processes, of unit length: of views, or of sets with items."""
+    if items is None:
+        return sets_of(batch_of(ranks, views))
+    given = [items] * len(views) if isinstance(items, Tensor) else items
+    of_sets = ranks.of_sets([len(view) for view in views], views[0].device)
+    with full_precision(views[0].device):
+        units = [unit_vectors(view, computing_dtype(view)).unsqueeze(0) for view in views]
+        embeddings = [ranks.gather(unit)[0] for ranks, unit in zip(of_sets, units, strict=True)]
+        columns = [numbers.view(1, -1, 1) for numbers in given]
+        numbers = [ranks.gather(own).flatten() for ranks, own in zip(of_sets, columns, strict=True)]
+        return Sets(of_sets, torch.cat(embeddings), torch.cat(numbers), None)
+
+
+def given_batch(given: Sequence[object], items: object = None) -> AnyBatch | None:
     """The batch that a module is called with, if it is; a batch has all views in it."""
     batch = given[0] if given else None
     if not isinstance(batch, (Batch, AssignedBatch)):
         return None
-    if len(given) > 1:
+    num_given = len(given) + (items is not None)
+    if num_given > 1:
         raise TypeError(
-            f"a batch has all views in it: give it alone, but got {len(given)} arguments"
+            f"a batch has all views and items in it: give it alone, but got {num_given} arguments"
         )
     return batch
 

@@ -95,7 +95,7 @@ class ConsistencyLoss(LossModule):
         # The targets are divided, and not the sum: this adds no step to backward.
         terms = _cross_terms(log_probs, targets, divisor)
         if self.reduction == "none":
-            return ranks.reduce(terms.sum(-1), "none")
+            return ranks.own(terms.sum(-1)).flatten()
         return terms.sum()
 
     def _check(self, assignments: tuple[Any, ...], may_lack_rows: bool) -> None:

@@ -21,7 +21,7 @@ from pgcl_losses._checks import (
     check_flag,
     check_matrix,
     check_prototypes,
-    check_scale,
+    check_temperature,
     check_window,
     check_window_fits,
 )
@@ -39,7 +39,9 @@ from pgcl_losses.batch import (
     batch_of,
     check_assignments,
     given_batch,
+    sets_of,
     stacked_clusters,
+    with_memory,
 )
 from pgcl_losses.engine.contract import Factors, Gaussian, Table
 from pgcl_losses.engine.dispatch import ENGINE_CHOICES, Engine, choice_facts
@@ -48,6 +50,7 @@ from pgcl_losses.weights import (
     cluster_counts,
     cosine_moments,
     one_hot,
+    present_mean,
     prototype_log_weights,
     within_ranks,
 )
@@ -101,7 +104,7 @@ class PrototypeReweightedNCE(LossModule):
     """
 
     options: ClassVar[dict[str, Check]] = {
-        "temperature": check_scale,
+        "temperature": check_temperature,
         "weighting": partial(check_choice, choices=WEIGHTINGS),
         "exclude_same_cluster": check_flag,
         "negative_ranks": check_window,
@@ -111,7 +114,7 @@ class PrototypeReweightedNCE(LossModule):
         "engine": partial(check_choice, choices=ENGINE_CHOICES),
     }
 
-    temperature: float
+    temperature: float | Tensor
     weighting: Weighting
     exclude_same_cluster: bool
     negative_ranks: tuple[int, int] | None
@@ -123,7 +126,7 @@ class PrototypeReweightedNCE(LossModule):
     def __init__(
         self,
         *,
-        temperature: float = 0.2,
+        temperature: float | Tensor = 0.2,
         weighting: Weighting = "prototype",
         exclude_same_cluster: bool = True,
         negative_ranks: tuple[int, int] | None = None,
@@ -164,7 +167,7 @@ class PrototypeReweightedNCE(LossModule):
         with torch.no_grad(), full_precision(batch.embeddings.device):
             by_cluster, by_cosine = self._by_cluster(batch), self._by_cosine(batch)
         return weighted_info_nce(
-            batch,
+            sets_of(batch),
             self.temperature,
             self.negatives,
             self.engine,
@@ -177,8 +180,10 @@ class PrototypeReweightedNCE(LossModule):
         """The weight of a pair by its own cosine; all 1 in the warm-up."""
         if self.weighting != "sample":
             return None
+        memory = batch.memory
         # Detached for forward mode, too.
-        mean, variance = cosine_moments(batch.embeddings.detach().flatten(0, 1))
+        embeddings = with_memory(batch.embeddings.detach(), memory and memory.embeddings)
+        mean, variance = cosine_moments(embeddings, _present(batch))
         if batch.leading is not None:
             variance = variance.masked_fill(batch.leading, math.inf)
         return Gaussian(mean, variance)
@@ -188,10 +193,12 @@ class PrototypeReweightedNCE(LossModule):
         if not self._needs_clusters():
             return None
         batch = assigned(batch)
-        clusters, heads = batch.clusters.flatten(0, 1), batch.heads  # [M, H]
+        heads, memory = batch.heads, batch.memory
+        clusters = with_memory(batch.clusters, memory and memory.clusters)  # [M, H]
         of_heads: Sequence[Tensor | None] = [None] * len(heads)
         if self._needs_targets():
-            of_heads = batch.targets.flatten(0, 1).split_with_sizes(heads, dim=1)
+            of_all = with_memory(batch.targets, memory and memory.targets)
+            of_heads = of_all.split_with_sizes(heads, dim=1)
         tables = self._log_tables(batch, clusters, of_heads)
         if batch.leading is not None:
             tables = [table.masked_fill(batch.leading, 0.0) for table in tables]
@@ -215,6 +222,7 @@ class PrototypeReweightedNCE(LossModule):
     ) -> list[Tensor]:
         """Log of M w by the clusters of query and negative: ``[K, K]`` for each head."""
         heads, dtype, tables = batch.heads, batch.embeddings.dtype, []
+        present = _present(batch)
         prototypes: Sequence[Tensor | None] = [None] * len(heads)
         if self.weighting == "prototype":
             prototypes = batch.prototypes.detach().split_with_sizes(heads)
@@ -223,10 +231,10 @@ class PrototypeReweightedNCE(LossModule):
             if of_head is None:
                 table = torch.zeros(size, size, dtype=dtype, device=clusters.device)
             elif self.soft_clusters and q is not None:
-                table = prototype_log_weights(of_head, q.mean(0))
+                table = prototype_log_weights(of_head, present_mean(q, present))
             else:
-                counts = cluster_counts(numbers, size, dtype)
-                table = prototype_log_weights(of_head, counts.div_(len(clusters)))
+                counts = cluster_counts(numbers, size, dtype, present)
+                table = prototype_log_weights(of_head, counts.div_(counts.sum()))
             tables.append(table.fill_diagonal_(-torch.inf) if self.exclude_same_cluster else table)
         return tables
 
@@ -281,7 +289,7 @@ class PrototypeReweightedNCE(LossModule):
     def _check(
         self, views: Any, clusters: Any, prototypes: Any, assignments: Any, may_lack_rows: bool
     ) -> None:
-        check_loss_views(views, self.engine, may_lack_rows)
+        check_loss_views(views, None, self.engine, [self.temperature], None, may_lack_rows)
         if not self._needs_clusters():
             return
         if prototypes is not None:
@@ -324,6 +332,14 @@ class PrototypeReweightedNCE(LossModule):
                     f"exclude_same_cluster={self.exclude_same_cluster} needs one cluster per row"
                 )
             check_clusters(name, of_view, "z1", views[0], heads)
+
+
+def _present(batch: AnyBatch) -> Tensor | None:
+    """Which embeddings of all views and the memory take part, ``[M]``; None if all do."""
+    memory = batch.memory
+    if memory is None or memory.present is None:
+        return None
+    return with_memory(torch.ones_like(batch.embeddings[..., 0], dtype=torch.bool), memory.present)
 
 
 def _numbered(clusters: Tensor) -> tuple[Tensor, tuple[int]]:

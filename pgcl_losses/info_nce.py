@@ -1,29 +1,42 @@
-"""InfoNCE between the views of each graph (Eq. 3), with a weight for each pair if wanted.
+"""InfoNCE between the embeddings of each item (Eq. 3), with a weight for each pair if wanted.
 
 The paper: Lin et al., Prototypical Graph Contrastive Learning, 10.1109/TNNLS.2022.3191086. The sums
-over pairs are in `engine/`.
+over negatives are in `engine/`, and the positives in `positives.py`. Hard negatives: Robinson et
+al., Contrastive Learning with Hard Negative Samples, ICLR 2021. Debiased negatives: Chuang et al.,
+Debiased Contrastive Learning, NeurIPS 2020.
 """
 
+import math
 from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, get_args
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from pgcl_losses._checks import check_choice, check_scale, check_views
+from pgcl_losses._checks import (
+    check_choice,
+    check_count,
+    check_debias,
+    check_items,
+    check_temperature,
+    check_temperature_value,
+    check_views,
+    check_weight,
+)
 from pgcl_losses._module import Check, LossModule
 from pgcl_losses._normalize import full_precision
 from pgcl_losses.batch import (
     REDUCTIONS,
     AnyBatch,
-    Batch,
+    Items,
     Negatives,
     Reduction,
-    batch_of,
+    Sets,
     given_batch,
+    sets_of,
+    unit_sets,
 )
 from pgcl_losses.engine.contract import Factors, Pairs, PairWeight, Table, compared_sets
 from pgcl_losses.engine.dispatch import (
@@ -33,30 +46,41 @@ from pgcl_losses.engine.dispatch import (
     choice_facts,
     log_weighted_sums,
 )
+from pgcl_losses.memory import Memory
+from pgcl_losses.positives import log_count_negatives, positives_of
 
 NEGATIVES = get_args(Negatives)
-
-# log(1 + e^x) is x from here on, even for float64.
-_LINEAR_FROM = 40.0
 
 
 class InfoNCE(LossModule):
     r"""InfoNCE (NT-Xent), at any batch size and exact on many processes.
 
-    The mean over all 2N queries i of
+    The mean over all queries i, and over the positives p of each, of
 
-    .. math:: -\log \frac{e^{s_{ii'} / \tau}}{e^{s_{ii'} / \tau} + \sum_j e^{s_{ij} / \tau}}
+    .. math:: -\log \frac{e^{s_{ip} / \tau}}{e^{s_{ip} / \tau} + \sum_j e^{s_{ij} / \tau}}
 
-    with s the cosine of two rows, i' the positive, the other view of the query's graph, and j over
-    the rows of all other graphs. With more than two views, the mean over a query's positives.
+    with s the cosine of two embeddings, and j over the negatives of i: embeddings of other items.
+    Two views of N graphs have 2N queries, with one positive each.
 
     Args:
         temperature, negatives, reduction, engine, gather, process_group: as in :class:`PGCLLoss`.
+        memory_size (int): how many embeddings of past batches are further negatives, see
+            :meth:`remember`.
+        hardness (float): beta of Robinson et al. (2021). A negative has the weight
+            :math:`e^{\beta s_{ij} / \tau}`, constant for the gradient and scaled to a mean of 1.
+        debias (float): tau+ of Chuang et al. (2020), the probability that a negative is of the
+            query's class. The sum over negatives is corrected by what such negatives add.
+
+    ``items`` say which embeddings are positives of each other: those of one item. There is one
+    number for each embedding: ``items=(u, v)`` for two sets, which may differ in length, or one
+    tensor for all. Without them, row i of every view is item i. A query without a positive has loss
+    0 and is left out of the mean. An item's own embeddings in the memory are no negatives.
 
     Shape:
-        - views: two or more, ``[N, D]`` each; row i of every view is graph i, with a norm of at
-          most 1e18
-        - output: scalar, or ``[V * N]`` for ``reduction="none"``
+        - views: two or more, ``[N, D]`` each, or with items one or more sets of any lengths; norms
+          of at most 1e18
+        - items: ``[N]`` int64 for each set, or for all
+        - output: scalar, or ``[V * N]`` for ``reduction="none"``, the first set first
 
     Examples:
         >>> import torch
@@ -65,104 +89,235 @@ class InfoNCE(LossModule):
         >>> z2 = torch.tensor([[1.0, 0.0], [0.6, 0.8]])
         >>> InfoNCE()(z1, z2)
         tensor(0.2133)
+        >>> captions = torch.tensor([[1.0, 0.0], [0.6, 0.8], [0.0, 1.0]])
+        >>> items = torch.tensor([0, 1]), torch.tensor([0, 1, 1])
+        >>> InfoNCE(negatives="cross")(z1, captions, items=items)
+        tensor(0.0944)
 
     """
 
     options: ClassVar[dict[str, Check]] = {
-        "temperature": check_scale,
+        "temperature": check_temperature,
         "negatives": partial(check_choice, choices=NEGATIVES),
+        "memory_size": partial(check_count, minimum=0),
+        "hardness": check_weight,
+        "debias": check_debias,
         "reduction": partial(check_choice, choices=REDUCTIONS),
         "engine": partial(check_choice, choices=ENGINE_CHOICES),
     }
+    fixed = frozenset({"memory_size"})
 
-    temperature: float
+    temperature: float | Tensor
     negatives: Negatives
+    memory_size: int
+    hardness: float
+    debias: float
     reduction: Reduction
     engine: Engine
 
     def __init__(
         self,
-        temperature: float = 0.2,
+        *,
+        temperature: float | Tensor = 0.2,
         negatives: Negatives = "all",
+        memory_size: int = 0,
+        hardness: float = 0.0,
+        debias: float = 0.0,
         reduction: Reduction = "mean",
         engine: Engine = "auto",
-        *,
         gather: bool = True,
         process_group: ProcessGroup | None = None,
     ) -> None:
         super().__init__()
         self._assign_options(locals())
+        self.memory = Memory(self.memory_size) if self.memory_size > 0 else None
 
-    def forward(self, *views: Tensor | AnyBatch) -> Tensor:
-        """The loss of two views or more, or of a batch of them."""
-        return self.untraced(self._loss)(views)
+    def forward(self, *views: Tensor | AnyBatch, items: Items | None = None) -> Tensor:
+        """The loss of two views or more, of sets with items, or of a batch."""
+        return self.untraced(self._loss)(views, items)
 
     if TYPE_CHECKING:
         __call__ = forward
 
-    def _loss(self, views: tuple[Tensor | AnyBatch, ...]) -> Tensor:
-        batch = given_batch(views) or self._batch(views)
-        return weighted_info_nce(
-            batch, self.temperature, self.negatives, self.engine, self.reduction
+    def remember(self, embeddings: Tensor, items: Tensor | None = None) -> None:
+        """Store embeddings ``[N, D]`` in the memory by hand, such as those of a momentum encoder.
+
+        Without this, each training forward stores the embeddings of its batch, in the place of the
+        oldest ones. From the first call on, only this method does; that call empties the memory
+        first. With several processes, all of them call it, each with embeddings of its own. With
+        ``items`` ``[N]``, those stored are no negatives of queries of the same item.
+        """
+        remember(self, self.memory, embeddings, items)
+
+    def _loss(self, views: tuple[Tensor | AnyBatch, ...], items: Items | None) -> Tensor:
+        batch = given_batch(views, items)
+        sets = self._sets(views, items) if batch is None else sets_of(batch)
+        if self.memory is not None:
+            sets = sets._replace(memory=self.memory.contents(sets.embeddings))
+        loss = weighted_info_nce(
+            sets,
+            self.temperature,
+            self.negatives,
+            self.engine,
+            self.reduction,
+            hardness=self.hardness,
+            debias=self.debias,
+        )
+        if self.memory is not None and self.training and torch.is_grad_enabled():
+            self.memory.follow(sets.embeddings, sets.items)
+        return loss
+
+    def _sets(self, views: tuple[Any, ...], items: Items | None) -> Sets:
+        ranks = self.agree(
+            partial(check_loss_views, views, items, self.engine, [self.temperature], self.memory),
+            views,
+            lambda: {
+                "items": items is not None,
+                **choice_facts(self.engine, views[0]),
+                **({} if self.memory is None else self.memory.state()),
+            },
+        )
+        return unit_sets(ranks, views, items)
+
+
+def remember(
+    loss: LossModule, memory: Memory | None, embeddings: Tensor, items: Tensor | None
+) -> None:
+    """Store embeddings of all processes in the memory of a loss."""
+    if memory is None:
+        raise ValueError(
+            f"memory_size is 0, so there is no memory: make {type(loss).__name__}(memory_size=...)"
         )
 
-    def _batch(self, views: tuple[Any, ...]) -> Batch:
-        check = partial(check_loss_views, views, self.engine)
-        ranks = self.agree(check, views, lambda: choice_facts(self.engine, views[0]))
-        return batch_of(ranks, views)
+    def check(may_lack_rows: bool) -> None:
+        check_views([("embeddings", embeddings)], may_lack_rows=may_lack_rows)
+        memory.check("embeddings", embeddings)
+        if items is not None:
+            check_items([items], [embeddings])
+
+    ranks = loss.agree(check, (embeddings,), lambda: {"items": items is not None, **memory.state()})
+    with torch.no_grad():
+        sets = unit_sets(ranks, (embeddings,), None if items is None else (items,))
+        memory.remember(sets.embeddings, sets.items)
 
 
-def check_loss_views(views: Sequence[Any], engine: str, may_lack_rows: bool) -> None:
-    """Views of the same graphs, two or more, that the engine can take."""
-    if len(views) < 2:
+def check_loss_views(
+    views: Sequence[Any],
+    items: Items | None,
+    engine: str,
+    temperatures: Sequence[float | Tensor],
+    memory: Memory | None,
+    may_lack_rows: bool,
+) -> None:
+    """Views of the same graphs, or sets with items, that a loss with these options can take."""
+    if len(views) < (1 if items is not None else 2):
         listed = len(views) == 1 and isinstance(views[0], Sequence)
         raise TypeError(
             f"views must be two or more Tensors of shape [N, D], but got {len(views)}"
             + (", a list: unpack it, *views" if listed else "")
         )
-    check_views([(f"z{v}", z) for v, z in enumerate(views, 1)], may_lack_rows=may_lack_rows)
+    named = [(f"z{v}", z) for v, z in enumerate(views, 1)]
+    if items is None:
+        rule = (
+            "row i of every view must be graph i (InfoNCE takes sets of other lengths with items=)"
+        )
+        check_views(named, may_lack_rows=may_lack_rows, rule=rule)
+    else:
+        rule = "all sets must have the same dimension D"
+        check_views(named, may_lack_rows=may_lack_rows, rule=rule, lengths_may_differ=True)
+        check_items(items, views)
+    for temperature in temperatures:
+        check_temperature_value("temperature", temperature, views[0])
     check_engine(engine, views[0])
+    if memory is not None:
+        memory.check("z1", views[0])
 
 
 def weighted_info_nce(
-    batch: AnyBatch,
-    temperature: float,
+    sets: Sets,
+    temperature: float | Tensor,
     negatives: Negatives,
     engine: Engine,
     reduction: Reduction,
     by_cluster: Table | Factors | None = None,
     by_cosine: PairWeight | None = None,
+    *,
+    hardness: float = 0.0,
+    debias: float = 0.0,
 ) -> Tensor:
-    """InfoNCE of a batch's embeddings ``[V, N, D]`` with weighted negatives.
+    """InfoNCE of sets of embeddings with weighted negatives.
 
-    A query's loss is the mean over its positives, one in each other view.
+    A query's loss is the mean over its positives, with one sum S of its negatives.
     """
-    embeddings = batch.embeddings
-    num_views, num_items = embeddings.shape[:2]
-    compared = compared_sets(num_views, negatives)
-    with full_precision(embeddings.device):
-        pairs = Pairs(
-            embeddings.flatten(0, 1),
-            (num_items,) * num_views,
-            compared,
-            by_cluster=by_cluster,
-            by_cosine=by_cosine,
-        )
-        log_s = log_weighted_sums(pairs, temperature, engine, batch.ranks)
-        log_s = log_s.view(num_views, num_items)
-        of_positives = [
-            _with_positive(log_s, embeddings, temperature, shift) for shift in range(1, num_views)
-        ]
-        losses = of_positives[0] if num_views == 2 else torch.stack(of_positives).mean(0)
-        return batch.ranks.reduce(losses, reduction)
+    with full_precision(sets.embeddings.device):
+        ranks = sets.ranks[0]
+        if isinstance(temperature, Tensor):
+            temperature = ranks.average_gradient(temperature.to(sets.embeddings.dtype, copy=True))
+        pairs = _pairs(sets, negatives, by_cluster, by_cosine)
+        positives = positives_of(pairs)
+        sums = partial(log_weighted_sums, engine=engine, ranks=ranks)
+        if hardness > 0:
+            harder = sums(pairs, temperature / (1 + hardness))
+            with torch.no_grad():
+                log_weights = sums(pairs, temperature / hardness)
+            log_s = _scaled_to_mean_1(harder, log_weights, hardness, log_count_negatives(pairs))
+        else:
+            log_s = sums(pairs, temperature)
+        if debias > 0:
+            log_p = positives.log_means(temperature)
+            log_s = _debiased(log_s, log_p, log_count_negatives(pairs), temperature, debias)
+        losses = positives.losses(log_s, temperature)
+        exist = positives.exist()
+        if exist is not None:
+            losses = losses.where(exist, 0.0)
+        return sets.reduce(losses, exist, reduction)
 
 
-def _with_positive(log_s: Tensor, embeddings: Tensor, temperature: float, shift: int) -> Tensor:
-    """-log( e^{s_ip / tau} / (e^{s_ip / tau} + S_i) ), with p ``shift`` views away: ``[V, N]``."""
-    if len(embeddings) == 2:
-        first, second = embeddings.unbind()
-        positives = (first * second).sum(-1)  # [N] of both
-    else:
-        positives = (embeddings * embeddings.roll(shift, 0)).sum(-1)
-    gaps = torch.sub(log_s, positives, alpha=1 / temperature)
-    return F.softplus(gaps, threshold=_LINEAR_FROM)
+def _pairs(
+    sets: Sets, negatives: str, by_cluster: Table | Factors | None, by_cosine: PairWeight | None
+) -> Pairs:
+    """All sets, and the memory as the last one."""
+    embeddings, items, memory, present = sets.embeddings, sets.items, sets.memory, None
+    lengths = tuple([sum(ranks.counts) for ranks in sets.ranks])
+    compared = compared_sets(len(lengths), negatives)
+    if memory is None:
+        return Pairs(embeddings, lengths, compared, items, by_cluster, by_cosine)
+    size, num_queries = len(memory.embeddings), len(embeddings)
+    compared += tuple([(number, len(lengths)) for number in range(len(lengths))])
+    embeddings = torch.cat([embeddings, memory.embeddings])
+    if items is not None:
+        items = torch.cat([items, memory.items])
+    if memory.present is not None:
+        present = torch.cat([memory.present.new_ones(num_queries), memory.present])
+    lengths = *lengths, size
+    return Pairs(embeddings, lengths, compared, items, by_cluster, by_cosine, size, present)
+
+
+def _scaled_to_mean_1(
+    harder: Tensor, log_weights: Tensor, hardness: float, log_count: Tensor
+) -> Tensor:
+    """Log S with weights e^{beta s / tau} of mean 1.
+
+    ``harder``: log of the sum of e^{(1 + beta) s / tau}; ``log_weights``: of e^{beta s / tau}. Of
+    the exponent (1 + beta) s / tau, the part beta s / tau is the weight, which is constant.
+    """
+    constant = harder.detach() * (hardness / (1 + hardness))
+    constant += log_count - log_weights.masked_fill(log_weights == -math.inf, 0.0)
+    return harder / (1 + hardness) + constant
+
+
+def _debiased(
+    log_s: Tensor, log_p: Tensor, log_count: Tensor, temperature: float | Tensor, debias: float
+) -> Tensor:
+    """Log of N max((S / N - tau+ P) / (1 - tau+), e^{-1 / tau}), N the number of negatives.
+
+    ``log_p``: log P, of the mean over positives of e^{s / tau}.
+    """
+    none = log_s == -math.inf
+    log_mean = log_s.masked_fill(none, 0.0) - log_count.masked_fill(none, 0.0)
+    gap = log_p + math.log(debias) - log_mean  # log of tau+ P over S / N
+    lowest = gap.new_full((), -1.0) / temperature
+    rest = torch.log1p(-gap.clamp_max(-torch.finfo(gap.dtype).eps).exp())
+    corrected = torch.maximum(log_mean + rest - math.log1p(-debias), lowest)
+    corrected = torch.where(gap < 0, corrected, lowest)
+    return torch.where(none, log_s, corrected + log_count)

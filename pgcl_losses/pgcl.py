@@ -11,16 +11,31 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from pgcl_losses._checks import check_count, check_prototypes, check_scale, check_weight
+from pgcl_losses._checks import (
+    check_count,
+    check_items,
+    check_prototypes,
+    check_scale,
+    check_weight,
+)
 from pgcl_losses._modes import has_numbers
 from pgcl_losses._module import Check, LossModule
 from pgcl_losses._normalize import mean_cosine
 from pgcl_losses._warnings import Watch
-from pgcl_losses.batch import AssignedBatch, Assignment, Batch, Negatives, Reduction, batch_of
+from pgcl_losses.batch import (
+    AssignedBatch,
+    Assignment,
+    Batch,
+    Items,
+    Negatives,
+    Reduction,
+    batch_of,
+)
 from pgcl_losses.consistency import ConsistencyLoss
 from pgcl_losses.contrast import PrototypeReweightedNCE, Weighting
 from pgcl_losses.engine.dispatch import Engine, choice_facts
-from pgcl_losses.info_nce import check_loss_views
+from pgcl_losses.info_nce import check_loss_views, remember
+from pgcl_losses.memory import Memory
 from pgcl_losses.prototypes import SinkhornPrototypes
 
 Self = TypeVar("Self", bound="PGCLLoss")
@@ -72,12 +87,17 @@ class PGCLLoss(LossModule):
         contrast_weight (float): weight of the contrast. 0 leaves the consistency alone: no pair is
             computed, ``contrast`` is not called (its hooks do not fire), and the contrast of
             :meth:`terms` is zero, with the shape of ``reduction``.
-        temperature (float): tau of both the contrast and the prediction. Smaller is sharper.
+        temperature (float or Tensor): tau of both the contrast and the prediction. Smaller is
+            sharper. A tensor of shape ``()``, such as an ``nn.Parameter``, gets a gradient. It must
+            stay above 0; this is checked on a CPU alone.
         epsilon (float): sharpness of the balanced targets. Smaller is nearer to one prototype each.
         iterations (int): steps of Sinkhorn-Knopp. More of them balance more exactly.
         queue_size (int): how many past embeddings of each view help to balance the batch. For
             batches with few graphs for each prototype; 0 is no queue.
         queue_views (int): how many views the queue keeps embeddings of.
+        memory_size (int): how many embeddings of past batches are further negatives, see
+            :meth:`remember`. They are assigned to the present prototypes, balanced by themselves,
+            and weigh like all others.
         freeze_steps (int): for so many training forwards the prototypes are frozen: their gradient
             is zero. Weight decay still moves them.
         lead_steps (int): for so many training forwards, a warm-up, InfoNCE trains the encoder, and
@@ -115,6 +135,10 @@ class PGCLLoss(LossModule):
     of yours. ``prototypes`` is called with a :class:`Batch`, the others with the
     :class:`AssignedBatch` that it makes of it.
 
+    ``items`` ``[N]`` numbers what each graph shows, if several graphs of a batch may show the same:
+    graphs of one item are positives of each other and never negatives. They change the contrast
+    alone.
+
     With several processes every one has to call the loss, and its backward, the same number of
     times; a batch may be empty on some of them. The loss is then differentiable once.
 
@@ -125,6 +149,7 @@ class PGCLLoss(LossModule):
     Shape:
         - views: two or more, ``[N, D]`` each; row i of every view is graph i, with a norm of at
           most 1e18
+        - items: ``[N]`` int64
         - output: scalar, or ``[V * N]`` for ``reduction="none"``
 
     Examples:
@@ -143,10 +168,13 @@ class PGCLLoss(LossModule):
     options: ClassVar[dict[str, Check]] = {
         "consistency_weight": check_weight,
         "contrast_weight": check_weight,
+        "memory_size": partial(check_count, minimum=0),
     }
+    fixed = frozenset({"memory_size"})
 
     consistency_weight: float
     contrast_weight: float
+    memory_size: int
 
     dim = _of_modules("dim")
     num_prototypes = _of_modules("num_prototypes")
@@ -172,11 +200,12 @@ class PGCLLoss(LossModule):
         *,
         consistency_weight: float = 6.0,
         contrast_weight: float = 1.0,
-        temperature: float = 0.2,
+        temperature: float | Tensor = 0.2,
         epsilon: float = 0.05,
         iterations: int = 3,
         queue_size: int = 0,
         queue_views: int = 2,
+        memory_size: int = 0,
         freeze_steps: int = 0,
         lead_steps: int = 0,
         weighting: Weighting = "prototype",
@@ -194,6 +223,7 @@ class PGCLLoss(LossModule):
         self.contrast = PrototypeReweightedNCE.of_options(locals())
         self.consistency = ConsistencyLoss.of_options(locals())
         self._assign_options(locals())
+        self.memory = Memory(self.memory_size, dim) if self.memory_size > 0 else None
         self._watch = Watch()
         self._check_window()
 
@@ -258,26 +288,35 @@ class PGCLLoss(LossModule):
             for module in self._loss_modules():
                 setattr(module, name, value)
 
-    def forward(self, *views: Tensor) -> Tensor:
+    def forward(self, *views: Tensor, items: Items | None = None) -> Tensor:
         """The loss."""
-        return self.untraced(self._compute)(views)[0]
+        return self.untraced(self._compute)(views, items)[0]
 
     if TYPE_CHECKING:
         __call__ = forward
 
-    def terms(self, *views: Tensor) -> PGCLTerms:
+    def terms(self, *views: Tensor, items: Items | None = None) -> PGCLTerms:
         """The loss with its two terms and the assignments, for logging."""
-        loss, contrast, consistency, batch = self.untraced(self._compute)(views)
+        loss, contrast, consistency, batch = self.untraced(self._compute)(views, items)
         cosine = mean_cosine(batch.embeddings.detach())
         return PGCLTerms(loss, contrast, consistency, batch.own_assignments(), cosine)
 
-    def _compute(self, views: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor, AssignedBatch]:
+    def remember(self, embeddings: Tensor, items: Tensor | None = None) -> None:
+        """Store embeddings in the memory by hand, as :meth:`InfoNCE.remember` does."""
+        remember(self, self.memory, embeddings, items)
+
+    def _compute(
+        self, views: tuple[Tensor, ...], items: Items | None
+    ) -> tuple[Tensor, Tensor, Tensor, AssignedBatch]:
         """The loss, its contrast and its consistency, and the batch."""
-        batch: AssignedBatch = self.prototypes(self._batch(views))
+        batch: AssignedBatch = self.prototypes(self._batch(views, items))
         consistency = self.consistency(batch)
         contrasting = self.contrast_weight > 0
         contrast = self.contrast(batch) if contrasting else torch.zeros_like(consistency)
         learning = self.training and torch.is_grad_enabled()
+        if learning and self.memory is not None:
+            items = None if batch.items is None else batch.items.flatten()
+            self.memory.follow(batch.embeddings.flatten(0, 1), items)
         if learning and batch.ranks.rank == 0 and has_numbers(batch.embeddings):
             self._watch.look(
                 self.prototypes,
@@ -289,17 +328,29 @@ class PGCLLoss(LossModule):
         loss = torch.add(weighted, consistency, alpha=self.consistency_weight)
         return loss, contrast, consistency, batch
 
-    def _batch(self, views: tuple[Tensor, ...]) -> Batch:
+    def _batch(self, views: tuple[Tensor, ...], items: Items | None) -> Batch:
         """The unit embeddings of all views, of this process or of all."""
         ranks = self.agree(
-            partial(self._check, views),
+            partial(self._check, views, items),
             views,
-            lambda: self.prototypes.state() | choice_facts(self._engine(), views[0]),
+            lambda: {
+                "items": items is not None,
+                **self.prototypes.state(),
+                **choice_facts(self._engine(), views[0]),
+                **({} if self.memory is None else self.memory.state()),
+            },
         )
-        return batch_of(ranks, views, self.prototypes.weight)
+        batch = batch_of(ranks, views, self.prototypes.weight, items=items)
+        if self.memory is None:
+            return batch
+        return batch._replace(memory=self.memory.contents(batch.embeddings))
 
-    def _check(self, views: tuple[Tensor, ...], may_lack_rows: bool) -> None:
-        check_loss_views(views, self._engine(), may_lack_rows)
+    def _check(self, views: tuple[Tensor, ...], items: Items | None, may_lack_rows: bool) -> None:
+        modules = self._loss_modules()
+        temperatures: list[Any] = [m.temperature for m in modules if "temperature" in m.options]
+        check_loss_views(views, None, self._engine(), temperatures, self.memory, may_lack_rows)
+        if items is not None:
+            check_items(items, views)
         weight = self.prototypes.weight
         check_prototypes("prototypes.weight", weight, "z1", views[0], type(self).__name__)
         self.prototypes.check_call(len(views))

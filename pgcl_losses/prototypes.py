@@ -17,12 +17,15 @@ from pgcl_losses._checks import (
     check_matrix,
     check_prototypes,
     check_scale,
+    check_temperature,
+    check_temperature_value,
     check_views,
 )
 from pgcl_losses._module import Check, LossModule
 from pgcl_losses._normalize import computing_dtype, full_precision, unit_vectors
 from pgcl_losses.batch import AnyBatch, AssignedBatch, Assignment, Batch, batch_of, given_batch
 from pgcl_losses.kmeans import draw, spherical_kmeans
+from pgcl_losses.memory import Remembered
 from pgcl_losses.sinkhorn import balance
 
 
@@ -64,7 +67,7 @@ class SinkhornPrototypes(LossModule):
     options: ClassVar[dict[str, Check]] = {
         "dim": partial(check_count, minimum=1),
         "num_prototypes": check_heads,
-        "temperature": check_scale,
+        "temperature": check_temperature,
         "epsilon": check_scale,
         "iterations": partial(check_count, minimum=1),
         "queue_size": partial(check_count, minimum=0),
@@ -76,7 +79,7 @@ class SinkhornPrototypes(LossModule):
 
     dim: int
     num_prototypes: int | Sequence[int]  # a whole number, or a tuple of two or more
-    temperature: float
+    temperature: float | Tensor
     epsilon: float
     iterations: int
     queue_size: int
@@ -94,7 +97,7 @@ class SinkhornPrototypes(LossModule):
         dim: int,
         num_prototypes: int | Sequence[int] = 10,
         *,
-        temperature: float = 0.2,
+        temperature: float | Tensor = 0.2,
         epsilon: float = 0.05,
         iterations: int = 3,
         queue_size: int = 0,
@@ -154,6 +157,7 @@ class SinkhornPrototypes(LossModule):
         named = [(f"views[{v}]", view) for v, view in enumerate(views)]
         check_views(named, may_lack_rows=may_lack_rows)
         self._check_width("views[0]", views[0])
+        check_temperature_value("temperature", self.temperature, views[0])
         self.check_call(len(views))
 
     def _check_width(self, name: str, rows: Tensor) -> None:
@@ -250,6 +254,7 @@ class SinkhornPrototypes(LossModule):
                 if learning:
                     self._advance(rows, targets)
                 clusters = self._nearest(targets)
+                memory = self._assigned_memory(batch.memory, prototypes.detach())
         return AssignedBatch(
             batch.ranks,
             rows,
@@ -259,7 +264,19 @@ class SinkhornPrototypes(LossModule):
             clusters=clusters,
             heads=self.heads,
             leading=leading,
+            items=batch.items,
+            memory=memory,
         )
+
+    def _assigned_memory(self, memory: Remembered | None, prototypes: Tensor) -> Remembered | None:
+        """A memory is balanced by itself, as a view is."""
+        if memory is None:
+            return None
+        present = None if memory.present is None else memory.present.unsqueeze(1)
+        targets = self._balance(memory.embeddings @ prototypes.T, 1.0, present)
+        if present is not None:
+            targets.masked_fill_(~present, 0.0)
+        return memory._replace(targets=targets, clusters=self._nearest(targets))
 
     def _by_head(self, function: Callable[[Tensor], Tensor], scores: Tensor) -> Tensor:
         """A function of the columns of each head ``[..., K]``, the results side by side."""
@@ -282,23 +299,24 @@ class SinkhornPrototypes(LossModule):
 
     def _balanced(self, logits: Tensor, prototypes: Tensor) -> Tensor:
         """Targets from scores / temperature; scores are cosines."""
-        epsilon = self.epsilon / self.temperature
-        largest = 1 / self.temperature
+        scale = self.temperature
+        if isinstance(scale, Tensor):
+            logits, scale = logits * scale.detach(), 1.0
         if self.queue is None or self.queue_filled is None:
-            return self._by_head(
-                partial(balance, epsilon=epsilon, iterations=self.iterations, largest=largest),
-                logits,
-            )
+            return self._balance(logits, scale)
         num_rows = logits.shape[1]
-        past = _logits(self.queue.to(logits.dtype), prototypes, self.temperature)  # [V, Q, K]
+        past = _logits(self.queue.to(logits.dtype), prototypes, scale)  # [V, Q, K]
         slots = torch.arange(-num_rows, self.queue_size, device=logits.device)
         present = (slots < self.queue_filled).unsqueeze(1)  # [N + Q, 1]
-        both = torch.cat([logits, past], dim=1)
+        return self._balance(torch.cat([logits, past], dim=1), scale, present)[:, :num_rows]
+
+    def _balance(self, scores: Tensor, scale: float, present: Tensor | None = None) -> Tensor:
+        """Targets from cosines / scale, ``[..., K]``, each head by itself."""
         return self._by_head(
-            lambda of_head: balance(of_head, epsilon, self.iterations, present, largest)[
-                :, :num_rows
-            ],
-            both,
+            lambda of_head: balance(
+                of_head, self.epsilon / scale, self.iterations, present, largest=1 / scale
+            ),
+            scores,
         )
 
     def _advance(self, rows: Tensor, targets: Tensor) -> None:
@@ -317,6 +335,6 @@ class SinkhornPrototypes(LossModule):
             self.queue_filled.add_(finite * rows.shape[1]).clamp_(max=self.queue_size)
 
 
-def _logits(rows: Tensor, prototypes: Tensor, temperature: float) -> Tensor:
+def _logits(rows: Tensor, prototypes: Tensor, temperature: float | Tensor) -> Tensor:
     """Scores / temperature: ``[V, N, D]`` and ``[K, D]`` -> ``[V, N, K]``."""
     return rows @ prototypes.T / temperature

@@ -35,11 +35,19 @@ class Ranks(NamedTuple):
         start = self.starts()[self.rank]
         return of_all[:, start : start + self.counts[self.rank]]
 
-    def reduce(self, losses: Tensor, reduction: str) -> Tensor:
-        """Losses ``[V, N]`` -> their mean or sum, or those of this process ``[V * n]``."""
-        if reduction == "none":
-            return self.own(losses).flatten()
-        return losses.mean() if reduction == "mean" else losses.sum()
+    def of_sets(self, lengths: Sequence[int], device: torch.device) -> "tuple[Ranks, ...]":
+        """The same processes, for sets of which this one holds so many embeddings."""
+        if len(self.counts) == 1:
+            return tuple([self._replace(counts=(length,)) for length in lengths])
+        mine = torch.tensor(lengths, device=device)
+        of_ranks = mine.new_empty(len(self.counts) * len(lengths))
+        with named("all-gather of lengths", self.group):
+            all_gather(of_ranks, mine, self.group)
+        by_set = of_ranks.view(len(self.counts), -1).T.tolist()
+        for a, counts in enumerate(by_set, 1):
+            if sum(counts) == 0:
+                raise ValueError(f"z{a} must not be empty on every rank")
+        return tuple([self._replace(counts=counts) for counts in by_set])
 
     def gather(self, views: Tensor) -> Tensor:
         """The views of all ranks, in the order of ranks: ``[V, n, D] -> [V, N, D]``."""

@@ -54,17 +54,25 @@ def within_ranks(targets: Tensor, first: int, end: int) -> Tensor:
     return torch.zeros_like(targets, dtype=torch.bool).scatter_(-1, order[:, first:end], True)
 
 
-def cosine_moments(rows: Tensor) -> tuple[Tensor, Tensor]:
+def cosine_moments(rows: Tensor, present: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """For d_ij = 1 - cos(z_i, z_j): mean and variance of each row's cosines, both ``[M]``.
 
     They follow from the moments of the rows, without a matrix of pairs. The engine computes the
-    weight of a pair from them. ``rows``: all samples, unit rows ``[M, D]``.
+    weight of a pair from them. ``rows``: all samples, unit rows ``[M, D]``; over those ``present``.
     """
-    mean = rows.mean(0)  # [D]
+    mean = present_mean(rows, present)  # [D]
     centered = rows - mean
-    covariance = centered.T @ centered / len(rows)  # [D, D]
+    if present is not None:
+        centered *= present.unsqueeze(1)
+    count = len(rows) if present is None else present.sum()
+    covariance = centered.T @ centered / count  # [D, D]
     variance = ((rows @ covariance) * rows).sum(1)  # [M]
     return rows @ mean, _above_noise(variance)
+
+
+def present_mean(rows: Tensor, present: Tensor | None) -> Tensor:
+    """The mean of the rows that are present, ``[M, D] -> [D]``; the others are 0."""
+    return rows.mean(0) if present is None else rows.sum(0) / present.sum()
 
 
 def _above_noise(variance: Tensor) -> Tensor:
@@ -74,8 +82,12 @@ def _above_noise(variance: Tensor) -> Tensor:
 
 
 def cluster_counts(
-    clusters: Tensor, num_prototypes: int, dtype: torch.dtype = torch.long
+    clusters: Tensor,
+    num_prototypes: int,
+    dtype: torch.dtype = torch.long,
+    present: Tensor | None = None,
 ) -> Tensor:
-    """The histogram n_k: ``[N]`` cluster numbers -> ``[K]`` counts."""
+    """The histogram n_k of those present: ``[N]`` cluster numbers -> ``[K]`` counts."""
     counts = clusters.new_zeros(num_prototypes, dtype=dtype)
-    return counts.scatter_add_(0, clusters, counts.new_ones(()).expand_as(clusters))
+    each = counts.new_ones(()) if present is None else present.to(dtype)
+    return counts.scatter_add_(0, clusters, each.expand_as(clusters))

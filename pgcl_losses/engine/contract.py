@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from pgcl_losses._modes import is_eager
+from pgcl_losses._modes import can_be_read, is_eager
 
 # Up to here e^{s / tau} of millions of pairs adds up in float32 without a maximum taken off first.
 LARGEST_EXPONENT = 40.0
@@ -40,10 +40,11 @@ class Factors(NamedTuple):
 class PairWeight(Protocol):
     """Weights by the pair's own cosine: W_ij = Z_i 2^formula(s_ij, numbers of i).
 
-    The engine chooses Z_i: the mean of W_ij over all M embeddings j, i itself among them, is 1.
+    The engine chooses Z_i: the mean of W_ij over all embeddings j that are present, i itself among
+    them, is 1.
     """
 
-    def numbers(self, scale: float) -> tuple[Tensor, ...]:
+    def numbers(self, scale: float | Tensor) -> tuple[Tensor, ...]:
         """What the formula takes for each embedding, ``[M]`` each, where it gets scale * cosine."""
 
     def formula(self, scaled: Tensor, *numbers: Tensor, out: Tensor | None = None) -> Tensor:
@@ -56,7 +57,7 @@ class Gaussian(NamedTuple):
     mean: Tensor  # [M]
     variance: Tensor  # [M] infinite where every weight is 1
 
-    def numbers(self, scale: float) -> tuple[Tensor, ...]:
+    def numbers(self, scale: float | Tensor) -> tuple[Tensor, ...]:
         """Mean and sharpness; squares of scaled cosines would overflow at low temperatures."""
         return self.mean * scale, (0.5 * LOG2_E / self.variance).sqrt_() / scale
 
@@ -69,21 +70,33 @@ class Gaussian(NamedTuple):
 class Pairs(NamedTuple):
     """Which embeddings are negatives of each other, and how much each pair counts.
 
-    Sets are slices of one matrix: views, or others of any lengths. Weights of both kinds multiply;
-    without any, W_ij is 1. They are constants for the gradient.
+    Sets are slices of one matrix: views, or others of any lengths, and perhaps a memory after them.
+    Those of a memory are no queries: they have no sums. Weights of both kinds multiply; without
+    any, W_ij is 1. They are constants for the gradient.
     """
 
     embeddings: Tensor  # [M, D] of unit length
     lengths: tuple[int, ...]  # of each set
     compared: tuple[tuple[int, int], ...]  # (a, b) with a <= b: sets with negatives in each other
-    items: Tensor | None = None  # [M] int64; None: an embedding's item is its place in its set
+    # [M] int64; None: a query's item is its place in its set, and a memory has no item of a query
+    items: Tensor | None = None
     by_cluster: Table | Factors | None = None
     by_cosine: PairWeight | None = None
+    memory_size: int = 0  # of the last set, if that is a memory
+    present: Tensor | None = None  # [M] bool; embeddings that are not take no part
+
+    @property
+    def num_queries(self) -> int:
+        return self.embeddings.shape[0] - self.memory_size
 
     def sets(self) -> list[slice]:
         """The embeddings of each set."""
         ends = [0, *itertools.accumulate(self.lengths)]
         return [slice(*both) for both in itertools.pairwise(ends)]
+
+    def query_lengths(self) -> tuple[int, ...]:
+        """The lengths of all sets but a memory."""
+        return self.lengths[:-1] if self.memory_size else self.lengths
 
     def compares_all(self) -> bool:
         num_sets = len(self.lengths)
@@ -93,20 +106,27 @@ class Pairs(NamedTuple):
         """The sets that one of them is compared with."""
         return sorted({a + b - number for a, b in self.compared if number in (a, b)})
 
+    def count_present(self) -> Tensor:
+        """How many embeddings take part: ``[]``, as a floating-point number."""
+        if self.present is not None:
+            return self.present.sum(dtype=self.embeddings.dtype)
+        return self.embeddings.new_full((), self.embeddings.shape[0])
+
     def fill_items(self, matrix: Tensor, i: slice, j: slice, value: float) -> None:
         """Fill the pairs of one item in a matrix ``[I, J]``, in place."""
         if self.items is not None:
             matrix.masked_fill_(self.items[i].unsqueeze(1) == self.items[j], value)
             return
-        length, num_sets, width = self.lengths[0], len(self.lengths), j.stop - j.start
-        is_whole = i == j == slice(0, self.embeddings.shape[0])
-        if is_whole and self.lengths == (length,) * num_sets and is_eager():
+        lengths, width = self.query_lengths(), j.stop - j.start
+        num_sets, length = len(lengths), lengths[0]
+        are_whole = i.start == j.start == 0 and min(i.stop, j.stop) >= self.num_queries
+        if are_whole and lengths == (length,) * num_sets and is_eager():
             # Item g of one set and of another, or the same one: of all sets at once. (Compilers
             # refuse as_strided.)
             strides = (length * width, length, width + 1)
             matrix.as_strided((num_sets, num_sets, length), strides).fill_(value)
             return
-        sets, flat = self.sets(), matrix.view(-1)
+        sets, flat = self.sets()[:num_sets], matrix.view(-1)
         for a, b in itertools.product(sets, sets):
             # They lie on a diagonal. (Tensor.diagonal makes the compiler of torch 2.13 warn.)
             first = max(0, i.start - a.start, j.start - b.start)
@@ -115,6 +135,13 @@ class Pairs(NamedTuple):
             if count > 0:
                 corner = (a.start + first - i.start) * width + b.start + first - j.start
                 flat[corner : corner + (count - 1) * (width + 1) + 1 : width + 1].fill_(value)
+
+
+def may_overflow(temperature: float | Tensor) -> bool:
+    """Whether sums of e^{s / tau} need a maximum taken off first, as far as Python can tell."""
+    if isinstance(temperature, Tensor) and not can_be_read(temperature.detach()):
+        return True
+    return 1 / float(temperature) > LARGEST_EXPONENT
 
 
 def couples(count: int) -> list[tuple[int, int]]:
@@ -131,7 +158,8 @@ def compared_sets(num_sets: int, negatives: str) -> tuple[tuple[int, int], ...]:
 class Sums(NamedTuple):
     """What an engine returns for the pairs of a portion; e^log_sums of all portions add up to S.
 
-    With a pair weight they add up to S_i / Z_i, and Z_i = M / e^log_totals_i.
+    With a pair weight they add up to S_i / Z_i, and Z_i = M / e^log_totals_i, M of those present.
+    Of a memory they are -inf.
     """
 
     log_sums: Tensor  # [M] -inf where there is no negative

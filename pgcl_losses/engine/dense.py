@@ -9,7 +9,6 @@ from torch import Tensor
 from pgcl_losses._modes import is_dual, is_eager
 from pgcl_losses.engine.blocks import Run
 from pgcl_losses.engine.contract import (
-    LARGEST_EXPONENT,
     LOG2_E,
     Factors,
     Pairs,
@@ -17,17 +16,19 @@ from pgcl_losses.engine.contract import (
     Table,
     check_kind,
     couples,
+    may_overflow,
 )
 from pgcl_losses.engine.lookup import BlockWeights
 
 _IN_CACHE = 1 << 20  # pairs; a copy of so many costs less than another product
 
 
-def log_sums(pairs: Pairs, temperature: float) -> Sums:
+def log_sums(pairs: Pairs, temperature: float | Tensor) -> Sums:
     """See `Sums`; they can be differentiated any number of times."""
     check_kind("dense", pairs.by_cluster, Table, Factors)
     by_cosine, log_totals = _by_cosine(pairs)
-    plain = 1 / temperature <= LARGEST_EXPONENT and is_eager() and not is_dual(pairs.embeddings)
+    plain = not (isinstance(temperature, Tensor) or may_overflow(temperature))
+    plain = plain and is_eager() and not is_dual(pairs.embeddings)
     function: Any = _PlainSums.apply if plain else _sums
     return Sums(function(pairs.embeddings, pairs, by_cosine, temperature), log_totals)
 
@@ -37,22 +38,25 @@ Side = tuple[slice, slice]
 
 
 def _sides(pairs: Pairs) -> list[Side]:
-    """All embeddings with all; or, where there are two sets and no others, each with the other."""
-    if pairs.compared == ((0, 1),) and len(pairs.lengths) == 2:
+    """All queries with all; or, where there are two sets and no others, each with the other."""
+    both = pairs.compared == ((0, 1),) and len(pairs.lengths) == 2 and not pairs.memory_size
+    if both and min(pairs.lengths) > 0:
         first, second = pairs.sets()
         return [(first, second), (second, first)]
-    return [(slice(0, pairs.embeddings.shape[0]),) * 2]
+    return [(slice(0, pairs.num_queries), slice(0, pairs.embeddings.shape[0]))]
 
 
 def _by_cosine(pairs: Pairs) -> tuple[Tensor | None, Tensor | None]:
-    """Log2 of the pair weight ``[J, I]`` for all pairs, and the log of its total ``[I]``."""
+    """Log2 of the pair weight ``[J, I]`` for all queries I, and the log of its total ``[I]``."""
     if pairs.by_cosine is None:
         return None, None
     with torch.no_grad():
         embeddings = pairs.embeddings.detach()  # for forward mode, too
-        cosines = embeddings @ embeddings.T
-        numbers = pairs.by_cosine.numbers(1.0)
+        cosines = embeddings @ embeddings[: pairs.num_queries].T
+        numbers = [of_all[: pairs.num_queries] for of_all in pairs.by_cosine.numbers(1.0)]
         logs = pairs.by_cosine.formula(cosines, *numbers, out=cosines if is_eager() else None)
+        if pairs.present is not None:
+            logs.masked_fill_(~pairs.present.unsqueeze(1), -torch.inf)
         return logs, logs.exp2().sum(0).log_()
 
 
@@ -69,14 +73,18 @@ def _log2_weights(pairs: Pairs, by_cosine: Tensor | None, side: Side) -> Tensor:
     if by_cosine is not None:
         weights += by_cosine[j, i]
     pairs.fill_items(weights, j, i, -torch.inf)
-    if i == j and not pairs.compares_all():
+    if pairs.present is not None:
+        weights.masked_fill_(~pairs.present[j].unsqueeze(1), -torch.inf)
+    if j.stop - j.start == pairs.embeddings.shape[0] and not pairs.compares_all():
         sets = pairs.sets()
         for a, b in set(couples(len(sets))).difference(pairs.compared):
             weights[sets[a], sets[b]] = weights[sets[b], sets[a]] = -torch.inf
     return weights
 
 
-def _sums(embeddings: Tensor, pairs: Pairs, by_cosine: Tensor | None, temperature: float) -> Tensor:
+def _sums(
+    embeddings: Tensor, pairs: Pairs, by_cosine: Tensor | None, temperature: float | Tensor
+) -> Tensor:
     """Log S ``[M]``, in steps that autograd can take."""
     of_sides = []
     limits = torch.finfo(embeddings.dtype)
@@ -131,6 +139,8 @@ class _PlainSums(torch.autograd.Function):
                 d_pairs.mul_(scales.unsqueeze(1)).addcmul_(terms, scales)
                 return d_pairs @ embeddings, None, None, None
             d_embeddings = torch.zeros_like(embeddings) if d_embeddings is None else d_embeddings
-            d_embeddings[j].addmm_(terms, embeddings[i] * scales.unsqueeze(1))
+            queries = slice(j.start, min(j.stop, pairs.num_queries))  # a memory needs no gradient
+            of_queries = terms[: queries.stop - queries.start]
+            d_embeddings[queries].addmm_(of_queries, embeddings[i] * scales.unsqueeze(1))
             d_embeddings[i].addcmul_(terms.T @ embeddings[j], scales.unsqueeze(1))
         return d_embeddings, None, None, None

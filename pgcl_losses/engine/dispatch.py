@@ -7,6 +7,7 @@ from types import ModuleType
 from typing import Any, Literal, get_args
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
@@ -28,10 +29,13 @@ _DENSE_ELSEWHERE = 1 << 26
 TRACEABLE = tuple(int(number) for number in torch.__version__.split(".")[:2]) >= (2, 11)
 
 
-def log_weighted_sums(pairs: Pairs, temperature: float, engine: str, ranks: Ranks) -> Tensor:
-    """Log S ``[M]``, -inf where an embedding has no negative, with gradient to the embeddings.
+def log_weighted_sums(
+    pairs: Pairs, temperature: float | Tensor, engine: str, ranks: Ranks
+) -> Tensor:
+    """Log S of the queries ``[Q]``, -inf for one without negatives, with gradient to embeddings.
 
-    All processes have the same pairs, and each computes its portion of them.
+    All processes have the same pairs, and each computes its portion of them. A tensor as
+    temperature ``[]`` has a gradient, too.
     """
     num_ranks = len(ranks.counts)
     if engine == "auto":
@@ -42,15 +46,17 @@ def log_weighted_sums(pairs: Pairs, temperature: float, engine: str, ranks: Rank
                 f"engine='dense' computes one matrix in one process, but {num_ranks} processes "
                 "share a batch: choose engine='auto' or 'streaming', or gather=False"
             )
-        return _scaled(*dense.log_sums(pairs, temperature)[:2])
+        sums = dense.log_sums(pairs, temperature)
+        return _scaled(pairs, sums.log_sums, sums.log_totals)
     check_engine(engine, pairs.embeddings)
     add_up = _LogSums.apply
     if torch.compiler.is_compiling():
-        if TRACEABLE:  # with a symbol in place of a plain number, torch 2.13 mixes up two graphs
-            temperature = math.fsum([temperature])
-        else:
+        if not TRACEABLE:
             add_up = torch.compiler.disable(add_up)  # type: ignore[no-untyped-call]  # torch has no type there
-    log_s: Tensor = add_up(pairs.embeddings, pairs, temperature, engine, ranks)  # type: ignore[no-untyped-call]  # torch has no type there
+        elif not isinstance(temperature, Tensor):
+            # With a symbol in place of a plain number, torch 2.13 mixes up two graphs.
+            temperature = math.fsum([temperature])
+    log_s: Tensor = add_up(pairs.embeddings, temperature, pairs, engine, ranks)  # type: ignore[no-untyped-call]  # torch has no type there
     return log_s
 
 
@@ -84,7 +90,12 @@ class _LogSums(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, embeddings: Tensor, pairs: Pairs, temperature: float, engine: str, ranks: Ranks
+        ctx: Any,
+        embeddings: Tensor,
+        temperature: float | Tensor,
+        pairs: Pairs,
+        engine: str,
+        ranks: Ranks,
     ) -> Tensor:
         portion = Portion(ranks.rank, len(ranks.counts))
         sums = _module(engine).log_sums(pairs, temperature, portion)
@@ -96,19 +107,26 @@ class _LogSums(torch.autograd.Function):
         ctx.pairs, ctx.temperature, ctx.engine, ctx.ranks = pairs, temperature, engine, ranks
         # A compiled graph keeps no layout from its forward to its backward pass.
         ctx.layout = None if torch.compiler.is_compiling() else sums.layout
-        return _scaled(log_sums, log_totals)
+        return _scaled(pairs, log_sums, log_totals)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_log_s: Tensor) -> tuple[Tensor | None, ...]:
         (log_sums,) = ctx.saved_tensors
+        pairs, temperature = ctx.pairs, ctx.temperature
         portion = Portion(ctx.ranks.rank, len(ctx.ranks.counts))
         # The losses of all processes look at the sums of all embeddings.
         d_log_s = ctx.ranks.add(d_log_s, "the sums' gradient")
+        d_log_s = F.pad(d_log_s, (0, pairs.memory_size))
+        of_temperature = ctx.needs_input_grad[1]
         d_embeddings = _module(ctx.engine).gradient(
-            ctx.pairs, ctx.temperature, log_sums, d_log_s, portion, ctx.layout
+            pairs, temperature, log_sums, d_log_s, portion, ctx.layout, of_memory=of_temperature
         )
-        return d_embeddings, None, None, None, None
+        d_temperature = None
+        if of_temperature:  # the sums depend on products of two embeddings / temperature alone
+            products = (pairs.embeddings.detach() * d_embeddings).sum()
+            d_temperature = products.to(temperature.dtype) / (-2 * temperature)
+        return d_embeddings, d_temperature, None, None, None
 
 
 def _module(engine: str) -> ModuleType:
@@ -119,13 +137,13 @@ def _module(engine: str) -> ModuleType:
     return streaming
 
 
-def _scaled(log_sums: Tensor, log_totals: Tensor | None) -> Tensor:
-    """Log S with the pair weight's scale in it, if there is one."""
+def _scaled(pairs: Pairs, log_sums: Tensor, log_totals: Tensor | None) -> Tensor:
+    """Log S of the queries, with the pair weight's scale in it, if there is one."""
+    log_sums = log_sums[: pairs.num_queries] if pairs.memory_size else log_sums
     if log_totals is None:
         return log_sums
     # A tensor's logarithm: that of a number would have graphs compiled for each number of rows.
-    log_count = log_totals.new_full((), log_totals.shape[0]).log_()
-    return log_sums + (log_count - log_totals)
+    return log_sums + (pairs.count_present().log_() - log_totals[: pairs.num_queries])
 
 
 def check_engine(engine: str, embeddings: Tensor) -> None:

@@ -15,7 +15,6 @@ from torch import Tensor
 from pgcl_losses.engine.blocks import Block, Layout, layout
 from pgcl_losses.engine.contract import (
     ALL_PAIRS,
-    LARGEST_EXPONENT,
     LOG2_E,
     Factors,
     Pairs,
@@ -23,6 +22,7 @@ from pgcl_losses.engine.contract import (
     Sums,
     Table,
     check_kind,
+    may_overflow,
 )
 from pgcl_losses.engine.lookup import BlockWeights
 
@@ -31,7 +31,7 @@ from pgcl_losses.engine.lookup import BlockWeights
 _SMALLEST_PART = -60.0
 
 
-def log_sums(pairs: Pairs, temperature: float, portion: Portion = ALL_PAIRS) -> Sums:
+def log_sums(pairs: Pairs, temperature: float | Tensor, portion: Portion = ALL_PAIRS) -> Sums:
     """See `Sums`."""
     check_kind("streaming", pairs.by_cluster, Table, Factors)
     laid = layout(pairs, portion)
@@ -45,16 +45,17 @@ def log_sums(pairs: Pairs, temperature: float, portion: Portion = ALL_PAIRS) -> 
 
 def gradient(
     pairs: Pairs,
-    temperature: float,
+    temperature: float | Tensor,
     log_s: Tensor,
     d_log_s: Tensor,
     portion: Portion,
     laid: object = None,
+    of_memory: bool = False,
 ) -> Tensor:
     """Gradient ``[M, D]`` of the sum of d_log_s_i log S_i, as far as this portion's pairs go.
 
     ``log_s``: of all portions together, without the pair weight's scale; ``laid``: the layout of
-    the forward pass, if it was kept.
+    the forward pass, if it was kept; ``of_memory``: whether the gradient of a memory is wanted.
     """
     laid = layout(pairs, portion) if laid is None else cast(Layout, laid)
     sums = _kind(temperature)(pairs, temperature, laid)
@@ -66,13 +67,13 @@ def gradient(
         i, j = block.i.place, block.j.place
         d_pairs = sums.d_pairs(block, exponents, scratch)  # [J, I]
         d_embeddings[i].addmm_(d_pairs.T, embeddings[j])
-        if i != j:
+        if i != j and (of_memory or not block.of_memory):
             d_embeddings[j].addmm_(d_pairs, embeddings[i])
     return laid.unsort(d_embeddings)
 
 
 def _exponents(
-    embeddings: Tensor, temperature: float, blocks: list[Block]
+    embeddings: Tensor, temperature: float | Tensor, blocks: list[Block]
 ) -> Iterator[tuple[Block, Tensor, list[Tensor]]]:
     """Blocks of sorted embeddings with their exponents s / tau, of 2, and scratch.
 
@@ -84,7 +85,7 @@ def _exponents(
         shape = block.j.size(), block.i.size()
         exponents, *scratch = buffer[:, : shape[0] * shape[1]].view(-1, *shape).unbind()
         i, j = embeddings[block.i.place], embeddings[block.j.place]
-        torch.addmm(exponents, j, i.T, beta=0, alpha=LOG2_E / temperature, out=exponents)
+        torch.mm(j, (i * (LOG2_E / temperature)).T, out=exponents)
         yield block, exponents, scratch
 
 
@@ -93,7 +94,7 @@ class _Sums:
 
     logarithms: bool
 
-    def __init__(self, pairs: Pairs, temperature: float, laid: Layout) -> None:
+    def __init__(self, pairs: Pairs, temperature: float | Tensor, laid: Layout) -> None:
         self.laid, self.pair_weight = laid, pairs.by_cosine
         self.weights: BlockWeights | None = None
         if pairs.by_cluster is not None:
@@ -133,6 +134,7 @@ class _Plain(_Sums):
             mine, weighted = block.run(axis).place, values
             if self.pair_weight is not None:
                 weighted = self.by_cosine(block, exponents, axis, scratch[2]).exp2_()
+                self.laid.fill_absent(block, weighted, 0.0)
                 self.totals[mine] += weighted.sum(axis)
                 if not block.negatives:
                     continue
@@ -155,14 +157,14 @@ class _Plain(_Sums):
 
     def d_pairs(self, block: Block, exponents: Tensor, scratch: list[Tensor]) -> Tensor:
         """e^{s / tau} (d_i W_ij + d_j W_ji), with d the gradient of the sums."""
-        of_axes = [self.d_sums[block.run(axis).place].unsqueeze(axis) for axis in (0, 1)]
+        of_axes = [self.d_sums[block.run(axis).place].unsqueeze(axis) for axis in block.sides()]
         if self.pair_weight is None:
             values = self.values(block, exponents, exponents)
-            if self.weights is None:
-                return values.mul_(torch.add(*of_axes, out=scratch[0]))
-            of_i = self.weights.of(block.i, block.j, 0, scratch[0]).mul_(of_axes[0])
-            of_j = self.weights.of(block.i, block.j, 1, scratch[1])
-            return values.mul_(torch.addcmul(of_i, of_j, of_axes[1], out=scratch[0]))
+            of_i, *of_j = of_axes
+            if self.weights is not None:
+                of_i = self.weights.of(block.i, block.j, 0, scratch[0]).mul_(of_i)
+                of_j = [self.weights.of(block.i, block.j, 1, scratch[1]).mul_(d) for d in of_j]
+            return values.mul_(torch.add(of_i, *of_j, out=scratch[0]) if of_j else of_i)
         values = scratch[1].zero_()
         for axis, d_sums in enumerate(of_axes):
             if self.weights is not None:
@@ -178,7 +180,7 @@ class _Logarithms(_Sums):
 
     logarithms = True
 
-    def __init__(self, pairs: Pairs, temperature: float, laid: Layout) -> None:
+    def __init__(self, pairs: Pairs, temperature: float | Tensor, laid: Layout) -> None:
         super().__init__(pairs, temperature, laid)
         self.peaks = torch.full_like(self.sums, -torch.inf)
         self.lowest = 1 + math.log2(torch.finfo(self.sums.dtype).tiny)
@@ -204,7 +206,9 @@ class _Logarithms(_Sums):
             mine = block.run(axis).place
             logits = self.logits(block, axis, exponents, scratch)
             if self.pair_weight is not None:
-                self.totals[mine] += scratch[2].exp2_().sum(axis)
+                weights = scratch[2].exp2_()
+                self.laid.fill_absent(block, weights, 0.0)
+                self.totals[mine] += weights.sum(axis)
             if not block.negatives:
                 continue
             peaks = torch.maximum(self.peaks[mine], logits.amax(axis))
@@ -224,17 +228,19 @@ class _Logarithms(_Sums):
         self.log_s = log_s.masked_fill(log_s == -torch.inf, 0.0) * LOG2_E
 
     def d_pairs(self, block: Block, exponents: Tensor, scratch: list[Tensor]) -> Tensor:
-        of_i, of_j = (
+        of_axes = [
             self.logits(block, axis, exponents, scratch)
             .sub_(self.log_s[block.run(axis).place].unsqueeze(axis))
             # Log S is rounded, but no pair is more than its sum.
             .clamp_(_SMALLEST_PART * LOG2_E, 0.0)
             .exp2_()
-            for axis in (0, 1)
-        )
-        of_j.mul_(self.d_log_s[block.j.place].unsqueeze(1))
-        return of_j.addcmul_(of_i, self.d_log_s[block.i.place])
+            for axis in block.sides()
+        ]
+        of_axes[0].mul_(self.d_log_s[block.i.place])
+        for of_j in of_axes[1:]:
+            of_axes[0].addcmul_(of_j, self.d_log_s[block.j.place].unsqueeze(1))
+        return of_axes[0]
 
 
-def _kind(temperature: float) -> type[_Plain | _Logarithms]:
-    return _Plain if 1 / temperature <= LARGEST_EXPONENT else _Logarithms
+def _kind(temperature: float | Tensor) -> type[_Plain | _Logarithms]:
+    return _Logarithms if may_overflow(temperature) else _Plain

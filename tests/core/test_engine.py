@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from helpers.blocks import in_blocks
 from helpers.cases import MODES, cases, oracle_losses
+from helpers.engine_cases import with_memory
 from helpers.engine_oracle import exact, log_scaled
 from hypothesis import given
 from hypothesis import strategies as st
@@ -202,7 +203,8 @@ def pairs_of_any_kind(draw):
         )
     )
     embeddings = F.normalize(random(m, 3) - 0.5)
-    return Pairs(embeddings, lengths, compared, items, by_cluster, by_cosine)
+    pairs = Pairs(embeddings, lengths, compared, items, by_cluster, by_cosine)
+    return with_memory(pairs, draw(st.sampled_from(["none", "full", "part"])))
 
 
 @given(
@@ -211,22 +213,30 @@ def pairs_of_any_kind(draw):
     engine=st.sampled_from(["dense", "streaming"]),
     block=st.sampled_from([1, 3, 640]),
     in_cache=st.sampled_from([0, 1 << 20]),
+    learned=st.booleans(),
 )
 def test_an_engine_computes_the_sentence_of_its_contract(
-    pairs, temperature, engine, block, in_cache
+    pairs, temperature, engine, block, in_cache, learned
 ):
     d_log_s = torch.linspace(-1, 2, len(pairs.embeddings), dtype=torch.float64)
     expected = exact(pairs, temperature, d_log_s)
+    queries = slice(0, pairs.num_queries)
     embeddings = pairs.embeddings.clone().requires_grad_()
     constant = pairs._replace(embeddings=embeddings)
+    tau = torch.tensor(temperature, dtype=torch.float64, requires_grad=learned)
     with in_blocks(block), mock.patch.object(dense, "_IN_CACHE", in_cache):
-        log_s = log_weighted_sums(constant, temperature, engine, Ranks((1,)))
+        log_s = log_weighted_sums(constant, tau if learned else temperature, engine, Ranks((1,)))
         some = log_s.detach() > -torch.inf
-        gradient = torch.zeros_like(embeddings)
+        gradient, d_tau = torch.zeros_like(embeddings), torch.zeros_like(tau)
         if some.any():
-            (gradient,) = torch.autograd.grad((log_s * d_log_s)[some].sum(), embeddings)
-    torch.testing.assert_close(log_s.detach(), log_scaled(expected), rtol=1e-8, atol=1e-8)
-    torch.testing.assert_close(gradient, expected.gradient, rtol=1e-8, atol=1e-8)
+            total = (log_s * d_log_s[queries])[some].sum()
+            gradient, *d_taus = torch.autograd.grad(total, [embeddings, *[tau] * learned])
+            d_tau = sum(d_taus)
+    close = functools.partial(torch.testing.assert_close, rtol=1e-8, atol=1e-8)
+    close(log_s.detach(), log_scaled(expected, pairs))
+    close(gradient[queries], expected.gradient[queries])
+    if learned:
+        close(d_tau, expected.d_temperature, atol=1e-6)
 
 
 @given(
@@ -236,8 +246,11 @@ def test_an_engine_computes_the_sentence_of_its_contract(
     block=st.sampled_from([1, 3, 640]),
     readable=st.booleans(),
     kept=st.booleans(),
+    of_memory=st.booleans(),
 )
-def test_portions_of_streaming_add_up(pairs, temperature, num_ranks, block, readable, kept):
+def test_portions_of_streaming_add_up(
+    pairs, temperature, num_ranks, block, readable, kept, of_memory
+):
     """Also as on a GPU: embeddings are not sorted, and blocks have a size of their own."""
     d_log_s = torch.linspace(-1, 2, len(pairs.embeddings), dtype=torch.float64)
     expected = exact(pairs, temperature, d_log_s)
@@ -247,12 +260,21 @@ def test_portions_of_streaming_add_up(pairs, temperature, num_ranks, block, read
         log_sums = torch.stack([of_portion.log_sums for of_portion in sums]).logsumexp(0)
         gradients = [
             streaming.gradient(
-                pairs, temperature, log_sums, d_log_s, portion, of_portion.layout if kept else None
+                pairs,
+                temperature,
+                log_sums,
+                d_log_s,
+                portion,
+                of_portion.layout if kept else None,
+                of_memory=of_memory,
             )
             for portion, of_portion in zip(portions, sums, strict=True)
         ]
     torch.testing.assert_close(log_sums, expected.log_sums, rtol=1e-8, atol=1e-8)
-    torch.testing.assert_close(sum(gradients), expected.gradient, rtol=1e-8, atol=1e-8)
+    d_expected = expected.gradient
+    if not of_memory:
+        d_expected[pairs.num_queries :] = 0
+    torch.testing.assert_close(sum(gradients), d_expected, rtol=1e-8, atol=1e-8)
     if expected.log_totals is not None:
         log_totals = torch.stack([of_portion.log_totals for of_portion in sums]).logsumexp(0)
         torch.testing.assert_close(log_totals, expected.log_totals, rtol=1e-8, atol=1e-8)

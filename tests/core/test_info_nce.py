@@ -30,7 +30,8 @@ def views_of(num_views, num_rows, seed=0, width=3):
 def test_agrees_with_the_oracle(num_views, num_rows, seed, temperature, negatives, engine, block):
     views = views_of(num_views, num_rows, seed)
     with in_blocks(block):
-        ours = InfoNCE(temperature, negatives, "none", engine)(*views)
+        options = {"temperature": temperature, "negatives": negatives, "engine": engine}
+        ours = InfoNCE(**options, reduction="none")(*views)
     weights = np.ones((views[..., 0].numel(),) * 2)
     expected = oracle.contrast(views.numpy(), weights, None, temperature, False, negatives)
     np.testing.assert_allclose(ours, expected, rtol=1e-9, atol=1e-11)
@@ -111,7 +112,7 @@ def test_errors():
         InfoNCE()(*views, views[0, :4])
     with pytest.raises(ValueError, match="negatives must be one of 'all', 'cross', but got 'al'"):
         InfoNCE(negatives="al")
-    with pytest.raises(TypeError, match="a batch has all views in it: give it alone"):
+    with pytest.raises(TypeError, match="a batch has all views and items in it: give it alone"):
         InfoNCE()(Batch(Ranks((5,)), views), views[0])
 
 

@@ -112,7 +112,7 @@ def test_a_batch_says_what_it_lacks():
 def test_a_batch_is_given_alone():
     batch, views = pgcl_of().prototypes(Batch(Ranks((6,)), embeddings=views_of(2))), views_of(2)
     for name in PARTS:
-        with pytest.raises(TypeError, match="a batch has all views in it: give it alone"):
+        with pytest.raises(TypeError, match="a batch has all views and items in it: give it alone"):
             getattr(pgcl_of(), name)(batch, views[0])
 
 

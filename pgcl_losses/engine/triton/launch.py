@@ -22,7 +22,6 @@ from triton.runtime import driver
 
 from pgcl_losses.engine.contract import (
     ALL_PAIRS,
-    LARGEST_EXPONENT,
     LOG2_E,
     Factors,
     Gaussian,
@@ -31,6 +30,7 @@ from pgcl_losses.engine.contract import (
     Sums,
     Table,
     check_kind,
+    may_overflow,
 )
 from pgcl_losses.engine.triton.kernels import (
     _backward_kernel,
@@ -55,7 +55,7 @@ _OPERANDS_IN_SHARED_MEMORY = 200 << 10
 _PAIRS_IN_MEMORY = 1 << 27
 
 
-def log_sums(pairs: Pairs, temperature: float, portion: Portion = ALL_PAIRS) -> Sums:
+def log_sums(pairs: Pairs, temperature: float | Tensor, portion: Portion = ALL_PAIRS) -> Sums:
     """See `Sums`. A portion is a run of embeddings, each against all others.
 
     Products of float32 are computed from bfloat16 parts, as PyTorch's own switch for them says.
@@ -68,29 +68,33 @@ def log_sums(pairs: Pairs, temperature: float, portion: Portion = ALL_PAIRS) -> 
 
 def gradient(
     pairs: Pairs,
-    temperature: float,
+    temperature: float | Tensor,
     log_s: Tensor,
     d_log_s: Tensor,
     portion: Portion,
     layout: object = None,
+    of_memory: bool = False,
 ) -> Tensor:
     """Gradient ``[M, D]`` of the sum of d_log_s_i log S_i, to the embeddings of this portion.
 
-    ``log_s``: of all portions together, without the pair weight's scale.
+    ``log_s``: of all portions together, without the pair weight's scale; ``of_memory``: whether the
+    gradient of a memory is wanted.
     """
-    d_embeddings: Tensor = _gradient(log_s, d_log_s, *_flat(pairs, temperature, portion))
+    flat = _flat(pairs, temperature, portion)
+    d_embeddings: Tensor = _gradient(log_s, d_log_s, of_memory, *flat)
     return d_embeddings
 
 
 # Operators of PyTorch, so that its compiler takes them as they are. It knows no tuples of tuples.
 _ARGUMENTS = (
     "Tensor embeddings, SymInt[] lengths, int[] compared, Tensor? items, Tensor[] table, "
-    "Tensor[] factors, Tensor[] gaussian, float temperature, int[] portion"
+    "Tensor[] factors, Tensor[] gaussian, SymInt memory_size, Tensor? present, float number, "
+    "Tensor? temperature, int[] portion"
 )
 
 
-def _flat(pairs: Pairs, temperature: float, portion: Portion) -> tuple[Any, ...]:
-    """The operators' arguments."""
+def _flat(pairs: Pairs, temperature: float | Tensor, portion: Portion) -> tuple[Any, ...]:
+    """The operators' arguments; the temperature is a number or a tensor."""
     table: list[Tensor] = []
     factors: list[Tensor] = []
     if isinstance(pairs.by_cluster, Table):
@@ -100,18 +104,23 @@ def _flat(pairs: Pairs, temperature: float, portion: Portion) -> tuple[Any, ...]
     gaussian = [*pairs.by_cosine] if isinstance(pairs.by_cosine, Gaussian) else []
     compared = [*itertools.chain(*pairs.compared)]
     sets = pairs.embeddings.detach(), [*pairs.lengths], compared, pairs.items
-    return *sets, table, factors, gaussian, temperature, [*portion]
+    weights = table, factors, gaussian, pairs.memory_size, pairs.present
+    if isinstance(temperature, Tensor):
+        return *sets, *weights, 0.0, temperature.detach(), [*portion]
+    return *sets, *weights, temperature, None, [*portion]
 
 
-def _of_flat(arguments: tuple[Any, ...]) -> tuple[Pairs, float, Portion]:
-    embeddings, lengths, compared, items, table, factors, gaussian, temperature, portion = arguments
+def _of_flat(arguments: tuple[Any, ...]) -> tuple[Pairs, float | Tensor, Portion]:
+    embeddings, lengths, compared, items, table, factors, gaussian, *others = arguments
+    memory_size, present, number, temperature, portion = others
     by_cluster: Table | Factors | None = Factors(*factors) if factors else None
     if table:
         by_cluster = Table(tuple(table[1:]), table[0])
     by_cosine = Gaussian(*gaussian) if gaussian else None
     couples = tuple(zip(compared[::2], compared[1::2], strict=True))
-    pairs = Pairs(embeddings, tuple(lengths), couples, items, by_cluster, by_cosine)
-    return pairs, temperature, Portion(*portion)
+    weights = by_cluster, by_cosine
+    pairs = Pairs(embeddings, tuple(lengths), couples, items, *weights, memory_size, present)
+    return pairs, number if temperature is None else temperature, Portion(*portion)
 
 
 @torch.library.custom_op(
@@ -126,11 +135,11 @@ def _log_sums(*arguments: Any) -> tuple[Tensor, Tensor]:
 @torch.library.custom_op(
     "pgcl_losses::triton_gradient",
     mutates_args=(),
-    schema=f"(Tensor log_s, Tensor d_log_s, {_ARGUMENTS}) -> Tensor",
+    schema=f"(Tensor log_s, Tensor d_log_s, bool of_memory, {_ARGUMENTS}) -> Tensor",
 )
-def _gradient(log_s: Tensor, d_log_s: Tensor, *arguments: Any) -> Tensor:
+def _gradient(log_s: Tensor, d_log_s: Tensor, of_memory: bool, *arguments: Any) -> Tensor:
     pairs, temperature, portion = _of_flat(arguments)
-    return gradient_by_kernels(pairs, temperature, log_s, d_log_s, portion)
+    return gradient_by_kernels(pairs, temperature, log_s, d_log_s, portion, of_memory=of_memory)
 
 
 @_log_sums.register_fake
@@ -141,16 +150,18 @@ def _(*arguments: Any) -> tuple[Tensor, Tensor]:
 
 
 @_gradient.register_fake
-def _(log_s: Tensor, d_log_s: Tensor, embeddings: Tensor, *arguments: Any) -> Tensor:
+def _(
+    log_s: Tensor, d_log_s: Tensor, of_memory: bool, embeddings: Tensor, *arguments: Any
+) -> Tensor:
     return embeddings.new_empty(embeddings.shape)
 
 
 def log_sums_by_kernels(
-    pairs: Pairs, temperature: float, portion: Portion, splits: int | None = None
+    pairs: Pairs, temperature: float | Tensor, portion: Portion, splits: int | None = None
 ) -> Sums:
     """See `log_sums`; of others in so many parts, or in as many as a GPU works on at a time."""
     embeddings = pairs.embeddings
-    laid = lay_out(pairs, temperature, portion, forward=True)
+    laid = lay_out(pairs, temperature, portion, pairs.num_queries, forward=True)
     p, options = _arguments(laid, temperature, backward=False)
     grid = _grid(p, splits)
     sums = embeddings.new_empty(grid[1], p.num_mine)
@@ -164,15 +175,17 @@ def log_sums_by_kernels(
 
 def gradient_by_kernels(
     pairs: Pairs,
-    temperature: float,
+    temperature: float | Tensor,
     log_s: Tensor,
     d_log_s: Tensor,
     portion: Portion,
     splits: int | None = None,
+    of_memory: bool = False,
 ) -> Tensor:
     """See `gradient`."""
     embeddings = pairs.embeddings
-    laid = lay_out(pairs, temperature, portion, forward=False)
+    num_mine = len(embeddings) if of_memory else pairs.num_queries
+    laid = lay_out(pairs, temperature, portion, num_mine, forward=False)
     p, options = _arguments(laid, temperature, backward=True)
     none = log_s == -torch.inf  # a sum without negatives has nothing to share out
     d_sums = (d_log_s / temperature).masked_fill_(none, 0.0)
@@ -192,7 +205,7 @@ def gradient_by_kernels(
             d_mine = of_splits.sum(0)
         else:
             d_mine = _wide_gradient(p, known, options, splits)
-    d_mine = d_mine[:, : embeddings.shape[1]] / math.sqrt(LOG2_E / temperature)
+    d_mine = d_mine[:, : embeddings.shape[1]] * (temperature / LOG2_E) ** 0.5
     return laid.unsort(d_mine, 0.0)
 
 
@@ -267,12 +280,12 @@ class _Arguments(NamedTuple):
 
 
 def _arguments(
-    laid: Layout, temperature: float, *, backward: bool
+    laid: Layout, temperature: float | Tensor, *, backward: bool
 ) -> tuple[_Arguments, dict[str, Any]]:
     """What the kernels take, and how they are launched."""
     mine, table, kind = laid.mine, laid.table, laid.kind
     width = mine.parts.shape[2]
-    peaks = 1 / temperature > LARGEST_EXPONENT
+    peaks = may_overflow(temperature)
     apart = peaks or mine.mean is not None
     card = _card(mine.parts.device)
     i, j, d, warps, stages = _shape(width, kind, card, apart=apart, backward=backward)
