@@ -99,7 +99,8 @@ def modalities(device: str) -> Alike:
     return Alike(ours, peers.clip(temperature), temperature=(temperature,))
 
 
-# Each with where both are defined alike, and how they differ elsewhere.
+PAST_POSITIVES = "past embeddings of the query's label are positives; only queries have a gradient"
+# Each with where both are defined alike, and how they differ otherwise.
 VALUES: dict[str, tuple[Callable[[str], Alike], str, str]] = {
     "lightly NTXentLoss": (two_views, "two views", ""),
     "lightly DCLLoss": (
@@ -125,13 +126,12 @@ VALUES: dict[str, tuple[Callable[[str], Alike], str, str]] = {
     "pytorch-metric-learning CrossBatchMemory(NTXentLoss)": (
         partial(cross_batch, "NTXentLoss"),
         "labels that never recur",
-        "past embeddings of the query's label are positives; no gradient through negatives and "
-        "positives",
+        PAST_POSITIVES,
     ),
     "pytorch-metric-learning CrossBatchMemory(SupConLoss)": (
         partial(cross_batch, "SupConLoss"),
         "labels that never recur",
-        "as with NTXentLoss",
+        PAST_POSITIVES,
     ),
     "open_clip ClipLoss": (modalities, "negatives='cross', temperature 1 / logit_scale", ""),
 }
@@ -309,6 +309,6 @@ if __name__ == "__main__":
     chosen = [args.only] if args.only else BENCHMARKS
     table = measure.report(args, (BENCHMARKS[name](args) for name in chosen))
     print(f"\n{measure.markdown(table)}\n")
-    for name, (_, where, elsewhere) in VALUES.items():
-        if elsewhere:
-            print(f"- {name} is defined alike with {where}. Elsewhere {elsewhere}.")
+    for name, (_, where, otherwise) in VALUES.items():
+        if otherwise:
+            print(f"- {name}, the same as ours: {where}. Otherwise {otherwise}.")
