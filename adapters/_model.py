@@ -6,14 +6,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pgcl_losses._checks import check_fraction
+from pgcl_losses import _checks as check
 
 
 class Share:
     """An augmentation of a share ``p`` of the nodes or edges."""
 
     def __init__(self, p: float = 0.2) -> None:
-        self.p = check_fraction("p", p)
+        self.p = check.fraction("p", p)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(p={self.p})"

@@ -1,12 +1,16 @@
-"""PGCL as a loss for PyGCL's contrast models; PyGCL's augmentors for the adapter of PyG::
+"""Our losses for PyGCL's contrast models; PyGCL's augmentors for the adapter of PyG::
 
     from pgcl_losses.adapters.pygcl import PGCLContrastLoss
 
     contrast_model = DualBranchContrast(PGCLContrastLoss(dim=64), mode="G2G", intraview_negs=True)
     optimizer = Adam([*encoder.parameters(), *contrast_model.parameters()], lr=0.01)
 
-The optimizer needs both lists of parameters; PyGCL's own examples give it only the encoder's. With
-PyGCL's augmentors::
+The optimizer needs both lists of parameters; PyGCL's own examples give it only the encoder's.
+InfoNCE has no prototypes, and nothing to optimize unless its temperature is a parameter::
+
+    contrast_model = DualBranchContrast(InfoNCEContrastLoss(temperature=0.2), mode="G2L")
+
+With PyGCL's augmentors::
 
     from pgcl_losses.adapters.pygcl import AsTransform
 
@@ -19,20 +23,25 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Concatenate, NamedTuple, ParamSpec
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 from torch.autograd.graph import get_gradient_edge
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from pgcl_losses._warnings import NOT_THE_USER
 from pgcl_losses.agree import fingerprint
+from pgcl_losses.info_nce import InfoNCE
 from pgcl_losses.pgcl import PGCLLoss
+from pgcl_losses.ranks import count_ranks
 
-__all__ = ["AsTransform", "PGCLContrastLoss"]
+__all__ = ["AsTransform", "InfoNCEContrastLoss", "PGCLContrastLoss"]
+
+NOT_THE_USER.add("GCL")  # its contrast models call the loss
 
 _Options = ParamSpec("_Options")
 
 
-def _takes_what_pgcl_takes(
-    pgcl: Callable[Concatenate[PGCLLoss, _Options], None],
+def _takes_what(
+    other: Callable[Concatenate[Any, _Options], None],
 ) -> Callable[[Callable[..., None]], Callable[Concatenate[Any, _Options], None]]:
     """For type checkers: they see the options that another constructor lists."""
     return lambda constructor: constructor
@@ -42,57 +51,39 @@ class _Computation(NamedTuple):
     """What decides the value and the gradient of a loss."""
 
     options: tuple[Any, ...]
-    gradients: tuple[Any, ...]  # where those of both views go
-    numbers: Tensor  # a fingerprint of the views, the prototypes, their state and the loss
+    gradients: tuple[Any, ...]  # where those of both views and of a temperature go
+    numbers: Tensor  # a fingerprint of the views and of the state of the loss
 
     def is_that(self, other: "_Computation") -> bool:
         return self[:2] == other[:2] and torch.equal(self.numbers, other.numbers)
 
 
-class PGCLContrastLoss(nn.Module):
-    """:class:`~pgcl_losses.PGCLLoss` where PyGCL wants a loss: in ``DualBranchContrast``.
+class _ContrastLoss(nn.Module):
+    """A loss as contrast models call it: once for each view.
 
-    For modes ``"G2G"`` and ``"L2L"``. ``intraview_negs=True`` of the contrast model is
-    ``negatives="all"``, ``False`` is ``"cross"``: each call sets that option of ``loss.pgcl``. A
-    sample is never its own negative. A contrast model calls the loss once for each view and takes
-    the mean. Both calls return PGCL of both views: the second call has the views swapped, and
-    returns the result of the first while that is in use and nothing else has changed.
-
-    It is a module, so that ``contrast_model.parameters()`` has the prototypes; give these to the
-    optimizer.
-
-    Args:
-        dim, num_prototypes: see :class:`~pgcl_losses.PGCLLoss`.
-        options: its other options, by the same names, except ``negatives`` and ``reduction``.
-
-    Shape:
-        - anchor: ``[N, D]``
-        - sample: the other view ``[N, D]``, or with ``intraview_negs`` also the anchor ``[2N, D]``
-        - pos_mask, neg_mask: ``[N, N]`` or ``[N, 2N]``, as the contrast model makes them
+    The first call of a pair computes the losses of both. The second call has the views swapped, and
+    returns its loss while the first one is in use and nothing else has changed.
     """
 
-    @_takes_what_pgcl_takes(PGCLLoss.__init__)
-    def __init__(self, dim: int, num_prototypes: int | Sequence[int] = 10, **options: Any) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        _check_options(options)
-        losses = _import_losses()
         # All that its Loss has to inherit is a __call__ that would bypass the hooks of a module.
-        losses.Loss.register(type(self))
-        self.pgcl = PGCLLoss(dim, num_prototypes, **options)
-        # The loss of the first call, while it is alive, with what the second one has to be.
-        self._first: WeakTensorKeyDictionary | None = None
+        _import_losses().Loss.register(type(self))
+        # By the loss of the first call, while it is alive: what the second call has to be, and its
+        # loss.
+        self._second: WeakTensorKeyDictionary | None = None
 
-    @classmethod
-    def recommended(
-        cls, dim: int, *, batch_size: int, steps: int, temperature: float = 0.2, **options: Any
-    ) -> "PGCLContrastLoss":
-        """With the setting of :meth:`PGCLLoss.recommended <pgcl_losses.PGCLLoss.recommended>`."""
-        _check_options(options)
-        loss = cls(dim)
-        loss.pgcl = PGCLLoss.recommended(
-            dim, batch_size=batch_size, steps=steps, temperature=temperature, **options
-        )
-        return loss
+    @property
+    def _loss(self) -> PGCLLoss | InfoNCE:
+        raise NotImplementedError
+
+    def _of_both(self, anchor: Tensor, other: Tensor) -> Sequence[Tensor]:
+        """The losses of both calls; embedding i of both views is one item."""
+        raise NotImplementedError
+
+    def _unpaired(self, anchor: Tensor, other: Tensor, pos_mask: Tensor | None) -> Tensor:
+        """The loss of one call with other positives, or none."""
+        raise NotImplementedError
 
     def forward(
         self,
@@ -111,48 +102,195 @@ class PGCLContrastLoss(nn.Module):
         neg_mask: Tensor | None = None,
     ) -> Tensor:
         """What PyGCL calls by this name."""
-        num_rows = len(anchor)
-        intraview = len(sample) == 2 * num_rows
-        if not intraview and len(sample) != num_rows:
-            raise ValueError(
-                f"anchor has {num_rows} rows and sample {len(sample)}, but sample must have as "
-                "many or, with intraview_negs, twice as many: mode must be 'G2G' or 'L2L'"
-            )
-        _check_masks(pos_mask, neg_mask, num_rows, len(sample))
-        self.pgcl.negatives = "all" if intraview else "cross"
-        other = sample[:num_rows]
+        intraview = _ends_with_anchors(sample, anchor)
+        other = sample[: len(anchor)] if intraview else sample
+        for name, mask in (("pos_mask", pos_mask), ("neg_mask", neg_mask)):
+            if mask is not None and mask.shape != (len(anchor), len(sample)):
+                raise ValueError(
+                    f"{name} has shape {tuple(mask.shape)}, but anchor has {len(anchor)} "
+                    f"embeddings and sample {len(sample)}"
+                )
+        _check_negatives(pos_mask, neg_mask, intraview)
+        self._loss.negatives = "all" if intraview else "cross"
+        if not _is_paired(anchor, other, pos_mask):
+            return self._unpaired(anchor, other, pos_mask)
         origins = _origin(anchor), _origin(sample, copied=intraview)
-        first, self._first = self._first, None
-        for loss, second in first.items() if first else ():  # type: ignore[no-untyped-call]  # torch has no type there
-            if second.is_that(self._computation((anchor, other), origins, loss)):
-                result: Tensor = loss
-                return result
-        loss = self.pgcl(anchor, other)
-        second = self._computation((other, anchor), origins[::-1], loss)
-        self._first = WeakTensorKeyDictionary({loss: second})
-        if loss.requires_grad:  # backward frees its graph
-            loss.register_hook(lambda _: setattr(self, "_first", None))  # type: ignore[no-untyped-call]  # torch has no type there
-        return loss
+        pending, self._second = self._second, None
+        for second, loss in pending.values() if pending else ():  # type: ignore[no-untyped-call]  # torch has no type there
+            if second.is_that(self._computation((anchor, other), origins)):
+                of_second: Tensor = loss
+                return of_second
+        first, loss = self._of_both(anchor, other)
+        second = self._computation((other, anchor), origins[::-1])
+        self._second = WeakTensorKeyDictionary({first: (second, loss)})
+        if first.requires_grad:  # backward frees its graph
+            first.register_hook(lambda _: setattr(self, "_second", None))  # type: ignore[no-untyped-call]  # torch has no type there
+        return first
 
-    def _computation(
-        self, views: tuple[Tensor, ...], origins: tuple[Any, ...], loss: Tensor
-    ) -> _Computation:
-        pgcl = self.pgcl
-        state = [*pgcl.prototypes.state().values()]
+    def _computation(self, views: tuple[Tensor, ...], origins: tuple[Any, ...]) -> _Computation:
+        loss, facts = self._loss, self._loss.facts()
+        given = {name: fact for name, fact in facts.items() if isinstance(fact, Tensor)}
+        state = [*loss.parameters(), *loss.buffers(), *given.values()]
+        origins += tuple([_origin(tensor) for tensor in given.values()])
         options = (
-            pgcl.facts(),
-            pgcl.gather,
-            pgcl.process_group,
-            [module.training for module in pgcl.modules()],
+            facts | dict.fromkeys(given),  # a temperature may be a tensor
+            loss.gather,
+            loss.process_group,
+            [module.training for module in loss.modules()],
             torch.is_grad_enabled(),
             [(tensor.shape, tensor.dtype, tensor.requires_grad) for tensor in (*views, *state)],
         )
-        numbers = fingerprint([*views, *state, loss], loss.device)
-        return _Computation(options, origins, numbers)
+        return _Computation(options, origins, fingerprint([*views, *state], views[0].device))
 
     def __getstate__(self) -> dict[str, Any]:
         # A weak reference cannot be pickled.
-        return {**self.__dict__, "_first": None}
+        return {**self.__dict__, "_second": None}
+
+
+class PGCLContrastLoss(_ContrastLoss):
+    """:class:`~pgcl_losses.PGCLLoss` where PyGCL wants a loss: in ``DualBranchContrast``.
+
+    For modes ``"G2G"`` and ``"L2L"``. ``intraview_negs=True`` of the contrast model is
+    ``negatives="all"``, ``False`` is ``"cross"``: each call sets that option of ``loss.pgcl``. A
+    sample is never its own negative. A contrast model calls the loss once for each view and takes
+    the mean. Both calls return PGCL of both views, which is computed once.
+
+    It is a module, so that ``contrast_model.parameters()`` has the prototypes; give these to the
+    optimizer.
+
+    Args:
+        dim, num_prototypes: see :class:`~pgcl_losses.PGCLLoss`.
+        options: its other options, by the same names, except ``negatives`` and ``reduction``.
+
+    Shape:
+        - anchor: ``[N, D]``
+        - sample: the other view ``[N, D]``, or with ``intraview_negs`` also the anchor ``[2N, D]``
+        - pos_mask, neg_mask: ``[N, N]`` or ``[N, 2N]``, as the contrast model makes them
+    """
+
+    @_takes_what(PGCLLoss.__init__)
+    def __init__(self, dim: int, num_prototypes: int | Sequence[int] = 10, **options: Any) -> None:
+        super().__init__()
+        _check_options(options)
+        self.pgcl = PGCLLoss(dim, num_prototypes, **options)
+
+    @classmethod
+    def recommended(
+        cls, dim: int, *, batch_size: int, steps: int, temperature: float = 0.2, **options: Any
+    ) -> "PGCLContrastLoss":
+        """With the setting of :meth:`PGCLLoss.recommended <pgcl_losses.PGCLLoss.recommended>`."""
+        _check_options(options)
+        loss = cls(dim)
+        loss.pgcl = PGCLLoss.recommended(
+            dim, batch_size=batch_size, steps=steps, temperature=temperature, **options
+        )
+        return loss
+
+    @property
+    def _loss(self) -> PGCLLoss:
+        return self.pgcl
+
+    def _of_both(self, anchor: Tensor, other: Tensor) -> Sequence[Tensor]:
+        loss = self.pgcl(anchor, other)
+        return loss, loss.clone()
+
+    def _unpaired(self, anchor: Tensor, other: Tensor, pos_mask: Tensor | None) -> Tensor:
+        num_positives = "no" if pos_mask is None else int((pos_mask != 0).sum())
+        raise ValueError(
+            "mode must be 'G2G' or 'L2L', without extra_pos_mask: PGCL takes embedding i of the "
+            f"other view as the only positive of anchor i, but got {len(anchor)} anchors, "
+            f"{len(other)} samples and {num_positives} positives in pos_mask. With other positives "
+            "call pgcl_losses.PGCLLoss with items"
+        )
+
+
+class InfoNCEContrastLoss(_ContrastLoss):
+    r""":class:`~pgcl_losses.InfoNCE` where PyGCL wants a loss, at any batch size.
+
+    For all of its contrast models, in modes ``"G2G"``, ``"L2L"`` and ``"G2L"``.
+    ``intraview_negs=True`` of the contrast model is ``negatives="all"``, ``False`` is ``"cross"``:
+    each call sets that option of ``loss.info_nce``.
+
+    A contrast model calls the loss once for each view and takes the mean. A call returns the mean
+    over its anchors. For ``"G2G"`` and ``"L2L"`` both calls are computed at once. For ``"G2L"`` the
+    positives of a graph are its nodes; a graph without nodes is left out of the mean.
+
+    Where each anchor has one positive, values and gradients are those of PyGCL's ``InfoNCE``. They
+    differ in two cases:
+
+    - With several positives p of anchor i, as in ``"G2L"``, its loss is their mean of
+      :math:`-\log( e^{s_{ip} / \tau} / ( e^{s_{ip} / \tau} + \sum_j e^{s_{ij} / \tau} ) )`, with j
+      over its negatives. In PyGCL's sum j runs over its other positives as well.
+    - With ``intraview_negs`` the contrast model makes each anchor a negative of itself. Here it is
+      not. PyGCL computes the same if ``extra_neg_mask=torch.ones(N, 2 * N)`` is given.
+
+    Args:
+        options: those of :class:`~pgcl_losses.InfoNCE`, by the same names, except ``negatives`` and
+            ``reduction``. ``memory_size`` needs mode ``"G2G"`` or ``"L2L"``.
+
+    Shape:
+        - anchor: ``[N, D]``
+        - sample: ``[M, D]``; with ``intraview_negs`` the anchors follow, ``[M + N, D]``
+        - pos_mask, neg_mask: ``[N, M]`` or ``[N, M + N]``, as the contrast model makes them; no
+          sample is a positive of two anchors
+    """
+
+    @_takes_what(InfoNCE.__init__)
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        _check_options(options)
+        self.info_nce = InfoNCE(reduction="none", **options)
+
+    @property
+    def _loss(self) -> InfoNCE:
+        return self.info_nce
+
+    def _of_both(self, anchor: Tensor, other: Tensor) -> Sequence[Tensor]:
+        losses = self.info_nce(anchor, other)
+        count = losses.new_tensor(len(anchor))
+        return self._means([losses[: len(anchor)], losses[len(anchor) :]], count)
+
+    def _unpaired(self, anchor: Tensor, other: Tensor, pos_mask: Tensor | None) -> Tensor:
+        if pos_mask is None:
+            raise ValueError(
+                f"anchor has {len(anchor)} embeddings and sample {len(other)}: without pos_mask, "
+                "embedding i of both must be one graph or node"
+            )
+        own = pos_mask[:, : len(other)] != 0
+        if (own.sum(0) > 1).any() or pos_mask[:, len(other) :].any():
+            raise ValueError(
+                "pos_mask makes a sample the positive of several anchors, or an anchor that of "
+                "another (extra_pos_mask): call pgcl_losses.InfoNCE with items, which takes "
+                "embeddings of one item as positives of each other"
+            )
+        if self.info_nce.memory_size:
+            raise ValueError(
+                f"memory_size is {self.info_nce.memory_size}, but it must be 0 for mode 'G2L': "
+                "graph i of a batch is not graph i of the next one. Call pgcl_losses.InfoNCE with "
+                "items that number the graphs of the whole dataset"
+            )
+        items = torch.arange(len(anchor) + 1, device=anchor.device)
+        if count_ranks(None) > 1:  # each process has items of its own
+            items = items * count_ranks(None) + distributed.get_rank()
+        # A sample that is no anchor's positive belongs to an item that no anchor has.
+        of_samples = items[torch.where(own.any(0), own.int().argmax(0), len(anchor))]
+        losses = self.info_nce(anchor, other, items=(items[:-1], of_samples))
+        (mean,) = self._means([losses[: len(anchor)]], own.any(1).sum())
+        return mean
+
+    def _means(self, losses: Sequence[Tensor], count: Tensor) -> Sequence[Tensor]:
+        """Sums of losses over a count, both added over processes."""
+        sums = torch.stack([of_call.sum() for of_call in losses])
+        if self.info_nce.is_distributed():
+            group = self.info_nce.process_group
+            of_all = torch.cat([sums.detach(), count.to(sums).view(1)])
+            distributed.all_reduce(of_all, group=group)
+            # Its gradient is averaged over processes.
+            sums = sums * count_ranks(group)
+            sums = sums + (of_all[:-1] - sums).detach()
+            count = of_all[-1]
+        # Not views of one tensor: a user may change a loss in place.
+        return [total / count.clamp(min=1) for total in sums]
 
 
 class AsTransform:
@@ -253,31 +391,35 @@ def _origin(view: Tensor, copied: bool = False) -> tuple[Any, ...]:
     return edge.node.next_functions[0] if copied and edge.node.next_functions else tuple(edge[:2])
 
 
-def _check_masks(
-    pos_mask: Tensor | None, neg_mask: Tensor | None, num_rows: int, num_samples: int
-) -> None:
-    """Only those masks that a contrast model makes by itself.
+def _ends_with_anchors(sample: Tensor, anchor: Tensor) -> bool:
+    """Whether the second half of sample are the anchors, as with intraview_negs."""
+    if sample.shape != (2 * len(anchor), *anchor.shape[1:]):
+        return False
+    second = sample[len(anchor) :]
+    return bool(second.isclose(anchor.to(sample), rtol=0, atol=0, equal_nan=True).all())
 
-    By mistake it leaves each anchor in ``neg_mask`` as a negative of itself; this class does not.
+
+def _is_paired(anchor: Tensor, other: Tensor, pos_mask: Tensor | None) -> bool:
+    """Whether embedding i of the other view is the only positive of anchor i."""
+    if len(anchor) != len(other):
+        return False
+    return pos_mask is None or bool(
+        pos_mask.count_nonzero() == len(anchor) and pos_mask.diagonal().all()
+    )
+
+
+def _check_negatives(pos_mask: Tensor | None, neg_mask: Tensor | None, intraview: bool) -> None:
+    """All samples but the positives, as a contrast model makes them by itself.
+
+    By mistake it leaves each anchor in ``neg_mask`` as a negative of itself; our losses do not.
     """
-    if pos_mask is not None and not (
-        pos_mask.shape == (num_rows, num_samples)
-        and pos_mask.count_nonzero() == num_rows
-        and pos_mask.diagonal().all()
-    ):
-        raise ValueError(
-            "pos_mask must pair row i with row i of the other view and with nothing else: PGCL "
-            "knows no other positives (mode 'G2L', extra_pos_mask)"
-        )
     if neg_mask is None:
         return
+    num_positives = len(neg_mask) if pos_mask is None else int((pos_mask != 0).sum())
     left_out = int((neg_mask == 0).sum())
-    # The other view of the anchor's own graph, and perhaps the anchor itself.
-    if neg_mask.shape != (num_rows, num_samples) or left_out not in (
-        num_rows,
-        num_rows * (num_samples // num_rows),
-    ):
+    if left_out not in (num_positives, num_positives + len(neg_mask) * intraview):
         raise ValueError(
-            "neg_mask must be that of the sampler: PGCL leaves out negatives only by cluster "
-            "(extra_neg_mask)"
+            f"neg_mask leaves out {left_out} pairs, but of these {num_positives} are positives: "
+            "all others must be negatives, as the sampler makes them (extra_neg_mask is not "
+            "supported)"
         )

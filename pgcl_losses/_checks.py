@@ -13,7 +13,7 @@ from torch.distributed import ProcessGroup
 from pgcl_losses._modes import can_be_read
 
 
-def check_number(
+def number(
     name: str, value: Any, *, expected: str, lowest: float = 0.0, highest: float = math.inf
 ) -> float:
     """A finite number between two bounds, which ``expected`` says in words."""
@@ -29,17 +29,17 @@ def check_number(
 
 
 # 1/temperature and 1/epsilon multiply cosines in float32; down to here they stay finite.
-check_scale = partial(check_number, expected="a finite number of at least 1e-30", lowest=1e-30)
-check_weight = partial(check_number, expected="a finite number of at least 0")
-check_fraction = partial(check_number, expected="a number from 0 to 1", highest=1.0)
+scale = partial(number, expected="a finite number of at least 1e-30", lowest=1e-30)
+weight = partial(number, expected="a finite number of at least 0")
+fraction = partial(number, expected="a number from 0 to 1", highest=1.0)
 # 1 - tau+ is divided by.
-check_debias = partial(check_number, expected="a number from 0 to 0.999", highest=0.999)
+debias = partial(number, expected="a number from 0 to 0.999", highest=0.999)
 
 
-def check_temperature(name: str, value: Any) -> float | Tensor:
+def temperature(name: str, value: Any) -> float | Tensor:
     """A number, or a tensor of one, whose value is looked at later."""
     if not isinstance(value, Tensor):
-        return check_scale(name, value)
+        return scale(name, value)
     if value.dim() != 0:
         raise ValueError(
             f"{name} must be a number or a Tensor of shape (), but got shape {tuple(value.shape)}"
@@ -49,15 +49,15 @@ def check_temperature(name: str, value: Any) -> float | Tensor:
     return value
 
 
-def check_temperature_value(name: str, value: float | Tensor, z: Tensor) -> None:
+def temperature_value(name: str, value: float | Tensor, z: Tensor) -> None:
     """A tensor may change between calls; on a GPU it is not read."""
     if isinstance(value, Tensor):
-        check_device(name, value, "z1", z)
+        device(name, value, "z1", z)
         if can_be_read(value.detach()):
-            check_scale(name, value.item())
+            scale(name, value.item())
 
 
-def check_count(name: str, value: Any, minimum: int) -> int:
+def count(name: str, value: Any, minimum: int) -> int:
     """A whole number of at least ``minimum``."""
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise TypeError(
@@ -68,34 +68,34 @@ def check_count(name: str, value: Any, minimum: int) -> int:
     return int(value)
 
 
-def check_heads(name: str, value: Any) -> int | tuple[int, ...]:
+def heads(name: str, value: Any) -> int | tuple[int, ...]:
     """A number of prototypes, or several: one for each head."""
     if isinstance(value, Integral):
-        return check_count(name, value, minimum=1)
+        return count(name, value, minimum=1)
     if not isinstance(value, Sequence) or isinstance(value, str):
         raise TypeError(
             f"{name} must be a whole number, or a sequence of them with one for each head, "
             f"but got {value!r} ({type(value).__name__})"
         )
-    heads = tuple([check_count(f"{name}[{h}]", size, minimum=1) for h, size in enumerate(value)])
+    heads = tuple([count(f"{name}[{h}]", size, minimum=1) for h, size in enumerate(value)])
     if not heads:
         raise ValueError(f"{name} must be a whole number or one for each head, but got {value!r}")
     return heads if len(heads) > 1 else heads[0]
 
 
-def check_window(name: str, value: Any) -> tuple[int, int] | None:
+def window(name: str, value: Any) -> tuple[int, int] | None:
     """Positions ``(first, end)`` in an assignment, without ``end`` itself; None for all."""
     if value is None:
         return None
     if not isinstance(value, Sequence) or isinstance(value, str) or len(value) != 2:
         raise TypeError(f"{name} must be None or two ranks (first, end), but got {value!r}")
-    first, end = (check_count(f"{name}[{i}]", rank, minimum=0) for i, rank in enumerate(value))
+    first, end = (count(f"{name}[{i}]", rank, minimum=0) for i, rank in enumerate(value))
     if first >= end:
         raise ValueError(f"{name} must be (first, end) with first < end, but got {value!r}")
     return first, end
 
 
-def check_window_fits(name: str, window: tuple[int, int] | None, heads: Sequence[int]) -> None:
+def window_fits(name: str, window: tuple[int, int] | None, heads: Sequence[int]) -> None:
     """A window of positions among those that every head has."""
     if window is not None and window[1] > min(heads):
         raise ValueError(
@@ -104,20 +104,20 @@ def check_window_fits(name: str, window: tuple[int, int] | None, heads: Sequence
         )
 
 
-def check_flag(name: str, value: Any) -> bool:
+def flag(name: str, value: Any) -> bool:
     if not isinstance(value, bool):
         raise TypeError(f"{name} must be True or False, but got {value!r} ({type(value).__name__})")
     return value
 
 
-def check_choice(name: str, value: Any, choices: Sequence[str]) -> str:
+def choice(name: str, value: Any, choices: Sequence[str]) -> str:
     if not isinstance(value, str) or value not in choices:
         listed = ", ".join(repr(choice) for choice in choices)
         raise ValueError(f"{name} must be one of {listed}, but got {value!r}")
     return value
 
 
-def check_matrix(name: str, value: Any, shape: str, may_lack_rows: bool = False) -> None:
+def matrix(name: str, value: Any, shape: str, may_lack_rows: bool = False) -> None:
     """A floating-point matrix with at least one column and, unless it may lack them, one row.
 
     ``shape`` appears in the message.
@@ -134,7 +134,7 @@ def check_matrix(name: str, value: Any, shape: str, may_lack_rows: bool = False)
         raise ValueError(f"{name} must not be empty, but got shape {tuple(value.shape)}")
 
 
-def check_views(
+def views(
     views: Sequence[tuple[str, Any]],
     shape: str = "[N, D]",
     may_lack_rows: bool = False,
@@ -144,21 +144,19 @@ def check_views(
     """Named matrices of one dtype and device, and of one shape, as ``rule`` says in the message."""
     first_name, first = views[0]
     for name, view in views:
-        check_matrix(name, view, shape, may_lack_rows)
-        same = (
-            view.shape[1:] == first.shape[1:] if lengths_may_differ else view.shape == first.shape
-        )
-        if not same:
+        matrix(name, view, shape, may_lack_rows)
+        start = 1 if lengths_may_differ else 0
+        if view.shape[start:] != first.shape[start:]:
             raise ValueError(
                 f"{name} has shape {tuple(view.shape)} but {first_name} has {tuple(first.shape)}: "
                 f"{rule}"
             )
         if view.dtype != first.dtype:
             raise TypeError(f"{name} is {view.dtype} but {first_name} is {first.dtype}")
-        check_device(name, view, first_name, first)
+        device(name, view, first_name, first)
 
 
-def check_items(items: Any, sets: Sequence[Tensor]) -> None:
+def items(items: Any, sets: Sequence[Tensor]) -> None:
     """Items of sets ``[N_a, D]``: one tensor for each set, or one for all sets."""
     given = [items] * len(sets) if isinstance(items, Tensor) else items
     if not isinstance(given, Sequence) or isinstance(given, str):
@@ -170,27 +168,10 @@ def check_items(items: Any, sets: Sequence[Tensor]) -> None:
         raise ValueError(f"items must be {len(sets)}, one for each set, but got {len(given)}")
     for a, (numbers, z) in enumerate(zip(given, sets, strict=True)):
         name = "items" if isinstance(items, Tensor) else f"items[{a}]"
-        check_integers(name, numbers, f"z{a + 1}", z)
+        clusters(name, numbers, f"z{a + 1}", z)
 
 
-def check_integers(name: str, value: Any, other_name: str, z: Tensor) -> None:
-    """One whole number for each of the embeddings ``[N, D]``."""
-    if not isinstance(value, Tensor):
-        raise TypeError(f"{name} must be a Tensor of shape [N], but got {type(value).__name__}")
-    if value.dim() != 1:
-        raise ValueError(f"{name} must have shape [N], but got {tuple(value.shape)}")
-    if value.dtype != torch.long:
-        raise TypeError(f"{name} must be an int64 Tensor, but got {value.dtype}")
-    if len(value) != len(z):
-        raise ValueError(
-            f"{name} has {len(value)} numbers but {other_name} has {len(z)} embeddings"
-        )
-    check_device(name, value, other_name, z)
-
-
-def check_prototypes(
-    name: str, value: Tensor, rows_name: str, rows: Tensor, maker: str = ""
-) -> None:
+def prototypes(name: str, value: Tensor, rows_name: str, rows: Tensor, maker: str = "") -> None:
     """Prototypes ``[K, D]`` that rows ``[N, D]`` can be compared with; ``maker`` is their class."""
     if hasattr(value, "full_tensor"):  # a DTensor
         raise TypeError(
@@ -203,10 +184,10 @@ def check_prototypes(
             f"{rows_name} has width {rows.shape[1]} but {name} has width {value.shape[1]}: "
             f"rows and prototypes are compared by their cosine{cure}"
         )
-    check_device(rows_name, rows, name, value)
+    device(rows_name, rows, name, value)
 
 
-def check_process_group(name: str, value: Any) -> ProcessGroup | None:
+def process_group(name: str, value: Any) -> ProcessGroup | None:
     if distributed.is_available() and value == distributed.GroupMember.NON_GROUP_MEMBER:
         raise ValueError(f"{name} does not contain this process: it has no loss to compute")
     if value is not None and not isinstance(value, ProcessGroup):
@@ -214,12 +195,12 @@ def check_process_group(name: str, value: Any) -> ProcessGroup | None:
     return value
 
 
-def check_device(name: str, value: Tensor, other_name: str, other: Tensor) -> None:
+def device(name: str, value: Tensor, other_name: str, other: Tensor) -> None:
     if value.device != other.device:
         raise ValueError(f"{name} is on {value.device} but {other_name} is on {other.device}")
 
 
-def check_clusters(
+def clusters(
     name: str, value: Any, rows_name: str, rows: Tensor, heads: Sequence[int] = ()
 ) -> None:
     """One cluster number for each row and head; each has a prototype, where heads are known."""
@@ -236,7 +217,7 @@ def check_clusters(
             f"{name} has {len(value)} rows but {rows_name} has {len(rows)}: "
             "they must describe the same graphs"
         )
-    check_device(name, value, rows_name, rows)
+    device(name, value, rows_name, rows)
     # Looking at values makes a GPU wait and breaks a compiled graph; both of these report an index
     # out of range by themselves.
     if len(value) == 0 or value.device.type != "cpu" or torch.compiler.is_compiling():

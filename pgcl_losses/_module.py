@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
-from pgcl_losses._checks import check_flag, check_process_group
+from pgcl_losses import _checks
 from pgcl_losses.agree import agreed_ranks
 from pgcl_losses.ranks import Ranks, count_ranks
 
@@ -27,8 +27,8 @@ class LossModule(nn.Module):
     options: ClassVar[dict[str, Check]] = {}  # in the order of the constructor
     fixed: ClassVar[frozenset[str]] = frozenset()  # those that stay as they were made
     shared: ClassVar[dict[str, Check]] = {
-        "gather": check_flag,
-        "process_group": check_process_group,
+        "gather": _checks.flag,
+        "process_group": _checks.process_group,
     }
 
     gather: bool = True

@@ -19,9 +19,9 @@ Numbers = Tensor | tuple[float, ...] | None  # of any device; None where nothing
 # Gradients are hardly ever accumulated over more batches than this before an optimizer steps. And
 # whole trainings on a small set have 20 to 40 steps: a later warning would come after their end.
 _PATIENCE = 16
-# Whose code stands between the user's line and ours: this package, torch, and PyGCL, whose contrast
-# models call the loss. (Python 3.12 has `skip_file_prefixes` for this, but we support older ones.)
-_NOT_THE_USER = ("pgcl_losses", "torch", "GCL")
+# Packages whose code stands between the user's line and ours; adapters add their frameworks.
+# (Python 3.12 has `skip_file_prefixes` for this, but we support older ones.)
+NOT_THE_USER = {"pgcl_losses", "torch"}
 
 
 class Step(NamedTuple):
@@ -202,7 +202,7 @@ def warn(message: str) -> None:
     level, frame = 1, sys._getframe()
     while frame.f_back is not None:
         package = frame.f_globals.get("__name__", "").partition(".")[0]
-        if package not in _NOT_THE_USER:
+        if package not in NOT_THE_USER:
             break
         level, frame = level + 1, frame.f_back
     warnings.warn(message, stacklevel=level)

@@ -6,9 +6,8 @@ from typing import Any, Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from pgcl_losses._checks import check_clusters, check_views
+from pgcl_losses import _checks as check
 from pgcl_losses._normalize import computing_dtype, full_precision, unit_vectors
-from pgcl_losses.memory import Remembered
 from pgcl_losses.ranks import Ranks
 
 Negatives = Literal["all", "cross"]
@@ -33,6 +32,16 @@ class Assignment(NamedTuple):
     def all_heads(self) -> tuple[int, ...]:
         """How many prototypes each head has, of one head, too."""
         return self.heads or (self.targets.shape[1],)
+
+
+class Remembered(NamedTuple):
+    """What a memory holds; a batch has it beside its embeddings."""
+
+    embeddings: Tensor  # [B, D] of unit length
+    items: Tensor  # [B] int64
+    present: Tensor | None  # [B] bool, False for slots that are not filled; None: all are
+    targets: Tensor | None = None  # [B, K] the balanced assignment, by SinkhornPrototypes
+    clusters: Tensor | None = None  # [B, H]
 
 
 class Batch(NamedTuple):
@@ -187,7 +196,7 @@ def check_assignments(
         for field in fields
         if field != "clusters"
     ]
-    check_views(named, "[N, K]", may_lack_rows)
+    check.views(named, "[N, K]", may_lack_rows)
     name, matrix = named[0]
     heads = assignments[0].heads or (matrix.shape[1],)
     if sum(heads) != matrix.shape[1]:
@@ -201,4 +210,4 @@ def check_assignments(
                 f"assignments[{v}].heads is {assignment.heads} but assignments[0].heads is {heads}"
             )
         if "clusters" in fields:
-            check_clusters(f"assignments[{v}].clusters", assignment.clusters, name, matrix, heads)
+            check.clusters(f"assignments[{v}].clusters", assignment.clusters, name, matrix, heads)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from pgcl_losses._checks import check_choice
+from pgcl_losses import _checks as check
 from pgcl_losses._module import Check, LossModule
 from pgcl_losses._normalize import computing_dtype
 from pgcl_losses.batch import (
@@ -51,7 +51,7 @@ class ConsistencyLoss(LossModule):
 
     """
 
-    options: ClassVar[dict[str, Check]] = {"reduction": partial(check_choice, choices=REDUCTIONS)}
+    options: ClassVar[dict[str, Check]] = {"reduction": partial(check.choice, choices=REDUCTIONS)}
 
     reduction: Reduction
 

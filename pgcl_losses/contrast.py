@@ -15,16 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from pgcl_losses._checks import (
-    check_choice,
-    check_clusters,
-    check_flag,
-    check_matrix,
-    check_prototypes,
-    check_temperature,
-    check_window,
-    check_window_fits,
-)
+from pgcl_losses import _checks as check
 from pgcl_losses._modes import is_capturing
 from pgcl_losses._module import Check, LossModule
 from pgcl_losses._normalize import full_precision, unit_vectors
@@ -104,14 +95,14 @@ class PrototypeReweightedNCE(LossModule):
     """
 
     options: ClassVar[dict[str, Check]] = {
-        "temperature": check_temperature,
-        "weighting": partial(check_choice, choices=WEIGHTINGS),
-        "exclude_same_cluster": check_flag,
-        "negative_ranks": check_window,
-        "soft_clusters": check_flag,
-        "negatives": partial(check_choice, choices=NEGATIVES),
-        "reduction": partial(check_choice, choices=REDUCTIONS),
-        "engine": partial(check_choice, choices=ENGINE_CHOICES),
+        "temperature": check.temperature,
+        "weighting": partial(check.choice, choices=WEIGHTINGS),
+        "exclude_same_cluster": check.flag,
+        "negative_ranks": check.window,
+        "soft_clusters": check.flag,
+        "negatives": partial(check.choice, choices=NEGATIVES),
+        "reduction": partial(check.choice, choices=REDUCTIONS),
+        "engine": partial(check.choice, choices=ENGINE_CHOICES),
     }
 
     temperature: float | Tensor
@@ -240,7 +231,7 @@ class PrototypeReweightedNCE(LossModule):
 
     def check_window(self, heads: Sequence[int]) -> None:
         """Whether ``negative_ranks`` fits the number of prototypes in each head."""
-        check_window_fits("negative_ranks", self.negative_ranks, heads)
+        check.window_fits("negative_ranks", self.negative_ranks, heads)
         own_alone = self.negative_ranks == (0, 1) and not self.soft_clusters
         if own_alone and self.exclude_same_cluster:
             raise ValueError(
@@ -293,8 +284,8 @@ class PrototypeReweightedNCE(LossModule):
         if not self._needs_clusters():
             return
         if prototypes is not None:
-            check_matrix("prototypes", prototypes, "[K, D]")
-            check_prototypes("prototypes", prototypes, "z1", views[0])
+            check.matrix("prototypes", prototypes, "[K, D]")
+            check.prototypes("prototypes", prototypes, "z1", views[0])
         elif self.weighting == "prototype":
             raise ValueError("prototypes is None, but weighting='prototype' needs them: [K, D]")
         if assignments is None:
@@ -309,7 +300,7 @@ class PrototypeReweightedNCE(LossModule):
             )
         check_assignments(assignments, ("targets", "clusters"), may_lack_rows=True)
         heads = assignments[0].all_heads()
-        check_clusters("assignments[0].clusters", assignments[0].clusters, "z1", views[0], heads)
+        check.clusters("assignments[0].clusters", assignments[0].clusters, "z1", views[0], heads)
         if prototypes is not None and len(prototypes) != sum(heads):
             raise ValueError(
                 f"prototypes has {len(prototypes)} rows but the assignments are to "
@@ -331,7 +322,7 @@ class PrototypeReweightedNCE(LossModule):
                     f"{name} is None, but weighting={self.weighting!r} with "
                     f"exclude_same_cluster={self.exclude_same_cluster} needs one cluster per row"
                 )
-            check_clusters(name, of_view, "z1", views[0], heads)
+            check.clusters(name, of_view, "z1", views[0], heads)
 
 
 def _present(batch: AnyBatch) -> Tensor | None:

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pgcl_losses._checks import check_matrix
+from pgcl_losses import _checks as check
 from pgcl_losses._normalize import unit_vectors
 from pgcl_losses.batch import Assignment, check_assignments, stacked_clusters
 from pgcl_losses.consistency import consistency_ratio
@@ -81,7 +81,7 @@ def diagnostics(
     of_views = stacked_clusters([assignment.clusters for assignment in assignments])
     of_heads: Sequence[Tensor | None] = [None] * len(heads)
     if prototypes is not None:
-        check_matrix("prototypes", prototypes, "[K, D]")
+        check.matrix("prototypes", prototypes, "[K, D]")
         if len(prototypes) != sum(heads):
             raise ValueError(
                 f"prototypes has {len(prototypes)} rows but the assignments are to {sum(heads)} "

@@ -15,17 +15,8 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from pgcl_losses._checks import (
-    check_choice,
-    check_count,
-    check_debias,
-    check_items,
-    check_temperature,
-    check_temperature_value,
-    check_views,
-    check_weight,
-)
-from pgcl_losses._module import Check, LossModule
+from pgcl_losses import _checks as check
+from pgcl_losses._module import Check
 from pgcl_losses._normalize import full_precision
 from pgcl_losses.batch import (
     REDUCTIONS,
@@ -38,7 +29,15 @@ from pgcl_losses.batch import (
     sets_of,
     unit_sets,
 )
-from pgcl_losses.engine.contract import Factors, Pairs, PairWeight, Table, compared_sets
+from pgcl_losses.engine.contract import (
+    Factors,
+    Gaussian,
+    Pairs,
+    Past,
+    Table,
+    compared_sets,
+    of_first,
+)
 from pgcl_losses.engine.dispatch import (
     ENGINE_CHOICES,
     Engine,
@@ -46,13 +45,13 @@ from pgcl_losses.engine.dispatch import (
     choice_facts,
     log_weighted_sums,
 )
-from pgcl_losses.memory import Memory
-from pgcl_losses.positives import log_count_negatives, positives_of
+from pgcl_losses.memory import LossWithMemory, Memory
+from pgcl_losses.positives import ByItem, ByPlace, log_count_negatives
 
 NEGATIVES = get_args(Negatives)
 
 
-class InfoNCE(LossModule):
+class InfoNCE(LossWithMemory):
     r"""InfoNCE (NT-Xent), at any batch size and exact on many processes.
 
     The mean over all queries i, and over the positives p of each, of
@@ -97,13 +96,13 @@ class InfoNCE(LossModule):
     """
 
     options: ClassVar[dict[str, Check]] = {
-        "temperature": check_temperature,
-        "negatives": partial(check_choice, choices=NEGATIVES),
-        "memory_size": partial(check_count, minimum=0),
-        "hardness": check_weight,
-        "debias": check_debias,
-        "reduction": partial(check_choice, choices=REDUCTIONS),
-        "engine": partial(check_choice, choices=ENGINE_CHOICES),
+        "temperature": check.temperature,
+        "negatives": partial(check.choice, choices=NEGATIVES),
+        "memory_size": partial(check.count, minimum=0),
+        "hardness": check.weight,
+        "debias": check.debias,
+        "reduction": partial(check.choice, choices=REDUCTIONS),
+        "engine": partial(check.choice, choices=ENGINE_CHOICES),
     }
     fixed = frozenset({"memory_size"})
 
@@ -139,16 +138,6 @@ class InfoNCE(LossModule):
     if TYPE_CHECKING:
         __call__ = forward
 
-    def remember(self, embeddings: Tensor, items: Tensor | None = None) -> None:
-        """Store embeddings ``[N, D]`` in the memory by hand, such as those of a momentum encoder.
-
-        Without this, each training forward stores the embeddings of its batch, in the place of the
-        oldest ones. From the first call on, only this method does; that call empties the memory
-        first. With several processes, all of them call it, each with embeddings of its own. With
-        ``items`` ``[N]``, those stored are no negatives of queries of the same item.
-        """
-        remember(self, self.memory, embeddings, items)
-
     def _loss(self, views: tuple[Tensor | AnyBatch, ...], items: Items | None) -> Tensor:
         batch = given_batch(views, items)
         sets = self._sets(views, items) if batch is None else sets_of(batch)
@@ -168,37 +157,13 @@ class InfoNCE(LossModule):
         return loss
 
     def _sets(self, views: tuple[Any, ...], items: Items | None) -> Sets:
+        given = views, items, self.engine, [self.temperature], self.memory
         ranks = self.agree(
-            partial(check_loss_views, views, items, self.engine, [self.temperature], self.memory),
+            partial(check_loss_views, *given),
             views,
-            lambda: {
-                "items": items is not None,
-                **choice_facts(self.engine, views[0]),
-                **({} if self.memory is None else self.memory.state()),
-            },
+            lambda: self.memory_facts(items) | choice_facts(self.engine, views[0]),
         )
         return unit_sets(ranks, views, items)
-
-
-def remember(
-    loss: LossModule, memory: Memory | None, embeddings: Tensor, items: Tensor | None
-) -> None:
-    """Store embeddings of all processes in the memory of a loss."""
-    if memory is None:
-        raise ValueError(
-            f"memory_size is 0, so there is no memory: make {type(loss).__name__}(memory_size=...)"
-        )
-
-    def check(may_lack_rows: bool) -> None:
-        check_views([("embeddings", embeddings)], may_lack_rows=may_lack_rows)
-        memory.check("embeddings", embeddings)
-        if items is not None:
-            check_items([items], [embeddings])
-
-    ranks = loss.agree(check, (embeddings,), lambda: {"items": items is not None, **memory.state()})
-    with torch.no_grad():
-        sets = unit_sets(ranks, (embeddings,), None if items is None else (items,))
-        memory.remember(sets.embeddings, sets.items)
 
 
 def check_loss_views(
@@ -221,13 +186,13 @@ def check_loss_views(
         rule = (
             "row i of every view must be graph i (InfoNCE takes sets of other lengths with items=)"
         )
-        check_views(named, may_lack_rows=may_lack_rows, rule=rule)
+        check.views(named, may_lack_rows=may_lack_rows, rule=rule)
     else:
         rule = "all sets must have the same dimension D"
-        check_views(named, may_lack_rows=may_lack_rows, rule=rule, lengths_may_differ=True)
-        check_items(items, views)
+        check.views(named, may_lack_rows=may_lack_rows, rule=rule, lengths_may_differ=True)
+        check.items(items, views)
     for temperature in temperatures:
-        check_temperature_value("temperature", temperature, views[0])
+        check.temperature_value("temperature", temperature, views[0])
     check_engine(engine, views[0])
     if memory is not None:
         memory.check("z1", views[0])
@@ -240,7 +205,7 @@ def weighted_info_nce(
     engine: Engine,
     reduction: Reduction,
     by_cluster: Table | Factors | None = None,
-    by_cosine: PairWeight | None = None,
+    by_cosine: Gaussian | None = None,
     *,
     hardness: float = 0.0,
     debias: float = 0.0,
@@ -253,44 +218,29 @@ def weighted_info_nce(
         ranks = sets.ranks[0]
         if isinstance(temperature, Tensor):
             temperature = ranks.average_gradient(temperature.to(sets.embeddings.dtype, copy=True))
-        pairs = _pairs(sets, negatives, by_cluster, by_cosine)
-        positives = positives_of(pairs)
-        sums = partial(log_weighted_sums, engine=engine, ranks=ranks)
+        count, memory, past = len(sets.embeddings), sets.memory, None
+        lengths = tuple([sum(of_set.counts) for of_set in sets.ranks])
+        compared = compared_sets(len(lengths), negatives)
+        weights = of_first(by_cluster, count), of_first(by_cosine, count)
+        pairs = Pairs(sets.embeddings, lengths, compared, sets.items, *weights)
+        if memory is not None:
+            past = Past(memory.embeddings, memory.items, memory.present, by_cluster)
+        positives = ByPlace(pairs) if sets.items is None else ByItem(pairs, sets.items)
+        sums = partial(log_weighted_sums, engine=engine, ranks=ranks, past=past)
         if hardness > 0:
             harder = sums(pairs, temperature / (1 + hardness))
             with torch.no_grad():
                 log_weights = sums(pairs, temperature / hardness)
-            log_s = _scaled_to_mean_1(harder, log_weights, hardness, log_count_negatives(pairs))
+            log_s = _scaled_to_mean_1(
+                harder, log_weights, hardness, log_count_negatives(pairs, past)
+            )
         else:
             log_s = sums(pairs, temperature)
         if debias > 0:
             log_p = positives.log_means(temperature)
-            log_s = _debiased(log_s, log_p, log_count_negatives(pairs), temperature, debias)
+            log_s = _debiased(log_s, log_p, log_count_negatives(pairs, past), temperature, debias)
         losses = positives.losses(log_s, temperature)
-        exist = positives.exist()
-        if exist is not None:
-            losses = losses.where(exist, 0.0)
-        return sets.reduce(losses, exist, reduction)
-
-
-def _pairs(
-    sets: Sets, negatives: str, by_cluster: Table | Factors | None, by_cosine: PairWeight | None
-) -> Pairs:
-    """All sets, and the memory as the last one."""
-    embeddings, items, memory, present = sets.embeddings, sets.items, sets.memory, None
-    lengths = tuple([sum(ranks.counts) for ranks in sets.ranks])
-    compared = compared_sets(len(lengths), negatives)
-    if memory is None:
-        return Pairs(embeddings, lengths, compared, items, by_cluster, by_cosine)
-    size, num_queries = len(memory.embeddings), len(embeddings)
-    compared += tuple([(number, len(lengths)) for number in range(len(lengths))])
-    embeddings = torch.cat([embeddings, memory.embeddings])
-    if items is not None:
-        items = torch.cat([items, memory.items])
-    if memory.present is not None:
-        present = torch.cat([memory.present.new_ones(num_queries), memory.present])
-    lengths = *lengths, size
-    return Pairs(embeddings, lengths, compared, items, by_cluster, by_cosine, size, present)
+        return sets.reduce(losses, positives.exist, reduction)
 
 
 def _scaled_to_mean_1(

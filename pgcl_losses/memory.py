@@ -4,26 +4,19 @@ As in MoCo (He et al., CVPR 2020) and GCC (Qiu et al., KDD 2020). Past embedding
 have no gradient.
 """
 
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from pgcl_losses._checks import check_device
+from pgcl_losses import _checks as check
 from pgcl_losses._modes import can_be_read
+from pgcl_losses._module import LossModule
+from pgcl_losses.batch import Remembered, unit_sets
 
 # The item of what is stored without one. A caller's items are not that number.
 NO_ITEM = torch.iinfo(torch.int64).min
-
-
-class Remembered(NamedTuple):
-    """What a memory holds; a batch has it beside its embeddings."""
-
-    embeddings: Tensor  # [B, D] of unit length
-    items: Tensor  # [B] int64
-    present: Tensor | None  # [B] bool, False for slots that are not filled; None: all are
-    targets: Tensor | None = None  # [B, K] the balanced assignment, by SinkhornPrototypes
-    clusters: Tensor | None = None  # [B, H]
 
 
 class Memory(nn.Module):
@@ -54,7 +47,7 @@ class Memory(nn.Module):
                 f"{name} has dimension {embeddings.shape[1]}, but the memory holds embeddings of "
                 f"dimension {dim}"
             )
-        check_device(name, embeddings, "the memory", self.embeddings)
+        check.device(name, embeddings, "the memory", self.embeddings)
 
     def state(self) -> dict[str, Tensor]:
         """What must be the same in all processes: of the embeddings a sample."""
@@ -73,18 +66,20 @@ class Memory(nn.Module):
             return None
         return Remembered(self.embeddings[:filled].to(dtype), self.items[:filled], None)
 
+    @torch.no_grad()
     def remember(self, embeddings: Tensor, items: Tensor | None) -> None:
         """Store embeddings ``[M, D]`` of unit length by hand: from now on, only these."""
         self._fit(embeddings)
         self.written *= self.by_hand
+        self.items.masked_fill_(~self.by_hand, NO_ITEM)
         self.by_hand.fill_(True)
         self._store(embeddings, items, self.by_hand)
 
+    @torch.no_grad()
     def follow(self, embeddings: Tensor, items: Tensor | None) -> None:
         """Store those of a training forward, unless it is fed by hand."""
         self._store(embeddings, items, ~self.by_hand)
 
-    @torch.no_grad()
     def _store(self, embeddings: Tensor, items: Tensor | None, wanted: Tensor) -> None:
         total = embeddings.sum()
         wanted = wanted & (total == total)  # a NaN or inf in a batch becomes NaN in unit vectors
@@ -111,3 +106,41 @@ class Memory(nn.Module):
 
     def extra_repr(self) -> str:
         return f"size={len(self.embeddings)}"
+
+
+class LossWithMemory(LossModule):
+    """A loss whose negatives may be of past batches, too."""
+
+    memory_size: int
+    memory: Memory | None
+
+    def remember(self, embeddings: Tensor, items: Tensor | None = None) -> None:
+        """Store embeddings ``[N, D]`` in the memory by hand, such as those of a momentum encoder.
+
+        Without this, each training forward stores the embeddings of its batch in the place of the
+        oldest ones. From the first call on, only this method does; that call empties the memory
+        first. With several processes, all of them call it, each with embeddings of its own. With
+        ``items`` ``[N]``, those stored are no negatives of queries of the same item.
+        """
+        memory, of_set = self.memory, None if items is None else (items,)
+        if memory is None:
+            raise ValueError(
+                "memory_size is 0, so there is no memory: make "
+                f"{type(self).__name__}(memory_size=...)"
+            )
+
+        def checked(may_lack_rows: bool) -> None:
+            check.views([("embeddings", embeddings)], may_lack_rows=may_lack_rows)
+            memory.check("embeddings", embeddings)
+            if of_set is not None:
+                check.items(of_set, [embeddings])
+
+        ranks = self.agree(checked, (embeddings,), partial(self.memory_facts, items))
+        with torch.no_grad():
+            sets = unit_sets(ranks, (embeddings,), of_set)
+            memory.remember(sets.embeddings, sets.items)
+
+    def memory_facts(self, items: object) -> dict[str, Any]:
+        """What must be the same in all processes."""
+        state = {} if self.memory is None else self.memory.state()
+        return {"items": items is not None, **state}

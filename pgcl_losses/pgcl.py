@@ -11,13 +11,7 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from pgcl_losses._checks import (
-    check_count,
-    check_items,
-    check_prototypes,
-    check_scale,
-    check_weight,
-)
+from pgcl_losses import _checks as check
 from pgcl_losses._modes import has_numbers
 from pgcl_losses._module import Check, LossModule
 from pgcl_losses._normalize import mean_cosine
@@ -34,8 +28,8 @@ from pgcl_losses.batch import (
 from pgcl_losses.consistency import ConsistencyLoss
 from pgcl_losses.contrast import PrototypeReweightedNCE, Weighting
 from pgcl_losses.engine.dispatch import Engine, choice_facts
-from pgcl_losses.info_nce import check_loss_views, remember
-from pgcl_losses.memory import Memory
+from pgcl_losses.info_nce import check_loss_views
+from pgcl_losses.memory import LossWithMemory, Memory
 from pgcl_losses.prototypes import SinkhornPrototypes
 
 Self = TypeVar("Self", bound="PGCLLoss")
@@ -73,7 +67,7 @@ def _of_modules(name: str) -> Any:
     return property(read, assign)
 
 
-class PGCLLoss(LossModule):
+class PGCLLoss(LossWithMemory):
     r"""PGCL: reweighted contrast + :math:`\lambda` consistency, with its prototypes.
 
     The prototypes are parameters of this module: give them to the optimizer, beside the encoder's.
@@ -166,9 +160,9 @@ class PGCLLoss(LossModule):
     """
 
     options: ClassVar[dict[str, Check]] = {
-        "consistency_weight": check_weight,
-        "contrast_weight": check_weight,
-        "memory_size": partial(check_count, minimum=0),
+        "consistency_weight": check.weight,
+        "contrast_weight": check.weight,
+        "memory_size": partial(check.count, minimum=0),
     }
     fixed = frozenset({"memory_size"})
 
@@ -270,9 +264,9 @@ class PGCLLoss(LossModule):
             (21, 6)
 
         """
-        check_count("batch_size", batch_size, minimum=1)
-        check_count("steps", steps, minimum=1)
-        check_scale("temperature", temperature)
+        check.count("batch_size", batch_size, minimum=1)
+        check.count("steps", steps, minimum=1)
+        check.scale("temperature", temperature)
         chosen: dict[str, Any] = {
             "num_prototypes": max(2, min(1000, batch_size // 3)),
             "consistency_weight": min(1.0, 0.2 / temperature),
@@ -301,10 +295,6 @@ class PGCLLoss(LossModule):
         cosine = mean_cosine(batch.embeddings.detach())
         return PGCLTerms(loss, contrast, consistency, batch.own_assignments(), cosine)
 
-    def remember(self, embeddings: Tensor, items: Tensor | None = None) -> None:
-        """Store embeddings in the memory by hand, as :meth:`InfoNCE.remember` does."""
-        remember(self, self.memory, embeddings, items)
-
     def _compute(
         self, views: tuple[Tensor, ...], items: Items | None
     ) -> tuple[Tensor, Tensor, Tensor, AssignedBatch]:
@@ -328,16 +318,15 @@ class PGCLLoss(LossModule):
         loss = torch.add(weighted, consistency, alpha=self.consistency_weight)
         return loss, contrast, consistency, batch
 
-    def _batch(self, views: tuple[Tensor, ...], items: Items | None) -> Batch:
+    def _batch(self, views: tuple[Tensor, ...], items: Items | None = None) -> Batch:
         """The unit embeddings of all views, of this process or of all."""
         ranks = self.agree(
             partial(self._check, views, items),
             views,
             lambda: {
-                "items": items is not None,
+                **self.memory_facts(items),
                 **self.prototypes.state(),
                 **choice_facts(self._engine(), views[0]),
-                **({} if self.memory is None else self.memory.state()),
             },
         )
         batch = batch_of(ranks, views, self.prototypes.weight, items=items)
@@ -350,9 +339,9 @@ class PGCLLoss(LossModule):
         temperatures: list[Any] = [m.temperature for m in modules if "temperature" in m.options]
         check_loss_views(views, None, self._engine(), temperatures, self.memory, may_lack_rows)
         if items is not None:
-            check_items(items, views)
+            check.items(items, views)
         weight = self.prototypes.weight
-        check_prototypes("prototypes.weight", weight, "z1", views[0], type(self).__name__)
+        check.prototypes("prototypes.weight", weight, "z1", views[0], type(self).__name__)
         self.prototypes.check_call(len(views))
         self._check_window()
 

@@ -6,7 +6,6 @@ computed in blocks, so that a few large items need no matrix of all pairs.
 
 import math
 from collections.abc import Callable, Iterator
-from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -14,67 +13,51 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from pgcl_losses._modes import can_be_read
-from pgcl_losses.engine.contract import Pairs
+from pgcl_losses.engine.contract import Pairs, Past
 
 # log(1 + e^x) is x from here on, even for float64.
 _LINEAR_FROM = 40.0
 _BLOCK, _BLOCK_ELSEWHERE = 640, 4096  # queries; on a CPU a block of pairs stays in the cache
 
 
-class Positives(Protocol):
-    """What a loss asks of the positives of all queries."""
-
-    def losses(self, log_s: Tensor, temperature: float | Tensor) -> Tensor:
-        """-log( e^{s_ip / tau} / (e^{s_ip / tau} + S_i) ), its mean over positives p: ``[Q]``."""
-
-    def log_means(self, temperature: float | Tensor) -> Tensor:
-        """The logarithm of the mean of e^{s_ip / tau}: ``[Q]``."""
-
-    def exist(self) -> Tensor | None:
-        """Whether a query has any: ``[Q]`` bool; None if each has."""
-
-
-def positives_of(pairs: Pairs) -> Positives:
-    return ByPlace(pairs) if pairs.items is None else ByItem(pairs, pairs.items)
-
-
 class ByPlace:
     """Row i of every view is item i."""
 
+    exist: None = None  # each query has one
+
     def __init__(self, pairs: Pairs) -> None:
-        self.num_views = len(pairs.query_lengths())
-        views = pairs.embeddings[: pairs.num_queries]
-        views = views.view(self.num_views, -1, views.shape[1])
+        self.num_views = len(pairs.lengths)
+        views = pairs.embeddings.view(self.num_views, -1, pairs.embeddings.shape[1])
         if self.num_views == 2:
             self.cosines = [(views[:1] * views[1:]).sum(-1)]  # [1, N] of both
         else:
             self.cosines = [(views * views.roll(v, 0)).sum(-1) for v in range(1, self.num_views)]
 
     def losses(self, log_s: Tensor, temperature: float | Tensor) -> Tensor:
+        """-log( e^{s_ip / tau} / (e^{s_ip / tau} + S_i) ), its mean over positives p: ``[Q]``."""
         log_s = log_s.view(self.num_views, -1)
         each = [_losses(log_s, cosines, temperature) for cosines in self.cosines]
         return (each[0] if len(each) == 1 else torch.stack(each).mean(0)).flatten()
 
     def log_means(self, temperature: float | Tensor) -> Tensor:
+        """The logarithm of the mean of e^{s_ip / tau} over positives p: ``[Q]``."""
         logits = torch.stack(self.cosines).expand(-1, self.num_views, -1) / temperature
         return logits.logsumexp(0).flatten() - math.log(len(self.cosines))
-
-    def exist(self) -> None:
-        return None
 
 
 class ByItem:
     """Queries in the order of their items, so that positives stand near each other."""
 
     def __init__(self, pairs: Pairs, items: Tensor) -> None:
-        self.items, self.order = items[: pairs.num_queries].sort()
+        self.items, self.order = items.sort()
         self.embeddings = pairs.embeddings[self.order]
         within_sets = (0, 0) in pairs.compared
-        self.counts = count_of_item(pairs, items, pairs.num_queries) - int(within_sets)  # [Q]
+        self.counts = count_of_item(pairs, items) - int(within_sets)  # [Q]
+        self.exist = self.counts > 0
         # No two of a group are positives of each other: an embedding itself, or those of a set.
         self.groups = self.order
         if not within_sets:
-            lengths = enumerate(pairs.query_lengths())
+            lengths = enumerate(pairs.lengths)
             sets = [self.order.new_full((length,), number) for number, length in lengths]
             self.groups = torch.cat(sets)[self.order]
 
@@ -97,9 +80,6 @@ class ByItem:
 
         sums = self._over_blocks(of_block, torch.logaddexp, none)
         return sums - self.counts.clamp_min(1).log()
-
-    def exist(self) -> Tensor:
-        return self.counts > 0
 
     def _are_positives(self, i: slice, j: slice) -> Tensor:
         same_item = self.items[i].unsqueeze(1) == self.items[j]
@@ -144,35 +124,37 @@ def _losses(log_s: Tensor, cosines: Tensor, temperature: float | Tensor) -> Tens
     return F.softplus(log_s - cosines / temperature, threshold=_LINEAR_FROM)
 
 
-def count_of_item(pairs: Pairs, items: Tensor, end: int) -> Tensor:
-    """How many embeddings are of a query's item: ``[Q]``.
+def count_of_item(pairs: Pairs, items: Tensor) -> Tensor:
+    """How many embeddings are of an embedding's item, itself among them: ``[Q]``.
 
-    Of the first ``end``, in the sets with which its own is compared: itself may be among them.
+    In the sets with which its own is compared.
     """
     sets, of_sets = pairs.sets(), []
-    for number in range(len(pairs.query_lengths())):
-        own = items[sets[number]]
-        count = torch.zeros_like(own)
-        for partner in pairs.partners(number):
-            if sets[partner].stop <= end:
-                others = items[sets[partner]].sort().values
-                count += torch.searchsorted(others, own, right=True)
-                count -= torch.searchsorted(others, own)
-        of_sets.append(count)
+    for number, members in enumerate(sets):
+        others = [items[sets[partner]] for partner in pairs.partners(number)]
+        of_sets.append(_count_in(others, items[members]))
     return torch.cat(of_sets)
 
 
-def log_count_negatives(pairs: Pairs) -> Tensor:
+def _count_in(others: list[Tensor], items: Tensor) -> Tensor:
+    """How often each item ``[I]`` is among the others."""
+    numbers = torch.cat([*others, items[:0]]).sort().values
+    ends = torch.searchsorted(numbers, items, right=True)
+    return ends - torch.searchsorted(numbers, items)
+
+
+def log_count_negatives(pairs: Pairs, past: Past | None) -> Tensor:
     """The logarithm of the number of each query's negatives: ``[Q]``."""
-    lengths, of_sets = pairs.query_lengths(), []
-    by_place = pairs.items is None
-    for number, length in enumerate(lengths):  # by place, one of each set is of the query's item
-        partners = [other for other in pairs.partners(number) if other < len(lengths)]
-        count = sum(lengths[other] - by_place for other in partners) + pairs.memory_size
+    of_sets = []
+    by_place = pairs.items is None  # then one of each set is of the query's item
+    for number, length in enumerate(pairs.lengths):
+        count = sum(pairs.lengths[partner] - by_place for partner in pairs.partners(number))
         of_sets.append(pairs.embeddings.new_full((length,), count))
     counts = torch.cat(of_sets)
-    if pairs.present is not None:
-        counts -= (~pairs.present).sum()
+    if past is not None:
+        counts += len(past.embeddings) if past.present is None else past.present.sum()
     if pairs.items is not None:
-        counts -= count_of_item(pairs, pairs.items, len(pairs.items))
+        counts -= count_of_item(pairs, pairs.items)
+        if past is not None and past.items is not None:
+            counts -= _count_in([past.items], pairs.items)
     return counts.log_()

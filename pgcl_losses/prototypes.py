@@ -11,21 +11,19 @@ import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
-from pgcl_losses._checks import (
-    check_count,
-    check_heads,
-    check_matrix,
-    check_prototypes,
-    check_scale,
-    check_temperature,
-    check_temperature_value,
-    check_views,
-)
+from pgcl_losses import _checks as check
 from pgcl_losses._module import Check, LossModule
 from pgcl_losses._normalize import computing_dtype, full_precision, unit_vectors
-from pgcl_losses.batch import AnyBatch, AssignedBatch, Assignment, Batch, batch_of, given_batch
+from pgcl_losses.batch import (
+    AnyBatch,
+    AssignedBatch,
+    Assignment,
+    Batch,
+    Remembered,
+    batch_of,
+    given_batch,
+)
 from pgcl_losses.kmeans import draw, spherical_kmeans
-from pgcl_losses.memory import Remembered
 from pgcl_losses.sinkhorn import balance
 
 
@@ -65,15 +63,15 @@ class SinkhornPrototypes(LossModule):
     """
 
     options: ClassVar[dict[str, Check]] = {
-        "dim": partial(check_count, minimum=1),
-        "num_prototypes": check_heads,
-        "temperature": check_temperature,
-        "epsilon": check_scale,
-        "iterations": partial(check_count, minimum=1),
-        "queue_size": partial(check_count, minimum=0),
-        "queue_views": partial(check_count, minimum=1),
-        "freeze_steps": partial(check_count, minimum=0),
-        "lead_steps": partial(check_count, minimum=0),
+        "dim": partial(check.count, minimum=1),
+        "num_prototypes": check.heads,
+        "temperature": check.temperature,
+        "epsilon": check.scale,
+        "iterations": partial(check.count, minimum=1),
+        "queue_size": partial(check.count, minimum=0),
+        "queue_views": partial(check.count, minimum=1),
+        "freeze_steps": partial(check.count, minimum=0),
+        "lead_steps": partial(check.count, minimum=0),
     }
     fixed = frozenset({"dim", "num_prototypes", "queue_size", "queue_views"})
 
@@ -155,13 +153,13 @@ class SinkhornPrototypes(LossModule):
         if not views:
             raise TypeError("views must be one or more Tensors of shape [N, D], but got none")
         named = [(f"views[{v}]", view) for v, view in enumerate(views)]
-        check_views(named, may_lack_rows=may_lack_rows)
+        check.views(named, may_lack_rows=may_lack_rows)
         self._check_width("views[0]", views[0])
-        check_temperature_value("temperature", self.temperature, views[0])
+        check.temperature_value("temperature", self.temperature, views[0])
         self.check_call(len(views))
 
     def _check_width(self, name: str, rows: Tensor) -> None:
-        check_prototypes("weight", self.weight, name, rows, type(self).__name__)
+        check.prototypes("weight", self.weight, name, rows, type(self).__name__)
 
     def check_call(self, num_views: int) -> None:
         """An error for options that do not go together, or not with this number of views."""
@@ -185,7 +183,7 @@ class SinkhornPrototypes(LossModule):
 
         With several heads, one of each head: ``[N, H]``.
         """
-        check_views([("z", z)])
+        check.views([("z", z)])
         self._check_width("z", z)
         dtype = computing_dtype(self.weight, z)
         with torch.no_grad(), full_precision(z.device):
@@ -207,8 +205,8 @@ class SinkhornPrototypes(LossModule):
         Prototypes keep their lengths. The queue keeps its rows, which are compared with the new
         prototypes from now on. This call waits for the device.
         """
-        check = partial(self._check_start, rows)
-        ranks = self.agree(check, (rows,), lambda: {"weight": str(self.weight.dtype)})
+        facts = {"weight": str(self.weight.dtype)}
+        ranks = self.agree(partial(self._check_start, rows), (rows,), lambda: facts)
         # All ranks draw, so that their generators stay in the same state.
         draws = [draw(size) for size in self.heads]
         with full_precision(rows.device):
@@ -226,7 +224,7 @@ class SinkhornPrototypes(LossModule):
         return self
 
     def _check_start(self, rows: Tensor, may_lack_rows: bool) -> None:
-        check_matrix("rows", rows, "[N, D]", may_lack_rows)
+        check.matrix("rows", rows, "[N, D]", may_lack_rows)
         self._check_width("rows", rows)
         if not rows.isfinite().all():
             raise ValueError("rows must be finite, but there is a NaN or an inf among them")

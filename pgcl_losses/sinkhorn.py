@@ -9,7 +9,7 @@ import math
 import torch
 from torch import Tensor
 
-from pgcl_losses._checks import check_count, check_matrix, check_scale
+from pgcl_losses import _checks as check
 from pgcl_losses._modes import can_be_read
 from pgcl_losses._normalize import computing_dtype, full_precision
 
@@ -46,9 +46,9 @@ def sinkhorn(scores: Tensor, *, epsilon: float = 0.05, iterations: int = 3) -> T
         tensor([0, 0, 1, 1])
 
     """
-    check_matrix("scores", scores, "[N, K]")
-    epsilon = check_scale("epsilon", epsilon)
-    iterations = check_count("iterations", iterations, minimum=1)
+    check.matrix("scores", scores, "[N, K]")
+    epsilon = check.scale("epsilon", epsilon)
+    iterations = check.count("iterations", iterations, minimum=1)
     with full_precision(scores.device):
         scores = scores.detach().to(computing_dtype(scores))
         return balance(scores, epsilon, iterations, largest=_largest(scores))

@@ -22,7 +22,10 @@ from pgcl_losses import (
 )
 
 if TYPE_CHECKING:
-    from adapters.pygcl import PGCLContrastLoss  # installed as pgcl_losses.adapters
+    from adapters.pygcl import (
+        InfoNCEContrastLoss,
+        PGCLContrastLoss,
+    )  # installed as pgcl_losses.adapters
 
 
 def calls(z1: Tensor, z2: Tensor) -> None:
@@ -38,6 +41,7 @@ def calls(z1: Tensor, z2: Tensor) -> None:
     weight = prototypes.weight
     assert_type(contrast([z1, z2], assignments=assignments, prototypes=weight), Tensor)
     assert_type(PGCLContrastLoss(8, (4, 6), lead_steps=5).pgcl, PGCLLoss)
+    assert_type(InfoNCEContrastLoss(temperature=0.5).info_nce, InfoNCE)
 
 
 def stages(batch: Batch) -> None:
@@ -77,6 +81,7 @@ def wrong_names(z1: Tensor) -> None:
     PGCLLoss(8)(z1, z1, negatives="all")  # type: ignore[call-arg]  # it is an option
     InfoNCE(weighting="uniform")  # type: ignore[call-arg]  # it has none
     PGCLContrastLoss(8, wieghting="sample")  # type: ignore[call-arg]  # the name of an option
+    InfoNCEContrastLoss(tau=0.2)  # type: ignore[call-arg]  # temperature
 
 
 def wrong_assignments(pgcl: PGCLLoss, contrast: PrototypeReweightedNCE, nce: InfoNCE) -> None:

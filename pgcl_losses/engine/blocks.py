@@ -37,19 +37,14 @@ class Block(NamedTuple):
     i: Run
     j: Run
     negatives: bool  # whether there are any
-    of_memory: bool  # whether J are of a memory, which are no queries
 
     def run(self, axis: int) -> Run:
         """Those whose sums are taken along this axis."""
         return self.j if axis else self.i
 
-    def sides(self) -> tuple[int, ...]:
-        """The axes of queries."""
-        return (0,) if self.of_memory else (0, 1)
-
     def axes(self) -> tuple[int, ...]:
-        """The axes to add up along. Of embeddings with themselves, one axis has all sums."""
-        return (0,) if self.i.place == self.j.place else self.sides()
+        """Of embeddings with themselves, one axis has all sums."""
+        return (0,) if self.i.place == self.j.place else (0, 1)
 
 
 class Layout(NamedTuple):
@@ -58,8 +53,7 @@ class Layout(NamedTuple):
     pairs: Pairs
     order: Tensor | None  # [M] the embedding that stands at each place; None if not sorted
     head: int  # by whose clusters they are
-    places: Any  # [M, sets] where the queries of the same item stand, -1 for none; if sorted
-    present: Tensor | None  # [M] see `Pairs`, sorted
+    places: Any  # [M, sets] where the embeddings of the same item stand, -1 for none; if sorted
     blocks: list[Block]
 
     def sort(self, values: Tensor) -> Tensor:
@@ -71,11 +65,8 @@ class Layout(NamedTuple):
         return torch.empty_like(sorted_values).index_copy_(0, self.order, sorted_values)
 
     def fill_items(self, block: Block, matrix: Tensor, value: float) -> None:
-        """Fill the pairs that are no negatives in a matrix of the block, in place."""
-        self.fill_absent(block, matrix, value)
+        """Fill the pairs of one item in a matrix of the block, in place."""
         i, j = block.i.place, block.j.place
-        if block.of_memory and self.pairs.items is None:
-            return
         if self.places is None:
             self.pairs.fill_items(matrix, j, i, value)
             return
@@ -85,30 +76,22 @@ class Layout(NamedTuple):
         flat = lines[inside] * block.i.size() + columns
         matrix.view(-1).index_fill_(0, torch.from_numpy(flat), value)
 
-    def fill_absent(self, block: Block, matrix: Tensor, value: float) -> None:
-        """Fill the pairs with embeddings J that are not present."""
-        if self.present is not None and block.of_memory:
-            matrix.masked_fill_(~self.present[block.j.place].unsqueeze(1), value)
-
 
 def layout(pairs: Pairs, portion: Portion) -> Layout:
     """Blocks without negatives are left out, but not for a pair weight: its totals need all."""
     all_pairs = pairs.by_cosine is not None
-    parents, compared = _parents(pairs)
+    parents = [slice(0, pairs.embeddings.shape[0])] if pairs.compares_all() else pairs.sets()
     cut = [
         (place, parent)
         for parent, whole in enumerate(parents)
         for place in _cut(whole, portion.num_ranks)
     ]
+    compared = frozenset(couples(1) if pairs.compares_all() else pairs.compared)
     clusters, head = _readable_clusters(pairs)
-    present = pairs.present
     if clusters is None:
         order, places = None, None
-        size = _BLOCK if pairs.embeddings.device.type == "cpu" else _BLOCK_ELSEWHERE
-        runs = [
-            [Run(part, range(0)) for part in _cut(place, -(-_length(place) // size))]
-            for place, _ in cut
-        ]
+        device = pairs.embeddings.device
+        runs = [[Run(part, range(0)) for part in in_blocks(place, device)] for place, _ in cut]
     else:
         orders = [clusters[place].argsort(kind="stable") + place.start for place, _ in cut]
         runs = [list(_by_cluster(place.start, numpy.bincount(clusters[place]))) for place, _ in cut]
@@ -117,13 +100,10 @@ def layout(pairs: Pairs, portion: Portion) -> Layout:
         places = _places(pairs, by_place) if pairs.items is None else None
         if pairs.items is not None:
             pairs = pairs._replace(items=pairs.items.index_select(0, order))
-        present = None if present is None else present.index_select(0, order)
     without_weight = _without_weight(None if order is None else pairs.by_cluster)
     blocks = []
     wanted = [
-        (a, b)
-        for a, b in couples(len(cut))
-        if (cut[a][1], cut[b][1]) in compared or (all_pairs and cut[a][0].start < pairs.num_queries)
+        (a, b) for a, b in couples(len(cut)) if all_pairs or (cut[a][1], cut[b][1]) in compared
     ]
     if portion.num_ranks > 1:
         # Runs do not depend on clusters: in a close call two processes might see different ones.
@@ -131,32 +111,22 @@ def layout(pairs: Pairs, portion: Portion) -> Layout:
         wanted = _balanced(lengths, tuple(wanted), portion.num_ranks)[portion.rank]
     for a, b in wanted:
         are_compared = (cut[a][1], cut[b][1]) in compared
-        of_memory = cut[b][0].start >= pairs.num_queries
         for n, i in enumerate(runs[a]):
             for j in runs[b][n if a == b else 0 :]:
                 negatives = are_compared and not without_weight(i, j)
                 if negatives or all_pairs:
-                    blocks.append(Block(i, j, negatives, of_memory))
-    return Layout(pairs, order, head, places, present, blocks)
-
-
-def _parents(pairs: Pairs) -> tuple[list[slice], frozenset[tuple[int, int]]]:
-    """Neighbouring sets that are compared with the same ones, as one; and which are compared."""
-    parents: list[slice] = []
-    of_sets: list[int] = []  # which of them a set is in
-    sets, of_memory = pairs.sets(), len(pairs.query_lengths())
-    for number, members in enumerate(sets):
-        alike = number > 0 and pairs.partners(number) == pairs.partners(number - 1)
-        if alike and number != of_memory:
-            parents[-1] = slice(parents[-1].start, members.stop)
-        else:
-            parents.append(members)
-        of_sets.append(len(parents) - 1)
-    return parents, frozenset((of_sets[a], of_sets[b]) for a, b in pairs.compared)
+                    blocks.append(Block(i, j, negatives))
+    return Layout(pairs, order, head, places, blocks)
 
 
 def _length(place: slice) -> int:
     return int(place.stop - place.start)
+
+
+def in_blocks(whole: slice, device: torch.device) -> list[slice]:
+    """Blocks of embeddings for a device, as equal as can be."""
+    size = _BLOCK if device.type == "cpu" else _BLOCK_ELSEWHERE
+    return _cut(whole, -(-_length(whole) // size))
 
 
 def _cut(whole: slice, parts: int) -> list[slice]:
@@ -197,16 +167,15 @@ def _by_cluster(start: int, counts: Any) -> Iterator[Run]:
 
 
 def _places(pairs: Pairs, order: Any) -> Any:
-    """Where each set's query of the same item stands: ``[M, sets]``."""
-    lengths, count = pairs.query_lengths(), pairs.num_queries
+    """Where each set's embedding of the same item stands: ``[M, sets]``."""
     place = numpy.empty_like(order)
     place[order] = numpy.arange(len(order))
-    item = numpy.concatenate([numpy.arange(length) for length in lengths])[order[:count]]
-    places = numpy.full((len(order), len(lengths)), -1)
-    for number, (members, length) in enumerate(zip(pairs.sets(), lengths, strict=False)):
-        there = numpy.flatnonzero(item < length)
-        places[there, number] = place[members][item[there]]
-    return places
+    item = numpy.concatenate([numpy.arange(length) for length in pairs.lengths])[order]
+    found = numpy.full((len(order), len(pairs.lengths)), -1)
+    for number, members in enumerate(pairs.sets()):
+        there = item < pairs.lengths[number]
+        found[there, number] = place[members][item[there]]
+    return found
 
 
 @functools.lru_cache(maxsize=16)  # the same ones in every step

@@ -7,7 +7,7 @@ positives are not its business.
 
 import itertools
 import math
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -40,8 +40,7 @@ class Factors(NamedTuple):
 class PairWeight(Protocol):
     """Weights by the pair's own cosine: W_ij = Z_i 2^formula(s_ij, numbers of i).
 
-    The engine chooses Z_i: the mean of W_ij over all embeddings j that are present, i itself among
-    them, is 1.
+    The engine chooses Z_i: the mean of W_ij over all embeddings j, i itself among them, is 1.
     """
 
     def numbers(self, scale: float | Tensor) -> tuple[Tensor, ...]:
@@ -70,33 +69,21 @@ class Gaussian(NamedTuple):
 class Pairs(NamedTuple):
     """Which embeddings are negatives of each other, and how much each pair counts.
 
-    Sets are slices of one matrix: views, or others of any lengths, and perhaps a memory after them.
-    Those of a memory are no queries: they have no sums. Weights of both kinds multiply; without
-    any, W_ij is 1. They are constants for the gradient.
+    Sets are slices of one matrix: views, or others of any lengths. Weights of both kinds multiply;
+    without any, W_ij is 1. They are constants for the gradient.
     """
 
     embeddings: Tensor  # [M, D] of unit length
     lengths: tuple[int, ...]  # of each set
     compared: tuple[tuple[int, int], ...]  # (a, b) with a <= b: sets with negatives in each other
-    # [M] int64; None: a query's item is its place in its set, and a memory has no item of a query
-    items: Tensor | None = None
+    items: Tensor | None = None  # [M] int64; None: an embedding's item is its place in its set
     by_cluster: Table | Factors | None = None
     by_cosine: PairWeight | None = None
-    memory_size: int = 0  # of the last set, if that is a memory
-    present: Tensor | None = None  # [M] bool; embeddings that are not take no part
-
-    @property
-    def num_queries(self) -> int:
-        return self.embeddings.shape[0] - self.memory_size
 
     def sets(self) -> list[slice]:
         """The embeddings of each set."""
         ends = [0, *itertools.accumulate(self.lengths)]
         return [slice(*both) for both in itertools.pairwise(ends)]
-
-    def query_lengths(self) -> tuple[int, ...]:
-        """The lengths of all sets but a memory."""
-        return self.lengths[:-1] if self.memory_size else self.lengths
 
     def compares_all(self) -> bool:
         num_sets = len(self.lengths)
@@ -106,27 +93,20 @@ class Pairs(NamedTuple):
         """The sets that one of them is compared with."""
         return sorted({a + b - number for a, b in self.compared if number in (a, b)})
 
-    def count_present(self) -> Tensor:
-        """How many embeddings take part: ``[]``, as a floating-point number."""
-        if self.present is not None:
-            return self.present.sum(dtype=self.embeddings.dtype)
-        return self.embeddings.new_full((), self.embeddings.shape[0])
-
     def fill_items(self, matrix: Tensor, i: slice, j: slice, value: float) -> None:
         """Fill the pairs of one item in a matrix ``[I, J]``, in place."""
         if self.items is not None:
             matrix.masked_fill_(self.items[i].unsqueeze(1) == self.items[j], value)
             return
-        lengths, width = self.query_lengths(), j.stop - j.start
-        num_sets, length = len(lengths), lengths[0]
-        are_whole = i.start == j.start == 0 and min(i.stop, j.stop) >= self.num_queries
-        if are_whole and lengths == (length,) * num_sets and is_eager():
+        length, num_sets, width = self.lengths[0], len(self.lengths), j.stop - j.start
+        is_whole = i == j == slice(0, self.embeddings.shape[0])
+        if is_whole and self.lengths == (length,) * num_sets and is_eager():
             # Item g of one set and of another, or the same one: of all sets at once. (Compilers
             # refuse as_strided.)
             strides = (length * width, length, width + 1)
             matrix.as_strided((num_sets, num_sets, length), strides).fill_(value)
             return
-        sets, flat = self.sets()[:num_sets], matrix.view(-1)
+        sets, flat = self.sets(), matrix.view(-1)
         for a, b in itertools.product(sets, sets):
             # They lie on a diagonal. (Tensor.diagonal makes the compiler of torch 2.13 warn.)
             first = max(0, i.start - a.start, j.start - b.start)
@@ -135,6 +115,22 @@ class Pairs(NamedTuple):
             if count > 0:
                 corner = (a.start + first - i.start) * width + b.start + first - j.start
                 flat[corner : corner + (count - 1) * (width + 1) + 1 : width + 1].fill_(value)
+
+
+class Past(NamedTuple):
+    """Embeddings of earlier batches: negatives of every embedding of `Pairs`, without gradient."""
+
+    embeddings: Tensor  # [B, D] of unit length
+    items: Tensor | None  # [B] where the pairs have items
+    present: Tensor | None  # [B] bool, those that take part; None: all
+    by_cluster: Table | Factors | None  # [M + B] of the pairs, and then of these
+
+
+def of_first(weights: Any, count: int) -> Any:
+    """The weights of the first embeddings: of the same kind, or None."""
+    if isinstance(weights, Table):
+        return weights._replace(clusters=weights.clusters[:count])
+    return weights and type(weights)(*[of_all[:count] for of_all in weights])
 
 
 def may_overflow(temperature: float | Tensor) -> bool:
@@ -158,8 +154,7 @@ def compared_sets(num_sets: int, negatives: str) -> tuple[tuple[int, int], ...]:
 class Sums(NamedTuple):
     """What an engine returns for the pairs of a portion; e^log_sums of all portions add up to S.
 
-    With a pair weight they add up to S_i / Z_i, and Z_i = M / e^log_totals_i, M of those present.
-    Of a memory they are -inf.
+    With a pair weight they add up to S_i / Z_i, and Z_i = M / e^log_totals_i.
     """
 
     log_sums: Tensor  # [M] -inf where there is no negative

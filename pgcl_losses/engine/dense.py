@@ -38,25 +38,22 @@ Side = tuple[slice, slice]
 
 
 def _sides(pairs: Pairs) -> list[Side]:
-    """All queries with all; or, where there are two sets and no others, each with the other."""
-    both = pairs.compared == ((0, 1),) and len(pairs.lengths) == 2 and not pairs.memory_size
-    if both and min(pairs.lengths) > 0:
+    """All embeddings with all; or, where there are two sets and no others, each with the other."""
+    if pairs.compared == ((0, 1),) and len(pairs.lengths) == 2 and min(pairs.lengths) > 0:
         first, second = pairs.sets()
         return [(first, second), (second, first)]
-    return [(slice(0, pairs.num_queries), slice(0, pairs.embeddings.shape[0]))]
+    return [(slice(0, pairs.embeddings.shape[0]),) * 2]
 
 
 def _by_cosine(pairs: Pairs) -> tuple[Tensor | None, Tensor | None]:
-    """Log2 of the pair weight ``[J, I]`` for all queries I, and the log of its total ``[I]``."""
+    """Log2 of the pair weight ``[J, I]`` for all pairs, and the log of its total ``[I]``."""
     if pairs.by_cosine is None:
         return None, None
     with torch.no_grad():
         embeddings = pairs.embeddings.detach()  # for forward mode, too
-        cosines = embeddings @ embeddings[: pairs.num_queries].T
-        numbers = [of_all[: pairs.num_queries] for of_all in pairs.by_cosine.numbers(1.0)]
+        cosines = embeddings @ embeddings.T
+        numbers = pairs.by_cosine.numbers(1.0)
         logs = pairs.by_cosine.formula(cosines, *numbers, out=cosines if is_eager() else None)
-        if pairs.present is not None:
-            logs.masked_fill_(~pairs.present.unsqueeze(1), -torch.inf)
         return logs, logs.exp2().sum(0).log_()
 
 
@@ -73,9 +70,7 @@ def _log2_weights(pairs: Pairs, by_cosine: Tensor | None, side: Side) -> Tensor:
     if by_cosine is not None:
         weights += by_cosine[j, i]
     pairs.fill_items(weights, j, i, -torch.inf)
-    if pairs.present is not None:
-        weights.masked_fill_(~pairs.present[j].unsqueeze(1), -torch.inf)
-    if j.stop - j.start == pairs.embeddings.shape[0] and not pairs.compares_all():
+    if i == j and not pairs.compares_all():
         sets = pairs.sets()
         for a, b in set(couples(len(sets))).difference(pairs.compared):
             weights[sets[a], sets[b]] = weights[sets[b], sets[a]] = -torch.inf
@@ -139,8 +134,6 @@ class _PlainSums(torch.autograd.Function):
                 d_pairs.mul_(scales.unsqueeze(1)).addcmul_(terms, scales)
                 return d_pairs @ embeddings, None, None, None
             d_embeddings = torch.zeros_like(embeddings) if d_embeddings is None else d_embeddings
-            queries = slice(j.start, min(j.stop, pairs.num_queries))  # a memory needs no gradient
-            of_queries = terms[: queries.stop - queries.start]
-            d_embeddings[queries].addmm_(of_queries, embeddings[i] * scales.unsqueeze(1))
+            d_embeddings[j].addmm_(terms, embeddings[i] * scales.unsqueeze(1))
             d_embeddings[i].addcmul_(terms.T @ embeddings[j], scales.unsqueeze(1))
         return d_embeddings, None, None, None

@@ -7,12 +7,12 @@ from types import ModuleType
 from typing import Any, Literal, get_args
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from pgcl_losses.engine import dense, streaming
-from pgcl_losses.engine.contract import Gaussian, Pairs, Portion
+from pgcl_losses.engine.contract import Gaussian, Pairs, Past, Portion
+from pgcl_losses.engine.past import OverPast
 from pgcl_losses.ranks import Ranks
 
 Engine = Literal["auto", "dense", "streaming", "triton"]
@@ -30,12 +30,16 @@ TRACEABLE = tuple(int(number) for number in torch.__version__.split(".")[:2]) >=
 
 
 def log_weighted_sums(
-    pairs: Pairs, temperature: float | Tensor, engine: str, ranks: Ranks
+    pairs: Pairs,
+    temperature: float | Tensor,
+    engine: str,
+    ranks: Ranks,
+    past: Past | None = None,
 ) -> Tensor:
-    """Log S of the queries ``[Q]``, -inf for one without negatives, with gradient to embeddings.
+    """Log S ``[M]``, -inf where an embedding has no negative, with gradient to the embeddings.
 
     All processes have the same pairs, and each computes its portion of them. A tensor as
-    temperature ``[]`` has a gradient, too.
+    temperature ``[]`` gets a gradient, too.
     """
     num_ranks = len(ranks.counts)
     if engine == "auto":
@@ -46,18 +50,44 @@ def log_weighted_sums(
                 f"engine='dense' computes one matrix in one process, but {num_ranks} processes "
                 "share a batch: choose engine='auto' or 'streaming', or gather=False"
             )
-        sums = dense.log_sums(pairs, temperature)
-        return _scaled(pairs, sums.log_sums, sums.log_totals)
-    check_engine(engine, pairs.embeddings)
-    add_up = _LogSums.apply
+        log_s, log_totals, _ = dense.log_sums(pairs, temperature)
+    else:
+        check_engine(engine, pairs.embeddings)
+        log_s, log_totals = _apply(_LogSums, pairs, temperature, engine, ranks)
+    count = pairs.embeddings.shape[0]
+    log_count = log_s.new_full((), count)
+    if past is not None:
+        log_s_past, log_totals_past = _apply(OverPast, pairs, temperature, past, ranks)
+        log_s = _log_add(log_s, log_s_past)
+        if log_totals is not None and log_totals_past is not None:
+            log_totals = torch.logaddexp(log_totals, log_totals_past)
+        log_count += len(past.embeddings) if past.present is None else past.present.sum()
+    if log_totals is None:
+        return log_s
+    # A tensor's logarithm: that of a number would have graphs compiled for each number of rows.
+    return log_s + (log_count.log_() - log_totals)
+
+
+def _apply(
+    function: Any, pairs: Pairs, temperature: float | Tensor, *others: Any
+) -> tuple[Tensor, Tensor | None]:
+    """An autograd function of log-sums and log-totals, traced where that is possible."""
+    apply = function.apply
     if torch.compiler.is_compiling():
         if not TRACEABLE:
-            add_up = torch.compiler.disable(add_up)  # type: ignore[no-untyped-call]  # torch has no type there
+            apply = torch.compiler.disable(apply)  # type: ignore[no-untyped-call]  # torch has no type there
         elif not isinstance(temperature, Tensor):
             # With a symbol in place of a plain number, torch 2.13 mixes up two graphs.
             temperature = math.fsum([temperature])
-    log_s: Tensor = add_up(pairs.embeddings, temperature, pairs, engine, ranks)  # type: ignore[no-untyped-call]  # torch has no type there
-    return log_s
+    log_sums, log_totals = apply(pairs.embeddings, temperature, pairs, *others)
+    return log_sums, None if pairs.by_cosine is None else log_totals
+
+
+def _log_add(a: Tensor, b: Tensor) -> Tensor:
+    """Log(e^a + e^b), whose gradient is 0 where both are -inf."""
+    none = (a == -math.inf) & (b == -math.inf)
+    both = (log.masked_fill(none, 0.0) for log in (a, b))
+    return torch.logaddexp(*both).masked_fill(none, -math.inf)
 
 
 def choose(pairs: Pairs, num_ranks: int) -> str:
@@ -96,36 +126,34 @@ class _LogSums(torch.autograd.Function):
         pairs: Pairs,
         engine: str,
         ranks: Ranks,
-    ) -> Tensor:
+    ) -> tuple[Tensor, Tensor | None]:
         portion = Portion(ranks.rank, len(ranks.counts))
         sums = _module(engine).log_sums(pairs, temperature, portion)
-        log_sums = ranks.add_logs(sums.log_sums)
-        log_totals = sums.log_totals
+        log_sums, log_totals = ranks.add_logs(sums.log_sums), sums.log_totals
         if log_totals is not None:
             log_totals = ranks.add_logs(log_totals)
+            ctx.mark_non_differentiable(log_totals)
         ctx.save_for_backward(log_sums)
         ctx.pairs, ctx.temperature, ctx.engine, ctx.ranks = pairs, temperature, engine, ranks
         # A compiled graph keeps no layout from its forward to its backward pass.
         ctx.layout = None if torch.compiler.is_compiling() else sums.layout
-        return _scaled(pairs, log_sums, log_totals)
+        return log_sums, log_totals
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, d_log_s: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, d_log_s: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
         (log_sums,) = ctx.saved_tensors
         pairs, temperature = ctx.pairs, ctx.temperature
         portion = Portion(ctx.ranks.rank, len(ctx.ranks.counts))
         # The losses of all processes look at the sums of all embeddings.
         d_log_s = ctx.ranks.add(d_log_s, "the sums' gradient")
-        d_log_s = F.pad(d_log_s, (0, pairs.memory_size))
-        of_temperature = ctx.needs_input_grad[1]
         d_embeddings = _module(ctx.engine).gradient(
-            pairs, temperature, log_sums, d_log_s, portion, ctx.layout, of_memory=of_temperature
+            pairs, temperature, log_sums, d_log_s, portion, ctx.layout
         )
         d_temperature = None
-        if of_temperature:  # the sums depend on products of two embeddings / temperature alone
+        if ctx.needs_input_grad[1]:  # sums depend on (z_i . z_j) / temperature alone
             products = (pairs.embeddings.detach() * d_embeddings).sum()
-            d_temperature = products.to(temperature.dtype) / (-2 * temperature)
+            d_temperature = products / (-2 * temperature)
         return d_embeddings, d_temperature, None, None, None
 
 
@@ -135,15 +163,6 @@ def _module(engine: str) -> ModuleType:
 
         return triton
     return streaming
-
-
-def _scaled(pairs: Pairs, log_sums: Tensor, log_totals: Tensor | None) -> Tensor:
-    """Log S of the queries, with the pair weight's scale in it, if there is one."""
-    log_sums = log_sums[: pairs.num_queries] if pairs.memory_size else log_sums
-    if log_totals is None:
-        return log_sums
-    # A tensor's logarithm: that of a number would have graphs compiled for each number of rows.
-    return log_sums + (pairs.count_present().log_() - log_totals[: pairs.num_queries])
 
 
 def check_engine(engine: str, embeddings: Tensor) -> None:

@@ -50,12 +50,11 @@ def gradient(
     d_log_s: Tensor,
     portion: Portion,
     laid: object = None,
-    of_memory: bool = False,
 ) -> Tensor:
     """Gradient ``[M, D]`` of the sum of d_log_s_i log S_i, as far as this portion's pairs go.
 
     ``log_s``: of all portions together, without the pair weight's scale; ``laid``: the layout of
-    the forward pass, if it was kept; ``of_memory``: whether the gradient of a memory is wanted.
+    the forward pass, if it was kept.
     """
     laid = layout(pairs, portion) if laid is None else cast(Layout, laid)
     sums = _kind(temperature)(pairs, temperature, laid)
@@ -67,7 +66,7 @@ def gradient(
         i, j = block.i.place, block.j.place
         d_pairs = sums.d_pairs(block, exponents, scratch)  # [J, I]
         d_embeddings[i].addmm_(d_pairs.T, embeddings[j])
-        if i != j and (of_memory or not block.of_memory):
+        if i != j:
             d_embeddings[j].addmm_(d_pairs, embeddings[i])
     return laid.unsort(d_embeddings)
 
@@ -134,7 +133,6 @@ class _Plain(_Sums):
             mine, weighted = block.run(axis).place, values
             if self.pair_weight is not None:
                 weighted = self.by_cosine(block, exponents, axis, scratch[2]).exp2_()
-                self.laid.fill_absent(block, weighted, 0.0)
                 self.totals[mine] += weighted.sum(axis)
                 if not block.negatives:
                     continue
@@ -157,14 +155,14 @@ class _Plain(_Sums):
 
     def d_pairs(self, block: Block, exponents: Tensor, scratch: list[Tensor]) -> Tensor:
         """e^{s / tau} (d_i W_ij + d_j W_ji), with d the gradient of the sums."""
-        of_axes = [self.d_sums[block.run(axis).place].unsqueeze(axis) for axis in block.sides()]
+        of_axes = [self.d_sums[block.run(axis).place].unsqueeze(axis) for axis in (0, 1)]
         if self.pair_weight is None:
             values = self.values(block, exponents, exponents)
-            of_i, *of_j = of_axes
-            if self.weights is not None:
-                of_i = self.weights.of(block.i, block.j, 0, scratch[0]).mul_(of_i)
-                of_j = [self.weights.of(block.i, block.j, 1, scratch[1]).mul_(d) for d in of_j]
-            return values.mul_(torch.add(of_i, *of_j, out=scratch[0]) if of_j else of_i)
+            if self.weights is None:
+                return values.mul_(torch.add(*of_axes, out=scratch[0]))
+            of_i = self.weights.of(block.i, block.j, 0, scratch[0]).mul_(of_axes[0])
+            of_j = self.weights.of(block.i, block.j, 1, scratch[1])
+            return values.mul_(torch.addcmul(of_i, of_j, of_axes[1], out=scratch[0]))
         values = scratch[1].zero_()
         for axis, d_sums in enumerate(of_axes):
             if self.weights is not None:
@@ -206,9 +204,7 @@ class _Logarithms(_Sums):
             mine = block.run(axis).place
             logits = self.logits(block, axis, exponents, scratch)
             if self.pair_weight is not None:
-                weights = scratch[2].exp2_()
-                self.laid.fill_absent(block, weights, 0.0)
-                self.totals[mine] += weights.sum(axis)
+                self.totals[mine] += scratch[2].exp2_().sum(axis)
             if not block.negatives:
                 continue
             peaks = torch.maximum(self.peaks[mine], logits.amax(axis))
@@ -228,18 +224,16 @@ class _Logarithms(_Sums):
         self.log_s = log_s.masked_fill(log_s == -torch.inf, 0.0) * LOG2_E
 
     def d_pairs(self, block: Block, exponents: Tensor, scratch: list[Tensor]) -> Tensor:
-        of_axes = [
+        of_i, of_j = (
             self.logits(block, axis, exponents, scratch)
             .sub_(self.log_s[block.run(axis).place].unsqueeze(axis))
             # Log S is rounded, but no pair is more than its sum.
             .clamp_(_SMALLEST_PART * LOG2_E, 0.0)
             .exp2_()
-            for axis in block.sides()
-        ]
-        of_axes[0].mul_(self.d_log_s[block.i.place])
-        for of_j in of_axes[1:]:
-            of_axes[0].addcmul_(of_j, self.d_log_s[block.j.place].unsqueeze(1))
-        return of_axes[0]
+            for axis in (0, 1)
+        )
+        of_j.mul_(self.d_log_s[block.j.place].unsqueeze(1))
+        return of_j.addcmul_(of_i, self.d_log_s[block.i.place])
 
 
 def _kind(temperature: float | Tensor) -> type[_Plain | _Logarithms]:

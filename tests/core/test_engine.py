@@ -12,7 +12,6 @@ import torch
 import torch.nn.functional as F
 from helpers.blocks import in_blocks
 from helpers.cases import MODES, cases, oracle_losses
-from helpers.engine_cases import with_memory
 from helpers.engine_oracle import exact, log_scaled
 from hypothesis import given
 from hypothesis import strategies as st
@@ -26,6 +25,7 @@ from pgcl_losses.engine.contract import (
     Factors,
     Gaussian,
     Pairs,
+    Past,
     Portion,
     Table,
     compared_sets,
@@ -203,12 +203,34 @@ def pairs_of_any_kind(draw):
         )
     )
     embeddings = F.normalize(random(m, 3) - 0.5)
-    pairs = Pairs(embeddings, lengths, compared, items, by_cluster, by_cosine)
-    return with_memory(pairs, draw(st.sampled_from(["none", "full", "part"])))
+    return Pairs(embeddings, lengths, compared, items, by_cluster, by_cosine)
+
+
+@st.composite
+def pairs_and_past(draw):
+    """Some of the embeddings, and others behind them as the past."""
+    every = draw(pairs_of_any_kind())
+    size = draw(st.integers(0, 9))
+    if size == 0:
+        return every, None
+    numbers = torch.arange(len(every.embeddings) + size) % len(every.embeddings)  # m, and B of them
+
+    def longer(weights):
+        if isinstance(weights, Table):
+            return weights._replace(clusters=weights.clusters[numbers])
+        return weights and type(weights)(*[of_all[numbers] for of_all in weights])
+
+    of_past = numbers[-size:].flip(0)
+    return every, Past(
+        F.normalize(every.embeddings[of_past] + 0.3),
+        None if every.items is None else every.items[of_past],
+        draw(st.sampled_from([None, of_past % 2 == 0, of_past < 0])),
+        longer(every.by_cluster),
+    )
 
 
 @given(
-    pairs=pairs_of_any_kind(),
+    both=pairs_and_past(),
     temperature=st.sampled_from([0.02, 0.2, 1.0]),
     engine=st.sampled_from(["dense", "streaming"]),
     block=st.sampled_from([1, 3, 640]),
@@ -216,27 +238,28 @@ def pairs_of_any_kind(draw):
     learned=st.booleans(),
 )
 def test_an_engine_computes_the_sentence_of_its_contract(
-    pairs, temperature, engine, block, in_cache, learned
+    both, temperature, engine, block, in_cache, learned
 ):
+    pairs, past = both
     d_log_s = torch.linspace(-1, 2, len(pairs.embeddings), dtype=torch.float64)
-    expected = exact(pairs, temperature, d_log_s)
-    queries = slice(0, pairs.num_queries)
+    expected = exact(pairs, temperature, d_log_s, past)
     embeddings = pairs.embeddings.clone().requires_grad_()
     constant = pairs._replace(embeddings=embeddings)
     tau = torch.tensor(temperature, dtype=torch.float64, requires_grad=learned)
+    inputs = [embeddings, tau] if learned else [embeddings]
     with in_blocks(block), mock.patch.object(dense, "_IN_CACHE", in_cache):
-        log_s = log_weighted_sums(constant, tau if learned else temperature, engine, Ranks((1,)))
+        log_s = log_weighted_sums(
+            constant, inputs[1] if learned else temperature, engine, Ranks((1,)), past
+        )
         some = log_s.detach() > -torch.inf
-        gradient, d_tau = torch.zeros_like(embeddings), torch.zeros_like(tau)
+        gradients = [torch.zeros_like(of) for of in inputs]
         if some.any():
-            total = (log_s * d_log_s[queries])[some].sum()
-            gradient, *d_taus = torch.autograd.grad(total, [embeddings, *[tau] * learned])
-            d_tau = sum(d_taus)
+            gradients = torch.autograd.grad((log_s * d_log_s)[some].sum(), inputs)
     close = functools.partial(torch.testing.assert_close, rtol=1e-8, atol=1e-8)
-    close(log_s.detach(), log_scaled(expected, pairs))
-    close(gradient[queries], expected.gradient[queries])
+    close(log_s.detach(), log_scaled(expected, pairs, past))
+    close(gradients[0], expected.gradient)
     if learned:
-        close(d_tau, expected.d_temperature, atol=1e-6)
+        close(gradients[1], expected.d_temperature, atol=1e-6)
 
 
 @given(
@@ -246,11 +269,8 @@ def test_an_engine_computes_the_sentence_of_its_contract(
     block=st.sampled_from([1, 3, 640]),
     readable=st.booleans(),
     kept=st.booleans(),
-    of_memory=st.booleans(),
 )
-def test_portions_of_streaming_add_up(
-    pairs, temperature, num_ranks, block, readable, kept, of_memory
-):
+def test_portions_of_streaming_add_up(pairs, temperature, num_ranks, block, readable, kept):
     """Also as on a GPU: embeddings are not sorted, and blocks have a size of their own."""
     d_log_s = torch.linspace(-1, 2, len(pairs.embeddings), dtype=torch.float64)
     expected = exact(pairs, temperature, d_log_s)
@@ -260,21 +280,12 @@ def test_portions_of_streaming_add_up(
         log_sums = torch.stack([of_portion.log_sums for of_portion in sums]).logsumexp(0)
         gradients = [
             streaming.gradient(
-                pairs,
-                temperature,
-                log_sums,
-                d_log_s,
-                portion,
-                of_portion.layout if kept else None,
-                of_memory=of_memory,
+                pairs, temperature, log_sums, d_log_s, portion, of_portion.layout if kept else None
             )
             for portion, of_portion in zip(portions, sums, strict=True)
         ]
     torch.testing.assert_close(log_sums, expected.log_sums, rtol=1e-8, atol=1e-8)
-    d_expected = expected.gradient
-    if not of_memory:
-        d_expected[pairs.num_queries :] = 0
-    torch.testing.assert_close(sum(gradients), d_expected, rtol=1e-8, atol=1e-8)
+    torch.testing.assert_close(sum(gradients), expected.gradient, rtol=1e-8, atol=1e-8)
     if expected.log_totals is not None:
         log_totals = torch.stack([of_portion.log_totals for of_portion in sums]).logsumexp(0)
         torch.testing.assert_close(log_totals, expected.log_totals, rtol=1e-8, atol=1e-8)

@@ -64,18 +64,4 @@ def any_pairs(draw, weightings=tuple(WEIGHTINGS), max_length=7):
         count = sum(lengths)
         items = torch.tensor(draw(st.lists(numbers, min_size=count, max_size=count)))
     weighting = draw(st.sampled_from(weightings))
-    pairs = problem(lengths, draw(st.integers(1, 6)), weighting, compared=compared, items=items)
-    return with_memory(pairs, draw(st.sampled_from(["none", "full", "part"])))
-
-
-def with_memory(pairs, kind):
-    """The last set is a memory, of which all or a part is present."""
-    size, number = pairs.lengths[-1], len(pairs.lengths) - 1
-    if kind == "none" or number == 0 or size == 0 or sum(pairs.lengths) == size:
-        return pairs
-    compared = tuple(couple for couple in pairs.compared if couple != (number, number))
-    pairs = pairs._replace(memory_size=size, compared=compared)
-    if kind == "full":
-        return pairs
-    places = torch.arange(sum(pairs.lengths))
-    return pairs._replace(present=(places < len(places) - size) | (places % 2 == 0))
+    return problem(lengths, draw(st.integers(1, 6)), weighting, compared=compared, items=items)

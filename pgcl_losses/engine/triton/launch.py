@@ -73,23 +73,19 @@ def gradient(
     d_log_s: Tensor,
     portion: Portion,
     layout: object = None,
-    of_memory: bool = False,
 ) -> Tensor:
     """Gradient ``[M, D]`` of the sum of d_log_s_i log S_i, to the embeddings of this portion.
 
-    ``log_s``: of all portions together, without the pair weight's scale; ``of_memory``: whether the
-    gradient of a memory is wanted.
+    ``log_s``: of all portions together, without the pair weight's scale.
     """
-    flat = _flat(pairs, temperature, portion)
-    d_embeddings: Tensor = _gradient(log_s, d_log_s, of_memory, *flat)
+    d_embeddings: Tensor = _gradient(log_s, d_log_s, *_flat(pairs, temperature, portion))
     return d_embeddings
 
 
 # Operators of PyTorch, so that its compiler takes them as they are. It knows no tuples of tuples.
 _ARGUMENTS = (
     "Tensor embeddings, SymInt[] lengths, int[] compared, Tensor? items, Tensor[] table, "
-    "Tensor[] factors, Tensor[] gaussian, SymInt memory_size, Tensor? present, float number, "
-    "Tensor? temperature, int[] portion"
+    "Tensor[] factors, Tensor[] gaussian, float number, Tensor? temperature, int[] portion"
 )
 
 
@@ -104,22 +100,19 @@ def _flat(pairs: Pairs, temperature: float | Tensor, portion: Portion) -> tuple[
     gaussian = [*pairs.by_cosine] if isinstance(pairs.by_cosine, Gaussian) else []
     compared = [*itertools.chain(*pairs.compared)]
     sets = pairs.embeddings.detach(), [*pairs.lengths], compared, pairs.items
-    weights = table, factors, gaussian, pairs.memory_size, pairs.present
-    if isinstance(temperature, Tensor):
-        return *sets, *weights, 0.0, temperature.detach(), [*portion]
-    return *sets, *weights, temperature, None, [*portion]
+    both = (0.0, temperature.detach()) if isinstance(temperature, Tensor) else (temperature, None)
+    return *sets, table, factors, gaussian, *both, [*portion]
 
 
 def _of_flat(arguments: tuple[Any, ...]) -> tuple[Pairs, float | Tensor, Portion]:
     embeddings, lengths, compared, items, table, factors, gaussian, *others = arguments
-    memory_size, present, number, temperature, portion = others
+    number, temperature, portion = others
     by_cluster: Table | Factors | None = Factors(*factors) if factors else None
     if table:
         by_cluster = Table(tuple(table[1:]), table[0])
     by_cosine = Gaussian(*gaussian) if gaussian else None
     couples = tuple(zip(compared[::2], compared[1::2], strict=True))
-    weights = by_cluster, by_cosine
-    pairs = Pairs(embeddings, tuple(lengths), couples, items, *weights, memory_size, present)
+    pairs = Pairs(embeddings, tuple(lengths), couples, items, by_cluster, by_cosine)
     return pairs, number if temperature is None else temperature, Portion(*portion)
 
 
@@ -135,11 +128,11 @@ def _log_sums(*arguments: Any) -> tuple[Tensor, Tensor]:
 @torch.library.custom_op(
     "pgcl_losses::triton_gradient",
     mutates_args=(),
-    schema=f"(Tensor log_s, Tensor d_log_s, bool of_memory, {_ARGUMENTS}) -> Tensor",
+    schema=f"(Tensor log_s, Tensor d_log_s, {_ARGUMENTS}) -> Tensor",
 )
-def _gradient(log_s: Tensor, d_log_s: Tensor, of_memory: bool, *arguments: Any) -> Tensor:
+def _gradient(log_s: Tensor, d_log_s: Tensor, *arguments: Any) -> Tensor:
     pairs, temperature, portion = _of_flat(arguments)
-    return gradient_by_kernels(pairs, temperature, log_s, d_log_s, portion, of_memory=of_memory)
+    return gradient_by_kernels(pairs, temperature, log_s, d_log_s, portion)
 
 
 @_log_sums.register_fake
@@ -150,9 +143,7 @@ def _(*arguments: Any) -> tuple[Tensor, Tensor]:
 
 
 @_gradient.register_fake
-def _(
-    log_s: Tensor, d_log_s: Tensor, of_memory: bool, embeddings: Tensor, *arguments: Any
-) -> Tensor:
+def _(log_s: Tensor, d_log_s: Tensor, embeddings: Tensor, *arguments: Any) -> Tensor:
     return embeddings.new_empty(embeddings.shape)
 
 
@@ -161,7 +152,7 @@ def log_sums_by_kernels(
 ) -> Sums:
     """See `log_sums`; of others in so many parts, or in as many as a GPU works on at a time."""
     embeddings = pairs.embeddings
-    laid = lay_out(pairs, temperature, portion, pairs.num_queries, forward=True)
+    laid = lay_out(pairs, temperature, portion, forward=True)
     p, options = _arguments(laid, temperature, backward=False)
     grid = _grid(p, splits)
     sums = embeddings.new_empty(grid[1], p.num_mine)
@@ -180,12 +171,10 @@ def gradient_by_kernels(
     d_log_s: Tensor,
     portion: Portion,
     splits: int | None = None,
-    of_memory: bool = False,
 ) -> Tensor:
     """See `gradient`."""
     embeddings = pairs.embeddings
-    num_mine = len(embeddings) if of_memory else pairs.num_queries
-    laid = lay_out(pairs, temperature, portion, num_mine, forward=False)
+    laid = lay_out(pairs, temperature, portion, forward=False)
     p, options = _arguments(laid, temperature, backward=True)
     none = log_s == -torch.inf  # a sum without negatives has nothing to share out
     d_sums = (d_log_s / temperature).masked_fill_(none, 0.0)

@@ -73,13 +73,13 @@ class Layout(NamedTuple):
     counts: tuple[int, int]  # of both, without those that fill up
     table: Tensor | None  # [K, K] W by the keys of both embeddings
     skipped: Tensor | None  # [K, 2] the run of others that have no weight with a key
-    lengths: tuple[int, ...] | None  # of sets of queries; None where any tile may be masked
+    lengths: tuple[int, ...] | None  # of sets; None where items are given
 
     def masked_tiles(self, block_i: int, block_j: int) -> tuple[Tensor | None, int]:
         """Which runs of tiles may hold pairs of one item or others that fill up: int8 ``[I, J]``.
 
-        The length of these runs keeps the memory linear in the number of embeddings. None if any
-        tile may.
+        The length of these runs keeps the memory linear in the number of embeddings. None if items
+        are given: then any tile may.
         """
         if self.lengths is None:
             return None, 1
@@ -91,7 +91,7 @@ class Layout(NamedTuple):
         places = torch.arange(num_others, device=masked.device)
         place_of = torch.empty_like(places).index_copy_(0, self.others.order[:num_others], places)
         blocks, items = places[:num_mine] // block_i, self.mine.items[:num_mine]
-        for of_set in place_of[: sum(self.lengths)].split_with_sizes(self.lengths):
+        for of_set in place_of.split_with_sizes(self.lengths):
             if len(of_set) > 0:  # later items mask its last tile in vain
                 runs = of_set[items.clamp(max=len(of_set) - 1)] // (block_j * run)
                 masked.view(-1).index_fill_(0, blocks * masked.shape[1] + runs, 1)
@@ -105,9 +105,9 @@ class Layout(NamedTuple):
 
 
 def lay_out(
-    pairs: Pairs, temperature: float | Tensor, portion: Portion, num_mine: int, *, forward: bool
+    pairs: Pairs, temperature: float | Tensor, portion: Portion, *, forward: bool
 ) -> Layout:
-    """A portion is a run of the first ``num_mine`` embeddings, each against all others."""
+    """A portion is a run of embeddings, each against all others."""
     embeddings, scale = pairs.embeddings.detach(), LOG2_E / temperature
     count, kind = len(embeddings), format_of(embeddings.dtype)
     sets, items = _sets_and_items(pairs)
@@ -134,15 +134,15 @@ def lay_out(
         return Sorted(order, of_items, parts, *known)
 
     others = laid(slice(0, count))
-    run = portion.of(num_mine)
-    mine = others if run == slice(0, count) else laid(run)
+    run = portion.of(count)
+    mine = others if portion.num_ranks == 1 else laid(run)
     skipped = None
     if table is not None and others.keys is not None:
         if pairs.by_cosine is None or not forward:  # its totals are those of all embeddings
             skipped = _skipped(pairs, others.keys[:count], table)
         fill = -len(table) % 16  # for numbers of clusters, too, see `FILLED_TO`
         table = F.pad(table, (0, fill, 0, fill))
-    lengths = pairs.query_lengths() if pairs.items is None and pairs.present is None else None
+    lengths = pairs.lengths if pairs.items is None else None
     return Layout(kind, mine, others, (run.stop - run.start, count), table, skipped, lengths)
 
 
@@ -161,19 +161,14 @@ def _split(values: Tensor, kind: Format) -> tuple[Tensor, Tensor]:
 
 
 def _sets_and_items(pairs: Pairs) -> tuple[Tensor, Tensor]:
-    """The set of each embedding, and a number below 2^31 for its item: ``[M]`` both.
-
-    -1 where it is not present.
-    """
+    """The set of each embedding, and a number below 2^31 for its item: ``[M]`` both."""
     device = pairs.embeddings.device
     sets = [torch.full((n,), number, device=device) for number, n in enumerate(pairs.lengths)]
-    if pairs.items is None:  # those of a memory are no query's
-        of_sets = [torch.arange(n, device=device) for n in pairs.query_lengths()]
-        memory = torch.arange(pairs.memory_size, device=device) + pairs.num_queries
-        items = torch.cat([*of_sets, memory]).int()
+    if pairs.items is None:
+        items = torch.cat([torch.arange(n, device=device) for n in pairs.lengths]).int()
     else:  # how many embeddings are of items with smaller numbers
         items = torch.searchsorted(pairs.items.sort().values, pairs.items, out_int32=True)
-    return torch.cat(sets), items if pairs.present is None else items.where(pairs.present, -1)
+    return torch.cat(sets), items
 
 
 def _compared(pairs: Pairs) -> Tensor:

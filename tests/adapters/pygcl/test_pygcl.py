@@ -1,5 +1,5 @@
-"""PGCL in PyGCL's own contrast models is PGCLLoss, whatever the mode; its augmentors feed PyG's
-adapter.
+"""PGCL in PyGCL's own contrast models is PGCLLoss, whatever the mode, and InfoNCE is PyGCL's own
+where the definitions are the same; its augmentors feed PyG's adapter.
 """
 
 import copy
@@ -10,10 +10,16 @@ import weakref
 from unittest import mock
 
 import GCL.augmentors as A
+import GCL.losses as L
 import pytest
 import torch
-from GCL.losses import Loss
-from GCL.models import DualBranchContrast, SingleBranchContrast
+from GCL.models import (
+    BootstrapContrast,
+    DualBranchContrast,
+    SingleBranchContrast,
+    WithinEmbedContrast,
+)
+from helpers.ranks import on_ranks
 from hypothesis import given
 from hypothesis import strategies as st
 from torch_geometric.data import Batch, Data
@@ -22,13 +28,14 @@ from torch_geometric.utils import to_undirected
 
 from pgcl_losses import InfoNCE, PGCLLoss
 from pgcl_losses.adapters import pyg
-from pgcl_losses.adapters.pygcl import AsTransform, PGCLContrastLoss
+from pgcl_losses.adapters.pygcl import AsTransform, InfoNCEContrastLoss, PGCLContrastLoss
 from pgcl_losses.contrast import WEIGHTINGS
 
 OPTIONS = {
     "weighting": st.sampled_from(WEIGHTINGS),
     "exclude_same_cluster": st.booleans(),
     "queue_size": st.sampled_from([0, 7]),
+    "memory_size": st.sampled_from([0, 7]),
     "num_prototypes": st.sampled_from([3, (3, 2)]),
     "negative_ranks": st.sampled_from([None, (0, 2), (1, 2)]),
     "soft_clusters": st.booleans(),
@@ -102,7 +109,7 @@ def test_the_loss_is_computed_once_for_a_pair_even_of_nan(intraview):
 def test_it_is_a_loss_and_a_module():
     loss = PGCLContrastLoss(4, 3)
     model = DualBranchContrast(loss, mode="G2G")
-    assert isinstance(loss, Loss)
+    assert isinstance(loss, L.Loss)
     assert list(model.parameters()) == [loss.pgcl.prototypes.weight]
     seen = []
     loss.register_forward_hook(lambda *_: seen.append(1))
@@ -266,14 +273,255 @@ def test_errors():
     loss = PGCLContrastLoss(4, 3)
     z1, z2 = views_of(5)
     model = DualBranchContrast(loss, mode="L2L")
-    with pytest.raises(ValueError, match=r"pos_mask must pair row i.*extra_pos_mask"):
+    with pytest.raises(ValueError, match=r"without extra_pos_mask.*25 positives in pos_mask"):
         model(h1=z1, h2=z2, extra_pos_mask=torch.ones(5, 5))
-    with pytest.raises(ValueError, match=r"neg_mask must be that of the sampler.*extra_neg_mask"):
+    with pytest.raises(
+        ValueError, match=r"leaves out 25 pairs, but of these 5 are.*extra_neg_mask"
+    ):
         model(h1=z1, h2=z2, extra_neg_mask=torch.zeros(5, 5))
-    with pytest.raises(ValueError, match=r"anchor has 2 rows and sample 5.*'G2G' or 'L2L'"):
+    with pytest.raises(ValueError, match=r"'G2G' or 'L2L'.*got 2 anchors, 5 samples"):
         SingleBranchContrast(loss, mode="G2L")(h=z1, g=z2[:2], batch=torch.tensor([0, 0, 1, 1, 1]))
+    with pytest.raises(ValueError, match=r"got 5 anchors, 10 samples and no positives in pos_mask"):
+        loss(z1, torch.cat([z2, z2]))  # negatives of a sampler of the user
     with pytest.raises(TypeError, match="negatives is up to the contrast model"):
         PGCLContrastLoss(4, negatives="all")
+
+
+def grown(*values):
+    """For float64."""
+    return [value.detach().double().requires_grad_() for value in values]
+
+
+def value_and_gradients(model, names, views, **masks):
+    views = grown(*views)
+    loss = model(**dict(zip(names, views, strict=True)), **masks)
+    return loss, *torch.autograd.grad(loss, views, allow_unused=True)
+
+
+TEMPERATURES = st.sampled_from([0.02, 0.1, 0.2, 0.5, 1.0])
+
+
+@given(
+    mode=st.sampled_from(["G2G", "L2L", "G2L"]),
+    intraview=st.booleans(),
+    num_rows=st.integers(2, 9),
+    temperature=TEMPERATURES,
+    seed=st.integers(0, 1000),
+)
+def test_info_nce_is_that_of_pygcl(mode, intraview, num_rows, temperature, seed):
+    """With one positive for each anchor: in G2L, graphs with one node each, in any order."""
+    names, views, of_graphs = ROWS.get(mode), views_of(num_rows, seed), {}
+    if mode == "G2L":
+        names, views = ("h1", "h2", "g1", "g2"), [*views, *views_of(num_rows, seed + 1)]
+        of_graphs["batch"] = torch.randperm(num_rows, generator=torch.Generator().manual_seed(seed))
+    ours, theirs = (
+        DualBranchContrast(loss, mode=mode, intraview_negs=intraview)
+        for loss in (InfoNCEContrastLoss(temperature=temperature), L.InfoNCE(tau=temperature))
+    )
+    # Without it PyGCL makes each anchor a negative of itself.
+    meant = torch.ones(num_rows, num_rows * (1 + intraview))
+    expected = value_and_gradients(theirs, names, views, **of_graphs, extra_neg_mask=meant)
+    for masks in ({}, {"extra_neg_mask": meant}):
+        torch.testing.assert_close(
+            value_and_gradients(ours, names, views, **of_graphs, **masks), expected
+        )
+
+
+def test_small_temperatures_at_which_pygcl_overflows():
+    z1, z2 = (z.detach() for z in views_of(6))
+    ours, theirs = (
+        DualBranchContrast(loss, mode="L2L")(h1=z1, h2=z2)
+        for loss in (InfoNCEContrastLoss(temperature=0.005), L.InfoNCE(tau=0.005))
+    )
+    assert ours.isfinite()
+    assert not theirs.isfinite()
+
+
+@given(
+    sizes=st.lists(st.integers(0, 4), min_size=1, max_size=5),
+    temperature=TEMPERATURES,
+    seed=st.integers(0, 1000),
+)
+def test_graphs_against_nodes(sizes, temperature, seed):
+    """What differs from PyGCL are the other positives in its denominator."""
+    sizes[-1] += 1  # PyGCL counts graphs by their nodes
+    generator = torch.Generator().manual_seed(seed)
+    batch = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
+    batch = batch[torch.randperm(len(batch), generator=generator)]
+    g, h = views_of(len(sizes), seed)[0], views_of(len(batch), seed + 1)[1]
+    ours, theirs = (
+        value_and_gradients(SingleBranchContrast(loss, mode="G2L"), "gh", (g, h), batch=batch)
+        for loss in (InfoNCEContrastLoss(temperature=temperature), L.InfoNCE(tau=temperature))
+    )
+    z = grown(g, h)
+    for values, all_positives in ((ours, False), (theirs, True)):
+        expected = loop(*z, batch, temperature, all_positives)
+        if all(sizes) or values is ours:  # theirs is NaN
+            torch.testing.assert_close(values, (expected, *torch.autograd.grad(expected, z)))
+
+
+def loop(g, h, batch, temperature, all_positives):
+    losses = []
+    for i in range(len(g)):
+        scores = torch.cosine_similarity(g[i : i + 1], h) / temperature
+        others = scores[batch != i].exp().sum()
+        of_positives = [
+            (scores[batch == i] if all_positives else score).exp().sum().add(others).log() - score
+            for score in scores[batch == i]
+        ]
+        if of_positives:
+            losses.append(sum(of_positives) / len(of_positives))
+    return sum(losses) / len(losses)
+
+
+@pytest.mark.parametrize("num_nodes", [1, 6])
+def test_one_graph_against_nodes_of_a_corrupted_one(num_nodes):
+    (h1, h2), (h3, h4) = views_of(num_nodes), views_of(num_nodes, seed=1)
+    g1, g2 = views_of(1)
+    loss = InfoNCEContrastLoss()
+    single = SingleBranchContrast(loss, mode="G2L")
+    batch = torch.tensor([0] * num_nodes + [1] * num_nodes)
+    expected = [
+        loop(g.double(), torch.cat([h, corrupted]).double(), batch, 0.2, False)
+        for g, h, corrupted in ((g1, h2, h4), (g2, h1, h3))
+    ]
+    one = single(**dict(zip(("h", "g", "hn"), grown(h2, g1, h4), strict=True)))
+    torch.testing.assert_close(one, expected[0])
+    names = ("h1", "h2", "g1", "g2", "h3", "h4")
+    two = DualBranchContrast(loss, mode="G2L")(
+        **dict(zip(names, grown(h1, h2, g1, g2, h3, h4), strict=True))
+    )
+    torch.testing.assert_close(two, sum(expected) / 2)
+
+
+def test_contrast_models_without_negatives_of_their_own():
+    loss = InfoNCEContrastLoss(temperature=0.5)
+    z1, z2 = views_of(6)
+    expected = InfoNCE(temperature=0.5, negatives="cross")(z1, z2)
+    torch.testing.assert_close(WithinEmbedContrast(loss)(z1, z2), expected)
+    targets = [z.detach() for z in views_of(6, seed=1)]
+    names = ("h1_pred", "h2_pred", "h1_target", "h2_target")
+    value = BootstrapContrast(loss)(**dict(zip(names, (z1, z2, *targets), strict=True)))
+    eye = torch.eye(6)
+    theirs = L.InfoNCE(tau=0.5)
+    torch.testing.assert_close(
+        value, (theirs(targets[0], z2, eye, 1 - eye) + theirs(targets[1], z1, eye, 1 - eye)) / 2
+    )
+
+
+@pytest.mark.parametrize("intraview", [True, False])
+def test_info_nce_of_a_pair_is_computed_once_each_call_has_its_anchors(intraview):
+    loss = InfoNCEContrastLoss()
+    model = DualBranchContrast(loss, mode="G2G", intraview_negs=intraview)
+    z1, z2 = views_of(6)
+    with mock.patch.object(loss.info_nce, "forward", wraps=loss.info_nce.forward) as computed:
+        value = model(g1=z1, g2=z2)
+    assert computed.call_count == 1
+    torch.testing.assert_close(value, InfoNCE(negatives=loss.info_nce.negatives)(z1, z2))
+    loss = InfoNCEContrastLoss()
+    first, second = loss(z1, z2), loss(z2, z1)
+    both = InfoNCE(negatives="cross", reduction="none")(z1, z2)
+    torch.testing.assert_close([first, second], [both[:6].mean(), both[6:].mean()])
+    first += 1
+    torch.testing.assert_close(second, both[6:].mean())
+
+
+@pytest.mark.parametrize("change", ["value", "gradient"])
+def test_a_temperature_that_changes_between_both_calls(change):
+    logit = torch.tensor(1.6, requires_grad=True)
+    loss = InfoNCEContrastLoss(temperature=1 / logit.exp())
+    z1, z2 = views_of(6)
+    first = loss(z1, z2)
+    if change == "value":
+        loss.info_nce.temperature.data += 0.3
+    else:
+        logit = logit.detach().requires_grad_()
+        loss.info_nce.temperature = 1 / logit.exp()
+    second = loss(z2, z1)
+    fresh = InfoNCE(temperature=loss.info_nce.temperature, negatives="cross", reduction="none")
+    torch.testing.assert_close(second, fresh(z2, z1)[:6].mean())
+    assert torch.autograd.grad(second, logit)[0] != 0
+    assert first.isfinite()
+
+
+def test_options_of_info_nce():
+    loss = InfoNCEContrastLoss(temperature=0.4, engine="dense", gather=False)
+    expected = InfoNCE(temperature=0.4, engine="dense", gather=False, reduction="none")
+    assert repr(loss.info_nce) == repr(expected)
+    assert isinstance(loss, L.Loss)
+    with pytest.raises(TypeError, match="reduction is up to the contrast model, but got 'sum'"):
+        InfoNCEContrastLoss(reduction="sum")
+
+
+def test_errors_of_info_nce():
+    loss = InfoNCEContrastLoss()
+    z1, z2 = views_of(5)
+    batch = torch.tensor([0, 0, 1, 1, 1])
+    nodes = {"h1": z1, "h2": z2}
+    graphs = {"g1": z1[:2], "g2": z2[:2], "batch": batch}
+    for mode, views, num_anchors in (("L2L", nodes, 5), ("G2L", nodes | graphs, 2)):
+        model = DualBranchContrast(loss, mode=mode)
+        with pytest.raises(ValueError, match=r"several anchors.*extra_pos_mask.*with items"):
+            model(**views, extra_pos_mask=torch.ones(num_anchors, 5))
+        with pytest.raises(ValueError, match=r"extra_neg_mask is not supported"):
+            model(**views, extra_neg_mask=torch.zeros(num_anchors, 5))
+    with pytest.raises(ValueError, match=r"several anchors.*extra_pos_mask"):
+        DualBranchContrast(loss, mode="L2L", intraview_negs=True)(
+            h1=z1, h2=z2, extra_pos_mask=torch.eye(5).roll(1, 0).repeat(1, 2)
+        )
+    with pytest.raises(ValueError, match=r"anchor has 2 embeddings and sample 5: without pos_mask"):
+        loss(z1[:2], z2)
+    with pytest.raises(ValueError, match=r"pos_mask has shape \(2, 5\), but anchor has 3 embedd"):
+        SingleBranchContrast(loss, mode="G2L")(h=z1, g=z2[:3], batch=batch)  # the last has no node
+    remembering = InfoNCEContrastLoss(memory_size=8)
+    with pytest.raises(
+        ValueError, match=r"memory_size is 8, but it must be 0 for mode 'G2L'.*items"
+    ):
+        SingleBranchContrast(remembering, mode="G2L")(h=z1, g=z2[:2], batch=batch)
+
+
+def test_memory_has_each_embedding_once():
+    loss = InfoNCEContrastLoss(memory_size=20)
+    expected = InfoNCE(memory_size=20, negatives="cross")
+    model = DualBranchContrast(loss, mode="G2G")
+    for seed in range(3):
+        z1, z2 = views_of(6, seed)
+        torch.testing.assert_close(model(g1=z1, g2=z2), expected(z1, z2))
+    assert loss.info_nce.memory.written == 36
+
+
+def of_many_processes(rank, num_ranks, mode):
+    graphs = [2, 4, 3][:num_ranks]
+    generator = torch.Generator().manual_seed(0)
+    g = torch.randn(2, sum(graphs), 4, dtype=torch.float64, generator=generator)
+    nodes = [count * 2 for count in graphs]
+    h = torch.randn(2, sum(nodes), 4, dtype=torch.float64, generator=generator)
+    names = ("g1", "g2", "h1", "h2") if mode == "G2L" else ("g1", "g2")
+
+    def step(gather, views, num_graphs):
+        views = [z.detach().clone().requires_grad_() for z in views][: len(names)]
+        loss = InfoNCEContrastLoss(gather=gather)
+        batch = torch.arange(num_graphs).repeat_interleave(2)
+        named = dict(zip(names, views, strict=True))
+        value = DualBranchContrast(loss, mode=mode)(**named, batch=batch)
+        return value.detach(), torch.autograd.grad(value, views)
+
+    value, gradients = step(
+        True,
+        [z.split(counts)[rank] for zs, counts in ((g, graphs), (h, nodes)) for z in zs],
+        graphs[rank],
+    )
+    expected, of_all = step(False, [*g, *h], sum(graphs))
+    torch.testing.assert_close(value, expected)
+    for mine, every, counts in zip(gradients, of_all, [graphs, graphs, nodes, nodes], strict=False):
+        # DistributedDataParallel takes their mean over processes.
+        torch.testing.assert_close(mine / num_ranks, every.split(counts)[rank])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["G2G", "G2L"])
+def test_info_nce_of_many_processes_is_that_of_one(mode):
+    on_ranks(of_many_processes, 3, mode)
 
 
 def train(parameters_of, steps, accumulate=1, looks=0, freeze_steps=0, **options):
