@@ -292,7 +292,7 @@ OPTIONS: dict[str, tuple[Check, Columns]] = {
             METRIC_LEARNING: lambda *items: peers.nt_xent_across(0.2, *items),
         },
     ),
-    "hard negatives: gradient of the nearest pair, as a ratio to InfoNCE's": (
+    "hard negatives: the weight of a close pair, as a ratio to InfoNCE's": (
         nearest_to_info_nce,
         {
             INFO_NCE: ("hardness", partial(info_nce, hardness=1.0)),
@@ -316,11 +316,11 @@ OPTIONS: dict[str, tuple[Check, Columns]] = {
 }
 CHECKS: dict[str, Check] = {
     "one graph in the batch: finite": one_graph,
-    "a row of zeros: finite value and gradient": zero_row,
+    "an embedding of zeros: finite value and gradient": zero_row,
     "temperature 0.01 in float32: finite": cold,
-    "float16 rows: as exact as float32": half,
+    "float16 embeddings: as exact as float32": half,
     "views that differ in length: an error": counted,
-    "temperature: gets a gradient": learnable,
+    "learnable temperature": learnable,
     "2 processes: value and gradient of one": two_ranks,
 }
 
