@@ -1,7 +1,8 @@
-"""Check what our loss and others do with extreme input: the README's table.
+"""Check which options our losses and others have, and what they do with extreme input.
 
-Losses that are not installed are left out. The limit on memory is one of Linux. A step of 100,000
-graphs takes minutes, for each loss that can do it. With `--largest 4096` it takes one minute.
+It prints the README's table. Losses that are not installed are left out: `benchmarks/peers.py` says
+how to install them. The limit on memory is one of Linux. A step of 100,000 graphs takes minutes,
+for each loss that can do it. With `--largest 4096` it takes one minute.
 
     python -m benchmarks.features
 """
@@ -12,8 +13,10 @@ from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, distributed, multiprocessing, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -22,20 +25,25 @@ from pgcl_losses import InfoNCE, PGCLLoss
 
 from . import measure, peers, ranks
 
-Loss = Callable[[Tensor, Tensor], Tensor]
+Loss = peers.Loss
 Maker = Callable[[float], Loss]  # from a temperature
 
 
-def pgcl(temperature: float) -> PGCLLoss:
-    return PGCLLoss(32, temperature=temperature)
+def pgcl(temperature: float | Tensor, **options: Any) -> PGCLLoss:
+    return PGCLLoss(32, temperature=temperature, **options)
+
+
+def info_nce(temperature: float | Tensor, **options: Any) -> InfoNCE:
+    return InfoNCE(temperature=temperature, **options)
 
 
 MAKERS: dict[str, Maker] = {
     "PGCLLoss": pgcl,
-    "InfoNCE": InfoNCE,
+    "InfoNCE": info_nce,
     "PyGCL InfoNCE": peers.pygcl_info_nce,
     "pytorch-metric-learning NTXentLoss": peers.nt_xent,
     "lightly NTXentLoss": peers.lightly_nt_xent,
+    "open_clip ClipLoss": peers.clip,
 }
 
 
@@ -93,6 +101,80 @@ def counted(make: Maker) -> bool:
     except (ValueError, RuntimeError, IndexError, AssertionError):
         return True
     return False
+
+
+def learnable(make: Maker) -> bool:
+    temperature = torch.tensor(0.2, requires_grad=True)
+    (gradient,) = torch.autograd.grad(make(temperature)(*views()), temperature)
+    return bool(gradient.isfinite()) and gradient.item() != 0
+
+
+def remembers(make: Maker) -> bool:
+    """The loss of a batch depends on the batch before."""
+    values = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        before = torch.randn(2, 64, 32, requires_grad=True)
+        torch.manual_seed(0)  # of random initialisations
+        loss = make(0.2)
+        loss(*before)
+        values.append(loss(*views()).item())
+        if not is_finite(loss, *views()):
+            return False
+    return values[0] != values[1]
+
+
+def attracts(make: Callable[[Tensor], Loss]) -> bool:
+    """With one label for two samples, the gradient draws them together."""
+    labels = torch.arange(64)
+    one_label = labels.clone()
+    one_label[1] = 0
+    z1, z2 = views()
+    pulls = []
+    for given in (labels, one_label):
+        torch.manual_seed(0)
+        (gradient, _) = torch.autograd.grad(make(given)(z1, z2), (z1, z2))
+        pulls.append((gradient[0] @ z1[1]).item())
+    return pulls[1] < pulls[0]
+
+
+def as_clip(make: Maker) -> bool:
+    """A query's negatives are of the other modality alone."""
+    z1, z2 = views()
+    logits = F.normalize(z1) @ F.normalize(z2).T / 0.2
+    rows = torch.arange(len(logits))
+    clip = (F.cross_entropy(logits, rows) + F.cross_entropy(logits.T, rows)) / 2
+    return torch.allclose(make(0.2)(z1, z2), clip, rtol=1e-4)
+
+
+def unequal(make: Callable[[Tensor, Tensor], Loss]) -> bool:
+    """Two sets, of which the second has two embeddings of each item."""
+    items = torch.arange(64)
+    loss = make(items, items.repeat(2))
+    (z1, _), (z2, _) = views(), views(128)
+    gradients = torch.autograd.grad(loss(z1, z2), (z1, z2))
+    return is_finite(loss, z1, z2) and all(bool(g.any()) for g in gradients)
+
+
+def of_nearest(make: Maker) -> float:
+    """The derivative of the loss by the cosine of two graphs that nearly coincide in both views."""
+    torch.manual_seed(0)
+    num = 12
+    graphs = torch.randn(num, 32)
+    embeddings = graphs + 0.5 * torch.randn(2, num, 32)
+    embeddings[:, 1] = embeddings[:, 0] + 0.2 * torch.randn(2, 32)
+    embeddings = F.normalize(embeddings, dim=-1).requires_grad_()
+    (gradient,) = torch.autograd.grad(make(0.2)(*embeddings), embeddings)
+    # Along column j of the inverse an embedding changes its cosine with embedding j alone.
+    inverse = torch.linalg.pinv(embeddings.detach().flatten(0, 1))  # [D, 2N]
+    by_cosine = (gradient.flatten(0, 1) @ inverse).view(2, num, 2, num)
+    return by_cosine[:, 0, :, 1].trace().item()
+
+
+def nearest_to_info_nce(named: tuple[str, Maker]) -> str:
+    name, make = named
+    ratio = round(of_nearest(make) / of_nearest(info_nce), 2)
+    return f"{name}: {ratio + 0.0:.2f}"  # no -0.00
 
 
 class Model(nn.Module):
@@ -163,17 +245,87 @@ def peak(make: Maker, rows: int) -> str:
     return f"{measure.peak_mib(partial(step, make(0.2), *views(rows)), 'cpu'):.0f}"
 
 
-CHECKS: dict[str, Callable[[Maker], bool | str]] = {
+Check = Callable[[Any], bool | str]
+Columns = dict[str, Any]
+PGCL, INFO_NCE, PYGCL, METRIC_LEARNING, LIGHTLY, CLIP = MAKERS
+OPTIONS: dict[str, tuple[Check, Columns]] = {
+    "past batches as negatives": (
+        remembers,
+        {
+            PGCL: partial(pgcl, memory_size=128),
+            INFO_NCE: partial(info_nce, memory_size=128),
+            METRIC_LEARNING: lambda tau: peers.cross_batch_memory(
+                torch.randn(128, 32), 128, tau, "NTXentLoss"
+            ),
+            LIGHTLY: lambda tau: peers.lightly_nt_xent(tau, torch.randn(128, 32)),
+        },
+    ),
+    "labels: samples of one label are positives": (
+        attracts,
+        {
+            PGCL: lambda labels: partial(pgcl(0.2), items=labels),
+            INFO_NCE: lambda labels: partial(info_nce(0.2), items=labels),
+            PYGCL: lambda labels: peers.pygcl_info_nce(labels=labels),
+            METRIC_LEARNING: lambda labels: peers.nt_xent(labels=labels),
+        },
+    ),
+    "two modalities: the loss of CLIP": (
+        as_clip,
+        {
+            PGCL: partial(
+                pgcl,
+                negatives="cross",
+                weighting="uniform",
+                exclude_same_cluster=False,
+                consistency_weight=0,
+            ),
+            INFO_NCE: partial(info_nce, negatives="cross"),
+            PYGCL: partial(peers.pygcl_info_nce, intraview=False),
+            METRIC_LEARNING: lambda tau: peers.nt_xent_across(tau, *torch.arange(64).repeat(2, 1)),
+            CLIP: peers.clip,
+        },
+    ),
+    "sets of different lengths": (
+        unequal,
+        {
+            INFO_NCE: lambda *items: partial(info_nce(0.2, negatives="cross"), items=items),
+            METRIC_LEARNING: lambda *items: peers.nt_xent_across(0.2, *items),
+        },
+    ),
+    "hard negatives: the weight of a close pair, as a ratio to InfoNCE's": (
+        nearest_to_info_nce,
+        {
+            INFO_NCE: ("hardness", partial(info_nce, hardness=1.0)),
+            PYGCL: ("HardnessInfoNCE", partial(peers.pygcl_info_nce, loss="HardnessInfoNCE")),
+            METRIC_LEARNING: ("hard mining", partial(peers.mined, strategies=("all", "hard"))),
+        },
+    ),
+    "likely false negatives: the same ratio": (
+        nearest_to_info_nce,
+        {
+            PGCL: ("clusters", partial(pgcl, num_prototypes=4, consistency_weight=0)),
+            INFO_NCE: ("debias", partial(info_nce, debias=0.1)),
+            PYGCL: ("DebiasedInfoNCE", partial(peers.pygcl_info_nce, loss="DebiasedInfoNCE")),
+            METRIC_LEARNING: (
+                "semi-hard mining",
+                partial(peers.mined, strategies=("easy", "semihard")),
+            ),
+            LIGHTLY: ("DCLLoss", peers.lightly_dcl),
+        },
+    ),
+}
+CHECKS: dict[str, Check] = {
     "one graph in the batch: finite": one_graph,
-    "a row of zeros: finite value and gradient": zero_row,
+    "an embedding of zeros: finite value and gradient": zero_row,
     "temperature 0.01 in float32: finite": cold,
-    "float16 rows: as exact as float32": half,
+    "float16 embeddings: as exact as float32": half,
     "views that differ in length: an error": counted,
+    "learnable temperature": learnable,
     "2 processes: value and gradient of one": two_ranks,
 }
 
 
-def answer(check: Callable[[Maker], bool | str], make: Maker) -> str:
+def answer(check: Check, make: Any) -> str:
     try:
         said = check(make)
     except Exception as error:  # whatever a peer raises is its answer
@@ -199,6 +351,9 @@ def main() -> None:
     }
     print(f"| | {' | '.join(makers)} |")
     print("| --- |" + " --- |" * len(makers))
+    for about, (check, having) in OPTIONS.items():
+        answers = [answer(check, having[name]) if name in having else "no" for name in makers]
+        print(f"| {about} | {' | '.join(answers)} |")
     for about, check in checks.items():
         print(f"| {about} | {' | '.join(answer(check, make) for make in makers.values())} |")
 

@@ -38,8 +38,10 @@ def parser(about: str, rounds: int, *, cpu_alone: bool = False) -> argparse.Argu
     return made
 
 
-def report(args: argparse.Namespace, tables: Iterable[list[dict[str, Any]]]) -> None:
-    """Show tables as they are made, and write all of them.
+def report(
+    args: argparse.Namespace, tables: Iterable[list[dict[str, Any]]]
+) -> list[dict[str, Any]]:
+    """Show tables as they are made, write all of them, and return their rows.
 
     Whether they can be written is known before the first one is made.
     """
@@ -52,6 +54,7 @@ def report(args: argparse.Namespace, tables: Iterable[list[dict[str, Any]]]) -> 
         whole += table
     save(path, whole, described)
     print(f"written to {path}")
+    return whole
 
 
 def output(args: argparse.Namespace, machine: dict[str, Any]) -> Path:
@@ -193,7 +196,7 @@ def row(
         "size": size,
         "mode": mode,
         "metric": metric,
-        "value": round(value, 4),
+        "value": float(f"{value:.5g}"),
     }
 
 
@@ -221,6 +224,22 @@ def show(table: list[dict[str, Any]]) -> None:
         lines.setdefault(key, []).append(f"{row['value']:9.3f}{unit}")
     for (benchmark, size, mode, provider), values in lines.items():
         print(f"{benchmark:10s} {size:18s} {mode:17s} {provider:34s} {'  '.join(values)}")
+
+
+def markdown(table: list[dict[str, Any]]) -> str:
+    """A table for each benchmark, with a line per size, mode and provider, a column per metric."""
+    tables = []
+    for benchmark in dict.fromkeys(row["benchmark"] for row in table):
+        rows = [row for row in table if row["benchmark"] == benchmark]
+        metrics = list(dict.fromkeys(row["metric"] for row in rows))
+        lines: dict[tuple[str, ...], dict[str, str]] = {}
+        for row in rows:
+            key = row["mode"], row["size"], row["provider"]
+            lines.setdefault(key, {})[row["metric"]] = f"{row['value']:.3g}"
+        cells = [["mode", "size", benchmark, *metrics], ["---"] * (3 + len(metrics))]
+        cells += [[*key, *(values.get(m, "") for m in metrics)] for key, values in lines.items()]
+        tables.append("\n".join(f"| {' | '.join(line)} |" for line in cells))
+    return "\n\n".join(tables)
 
 
 def save(path: Path, table: list[dict[str, Any]], machine: dict[str, Any]) -> None:

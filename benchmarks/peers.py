@@ -1,5 +1,14 @@
-"""The losses that people use instead, in the form in which they use them."""
+"""The losses that people use instead, in the form in which they use them.
 
+To install all of them:
+
+    pip install -e '.[pygcl]' pytorch-metric-learning==2.9.0 lightly==1.6.0 open_clip_torch==3.3.0
+
+lightly and open_clip need torchvision, of the same build as torch. For builds without CUDA add
+`--extra-index-url https://download.pytorch.org/whl/cpu`.
+"""
+
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -10,6 +19,8 @@ from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 CHUNK = 256  # rows
+
+Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 def division_loop(scores: Tensor, epsilon: float = 0.05, iterations: int = 3) -> Tensor:
@@ -126,39 +137,128 @@ class _ChunkedLogSums(torch.autograd.Function):
             yield chunk, logits
 
 
-def pygcl_info_nce(temperature: float = 0.2) -> Callable[[Tensor, Tensor], Tensor]:
-    """PyGCL's InfoNCE itself, with intra-view negatives. Optional: it has to be compiled."""
-    from GCL.losses import InfoNCE
+def pygcl_info_nce(
+    temperature: float | Tensor = 0.2,
+    loss: str = "InfoNCE",
+    intraview: bool = True,
+    labels: Tensor | None = None,
+) -> Loss:
+    """PyGCL's InfoNCE itself, or another of its losses. Optional: it has to be compiled."""
+    from GCL import losses
     from GCL.models import DualBranchContrast
 
-    model = DualBranchContrast(InfoNCE(tau=temperature), mode="G2G", intraview_negs=True)
-    return lambda z1, z2: model(g1=z1, g2=z2)
+    of_masks = getattr(losses, loss)(tau=temperature)
+    model = DualBranchContrast(of_masks, mode="G2G", intraview_negs=intraview)
+    positives = None
+    if labels is not None:
+        same = labels.unsqueeze(1) == labels
+        within = same & ~torch.eye(len(labels), dtype=torch.bool, device=labels.device)
+        positives = torch.cat([same, within], dim=1) if intraview else same
+    return lambda z1, z2: model(g1=z1, g2=z2, extra_pos_mask=positives)
 
 
-def nt_xent(temperature: float = 0.2) -> Callable[[Tensor, Tensor], Tensor]:
-    """pytorch-metric-learning's InfoNCE of two views: rows with one label are positives.
+def metric_learning(loss: Any, labels: Tensor | None = None, miner: Any = None) -> Loss:
+    """A loss of pytorch-metric-learning for two views: embeddings with one label are positives.
 
-    On many ranks it is in its wrapper for them, and each graph has a label of its own.
+    Without labels each graph has its own, in each call a new one: CrossBatchMemory keeps them. On
+    many processes the loss is in the library's wrapper for them.
     """
-    from pytorch_metric_learning.losses import NTXentLoss
     from pytorch_metric_learning.utils.distributed import DistributedLossWrapper
 
-    loss, rank = NTXentLoss(temperature=temperature), 0
+    num_ranks, calls = 1, itertools.count()
     if distributed.is_initialized():
-        loss, rank = DistributedLossWrapper(loss), distributed.get_rank()
+        loss, num_ranks = DistributedLossWrapper(loss), distributed.get_world_size()
 
     def of_views(z1: Tensor, z2: Tensor) -> Tensor:
-        labels = torch.arange(len(z1), device=z1.device) + rank * len(z1)
-        return loss(torch.cat([z1, z2]), labels.repeat(2))
+        given, embeddings = labels, torch.cat([z1, z2])
+        if given is None:
+            rank = distributed.get_rank() if num_ranks > 1 else 0
+            first = (next(calls) * num_ranks + rank) * len(z1)
+            given = torch.arange(first, first + len(z1), device=z1.device)
+        given = given.repeat(2)
+        return loss(embeddings, given, miner and miner(embeddings, given))
 
     return of_views
 
 
-def lightly_nt_xent(temperature: float = 0.2) -> Callable[[Tensor, Tensor], Tensor]:
-    """lightly's InfoNCE of two views, without a memory bank; of all ranks, where there are many."""
+def nt_xent(temperature: float | Tensor = 0.2, **given: Any) -> Loss:
+    """pytorch-metric-learning's InfoNCE: for each positive all negatives, in one tensor."""
+    from pytorch_metric_learning.losses import NTXentLoss
+
+    return metric_learning(NTXentLoss(temperature=temperature), **given)
+
+
+def sup_con(temperature: float | Tensor = 0.2, **given: Any) -> Loss:
+    """pytorch-metric-learning's SupConLoss; with one positive for each query this is InfoNCE."""
+    from pytorch_metric_learning.losses import SupConLoss
+
+    return metric_learning(SupConLoss(temperature=temperature), **given)
+
+
+def mined(temperature: float, strategies: tuple[str, str]) -> Loss:
+    """``nt_xent`` with one negative for each query, by BatchEasyHardMiner."""
+    from pytorch_metric_learning.distances import CosineSimilarity
+    from pytorch_metric_learning.miners import BatchEasyHardMiner
+
+    miner = BatchEasyHardMiner(*strategies, distance=CosineSimilarity())
+    return nt_xent(temperature, miner=miner)
+
+
+def nt_xent_across(temperature: float, items1: Tensor, items2: Tensor) -> Loss:
+    """``nt_xent`` between two sets of any lengths: the mean over both directions."""
+    from pytorch_metric_learning.losses import NTXentLoss
+
+    loss = NTXentLoss(temperature=temperature)
+    return lambda z1, z2: (
+        loss(z1, items1, ref_emb=z2, ref_labels=items2)
+        + loss(z2, items2, ref_emb=z1, ref_labels=items1)
+    ).div(2)
+
+
+def cross_batch_memory(
+    stored: Tensor, batch: int, temperature: float = 0.2, loss: str = "SupConLoss"
+) -> Loss:
+    """pytorch-metric-learning's CrossBatchMemory, filled with ``stored`` [B, D].
+
+    It stores a batch of so many embeddings before it computes the loss. Its size is therefore B
+    and a batch.
+    """
+    from pytorch_metric_learning import losses
+
+    inner = getattr(losses, loss)(temperature=temperature)
+    memory = losses.CrossBatchMemory(inner, stored.shape[1], len(stored) + batch).to(stored)
+    memory.add_to_memory(stored, -1 - torch.arange(len(stored), device=stored.device), len(stored))
+    return metric_learning(memory)
+
+
+def lightly_nt_xent(temperature: float | Tensor = 0.2, stored: Tensor | None = None) -> Loss:
+    """lightly's InfoNCE of two views, of all processes; with ``stored`` [B, D] in a memory bank."""
     from lightly.loss import NTXentLoss
 
-    return NTXentLoss(temperature=temperature, gather_distributed=True)
+    if stored is None:
+        return NTXentLoss(temperature=temperature, gather_distributed=True)
+    loss = NTXentLoss(temperature=temperature, memory_bank_size=tuple(stored.shape))
+    loss.memory_bank.bank = stored.clone()  # by itself it starts with random embeddings
+    return loss
+
+
+def lightly_dcl(temperature: float = 0.2) -> Loss:
+    """lightly's decoupled contrastive loss: InfoNCE without the positive in the denominator."""
+    from lightly.loss import DCLLoss
+
+    return DCLLoss(temperature=temperature, gather_distributed=True)
+
+
+def clip(temperature: float | Tensor = 0.2) -> Loss:
+    """open_clip's loss of two modalities, of all processes. It expects unit embeddings."""
+    from open_clip.loss import ClipLoss
+
+    options: dict[str, Any] = {}
+    if distributed.is_initialized():
+        rank, num_ranks = distributed.get_rank(), distributed.get_world_size()
+        options = {"rank": rank, "world_size": num_ranks, "gather_with_grad": True}
+    loss = ClipLoss(local_loss=True, **options)
+    return lambda z1, z2: loss(F.normalize(z1), F.normalize(z2), 1 / temperature)
 
 
 def double_loop_pgcl(
@@ -236,6 +336,27 @@ def gemm_limit(rows: Tensor, block: int) -> Callable[[], None]:
             p = torch.mm(some, rows.T, out=buffer[: len(some)])
             gradient[start : start + block].addmm_(p, rows)
             gradient.addmm_(p.T, some)
+
+    return products
+
+
+def memory_products(
+    queries: Tensor, memory: Tensor, logits: int, block: int = 4096
+) -> Callable[[], None]:
+    """The products of queries [M, D] with a memory [B, D] for value and gradient, Q K^T and P K.
+
+    By blocks of the memory, which share one buffer. ``logits``: how often Q K^T is computed. Two
+    times is what a loss needs that does not keep the logits for the gradient.
+    """
+    buffer = queries.new_empty(len(queries), min(block, len(memory)))
+
+    def products() -> None:
+        gradient = torch.zeros_like(queries)
+        for keys in memory.split(block):
+            p = buffer[:, : len(keys)]
+            for _ in range(logits):
+                torch.mm(queries, keys.T, out=p)
+            gradient.addmm_(p, keys)
 
     return products
 

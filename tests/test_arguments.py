@@ -36,6 +36,7 @@ WRONG = {
     "benchmarks.features": ["--rows=0", "--limit=0", "--largest=0"],
     "benchmarks.gpu": ["--device=cuda", "--sizes=0", "--minutes=0", "--error-rows=0"],
     "benchmarks.kernels": ["--dim=0", "--sample=0", "--workers=0"],
+    "benchmarks.libraries": ["--rounds=0", "--sizes=0", "--stored=0"],
     "benchmarks.parts": ["--sizes=0"],
     "benchmarks.pipeline": ["--graphs=0"],
     "benchmarks.pretraining": ["--molecules=0", "--smiles=nowhere.smi"],

@@ -13,7 +13,6 @@ from helpers.scripts import ROOT, run
 from helpers.tu_sets import write_tu_set
 
 from benchmarks import features, measure, peers
-from pgcl_losses import InfoNCE
 from pgcl_losses.engine.dispatch import ENGINE_CHOICES
 
 
@@ -205,6 +204,22 @@ def test_benchmark_of_many_processes(tmp_path):
     assert all(row["value"] > 0 for row in rows)
 
 
+def test_benchmark_of_other_libraries(tmp_path):
+    output = tmp_path / "libraries.json"
+    small = ("--rounds=1", "--sizes=16", "--stored=512")
+    printed = run("-m", "benchmarks.libraries", *small, "--output", str(output))
+    assert "| values | difference of the value | difference of the gradient |" in printed
+    rows = json.loads(output.read_text())["rows"]
+    assert {row["benchmark"] for row in rows} == {"values", "steps", "memory"}
+    for row in rows:
+        if row["metric"].startswith("difference"):
+            # CrossBatchMemory has no gradient through positives and negatives.
+            by_queries = "gradient" in row["metric"] and "CrossBatchMemory" in row["provider"]
+            assert row["value"] < (1.1 if by_queries else 1e-12), row
+    metrics = {row["metric"] for row in rows if row["benchmark"] == "memory"}
+    assert metrics >= {"ratio to two products", "ratio to three products", "peak MiB", "state MiB"}
+
+
 def test_benchmark_of_the_evaluation(tmp_path):
     output = tmp_path / "evaluation.json"
     run("-m", "benchmarks.evaluation", "--rounds=1", "--sizes=40", "--output", str(output))
@@ -246,8 +261,19 @@ def test_bytes_that_gloo_sends():
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the limit is one of Linux")
 def test_features_that_need_processes():
-    assert features.two_ranks(InfoNCE) == "yes"
-    assert features.two_ranks(partial(InfoNCE, gather=False)) == "no"
-    dense = partial(InfoNCE, engine="dense")  # one matrix at N=8192 has 1024 MiB
+    info_nce = features.info_nce
+    assert features.two_ranks(info_nce) == "yes"
+    assert features.two_ranks(partial(info_nce, gather=False)) == "no"
+    dense = partial(info_nce, engine="dense")  # one matrix at N=8192 has 1024 MiB
     assert features.largest(dense, 512, [64, 8192]).startswith("64 (")
-    assert features.largest(InfoNCE, 512, [64, 8192]).startswith("8,192 (")
+    assert features.largest(info_nce, 512, [64, 8192]).startswith("8,192 (")
+
+
+@pytest.mark.parametrize("row", features.OPTIONS)
+def test_features_that_options_switch_on(row):
+    check, columns = features.OPTIONS[row]
+    for name in {features.PGCL, features.INFO_NCE} & columns.keys():
+        answer = features.answer(check, columns[name])
+        assert answer == "yes" or float(answer.partition(": ")[2]) >= 0, (name, answer)
+    assert features.answer(features.remembers, features.info_nce) == "no"
+    assert features.answer(features.as_clip, features.info_nce) == "no"
