@@ -168,7 +168,7 @@ def items(items: Any, sets: Sequence[Tensor]) -> None:
         raise ValueError(f"items must be {len(sets)}, one for each set, but got {len(given)}")
     for a, (numbers, z) in enumerate(zip(given, sets, strict=True)):
         name = "items" if isinstance(items, Tensor) else f"items[{a}]"
-        clusters(name, numbers, f"z{a + 1}", z)
+        clusters(name, numbers, f"z{a + 1}", z, rule="there must be one for each embedding")
 
 
 def prototypes(name: str, value: Tensor, rows_name: str, rows: Tensor, maker: str = "") -> None:
@@ -201,7 +201,12 @@ def device(name: str, value: Tensor, other_name: str, other: Tensor) -> None:
 
 
 def clusters(
-    name: str, value: Any, rows_name: str, rows: Tensor, heads: Sequence[int] = ()
+    name: str,
+    value: Any,
+    rows_name: str,
+    rows: Tensor,
+    heads: Sequence[int] = (),
+    rule: str = "they must describe the same graphs",
 ) -> None:
     """One cluster number for each row and head; each has a prototype, where heads are known."""
     columns = (len(heads),) if len(heads) > 1 else ()
@@ -213,10 +218,7 @@ def clusters(
     if value.dtype != torch.long:
         raise TypeError(f"{name} must be an int64 Tensor, but got {value.dtype}")
     if len(value) != len(rows):
-        raise ValueError(
-            f"{name} has {len(value)} rows but {rows_name} has {len(rows)}: "
-            "they must describe the same graphs"
-        )
+        raise ValueError(f"{name} has {len(value)} rows but {rows_name} has {len(rows)}: {rule}")
     device(name, value, rows_name, rows)
     # Looking at values makes a GPU wait and breaks a compiled graph; both of these report an index
     # out of range by themselves.

@@ -81,7 +81,7 @@ class Ranks(NamedTuple):
         return shared
 
     def _average(self, d_shared: Tensor) -> Tensor:
-        return self.add(d_shared, "the prototypes' gradient").div_(len(self.counts))
+        return self.add(d_shared, "the gradient of what all ranks share").div_(len(self.counts))
 
 
 def count_ranks(process_group: ProcessGroup | None) -> int:

@@ -9,10 +9,9 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from pgcl_losses._modes import is_dual
 from pgcl_losses.engine import dense, streaming
 from pgcl_losses.engine.contract import Gaussian, Pairs, Past, Portion, check_once
-from pgcl_losses.engine.past import OverPast, plain_sums
+from pgcl_losses.engine.past import OverPast
 from pgcl_losses.ranks import Ranks
 
 Engine = Literal["auto", "dense", "streaming", "triton"]
@@ -56,8 +55,6 @@ def log_weighted_sums(
         log_s, log_totals = _apply(_LogSums, pairs, temperature, engine, ranks)
     if past is not None:
         log_s_past, log_totals_past = _apply(OverPast, pairs, temperature, past, ranks)
-        if is_dual(pairs.embeddings):
-            log_s_past = plain_sums(pairs.embeddings, temperature, pairs, past)
         log_s = _log_add(log_s, log_s_past)
     if log_totals is None:
         return log_s

@@ -44,7 +44,9 @@ class OverPast(torch.autograd.Function):
             for i in in_blocks(slice(0, len(embeddings)), embeddings.device):
                 sums.add(i, j)
         log_sums = sums.logs()
-        log_s, log_totals = ranks.add_logs(log_sums), ranks.add_logs(sums.totals.log())
+        log_s, log_totals = ranks.add_logs(log_sums), sums.totals.log()
+        if pairs.by_cosine is not None:
+            log_totals = ranks.add_logs(log_totals)
         # What each process saw has a part in the mean over all.
         share = (log_sums - log_s.clamp_min(torch.finfo(log_s.dtype).min)).exp_()
         ctx.save_for_backward(embeddings, sums.means() * share.unsqueeze(1))

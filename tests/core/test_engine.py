@@ -380,9 +380,8 @@ def test_streaming_is_differentiable_once():
     loss = PrototypeReweightedNCE(
         weighting="uniform", exclude_same_cluster=False, engine="streaming"
     )(z1, z2)
-    (gradient,) = torch.autograd.grad(loss * z1.sum(), z1, create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
-        gradient.sum().backward()
+    with pytest.raises(RuntimeError, match="differentiable once here: engine='dense'"):
+        torch.autograd.grad(loss * z1.sum(), z1, create_graph=True)
 
 
 # torch.compile itself uses what is deprecated, and finds Python 3.13.0 slow.

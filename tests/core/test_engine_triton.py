@@ -421,9 +421,8 @@ def test_one_graph_serves_batches_of_any_size(weighting):
 def test_no_second_derivative():
     z1, z2 = torch.randn(2, 4, 3, device=DEVICE, requires_grad=True).unbind()
     loss = PrototypeReweightedNCE(weighting="uniform", exclude_same_cluster=False, engine="triton")
-    (d_z1,) = torch.autograd.grad(loss(z1, z2) * z1.sum(), z1, create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
-        d_z1.sum().backward()
+    with pytest.raises(RuntimeError, match="differentiable once here: engine='dense'"):
+        torch.autograd.grad(loss(z1, z2), z1, create_graph=True)
 
 
 def test_what_kernels_do_not_compute_is_refused():
