@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from pgcl_losses import InfoNCE, PGCLLoss, diagnostics
 
-from .rivals import BarlowTwins, DebiasedNCE
+from .rivals import BarlowTwins
 
 Options = dict[str, Any]
 SCHEDULE: Options = {"lead": 0.0, "start": (), "one_batch": False, "rows_learn": True}
@@ -39,7 +39,7 @@ class Objective(nn.Module):
         if rival == "Barlow Twins":
             self.loss = BarlowTwins()
         elif rival == "debiased":
-            self.loss = DebiasedNCE(temperature, **options)
+            self.loss = InfoNCE(temperature=temperature, **{"debias": 0.1, **options})
         elif "num_prototypes" in options:
             self.loss = PGCLLoss(dim, temperature=temperature, lead_steps=lead, **options)
             self.loss.prototypes.temperature = of_prediction

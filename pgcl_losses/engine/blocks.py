@@ -182,6 +182,8 @@ def _of_portion(
         a, b = both
         return _length(cut[a][0]) * _length(cut[b][0]) * (1 if a == b else 2)
 
+    if portion.num_ranks == 1:  # compilers cannot sort
+        return wanted
     dealt = enumerate(sorted(wanted, key=area, reverse=True))
     there, back = portion.rank, 2 * portion.num_ranks - 1 - portion.rank
     return [both for k, both in dealt if k % (2 * portion.num_ranks) in (there, back)]
