@@ -21,7 +21,7 @@ def plain_sums(embeddings: Tensor, temperature: float | Tensor, pairs: Pairs, pa
     whole = slice(0, len(embeddings)), slice(0, len(past.embeddings))
     with torch.no_grad():
         sums = _Sums(pairs, temperature, past, with_gradient=False)
-        logits = past.embeddings @ (embeddings.detach() * sums.scale).T
+        logits = past.embeddings @ sums.scaled.T
         log_weights = (sums.weigh(logits.clone(), *whole) - logits).div_(LOG2_E)
     return log_sum_exp(log_weights + past.embeddings @ embeddings.T / temperature)
 
@@ -78,11 +78,12 @@ class _Sums:
         self, pairs: Pairs, temperature: float | Tensor, past: Past, with_gradient: bool
     ) -> None:
         self.pairs, self.past, self.count = pairs, past, len(pairs.embeddings)
-        self.scale = LOG2_E / temperature
+        scale = LOG2_E / temperature  # to exponents of 2
+        self.scaled = pairs.embeddings.detach() * scale
         self.weights: BlockWeights | None = None
         if past.by_cluster is not None:
             self.weights = BlockWeights(past.by_cluster, logarithms=True)
-        self.numbers = pairs.by_cosine.numbers(self.scale) if pairs.by_cosine else ()
+        self.numbers = pairs.by_cosine.numbers(scale) if pairs.by_cosine else ()
         self.sums = torch.zeros_like(pairs.embeddings[:, 0])  # [M]
         self.totals = torch.zeros_like(self.sums)  # of the pair weight
         # Exponents of 2 that are taken off, where sums might overflow.
@@ -94,7 +95,7 @@ class _Sums:
         self.buffer = pairs.embeddings.new_empty(0)
 
     def add(self, i: slice, j: slice) -> None:
-        others, mine = self.past.embeddings[j], self.pairs.embeddings[i].detach() * self.scale
+        others, mine = self.past.embeddings[j], self.scaled[i]
         if self.buffer.numel() < len(others) * len(mine):
             self.buffer = mine.new_empty(len(others) * len(mine))
         out = self.buffer[: len(others) * len(mine)].view(len(others), len(mine))
@@ -120,9 +121,9 @@ class _Sums:
             log_weights = self.pairs.by_cosine.formula(logits, *[n[i] for n in self.numbers])
             logits += log_weights
             weights = log_weights.exp2_()
-            self.totals[i] += (weights if absent is None else weights.masked_fill_(absent, 0)).sum(
-                0
-            )
+            if absent is not None:
+                weights.masked_fill_(absent, 0.0)
+            self.totals[i] += weights.sum(0)
         if self.weights is not None:
             run = Run(slice(j.start + self.count, j.stop + self.count), range(0))
             logits += self.weights.of(Run(i, range(0)), run, 0)
