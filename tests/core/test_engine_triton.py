@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from live_bytes import LiveBytes
 from torch._dynamo.testing import CompileCounterWithBackend
 
-from pgcl_losses import PGCLLoss, PrototypeReweightedNCE
+from pgcl_losses import InfoNCE, PGCLLoss, PrototypeReweightedNCE
 from pgcl_losses.engine.contract import ALL_PAIRS, Factors, Pairs, Portion, Table, compared_sets
 
 ON_GPU = torch.cuda.is_available()
@@ -110,6 +110,27 @@ def test_loss_agrees_with_the_oracle(case, mode):
     losses = PrototypeReweightedNCE(**mode, reduction="none", engine="triton")(*views)
     expected = oracle_losses(case, (case.z1, case.z2), **mode)
     np.testing.assert_allclose(losses.cpu(), expected, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize(
+    "loss_of",
+    [
+        lambda **options: InfoNCE(**options, hardness=1.0, debias=0.1),
+        lambda **options: PGCLLoss(4, 3, **options).double(),
+        lambda **options: PGCLLoss(4, 3, **options, weighting="sample").double(),
+    ],
+)
+def test_a_learnable_temperature_and_a_memory(loss_of):
+    results = []
+    for engine in ("dense", "triton"):
+        torch.manual_seed(0)
+        temperature = torch.tensor(0.3, dtype=torch.float64, device=DEVICE, requires_grad=True)
+        loss = loss_of(temperature=temperature, memory_size=7, engine=engine).to(DEVICE)
+        for _ in range(2):  # the second step has a memory
+            views = torch.randn(2, 9, 4, dtype=torch.float64, device=DEVICE).requires_grad_()
+            value = loss(*views)
+        results.append([value, *torch.autograd.grad(value, (views, temperature))])
+    torch.testing.assert_close(*results)
 
 
 @settings(max_examples=25)
