@@ -3,7 +3,7 @@
 Each graph has one to three captions. A caption names five edges of its graph, each by the types of
 its two nodes. A graph and its captions are one item: positives of each other, across the two sets
 alone (`negatives="cross"`). The temperature is learned. The script prints how often the nearest of
-500 held-out graphs is the caption's own, before training and after. A few seconds on a CPU:
+200 held-out graphs is the caption's own, before training and after. A few seconds on a CPU:
 
     python examples/graphs_and_texts.py
 """
