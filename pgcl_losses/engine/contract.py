@@ -191,6 +191,6 @@ def check_once(differentiable_again: bool = False) -> None:
     """Where a gradient is to be differentiated (``create_graph=True``), only dense can."""
     if torch.is_grad_enabled() and not differentiable_again:
         raise RuntimeError(
-            "the loss is differentiable once here: engine='dense', in one process, is any number "
-            "of times"
+            "the loss is differentiable once here: engine='dense' is any number of times, in one "
+            "process, and with a memory in eval mode, where it does not move"
         )

@@ -51,6 +51,7 @@ class OverPast(torch.autograd.Function):
         share = (log_sums - log_s.clamp_min(torch.finfo(log_s.dtype).min)).exp_()
         ctx.save_for_backward(embeddings, sums.means() * share.unsqueeze(1))
         ctx.temperature, ctx.pairs, ctx.past, ctx.ranks = temperature, pairs, past, ranks
+        ctx.version = _version(past)
         ctx.mark_non_differentiable(log_totals)
         return log_s, log_totals
 
@@ -58,7 +59,7 @@ class OverPast(torch.autograd.Function):
     def backward(ctx: Any, d_log_s: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
         embeddings, means = ctx.saved_tensors
         if torch.is_grad_enabled():  # it is to be differentiated again
-            check_once(len(ctx.ranks.counts) == 1)
+            check_once(len(ctx.ranks.counts) == 1 and _version(ctx.past) == ctx.version)
             log_s = plain_sums(embeddings, ctx.temperature, ctx.pairs, ctx.past)
             inputs = (embeddings, ctx.temperature)[: 1 + ctx.needs_input_grad[1]]
             again = torch.autograd.grad(log_s, inputs, d_log_s, create_graph=True)
@@ -69,6 +70,11 @@ class OverPast(torch.autograd.Function):
         if ctx.needs_input_grad[1]:
             d_temperature = (embeddings * d_embeddings).sum() / -ctx.temperature
         return d_embeddings, d_temperature, None, None, None
+
+
+def _version(past: Past) -> int:
+    """Counts how often a memory was overwritten."""
+    return 0 if torch.compiler.is_compiling() else past.embeddings._version
 
 
 class _Sums:

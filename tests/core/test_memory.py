@@ -125,6 +125,10 @@ def test_dense_is_differentiable_twice():
     loss.eval()
     assert torch.autograd.gradcheck(loss, views_of(1))
     assert torch.autograd.gradgradcheck(loss, views_of(1))
+    loss.train()  # the memory that is to be looked at again has been overwritten
+    views = views_of(1)
+    with pytest.raises(RuntimeError, match="with a memory in eval mode"):
+        torch.autograd.grad(loss(*views), views[0], create_graph=True)
 
 
 def test_an_empty_memory_changes_nothing():
