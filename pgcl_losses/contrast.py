@@ -281,7 +281,7 @@ class PrototypeReweightedNCE(LossModule):
     def _check(
         self, views: Any, clusters: Any, prototypes: Any, assignments: Any, may_lack_rows: bool
     ) -> None:
-        check_loss_views(views, None, self.engine, [self.temperature], None, may_lack_rows)
+        check_loss_views(views, None, self.engine, [self.temperature], None, 2, may_lack_rows)
         if not self._needs_clusters():
             return
         if prototypes is not None:

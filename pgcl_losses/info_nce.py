@@ -64,7 +64,7 @@ class InfoNCE(LossWithMemory):
     Args:
         temperature, negatives, reduction, engine, gather, process_group: as in :class:`PGCLLoss`.
         memory_size (int): how many embeddings of past batches are further negatives, see
-            :meth:`remember`.
+            :meth:`remember`. With a memory, use activation checkpointing on the encoder alone.
         hardness (float): beta of Robinson et al. (2021). A negative has the weight
             :math:`e^{\beta s_{ij} / \tau}`, constant for the gradient and scaled to a mean of 1.
         debias (float): tau+ of Chuang et al. (2020), the probability that a negative is of the
@@ -79,7 +79,7 @@ class InfoNCE(LossWithMemory):
         - views: two or more, ``[N, D]`` each, or with items one or more sets of any lengths; norms
           of at most 1e18
         - items: ``[N]`` int64 for each set, or for all
-        - output: scalar, or ``[V * N]`` for ``reduction="none"``, the first set first
+        - output: scalar, or one loss for each embedding of each set for ``reduction="none"``
 
     Examples:
         >>> import torch
@@ -99,7 +99,7 @@ class InfoNCE(LossWithMemory):
         "temperature": check.temperature,
         "negatives": partial(check.choice, choices=NEGATIVES),
         "memory_size": partial(check.count, minimum=0),
-        "hardness": check.weight,
+        "hardness": partial(check.number, expected="a number from 0 to 1e6", highest=1e6),
         "debias": check.debias,
         "reduction": partial(check.choice, choices=REDUCTIONS),
         "engine": partial(check.choice, choices=ENGINE_CHOICES),
@@ -157,7 +157,8 @@ class InfoNCE(LossWithMemory):
         return loss
 
     def _sets(self, views: tuple[Any, ...], items: Items | None) -> Sets:
-        given = views, items, self.engine, [self.temperature], self.memory
+        fewest = 2 if items is None or self.negatives == "cross" else 1  # two to compare
+        given = views, items, self.engine, [self.temperature], self.memory, fewest
         ranks = self.agree(
             partial(check_loss_views, *given),
             views,
@@ -172,24 +173,22 @@ def check_loss_views(
     engine: str,
     temperatures: Sequence[float | Tensor],
     memory: Memory | None,
+    fewest: int,
     may_lack_rows: bool,
 ) -> None:
     """Views of the same graphs, or sets with items, that a loss with these options can take."""
-    if len(views) < (1 if items is not None else 2):
+    if len(views) < fewest:
         listed = len(views) == 1 and isinstance(views[0], Sequence)
         raise TypeError(
-            f"views must be two or more Tensors of shape [N, D], but got {len(views)}"
-            + (", a list: unpack it, *views" if listed else "")
+            f"views must be {('one', 'two')[fewest - 1]} or more Tensors of shape [N, D], but got "
+            f"{len(views)}" + (", a list: unpack it, *views" if listed else "")
         )
-    named = [(f"z{v}", z) for v, z in enumerate(views, 1)]
-    if items is None:
-        rule = (
-            "row i of every view must be graph i (InfoNCE takes sets of other lengths with items=)"
-        )
-        check.views(named, may_lack_rows=may_lack_rows, rule=rule)
-    else:
+    rule = "row i of every view must be graph i (InfoNCE takes sets of other lengths with items=)"
+    if items is not None:
         rule = "all sets must have the same dimension D"
-        check.views(named, may_lack_rows=may_lack_rows, rule=rule, lengths_may_differ=True)
+    named = [(f"z{v}", z) for v, z in enumerate(views, 1)]
+    check.views(named, may_lack_rows=may_lack_rows, rule=rule, lengths_may_differ=items is not None)
+    if items is not None:
         check.items(items, views)
     for temperature in temperatures:
         check.temperature_value("temperature", temperature, views[0])
@@ -216,8 +215,7 @@ def weighted_info_nce(
     """
     with full_precision(sets.embeddings.device):
         ranks = sets.ranks[0]
-        if isinstance(temperature, Tensor):
-            temperature = ranks.average_gradient(temperature.to(sets.embeddings.dtype, copy=True))
+        temperature = ranks.temperature(temperature, sets.embeddings.dtype)
         lengths = tuple([sum(of_set.counts) for of_set in sets.ranks])
         compared = compared_sets(len(lengths), negatives)
         pairs = Pairs(sets.embeddings, lengths, compared, sets.items, by_cluster, by_cosine)
@@ -226,7 +224,7 @@ def weighted_info_nce(
             count = len(sets.embeddings)
             weights = of_first(by_cluster, count), of_first(by_cosine, count)
             pairs = Pairs(*pairs[:4], *weights)
-        positives = ByPlace(pairs) if sets.items is None else ByItem(pairs, sets.items)
+        positives = ByPlace(pairs) if sets.items is None else ByItem(pairs, sets.items, ranks)
         sums = partial(log_weighted_sums, engine=engine, ranks=ranks, past=past)
         if hardness > 0:
             harder = sums(pairs, temperature / (1 + hardness))

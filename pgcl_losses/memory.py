@@ -42,9 +42,9 @@ class Memory(nn.Module):
         dim = self.embeddings.shape[1]
         if dim == 0:
             return
-        if embeddings.shape[1] != dim:
+        if embeddings.shape[-1] != dim:
             raise ValueError(
-                f"{name} has dimension {embeddings.shape[1]}, but the memory holds embeddings of "
+                f"{name} has dimension {embeddings.shape[-1]}, but the memory holds embeddings of "
                 f"dimension {dim}"
             )
         check.device(name, embeddings, "the memory", self.embeddings)
@@ -56,8 +56,10 @@ class Memory(nn.Module):
 
     def contents(self, embeddings: Tensor) -> Remembered | None:
         """What it holds, to be compared with embeddings ``[..., D]``; None while it is empty."""
-        self._fit(embeddings)
         size, dtype = len(self.embeddings), embeddings.dtype
+        self.check("the batch", embeddings)
+        if self.embeddings.shape[1] == 0:
+            return None
         if not can_be_read(self.written):
             present = torch.arange(size, device=self.written.device) < self.written
             return Remembered(self.embeddings.to(dtype), self.items, present)
@@ -69,7 +71,6 @@ class Memory(nn.Module):
     @torch.no_grad()
     def remember(self, embeddings: Tensor, items: Tensor | None) -> None:
         """Store embeddings ``[M, D]`` of unit length by hand: from now on, only these."""
-        self._fit(embeddings)
         first = _is_finite(embeddings) & ~self.by_hand
         self.by_hand |= first
         self.written *= ~first
@@ -82,6 +83,7 @@ class Memory(nn.Module):
         self._store(embeddings, items, ~self.by_hand)
 
     def _store(self, embeddings: Tensor, items: Tensor | None, wanted: Tensor) -> None:
+        self._fit(embeddings)
         wanted = wanted & _is_finite(embeddings)
         size = len(self.embeddings)
         embeddings = embeddings.detach()[-size:].to(self.embeddings.dtype)
@@ -96,12 +98,14 @@ class Memory(nn.Module):
         if self.embeddings.shape[1] == 0:
             self.to(embeddings.device)
             shape = len(self.embeddings), embeddings.shape[-1]
-            self.embeddings = torch.zeros(shape, dtype=embeddings.dtype, device=embeddings.device)
+            with torch.inference_mode(False):  # training steps write to it
+                self.embeddings = embeddings.new_zeros(shape)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
         saved = state_dict.get(prefix + "embeddings")
         if saved is not None and 0 in (saved.shape[1], self.embeddings.shape[1]):
-            self.embeddings = saved.new_zeros(len(self.embeddings), saved.shape[1])
+            shape = len(self.embeddings), saved.shape[1]
+            self.embeddings = saved.new_zeros(shape, device=self.items.device)
         super()._load_from_state_dict(state_dict, prefix, *others)
 
     def extra_repr(self) -> str:
@@ -115,7 +119,7 @@ def _is_finite(embeddings: Tensor) -> Tensor:
 
 
 class LossWithMemory(LossModule):
-    """A loss whose negatives may be of past batches, too."""
+    """A loss that may have negatives of past batches."""
 
     memory_size: int
     memory: Memory | None
@@ -123,25 +127,27 @@ class LossWithMemory(LossModule):
     def remember(self, embeddings: Tensor, items: Tensor | None = None) -> None:
         """Store embeddings ``[N, D]`` in the memory by hand, such as those of a momentum encoder.
 
-        Without this, each training forward stores the embeddings of its batch in the place of the
-        oldest ones. From the first call on, only this method does; that call empties the memory
+        Without this, each training forward stores the embeddings of its batch over the oldest
+        ones. From the first call on, only this method does; that call empties the memory
         first. With several processes, all of them call it, each with embeddings of its own. With
         ``items`` ``[N]``, those stored are no negatives of queries of the same item.
         """
+        self.untraced(self._remember)(embeddings, items)
+
+    def _remember(self, embeddings: Tensor, items: Tensor | None) -> None:
         memory, of_set = self.memory, None if items is None else (items,)
-        if memory is None:
-            raise ValueError(
-                "memory_size is 0, so there is no memory: make "
-                f"{type(self).__name__}(memory_size=...)"
-            )
 
         def checked(may_lack_rows: bool) -> None:
+            if memory is None:
+                name = type(self).__name__
+                raise ValueError(f"memory_size is 0: make {name}(memory_size=...) to remember")
             check.views([("embeddings", embeddings)], may_lack_rows=may_lack_rows)
             memory.check("embeddings", embeddings)
-            if of_set is not None:
-                check.items(of_set, [embeddings])
+            if items is not None:
+                check.clusters("items", items, "embeddings", embeddings, rule="one for each")
 
         ranks = self.agree(checked, (embeddings,), partial(self.memory_facts, items))
+        assert memory is not None  # as checked
         with torch.no_grad():
             sets = unit_sets(ranks, (embeddings,), of_set)
             memory.remember(sets.embeddings, sets.items)

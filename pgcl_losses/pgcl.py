@@ -91,7 +91,8 @@ class PGCLLoss(LossWithMemory):
         queue_views (int): how many views the queue keeps embeddings of.
         memory_size (int): how many embeddings of past batches are further negatives, see
             :meth:`remember`. They are assigned to the present prototypes, balanced by themselves,
-            and weigh like all others.
+            and weigh like all others. Activation checkpointing runs a second training forward:
+            with a memory, checkpoint the encoder and not the loss.
         freeze_steps (int): for so many training forwards the prototypes are frozen: their gradient
             is zero. Weight decay still moves them.
         lead_steps (int): for so many training forwards, a warm-up, InfoNCE trains the encoder, and
@@ -337,7 +338,7 @@ class PGCLLoss(LossWithMemory):
     def _check(self, views: tuple[Tensor, ...], items: Items | None, may_lack_rows: bool) -> None:
         modules = self._loss_modules()
         temperatures: list[Any] = [m.temperature for m in modules if "temperature" in m.options]
-        check_loss_views(views, None, self._engine(), temperatures, self.memory, may_lack_rows)
+        check_loss_views(views, None, self._engine(), temperatures, self.memory, 2, may_lack_rows)
         if items is not None:
             check.items(items, views)
         weight = self.prototypes.weight

@@ -6,15 +6,18 @@ computed in blocks, so that a few large items need no matrix of all pairs.
 
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from pgcl_losses._modes import can_be_read
 from pgcl_losses.engine.blocks import in_blocks
-from pgcl_losses.engine.contract import Pairs, Past
+from pgcl_losses.engine.contract import Pairs, Past, Portion, check_once
+from pgcl_losses.engine.dispatch import traceable
+from pgcl_losses.ranks import Ranks
 
 # log(1 + e^x) is x from here on, even for float64.
 _LINEAR_FROM = 40.0
@@ -49,74 +52,141 @@ class ByPlace:
 class ByItem:
     """Queries in the order of their items, so that positives stand near each other."""
 
-    def __init__(self, pairs: Pairs, items: Tensor) -> None:
-        self.items, self.order = items.sort()
+    def __init__(self, pairs: Pairs, items: Tensor, ranks: Ranks) -> None:
+        items_in_order, self.order = items.sort()
         self.embeddings = pairs.embeddings[self.order]
         within_sets = (0, 0) in pairs.compared
         self.counts = count_of_item(pairs, items) - int(within_sets)  # [Q]
         self.exist = self.counts > 0
         # No two of a group are positives of each other: an embedding itself, or those of a set.
-        self.groups = self.order
+        groups = self.order
         if not within_sets:
             lengths = enumerate(pairs.lengths)
             sets = [self.order.new_full((length,), number) for number, length in lengths]
-            self.groups = torch.cat(sets)[self.order]
+            groups = torch.cat(sets)[self.order]
+        self.blocks = _Blocks(items_in_order, groups, ranks)
 
     def losses(self, log_s: Tensor, temperature: float | Tensor) -> Tensor:
-        log_s = log_s[self.order]
-
-        def of_block(i: slice, j: slice) -> Tensor:
-            cosines = self.embeddings[i] @ self.embeddings[j].T
-            each = _losses(log_s[i].unsqueeze(1), cosines, temperature)
-            return each.masked_fill(~self._are_positives(i, j), 0.0).sum(1)
-
-        return self._over_blocks(of_block, torch.add, 0.0) / self.counts.clamp_min(1)
+        sums = self._sums(log_s[self.order], temperature, _LOSS)
+        return sums[self.order.argsort()] / self.counts.clamp_min(1)
 
     def log_means(self, temperature: float | Tensor) -> Tensor:
-        none = torch.finfo(self.embeddings.dtype).min / 2  # finite, or its gradient would be NaN
+        with torch.no_grad():
+            peaks = self.blocks.largest_cosines(self.embeddings.detach()) / temperature
+        sums = self._sums(peaks, temperature, _EXPONENTIAL)
+        logs = sums.clamp_min(torch.finfo(sums.dtype).tiny).log() + peaks
+        return logs[self.order.argsort()] - self.counts.clamp_min(1).to(sums.dtype).log()
 
-        def of_block(i: slice, j: slice) -> Tensor:
-            logits = self.embeddings[i] @ self.embeddings[j].T / temperature
-            return logits.masked_fill(~self._are_positives(i, j), none).logsumexp(1)
+    def _sums(self, offsets: Tensor, temperature: float | Tensor, term: "_Term") -> Tensor:
+        if self.blocks.is_one():
+            return self.blocks.plain_sums(self.embeddings, offsets, temperature, term)
+        function = traceable(_OverPositives.apply)
+        sums: Tensor = function(self.embeddings, temperature, offsets, term, self.blocks)
+        return sums
 
-        sums = self._over_blocks(of_block, torch.logaddexp, none)
-        return sums - self.counts.clamp_min(1).to(sums.dtype).log()
 
-    def _are_positives(self, i: slice, j: slice) -> Tensor:
-        same_item = self.items[i].unsqueeze(1) == self.items[j]
-        return same_item & (self.groups[i].unsqueeze(1) != self.groups[j])
+class _Term(NamedTuple):
+    """What a pair of positives adds, as a function of offset_i - s_ij / tau, and its derivative."""
 
-    def _over_blocks(
-        self,
-        of_block: Callable[[slice, slice], Tensor],
-        add: Callable[[Tensor, Tensor], Tensor],
-        start: float,
-    ) -> Tensor:
-        """What blocks of sorted queries ``[I]`` have with blocks of others, added up: ``[Q]``.
+    value: Callable[[Tensor], Tensor]
+    slope: Callable[[Tensor], Tensor]
 
-        Backward computes each block again, and no block is kept.
-        """
-        blocks, sums = list(self._blocks()), []
-        for i, others in blocks:
-            total = self.embeddings.new_full((i.stop - i.start,), start)
-            for j in others:
-                if len(blocks) == 1:
-                    total = add(total, of_block(i, j))
-                    continue
-                part = checkpoint(of_block, i, j, use_reentrant=False, preserve_rng_state=False)
-                total = add(total, part)
-            sums.append(total)
-        return torch.cat(sums).index_select(0, self.order.argsort())
 
-    def _blocks(self) -> Iterator[tuple[slice, list[slice]]]:
-        """Queries, and blocks of others that may be of their items."""
+def _exponential(gaps: Tensor) -> Tensor:
+    return gaps.clamp_min(-1.0).neg().exp()  # offsets are maxima: only other pairs are below 0
+
+
+_LOSS = _Term(partial(F.softplus, threshold=_LINEAR_FROM), torch.sigmoid)
+_EXPONENTIAL = _Term(_exponential, lambda gaps: -_exponential(gaps))
+
+
+class _Blocks(NamedTuple):
+    """Blocks of pairs of sorted queries that may be of one item. Each process has a portion."""
+
+    items: Tensor  # [Q]
+    groups: Tensor  # [Q]
+    ranks: Ranks
+
+    def is_one(self) -> bool:
+        of_all = in_blocks(slice(0, len(self.items)), self.items.device)
+        return len(of_all) == 1 and len(self.ranks.counts) == 1
+
+    def __iter__(self) -> Iterator[tuple[slice, slice]]:  # type: ignore[override]  # of blocks
         low, high = 0, len(self.items)
-        device = self.items.device
-        for i in in_blocks(slice(low, high), device):
+        device, portion = self.items.device, Portion(self.ranks.rank, len(self.ranks.counts))
+        for i in in_blocks(portion.of(high), device):
             if can_be_read(self.items):
                 low = int(torch.searchsorted(self.items, self.items[i.start]))
                 high = int(torch.searchsorted(self.items, self.items[i.stop - 1], right=True))
-            yield i, in_blocks(slice(low, high), device)
+            yield from ((i, j) for j in in_blocks(slice(low, high), device))
+
+    def are_no_positives(self, i: slice, j: slice) -> Tensor:
+        other_item = self.items[i].unsqueeze(1) != self.items[j]
+        return other_item | (self.groups[i].unsqueeze(1) == self.groups[j])
+
+    def largest_cosines(self, embeddings: Tensor) -> Tensor:
+        """With a positive: ``[Q]``, -1 without one."""
+        largest = torch.zeros_like(embeddings[:, 0])
+        for i, j in self:
+            cosines = (embeddings[i] @ embeddings[j].T).masked_fill_(
+                self.are_no_positives(i, j), -1
+            )
+            largest[i] = torch.maximum(largest[i], cosines.amax(1) + 1)
+        return self.ranks.add(largest, "the largest cosines") - 1
+
+    def plain_sums(
+        self, embeddings: Tensor, offsets: Tensor, temperature: float | Tensor, term: _Term
+    ) -> Tensor:
+        """In one matrix, differentiable any number of times."""
+        gaps = offsets.unsqueeze(1) - embeddings @ embeddings.T / temperature
+        whole = slice(0, len(offsets))
+        return term.value(gaps).masked_fill(self.are_no_positives(whole, whole), 0.0).sum(1)
+
+
+class _OverPositives(torch.autograd.Function):
+    """Sums of a term over the positives of each query ``[Q]``; no block is kept."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        embeddings: Tensor,
+        temperature: float | Tensor,
+        offsets: Tensor,
+        term: _Term,
+        blocks: _Blocks,
+    ) -> Tensor:
+        sums = torch.zeros_like(offsets)
+        for i, j in blocks:
+            gaps = offsets[i].unsqueeze(1) - embeddings[i] @ embeddings[j].T / temperature
+            sums[i] += term.value(gaps).masked_fill_(blocks.are_no_positives(i, j), 0.0).sum(1)
+        ctx.save_for_backward(embeddings, offsets)
+        ctx.temperature, ctx.term, ctx.blocks = temperature, term, blocks
+        return blocks.ranks.add(sums, "the sums over positives")
+
+    @staticmethod
+    def backward(ctx: Any, d_sums: Tensor) -> tuple[Tensor | None, ...]:
+        embeddings, offsets = ctx.saved_tensors
+        temperature, term, blocks = ctx.temperature, ctx.term, ctx.blocks
+        if torch.is_grad_enabled():  # it is to be differentiated again
+            check_once(len(blocks.ranks.counts) == 1)
+            sums = blocks.plain_sums(embeddings, offsets, temperature, term)
+            inputs = [embeddings, offsets, *[temperature] * ctx.needs_input_grad[1]]
+            again = torch.autograd.grad(sums, inputs, d_sums, create_graph=True, allow_unused=True)
+            return again[0], again[2] if ctx.needs_input_grad[1] else None, again[1], None, None
+        d_sums = blocks.ranks.add(d_sums, "the gradient of sums over positives")
+        d_embeddings, d_offsets = torch.zeros_like(embeddings), torch.zeros_like(offsets)
+        for i, j in blocks:
+            gaps = offsets[i].unsqueeze(1) - embeddings[i] @ embeddings[j].T / temperature
+            d_pairs = term.slope(gaps).masked_fill_(blocks.are_no_positives(i, j), 0.0)
+            d_pairs *= d_sums[i].unsqueeze(1)
+            d_offsets[i] += d_pairs.sum(1)
+            d_pairs /= -temperature
+            d_embeddings[i].addmm_(d_pairs, embeddings[j])
+            d_embeddings[j].addmm_(d_pairs.T, embeddings[i])
+        d_temperature = None
+        if ctx.needs_input_grad[1]:  # sums depend on (z_i . z_j) / temperature alone
+            d_temperature = (embeddings * d_embeddings).sum() / (-2 * temperature)
+        return d_embeddings, d_temperature, d_offsets, None, None
 
 
 def _losses(log_s: Tensor, cosines: Tensor, temperature: float | Tensor) -> Tensor:

@@ -244,7 +244,8 @@ class SinkhornPrototypes(LossModule):
             if self.lead_steps > 0:
                 leading = self.step < self.lead_steps
                 seen = torch.where(leading, rows.detach(), rows)
-            logits = _logits(seen, prototypes, self.temperature)  # [V, N, K]
+            temperature = batch.ranks.temperature(self.temperature, rows.dtype)
+            logits = _logits(seen, prototypes, temperature)  # [V, N, K]
             log_probs = self._by_head(partial(torch.log_softmax, dim=-1), logits)
             learning = self.training and torch.is_grad_enabled()
             with torch.no_grad():

@@ -80,6 +80,12 @@ class Ranks(NamedTuple):
             shared.register_hook(self._average)  # type: ignore[no-untyped-call]  # torch has no type there
         return shared
 
+    def temperature(self, value: float | Tensor, dtype: torch.dtype) -> float | Tensor:
+        """A number, or a tensor in that dtype whose gradient is the mean over ranks."""
+        if not isinstance(value, Tensor):
+            return value
+        return self.average_gradient(value.to(dtype, copy=True))
+
     def _average(self, d_shared: Tensor) -> Tensor:
         return self.add(d_shared, "the gradient of what all ranks share").div_(len(self.counts))
 

@@ -121,7 +121,7 @@ def _length(place: slice) -> int:
 def in_blocks(whole: slice, device: torch.device) -> list[slice]:
     """Blocks of embeddings for a device, as equal as can be."""
     size = _BLOCK if device.type == "cpu" else _BLOCK_ELSEWHERE
-    return _cut(whole, -(-_length(whole) // size))
+    return _cut(whole, max(1, -(-_length(whole) // size)))
 
 
 def _cut(whole: slice, parts: int) -> list[slice]:

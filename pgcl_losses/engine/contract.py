@@ -133,11 +133,16 @@ def of_first(weights: Any, count: int) -> Any:
     return weights and type(weights)(*[of_all[:count] for of_all in weights])
 
 
+def as_number(temperature: float | Tensor) -> float:
+    """For tensors that Python can read without waiting."""
+    return float(temperature.detach() if isinstance(temperature, Tensor) else temperature)
+
+
 def may_overflow(temperature: float | Tensor) -> bool:
     """Whether sums of e^{s / tau} need a maximum taken off first, as far as Python can tell."""
     if isinstance(temperature, Tensor) and not can_be_read(temperature.detach()):
         return True
-    return 1 / float(temperature) > LARGEST_EXPONENT
+    return 1 / as_number(temperature) > LARGEST_EXPONENT
 
 
 def couples(count: int) -> list[tuple[int, int]]:
@@ -192,5 +197,5 @@ def check_once(differentiable_again: bool = False) -> None:
     if torch.is_grad_enabled() and not differentiable_again:
         raise RuntimeError(
             "the loss is differentiable once here: engine='dense' is any number of times, in one "
-            "process, and with a memory in eval mode, where it does not move"
+            "process and without a memory"
         )

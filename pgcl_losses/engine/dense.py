@@ -14,6 +14,7 @@ from pgcl_losses.engine.contract import (
     Pairs,
     Sums,
     Table,
+    as_number,
     check_kind,
     couples,
     may_overflow,
@@ -27,8 +28,7 @@ def log_sums(pairs: Pairs, temperature: float | Tensor) -> Sums:
     """See `Sums`; they can be differentiated any number of times."""
     check_kind("dense", pairs.by_cluster, Table, Factors)
     by_cosine, log_totals = _by_cosine(pairs)
-    plain = not (isinstance(temperature, Tensor) or may_overflow(temperature))
-    plain = plain and is_eager() and not is_dual(pairs.embeddings)
+    plain = is_eager() and not is_dual(pairs.embeddings) and not may_overflow(temperature)
     function: Any = _PlainSums.apply if plain else _sums
     return Sums(function(pairs.embeddings, pairs, by_cosine, temperature), log_totals)
 
@@ -82,22 +82,17 @@ def _sums(
 ) -> Tensor:
     """Log S ``[M]``, in steps that autograd can take."""
     of_sides = []
+    limits = torch.finfo(embeddings.dtype)
     for i, j in _sides(pairs):
         with torch.no_grad():
             log_weights = _log2_weights(pairs, by_cosine, (i, j)).div_(LOG2_E)
         logits = log_weights + embeddings[j] @ embeddings[i].T / temperature
-        of_sides.append(log_sum_exp(logits))
+        peaks = logits.detach().amax(0)  # [I] -inf where there is no negative
+        # Smaller exponentials take a CPU up to thirty times as long, and are nothing beside a 1.
+        above = (logits - peaks.clamp_min(limits.min)).clamp_min_(1 + math.log(limits.tiny))
+        # Elsewhere sums are 1 or more; log 0 would have no gradient but NaN.
+        of_sides.append(above.exp().sum(0).clamp_min(limits.tiny).log() + peaks)
     return torch.cat(of_sides)
-
-
-def log_sum_exp(logits: Tensor) -> Tensor:
-    """``[J, I] -> [I]``, -inf without gradient where there is no negative."""
-    limits = torch.finfo(logits.dtype)
-    peaks = logits.detach().amax(0)
-    # Smaller exponentials take a CPU up to thirty times as long, and are nothing beside a 1.
-    above = (logits - peaks.clamp_min(limits.min)).clamp_min_(1 + math.log(limits.tiny))
-    # Elsewhere sums are 1 or more; log 0 would have no gradient but NaN.
-    return above.exp().sum(0).clamp_min(limits.tiny).log() + peaks
 
 
 class _PlainSums(torch.autograd.Function):
@@ -108,10 +103,10 @@ class _PlainSums(torch.autograd.Function):
         ctx: Any, embeddings: Tensor, pairs: Pairs, by_cosine: Tensor | None, temperature: float
     ) -> Tensor:
         of_sides, saved = [], []
-        tiny = torch.finfo(embeddings.dtype).tiny
+        tiny, scale = torch.finfo(embeddings.dtype).tiny, LOG2_E / as_number(temperature)
         for i, j in _sides(pairs):
             logits = _log2_weights(pairs, by_cosine, (i, j))
-            logits.addmm_(embeddings[j], embeddings[i].T, alpha=LOG2_E / temperature)
+            logits.addmm_(embeddings[j], embeddings[i].T, alpha=scale)
             terms = logits.exp2_()
             if not (pairs.by_cluster is None and by_cosine is None):
                 torch.threshold_(terms, tiny, 0.0)  # denormal numbers make matrix products slow
@@ -127,18 +122,34 @@ class _PlainSums(torch.autograd.Function):
     def backward(ctx: Any, d_log_s: Tensor) -> tuple[Tensor | None, ...]:
         embeddings, *saved = ctx.saved_tensors
         pairs, temperature = ctx.pairs, ctx.temperature
+        of_temperature = ctx.needs_input_grad[3]
         if torch.is_grad_enabled():  # it is to be differentiated again
             log_s = _sums(embeddings, pairs, _by_cosine(pairs)[0], temperature)
-            (again,) = torch.autograd.grad(log_s, embeddings, d_log_s, create_graph=True)
-            return again, None, None, None
-        d_embeddings = None
-        for (i, j), terms, sums in zip(_sides(pairs), saved[::2], saved[1::2], strict=True):
-            scales = d_log_s[i] / (sums * temperature)  # [I]
-            if i == j and terms.numel() <= _IN_CACHE:  # a pair serves both its embeddings
-                d_pairs = terms.T.clone(memory_format=torch.contiguous_format)
-                d_pairs.mul_(scales.unsqueeze(1)).addcmul_(terms, scales)
-                return d_pairs @ embeddings, None, None, None
-            d_embeddings = torch.zeros_like(embeddings) if d_embeddings is None else d_embeddings
-            d_embeddings[j].addmm_(terms, embeddings[i] * scales.unsqueeze(1))
-            d_embeddings[i].addcmul_(terms.T @ embeddings[j], scales.unsqueeze(1))
-        return d_embeddings, None, None, None
+            inputs = (embeddings, temperature) if of_temperature else (embeddings,)
+            again = torch.autograd.grad(log_s, inputs, d_log_s, create_graph=True)
+            return again[0], None, None, again[1] if of_temperature else None
+        d_embeddings = _gradient(pairs, embeddings, temperature, saved, d_log_s)
+        d_temperature = None
+        if of_temperature:  # sums depend on (z_i . z_j) / temperature alone
+            d_temperature = (embeddings * d_embeddings).sum() / (-2 * temperature)
+        return d_embeddings, None, None, d_temperature
+
+
+def _gradient(
+    pairs: Pairs,
+    embeddings: Tensor,
+    temperature: float | Tensor,
+    saved: list[Tensor],
+    d_log_s: Tensor,
+) -> Tensor:
+    """Of the sum of d_log_s_i log S_i; ``saved``: terms and sums of each side."""
+    d_embeddings = torch.zeros_like(embeddings)
+    for (i, j), terms, sums in zip(_sides(pairs), saved[::2], saved[1::2], strict=True):
+        scales = d_log_s[i] / (sums * temperature)  # [I]
+        if i == j and terms.numel() <= _IN_CACHE:  # a pair serves both its embeddings
+            d_pairs = terms.T.clone(memory_format=torch.contiguous_format)
+            d_pairs.mul_(scales.unsqueeze(1)).addcmul_(terms, scales)
+            return d_pairs @ embeddings
+        d_embeddings[j].addmm_(terms, embeddings[i] * scales.unsqueeze(1))
+        d_embeddings[i].addcmul_(terms.T @ embeddings[j], scales.unsqueeze(1))
+    return d_embeddings

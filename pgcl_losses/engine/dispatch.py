@@ -70,15 +70,19 @@ def _apply(
     function: Any, pairs: Pairs, temperature: float | Tensor, *others: Any
 ) -> tuple[Tensor, Tensor | None]:
     """An autograd function of log-sums and log-totals, traced where that is possible."""
-    apply = function.apply
-    if torch.compiler.is_compiling():
-        if not TRACEABLE:
-            apply = torch.compiler.disable(apply)  # type: ignore[no-untyped-call]  # torch has no type there
-        elif not isinstance(temperature, Tensor):
-            # With a symbol in place of a plain number, torch 2.13 mixes up two graphs.
-            temperature = math.fsum([temperature])
+    if torch.compiler.is_compiling() and TRACEABLE and not isinstance(temperature, Tensor):
+        # With a symbol in place of a plain number, torch 2.13 mixes up two graphs.
+        temperature = math.fsum([temperature])
+    apply = traceable(function.apply)
     log_sums, log_totals = apply(pairs.embeddings, temperature, pairs, *others)
     return log_sums, None if pairs.by_cosine is None else log_totals
+
+
+def traceable(apply: Any) -> Any:
+    """An autograd function, outside of a compiled graph where that would compute it wrong."""
+    if torch.compiler.is_compiling() and not TRACEABLE:
+        return torch.compiler.disable(apply)  # type: ignore[no-untyped-call]  # torch has no type there
+    return apply
 
 
 def _log_add(a: Tensor, b: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ They need no gradient, so one pass over them gives the sums and the gradient of 
 attention: two products instead of three, on any device and beside any engine. No block is kept.
 """
 
+import math
 from typing import Any
 
 import torch
@@ -11,19 +12,8 @@ from torch import Tensor
 
 from pgcl_losses.engine.blocks import Run, in_blocks
 from pgcl_losses.engine.contract import LOG2_E, Pairs, Past, Portion, check_once, may_overflow
-from pgcl_losses.engine.dense import log_sum_exp
 from pgcl_losses.engine.lookup import BlockWeights
 from pgcl_losses.ranks import Ranks
-
-
-def plain_sums(embeddings: Tensor, temperature: float | Tensor, pairs: Pairs, past: Past) -> Tensor:
-    """Log of the sums ``[M]``, in steps that can be differentiated any number of times."""
-    whole = slice(0, len(embeddings)), slice(0, len(past.embeddings))
-    with torch.no_grad():
-        sums = _Sums(pairs, temperature, past, with_gradient=False)
-        logits = past.embeddings @ sums.scaled.T
-        log_weights = (sums.weigh(logits.clone(), *whole) - logits).div_(LOG2_E)
-    return log_sum_exp(log_weights + past.embeddings @ embeddings.T / temperature)
 
 
 class OverPast(torch.autograd.Function):
@@ -50,31 +40,20 @@ class OverPast(torch.autograd.Function):
         # What each process saw has a part in the mean over all.
         share = (log_sums - log_s.clamp_min(torch.finfo(log_s.dtype).min)).exp_()
         ctx.save_for_backward(embeddings, sums.means() * share.unsqueeze(1))
-        ctx.temperature, ctx.pairs, ctx.past, ctx.ranks = temperature, pairs, past, ranks
-        ctx.version = _version(past)
+        ctx.temperature, ctx.ranks = temperature, ranks
         ctx.mark_non_differentiable(log_totals)
         return log_s, log_totals
 
     @staticmethod
     def backward(ctx: Any, d_log_s: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+        check_once()
         embeddings, means = ctx.saved_tensors
-        if torch.is_grad_enabled():  # it is to be differentiated again
-            check_once(len(ctx.ranks.counts) == 1 and _version(ctx.past) == ctx.version)
-            log_s = plain_sums(embeddings, ctx.temperature, ctx.pairs, ctx.past)
-            inputs = (embeddings, ctx.temperature)[: 1 + ctx.needs_input_grad[1]]
-            again = torch.autograd.grad(log_s, inputs, d_log_s, create_graph=True)
-            return *again, *[None] * (5 - len(again))
         d_log_s = ctx.ranks.add(d_log_s, "the sums' gradient")
         d_embeddings = means * (d_log_s / ctx.temperature).unsqueeze(1)
         d_temperature = None
         if ctx.needs_input_grad[1]:
             d_temperature = (embeddings * d_embeddings).sum() / -ctx.temperature
         return d_embeddings, d_temperature, None, None, None
-
-
-def _version(past: Past) -> int:
-    """Counts how often a memory was overwritten."""
-    return 0 if torch.compiler.is_compiling() else past.embeddings._version
 
 
 class _Sums:
@@ -99,6 +78,7 @@ class _Sums:
             self.peaks.fill_(-torch.inf)
         self.vectors = torch.zeros_like(pairs.embeddings) if with_gradient else None  # [M, D]
         self.buffer = pairs.embeddings.new_empty(0)
+        self.lowest = 1 + math.log2(torch.finfo(self.sums.dtype).tiny)
 
     def add(self, i: slice, j: slice) -> None:
         others, mine = self.past.embeddings[j], self.scaled[i]
@@ -115,7 +95,8 @@ class _Sums:
                 self.vectors[i] *= smaller.unsqueeze(1)
             self.peaks[i] = peaks
             logits -= finite
-        terms = logits.exp2_()
+        # Denormal numbers make matrix products slow.
+        terms = torch.threshold_(logits.clamp_min_(self.lowest).exp2_(), 2.0**self.lowest, 0.0)
         self.sums[i] += terms.sum(0)
         if self.vectors is not None:
             self.vectors[i].addmm_(terms.T, others)

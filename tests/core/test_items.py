@@ -138,12 +138,11 @@ def test_a_query_without_a_positive_is_left_out_of_the_mean(engine):
 
 
 @engines
-@negatives_of
-def test_one_set_of_labelled_embeddings(engine, negatives):
-    """Supervised contrast of one view; between different sets there is nothing to compare."""
+def test_one_set_of_labelled_embeddings(engine):
+    """Supervised contrast of one view."""
     (z,), items = random_sets((8,), num_items=3)
-    ours = InfoNCE(negatives=negatives, engine=engine)(z, items=items)
-    assert ours.item() == pytest.approx(exact_loss([z], items, negatives=negatives))
+    ours = InfoNCE(engine=engine)(z, items=items)
+    assert ours.item() == pytest.approx(exact_loss([z], items, negatives="all"))
 
 
 @engines
@@ -355,3 +354,11 @@ def test_sets_of_different_widths_or_dtypes_are_errors():
         InfoNCE()(z, torch.randn(5, 4, dtype=torch.float64), items=items)
     with pytest.raises(TypeError, match=r"z2 is torch\.float32 but z1 is torch\.float64"):
         InfoNCE()(z, torch.randn(5, 3), items=items)
+
+
+def test_sets_that_have_none_to_be_compared_with():
+    (z,), (items,) = random_sets((4,))
+    with pytest.raises(TypeError, match=r"views must be two or more .* but got 1"):
+        InfoNCE(negatives="cross")(z, items=(items,))
+    with pytest.raises(TypeError, match=r"views must be one or more .* but got 0"):
+        InfoNCE()(items=())
