@@ -143,13 +143,16 @@ def _gradient(
     d_log_s: Tensor,
 ) -> Tensor:
     """Of the sum of d_log_s_i log S_i; ``saved``: terms and sums of each side."""
+    sides = _sides(pairs)
+    (i, j), terms, sums = sides[0], saved[0], saved[1]
+    if i == j and terms.numel() <= _IN_CACHE:  # a pair serves both its embeddings
+        scales = d_log_s / (sums * temperature)  # [I]
+        d_pairs = terms.T.clone(memory_format=torch.contiguous_format)
+        d_pairs.mul_(scales.unsqueeze(1)).addcmul_(terms, scales)
+        return d_pairs @ embeddings
     d_embeddings = torch.zeros_like(embeddings)
-    for (i, j), terms, sums in zip(_sides(pairs), saved[::2], saved[1::2], strict=True):
-        scales = d_log_s[i] / (sums * temperature)  # [I]
-        if i == j and terms.numel() <= _IN_CACHE:  # a pair serves both its embeddings
-            d_pairs = terms.T.clone(memory_format=torch.contiguous_format)
-            d_pairs.mul_(scales.unsqueeze(1)).addcmul_(terms, scales)
-            return d_pairs @ embeddings
+    for (i, j), terms, sums in zip(sides, saved[::2], saved[1::2], strict=True):
+        scales = d_log_s[i] / (sums * temperature)
         d_embeddings[j].addmm_(terms, embeddings[i] * scales.unsqueeze(1))
         d_embeddings[i].addcmul_(terms.T @ embeddings[j], scales.unsqueeze(1))
     return d_embeddings

@@ -76,6 +76,7 @@ class _Sums:
         self.has_peaks = may_overflow(temperature)
         if self.has_peaks:
             self.peaks.fill_(-torch.inf)
+        self.may_vanish = self.has_peaks or self.weights is not None or len(self.numbers) > 0
         self.vectors = torch.zeros_like(pairs.embeddings) if with_gradient else None  # [M, D]
         self.buffer = pairs.embeddings.new_empty(0)
         self.lowest = 1 + math.log2(torch.finfo(self.sums.dtype).tiny)
@@ -95,8 +96,10 @@ class _Sums:
                 self.vectors[i] *= smaller.unsqueeze(1)
             self.peaks[i] = peaks
             logits -= finite
-        # Denormal numbers make matrix products slow.
-        terms = torch.threshold_(logits.clamp_min_(self.lowest).exp2_(), 2.0**self.lowest, 0.0)
+        if self.may_vanish:  # denormal numbers make matrix products slow
+            terms = torch.threshold_(logits.clamp_min_(self.lowest).exp2_(), 2.0**self.lowest, 0.0)
+        else:
+            terms = logits.exp2_()
         self.sums[i] += terms.sum(0)
         if self.vectors is not None:
             self.vectors[i].addmm_(terms.T, others)
