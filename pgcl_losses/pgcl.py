@@ -336,8 +336,8 @@ class PGCLLoss(LossWithMemory):
         return batch._replace(memory=self.memory.contents(batch.embeddings))
 
     def _check(self, views: tuple[Tensor, ...], items: Items | None, may_lack_rows: bool) -> None:
-        modules = self._loss_modules()
-        temperatures: list[Any] = [m.temperature for m in modules if "temperature" in m.options]
+        of_prediction = self.prototypes.temperature
+        temperatures = of_prediction, getattr(self.contrast, "temperature", of_prediction)
         check_loss_views(views, None, self._engine(), temperatures, self.memory, 2, may_lack_rows)
         if items is not None:
             check.items(items, views)
