@@ -125,9 +125,14 @@ def batch_of(
         unit = unit_vectors(torch.stack(views), computing_dtype(views[0], *others))
         embeddings = ranks.gather(unit)
     if items is not None:
-        given = [items] * len(views) if isinstance(items, Tensor) else items
-        items = ranks.gather(torch.stack(tuple(given)).unsqueeze(-1)).squeeze(-1)
+        items = torch.stack(_of_each(items, len(views)))
+        items = ranks.gather(items.unsqueeze(-1)).squeeze(-1)
     return Batch(ranks, embeddings, items)
+
+
+def _of_each(items: Items, num_sets: int) -> tuple[Tensor, ...]:
+    """The items of each set."""
+    return (items,) * num_sets if isinstance(items, Tensor) else tuple(items)
 
 
 def with_memory(of_views: Tensor, of_memory: Tensor | None) -> Tensor:
@@ -146,12 +151,11 @@ def unit_sets(ranks: Ranks, views: tuple[Tensor, ...], items: Items | None) -> S
     """The embeddings of all processes, of unit length: of views, or of sets with items."""
     if items is None:
         return sets_of(batch_of(ranks, views))
-    given = [items] * len(views) if isinstance(items, Tensor) else items
     of_sets = ranks.of_sets([len(view) for view in views], views[0].device)
     with full_precision(views[0].device):
         units = [unit_vectors(view, computing_dtype(view)).unsqueeze(0) for view in views]
         embeddings = [ranks.gather(unit)[0] for ranks, unit in zip(of_sets, units, strict=True)]
-        columns = [numbers.view(1, -1, 1) for numbers in given]
+        columns = [numbers.view(1, -1, 1) for numbers in _of_each(items, len(views))]
         numbers = [ranks.gather(own).flatten() for ranks, own in zip(of_sets, columns, strict=True)]
         return Sets(of_sets, torch.cat(embeddings), torch.cat(numbers), None)
 

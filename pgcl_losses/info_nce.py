@@ -226,18 +226,18 @@ def weighted_info_nce(
             pairs = Pairs(*pairs[:4], *weights)
         positives = ByPlace(pairs) if sets.items is None else ByItem(pairs, sets.items, ranks)
         sums = partial(log_weighted_sums, engine=engine, ranks=ranks, past=past)
+        if hardness > 0 or debias > 0:
+            log_count = log_count_negatives(pairs, past)
         if hardness > 0:
             harder = sums(pairs, temperature / (1 + hardness))
             with torch.no_grad():  # and detached for forward mode, too
                 log_weights = sums(pairs, temperature / hardness).detach()
-            log_s = _scaled_to_mean_1(
-                harder, log_weights, hardness, log_count_negatives(pairs, past)
-            )
+            log_s = _scaled_to_mean_1(harder, log_weights, hardness, log_count)
         else:
             log_s = sums(pairs, temperature)
         if debias > 0:
             log_p = positives.log_means(temperature)
-            log_s = _debiased(log_s, log_p, log_count_negatives(pairs, past), temperature, debias)
+            log_s = _debiased(log_s, log_p, log_count, temperature, debias)
         losses = positives.losses(log_s, temperature)
         return sets.reduce(losses, positives.exist, reduction)
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pgcl_losses._modes import can_be_read
 from pgcl_losses.engine.blocks import in_blocks
-from pgcl_losses.engine.contract import Pairs, Past, Portion, check_once
+from pgcl_losses.engine.contract import Pairs, Past, Portion, check_once, d_temperature
 from pgcl_losses.engine.dispatch import traceable
 from pgcl_losses.ranks import Ranks
 
@@ -183,10 +183,10 @@ class _OverPositives(torch.autograd.Function):
             d_pairs /= -temperature
             d_embeddings[i].addmm_(d_pairs, embeddings[j])
             d_embeddings[j].addmm_(d_pairs.T, embeddings[i])
-        d_temperature = None
-        if ctx.needs_input_grad[1]:  # sums depend on (z_i . z_j) / temperature alone
-            d_temperature = (embeddings * d_embeddings).sum() / (-2 * temperature)
-        return d_embeddings, d_temperature, d_offsets, None, None
+        d_tau = None
+        if ctx.needs_input_grad[1]:
+            d_tau = d_temperature(embeddings, d_embeddings, temperature)
+        return d_embeddings, d_tau, d_offsets, None, None
 
 
 def _losses(log_s: Tensor, cosines: Tensor, temperature: float | Tensor) -> Tensor:
@@ -225,7 +225,7 @@ def log_count_negatives(pairs: Pairs, past: Past | None) -> Tensor:
         of_sets.append(pairs.embeddings.new_full((length,), count))
     counts = torch.cat(of_sets)
     if past is not None:
-        counts += len(past.embeddings) if past.present is None else past.present.sum()
+        counts += past.num_present()
     if pairs.items is not None:
         counts -= count_of_item(pairs, pairs.items)
         if past is not None and past.items is not None:

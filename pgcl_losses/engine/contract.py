@@ -125,6 +125,10 @@ class Past(NamedTuple):
     present: Tensor | None  # [B] bool, those that take part; None: all
     by_cluster: Table | Factors | None  # [M + B] of the pairs, and then of these
 
+    def num_present(self) -> int | Tensor:
+        """How many take part."""
+        return len(self.embeddings) if self.present is None else self.present.sum()
+
 
 def of_first(weights: Any, count: int) -> Any:
     """The weights of the first embeddings: of the same kind, or None."""
@@ -143,6 +147,11 @@ def may_overflow(temperature: float | Tensor) -> bool:
     if isinstance(temperature, Tensor) and not can_be_read(temperature.detach()):
         return True
     return 1 / as_number(temperature) > LARGEST_EXPONENT
+
+
+def d_temperature(embeddings: Tensor, d_embeddings: Tensor, temperature: Tensor) -> Tensor:
+    """The gradient of what depends on (z_i . z_j) / temperature alone, from that of all z."""
+    return (embeddings * d_embeddings).sum() / (-2 * temperature)
 
 
 def couples(count: int) -> list[tuple[int, int]]:

@@ -17,6 +17,7 @@ from pgcl_losses.engine.contract import (
     as_number,
     check_kind,
     couples,
+    d_temperature,
     may_overflow,
 )
 from pgcl_losses.engine.lookup import BlockWeights
@@ -129,10 +130,8 @@ class _PlainSums(torch.autograd.Function):
             again = torch.autograd.grad(log_s, inputs, d_log_s, create_graph=True)
             return again[0], None, None, again[1] if of_temperature else None
         d_embeddings = _gradient(pairs, embeddings, temperature, saved, d_log_s)
-        d_temperature = None
-        if of_temperature:  # sums depend on (z_i . z_j) / temperature alone
-            d_temperature = (embeddings * d_embeddings).sum() / (-2 * temperature)
-        return d_embeddings, None, None, d_temperature
+        d_tau = d_temperature(embeddings, d_embeddings, temperature) if of_temperature else None
+        return d_embeddings, None, None, d_tau
 
 
 def _gradient(

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pgcl_losses.engine import dense, streaming
-from pgcl_losses.engine.contract import Gaussian, Pairs, Past, Portion, check_once
+from pgcl_losses.engine.contract import Gaussian, Pairs, Past, Portion, check_once, d_temperature
 from pgcl_losses.engine.past import OverPast
 from pgcl_losses.ranks import Ranks
 
@@ -62,7 +62,7 @@ def log_weighted_sums(
     count = log_s.new_full((), pairs.embeddings.shape[0])
     if past is not None and log_totals_past is not None:
         log_totals = torch.logaddexp(log_totals, log_totals_past)
-        count += len(past.embeddings) if past.present is None else past.present.sum()
+        count += past.num_present()
     return log_s + (count.log_() - log_totals)
 
 
@@ -152,11 +152,10 @@ class _LogSums(torch.autograd.Function):
         d_embeddings = _module(ctx.engine).gradient(
             pairs, temperature, log_sums, d_log_s, portion, ctx.layout
         )
-        d_temperature = None
-        if ctx.needs_input_grad[1]:  # sums depend on (z_i . z_j) / temperature alone
-            products = (pairs.embeddings.detach() * d_embeddings).sum()
-            d_temperature = products / (-2 * temperature)
-        return d_embeddings, d_temperature, None, None, None
+        d_tau = None
+        if ctx.needs_input_grad[1]:
+            d_tau = d_temperature(pairs.embeddings.detach(), d_embeddings, temperature)
+        return d_embeddings, d_tau, None, None, None
 
 
 def _module(engine: str) -> ModuleType:

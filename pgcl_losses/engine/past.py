@@ -38,8 +38,8 @@ class OverPast(torch.autograd.Function):
         if pairs.by_cosine is not None:
             log_totals = ranks.add_logs(log_totals)
         # What each process saw has a part in the mean over all.
-        share = (log_sums - log_s.clamp_min(torch.finfo(log_s.dtype).min)).exp_()
-        ctx.save_for_backward(embeddings, sums.means() * share.unsqueeze(1))
+        fraction = (log_sums - log_s.clamp_min(torch.finfo(log_s.dtype).min)).exp_()
+        ctx.save_for_backward(embeddings, sums.means() * fraction.unsqueeze(1))
         ctx.temperature, ctx.ranks = temperature, ranks
         ctx.mark_non_differentiable(log_totals)
         return log_s, log_totals
