@@ -1,14 +1,15 @@
-"""One graph with classes of nodes: a set of Planetoid from disk or the network, or blocks."""
+"""One graph with classes of nodes: one of PyG's sets from disk or the network, or blocks."""
 
 import hashlib
 import shutil
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch_geometric.data import Data
-from torch_geometric.datasets import Planetoid
+from torch_geometric.datasets import Amazon, CitationFull, Coauthor, Planetoid
 from torch_geometric.utils import stochastic_blockmodel_graph
 
 from experiments.shelf.results import write
@@ -16,6 +17,12 @@ from experiments.shelf.sets import check_name, downloaded
 
 SYNTHETIC = "blocks"
 PARTS = ("x", "tx", "allx", "y", "ty", "ally", "graph", "test.index")
+# By the name of the set: PyG's collection of it, if it is not of Planetoid, and its raw file.
+OTHERS: dict[str, tuple[Callable[[str, str], Any], str]] = {
+    "Photo": (Amazon, "amazon_electronics_photo.npz"),
+    "CS": (Coauthor, "ms_academic_cs.npz"),
+    "DBLP": (CitationFull, "dblp.npz"),
+}
 
 
 class Known(NamedTuple):
@@ -28,7 +35,7 @@ class Known(NamedTuple):
 
 def fetch(name: str, root: Path | None, cache: Path) -> Known:
     """The graph of a set, in a file in ``cache`` that is made if need be."""
-    graph = block_model() if name == SYNTHETIC else planetoid(name, root, cache)
+    graph = block_model() if name == SYNTHETIC else published(name, root, cache)
     parts = (graph.x, graph.edge_index, graph.y)
     digest = hashlib.sha256(b"".join(part.numpy().tobytes() for part in parts)).hexdigest()[:12]
     path = cache / f"{name}-{digest}.pt"
@@ -43,18 +50,19 @@ def load(path: Path) -> Data:
     return Data(x=x, edge_index=edge_index, y=y)
 
 
-def planetoid(name: str, root: Path | None, cache: Path) -> Data:
-    """A set of Planetoid, its rows of features with sum 1, as GRACE has them."""
+def published(name: str, root: Path | None, cache: Path) -> Data:
+    """One of PyG's sets, its rows of features with sum 1, as GRACE has them."""
     check_name(name)
-    root = downloaded(Planetoid, name, cache) if root is None else root
-    graph = parsed(name, raw_folder(name, root))
+    collection = OTHERS[name][0] if name in OTHERS else Planetoid
+    root = downloaded(collection, name, cache) if root is None else root
+    files = [OTHERS[name][1]] if name in OTHERS else [f"ind.{name.lower()}.{p}" for p in PARTS]
+    graph = parsed(collection, name, raw_folder(name, root, files), files)
     sums = graph.x.sum(1, keepdim=True)
     return Data(x=graph.x / sums.clamp(min=1), edge_index=graph.edge_index, y=graph.y)
 
 
-def raw_folder(name: str, root: Path) -> Path:
+def raw_folder(name: str, root: Path, files: list[str]) -> Path:
     """Where the raw files of a set lie, which are only read."""
-    files = [f"ind.{name.lower()}.{part}" for part in PARTS]
     folders = [root / name / "raw", root / name, root / name.lower()]
     for folder in folders:
         missing = [file for file in files if not (folder / file).is_file()]
@@ -68,19 +76,22 @@ def raw_folder(name: str, root: Path) -> Path:
     )
 
 
-def parsed(name: str, folder: Path) -> Data:
+def parsed(
+    collection: Callable[[str, str], Any], name: str, folder: Path, files: list[str]
+) -> Data:
     """PyG reads a copy: it writes what it has read beside the files."""
     with tempfile.TemporaryDirectory() as root:
-        copy = Path(root) / name / "raw"
-        copy.mkdir(parents=True)
-        for part in PARTS:
-            shutil.copy(folder / f"ind.{name.lower()}.{part}", copy)
+        for of_set in {name, name.lower()}:  # CitationFull looks into the second
+            copy = Path(root) / of_set / "raw"
+            copy.mkdir(parents=True)
+            for file in files:
+                shutil.copy(folder / file, copy)
         try:
-            return Planetoid(root, name)[0]
+            return collection(root, name)[0]
         except Exception as error:
             raise ValueError(
                 f"{name} in {folder} cannot be read ({type(error).__name__}: {error}): it should "
-                "be a set in the raw layout of Planetoid"
+                "be a set in its raw layout"
             ) from error
 
 

@@ -46,6 +46,13 @@ class Objective(nn.Module):
         else:
             self.loss = InfoNCE(temperature=temperature, **options)
 
+    def has_prototypes(self) -> bool:
+        return isinstance(self.loss, PGCLLoss)
+
+    def value(self, *views: Tensor) -> Tensor:
+        """The loss alone."""
+        return self.loss(*views)
+
     @torch.no_grad()
     def begin(self, step: int, rows: Callable[[], Tensor]) -> None:
         """Before a step, counted from 0; ``rows`` are those of the encoder as it is."""

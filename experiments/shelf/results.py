@@ -5,11 +5,12 @@ import multiprocessing
 import os
 import platform
 import signal
+import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,18 @@ Config = dict[str, Any]
 Run = dict[str, Any]  # a configuration under "config", and what came of it
 START = b'{"config": '  # of every line
 
+
+def commit() -> str:
+    """The commit of the checkout that this is, with a + if files differ from it."""
+    command = ["git", "describe", "--always", "--abbrev=12", "--exclude=*", "--dirty=+"]
+    with suppress(FileNotFoundError):
+        described = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True)
+        return described.stdout.decode().strip() or "unknown"
+    return "unknown"
+
+
 VERSIONS = {
+    "commit": commit(),
     "python": platform.python_version(),
     "torch": torch.__version__,
     "torch_geometric": torch_geometric.__version__,

@@ -1,0 +1,74 @@
+"""Rows that go on from one InfoNCE run on a real graph, with the same batches and views.
+
+python -m experiments.branches --dataset Cora --root data --seeds 0 1 2 --lengths 100 200 400
+
+Every result is one JSON line of --output; those that are there already are not computed again.
+"""
+
+import argparse
+import itertools
+import json
+import sys
+from concurrent.futures import as_completed
+from pathlib import Path
+
+from tqdm import tqdm
+
+from experiments.nodes.data import fetch
+from experiments.shelf import results
+from experiments.shelf.arguments import at_least, count
+
+from .rows import ROWS, UNTRAINED
+from .train import SETTING, configuration, keep
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        "python -m experiments.branches",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--dataset", required=True, nargs="+", help="Cora, CiteSeer, DBLP, Photo, CS, ...")
+    add("--root", type=Path, help="folder of NAME/ or NAME/raw/; without it, NAME is downloaded")
+    add("--rows", nargs="+", default=list(ROWS), choices=list(ROWS), metavar="ROW")
+    add("--seeds", type=at_least(0), nargs="+", default=[0, 1, 2])
+    add("--lengths", type=count, nargs="+", default=[100, 200, 400], help="steps of a run")
+    add("--batch", type=count, nargs="+", default=[2048], help="nodes in the loss of each step")
+    add("--workers", type=count, default=2, help="processes, with one thread each")
+    add("--output", type=Path, default=Path("runs/branches.jsonl"))
+    add("--cache", type=Path, default=Path("runs/data"), help="folder for processed graphs")
+    return parser.parse_args()
+
+
+def main() -> None:
+    args = parse()
+    try:
+        done = results.read(args.output)
+        jobs = []
+        for seed, dataset, batch in itertools.product(args.seeds, args.dataset, args.batch):
+            known = fetch(dataset, args.root, args.cache)
+            config = {"dataset": dataset, "data": known.digest, "batch": batch, "seed": seed}
+            config = json.loads(json.dumps(config | SETTING))
+            wanted = [
+                (row, length)
+                for row, length in itertools.product(args.rows, args.lengths)
+                if row != UNTRAINED
+            ] + [(row, 0) for row in args.rows if row == UNTRAINED]
+            wanted = [
+                each
+                for each in wanted
+                if results.key(json.loads(json.dumps(configuration(config, *each)))) not in done
+            ]
+            if wanted:
+                jobs.append((config, known.file, wanted, args.output))
+        with results.processes(args.workers, args.output) as pool, tqdm(total=len(jobs)) as bar:
+            for future in as_completed([pool.submit(keep, *job) for job in jobs]):
+                future.result()
+                bar.update()
+    except (ValueError, results.Stopped) as error:
+        sys.exit(f"experiments.branches: {error}")
+
+
+if __name__ == "__main__":
+    main()

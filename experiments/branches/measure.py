@@ -1,0 +1,107 @@
+"""What embeddings are good for: few labels, alone or with help of the others, k-means, a probe."""
+
+import numpy as np
+import scipy.sparse as sp
+from sklearn.cluster import KMeans
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import normalized_mutual_info_score
+from sklearn.model_selection import train_test_split
+from sklearn.neighbors import NearestNeighbors
+from sklearn.preprocessing import normalize
+
+NAMES = {
+    "one_shot": "1 label per class",
+    "five_shot": "5 labels per class",
+    "one_shot_clustered": "1 label, k-means afterwards",
+    "one_shot_propagated": "1 label, label propagation",
+    "nmi": "k-means, NMI",
+    "probe": "linear probe",
+}
+DRAWS = 100
+NEIGHBOURS, ALPHA, ROUNDS = 10, 0.9, 20  # of label propagation
+CENTRES = 50  # of k-means afterwards
+
+
+def measured(embeddings: np.ndarray, labels: np.ndarray, seed: int) -> dict[str, float]:
+    """All measures in per cent."""
+    z = normalize(embeddings)
+    labels = np.unique(labels, return_inverse=True)[1]
+    found = KMeans(labels.max() + 1, n_init=5, random_state=seed).fit_predict(z)
+    one, five = (drawn(labels, each, seed) for each in (1, 5))
+    centres = KMeans(CENTRES, n_init=1, random_state=seed).fit(z)
+    clustered = normalize(centres.cluster_centers_)[centres.labels_]
+    values = {
+        "one_shot": nearest_mean(z, labels, one),
+        "five_shot": nearest_mean(z, labels, five),
+        "one_shot_clustered": nearest_mean(clustered, labels, one),
+        "one_shot_propagated": propagated(z, labels, one),
+        "nmi": normalized_mutual_info_score(labels, found),
+        "probe": probe(z, labels, seed),
+    }
+    return {name: round(100 * float(value), 3) for name, value in values.items()}
+
+
+def drawn(labels: np.ndarray, each: int, seed: int) -> np.ndarray:
+    """Indices of ``each`` labelled nodes of every class ``[draws, C, each]``, by seed alone."""
+    random = np.random.default_rng(seed)
+    members = [np.flatnonzero(labels == label) for label in range(labels.max() + 1)]
+    return np.stack(
+        [
+            [random.choice(of_class, each, replace=False) for of_class in members]
+            for _ in range(DRAWS)
+        ]
+    )
+
+
+def accuracy(predicted: np.ndarray, labels: np.ndarray, known: np.ndarray) -> float:
+    """Of nodes without a label."""
+    right = predicted == labels
+    return (right.sum() - right[known].sum()) / (len(labels) - known.size)
+
+
+def nearest_mean(z: np.ndarray, labels: np.ndarray, draws: np.ndarray) -> float:
+    """A node goes to the class whose labelled nodes have the nearest mean by cosine."""
+    found = []
+    for known in draws:
+        means = normalize(z[known].mean(1))
+        found.append(accuracy((z @ means.T).argmax(1), labels, known))
+    return float(np.mean(found))
+
+
+def propagated(z: np.ndarray, labels: np.ndarray, draws: np.ndarray) -> float:
+    """Label spreading (Zhou et al., NIPS 2003) over the ten nearest neighbours by cosine."""
+    graph = NearestNeighbors(n_neighbors=NEIGHBOURS).fit(z).kneighbors_graph()
+    graph = graph.maximum(graph.T).astype(np.float32)
+    scale = sp.diags(1 / np.sqrt(np.maximum(graph.sum(1).A1, 1)))
+    graph = (scale @ graph @ scale).tocsr().astype(np.float32)
+    classes = draws.shape[1]
+    start = np.zeros((len(z), len(draws) * classes), dtype=np.float32)
+    for d, known in enumerate(draws):
+        start[known.ravel(), d * classes + np.repeat(np.arange(classes), known.shape[1])] = 1
+    scores = start.copy()
+    for _ in range(ROUNDS):
+        scores = ALPHA * (graph @ scores) + (1 - ALPHA) * start
+    of_draws = scores.reshape(len(z), len(draws), classes).argmax(2)
+    return float(
+        np.mean([accuracy(of_draws[:, d], labels, known) for d, known in enumerate(draws)])
+    )
+
+
+def probe(z: np.ndarray, labels: np.ndarray, seed: int, splits: int = 5) -> float:
+    """Logistic regression: 10 per cent to learn from, 10 to choose C by, 80 to test."""
+    found = []
+    for split in range(splits):
+        state = 1000 * seed + split
+        known, test = train_test_split(
+            np.arange(len(z)), train_size=0.2, stratify=labels, random_state=state
+        )
+        train, valid = train_test_split(
+            known, train_size=0.5, stratify=labels[known], random_state=state
+        )
+        fitted = [
+            LogisticRegression(C=strength, max_iter=300).fit(z[train], labels[train])
+            for strength in (4.0, 16.0, 64.0, 256.0, 1024.0)
+        ]
+        best = max(fitted, key=lambda probe: probe.score(z[valid], labels[valid]))
+        found.append(best.score(z[test], labels[test]))
+    return float(np.mean(found))

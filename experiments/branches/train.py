@@ -1,0 +1,238 @@
+"""One InfoNCE run of a GCN, and the rows that go on from it with the same batches and views."""
+
+import copy
+import time
+import warnings
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch_geometric.utils import add_self_loops, degree
+
+from experiments.nodes.data import load
+from experiments.shelf import results
+from experiments.shelf.losses import Objective
+
+from .measure import measured
+from .rows import INFO_NCE, ROWS, UNTRAINED, Row
+
+SETTING: dict[str, Any] = {
+    "width": 128,
+    "lr": 1e-3,
+    "weight_decay": 1e-5,
+    "temperature": 0.4,
+    "edges_dropped": (0.2, 0.4),
+    "features_masked": (0.3, 0.4),
+}
+
+
+class _Propagate(torch.autograd.Function):
+    """A sparse matrix times a dense one; the transposed matrix is there already."""
+
+    @staticmethod
+    def forward(ctx: Any, matrix: Tensor, transposed: Tensor, x: Tensor) -> Tensor:
+        ctx.transposed = transposed
+        return matrix @ x
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, None, Tensor]:
+        return None, None, ctx.transposed @ gradient
+
+
+class Graph(NamedTuple):
+    """A graph, or a view of it: two matrices with their transposed ones."""
+
+    features: tuple[Tensor, Tensor]  # [N, F]
+    edge_index: Tensor  # [2, E]
+    mask: Tensor  # [F]: features that are not hidden
+
+    def adjacency(self) -> tuple[Tensor, Tensor]:
+        """The normalised adjacency matrix with self-loops, as in GCNConv."""
+        count = len(self.features[0])
+        edges, _ = add_self_loops(self.edge_index, num_nodes=count)
+        scale = degree(edges[1], count).rsqrt()
+        values = scale[edges[0]] * scale[edges[1]]
+
+        def matrix(indices: Tensor) -> Tensor:
+            square = (count, count)
+            matrix = torch.sparse_coo_tensor(indices, values, square, check_invariants=False)
+            return matrix.to_sparse_csr()
+
+        return matrix(edges.flip(0)), matrix(edges)
+
+
+class GCN(nn.Module):
+    """Two layers. The sparse products of GCNConv take three times as long on a CPU."""
+
+    def __init__(self, features: int, width: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            [nn.Linear(features, 2 * width, bias=False), nn.Linear(2 * width, width, bias=False)]
+        )
+        self.biases = nn.ParameterList([torch.zeros(2 * width), torch.zeros(width)])
+        for layer in self.layers:
+            nn.init.xavier_uniform_(layer.weight)
+
+    def forward(self, graph: Graph) -> Tensor:
+        adjacency = graph.adjacency()
+        first, second = self.layers
+        weight = first.weight.T * graph.mask.unsqueeze(1)
+        x = _Propagate.apply(*graph.features, weight)
+        x = torch.relu(_Propagate.apply(*adjacency, x) + self.biases[0])
+        return torch.relu(_Propagate.apply(*adjacency, second(x)) + self.biases[1])
+
+
+class Run:
+    """The state of a training, which can be copied and goes on the same way."""
+
+    def __init__(self, config: dict[str, Any], graph: Graph) -> None:
+        torch.manual_seed(config["seed"])
+        width, features = config["width"], graph.features[0].shape[1]
+        self.config, self.graph = config, graph
+        self.encoder = GCN(features, width)
+        self.head = nn.Sequential(nn.Linear(width, width), nn.ELU(), nn.Linear(width, width))
+        self.optimizer = torch.optim.Adam(
+            [*self.encoder.parameters(), *self.head.parameters()],
+            lr=config["lr"],
+            weight_decay=config["weight_decay"],
+        )
+        self.step = 0
+
+    def copy(self) -> "Run":
+        twin = copy.copy(self)
+        twin.encoder, twin.head, twin.optimizer = copy.deepcopy(
+            (self.encoder, self.head, self.optimizer)
+        )
+        return twin
+
+    def views(self) -> list[Tensor]:
+        """The embeddings of this step's batch in both views: by seed and step alone."""
+        random = torch.Generator().manual_seed(self.config["seed"] * 1_000_003 + self.step)
+        count, edge_index = len(self.graph.features[0]), self.graph.edge_index
+        batch = torch.randperm(count, generator=random)[: self.config["batch"]]
+        views = []
+        for dropped, hidden in zip(
+            self.config["edges_dropped"], self.config["features_masked"], strict=True
+        ):
+            kept = torch.rand(edge_index.shape[1], generator=random) >= dropped
+            mask = torch.rand(len(self.graph.mask), generator=random) >= hidden
+            view = self.graph._replace(edge_index=edge_index[:, kept], mask=mask.float())
+            views.append(self.head(self.encoder(view)[batch]))
+        return views
+
+    def train(self, objective: Objective, until: int, begin: Callable[[int], None]) -> None:
+        """Train until so many steps are done; ``begin`` is called before each."""
+        while self.step < until:
+            begin(self.step)
+            loss = objective.value(*self.views())
+            self.optimizer.zero_grad()
+            loss.backward()
+            self.optimizer.step()
+            self.step += 1
+
+    @torch.no_grad()
+    def embeddings(self) -> Tensor:
+        return self.encoder(self.graph)
+
+    @torch.no_grad()
+    def projections(self) -> Tensor:
+        return self.head(self.encoder(self.graph))
+
+
+def configuration(config: dict[str, Any], row: str, length: int) -> dict[str, Any]:
+    """What a result is kept under: the options of the row, as its name may change."""
+    options, begins = ROWS[row]
+    if row == UNTRAINED:
+        return {**config, "row": row}
+    return {**config, "length": length, "loss": options, "begins": begins}
+
+
+def runs(
+    config: dict[str, Any], file: Path, wanted: Collection[tuple[str, int]]
+) -> Iterator[dict[str, Any]]:
+    """A result for each row and length that is wanted, of one set, batch and seed."""
+    torch.set_num_threads(1)
+    graph, labels = given(file)
+
+    def result(row: str, length: int, run: Run, started: float) -> dict[str, Any]:
+        seconds = {"training": round(time.perf_counter() - started, 1)}
+        found = measured(run.embeddings().numpy(), labels, config["seed"])
+        seconds["all"] = round(time.perf_counter() - started, 1)
+        return {"config": configuration(config, row, length), **found, "seconds": seconds}
+
+    trunk = Run(config, graph)
+    if (UNTRAINED, 0) in wanted:
+        yield result(UNTRAINED, 0, trunk, time.perf_counter())
+    stops: dict[int, list[tuple[str, int]]] = {}  # step -> rows that leave the trunk there
+    for row, length in wanted:
+        if row != UNTRAINED:
+            stops.setdefault(round(ROWS[row].begins * length), []).append((row, length))
+    plain = Objective({}, config["width"], config["temperature"], 1)
+    for stop, leaving in sorted(stops.items()):
+        started = time.perf_counter()
+        trunk.train(plain, stop, lambda step: None)
+        # Rows that begin with the run are one run for all lengths.
+        branches: dict[str, tuple[Run, Objective]] = {}
+        for row, length in sorted(leaving, key=lambda each: each[1]):
+            if row == INFO_NCE:
+                yield result(row, length, trunk, started)
+                continue
+            started = time.perf_counter()
+            if row not in branches or stop > 0:
+                branches[row] = branched(trunk, ROWS[row], length)
+            branch, objective = branches[row]
+            branch.train(objective, length, again(branch, objective, ROWS[row], stop))
+            yield result(row, length, branch, started)
+
+
+def keep(
+    config: dict[str, Any], file: Path, wanted: Collection[tuple[str, int]], output: Path
+) -> None:
+    """Append each result to a file as soon as it is there."""
+    for run in runs(config, file, wanted):
+        results.append(output, run | {"versions": results.VERSIONS})
+
+
+def given(file: Path) -> tuple[Graph, np.ndarray]:
+    """The graph of a file, its rows of features of unit length, and its labels."""
+    data = load(file)
+    x = nn.functional.normalize(data.x)
+    features = [x, x.T.contiguous()]
+    if (x != 0).float().mean() < 0.1:  # in others a dense product is faster
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta")
+            features = [matrix.to_sparse_csr() for matrix in features]
+    graph = Graph((features[0], features[1]), data.edge_index, torch.ones(x.shape[1]))
+    return graph, data.y.numpy()
+
+
+def branched(trunk: Run, row: Row, length: int) -> tuple[Run, Objective]:
+    """A run that goes on with another loss, initialised from all embeddings."""
+    branch, config = trunk.copy(), trunk.config
+    torch.manual_seed(config["seed"])
+    options = dict(row.options)
+    if isinstance(options.get("num_prototypes"), str):  # a divisor of the batch
+        batch = min(config["batch"], len(trunk.graph.features[0]))
+        options["num_prototypes"] = batch // int(options["num_prototypes"].removeprefix("N/"))
+    options.pop("again", None)
+    objective = Objective(options, config["width"], config["temperature"], length)
+    if objective.has_prototypes() and trunk.step > 0:
+        objective.loss.prototypes.start_from_(branch.projections())
+    own = list(objective.parameters())
+    if own:
+        branch.optimizer.add_param_group({"params": own})
+    return branch, objective
+
+
+def again(branch: Run, objective: Objective, row: Row, begin: int) -> Callable[[int], None]:
+    """Initialise the prototypes again, every so many steps, if the row asks for it."""
+    every = row.options.get("again", 0)
+
+    def begin_step(step: int) -> None:
+        if every and step > begin and (step - begin) % every == 0:
+            objective.loss.prototypes.start_from_(branch.projections())
+
+    return begin_step
