@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 from experiments.shelf.losses import Options
 
-INFO_NCE, UNTRAINED = "InfoNCE", "untrained"
+INFO_NCE, STOPPED, UNTRAINED = "InfoNCE", "InfoNCE, stopped at three quarters", "untrained"
 
 
 class Row(NamedTuple):
@@ -23,6 +23,7 @@ _AT_LEAST = {"prediction_temperature": 0.2}
 ROWS: dict[str, Row] = {
     UNTRAINED: Row({}, 1.0),
     INFO_NCE: Row({}, 1.0),
+    STOPPED: Row({}),
     "recommended so far: K=N/3, lambda 0.5": Row(pgcl("N/3", 0.5, **_AT_LEAST)),
     "K=20, lambda 0": Row(pgcl(20, 0.0)),
     "K=50, lambda 0": Row(pgcl(50, 0.0)),
@@ -36,6 +37,14 @@ ROWS: dict[str, Row] = {
     "K=50, lambda 0.1": Row(pgcl(50, 0.1, **_AT_LEAST)),
     "K=(20, 50, 200), lambda 0": Row(pgcl((20, 50, 200), 0.0)),
     "K=50, lambda 0, from one half on": Row(pgcl(50, 0.0), 0.5),
+    "K=50, lambda 0, from one quarter on": Row(pgcl(50, 0.0), 0.25),
+    "K=50, lambda 0, from one half on, k-means every 25 steps": Row(pgcl(50, 0.0, again=25), 0.5),
+    "K=20, lambda 0, from one half on": Row(pgcl(20, 0.0), 0.5),
+    "weights by sample, from one half on": Row(
+        pgcl(2, 0.0, weighting="sample", **_NO_EXCLUSION), 0.5
+    ),
+    "tau 0.6, from one half on": Row({"temperature": 0.6}, 0.5),
+    "tau 0.8, from one half on": Row({"temperature": 0.8}, 0.5),
     "InfoNCE + consistency, K=50, lambda 0.5": Row(
         pgcl(50, 0.5, **_UNIFORM, **_NO_EXCLUSION, **_AT_LEAST)
     ),
@@ -43,6 +52,8 @@ ROWS: dict[str, Row] = {
     "debiased 0.1, last quarter": Row({"rival": "debiased", "debias": 0.1}),
     "hard 0.2, last quarter": Row({"hardness": 0.2}),
     "hard 0.5, last quarter": Row({"hardness": 0.5}),
+    "InfoNCE, tau 0.6": Row({"temperature": 0.6}, 0.0),
+    "InfoNCE, tau 0.8": Row({"temperature": 0.8}, 0.0),
     "PGCL of the paper": Row(pgcl(10, 6.0), 0.0),
     "debiased 0.1": Row({"rival": "debiased", "debias": 0.1}, 0.0),
     "hard 0.5": Row({"hardness": 0.5}, 0.0),

@@ -17,7 +17,7 @@ from experiments.shelf import results
 from experiments.shelf.losses import Objective
 
 from .measure import measured
-from .rows import INFO_NCE, ROWS, UNTRAINED, Row
+from .rows import INFO_NCE, ROWS, STOPPED, UNTRAINED, Row
 
 SETTING: dict[str, Any] = {
     "width": 128,
@@ -177,7 +177,7 @@ def runs(
         # Rows that begin with the run are one run for all lengths.
         branches: dict[str, tuple[Run, Objective]] = {}
         for row, length in sorted(leaving, key=lambda each: each[1]):
-            if row == INFO_NCE:
+            if row in (INFO_NCE, STOPPED):
                 yield result(row, length, trunk, started)
                 continue
             started = time.perf_counter()

@@ -16,11 +16,12 @@ SEEN = ("agreement", "mean_cosine", "consistency_ratio", "dead_prototypes")
 
 
 class Objective(nn.Module):
-    """``views -> loss``, by options of `PGCLLoss`, ``num_prototypes`` among them, and five more.
+    """``views -> loss``, by options of `PGCLLoss`, ``num_prototypes`` among them, and six more.
 
     lead: share of the run in which the prototypes learn alone, beside InfoNCE.
     start: shares of the run at which prototypes start from rows.
     one_batch: whether these are the rows of one batch; else of as many as there are, or of several.
+    temperature: of this loss, where it is not that of the others.
     prediction_temperature: of the consistency, where it is not the contrast's.
     rows_learn: False keeps the consistency's gradient from the rows, also after the lead.
 
@@ -34,6 +35,7 @@ class Objective(nn.Module):
         self.starts = {round(share * steps) for share in options.pop("start")}
         lead = round(options.pop("lead") * steps)
         rival = options.pop("rival", None)
+        temperature = options.pop("temperature", temperature)
         of_prediction = options.pop("prediction_temperature", temperature)
         self.loss: nn.Module
         if rival == "Barlow Twins":

@@ -1,21 +1,17 @@
 """Nodes of one graph: the program runs, resumes, and refuses what it cannot use."""
 
 import json
-import pickle
 
-import numpy as np
 import pytest
 import torch
+from helpers.graphs import ring_of_planetoid
 from helpers.scripts import kept_here
-from scipy import sparse
 
 from experiments.nodes import __main__ as program
 from experiments.nodes import data, report, train
 from experiments.nodes.rows import RAW, RECOMMENDED, TRAINED
 from experiments.shelf import results
 from experiments.shelf.rows import INFO_NCE, NODES, PGCL
-
-RING, TESTED = 560, 40  # PyG takes 500 nodes for validation
 
 
 @pytest.fixture
@@ -25,20 +21,7 @@ def script(monkeypatch, capsys, tmp_path):
 
 @pytest.fixture
 def planetoid(tmp_path):
-    """A folder with a small set in Planetoid's raw layout: a ring, classes along it."""
-    random = np.random.default_rng(0)
-    features = sparse.csr_matrix((random.random((RING, 12)) < 0.3).astype(np.float32))
-    answers = np.eye(2, dtype=int)[np.arange(RING) % 2]
-    known = RING - TESTED
-    graph = {node: [(node + 1) % RING, (node - 1) % RING] for node in range(RING)}
-    parts = {"x": features[:10], "tx": features[known:], "allx": features[:known]}
-    parts |= {"y": answers[:10], "ty": answers[known:], "ally": answers[:known], "graph": graph}
-    folder = tmp_path / "sets" / "ring"
-    folder.mkdir(parents=True)
-    for name, part in parts.items():
-        (folder / f"ind.ring.{name}").write_bytes(pickle.dumps(part))
-    (folder / "ind.ring.test.index").write_text("\n".join(map(str, range(known, RING))))
-    return folder
+    return ring_of_planetoid(tmp_path)
 
 
 def test_the_script_resumes(planetoid, script):

@@ -1,0 +1,122 @@
+"""Rows that go on from one InfoNCE run: the same batches and views, whatever the loss draws."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from helpers.graphs import ring_of_planetoid
+from helpers.scripts import kept_here
+from scipy import stats
+from threadpoolctl import threadpool_limits
+from torch_geometric.nn import GCNConv
+
+from experiments.branches import __main__ as program
+from experiments.branches import measure, report, rows, train
+from experiments.branches.rows import INFO_NCE, ROWS, STOPPED, UNTRAINED
+from experiments.nodes.data import block_model
+from experiments.shelf import results
+from experiments.shelf.losses import Objective
+
+CONFIG = {**train.SETTING, "dataset": "blocks", "data": "", "batch": 64, "seed": 3, "width": 8}
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Many threads beside other tests wait for each other."""
+    with threadpool_limits(1):
+        yield
+
+
+@pytest.fixture(scope="module")
+def graph(tmp_path_factory):
+    blocks = block_model(150, 3)
+    file = tmp_path_factory.mktemp("blocks") / "blocks.pt"
+    torch.save((blocks.x, blocks.edge_index, blocks.y), file)
+    return file
+
+
+def test_the_encoder_is_two_layers_of_gcn_conv(graph):
+    view, _ = train.given(graph)
+    torch.manual_seed(0)
+    encoder = train.GCN(view.features[0].shape[1], 8)
+    mask = (torch.rand(len(view.mask)) < 0.7).float()
+    kept = torch.rand(view.edge_index.shape[1]) < 0.6
+    view = view._replace(edge_index=view.edge_index[:, kept], mask=mask)
+    x = view.features[0].to_dense() * mask
+    for layer, bias in zip(encoder.layers, encoder.biases, strict=True):
+        conv = GCNConv(layer.in_features, layer.out_features)
+        conv.lin.weight, conv.bias = layer.weight, bias
+        x = torch.relu(conv(x, view.edge_index))
+    ours, weights = encoder(view), list(encoder.parameters())
+    torch.testing.assert_close(ours, x, rtol=1e-4, atol=1e-5)
+    gradients = [torch.autograd.grad(of.square().sum(), weights) for of in (ours, x)]
+    torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-5)
+
+
+def test_a_branch_that_stays_info_nce_is_the_run_itself(graph, monkeypatch):
+    monkeypatch.setitem(ROWS, "again InfoNCE", rows.Row({"hardness": 0.0}))
+    wanted = [(INFO_NCE, 8), ("again InfoNCE", 8), ("K=20, lambda 0", 8), (STOPPED, 8)]
+    found = {}
+    for run in train.runs(CONFIG, graph, wanted):
+        values = {name: run[name] for name in measure.NAMES}
+        found[results.key(run["config"])] = values
+    trunk, branch, other, stopped = (
+        found[results.key(train.configuration(CONFIG, *each))] for each in wanted
+    )
+    assert trunk == branch != other
+    assert stopped != trunk
+
+
+def test_views_do_not_depend_on_what_a_loss_draws(graph):
+    view, _ = train.given(graph)
+    run = train.Run(CONFIG, view)
+    torch.manual_seed(1)
+    first = run.views()
+    torch.rand(7)
+    torch.testing.assert_close(run.views(), first, rtol=0, atol=0)
+    run.train(Objective({}, 8, 0.4, 1), 1, lambda step: None)
+    assert run.views()[0].shape == (64, 8)
+    assert not torch.equal(run.views()[0], first[0])
+
+
+def test_the_script_resumes(tmp_path, monkeypatch, capsys):
+    folder = ring_of_planetoid(tmp_path)
+    script = kept_here(program, results, monkeypatch, capsys, tmp_path)
+    given = ("--dataset=Ring", f"--root={folder.parent}", "--seeds", "0", "1", "--workers=1")
+    given += ("--lengths", "4", "8", "--batch", "32", "--rows", UNTRAINED, INFO_NCE, "Barlow Twins")
+    _, output = script(*given)
+    lines = output.read_text().splitlines()
+    assert len(lines) == 2 * (1 + 2 * 2)
+    assert all("commit" in json.loads(line)["versions"] for line in lines)
+    output.write_text("\n".join(lines[:-1]) + "\n")
+    script(*given)
+    assert output.read_text().splitlines()[:-1] == lines[:-1]
+    record = report.Record(results.read(output).values())
+    assert "| Barlow Twins | 2 |" in report.table(record, ("Ring", 32), 8)
+
+
+def test_measures_of_separate_classes_are_perfect():
+    labels = np.arange(240) % 3
+    z = np.eye(3)[labels] + 0.01 * np.random.default_rng(0).standard_normal((240, 3))
+    assert set(measure.measured(z, labels, 0).values()) == {100.0}
+
+
+def test_few_labels_by_a_literal_loop():
+    random = np.random.default_rng(1)
+    labels, z = np.arange(90) % 3, measure.normalize(random.standard_normal((90, 4)))
+    draws = measure.drawn(labels, 2, 5)
+    right, count = 0, 0
+    for known in draws:
+        means = [z[of_class].mean(0) for of_class in known]
+        for i in set(range(90)) - set(known.ravel()):
+            cosines = [z[i] @ mean / np.linalg.norm(mean) for mean in means]
+            right, count = right + (np.argmax(cosines) == labels[i]), count + 1
+    assert measure.nearest_mean(z, labels, draws) == pytest.approx(right / count)
+
+
+def test_holm():
+    assert report.holm([0.04, 0.01, 0.03]) == pytest.approx([0.06, 0.03, 0.06])
+    ours, theirs = {0: 1.0, 1: 2.5, 2: 2.0, 9: 7.0}, {0: 0.5, 1: 1.0, 2: 1.9}
+    expected = stats.ttest_1samp([0.5, 1.5, 0.1], 0).pvalue
+    assert report.p_value(ours, theirs) == pytest.approx(expected)
