@@ -2,6 +2,7 @@
 
 import numpy as np
 import scipy.sparse as sp
+import torch
 from sklearn.cluster import KMeans
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import normalized_mutual_info_score
@@ -71,20 +72,21 @@ def nearest_mean(z: np.ndarray, labels: np.ndarray, draws: np.ndarray) -> float:
 def propagated(z: np.ndarray, labels: np.ndarray, draws: np.ndarray) -> float:
     """Label spreading (Zhou et al., NIPS 2003) over the ten nearest neighbours by cosine."""
     graph = NearestNeighbors(n_neighbors=NEIGHBOURS).fit(z).kneighbors_graph()
-    graph = graph.maximum(graph.T).astype(np.float32)
-    scale = sp.diags(1 / np.sqrt(np.maximum(graph.sum(1).A1, 1)))
-    graph = (scale @ graph @ scale).tocsr().astype(np.float32)
-    classes = draws.shape[1]
-    start = np.zeros((len(z), len(draws) * classes), dtype=np.float32)
-    for d, known in enumerate(draws):
-        start[known.ravel(), d * classes + np.repeat(np.arange(classes), known.shape[1])] = 1
-    scores = start.copy()
-    for _ in range(ROUNDS):
-        scores = ALPHA * (graph @ scores) + (1 - ALPHA) * start
-    of_draws = scores.reshape(len(z), len(draws), classes).argmax(2)
-    return float(
-        np.mean([accuracy(of_draws[:, d], labels, known) for d, known in enumerate(draws)])
-    )
+    graph = graph.maximum(graph.T)
+    scale = sp.diags(1 / np.sqrt(graph.sum(1).A1))
+    graph = (scale @ graph @ scale).tocsr()
+    of_graph = [torch.from_numpy(part) for part in (graph.indptr, graph.indices, graph.data)]
+    matrix = torch.sparse_csr_tensor(*of_graph, graph.shape, dtype=torch.float32)
+    found = []
+    for known in draws:  # one at a time: all scores of a draw fit into the processor's cache
+        start = torch.zeros(len(z), len(known))
+        for label, of_class in enumerate(known):
+            start[of_class, label] = 1 - ALPHA
+        scores = start
+        for _ in range(ROUNDS):
+            scores = torch.addmm(start, matrix, scores, alpha=ALPHA)
+        found.append(accuracy(scores.argmax(1).numpy(), labels, known))
+    return float(np.mean(found))
 
 
 def probe(z: np.ndarray, labels: np.ndarray, seed: int, splits: int = 5) -> float:
