@@ -11,9 +11,9 @@ from scipy import stats
 from threadpoolctl import threadpool_limits
 from torch_geometric.nn import GCNConv
 
-from experiments.branches import __main__ as program
-from experiments.branches import measure, report, rows, train
-from experiments.branches.rows import INFO_NCE, ROWS, STOPPED, UNTRAINED
+from experiments.nodes.branches import __main__ as program
+from experiments.nodes.branches import measure, report, rows, train
+from experiments.nodes.branches.rows import INFO_NCE, ROWS, STOPPED, UNTRAINED
 from experiments.nodes.data import block_model
 from experiments.shelf import results
 from experiments.shelf.losses import Objective

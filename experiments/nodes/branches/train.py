@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.utils import add_self_loops, degree
 
-from experiments.nodes.data import load
 from experiments.shelf import results
 from experiments.shelf.losses import Objective
 
+from ..data import load
 from .measure import measured
 from .rows import INFO_NCE, ROWS, STOPPED, UNTRAINED, Row
 

@@ -1,6 +1,6 @@
 """Rows that go on from one InfoNCE run on a real graph, with the same batches and views.
 
-python -m experiments.branches --dataset Cora --root data --seeds 0 1 2 --lengths 100 200 400
+python -m experiments.nodes.branches --dataset Cora --root data --seeds 0 1 2 --lengths 100 200 400
 
 Every result is one JSON line of --output; those that are there already are not computed again.
 """
@@ -14,17 +14,17 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from experiments.nodes.data import fetch
 from experiments.shelf import results
 from experiments.shelf.arguments import at_least, count
 
+from ..data import fetch
 from .rows import ROWS, UNTRAINED
 from .train import SETTING, configuration, keep
 
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        "python -m experiments.branches",
+        "python -m experiments.nodes.branches",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -67,7 +67,7 @@ def main() -> None:
                 future.result()
                 bar.update()
     except (ValueError, results.Stopped) as error:
-        sys.exit(f"experiments.branches: {error}")
+        sys.exit(f"experiments.nodes.branches: {error}")
 
 
 if __name__ == "__main__":

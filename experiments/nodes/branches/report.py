@@ -1,6 +1,6 @@
 """Makes the tables of docs/real_graphs.md anew from the runs kept beside this file.
 
-python -m experiments.branches.report
+python -m experiments.nodes.branches.report
 """
 
 import json
@@ -20,7 +20,7 @@ from .train import SETTING, configuration
 
 HERE = Path(__file__).parent
 DEVELOPMENT, HELD_OUT = HERE / "development.jsonl", HERE / "held_out.jsonl"
-PAGE = HERE.parents[1] / "docs" / "real_graphs.md"
+PAGE = HERE.parents[2] / "docs" / "real_graphs.md"
 
 Setting = tuple[str, int]  # the set, and the nodes of a batch
 Seeds = Mapping[int, results.Run]
@@ -112,7 +112,7 @@ def main() -> None:
     for file in (DEVELOPMENT, HELD_OUT):
         runs = results.read(file).values()
         if not runs:
-            sys.exit(f"experiments.branches.report: {file} has no runs")
+            sys.exit(f"experiments.nodes.branches.report: {file} has no runs")
         page = fill(page, tables(Record(runs), [100, 200, 400]))
     results.write(PAGE, lambda part: part.write_text(page))
 

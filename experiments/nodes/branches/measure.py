@@ -1,5 +1,7 @@
 """What embeddings are good for: few labels, alone or with help of the others, k-means, a probe."""
 
+import warnings
+
 import numpy as np
 import scipy.sparse as sp
 import torch
@@ -76,7 +78,9 @@ def propagated(z: np.ndarray, labels: np.ndarray, draws: np.ndarray) -> float:
     scale = sp.diags(1 / np.sqrt(graph.sum(1).A1))
     graph = (scale @ graph @ scale).tocsr()
     of_graph = [torch.from_numpy(part) for part in (graph.indptr, graph.indices, graph.data)]
-    matrix = torch.sparse_csr_tensor(*of_graph, graph.shape, dtype=torch.float32)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta")
+        matrix = torch.sparse_csr_tensor(*of_graph, graph.shape, dtype=torch.float32)
     found = []
     for known in draws:  # one at a time: all scores of a draw fit into the processor's cache
         start = torch.zeros(len(z), len(known))

@@ -1,1 +1,0 @@
-"""Rows that go on from one InfoNCE run, on real graphs: ``python -m experiments.branches``."""
