@@ -80,7 +80,9 @@ def propagated(z: np.ndarray, labels: np.ndarray, draws: np.ndarray) -> float:
     of_graph = [torch.from_numpy(part) for part in (graph.indptr, graph.indices, graph.data)]
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta")
-        matrix = torch.sparse_csr_tensor(*of_graph, graph.shape, dtype=torch.float32)
+        matrix = torch.sparse_csr_tensor(
+            *of_graph, graph.shape, dtype=torch.float32, check_invariants=False
+        )
     found = []
     for known in draws:  # one at a time: all scores of a draw fit into the processor's cache
         start = torch.zeros(len(z), len(known))
