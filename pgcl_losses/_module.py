@@ -27,6 +27,7 @@ _OTHER_NAMES = {
     "hidden_dim": "dim",
     "lead_steps": "warmup_steps",
 }
+# From torch 2.8 on; older graph breaks have no message.
 _CAN_SAY_WHY = "reason" in inspect.signature(torch.compiler.disable).parameters
 
 
@@ -151,8 +152,9 @@ class LossModule(nn.Module):
         (As a decorator this would import the whole compiler with the package.)
         """
         if torch.compiler.is_compiling() and (reason := self.why_untraced()):
-            given = {"reason": reason} if _CAN_SAY_WHY else {}
-            return torch.compiler.disable(function, **given)  # type: ignore[no-untyped-call, no-any-return]  # torch has no type there
+            if _CAN_SAY_WHY:  # in the error of fullgraph=True
+                torch._dynamo.graph_break(msg=reason)
+            return torch.compiler.disable(function)  # type: ignore[no-untyped-call, no-any-return]  # torch has no type there
         return function
 
     def why_untraced(self) -> str:

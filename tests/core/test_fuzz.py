@@ -228,7 +228,7 @@ def families(draw, num_prototypes):
         "num_prototypes": heads,
         "negative_ranks": draw(st.sampled_from([None, (draw(st.integers(0, end - 1)), end)])),
         "soft_clusters": draw(st.booleans()),
-        "lead_steps": draw(st.sampled_from([0, 0, 1])),
+        "warmup_steps": draw(st.sampled_from([0, 0, 1])),
     }
 
 
@@ -272,7 +272,7 @@ def test_pgcl(problem, mode, num_views, engine, data):
         member["negative_ranks"],
         member["soft_clusters"],
     )
-    if member["lead_steps"]:  # this is the first step
+    if member["warmup_steps"]:  # this is the first step
         weights = np.ones_like(weights)
     contrast = oracle.contrast(rows, weights, None, mode["temperature"], False, mode["negatives"])
     consistency = []

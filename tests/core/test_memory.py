@@ -443,7 +443,7 @@ class TestPGCL:
     @pytest.mark.parametrize("member", [{}, *FAMILY], ids=str)
     def test_the_warm_up_is_info_nce_with_a_memory(self, member):
         torch.manual_seed(0)
-        pgcl = PGCLLoss(DIM, **member, memory_size=9, lead_steps=2).double()
+        pgcl = PGCLLoss(DIM, **member, memory_size=9, warmup_steps=2).double()
         torch.manual_seed(0)
         plain, info_nce = PGCLLoss(DIM, **member, memory_size=9).double(), InfoNCE(memory_size=9)
         for seed in range(4):
@@ -465,7 +465,7 @@ OVER_RANKS = [
     (InfoNCE, {"reduction": "mean"}),
     (InfoNCE, {"reduction": "sum", "hardness": 1.0, "debias": 0.1, "negatives": "cross"}),
     (PGCLLoss, {"weighting": "prototype"}),
-    (PGCLLoss, {"weighting": "sample", "num_prototypes": (3, 5), "lead_steps": 1}),
+    (PGCLLoss, {"weighting": "sample", "num_prototypes": (3, 5), "warmup_steps": 1}),
     (PGCLLoss, {"num_prototypes": 4, "soft_clusters": True}),
 ]
 

@@ -77,7 +77,7 @@ def test_knobs_reach_the_loss():
     for name in ("num_prototypes", "negative_ranks", "soft_clusters"):
         assert getattr(loss_of, name) == config[name]
     steps = planted.TRAINING // config["batch_size"]
-    assert loss_of.lead_steps == steps
+    assert loss_of.warmup_steps == steps
     config |= {"lead_epochs": 0, "freeze_epochs": 2}
     assert planted.build(config).freeze_steps == 2 * steps
 

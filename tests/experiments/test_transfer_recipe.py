@@ -84,9 +84,9 @@ def test_a_run_that_is_stopped_starts_its_prototypes_as_often_as_a_whole_one(
     assert [step for step, _ in starts] == wanted
     first, second = (torch.load(path, weights_only=True) for path in (whole, stopped))
     assert all(torch.equal(first["model"][name], second["model"][name]) for name in first["model"])
-    assert first["config"]["lead_steps"] == wanted[-1]
+    assert first["config"]["warmup_steps"] == wanted[-1]
     # The share is of another number of steps.
-    with pytest.raises(ValueError, match=r"is of another run, .*'lead_steps'.* choose another"):
+    with pytest.raises(ValueError, match=r"is of another run, .*'warmup_steps'.* choose another"):
         pretrain(stopped, "--epochs=6")
 
 
@@ -113,4 +113,4 @@ def test_rows_of_the_paper_are_as_they_were():
     assert {row for row in rows.PRETRAINED if rows.beyond_the_paper(row, 10)} == {rows.RECOMMENDED}
     config = {"row": "InfoNCE (GraphCL)", "freeze_epochs": 2}
     loss = {"weighting": "uniform", "exclude_same_cluster": False, "consistency_weight": 0.0}
-    assert rows.options(config, 5) == {"freeze_steps": 10, "lead_steps": 0, **loss}
+    assert rows.options(config, 5) == {"freeze_steps": 10, "warmup_steps": 0, **loss}

@@ -39,7 +39,7 @@ MODES = {
 LOSSES_OF_THREE_VIEWS = {
     "InfoNCE": lambda dim: InfoNCE(negatives="cross"),
     "a queue of three views": lambda dim: PGCLLoss(dim, 4, queue_size=5, queue_views=3),
-    "heads with a lead": lambda dim: PGCLLoss(dim, (4, 3), negative_ranks=(0, 2), lead_steps=1),
+    "heads with a lead": lambda dim: PGCLLoss(dim, (4, 3), negative_ranks=(0, 2), warmup_steps=1),
     "soft clusters": lambda dim: PGCLLoss(dim, 4, soft_clusters=True),
 }
 

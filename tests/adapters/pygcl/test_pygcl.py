@@ -42,7 +42,7 @@ OPTIONS = {
     "consistency_weight": st.sampled_from([0.0, 6.0]),
 }
 # Prototypes that learn from the first step on, that rest at first, or that learn alone.
-BEGINNINGS = st.sampled_from([{}, {"freeze_steps": 1}, {"lead_steps": 1}])
+BEGINNINGS = st.sampled_from([{}, {"freeze_steps": 1}, {"warmup_steps": 1}])
 ROWS = {"G2G": ("g1", "g2"), "L2L": ("h1", "h2")}
 
 
