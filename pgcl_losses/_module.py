@@ -1,5 +1,6 @@
 """What all modules have in common: options that may change, and processes that agree."""
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
 
@@ -14,6 +15,20 @@ from pgcl_losses.ranks import Ranks, count_ranks
 Check = Callable[[str, Any], Any]
 Result = TypeVar("Result")
 Self = TypeVar("Self", bound="LossModule")
+
+# Names of arguments in papers and other libraries, and their names here.
+_OTHER_NAMES = {
+    "tau": "temperature",
+    "K": "num_prototypes",
+    "lambda_": "consistency_weight",
+    "lam": "consistency_weight",
+    "eps": "epsilon",
+    "embedding_dim": "dim",
+    "hidden_dim": "dim",
+    "lead_steps": "warmup_steps",
+}
+# From torch 2.8 on; older graph breaks have no message.
+_CAN_SAY_WHY = "reason" in inspect.signature(torch.compiler.disable).parameters
 
 
 class LossModule(nn.Module):
@@ -33,6 +48,17 @@ class LossModule(nn.Module):
 
     gather: bool = True
     process_group: ProcessGroup | None = None
+
+    def __new__(cls: type[Self], *args: Any, **options: Any) -> Self:
+        for name in _OTHER_NAMES.keys() & options.keys():
+            right, names = _OTHER_NAMES[name], inspect.signature(cls.__init__).parameters
+            if right in names and name not in names:
+                more = " (the prototypes are then initialised by themselves)"
+                raise TypeError(
+                    f"{cls.__name__} has no argument {name}: did you mean {right}?"
+                    + more * (name == "lead_steps")
+                )
+        return super().__new__(cls)
 
     def __setattr__(self, name: str, value: Any) -> None:
         check = self.options.get(name) or self.shared.get(name)
@@ -74,27 +100,28 @@ class LossModule(nn.Module):
 
     def agree(
         self,
+        call: str,
         check: Callable[[bool], None],
         views: Sequence[Any],
         same: Callable[[], Mapping[str, Any]] = dict,
     ) -> Ranks:
         """The processes that hold a batch of views ``[N, ...]``: this one, or all that agree.
 
-        ``check(may_lack_rows)`` raises an error if the input is wrong; of several processes either
-        all raise it or none does. ``same()`` is called after it: what else must be the same in all
-        processes, tensors and plain values by name.
+        ``call``: the method that all must call. ``check(may_lack_rows)`` raises an error if the
+        input is wrong; of several processes either all raise it or none does. ``same()`` is called
+        after it: what else must be the same in all processes, tensors and plain values by name.
         """
         if not self.is_distributed():
             check(False)
             return Ranks((len(views[0]),))
         problem: Exception | None = None
-        facts: dict[str, Any] = {}
+        facts: dict[str, Any] = {"call": f"{type(self).__name__}.{call}"}
         tensors: list[Tensor] = []
         num_rows = 0
         try:
             check(True)
             num_rows = len(views[0])
-            facts = self.facts() | {
+            facts |= self.facts() | {
                 "training": self.training,
                 "gradients enabled": torch.is_grad_enabled(),
                 "views": len(views),
@@ -120,12 +147,17 @@ class LossModule(nn.Module):
         return self.gather and count_ranks(self.process_group) > 1
 
     def untraced(self, function: Callable[..., Result]) -> Callable[..., Result]:
-        """The function; with several processes, one that runs outside of a compiled graph.
+        """The function; or one that runs outside of a compiled graph, if it must.
 
-        Collectives must not be traced, and the rest would be traced anew for each number of
-        embeddings in each process. (As a decorator this would import the whole compiler with the
-        package.)
+        (As a decorator this would import the whole compiler with the package.)
         """
-        if torch.compiler.is_compiling() and self.is_distributed():
+        if torch.compiler.is_compiling() and (reason := self.why_untraced()):
+            if _CAN_SAY_WHY:  # in the error of fullgraph=True
+                torch._dynamo.graph_break(msg=reason)
             return torch.compiler.disable(function)  # type: ignore[no-untyped-call, no-any-return]  # torch has no type there
         return function
+
+    def why_untraced(self) -> str:
+        """Why this must run outside of a compiled graph; empty if it need not."""
+        # The rest would be traced anew for each number of embeddings in each process.
+        return "collectives must not be traced" if self.is_distributed() else ""

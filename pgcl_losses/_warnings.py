@@ -3,16 +3,18 @@
 import sys
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from pgcl_losses._normalize import mean_cosine, unit_vectors
-from pgcl_losses.batch import AssignedBatch
+from pgcl_losses.batch import AnyBatch, assigned
 from pgcl_losses.consistency import consistency_ratio
-from pgcl_losses.prototypes import SinkhornPrototypes
 from pgcl_losses.weights import cluster_counts
+
+if TYPE_CHECKING:
+    from pgcl_losses.prototypes import SinkhornPrototypes
 
 Numbers = Tensor | tuple[float, ...] | None  # of any device; None where nothing is to be judged
 
@@ -29,18 +31,19 @@ class Step(NamedTuple):
 
     number: int  # of training forwards so far
     kept: dict[str, Any]  # what a measure keeps from one step to the next
-    prototypes: SinkhornPrototypes
-    batch: AssignedBatch
+    prototypes: "SinkhornPrototypes"
+    batch: AnyBatch  # not assigned in the warm-up
     learning: bool  # whether the loss has a gradient for the prototypes
     excluding: bool  # whether clusters decide which samples are negatives
+    plan: tuple[int, int] | None  # steps of `recommended`, and of its warm-up
 
     def trains_encoder(self) -> bool:
         return self.batch.embeddings.requires_grad
 
     def uses_clusters(self) -> bool:
-        """Not in the warm-up, in which the contrast is InfoNCE, nor with fewer graphs than K."""
-        enough = self.batch.embeddings.shape[1] >= max(self.batch.heads) > 1
-        return self.trains_encoder() and enough and self.number > self.prototypes.lead_steps
+        """Not with fewer graphs than K."""
+        enough = self.batch.embeddings.shape[1] >= max(self.prototypes.heads) > 1
+        return self.trains_encoder() and enough
 
 
 class Failure(NamedTuple):
@@ -61,7 +64,7 @@ def _gradient(step: Step) -> Numbers:
 
 def _motion(step: Step) -> Numbers:
     weight, kept = step.prototypes.weight, step.kept
-    can_move = step.learning and weight.requires_grad and max(step.batch.heads) > 1
+    can_move = step.learning and weight.requires_grad and max(step.prototypes.heads) > 1
     if not (can_move and step.trains_encoder()):
         return None
     kept["steps"] = kept.get("steps", 0) + 1
@@ -77,15 +80,16 @@ def _motion(step: Step) -> Numbers:
 def _size(step: Step) -> Numbers:
     if not (step.trains_encoder() and (step.learning or step.excluding)):
         return None
-    return step.batch.embeddings.shape[1], step.prototypes.queue_size, max(step.batch.heads)
+    return step.batch.embeddings.shape[1], step.prototypes.queue_size, max(step.prototypes.heads)
 
 
 def _largest_cluster(step: Step) -> Numbers:
     """Hardly any negatives are left only if every head has one cluster with nearly all samples."""
     if not (step.excluding and step.uses_clusters()):
         return None
-    clusters = step.batch.clusters.flatten(0, 1)  # [M, H]
-    of_heads = zip(clusters.unbind(1), step.batch.heads, strict=True)
+    batch = assigned(step.batch)
+    clusters = batch.clusters.flatten(0, 1)  # [M, H]
+    of_heads = zip(clusters.unbind(1), batch.heads, strict=True)
     largest = torch.stack([cluster_counts(of_head, size).max() for of_head, size in of_heads])
     return largest.amin(0, keepdim=True) / len(clusters)
 
@@ -94,8 +98,13 @@ def _largest_cluster(step: Step) -> Numbers:
 def _directions(step: Step) -> Numbers:
     if not (step.learning and step.uses_clusters()):
         return None
-    ratio = consistency_ratio(step.batch.log_probs, step.batch.targets, step.batch.heads)
-    return torch.stack([mean_cosine(step.batch.embeddings), ratio])
+    batch = assigned(step.batch)
+    ratio = consistency_ratio(batch.log_probs, batch.targets, batch.heads)
+    return torch.stack([mean_cosine(batch.embeddings), ratio])
+
+
+def _plan(step: Step) -> Numbers:
+    return step.plan and (step.number, *step.plan)
 
 
 FAILURES = {
@@ -141,6 +150,12 @@ FAILURES = {
         patience=3,
         unless="clusters",
     ),
+    "plan": Failure(
+        _plan,
+        lambda number, steps, _: number > 2 * steps,
+        "{} training forwards so far, but PGCLLoss.recommended was made with steps={}, so that the "
+        "warm-up ended after {}: steps counts training forwards, epochs * len(loader)",
+    ),
 }
 
 
@@ -149,6 +164,7 @@ class Watch:
 
     def __init__(self) -> None:
         self.steps = 0
+        self.backward_in_eval = False
         self.kept: dict[str, Any] = {}
         self.arriving: dict[str, Arrival] = {}
         self.bad_in_a_row = dict.fromkeys(FAILURES, 0)
@@ -157,11 +173,11 @@ class Watch:
     def __reduce__(self) -> tuple[type["Watch"], tuple[()]]:
         return Watch, ()  # a copy begins anew
 
-    def look(
-        self, prototypes: SinkhornPrototypes, batch: AssignedBatch, learning: bool, excluding: bool
-    ) -> None:
+    def look(self, *of_step: Any) -> None:
+        """At a training forward: what :class:`Step` has after ``kept``."""
         self.steps += 1
-        step = Step(self.steps, self.kept, prototypes, batch, learning, excluding)
+        self.backward_in_eval = False
+        step = Step(self.steps, self.kept, *of_step)
         for name, failure in FAILURES.items():
             if self.steps % failure.every == 0:
                 numbers = failure.measure(step)
@@ -172,6 +188,20 @@ class Watch:
             if name in self.arriving and (arrived := self.arriving[name].read()) is not None:
                 del self.arriving[name]
                 self._judge(name, failure, arrived)
+
+    def look_in_eval(self, loss: Tensor, resting: str) -> None:
+        """At a forward in eval() mode, in which what is resting should move in a training."""
+        if self.backward_in_eval and "eval" not in self.reported:
+            self.reported.add("eval")
+            warn(
+                f"PGCLLoss: its loss is backpropagated in eval() mode, in which {resting} rest: "
+                "call train() on it, or on the model that holds it"
+            )
+
+        def hook(_: Tensor) -> None:
+            self.backward_in_eval = True
+
+        loss.register_hook(hook)  # type: ignore[no-untyped-call]  # torch has no type there
 
     def _judge(self, name: str, failure: Failure, numbers: Sequence[float]) -> None:
         bad = failure.is_bad(*numbers) and failure.unless not in self.reported

@@ -14,7 +14,7 @@ from torch.distributed import ProcessGroup
 
 from pgcl_losses.ranks import Ranks, all_gather, named
 
-# What a rank says of itself: options and properties of its input, as plain values.
+# What a rank says of itself: its call, options and properties of its input, as plain values.
 Facts = Mapping[str, bool | int | float | str | None]
 
 
@@ -31,7 +31,7 @@ def agreed_ranks(
     ``facts``: what this rank is about to do. ``problem``: an error that stops it. ``state``: what
     must be the same on all ranks.
     """
-    claims = dict(facts) if problem is None else {}
+    claims = dict(facts) if problem is None else {"call": facts["call"]}
     claims["problem"] = "" if problem is None else f"{type(problem).__name__}: {problem}"
     summary = [num_rows, zlib.crc32(json.dumps(claims, sort_keys=True).encode())]
     mine = torch.cat([torch.tensor(summary, device=device), fingerprint(state, device)])
@@ -46,10 +46,10 @@ def agreed_ranks(
         raise problem
     if len(set(states)) > 1:
         raise ValueError(
-            "the prototypes, their step counter or queue, the memory or the temperature are not "
-            "the same on all ranks: give all ranks one seed or put the loss into the module that "
-            "DistributedDataParallel wraps, load one checkpoint on all ranks, and optimize the "
-            "prototypes on all ranks"
+            "the prototypes, their step counter or queue, the warm-up, the memory or the "
+            "temperature are not the same on all ranks: give all ranks one seed or put the loss "
+            "into the module that DistributedDataParallel wraps, load one checkpoint on all ranks, "
+            "and optimize the prototypes on all ranks"
         )
     if sum(counts) == 0:
         raise ValueError("the batch must not be empty on every rank")
@@ -86,6 +86,11 @@ def _differences(claims: Facts, group: ProcessGroup | None) -> str:
     """What ranks disagree on; every rank gets the same words."""
     by_rank: list[dict[str, object]] = [{} for _ in range(distributed.get_world_size(group))]
     distributed.all_gather_object(by_rank, dict(claims), group)
+    first_by_call = {of_rank["call"]: rank for rank, of_rank in reversed([*enumerate(by_rank)])}
+    if len(first_by_call) > 1:
+        in_order = sorted(first_by_call.items(), key=lambda pair: pair[1])
+        calls = ", ".join(f"rank {rank} calls {call}" for call, rank in in_order)
+        return f"{calls}: all ranks must make the same calls"
     names = sorted({name for of_rank in by_rank for name in of_rank})
     if any(of_rank["problem"] for of_rank in by_rank):
         names = ["problem"]

@@ -56,9 +56,9 @@ class Batch(NamedTuple):
     items: Tensor | None = None  # [V, N] int64; None: row i of every view is item i
     memory: Remembered | None = None  # further negatives
 
-    @property
-    def leading(self) -> None:
-        """There is no warm-up without prototypes."""
+    def own_assignments(self) -> tuple[Assignment, ...]:
+        """None, without prototypes."""
+        return ()
 
 
 class AssignedBatch(NamedTuple):
@@ -74,7 +74,6 @@ class AssignedBatch(NamedTuple):
     targets: Tensor  # [V, N, K] q, the balanced assignment, without
     clusters: Tensor  # [V, N, H] numbered from 0 in each head
     heads: tuple[int, ...]  # how many of the K prototypes each head has
-    leading: Tensor | None = None  # whether this is the warm-up: True or False, on the device
     items: Tensor | None = None  # [V, N] int64; None: row i of every view is item i
     memory: Remembered | None = None  # further negatives, with their assignment
 

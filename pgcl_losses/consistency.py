@@ -78,6 +78,7 @@ class ConsistencyLoss(LossModule):
             of = assigned(batch)
             return self._of(of.ranks, of.log_probs, of.targets, of.heads)
         ranks = self.agree(
+            "forward",
             partial(self._check, assignments),
             [getattr(assignment, "log_probs", assignment) for assignment in assignments],
             lambda: {"heads": assignments[0].all_heads()},

@@ -5,7 +5,6 @@ says which samples are negatives. The reweighted loss, Eq. 13, is InfoNCE (`info
 weights of Eq. 14 for its negatives (`weights.py`).
 """
 
-import math
 from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
@@ -157,6 +156,18 @@ class PrototypeReweightedNCE(LossModule):
             batch = self._batch(views, clusters, prototypes, assignments)
         with torch.no_grad(), full_precision(batch.embeddings.device):
             by_cluster, by_cosine = self._by_cluster(batch), self._by_cosine(batch)
+        return self._weighted(batch, by_cluster, by_cosine)
+
+    def info_nce(self, batch: AnyBatch) -> Tensor:
+        """InfoNCE of a batch: the loss with all weights 1 and no negative left out."""
+        return self.untraced(self._weighted)(batch)
+
+    def _weighted(
+        self,
+        batch: AnyBatch,
+        by_cluster: Table | Factors | None = None,
+        by_cosine: Gaussian | None = None,
+    ) -> Tensor:
         return weighted_info_nce(
             sets_of(batch),
             self.temperature,
@@ -168,19 +179,16 @@ class PrototypeReweightedNCE(LossModule):
         )
 
     def _by_cosine(self, batch: AnyBatch) -> Gaussian | None:
-        """The weight of a pair by its own cosine; all 1 in the warm-up."""
+        """The weight of a pair by its own cosine."""
         if self.weighting != "sample":
             return None
         memory = batch.memory
         # Detached for forward mode, too.
         embeddings = with_memory(batch.embeddings.detach(), memory and memory.embeddings)
-        mean, variance = cosine_moments(embeddings, _present(batch))
-        if batch.leading is not None:
-            variance = variance.masked_fill(batch.leading, math.inf)
-        return Gaussian(mean, variance)
+        return Gaussian(*cosine_moments(embeddings, _present(batch)))
 
     def _by_cluster(self, batch: AnyBatch) -> Table | Factors | None:
-        """M w of two clusters, 0 for what is no negative; all 1 in the warm-up."""
+        """M w of two clusters, 0 for what is no negative."""
         if not self._needs_clusters():
             return None
         batch = assigned(batch)
@@ -191,8 +199,6 @@ class PrototypeReweightedNCE(LossModule):
             of_all = with_memory(batch.targets, memory and memory.targets)
             of_heads = of_all.split_with_sizes(heads, dim=1)
         tables = self._log_tables(batch, clusters, of_heads)
-        if batch.leading is not None:
-            tables = [table.masked_fill(batch.leading, 0.0) for table in tables]
         left, right = [], []
         for table, of_head, targets in zip(tables, clusters.unbind(1), of_heads, strict=True):
             if targets is None:
@@ -200,10 +206,7 @@ class PrototypeReweightedNCE(LossModule):
             by_cluster = targets if self.soft_clusters else one_hot(of_head, targets)
             weights = by_cluster @ table.exp()
             if self.negative_ranks is not None:
-                outside = ~within_ranks(targets, *self.negative_ranks)
-                if batch.leading is not None:
-                    outside &= ~batch.leading
-                weights.masked_fill_(outside, 0.0)
+                weights.masked_fill_(~within_ranks(targets, *self.negative_ranks), 0.0)
             left.append(weights / len(heads))
             right.append(by_cluster)
         return Factors(torch.cat(left, dim=1), torch.cat(right, dim=1))
@@ -251,6 +254,7 @@ class PrototypeReweightedNCE(LossModule):
         if not self._needs_clusters():
             clusters = prototypes = assignments = None
         ranks = self.agree(
+            "forward",
             partial(self._check, views, clusters, prototypes, assignments),
             views,
             lambda: {

@@ -52,6 +52,8 @@ def diagnostics(
 ) -> Diagnostics:
     """Numbers worth logging, from one step's terms or assignments. It waits for the device.
 
+    In the warm-up of :class:`PGCLLoss` these are the terms and ``mean_cosine`` alone.
+
     Args:
         source: what ``PGCLLoss.terms`` returned, or the assignments of ``SinkhornPrototypes``.
         prototypes: ``[K, D]``, adds ``mean_weight``.
@@ -66,6 +68,14 @@ def diagnostics(
         ([0.5, 0.5, 0.0], 1, 0.333)
 
     """
+    numbers = Diagnostics()
+    if isinstance(source, PGCLTerms):
+        numbers["loss"] = source.loss.mean().item()
+        numbers["contrast"] = source.contrast.mean().item()
+        numbers["consistency"] = source.consistency.mean().item()
+        numbers["mean_cosine"] = source.mean_cosine.item()
+        if not source.assignments:
+            return numbers
     assignments = source.assignments if isinstance(source, PGCLTerms) else source
     if (
         not isinstance(assignments, Sequence)
@@ -90,12 +100,7 @@ def diagnostics(
         of_heads = unit_vectors(prototypes, torch.float64).split_with_sizes(heads)
     log_probs = torch.stack([assignment.log_probs for assignment in assignments])
     targets = torch.stack([assignment.targets for assignment in assignments])
-    numbers = Diagnostics(consistency_ratio=consistency_ratio(log_probs, targets, heads).item())
-    if isinstance(source, PGCLTerms):
-        numbers["loss"] = source.loss.mean().item()
-        numbers["contrast"] = source.contrast.mean().item()
-        numbers["consistency"] = source.consistency.mean().item()
-        numbers["mean_cosine"] = source.mean_cosine.item()
+    numbers["consistency_ratio"] = consistency_ratio(log_probs, targets, heads).item()
     each = [
         _of_head(*of_head) for of_head in zip(of_views.unbind(-1), heads, of_heads, strict=True)
     ]

@@ -160,6 +160,7 @@ class InfoNCE(LossWithMemory):
         fewest = 2 if items is None or self.negatives == "cross" else 1  # two to compare
         given = views, items, self.engine, [self.temperature], self.memory, fewest
         ranks = self.agree(
+            "forward",
             partial(check_loss_views, *given),
             views,
             lambda: self.memory_facts(items) | choice_facts(self.engine, views[0]),
@@ -183,6 +184,12 @@ def check_loss_views(
             f"views must be {('one', 'two')[fewest - 1]} or more Tensors of shape [N, D], but got "
             f"{len(views)}" + (", a list: unpack it, *views" if listed else "")
         )
+    for v, z in enumerate(views[2:], 3):
+        if isinstance(z, Tensor) and z.dim() == 1 and not z.is_floating_point():
+            raise TypeError(
+                f"z{v} is a Tensor of {z.dtype} and shape [N], but a view is [N, D]: give labels "
+                "as items="
+            )
     rule = "row i of every view must be graph i (InfoNCE takes sets of other lengths with items=)"
     if items is not None:
         rule = "all sets must have the same dimension D"

@@ -9,16 +9,18 @@ import torch
 from torch import Tensor
 
 from pgcl_losses._normalize import unit_vectors
+from pgcl_losses._warnings import warn
 
 _ROUNDS = 10  # Lloyd's; hardly a row changes its centre after them
 _SAME = 1e-11  # 1 - cosine of rows that float32 can hardly tell apart
 _CHUNK = 1 << 14  # rows at a time, so that memory holds no matrix of all rows and all centres
 
 
-def draw(num_centers: int) -> Tensor:
+def draw(num_centers: int, generator: torch.Generator | None = None) -> Tensor:
     """Random numbers for the seeds of so many centres: a row for each, with one per candidate."""
     # As many candidates as in scikit-learn; device, for another one may be the default.
-    return torch.rand(num_centers, 2 + int(math.log(num_centers)), device="cpu")
+    shape = num_centers, 2 + int(math.log(num_centers))
+    return torch.rand(shape, generator=generator, device="cpu")
 
 
 def spherical_kmeans(rows: Tensor, start: Tensor, draws: Tensor) -> Tensor:
@@ -32,6 +34,12 @@ def spherical_kmeans(rows: Tensor, start: Tensor, draws: Tensor) -> Tensor:
     exact = torch.float32 if rows.device.type == "mps" else torch.float64  # Metal has no more
     rows, start = unit_vectors(rows, exact), unit_vectors(start, exact)
     seeds = _seeds(rows, draws)
+    if len(seeds) < len(start):
+        warn(
+            f"PGCLLoss: {len(seeds)} different embeddings initialise {len(start)} prototypes, so "
+            f"{len(start) - len(seeds)} prototypes stay as they were: use more embeddings or fewer "
+            "prototypes"
+        )
     return torch.cat([_moved(rows, seeds), start[len(seeds) :]])
 
 

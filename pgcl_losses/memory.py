@@ -71,20 +71,21 @@ class Memory(nn.Module):
     @torch.no_grad()
     def remember(self, embeddings: Tensor, items: Tensor | None) -> None:
         """Store embeddings ``[M, D]`` of unit length by hand: from now on, only these."""
-        first = _is_finite(embeddings) & ~self.by_hand
+        first = is_finite(embeddings) & ~self.by_hand
         self.by_hand |= first
         self.written *= ~first
         self.items.masked_fill_(first, NO_ITEM)
-        self._store(embeddings, items, self.by_hand)
+        self.store(embeddings, items, self.by_hand)
 
     @torch.no_grad()
     def follow(self, embeddings: Tensor, items: Tensor | None) -> None:
         """Store those of a training forward, unless it is fed by hand."""
-        self._store(embeddings, items, ~self.by_hand)
+        self.store(embeddings, items, ~self.by_hand)
 
-    def _store(self, embeddings: Tensor, items: Tensor | None, wanted: Tensor) -> None:
+    def store(self, embeddings: Tensor, items: Tensor | None, wanted: Tensor) -> None:
+        """Store those that are wanted (a bool of the device) and finite."""
         self._fit(embeddings)
-        wanted = wanted & _is_finite(embeddings)
+        wanted = wanted & is_finite(embeddings)
         size = len(self.embeddings)
         embeddings = embeddings.detach()[-size:].to(self.embeddings.dtype)
         slots = torch.arange(len(embeddings), device=embeddings.device).add_(self.written) % size
@@ -112,7 +113,7 @@ class Memory(nn.Module):
         return f"size={len(self.embeddings)}"
 
 
-def _is_finite(embeddings: Tensor) -> Tensor:
+def is_finite(embeddings: Tensor) -> Tensor:
     """Whether there is no NaN; a NaN or inf in a batch becomes one in unit vectors."""
     total = embeddings.sum()
     return total == total
@@ -146,7 +147,7 @@ class LossWithMemory(LossModule):
             if items is not None:
                 check.clusters("items", items, "embeddings", embeddings, rule="one for each")
 
-        ranks = self.agree(checked, (embeddings,), partial(self.memory_facts, items))
+        ranks = self.agree("remember", checked, (embeddings,), partial(self.memory_facts, items))
         assert memory is not None  # as checked
         with torch.no_grad():
             sets = unit_sets(ranks, (embeddings,), of_set)

@@ -17,6 +17,7 @@ from pgcl_losses._module import Check, LossModule
 from pgcl_losses._normalize import mean_cosine
 from pgcl_losses._warnings import Watch
 from pgcl_losses.batch import (
+    AnyBatch,
     AssignedBatch,
     Assignment,
     Batch,
@@ -31,17 +32,21 @@ from pgcl_losses.engine.dispatch import Engine, choice_facts
 from pgcl_losses.info_nce import check_loss_views
 from pgcl_losses.memory import LossWithMemory, Memory
 from pgcl_losses.prototypes import SinkhornPrototypes
+from pgcl_losses.warm_up import WarmUp
 
 Self = TypeVar("Self", bound="PGCLLoss")
 
 
 class PGCLTerms(NamedTuple):
-    """The loss and what it is made of."""
+    """The loss and what it is made of.
+
+    In the warm-up the contrast is the loss, the consistency is zero and there are no assignments.
+    """
 
     loss: Tensor
     contrast: Tensor
     consistency: Tensor
-    assignments: tuple[Assignment, ...]
+    assignments: tuple[Assignment, ...]  # of each view
     mean_cosine: Tensor  # of two embeddings
 
 
@@ -76,11 +81,11 @@ class PGCLLoss(LossWithMemory):
         dim (int): embedding dimension, D.
         num_prototypes (int or sequence of int): how many prototypes, K; or several numbers, one for
             each head. Each head is a set of prototypes that is balanced by itself.
-        consistency_weight (float): lambda, the weight of the consistency; 0 leaves the contrast
-            alone.
+        consistency_weight (float): lambda, the weight of the consistency. 0 leaves the contrast
+            alone: ``consistency`` is not called, and the prototypes have a gradient of zeros.
         contrast_weight (float): weight of the contrast. 0 leaves the consistency alone: no pair is
             computed, ``contrast`` is not called (its hooks do not fire), and the contrast of
-            :meth:`terms` is zero, with the shape of ``reduction``.
+            :meth:`terms` is zero, with the shape of ``reduction``. In the warm-up it is not used.
         temperature (float or Tensor): tau of both the contrast and the prediction. Smaller is
             sharper. A tensor of shape ``()``, such as an ``nn.Parameter``, gets a gradient. It must
             stay above 0; this is checked on a CPU alone.
@@ -95,8 +100,13 @@ class PGCLLoss(LossWithMemory):
             with a memory, checkpoint the encoder and not the loss.
         freeze_steps (int): for so many training forwards the prototypes are frozen: their gradient
             is zero. Weight decay still moves them.
-        lead_steps (int): for so many training forwards, a warm-up, InfoNCE trains the encoder, and
-            the prototypes follow.
+        warmup_steps (int): for so many training forwards, the warm-up, the loss is InfoNCE. At its
+            end the prototypes are initialised by k-means of embeddings that ``warm_up`` has kept of
+            the last batches, unless you have called ``prototypes.start_from_``. ``freeze_steps``
+            count from there on. A batch with NaN or inf does not count. Activation checkpointing of
+            the loss would count each batch twice: checkpoint the encoder alone. Wrapped by
+            ``torch.compile``, the loss breaks the graph until the warm-up is over; a CUDA graph can
+            be captured from then on.
         weighting (str): what the weight of a negative depends on. ``"prototype"``: the distance of
             the two clusters' prototypes; ``"sample"``: that of the two embeddings; ``"uniform"``:
             all weights are 1.
@@ -138,8 +148,9 @@ class PGCLLoss(LossWithMemory):
     times; a batch may be empty on some of them. The loss is then differentiable once.
 
     Warns, once each, of prototypes that no optimizer moves, of an encoder without gradient, of
-    batches smaller than K, of one cluster that has nearly all graphs, and of collapsed embeddings;
-    not in compiled and CUDA graphs. ``warnings.filterwarnings("ignore", "PGCLLoss")`` silences it.
+    batches smaller than K, of one cluster that has nearly all graphs, of collapsed embeddings, of
+    training in ``eval()`` mode and of a warm-up that is never over; not in compiled and CUDA
+    graphs. ``warnings.filterwarnings("ignore", "PGCLLoss")`` silences it.
 
     Shape:
         - views: two or more, ``[N, D]`` each; row i of every view is graph i, with a norm of at
@@ -164,12 +175,14 @@ class PGCLLoss(LossWithMemory):
         "consistency_weight": check.weight,
         "contrast_weight": check.weight,
         "memory_size": partial(check.count, minimum=0),
+        "warmup_steps": partial(check.count, minimum=0),
     }
-    fixed = frozenset({"memory_size"})
+    fixed = frozenset({"memory_size", "warmup_steps"})
 
     consistency_weight: float
     contrast_weight: float
     memory_size: int
+    warmup_steps: int
 
     dim = _of_modules("dim")
     num_prototypes = _of_modules("num_prototypes")
@@ -179,7 +192,6 @@ class PGCLLoss(LossWithMemory):
     queue_size = _of_modules("queue_size")
     queue_views = _of_modules("queue_views")
     freeze_steps = _of_modules("freeze_steps")
-    lead_steps = _of_modules("lead_steps")
     weighting = _of_modules("weighting")
     exclude_same_cluster = _of_modules("exclude_same_cluster")
     negative_ranks = _of_modules("negative_ranks")
@@ -202,7 +214,7 @@ class PGCLLoss(LossWithMemory):
         queue_views: int = 2,
         memory_size: int = 0,
         freeze_steps: int = 0,
-        lead_steps: int = 0,
+        warmup_steps: int = 0,
         weighting: Weighting = "prototype",
         exclude_same_cluster: bool = True,
         negative_ranks: tuple[int, int] | None = None,
@@ -219,7 +231,11 @@ class PGCLLoss(LossWithMemory):
         self.consistency = ConsistencyLoss.of_options(locals())
         self._assign_options(locals())
         self.memory = Memory(self.memory_size, dim) if self.memory_size > 0 else None
+        self.warm_up: WarmUp | None = None
+        if self.warmup_steps > 0:
+            self.warm_up = WarmUp(self.warmup_steps, sum(self.prototypes.heads), dim)
         self._watch = Watch()
+        self._plan: tuple[int, int] | None = None  # steps of `recommended`, and of its warm-up
         self._check_window()
 
     @classmethod
@@ -234,10 +250,9 @@ class PGCLLoss(LossWithMemory):
     ) -> Self:
         """The recommended configuration: InfoNCE for three quarters of a run, then PGCL.
 
-        After these three quarters, initialise the prototypes from embeddings. K is a third of the
-        batch size, 2 at least and 1000 at most. The temperature of the prediction is 0.2 at most.
-        lambda is 1, or 0.2 / tau where tau is above 0.2: the consistency then pulls no harder than
-        the contrast.
+        K is a third of the batch size, 2 at least and 1000 at most. The temperature of the
+        prediction is 0.2 at most. lambda is 1, or 0.2 / tau where tau is above 0.2: the consistency
+        then pulls no harder than the contrast.
 
         If tau is above 0.2, two modules have different temperatures, ``pgcl.contrast.temperature``
         and ``pgcl.prototypes.temperature``; ``pgcl.temperature = ...`` sets both.
@@ -256,12 +271,10 @@ class PGCLLoss(LossWithMemory):
             >>> _ = torch.manual_seed(0)
             >>> graphs, encoder = torch.randn(64, 32), torch.nn.Linear(32, 16)
             >>> pgcl = PGCLLoss.recommended(dim=16, batch_size=64, steps=8)
-            >>> for step in range(8):
-            ...     if step == pgcl.lead_steps:
-            ...         _ = pgcl.prototypes.start_from_(encoder(graphs))  # of many batches
+            >>> for _ in range(8):
             ...     views = (encoder(graphs + 0.1 * torch.randn(64, 32)) for _ in range(2))
             ...     pgcl(*views).backward()  # and the optimizer's step
-            >>> pgcl.num_prototypes, pgcl.lead_steps
+            >>> pgcl.num_prototypes, pgcl.warmup_steps
             (21, 6)
 
         """
@@ -271,10 +284,12 @@ class PGCLLoss(LossWithMemory):
         chosen: dict[str, Any] = {
             "num_prototypes": max(2, min(1000, batch_size // 3)),
             "consistency_weight": min(1.0, 0.2 / temperature),
-            "lead_steps": min(round(0.75 * steps), steps - 1),
+            "warmup_steps": min(round(0.75 * steps), steps - 1),
         }
         pgcl = cls(dim, temperature=temperature, **(chosen | options))
         pgcl.prototypes.temperature = min(temperature, 0.2)
+        if pgcl.warmup_steps > 0:
+            pgcl._plan = steps, pgcl.warmup_steps
         return pgcl
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -298,35 +313,84 @@ class PGCLLoss(LossWithMemory):
 
     def _compute(
         self, views: tuple[Tensor, ...], items: Items | None
-    ) -> tuple[Tensor, Tensor, Tensor, AssignedBatch]:
+    ) -> tuple[Tensor, Tensor, Tensor, AnyBatch]:
         """The loss, its contrast and its consistency, and the batch."""
-        batch: AssignedBatch = self.prototypes(self._batch(views, items))
-        consistency = self.consistency(batch)
-        contrasting = self.contrast_weight > 0
-        contrast = self.contrast(batch) if contrasting else torch.zeros_like(consistency)
+        given = self._batch(views, items)
+        batch: AnyBatch = given
+        warm_up = self.warm_up
+        if warm_up is not None and not warm_up.goes_on(self.prototypes, given.ranks):
+            warm_up = None
+        if warm_up is not None:
+            loss = contrast = self._with_zeros(self.contrast.info_nce(given))
+            consistency = torch.zeros_like(loss)
+        else:
+            loss, contrast, consistency, batch = self._terms(given)
         learning = self.training and torch.is_grad_enabled()
         if learning and self.memory is not None:
-            items = None if batch.items is None else batch.items.flatten()
-            self.memory.follow(batch.embeddings.flatten(0, 1), items)
-        if learning and batch.ranks.rank == 0 and has_numbers(batch.embeddings):
-            self._watch.look(
-                self.prototypes,
-                batch,
-                learning=self.consistency_weight > 0,
-                excluding=contrasting and self._excludes_clusters(),
-            )
-        weighted = contrast if self.contrast_weight == 1 else self.contrast_weight * contrast
-        loss = torch.add(weighted, consistency, alpha=self.consistency_weight)
+            items = None if given.items is None else given.items.flatten()
+            self.memory.follow(given.embeddings.flatten(0, 1), items)
+        if learning and warm_up is not None:
+            warm_up.keep(given.embeddings, given.ranks)
+            warm_up.goes_on(self.prototypes, given.ranks)
+        if given.ranks.rank == 0 and has_numbers(given.embeddings):
+            self._look(loss, batch, learning)
         return loss, contrast, consistency, batch
+
+    def _terms(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor, AssignedBatch]:
+        """What :meth:`_compute` returns, after the warm-up."""
+        predicting = self.consistency_weight > 0 or self.contrast_weight == 0
+        if predicting:
+            assigned: AssignedBatch = self.prototypes(batch)
+            consistency = self.consistency(assigned)
+        else:  # backward has nothing to do for the prediction
+            embeddings = batch.embeddings
+            assigned = self.prototypes(batch._replace(embeddings=embeddings.detach()))
+            assigned = assigned._replace(embeddings=embeddings)
+        if self.contrast_weight == 0:
+            contrast = torch.zeros_like(consistency)
+        else:
+            contrast = self.contrast(assigned)
+        weighted = contrast if self.contrast_weight == 1 else self.contrast_weight * contrast
+        if not predicting:
+            return self._with_zeros(weighted), contrast, torch.zeros_like(contrast), assigned
+        loss = torch.add(weighted, consistency, alpha=self.consistency_weight)
+        return loss, contrast, consistency, assigned
+
+    def _with_zeros(self, loss: Tensor) -> Tensor:
+        """The loss; parameters that it does not use get a gradient of zeros, as DDP needs it."""
+        for parameter in self.parameters():
+            loss = loss + parameter.flatten()[:0].sum().to(loss)
+        return loss
+
+    def _look(self, loss: Tensor, batch: AnyBatch, learning: bool) -> None:
+        """Look for silent failures."""
+        if learning:
+            after = isinstance(batch, AssignedBatch)
+            predicting = after and self.consistency_weight > 0
+            excluding = after and self.contrast_weight > 0 and self._excludes_clusters()
+            self._watch.look(self.prototypes, batch, predicting, excluding, self._plan)
+        elif loss.requires_grad and not self.training:
+            resting = {
+                "the warm-up": self.warm_up is not None and not self.warm_up.over,
+                "the memory": self.memory is not None,
+                "the queue": self.prototypes.queue_size > 0,
+                "freeze_steps": self.prototypes.freeze_steps > self._watch.steps,
+            }
+            if any(resting.values()):
+                names = [name for name, rests in resting.items() if rests]
+                self._watch.look_in_eval(loss, " and ".join(names))
 
     def _batch(self, views: tuple[Tensor, ...], items: Items | None = None) -> Batch:
         """The unit embeddings of all views, of this process or of all."""
         ranks = self.agree(
+            "forward",
             partial(self._check, views, items),
             views,
             lambda: {
                 **self.memory_facts(items),
                 **self.prototypes.state(),
+                "warm-up over": self.warm_up is None or self.warm_up.over,
+                **({} if self.warm_up is None else self.warm_up.state()),
                 **choice_facts(self._engine(), views[0]),
             },
         )
@@ -345,6 +409,14 @@ class PGCLLoss(LossWithMemory):
         check.prototypes("prototypes.weight", weight, "z1", views[0], type(self).__name__)
         self.prototypes.check_call(len(views))
         self._check_window()
+        if self.warm_up is not None and not self.warm_up.over:
+            self.warm_up.check("z1", views[0])
+            if not hasattr(self.contrast, "info_nce"):
+                raise TypeError(
+                    f"warmup_steps is {self.warmup_steps}, but contrast is a "
+                    f"{type(self.contrast).__name__} without a method info_nce(batch), which the "
+                    "warm-up calls: inherit it from PrototypeReweightedNCE, or write one"
+                )
 
     def _engine(self) -> str:
         engine: str = getattr(self.contrast, "engine", "auto")  # a module of yours may have none
@@ -360,6 +432,13 @@ class PGCLLoss(LossWithMemory):
         if not isinstance(contrast, PrototypeReweightedNCE):
             return False
         return contrast.exclude_same_cluster and not contrast.soft_clusters
+
+    def why_untraced(self) -> str:
+        if self.warm_up is not None and not self.warm_up.over:
+            return (
+                "the warm-up runs in Python: compile without fullgraph=True, or after the warm-up"
+            )
+        return super().why_untraced()
 
     def _loss_modules(self) -> list[LossModule]:
         return [module for module in self.children() if isinstance(module, LossModule)]

@@ -24,6 +24,7 @@ from pgcl_losses.batch import (
     given_batch,
 )
 from pgcl_losses.kmeans import draw, spherical_kmeans
+from pgcl_losses.ranks import Ranks
 from pgcl_losses.sinkhorn import balance
 
 
@@ -36,11 +37,10 @@ class SinkhornPrototypes(LossModule):
     Args:
         options: as in :class:`PGCLLoss`, by the same names.
 
-    ``step`` counts training forwards while ``freeze_steps`` or ``lead_steps`` is above 0. ``step``
-    and the queue change only in ``train()`` mode with gradients enabled, and not on a batch with
-    NaN or inf in it. Without freezing, warm-up and queue a forward changes no state. Activation
-    checkpointing runs a second training forward: with one of the three, checkpoint the encoder and
-    not this module.
+    ``step`` counts training forwards while ``freeze_steps`` is above 0. ``step`` and the queue
+    change only in ``train()`` mode with gradients enabled, and not on a batch with NaN or inf in
+    it. Without freezing and queue a forward changes no state. Activation checkpointing runs a
+    second training forward: with one of the two, checkpoint the encoder and not this module.
 
     Shape:
         - views: ``[N, D]`` each; row i of every view is graph i, with a norm of at most 1e18
@@ -71,7 +71,6 @@ class SinkhornPrototypes(LossModule):
         "queue_size": partial(check.count, minimum=0),
         "queue_views": partial(check.count, minimum=1),
         "freeze_steps": partial(check.count, minimum=0),
-        "lead_steps": partial(check.count, minimum=0),
     }
     fixed = frozenset({"dim", "num_prototypes", "queue_size", "queue_views"})
 
@@ -83,9 +82,9 @@ class SinkhornPrototypes(LossModule):
     queue_size: int
     queue_views: int
     freeze_steps: int
-    lead_steps: int
     weight: nn.Parameter
     step: Tensor
+    initialised: Tensor  # whether the prototypes are, from embeddings
     queue: Tensor | None
     queue_filled: Tensor | None
     heads: tuple[int, ...]  # how many prototypes each head has
@@ -101,7 +100,6 @@ class SinkhornPrototypes(LossModule):
         queue_size: int = 0,
         queue_views: int = 2,
         freeze_steps: int = 0,
-        lead_steps: int = 0,
         gather: bool = True,
         process_group: ProcessGroup | None = None,
     ) -> None:
@@ -111,6 +109,7 @@ class SinkhornPrototypes(LossModule):
         self.heads = (sizes,) if isinstance(sizes, int) else tuple(sizes)
         self.weight = nn.Parameter(torch.empty(sum(self.heads), self.dim))
         self.register_buffer("step", torch.zeros((), dtype=torch.long))
+        self.register_buffer("initialised", torch.zeros((), dtype=torch.bool))
         self.register_buffer("queue", None)
         self.register_buffer("queue_filled", None)
         if self.queue_size > 0:
@@ -122,6 +121,20 @@ class SinkhornPrototypes(LossModule):
 
     def reset_parameters(self) -> None:
         nn.init.kaiming_normal_(self.weight)
+        self.initialised.zero_()
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "weight" and hasattr(value, "full_tensor"):
+            # FSDP2's own parameter. It is another Tensor in each forward, and after it may be a
+            # DTensor of another mesh until backward.
+            known = self.__dict__.get("_sharded")
+            if known is None or value.device_mesh == known.device_mesh:
+                self.__dict__["_sharded"] = value  # beside the parameters
+        super().__setattr__(name, value)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
+        state_dict.setdefault(prefix + "initialised", torch.zeros_like(self.initialised))  # 0.2
+        super()._load_from_state_dict(state_dict, prefix, *others)
 
     @overload
     def forward(self, *views: Tensor) -> tuple[Assignment, ...]: ...
@@ -146,7 +159,7 @@ class SinkhornPrototypes(LossModule):
         return self._assigned(batch)
 
     def _batch(self, views: tuple[Any, ...]) -> Batch:
-        ranks = self.agree(partial(self._check, views), views, self.state)
+        ranks = self.agree("forward", partial(self._check, views), views, self.state)
         return batch_of(ranks, views, self.weight)
 
     def _check(self, views: tuple[Any, ...], may_lack_rows: bool) -> None:
@@ -163,11 +176,6 @@ class SinkhornPrototypes(LossModule):
 
     def check_call(self, num_views: int) -> None:
         """An error for options that do not go together, or not with this number of views."""
-        if self.freeze_steps > 0 and self.lead_steps > 0:
-            raise ValueError(
-                f"freeze_steps is {self.freeze_steps} and lead_steps is {self.lead_steps}, but one "
-                "of them must be 0: either the prototypes do not move at first, or they learn alone"
-            )
         if self.queue_size > 0 and num_views != self.queue_views:
             raise ValueError(
                 f"views must be {self.queue_views} when queue_size > 0, but got {num_views}: the "
@@ -192,42 +200,59 @@ class SinkhornPrototypes(LossModule):
         return nearest if len(self.heads) > 1 else nearest.squeeze(-1)
 
     @torch.no_grad()
-    def start_from_(self, rows: Tensor) -> "SinkhornPrototypes":
-        """Move the prototypes, in place, to where rows ``[N, D]`` are: k-means of their directions.
+    def start_from_(self, embeddings: Tensor) -> "SinkhornPrototypes":
+        """Initialise the prototypes, in place, from embeddings ``[N, D]``: k-means by cosine.
 
-        Prototypes start at random, and in many dimensions a random direction is near no row. Call
-        this before training with the rows of a first batch, or of many, and again at the end of
-        ``lead_steps``. With several processes, all of them call it, each with rows of its own, and
-        all get the prototypes that the first one computes.
+        Prototypes are random at first, and in many dimensions a random direction is near no
+        embedding. Call this before training with the embeddings of a first batch, or of many. The
+        end of the ``warmup_steps`` of :class:`PGCLLoss` does the same by itself, unless this was
+        called before. With several processes, all of them call it, each with embeddings of its own,
+        and all get the prototypes that the first one computes.
 
         Random numbers come from torch's generator on the CPU: use ``torch.manual_seed``. If there
         are fewer different directions than prototypes, the remaining prototypes do not move.
-        Prototypes keep their lengths. The queue keeps its rows, which are compared with the new
-        prototypes from now on. This call waits for the device.
+        Prototypes keep their lengths. The queue keeps its embeddings, which are compared with the
+        new prototypes from now on. This call waits for the device.
         """
         facts = {"weight": str(self.weight.dtype)}
-        ranks = self.agree(partial(self._check_start, rows), (rows,), lambda: facts)
+        check_given = partial(self._check_start, embeddings)
+        ranks = self.agree("start_from_", check_given, (embeddings,), lambda: facts)
+        with full_precision(embeddings.device):
+            units = unit_vectors(embeddings, computing_dtype(self.weight, embeddings))
+            return self.initialise_(ranks.gather(units.unsqueeze(0))[0], ranks)
+
+    @torch.no_grad()
+    def initialise_(
+        self, embeddings: Tensor, ranks: Ranks, generator: torch.Generator | None = None
+    ) -> "SinkhornPrototypes":
+        """Initialise the prototypes from the embeddings ``[M, D]`` of all processes."""
         # All ranks draw, so that their generators stay in the same state.
-        draws = [draw(size) for size in self.heads]
-        with full_precision(rows.device):
-            dtype = computing_dtype(self.weight, rows)
-            rows = ranks.gather(unit_vectors(rows, dtype).unsqueeze(0))[0]
-            weight = self.weight.to(dtype)
+        draws = [draw(size, generator) for size in self.heads]
+        with full_precision(embeddings.device):
+            weight = self.weight.to(computing_dtype(self.weight, embeddings))
             if ranks.rank == 0:
                 of_heads = zip(weight.split_with_sizes(self.heads), draws, strict=True)
-                new = torch.cat([spherical_kmeans(rows, *of_head) for of_head in of_heads])
+                new = torch.cat([spherical_kmeans(embeddings, *of_head) for of_head in of_heads])
                 lengths = torch.linalg.vector_norm(weight, dim=1, keepdim=True)
-                weight = (new * torch.where(lengths > 0, lengths, 1)).to(dtype)
+                weight = (new * torch.where(lengths > 0, lengths, 1)).to(weight.dtype)
             else:
                 weight = torch.zeros_like(weight)
-            self.weight.copy_(ranks.add(weight, "the prototypes' start"))
+            weight = ranks.add(weight, "the initial prototypes")
+        self.weight.copy_(weight)
+        sharded = self.__dict__.get("_sharded")
+        if sharded is not None:
+            from torch.distributed.tensor import distribute_tensor
+
+            new = distribute_tensor(weight, sharded.device_mesh, sharded.placements)
+            sharded.to_local().copy_(new.to_local())
+        self.initialised.fill_(True)
         return self
 
-    def _check_start(self, rows: Tensor, may_lack_rows: bool) -> None:
-        check.matrix("rows", rows, "[N, D]", may_lack_rows)
-        self._check_width("rows", rows)
-        if not rows.isfinite().all():
-            raise ValueError("rows must be finite, but there is a NaN or an inf among them")
+    def _check_start(self, embeddings: Tensor, may_lack_rows: bool) -> None:
+        check.matrix("embeddings", embeddings, "[N, D]", may_lack_rows)
+        self._check_width("embeddings", embeddings)
+        if not embeddings.isfinite().all():
+            raise ValueError("embeddings must be finite, but there is a NaN or an inf among them")
 
     @torch.no_grad()
     def normalize_(self) -> "SinkhornPrototypes":
@@ -240,12 +265,8 @@ class SinkhornPrototypes(LossModule):
         rows = batch.embeddings  # [V, N, D]
         with full_precision(rows.device):
             prototypes = batch.ranks.average_gradient(self._unit_prototypes(rows.dtype))
-            leading, seen = None, rows
-            if self.lead_steps > 0:
-                leading = self.step < self.lead_steps
-                seen = torch.where(leading, rows.detach(), rows)
             temperature = batch.ranks.temperature(self.temperature, rows.dtype)
-            logits = _logits(seen, prototypes, temperature)  # [V, N, K]
+            logits = _logits(rows, prototypes, temperature)  # [V, N, K]
             log_probs = self._by_head(partial(torch.log_softmax, dim=-1), logits)
             learning = self.training and torch.is_grad_enabled()
             with torch.no_grad():
@@ -262,7 +283,6 @@ class SinkhornPrototypes(LossModule):
             targets=targets,
             clusters=clusters,
             heads=self.heads,
-            leading=leading,
             items=batch.items,
             memory=memory,
         )
@@ -320,13 +340,12 @@ class SinkhornPrototypes(LossModule):
 
     def _advance(self, rows: Tensor, targets: Tensor) -> None:
         """Count the batch and queue its embeddings, unless there is a NaN or inf in it."""
-        counting = self.freeze_steps > 0 or self.lead_steps > 0
-        if self.queue is None and not counting:
+        if self.queue is None and self.freeze_steps == 0:
             return
         # A NaN or inf in a view spoils sums over its columns and so all of its targets.
         total = targets.sum()
         finite = total == total
-        if counting:
+        if self.freeze_steps > 0:
             self.step.add_(finite)
         if self.queue is not None and self.queue_filled is not None:
             newest_first = torch.cat([rows.to(self.queue.dtype), self.queue], dim=1)

@@ -97,13 +97,13 @@ def test_an_old_checkpoint_is_loaded_before_the_loss_is_attached(attached):
     names = names_after(block)
     model = names["model"]
     x, x_aug = model(names["batch"]), model(names["batch_aug"])
-    assert model.pgcl.prototypes.step == 0 < model.pgcl.lead_steps  # they are initialised later
+    assert model.pgcl.prototypes.step == 0 < model.pgcl.warmup_steps  # they are initialised later
     pgcl = model.pgcl
     assert moved(pgcl.prototypes, lambda: step(names["optimizer"], pgcl(x, x_aug)))
     # Built in the other order, model and optimizer take what is saved from now on.
     new = names["GraphCL"]()
     optimizer = torch.optim.Adam(new.parameters())
-    new.pgcl = PGCLLoss.recommended(96, batch_size=64, steps=8, lead_steps=1)
+    new.pgcl = PGCLLoss.recommended(96, batch_size=64, steps=8, warmup_steps=1)
     optimizer.add_param_group({"params": new.pgcl.parameters()})
     new.load_state_dict(model.state_dict())
     optimizer.load_state_dict(names["optimizer"].state_dict())
@@ -196,8 +196,8 @@ def dig_objective(**options):
 
 @pytest.mark.parametrize("nodes", [False, True])
 def test_dig(nodes):
-    objective = dig_objective(lead_steps=1)
-    expected = PGCLLoss(8, 3, lead_steps=1)
+    objective = dig_objective(warmup_steps=1)
+    expected = PGCLLoss(8, 3, warmup_steps=1)
     expected.load_state_dict(objective.pgcl.state_dict())
     encoder = torch.nn.Linear(4, 8)
     batches = torch.randn(2, 2, 5, 4)
@@ -233,7 +233,7 @@ def test_digs_evaluator_of_graphs_takes_a_function_that_adds_the_prototypes():
 
 
 def test_digs_evaluator_of_nodes_leaves_the_encoder_in_eval_mode():
-    objective, encoder = dig_objective(lead_steps=9), torch.nn.Linear(4, 8)
+    objective, encoder = dig_objective(warmup_steps=9), torch.nn.Linear(4, 8)
     encoder.pgcl = objective
     views = torch.randn(1, 2, 5, 4)
     prototypes = objective.pgcl.prototypes
@@ -243,7 +243,7 @@ def test_digs_evaluator_of_nodes_leaves_the_encoder_in_eval_mode():
 
 
 def test_a_short_training_by_digs_evaluator_warns_of_prototypes_that_it_leaves():
-    objective, encoder = dig_objective(lead_steps=30), torch.nn.Linear(4, 8)
+    objective, encoder = dig_objective(warmup_steps=30), torch.nn.Linear(4, 8)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         Dig(objective, False).evaluate(encoder, torch.randn(1, 2, 5, 4), 20)

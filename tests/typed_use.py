@@ -40,7 +40,7 @@ def calls(z1: Tensor, z2: Tensor) -> None:
     contrast = PrototypeReweightedNCE(negative_ranks=(2, 8), soft_clusters=True)
     weight = prototypes.weight
     assert_type(contrast([z1, z2], assignments=assignments, prototypes=weight), Tensor)
-    assert_type(PGCLContrastLoss(8, (4, 6), lead_steps=5).pgcl, PGCLLoss)
+    assert_type(PGCLContrastLoss(8, (4, 6), warmup_steps=5).pgcl, PGCLLoss)
     assert_type(InfoNCEContrastLoss(temperature=0.5).info_nce, InfoNCE)
 
 

@@ -338,8 +338,7 @@ class TestErrors:
                 r"must lie in 0\.\.5, as there are 5 prototypes to rank",
             ),
             ({"soft_clusters": 1}, TypeError, "soft_clusters must be True or False"),
-            ({"lead_steps": -1}, ValueError, "lead_steps must be at least 0"),
-            ({"lead_steps": 3, "freeze_steps": 2}, ValueError, "but one of them must be 0: either"),
+            ({"warmup_steps": -1}, ValueError, "warmup_steps must be at least 0"),
         ],
     )
     def test_options(self, options, error, message):

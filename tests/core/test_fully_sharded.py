@@ -224,11 +224,35 @@ def starting(rank, num_ranks):
     weights = [full(pgcl.prototypes.weight) for pgcl in (before, left_out, within)]
     assert not torch.equal(weights[0], random)
     torch.testing.assert_close(weights[0], weights[1])
-    torch.testing.assert_close(weights[2], random)  # FSDP2 keeps no change made in a forward
+    torch.testing.assert_close(weights[0], weights[2])
 
 
-def test_prototypes_start_from_rows_outside_of_a_sharded_forward():
+def test_prototypes_are_initialised_before_and_in_a_sharded_forward():
     on_ranks(starting, 2)
+
+
+def warming_up(rank, num_ranks, wrap, reshard_after_forward):
+    options = {"num_prototypes": (3, 4), "warmup_steps": 2}
+    given = {} if wrap is every_module else {"reshard_after_forward": reshard_after_forward}
+    model, loss_of = wrap(*model_of(0, **options), **given)
+    alone = Inside(*model_of(0, **options, gather=False))
+    optimizers = [torch.optim.Adam(each.parameters(), lr=1e-2) for each in (model, alone)]
+    for views, of_ranks in batches([[*counts, 2, 0][:num_ranks] for counts in COUNTS]):
+        losses = loss_of(*of_ranks[rank]), alone(*views)
+        torch.testing.assert_close(*losses, **CLOSE)
+        for loss, optimizer in zip(losses, optimizers, strict=True):
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        for mine, other in zip(model.parameters(), alone.parameters(), strict=True):
+            torch.testing.assert_close(full(mine), other, **CLOSE)
+
+
+@pytest.mark.parametrize(
+    ("wrap", "reshard"), [(whole, False), (whole, True), (whole, 2), (every_module, None)]
+)
+def test_the_warm_up_ends_in_a_sharded_forward(wrap, reshard):
+    on_ranks(warming_up, 4 if reshard == 2 else 2, wrap, reshard)
 
 
 def resuming(rank, num_ranks):

@@ -85,7 +85,7 @@ def every_mode(rank, num_ranks, engines):
                 check_case(rank, num_ranks, options, draw(LAYOUTS), draw(WRAPPINGS), random)
         for member in FAMILY:
             options = {"engine": engine, **draw(EVERY_MODE), **member}
-            options |= {"queue_size": draw((0, 3)), "lead_steps": draw((0, 1))}
+            options |= {"queue_size": draw((0, 3)), "warmup_steps": draw((0, 1))}
             with in_blocks(draw(BLOCKS)):
                 check_case(rank, num_ranks, options, draw(LAYOUTS), draw(WRAPPINGS), random)
 

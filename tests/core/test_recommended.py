@@ -24,14 +24,14 @@ def test_the_rule(batch_size, steps, temperature, expected):
     pgcl = PGCLLoss.recommended(8, **options)
     of_parts = pgcl.contrast.temperature, pgcl.prototypes.temperature
     weight = pytest.approx(pgcl.consistency_weight)
-    assert (pgcl.num_prototypes, weight, pgcl.lead_steps, *of_parts) == expected
+    assert (pgcl.num_prototypes, weight, pgcl.warmup_steps, *of_parts) == expected
     untouched = ("weighting", "exclude_same_cluster", "epsilon", "negatives", "freeze_steps")
     default = PGCLLoss(8)
     assert all(getattr(pgcl, name) == getattr(default, name) for name in untouched)
 
 
 def test_options_go_before_the_rule():
-    options = {"num_prototypes": (3, 5), "lead_steps": 2, "weighting": "uniform", "queue_size": 4}
+    options = {"num_prototypes": (3, 5), "warmup_steps": 2, "weighting": "uniform", "queue_size": 4}
     pgcl = PGCLLoss.recommended(8, batch_size=90, steps=10, **options)
     assert {name: getattr(pgcl, name) for name in options} == options
     assert pgcl.consistency_weight == 1
@@ -44,13 +44,11 @@ def test_a_subclass_stays_one():
     assert type(Mine.recommended(8, batch_size=90, steps=10)) is Mine
 
 
-def test_info_nce_moves_the_rows_until_the_lead_ends():
+def test_the_loss_is_info_nce_until_the_warm_up_ends():
     torch.manual_seed(0)
     pgcl = PGCLLoss.recommended(8, batch_size=30, steps=8, temperature=0.5).double()
     plain = InfoNCE(temperature=0.5)
     for step in range(8):
-        if step == pgcl.lead_steps:
-            pgcl.prototypes.start_from_(torch.randn(60, 8, dtype=torch.float64))
         views = torch.randn(2, 30, 8, dtype=torch.float64, requires_grad=True)
         (ours,) = torch.autograd.grad(pgcl(*views), views)
         (theirs,) = torch.autograd.grad(plain(*views), views)

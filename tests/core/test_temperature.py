@@ -39,7 +39,7 @@ LOSSES = {
     "consistency alone": lambda **options: pgcl_of(contrast_weight=0.0, **options),
     "heads": lambda **options: pgcl_of(num_prototypes=(3, 4), soft_clusters=True, **options),
     "PGCL with memory": lambda **options: pgcl_of(memory_size=7, queue_size=5, **options),
-    "warm-up": lambda **options: pgcl_of(lead_steps=9, **options),
+    "warm-up": lambda **options: pgcl_of(warmup_steps=9, **options),
 }
 losses_of = pytest.mark.parametrize("name", LOSSES)
 

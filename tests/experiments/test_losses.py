@@ -80,4 +80,4 @@ def test_the_recommended_row_is_the_librarys():
         given = {"batch_size": batch_size, "steps": 200, "temperature": temperature}
         theirs = PGCLLoss.recommended(5, **given)
         assert objective.loss.facts() == theirs.facts()
-        assert objective.starts == {theirs.lead_steps}
+        assert objective.starts == {theirs.warmup_steps}

@@ -10,7 +10,7 @@ from experiments.map import __main__ as program
 from experiments.map import places, planted
 from experiments.shelf import results
 from experiments.shelf.rows import INFO_NCE
-from pgcl_losses import SinkhornPrototypes
+from pgcl_losses import PGCLLoss, SinkhornPrototypes
 
 FAMILY = {
     "num_prototypes": (10, 20),
@@ -66,7 +66,7 @@ def test_a_run_of_the_family():
 def test_all_losses_begin_alike():
     """Before the first epoch nothing that was drawn depends on the loss."""
     config = {**planted.KNOBS, "epochs": 0, "seed": 0}
-    losses = ({"row": INFO_NCE}, {"row": "PGCL"}, {"row": "PGCL", **FAMILY})
+    losses = ({"row": INFO_NCE}, {"row": "PGCL"}, {"row": "PGCL", **FAMILY, "lead_epochs": 0})
     accuracies = {planted.run({**config, **loss})["accuracy"] for loss in losses}
     assert len(accuracies) == 1
 
@@ -77,7 +77,7 @@ def test_knobs_reach_the_loss():
     for name in ("num_prototypes", "negative_ranks", "soft_clusters"):
         assert getattr(loss_of, name) == config[name]
     steps = planted.TRAINING // config["batch_size"]
-    assert loss_of.lead_steps == steps
+    assert loss_of.warmup_steps == steps
     config |= {"lead_epochs": 0, "freeze_epochs": 2}
     assert planted.build(config).freeze_steps == 2 * steps
 
@@ -96,10 +96,17 @@ def test_prototypes_start_from_rows(monkeypatch, given, starts):
     seen = []
     start = SinkhornPrototypes.start_from_
 
+    forwards, forward = [], PGCLLoss.forward
+
     def spy(self, rows):
-        seen.append((self.step.item(), len(rows)))
+        seen.append((len(forwards), len(rows)))
         return start(self, rows)
 
+    def counted(self, *views):
+        forwards.append(self)
+        return forward(self, *views)
+
+    monkeypatch.setattr(PGCLLoss, "forward", counted)
     monkeypatch.setattr(SinkhornPrototypes, "start_from_", spy)
     config = {**planted.KNOBS, "batch_size": 512, "epochs": 2, "row": "PGCL", "seed": 0}
     planted.run({**config, **given})

@@ -21,13 +21,18 @@ SMALL = (
 @pytest.fixture
 def starts(monkeypatch):
     """The steps after which prototypes started from rows, and how many rows there were."""
-    made = []
-    start = SinkhornPrototypes.start_from_
+    made, steps = [], []
+    start, is_start = SinkhornPrototypes.start_from_, program.is_start
 
     def noted(self, rows):
-        made.append((int(self.step), len(rows)))
+        made.append((steps[-1], len(rows)))
         return start(self, rows)
 
+    def at(step, config):
+        steps.append(step)
+        return is_start(step, config)
+
+    monkeypatch.setattr(program, "is_start", at)
     monkeypatch.setattr(SinkhornPrototypes, "start_from_", noted)
     return made
 
@@ -113,4 +118,4 @@ def test_rows_of_the_paper_are_as_they_were():
     assert {row for row in rows.PRETRAINED if rows.beyond_the_paper(row, 10)} == {rows.RECOMMENDED}
     config = {"row": "InfoNCE (GraphCL)", "freeze_epochs": 2}
     loss = {"weighting": "uniform", "exclude_same_cluster": False, "consistency_weight": 0.0}
-    assert rows.options(config, 5) == {"freeze_steps": 10, "lead_steps": 0, **loss}
+    assert rows.options(config, 5) == {"freeze_steps": 10, "warmup_steps": 0, **loss}

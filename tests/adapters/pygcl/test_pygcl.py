@@ -42,7 +42,7 @@ OPTIONS = {
     "consistency_weight": st.sampled_from([0.0, 6.0]),
 }
 # Prototypes that learn from the first step on, that rest at first, or that learn alone.
-BEGINNINGS = st.sampled_from([{}, {"freeze_steps": 1}, {"lead_steps": 1}])
+BEGINNINGS = st.sampled_from([{}, {"freeze_steps": 1}, {"warmup_steps": 1}])
 ROWS = {"G2G": ("g1", "g2"), "L2L": ("h1", "h2")}
 
 
@@ -51,6 +51,7 @@ def views_of(num_rows, seed=0):
     return torch.randn(2, num_rows, 4, generator=generator, requires_grad=True).unbind()
 
 
+@pytest.mark.filterwarnings("ignore:PGCLLoss. .* different embeddings:UserWarning")
 @given(
     mode=st.sampled_from(list(ROWS)),
     intraview=st.booleans(),
