@@ -44,7 +44,7 @@ class Objective(nn.Module):
         elif rival == "debiased":
             self.loss = InfoNCE(temperature=temperature, **{"debias": 0.1, **options})
         elif "num_prototypes" in options:
-            self.loss = PGCLLoss(dim, temperature=temperature, warmup_steps=lead, **options)
+            self.loss = PGCLLoss(dim, temperature=temperature, **{"warmup_steps": lead, **options})
             self.loss.prototypes.temperature = of_prediction
         else:
             self.loss = InfoNCE(temperature=temperature, **options)

@@ -68,6 +68,19 @@ def test_a_branch_that_stays_info_nce_is_the_run_itself(graph, monkeypatch):
     assert stopped != trunk
 
 
+def test_a_branch_by_itself_is_a_run_with_warm_up(graph):
+    row = rows.Row(rows.pgcl(5, 0.0, by_itself=True), 0.5)
+    trunk = train.Run(CONFIG, train.given(graph)[0])
+    whole = Objective({"num_prototypes": 5, "consistency_weight": 0.0, "lead": 0.5}, 8, 0.4, 12)
+    run = trunk.copy()
+    torch.manual_seed(CONFIG["seed"])
+    run.train(whole, 12, lambda step: None)
+    trunk.train(Objective({}, 8, 0.4, 12), 6, lambda step: None)
+    branch, objective = train.branched(trunk, row, 12)
+    branch.train(objective, 12, lambda step: None)
+    torch.testing.assert_close(branch.embeddings(), run.embeddings(), rtol=1e-4, atol=1e-5)
+
+
 def test_views_do_not_depend_on_what_a_loss_draws(graph):
     view, _ = train.given(graph)
     run = train.Run(CONFIG, view)

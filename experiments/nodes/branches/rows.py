@@ -7,13 +7,22 @@ from experiments.shelf.losses import Options
 INFO_NCE, STOPPED, UNTRAINED = "InfoNCE", "InfoNCE, stopped at three quarters", "untrained"
 
 
+SCHEDULE = ("again", "by_itself", "fixed")  # options of a row that are not those of its loss
+
+
 class Row(NamedTuple):
+    """``again``: k-means of all embeddings, every so many steps. ``by_itself``: the prototypes are
+    initialised as `warmup_steps` of `PGCLLoss` does it, and else from all embeddings. ``fixed``:
+    they are no parameters of the optimizer, whose weight decay would move them without a gradient.
+    """
+
     options: Options
     begins: float = 0.75  # the fraction of the run in which it is InfoNCE
 
 
 def pgcl(num_prototypes: int | str | tuple[int, ...], weight: float, **options: Any) -> Options:
-    return {"num_prototypes": num_prototypes, "consistency_weight": weight, **options}
+    fixed = {"fixed": True} if weight == 0 else {}  # nothing teaches them
+    return {"num_prototypes": num_prototypes, "consistency_weight": weight, **fixed, **options}
 
 
 _UNIFORM = {"weighting": "uniform"}
@@ -27,6 +36,7 @@ ROWS: dict[str, Row] = {
     "recommended so far: K=N/3, lambda 0.5": Row(pgcl("N/3", 0.5, **_AT_LEAST)),
     "K=20, lambda 0": Row(pgcl(20, 0.0)),
     "K=50, lambda 0": Row(pgcl(50, 0.0)),
+    "K=50, lambda 0, initialised by itself": Row(pgcl(50, 0.0, by_itself=True)),
     "K=100, lambda 0": Row(pgcl(100, 0.0)),
     "K=200, lambda 0": Row(pgcl(200, 0.0)),
     "K=N/3, lambda 0": Row(pgcl("N/3", 0.0)),
@@ -37,6 +47,9 @@ ROWS: dict[str, Row] = {
     "K=50, lambda 0.1": Row(pgcl(50, 0.1, **_AT_LEAST)),
     "K=(20, 50, 200), lambda 0": Row(pgcl((20, 50, 200), 0.0)),
     "K=50, lambda 0, from one half on": Row(pgcl(50, 0.0), 0.5),
+    "K=50, lambda 0, from one half on, initialised by itself": Row(
+        pgcl(50, 0.0, by_itself=True), 0.5
+    ),
     "K=50, lambda 0, from one quarter on": Row(pgcl(50, 0.0), 0.25),
     "K=50, lambda 0, from one half on, k-means every 25 steps": Row(pgcl(50, 0.0, again=25), 0.5),
     "K=20, lambda 0, from one half on": Row(pgcl(20, 0.0), 0.5),

@@ -3,6 +3,7 @@
 import copy
 import time
 import warnings
+from collections import deque
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,7 +18,7 @@ from experiments.shelf.losses import Objective
 
 from ..data import load
 from .measure import measured
-from .rows import INFO_NCE, ROWS, STOPPED, UNTRAINED, Row
+from .rows import INFO_NCE, ROWS, SCHEDULE, STOPPED, UNTRAINED, Row
 
 SETTING: dict[str, Any] = {
     "width": 128,
@@ -27,6 +28,9 @@ SETTING: dict[str, Any] = {
     "edges_dropped": (0.2, 0.4),
     "features_masked": (0.3, 0.4),
 }
+
+
+RECENT = 8192  # embeddings: more than a warm-up keeps
 
 
 class _Propagate(torch.autograd.Function):
@@ -100,9 +104,11 @@ class Run:
             weight_decay=config["weight_decay"],
         )
         self.step = 0
+        self.recent: deque[list[Tensor]] = deque()  # embeddings of the last batches, both views
 
     def copy(self) -> "Run":
         twin = copy.copy(self)
+        twin.recent = self.recent.copy()
         twin.encoder, twin.head, twin.optimizer = copy.deepcopy(
             (self.encoder, self.head, self.optimizer)
         )
@@ -127,11 +133,15 @@ class Run:
         """Train until so many steps are done; ``begin`` is called before each."""
         while self.step < until:
             begin(self.step)
-            loss = objective.value(*self.views())
+            views = self.views()
+            loss = objective.value(*views)
             self.optimizer.zero_grad()
             loss.backward()
             self.optimizer.step()
             self.step += 1
+            self.recent.append([view.detach() for view in views])
+            if len(self.recent) * 2 * len(views[0]) > 2 * RECENT:
+                self.recent.popleft()
 
     @torch.no_grad()
     def embeddings(self) -> Tensor:
@@ -210,19 +220,24 @@ def given(file: Path) -> tuple[Graph, np.ndarray]:
 
 
 def branched(trunk: Run, row: Row, length: int) -> tuple[Run, Objective]:
-    """A run that goes on with another loss, initialised from all embeddings."""
+    """A run that goes on with another loss, its prototypes initialised."""
     branch, config = trunk.copy(), trunk.config
     torch.manual_seed(config["seed"])
-    options = dict(row.options)
+    options = {name: value for name, value in row.options.items() if name not in SCHEDULE}
     if isinstance(options.get("num_prototypes"), str):  # a divisor of the batch
         batch = min(config["batch"], len(trunk.graph.features[0]))
         options["num_prototypes"] = batch // int(options["num_prototypes"].removeprefix("N/"))
-    options.pop("again", None)
+    by_itself = row.options.get("by_itself", False)
+    if by_itself:  # its warm-up is as long as the embeddings of the common run are known
+        options["warmup_steps"] = len(branch.recent)
     objective = Objective(options, config["width"], config["temperature"], length)
-    if objective.has_prototypes() and trunk.step > 0:
+    if by_itself:
+        for views in branch.recent:
+            objective.value(*(view.requires_grad_() for view in views))
+    elif objective.has_prototypes() and trunk.step > 0:
         objective.loss.prototypes.start_from_(branch.projections())
     own = list(objective.parameters())
-    if own:
+    if own and not row.options.get("fixed", False):
         branch.optimizer.add_param_group({"params": own})
     return branch, objective
 
