@@ -270,7 +270,7 @@ DECISION = {
         "where there are groups, it mostly gains",
     ),
     "pgcl": (3.4, 3.0, "PGCLLoss(dim)", "paper", "it may do harm"),
-    "start": (2.0, 4.4, "at step == lead_steps:\nprototypes.start_from_(rows)", "rec", "then"),
+    "start": (2.0, 4.4, "after warmup_steps:\nPGCL begins by itself", "rec", "then"),
     "look": (3.4, 4.4, "diagnostics(terms)", "pgcl", "watch mean_cosine"),
 }
 

@@ -133,14 +133,12 @@ def main() -> None:
 
     before = probe(model, dataset, device)
     progress = tqdm(range(args.epochs), unit="epoch")
-    for epoch in progress:
+    for _ in progress:
         model.train()
         total = 0.0
-        for step, data in enumerate(loader, epoch * len(loader)):
+        for data in loader:
             data = data.to(device)
             x, x_aug = model(data), model(augment(data))
-            if args.pgcl and step == model.pgcl.lead_steps:
-                model.pgcl.prototypes.start_from_(x)  # PGCL: its prototypes start where rows are
             # PGCL: the loss line.
             loss = model.pgcl(x, x_aug) if args.pgcl else model.loss_cal(x, x_aug)
             optimizer.zero_grad()

@@ -1,16 +1,15 @@
-"""PGCL for the nodes of one graph: prototypes that start where the rows are, and a lead for them.
+"""PGCL for the nodes of one graph, with a warm-up: InfoNCE first, then prototypes from k-means.
 
-Prototypes start at random, and in many dimensions a random direction is near no row. Then they tell
-the rows apart badly for a long time. So k-means of the rows gives them a start, before training and
-again at the end of a lead. During the lead they follow the rows, which only InfoNCE moves. After it
-PGCL moves both.
+Prototypes are random at first, and in many dimensions a random direction is near no embedding. Then
+they tell embeddings apart badly for a long time. With a warm-up the loss is InfoNCE for so many
+steps. At its end k-means of embeddings initialises the prototypes, and PGCL goes on.
 
 Two layers of GCN encode the whole graph in two views, as in GRACE: some edges are dropped, some
 features masked. Under a minute on two cores:
 
     python examples/start_from_rows.py
-    python examples/start_from_rows.py --random-start --lead 0   # neither start nor lead
-    python examples/start_from_rows.py --lead 200                # the encoder learns by InfoNCE
+    python examples/start_from_rows.py --warmup 0     # random prototypes, PGCL from the first step
+    python examples/start_from_rows.py --warmup 200   # InfoNCE alone
 
 The graph is a stochastic block model, sparse; nodes have a few words each, some of them of their
 block's topic. Only the probe uses labels: a linear classifier of the encoder's rows, fitted to 20
@@ -31,20 +30,19 @@ from tqdm import tqdm  # pip install -e '.[experiments]'
 
 from pgcl_losses import PGCLLoss, diagnostics
 
-parser = argparse.ArgumentParser(description="PGCL for nodes, with a start and a lead.")
+parser = argparse.ArgumentParser(description="PGCL for nodes, with a warm-up.")
 parser.add_argument("--epochs", type=int, default=200, help="steps, each with the whole graph")
 parser.add_argument("--prototypes", type=int, default=50, help="K of PGCL")
-parser.add_argument("--lead", type=int, help="epochs in which only prototypes learn; default: half")
-parser.add_argument("--random-start", action="store_true", help="leave prototypes at random")
+parser.add_argument("--warmup", type=int, help="epochs of InfoNCE; default: half of them")
 parser.add_argument("--seed", type=int, default=0)
 args = parser.parse_args()
-if args.lead is None:
-    args.lead = args.epochs // 2
+if args.warmup is None:
+    args.warmup = args.epochs // 2
 for name in ("epochs", "prototypes"):
     if getattr(args, name) < 1:
         parser.error(f"--{name} must be 1 or more, but it is {getattr(args, name)}")
-if not 0 <= args.lead <= args.epochs:
-    parser.error(f"--lead must be from 0 to --epochs {args.epochs}, but it is {args.lead}")
+if not 0 <= args.warmup <= args.epochs:
+    parser.error(f"--warmup must be from 0 to --epochs {args.epochs}, but it is {args.warmup}")
 
 BLOCKS, NODES, INSIDE, ACROSS = 7, 2000, 3, 2  # mean number of neighbours in the own, and anywhere
 VOCABULARY, WORDS, TOPICAL = 560, 10, 0.2  # a node has so many words, some of its block's topic
@@ -94,8 +92,8 @@ def probe(rows: Tensor, labels: Tensor) -> float:
 
 def report(epoch: int, numbers: dict) -> str:
     names = ("loss", "contrast", "consistency", "consistency_ratio", "mean_cosine", "agreement")
-    shown = "   ".join(f"{name} {numbers[name]:.3f}" for name in names)
-    return f"epoch {epoch + 1:3d}   {shown}   dead prototypes {numbers['dead_prototypes']}"
+    shown = [f"{name} {numbers[name]:.3f}" for name in names if name in numbers]  # not in a warm-up
+    return "   ".join([f"epoch {epoch + 1:3d}", *shown])
 
 
 def main() -> None:
@@ -103,16 +101,15 @@ def main() -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     graph = block_model().to(device)
     encoder = Encoder().to(device)
-    # An epoch is one step here; with batches, lead_steps is the lead times the steps of an epoch.
-    pgcl = PGCLLoss(DIM, args.prototypes, consistency_weight=1.0, lead_steps=args.lead).to(device)
+    # An epoch is one step here; with batches, warmup_steps is epochs * len(loader).
+    pgcl = PGCLLoss(DIM, args.prototypes, consistency_weight=1.0, warmup_steps=args.warmup)
+    pgcl.to(device)
     optimizer = torch.optim.Adam([*encoder.parameters(), *pgcl.parameters()], lr=RATE)
     labels = graph.y.cpu()
     before = probe(rows_of(encoder, graph), labels)
 
     progress = tqdm(range(args.epochs), unit="epoch")
     for epoch in progress:
-        if epoch in (0, args.lead) and not args.random_start:
-            pgcl.prototypes.start_from_(rows_of(encoder, graph))
         terms = pgcl.terms(*(encoder(*view_of(graph)) for _ in range(2)))
         optimizer.zero_grad()
         terms.loss.backward()

@@ -410,7 +410,7 @@ class PGCLLoss(LossWithMemory):
         self.prototypes.check_call(len(views))
         self._check_window()
         if self.warm_up is not None and not self.warm_up.over:
-            self.warm_up.check(views[0].device)
+            self.warm_up.check("z1", views[0])
             if not hasattr(self.contrast, "info_nce"):
                 raise TypeError(
                     f"warmup_steps is {self.warmup_steps}, but contrast is a "

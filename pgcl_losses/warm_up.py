@@ -40,9 +40,10 @@ class WarmUp(nn.Module):
         kept = {f"kept {name}": tensor for name, tensor in self.kept.state().items()}
         return {"warm-up step": self.step, **kept}
 
-    def check(self, device: torch.device) -> None:
-        """An error where numbers cannot be read, so that no end could be reached."""
-        if is_capturing(device) or not is_eager():
+    def check(self, name: str, embeddings: Tensor) -> None:
+        """Whether they can be kept, and numbers be read, so that the end can be reached."""
+        self.kept.check(name, embeddings)
+        if is_capturing(embeddings.device) or not is_eager():
             raise RuntimeError(
                 "the warm-up cannot be captured in a CUDA graph, nor run in a transform of "
                 f"torch.func: do so after warmup_steps={self.steps} training forwards"
@@ -71,7 +72,7 @@ class WarmUp(nn.Module):
             generator = torch.Generator("cpu").manual_seed(0)  # the user's do not move
             prototypes.initialise_(self.kept.embeddings[:filled], ranks, generator)
         self.over = True
-        self._end.numbers.clear()
+        self._end.numbers["here"] = 0
         return False
 
     @torch.no_grad()
@@ -108,7 +109,7 @@ class _End:
 
 
 def _warn_of_end(numbers: dict[str, int], steps: int) -> None:
-    if numbers.get("here", 0) > _FEW:
+    if numbers["here"] > _FEW:
         warn(
             f"PGCLLoss: training ended in the warm-up, after {numbers['count']} of {steps} "
             "forwards, so PGCL never began: lower warmup_steps, or give PGCLLoss.recommended the "

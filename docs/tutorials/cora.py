@@ -9,6 +9,7 @@
 # core.
 
 # %%
+from math import nan
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -145,17 +146,19 @@ def groups_and_probe(model: Model) -> tuple[float, float]:
 # 2. The paper's setting: ten prototypes, lambda 6, from the first step on, prototypes at
 #    random.
 # 3. The same, but the prototypes start from the rows of the untrained model.
-# 4. The recommended setting: InfoNCE for three quarters of the steps. At the end of this *lead*
-#    the prototypes start from rows, and PGCL goes on from there.
+# 4. The recommended setting: InfoNCE for three quarters of the steps. At the end of this warm-up
+#    the prototypes are initialised from embeddings, and PGCL goes on from there.
 
 # %%
 recommended = PGCLLoss.recommended(WIDTH, batch_size=graph.num_nodes, steps=STEPS, temperature=TAU)
-print("recommended:", recommended.num_prototypes, "prototypes, lead of", recommended.lead_steps)
+print(
+    "recommended:", recommended.num_prototypes, "prototypes, warm-up of", recommended.warmup_steps
+)
 RUNS = {
     "InfoNCE": (lambda: InfoNCE(temperature=TAU), ()),
     "paper": (lambda: PGCLLoss(WIDTH, temperature=TAU), ()),
     "paper, from rows": (lambda: PGCLLoss(WIDTH, temperature=TAU), (0,)),
-    "recommended": (lambda: recommended, (recommended.lead_steps,)),
+    "recommended": (lambda: recommended, ()),
 }
 history = {}
 for name, (make_loss, starts) in RUNS.items():
@@ -183,16 +186,17 @@ for name, seen in history.items():
             numbers = seen[step]
             print(
                 f"{step:4} {name:17} {numbers['mean_cosine']:7.2f}   "
-                f"{numbers['consistency_ratio']:17.2f}   {numbers['agreement']:9.2f}"
+                f"{numbers.get('consistency_ratio', nan):17.2f}   "  # nan: in the warm-up
+                f"{numbers.get('agreement', nan):9.2f}"
             )
 
 # %% The consistency ratio of the three PGCL runs: at random, from rows, and with a lead
 figure, axes = plt.subplots(figsize=(6, 3.2), layout="constrained")
 for name, seen in history.items():
     if seen:
-        axes.plot([numbers["consistency_ratio"] for numbers in seen], label=name)
-axes.axvline(recommended.lead_steps, color="0.7", lw=1, zorder=0)
-axes.text(recommended.lead_steps - 1, 0.03, "lead ends", color="0.4", ha="right")
+        axes.plot([numbers.get("consistency_ratio", nan) for numbers in seen], label=name)
+axes.axvline(recommended.warmup_steps, color="0.7", lw=1, zorder=0)
+axes.text(recommended.warmup_steps - 1, 0.03, "warm-up ends", color="0.4", ha="right")
 axes.set(xlabel="step", ylabel="consistency_ratio", ylim=(0, 1.05))
 axes.legend(loc="lower left")
 axes.spines[["top", "right"]].set_visible(False)

@@ -136,9 +136,9 @@ augment = RandomChoice([NodeDrop(), EdgePerturb(), AttributeMask(), Subgraph()])
 # %% [markdown]
 # ## Training
 #
-# `PGCLLoss.recommended` trains by InfoNCE for three quarters of the steps. At step `lead_steps`
-# its prototypes start from rows of the model; from there on it is PGCL. So InfoNCE and PGCL
-# share one loop, and one line of it is for PGCL alone.
+# `PGCLLoss.recommended` trains by InfoNCE for three quarters of the steps. At the end of this
+# warm-up its prototypes are initialised from embeddings, and from there on it is PGCL. So InfoNCE
+# and PGCL share one loop.
 
 
 # %%
@@ -146,16 +146,11 @@ def train(model: Model, loss: torch.nn.Module, loader: DataLoader) -> None:
     contrast = ContrastiveModel(model, augment, augment, loss)
     # The parameters of the model and of the loss: the prototypes are learned.
     optimizer = torch.optim.Adam(contrast.parameters(), lr=1e-3)
-    step = 0
     for _ in range(EPOCHS):
         for batch in loader:
-            if step == getattr(loss, "lead_steps", None):
-                with torch.no_grad():
-                    loss.prototypes.start_from_(model(whole))
             optimizer.zero_grad()
             contrast(batch).backward()
             optimizer.step()
-            step += 1
 
 
 # %% [markdown]

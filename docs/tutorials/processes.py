@@ -54,9 +54,8 @@ class Model(torch.nn.Module):
 # %% [markdown]
 # ## One training for any number of processes
 #
-# Each process gets its own rows of both views, `mine`. Every process calls the loss equally
-# often, and every process calls `start_from_`, each with its own rows: all get the same
-# prototypes.
+# Each process gets its own embeddings of both views, `mine`. Every process calls the loss equally
+# often. At the end of the warm-up all get the same prototypes.
 
 
 # %%
@@ -68,10 +67,7 @@ def train(mine: slice, wrap: bool, gather: bool = True) -> tuple[list[float], to
     loss_of = DistributedDataParallel(model) if wrap else model
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     losses = []
-    for step, (view1, view2) in enumerate(views[:, :, mine]):
-        if step == pgcl.lead_steps:
-            with torch.no_grad():
-                pgcl.prototypes.start_from_(model.encoder(signal[mine]))
+    for view1, view2 in views[:, :, mine]:
         loss = loss_of(view1, view2)
         optimizer.zero_grad()
         loss.backward()

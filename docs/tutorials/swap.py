@@ -97,9 +97,7 @@ def train_graphcl() -> tuple[GraphCL, list[float]]:
 # 1. The loss becomes an attribute of the model, under a name that the class does not have yet.
 #    `dim` is the width of `x`. It comes before the optimizer is made, so the optimizer gets the
 #    prototypes.
-# 2. The steps are counted.
-# 3. At the end of the lead the prototypes start from rows.
-# 4. The loss line.
+# 2. The loss line.
 
 
 # %%
@@ -112,13 +110,11 @@ def train_pgcl() -> tuple[GraphCL, list[float]]:
     )
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     losses = []
-    for epoch in range(EPOCHS):
-        for step, data in enumerate(loader, epoch * len(loader)):  # 2
+    for _ in range(EPOCHS):
+        for data in loader:
             x, x_aug = model(data), model(augment(data))
-            if step == model.pgcl.lead_steps:  # 3
-                model.pgcl.prototypes.start_from_(x)
             terms = model.pgcl.terms(x, x_aug)
-            loss = terms.loss  # 4; without a picture to draw: loss = model.pgcl(x, x_aug)
+            loss = terms.loss  # 2; without a picture to draw: loss = model.pgcl(x, x_aug)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -162,9 +158,11 @@ print(f"PGCL          {probe(swapped):.1f} %")
 figure, axes = plt.subplots(figsize=(6, 3.2), layout="constrained")
 axes.plot(old_losses, label="loss_cal")
 axes.plot(new_losses, label="PGCL, contrast")
-lead_steps = swapped.pgcl.lead_steps
-axes.axvline(lead_steps, color="0.7", lw=1, zorder=0)
-axes.text(lead_steps - 0.5, axes.get_ylim()[0], "lead ends", color="0.4", ha="right", va="bottom")
+warmup_steps = swapped.pgcl.warmup_steps
+axes.axvline(warmup_steps, color="0.7", lw=1, zorder=0)
+axes.text(
+    warmup_steps - 0.5, axes.get_ylim()[0], "warm-up ends", color="0.4", ha="right", va="bottom"
+)
 axes.set(xlabel="step", ylabel="contrast")
 axes.legend()
 axes.spines[["top", "right"]].set_visible(False)

@@ -30,7 +30,7 @@ KNOBS: dict[str, Any] = {
     "negative_ranks": None,  # or the first and the end of the ranks that negatives are taken from
     "soft_clusters": False,
     "start_from_rows": False,  # where the prototypes start, also after a lead; else at random
-    "lead_epochs": 0,  # in which they learn alone, beside InfoNCE
+    "lead_epochs": 0,  # of a warm-up by InfoNCE (in version 0.2 the prototypes learned in it)
 }
 
 
@@ -98,7 +98,8 @@ def drawn(config: dict[str, Any]) -> Drawn:
 
 def build(config: dict[str, Any]) -> PGCLLoss:
     steps = TRAINING // config["batch_size"]
-    waits = {f"{wait}_steps": config[f"{wait}_epochs"] * steps for wait in ("freeze", "lead")}
+    names = {"freeze_epochs": "freeze_steps", "lead_epochs": "warmup_steps"}
+    waits = {name: config[epochs] * steps for epochs, name in names.items()}
     options = {"consistency_weight": config["consistency_weight"], **ROWS[config["row"]]}
     same = ("num_prototypes", "temperature", "epsilon", "negative_ranks", "soft_clusters")
     return PGCLLoss(DIM, **options, **waits, **{name: config[name] for name in same})

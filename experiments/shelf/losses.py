@@ -18,8 +18,9 @@ SEEN = ("agreement", "mean_cosine", "consistency_ratio", "dead_prototypes")
 class Objective(nn.Module):
     """``views -> loss``, by options of `PGCLLoss`, ``num_prototypes`` among them, and five more.
 
-    lead: share of the run in which the prototypes learn alone, beside InfoNCE.
-    start: shares of the run at which prototypes start from rows.
+    lead: fraction of the run that is a warm-up by InfoNCE. At its end prototypes are initialised
+        from embeddings. (In the runs of version 0.2 they learned in it, and stayed as they were.)
+    start: fractions of the run at which prototypes are initialised by hand.
     one_batch: whether these are the rows of one batch; else of as many as there are, or of several.
     prediction_temperature: of the consistency, where it is not the contrast's.
     rows_learn: False keeps the consistency's gradient from the rows, also after the lead.
@@ -41,7 +42,7 @@ class Objective(nn.Module):
         elif rival == "debiased":
             self.loss = InfoNCE(temperature=temperature, **{"debias": 0.1, **options})
         elif "num_prototypes" in options:
-            self.loss = PGCLLoss(dim, temperature=temperature, lead_steps=lead, **options)
+            self.loss = PGCLLoss(dim, temperature=temperature, warmup_steps=lead, **options)
             self.loss.prototypes.temperature = of_prediction
         else:
             self.loss = InfoNCE(temperature=temperature, **options)
@@ -70,7 +71,9 @@ class Objective(nn.Module):
 
     def with_rows_at_rest(self, terms: Any, views: tuple[Tensor, ...]) -> Tensor:
         """The loss whose consistency teaches the prototypes alone."""
-        prototypes = self.loss.prototypes.eval()  # a warm-up has counted this step already
+        if not terms.assignments:  # the warm-up
+            return terms.loss
+        prototypes = self.loss.prototypes.eval()  # this step is counted already
         taught = prototypes(*(view.detach() for view in views))
         prototypes.train()
         consistency = self.loss.consistency(*taught)

@@ -98,14 +98,9 @@ def configuration(
     return config | beyond_the_paper(args.row, steps)
 
 
-def is_start(model: nn.Module, config: dict[str, Any]) -> bool:
-    """Whether prototypes start from rows before the next step.
-
-    By the count that the prototypes keep with their weights: after a stop no start is lost, and
-    none is made again.
-    """
-    steps = config.get("start_steps", [])
-    return bool(steps) and int(model.loss.prototypes.step) in steps
+def is_start(step: int, config: dict[str, Any]) -> bool:
+    """Whether the prototypes are initialised before this step, counted from 0."""
+    return step in config.get("start_steps", [])
 
 
 @torch.no_grad()
@@ -129,8 +124,8 @@ def train_epoch(
     device = next(model.parameters()).device
     started, total, seen = time.perf_counter(), 0.0, 0
     bar = tqdm(loader, desc=f"epoch {epoch + 1}", unit="batch", disable=RANK > 0)
-    for batch in bar:
-        if is_start(model, config):
+    for step, batch in enumerate(bar, epoch * len(loader)):
+        if is_start(step, config):
             start(model, loader, config["start_batches"])
         batch = batch.to(device)
         with torch.autocast(device.type, torch.bfloat16, enabled=config["amp"]):

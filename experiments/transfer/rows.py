@@ -12,13 +12,13 @@ PRETRAINED = (*LOSSES, RECOMMENDED, MASKING)
 # the prediction's, too. What is pre-trained with other numbers is another run.
 _SETTING = recipe(256, 0.2)
 LOSS = {name: _SETTING[name] for name in ("num_prototypes", "consistency_weight")}
-LEAD: float = _SETTING["lead"]  # share of all steps in which the prototypes learn alone
+LEAD: float = _SETTING["lead"]  # fraction of all steps that is a warm-up by InfoNCE
 STARTS: tuple[float, ...] = _SETTING["start"]  # shares after which they start from rows
 START_BATCHES = 8  # whose rows they start from
 
 
 def leads(row: str) -> bool:
-    """Whether its prototypes learn alone at first; then they cannot rest at first, too."""
+    """Whether it begins with a warm-up; then its prototypes are not frozen at first."""
     return row == RECOMMENDED and LEAD > 0
 
 
@@ -38,6 +38,6 @@ def options(config: dict[str, Any], batches: int) -> dict[str, Any]:
     """Of `PGCLLoss`, for a run with this configuration and so many batches an epoch."""
     steps = {
         "freeze_steps": config["freeze_epochs"] * batches,
-        "lead_steps": config.get("lead_steps", 0),
+        "warmup_steps": config.get("lead_steps", 0),
     }
     return steps | (config["loss"] if "loss" in config else LOSSES[config["row"]])

@@ -339,11 +339,6 @@ class TestErrors:
             ),
             ({"soft_clusters": 1}, TypeError, "soft_clusters must be True or False"),
             ({"warmup_steps": -1}, ValueError, "warmup_steps must be at least 0"),
-            (
-                {"warmup_steps": 3, "freeze_steps": 2},
-                ValueError,
-                "but one of them must be 0: either",
-            ),
         ],
     )
     def test_options(self, options, error, message):

@@ -440,19 +440,6 @@ class TestPGCL:
             torch.testing.assert_close(ours, expected)
             torch.testing.assert_close(gradients(ours, views), gradients(expected, views))
 
-    @pytest.mark.parametrize("member", [{}, *FAMILY], ids=str)
-    def test_the_warm_up_is_info_nce_with_a_memory(self, member):
-        torch.manual_seed(0)
-        pgcl = PGCLLoss(DIM, **member, memory_size=9, warmup_steps=2).double()
-        torch.manual_seed(0)
-        plain, info_nce = PGCLLoss(DIM, **member, memory_size=9).double(), InfoNCE(memory_size=9)
-        for seed in range(4):
-            views = views_of(seed)
-            terms, expected, leading = pgcl.terms(*views), plain.terms(*views), info_nce(*views)
-            of_step = leading if seed < 2 else expected.contrast
-            torch.testing.assert_close(terms.contrast, of_step)
-            torch.testing.assert_close(gradients(terms.contrast, views), gradients(of_step, views))
-
     def test_without_negatives_in_the_batch(self):
         """One graph alone: only the memory has negatives, first none."""
         pgcl = PGCLLoss(DIM, 2, exclude_same_cluster=False, memory_size=4).double()

@@ -161,10 +161,11 @@ class TestQueue:
 
     def test_is_part_of_the_state_and_moves_with_the_module(self):
         prototypes = SinkhornPrototypes(4, 3, queue_size=8)
-        assert set(prototypes.state_dict()) == {"weight", "step", "queue", "queue_filled"}
+        names = {"weight", "step", "initialised"}
+        assert set(prototypes.state_dict()) == names | {"queue", "queue_filled"}
         assert prototypes.double().queue.dtype == torch.float64
         assert prototypes.to("meta").queue.is_meta
-        assert set(SinkhornPrototypes(4, 3).state_dict()) == {"weight", "step"}
+        assert set(SinkhornPrototypes(4, 3).state_dict()) == names
 
 
 def test_smaller_batches_are_balanced_through_the_queue():

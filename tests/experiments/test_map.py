@@ -10,7 +10,7 @@ from experiments.map import __main__ as program
 from experiments.map import places, planted
 from experiments.shelf import results
 from experiments.shelf.rows import INFO_NCE
-from pgcl_losses import SinkhornPrototypes
+from pgcl_losses import PGCLLoss, SinkhornPrototypes
 
 FAMILY = {
     "num_prototypes": (10, 20),
@@ -96,10 +96,17 @@ def test_prototypes_start_from_rows(monkeypatch, given, starts):
     seen = []
     start = SinkhornPrototypes.start_from_
 
+    forwards, forward = [], PGCLLoss.forward
+
     def spy(self, rows):
-        seen.append((self.step.item(), len(rows)))
+        seen.append((len(forwards), len(rows)))
         return start(self, rows)
 
+    def counted(self, *views):
+        forwards.append(self)
+        return forward(self, *views)
+
+    monkeypatch.setattr(PGCLLoss, "forward", counted)
     monkeypatch.setattr(SinkhornPrototypes, "start_from_", spy)
     config = {**planted.KNOBS, "batch_size": 512, "epochs": 2, "row": "PGCL", "seed": 0}
     planted.run({**config, **given})

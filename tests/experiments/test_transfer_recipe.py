@@ -21,13 +21,18 @@ SMALL = (
 @pytest.fixture
 def starts(monkeypatch):
     """The steps after which prototypes started from rows, and how many rows there were."""
-    made = []
-    start = SinkhornPrototypes.start_from_
+    made, steps = [], []
+    start, is_start = SinkhornPrototypes.start_from_, program.is_start
 
     def noted(self, rows):
-        made.append((int(self.step), len(rows)))
+        made.append((steps[-1], len(rows)))
         return start(self, rows)
 
+    def at(step, config):
+        steps.append(step)
+        return is_start(step, config)
+
+    monkeypatch.setattr(program, "is_start", at)
     monkeypatch.setattr(SinkhornPrototypes, "start_from_", noted)
     return made
 
@@ -84,9 +89,9 @@ def test_a_run_that_is_stopped_starts_its_prototypes_as_often_as_a_whole_one(
     assert [step for step, _ in starts] == wanted
     first, second = (torch.load(path, weights_only=True) for path in (whole, stopped))
     assert all(torch.equal(first["model"][name], second["model"][name]) for name in first["model"])
-    assert first["config"]["warmup_steps"] == wanted[-1]
+    assert first["config"]["lead_steps"] == wanted[-1]
     # The share is of another number of steps.
-    with pytest.raises(ValueError, match=r"is of another run, .*'warmup_steps'.* choose another"):
+    with pytest.raises(ValueError, match=r"is of another run, .*'lead_steps'.* choose another"):
         pretrain(stopped, "--epochs=6")
 
 

@@ -39,7 +39,9 @@ MODES = {
 LOSSES_OF_THREE_VIEWS = {
     "InfoNCE": lambda dim: InfoNCE(negatives="cross"),
     "a queue of three views": lambda dim: PGCLLoss(dim, 4, queue_size=5, queue_views=3),
-    "heads with a lead": lambda dim: PGCLLoss(dim, (4, 3), negative_ranks=(0, 2), warmup_steps=1),
+    "heads with a warm-up": lambda dim: PGCLLoss(
+        dim, (4, 3), negative_ranks=(0, 2), warmup_steps=1
+    ),
     "soft clusters": lambda dim: PGCLLoss(dim, 4, soft_clusters=True),
 }
 
@@ -47,7 +49,7 @@ LOSSES_OF_THREE_VIEWS = {
 def assert_model_is_its_loss(model, batch):
     """A model of an adapter, against its loss called directly, in two steps of training."""
     alone, weights = copy.deepcopy(model.loss), [*model.encoder.parameters()]
-    for step in range(2):  # the second one after a lead, and with a queue
+    for step in range(2):  # the second one after a warm-up, and with a queue
         results = []
         for loss_of in (model, lambda batch: alone(*model.rows(batch))):
             torch.manual_seed(step)

@@ -51,6 +51,7 @@ def views_of(num_rows, seed=0):
     return torch.randn(2, num_rows, 4, generator=generator, requires_grad=True).unbind()
 
 
+@pytest.mark.filterwarnings("ignore:PGCLLoss. .* different embeddings:UserWarning")
 @given(
     mode=st.sampled_from(list(ROWS)),
     intraview=st.booleans(),
