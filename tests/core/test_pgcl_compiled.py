@@ -89,9 +89,12 @@ class NoWaiting(TorchDispatchMode):
 
 @pytest.mark.parametrize("weighting", WEIGHTINGS)
 @pytest.mark.parametrize("negatives", NEGATIVES)
-def test_a_training_step_never_waits_for_the_device(weighting, negatives):
-    pgcl = PGCLLoss(4, 3, weighting=weighting, negatives=negatives, queue_size=9, freeze_steps=1)
+@pytest.mark.parametrize("warmup_steps", [0, 5])
+def test_a_training_step_never_waits_for_the_device(weighting, negatives, warmup_steps):
+    options = {"weighting": weighting, "negatives": negatives, "warmup_steps": warmup_steps}
+    pgcl = PGCLLoss(4, 3, **options, queue_size=9, freeze_steps=1)
     z1, z2 = torch.randn(2, 6, 4, requires_grad=True).unbind()
+    pgcl(z1, z2)  # the first step of a warm-up does
     with NoWaiting(large=1 << 30):
         pgcl(z1, z2).backward()
 
