@@ -160,14 +160,14 @@ def draw_family() -> Figure:
 
 
 def draw_start() -> Figure:
-    """Rows in about one direction: prototypes at random, and after `start_from_`."""
+    """Embeddings in about one direction: random prototypes, and after `start_from_`."""
     figure, panels = plt.subplots(1, 2, figsize=(9, 4.4), layout="constrained")
     torch.manual_seed(0)
     groups = torch.tensor([20.0, 35.0, 50.0, 65.0]).deg2rad()
     rows = on_circle(groups.repeat(15) + 0.05 * torch.randn(15 * len(groups)))
     prototypes = SinkhornPrototypes(dim=2, num_prototypes=len(groups))
     places = rows * (1 + 0.06 * torch.randn(len(rows), 1))
-    for axes, title in zip(panels, ("at random", "after start_from_(rows)"), strict=True):
+    for axes, title in zip(panels, ("random", "after start_from_(embeddings)"), strict=True):
         for place, nearest in zip(places.tolist(), prototypes.assign(rows).tolist(), strict=True):
             axes.plot(*place, "o", color=COLOURS[nearest], alpha=0.7, mew=0)
         for number, prototype in enumerate(unit_vectors(prototypes.weight.detach(), rows.dtype)):
@@ -257,9 +257,9 @@ def draw_rooms() -> Figure:
 
 # Question or answer: where it stands, what it says, and what leads to it.
 DECISION = {
-    "what": (2.0, 0.0, "What will you do with the rows?", None, ""),
+    "what": (2.0, 0.0, "What will you do with the embeddings?", None, ""),
     "probe": (0.6, 1.5, "train a classifier on many labels", "what", ""),
-    "groups": (2.0, 1.5, "look for groups, or use few labels", "what", ""),
+    "groups": (2.0, 1.5, "cluster them, or use few labels", "what", ""),
     "paper": (3.4, 1.5, "compare with the paper", "what", ""),
     "nce": (0.6, 3.0, "InfoNCE()", "probe", "no difference was seen"),
     "rec": (
@@ -267,7 +267,7 @@ DECISION = {
         3.0,
         "PGCLLoss.recommended(\n    dim, batch_size=..., steps=...)",
         "groups",
-        "where there are groups, it mostly gains",
+        "gains on synthetic clusters",
     ),
     "pgcl": (3.4, 3.0, "PGCLLoss(dim)", "paper", "it may do harm"),
     "start": (2.0, 4.4, "after warmup_steps:\nPGCL begins by itself", "rec", "then"),

@@ -49,7 +49,6 @@ WRONG = {
     "examples/planted_clusters.py": [
         *("--epochs=0", "--seeds=0", "--samples=0", "--classes=1", "--prototypes=0"),
     ],
-    "examples/start_from_rows.py": ["--epochs=0", "--prototypes=0", "--warmup=201"],
 }
 
 

@@ -67,17 +67,6 @@ def test_node_level():
     assert "matrix of a dense loss would take 0.00 GB, over every node 2.30 GB" in printed
 
 
-def test_start_from_rows():
-    agreements = []
-    for given in ([], ["--warmup=0"]):
-        printed = run("examples/start_from_rows.py", "--epochs=2", *given)
-        assert re.search(r"^linear probe 0\.\d+ before training, 0\.\d+ after", printed, re.M)
-        agreements.append(re.findall(r"^epoch +\d .* agreement (0\.\d+)$", printed, re.M))
-    assert [len(of_epochs) for of_epochs in agreements] == [1, 2]  # not in the warm-up
-    initialised, at_random = (float(of_epochs[-1]) for of_epochs in agreements)
-    assert initialised > 1.2 * at_random
-
-
 def test_labels():
     printed = run("examples/labels.py")
     untrained, without_labels, with_labels = map(float, re.findall(r"0\.\d+", printed))

@@ -47,7 +47,7 @@ def test_cora_prints_what_its_page_shows_and_says(run_anew):
     assert picture.startswith(b"\x89PNG")
     for of_run in zip(
         numbers(printed, "paper"),
-        numbers(printed, "paper, from rows"),
+        numbers(printed, "paper, initialised"),
         numbers(printed, "InfoNCE"),
         strict=True,
     ):

@@ -1,9 +1,8 @@
 # %% [markdown]
-# # Nodes of Cora: start from rows, lead, diagnostics
+# # Nodes of Cora: initialisation, warm-up, diagnostics
 #
-# The rows of a loss may be nodes instead of graphs. Nodes are where PGCL from the first step on
-# does most harm, and where three things matter: where the prototypes start, when they begin to
-# have a say, and what `diagnostics` shows of both.
+# With nodes, all in one batch, PGCL from the first step does most harm. Three things matter:
+# initial prototypes, the warm-up, and what `diagnostics` shows of both.
 #
 # You need `torch-geometric`, `scikit-learn` and `matplotlib`. It takes half a minute on one
 # core.
@@ -100,27 +99,29 @@ WIDTH, STEPS, TAU = 64, 120, 0.4
 # `pgcl.terms` gives the loss and what it is made of, and `diagnostics` makes plain numbers of
 # it:
 #
-# - `mean_cosine` of two rows: near 1 all rows point in about one direction;
-# - `consistency_ratio`: near 1 no prototype tells rows apart, so clusters are chance;
+# - `mean_cosine` of two embeddings: near 1 all point in about one direction;
+# - `consistency_ratio`: near 1 no prototype tells embeddings apart, so clusters are chance;
 # - `agreement`: how often two views of a node fall into the same cluster.
+#
+# In the warm-up there are no clusters, so only the first is there.
 
 
 # %%
 def train(model: Model, loss: torch.nn.Module, starts: tuple[int, ...]) -> list[dict]:
-    """``starts``: the steps at which the prototypes start from rows."""
+    """``starts``: the steps at which the prototypes are initialised by hand."""
     optimizer = torch.optim.Adam([*model.parameters(), *loss.parameters()], lr=1e-3)
     seen = []
     for step in range(STEPS):
         if step in starts:
             with torch.no_grad():
                 loss.prototypes.start_from_(model(x, graph.edge_index))
-        rows = [model(*view_of(graph)) for _ in range(2)]
+        views = [model(*view_of(graph)) for _ in range(2)]
         if isinstance(loss, PGCLLoss):
-            terms = loss.terms(*rows)
+            terms = loss.terms(*views)
             seen.append(diagnostics(terms))
             value = terms.loss
         else:
-            value = loss(*rows)
+            value = loss(*views)
         optimizer.zero_grad()
         value.backward()
         optimizer.step()
@@ -128,24 +129,23 @@ def train(model: Model, loss: torch.nn.Module, starts: tuple[int, ...]) -> list[
 
 
 def groups_and_probe(model: Model) -> tuple[float, float]:
-    """Of k-means the mutual information with the classes; the accuracy with 5 labels a class."""
+    """Of k-means the mutual information with the classes; the accuracy with 5 labels per class."""
     with torch.no_grad():
-        rows = F.normalize(model.embed(x, graph.edge_index)).numpy()
-    found = KMeans(classes, n_init=5, random_state=0).fit_predict(rows)
+        units = F.normalize(model.embed(x, graph.edge_index)).numpy()
+    clusters = KMeans(classes, n_init=5, random_state=0).fit_predict(units)
     few = torch.cat([(graph.y == c).nonzero()[:5, 0] for c in range(classes)])
-    others = torch.ones(len(rows), dtype=torch.bool).index_fill_(0, few, False).numpy()
-    classifier = LogisticRegression(max_iter=1000).fit(rows[few], labels[few])
-    accuracy = classifier.score(rows[others], labels[others])
-    return 100 * normalized_mutual_info_score(labels, found), 100 * accuracy
+    others = torch.ones(len(units), dtype=torch.bool).index_fill_(0, few, False).numpy()
+    classifier = LogisticRegression(max_iter=1000).fit(units[few], labels[few])
+    accuracy = classifier.score(units[others], labels[others])
+    return 100 * normalized_mutual_info_score(labels, clusters), 100 * accuracy
 
 
 # %% [markdown]
 # ## Four runs
 #
 # 1. InfoNCE.
-# 2. The paper's setting: ten prototypes, lambda 6, from the first step on, prototypes at
-#    random.
-# 3. The same, but the prototypes start from the rows of the untrained model.
+# 2. The paper's setting: ten random prototypes, lambda 6, from the first step.
+# 3. The same, with prototypes initialised from embeddings of the untrained model.
 # 4. The recommended setting: InfoNCE for three quarters of the steps. At the end of this warm-up
 #    the prototypes are initialised from embeddings, and PGCL goes on from there.
 
@@ -157,7 +157,7 @@ print(
 RUNS = {
     "InfoNCE": (lambda: InfoNCE(temperature=TAU), ()),
     "paper": (lambda: PGCLLoss(WIDTH, temperature=TAU), ()),
-    "paper, from rows": (lambda: PGCLLoss(WIDTH, temperature=TAU), (0,)),
+    "paper, initialised": (lambda: PGCLLoss(WIDTH, temperature=TAU), (0,)),
     "recommended": (lambda: recommended, ()),
 }
 history = {}
@@ -166,31 +166,30 @@ for name, (make_loss, starts) in RUNS.items():
     model = Model(x.shape[1])
     history[name] = train(model, make_loss(), starts)
     groups, accuracy = groups_and_probe(model)
-    print(f"{name:17} k-means NMI {groups:.1f}   5 labels a class {accuracy:.1f} %")
+    print(f"{name:18} k-means NMI {groups:.1f}   5 labels per class {accuracy:.1f} %")
 
 # %% [markdown]
-# One made graph and one seed are an example and no evidence. Here the paper's setting is far
-# behind InfoNCE, a start from rows mends a part of it, and the recommended setting is level
-# with InfoNCE. On other data it is ahead: [where PGCL helps](../where_it_helps.md) has more
-# graphs, and more seeds.
+# One synthetic graph and one seed are an example and no evidence. Here the paper's setting is far
+# behind InfoNCE, and initialised prototypes mend a part of it.
+# [Where PGCL helps](../where_it_helps.md) has more graphs, and more seeds.
 #
 # ## What the diagnostics showed
 #
 # No number below needs labels, so you can watch them in any training.
 
 # %%
-print("step                mean_cosine   consistency_ratio   agreement")
+print("step                 mean_cosine   consistency_ratio   agreement")
 for name, seen in history.items():
     for step in (0, STEPS // 2, STEPS - 1):
         if seen:
             numbers = seen[step]
             print(
-                f"{step:4} {name:17} {numbers['mean_cosine']:7.2f}   "
+                f"{step:4} {name:18} {numbers['mean_cosine']:7.2f}   "
                 f"{numbers.get('consistency_ratio', nan):17.2f}   "  # nan: in the warm-up
                 f"{numbers.get('agreement', nan):9.2f}"
             )
 
-# %% The consistency ratio of the three PGCL runs: at random, from rows, and with a lead
+# %% The consistency ratio of the three PGCL runs: at random, initialised, and with a warm-up
 figure, axes = plt.subplots(figsize=(6, 3.2), layout="constrained")
 for name, seen in history.items():
     if seen:
@@ -203,17 +202,16 @@ axes.spines[["top", "right"]].set_visible(False)
 plt.show()
 
 # %% [markdown]
-# - At step 0 all rows point in one direction (`mean_cosine` 1), and no prototype tells them
+# - At step 0 all embeddings point in one direction (`mean_cosine` 1), and no prototype tells them
 #   apart (`consistency_ratio` 1).
-# - **Prototypes at random** keep it so for most of the run. The library warns of it.
-# - **A start from rows** gives the prototypes something to tell apart early.
-# - **With a lead** InfoNCE spreads the rows first, while the prototypes have no say. At its end
-#   they start from rows, and the ratio falls at once.
+# - **Random prototypes** keep it so for most of the run. The library warns of it.
+# - **Initialised prototypes** tell embeddings apart early.
+# - **With a warm-up** InfoNCE spreads the embeddings first. At its end the prototypes are
+#   initialised, and the ratio is low at once.
 # - Compare the **agreement** only between runs with equally many prototypes: 233 clusters are
 #   harder to agree on than 10.
 #
 # ## Where to go from here
 #
-# - [Start the prototypes from rows](../swap.md#start-the-prototypes-from-rows), in every
-#   pipeline.
+# - [Warm-up](../how_it_works.md#warm-up): what it counts, keeps and needs.
 # - [When it goes wrong](../troubleshooting.md): what the numbers look like then.

@@ -54,8 +54,8 @@ class Model(torch.nn.Module):
 # %% [markdown]
 # ## One training for any number of processes
 #
-# Each process gets its own embeddings of both views, `mine`. Every process calls the loss equally
-# often. At the end of the warm-up all get the same prototypes.
+# Each process gets its own part of both views, `mine`. Every process calls the loss equally often.
+# At the end of the warm-up all get the same prototypes.
 
 
 # %%

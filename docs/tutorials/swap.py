@@ -2,8 +2,7 @@
 # # Swap it into a GraphCL script
 #
 # A GraphCL script computes its loss in a line such as `loss = model.loss_cal(x, x_aug)`. Here
-# is such a script, and the four lines that make it PGCL. Then the commonest mistake, to see
-# what it looks like.
+# is such a script, and the two lines that make it PGCL. Then the commonest mistake.
 #
 # You need `torch-geometric`, `scikit-learn` and `matplotlib`. It takes a quarter of a minute on
 # one core.
@@ -92,7 +91,7 @@ def train_graphcl() -> tuple[GraphCL, list[float]]:
 # %% [markdown]
 # ## The same with PGCL
 #
-# Four changes, marked by numbers:
+# Two changes, marked by numbers:
 #
 # 1. The loss becomes an attribute of the model, under a name that the class does not have yet.
 #    `dim` is the width of `x`. It comes before the optimizer is made, so the optimizer gets the
@@ -111,6 +110,7 @@ def train_pgcl() -> tuple[GraphCL, list[float]]:
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     losses = []
     for _ in range(EPOCHS):
+        model.train()  # if a script evaluates between epochs
         for data in loader:
             x, x_aug = model(data), model(augment(data))
             terms = model.pgcl.terms(x, x_aug)
@@ -123,7 +123,7 @@ def train_pgcl() -> tuple[GraphCL, list[float]]:
 
 
 # %% [markdown]
-# ## What the rows are good for
+# ## What the embeddings are good for
 #
 # A logistic regression on what `encode` gives, in five folds. It alone sees classes.
 
@@ -134,8 +134,8 @@ def probe(model: GraphCL) -> float:
     model.eval()
     (everything,) = DataLoader(graphs, len(graphs))
     classifier = make_pipeline(StandardScaler(), LogisticRegression(C=0.1, max_iter=1000))
-    rows, labels = model.encode(everything).numpy(), everything.y.numpy()
-    return 100 * cross_val_score(classifier, rows, labels, cv=5).mean()
+    embeddings, labels = model.encode(everything).numpy(), everything.y.numpy()
+    return 100 * cross_val_score(classifier, embeddings, labels, cv=5).mean()
 
 
 torch.manual_seed(0)
@@ -150,11 +150,11 @@ print(f"PGCL          {probe(swapped):.1f} %")
 #
 # The picture shows the contrast of each step. For three quarters of the run it is InfoNCE in
 # both. PGCL's is larger there, because it takes negatives from both views. The script takes
-# them from the other view alone; `PGCLLoss.recommended(..., negatives="cross")` does that, too.
-# After the lead the two numbers cannot be compared any more: rows of the same cluster are no
-# negatives of each other.
+# them from the other view alone, as `PGCLLoss.recommended(..., negatives="cross")` does. After the
+# warm-up the two numbers cannot be compared: embeddings of one cluster are no negatives of each
+# other.
 
-# %% The contrast by step: of the script as it was, and with PGCL, which begins when the lead ends
+# %% The contrast by step: of the script as it was, and with PGCL, which begins after the warm-up
 figure, axes = plt.subplots(figsize=(6, 3.2), layout="constrained")
 axes.plot(old_losses, label="loss_cal")
 axes.plot(new_losses, label="PGCL, contrast")

@@ -68,10 +68,10 @@ FAMILY: dict[str, Config] = {
     "K=42, lambda=1": _RECIPE,
     "K=42, lambda=1, ranks (8, 34)": _RECIPE | _SAME_SHARE,
     "K=42, lambda=1, soft clusters": _RECIPE | _SOFT,
-    "K=42, lambda=1, from rows": _RECIPE | _FROM_ROWS,
-    "K=42, lambda=1, from rows, lead": _RECIPE | _FROM_ROWS | _LEAD,
+    "K=42, lambda=1, initialised": _RECIPE | _FROM_ROWS,
+    "K=42, lambda=1, initialised, warm-up": _RECIPE | _FROM_ROWS | _LEAD,
     "K=(10, 42, 84), lambda=1": _RECIPE | _HEADS,
-    "K=(10, 42, 84), lambda=1, from rows, lead": _RECIPE | _HEADS | _FROM_ROWS | _LEAD,
+    "K=(10, 42, 84), lambda=1, initialised, warm-up": _RECIPE | _HEADS | _FROM_ROWS | _LEAD,
 }
 
 

@@ -46,14 +46,14 @@ def causes(place: dict[str, Any]) -> dict[str, Options]:
         INFO_NCE: {},
         PGCL: epsilon | {"num_prototypes": 10, "consistency_weight": 6.0},
         "K=N/3, lambda=1": more,
-        "... from rows": more | {"start": (0.0,)},
-        "... lead of half the run": more | {"lead": 0.5},
-        "... lead of half, from rows": half,
+        "... initialised from embeddings": more | {"start": (0.0,)},
+        "... warm-up of half the run": more | {"lead": 0.5},
+        "... warm-up of half, initialised": half,
         "this, uniform weights, no exclusion": half | UNIFORM,
-        "this, the consistency teaches prototypes alone": half | {"rows_learn": False},
-        "... lead of three quarters, from rows": more | {"lead": 0.75, "start": (0.0, 0.75)},
+        "this, consistency without gradient to the encoder": half | {"rows_learn": False},
+        "... warm-up of three quarters, initialised": more | {"lead": 0.75, "start": (0.0, 0.75)},
         RECOMMENDED: recommended,
-        "recommended, started from one batch": recommended | {"one_batch": True},
+        "recommended, initialised from one batch": recommended | {"one_batch": True},
     }
 
 

@@ -1,1 +1,1 @@
-"""Whether the recommended setting holds what it promises: ``python -m experiments.recipe``."""
+"""Whether the recommended setting is non-inferior to InfoNCE: ``python -m experiments.recipe``."""

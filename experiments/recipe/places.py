@@ -1,4 +1,4 @@
-"""Places where both the recommended setting and InfoNCE were run, from files of other folders."""
+"""Settings in which both `recommended` and InfoNCE were run, from files of other folders."""
 
 import json
 from collections import Counter
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from experiments.shelf import results
 from experiments.shelf.probes import NAMES
 from experiments.shelf.rows import FRESH, NODES, is_chosen, recipe
-from experiments.shelf.tables import Delta, paired
+from experiments.shelf.tables import SEEDS, Delta, paired
 
 HOUSE = Path(__file__).parents[1]
 MAP_RUNS, GRAPH_RUNS, NODE_RUNS = (
@@ -20,8 +20,8 @@ MAP_RUNS, GRAPH_RUNS, NODE_RUNS = (
         ("nodes", "results.jsonl"),
     )
 )
+SBM = "blocks"  # the synthetic graph of experiments.nodes
 KNOBS = ("spread", "duplicates", "imbalance", "batch_size", "temperature", "epsilon", "epochs")
-ENOUGH = 3  # seeds: two have an interval that says nothing
 # Of the map, every second place. All but CiteSeer were named before any run of the others was
 # looked at. CiteSeer was to confirm, until the rules for lambda and K were changed by it.
 CHOSEN_ON = (
@@ -80,13 +80,15 @@ def of_sets(kind: str, path: Path) -> Iterator[Place]:
         rest = {n: value for n, value in run["config"].items() if n not in ("loss", "seed", "row")}
         by_rest.setdefault(results.key(rest), []).append(run)
     for runs in by_rest.values():
-        name = named(runs[0]["config"])
-        yield from place(kind, name, name in CHOSEN_ON, runs)
+        config = runs[0]["config"]
+        name, is_synthetic = named(config), config["dataset"] == SBM
+        yield from place("sbm" if is_synthetic else kind, name, name in CHOSEN_ON, runs)
 
 
 def named(config: results.Config) -> str:
     """A set, with its temperature where it is not the same for all."""
     name, temperature = config["dataset"], config.get("temperature")
+    name = "SBM" if name == SBM else name
     return f"{name}, tau={temperature}" if temperature else name
 
 
@@ -100,7 +102,7 @@ def place(kind: str, name: str, chosen: bool, runs: Iterable[results.Run]) -> It
             info_nce[run["config"]["seed"]] = run
         elif is_recommended(run["config"]):
             recommended[run["config"]["seed"]] = run
-    if len(info_nce.keys() & recommended.keys()) < ENOUGH:
+    if len(info_nce.keys() & recommended.keys()) < SEEDS:
         return
     deltas = {
         measure: paired(*({seed: run[measure] for seed, run in of.items()} for of in both))

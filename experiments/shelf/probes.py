@@ -10,7 +10,7 @@ NAMES = {
     "probe": "probe",
     "nmi": "k-means, NMI",
     "ari": "k-means, ARI",
-    **{f"labels_{each}": f"{each} label{'s' * (each > 1)} a class" for each in FEW},
+    **{f"labels_{each}": f"{each} label{'s' * (each > 1)} per class" for each in FEW},
 }
 
 

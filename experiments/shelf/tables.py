@@ -13,30 +13,42 @@ def spread(values: list[float]) -> str:
     return f"{np.mean(values):.1f}{deviation}"
 
 
+SEEDS = 3  # two have an interval that says nothing
+
+
 class Delta(NamedTuple):
-    """A mean difference with its 95% interval of Student's t."""
+    """A mean difference with its 95% interval and two-sided p-value, both of Student's t."""
 
     mean: float
     low: float
     high: float
+    p: float = float("nan")
 
     def __str__(self) -> str:
         return f"{self.mean:+.1f} ({self.low:+.1f} to {self.high:+.1f})"
 
 
 def paired(seeds: dict[int, float], others: dict[int, float]) -> Delta | None:
-    """Over the seeds that both have, if there are two."""
+    """Over the seeds that both have, if there are three."""
     deltas = [seeds[seed] - others[seed] for seed in sorted(seeds.keys() & others.keys())]
-    if len(deltas) < 2:
+    if len(deltas) < SEEDS:
         return None
     mean, error = float(np.mean(deltas)), float(stats.sem(deltas))
-    reach = error * float(stats.t.ppf(0.975, len(deltas) - 1))
-    return Delta(mean, mean - reach, mean + reach)
+    student = stats.t(len(deltas) - 1)
+    reach = error * float(student.ppf(0.975))
+    p = 2 * float(student.sf(abs(mean) / max(error, 1e-12)))
+    return Delta(mean, mean - reach, mean + reach, p)
 
 
 def difference(seeds: dict[int, float], others: dict[int, float]) -> str:
-    """A cell: `paired`, but for a row and itself."""
-    return str((seeds is not others and paired(seeds, others)) or "")
+    """A cell: `paired`, but for a row and itself; of two seeds the mean alone."""
+    if seeds is others:
+        return ""
+    both = seeds.keys() & others.keys()
+    if len(both) == 2:
+        mean = np.mean([seeds[seed] - others[seed] for seed in both])
+        return f"{mean:+.1f} (two seeds, no interval)"
+    return str(paired(seeds, others) or "")
 
 
 def fill(page: str, tables: dict[str, str]) -> str:
@@ -58,7 +70,7 @@ def measures(
     rows: Mapping[str, Mapping[int, Mapping[str, Any]]], names: Mapping[str, str], base: str
 ) -> str:
     """Markdown: rows of runs by seed, a column for each measure; below, what each row has more than
-    ``base`` by the same seed, if there are two seeds at least."""
+    ``base`` by the same seed, if there are three seeds at least."""
     values = {
         row: {name: {seed: run[name] for seed, run in seeds.items()} for name in names}
         for row, seeds in rows.items()
@@ -69,7 +81,7 @@ def measures(
         cells = [str(len(rows[row])), *(spread(list(seeds.values())) for seeds in of_row.values())]
         means.append(f"| {row} | {' | '.join(cells)} |")
         both = len(rows[row].keys() & rows[base].keys()) if base in values else 0
-        if row != base and both > 1:
+        if row != base and both >= SEEDS:
             cells = [difference(seeds, values[base][name]) for name, seeds in of_row.items()]
             deltas.append(f"| {row} | {both} | {' | '.join(cells)} |")
     return "\n".join([*means, "", *deltas] if base in values else means)

@@ -29,7 +29,8 @@ PAPER = {
     "COLLAB": (71.4, 76.0),
     "REDDIT-BINARY": (89.5, 91.5),
 }
-# What the code published with the paper reaches on these sets: its best of 20 looks, last epoch.
+# What the code published with the paper reaches: its best of 20 looks, last epoch. From
+# published_code.txt beside this file.
 ITS_CODE = {
     "MUTAG": {
         UNTRAINED: ("86.4", "84.5"),

@@ -8,6 +8,7 @@ from experiments.shelf.results import Run
 from experiments.shelf.rows import INFO_NCE, PGCL
 from experiments.shelf.tables import difference, paired, spread
 
+from .data import SYNTHETIC
 from .train import ALL_ROWS, LOSSES, SETTING, UNTRAINED
 
 
@@ -28,11 +29,18 @@ def by_row(runs: Iterable[Run]) -> dict[str, dict[int, Run]]:
     return {row: seeds for row, seeds in rows.items() if seeds}
 
 
+def named(runs: Iterable[Run]) -> str:
+    """The set of these runs, and whether it is synthetic."""
+    (name,) = {run["config"]["dataset"] for run in runs}
+    return f"synthetic graphs ({name})" if name == SYNTHETIC else name
+
+
 def comparison(runs: Iterable[Run]) -> str:
     """A Markdown table of one set under one configuration."""
+    runs = list(runs)
     rows = by_row(runs)
     lines = [
-        "| | seeds | last epoch | best epoch by test accuracy (optimistic) "
+        f"| {named(runs)} | seeds | last epoch | best epoch by test accuracy (optimistic) "
         "| minus InfoNCE | minus untrained |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
@@ -49,6 +57,7 @@ def comparison(runs: Iterable[Run]) -> str:
 
 def verdict(runs: Iterable[Run]) -> str:
     """What the difference of PGCL and InfoNCE says, in a sentence; empty without both."""
+    runs = list(runs)
     rows = by_row(runs)
     if not {INFO_NCE, PGCL} <= rows.keys():
         return ""
@@ -57,11 +66,11 @@ def verdict(runs: Iterable[Run]) -> str:
     )
     delta = paired(ours, theirs)
     if delta is None:
-        return "One seed does not tell PGCL and InfoNCE apart: take --seeds 5."
-    if delta.low <= 0 <= delta.high:
-        return f"PGCL and InfoNCE differ by less than the noise here: {delta} points."
-    side = "above" if delta.mean > 0 else "below"
-    return f"PGCL is {side} InfoNCE here, beyond the noise: {delta} points."
+        return "Fewer than three seeds do not tell PGCL and InfoNCE apart: take --seeds 5."
+    said = "not significantly different from"
+    if not delta.low <= 0 <= delta.high:
+        said = "significantly above" if delta.mean > 0 else "significantly below"
+    return f"On {named(runs)} PGCL is {said} InfoNCE: {delta} points, {len(ours)} seeds."
 
 
 LOOKS = ("seeds", "best of its looks", "last epoch", "chosen epoch, fresh folds", "minus InfoNCE")

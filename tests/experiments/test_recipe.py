@@ -1,4 +1,4 @@
-"""The recommended setting over all rooms: places, halves, what counts as worse; its page."""
+"""The recommended setting beside InfoNCE: settings, halves, the margin, and its page."""
 
 import json
 import shutil
@@ -13,7 +13,7 @@ from experiments.recipe import places
 from experiments.shelf import results
 from experiments.shelf.probes import NAMES
 from experiments.shelf.rows import PGCL, RECOMMENDED, recipe
-from experiments.shelf.tables import Delta, paired
+from experiments.shelf.tables import Delta, difference, paired
 from experiments.unsupervised import recipe as of_graphs
 
 PAGE = ROOT / "docs" / "where_it_helps.md"
@@ -36,23 +36,39 @@ def test_every_second_place_of_the_map_was_chosen_on():
 def test_intervals_are_students():
     gains = [1.0, 2.5, -0.5, 0.7]
     delta = paired(dict(enumerate(gains)), dict.fromkeys(range(len(gains)), 0.0))
-    theirs = stats.ttest_1samp(gains, 0).confidence_interval(0.95)
-    assert delta == pytest.approx((0.925, theirs.low, theirs.high))
+    test = stats.ttest_1samp(gains, 0)
+    theirs = test.confidence_interval(0.95)
+    assert delta == pytest.approx((0.925, theirs.low, theirs.high, test.pvalue))
+
+
+def test_two_seeds_have_no_interval():
+    zeros = dict.fromkeys(range(3), 0.0)
+    assert paired({0: 1.0, 1: 2.0}, zeros) is None
+    assert difference({0: 1.0, 1: 2.0}, zeros) == "+1.5 (two seeds, no interval)"
+    assert difference({0: 1.0}, zeros) == ""
+
+
+@pytest.mark.parametrize(("p", "left"), [((0.01, 0.02, 0.04), 3), ((0.02, 0.01, 0.06), 2)])
+def test_holms_correction(p, left):
+    """As in Holm (1979): the smallest p against 0.05 / 3, the next against 0.05 / 2, and so on."""
+    assert len(program.holm([Delta(1.0, 0.0, 2.0, of_one) for of_one in p])) == left
+    assert program.holm([Delta(1.0, 0.0, 2.0, of_one) for of_one in (0.03, 0.03)]) == []
 
 
 @pytest.mark.parametrize(
     ("delta", "said"),
     [
-        (Delta(-1.0, -1.4, -0.6), "worse, broken"),
+        (Delta(-1.0, -1.4, -0.6), "worse, missed"),
         (Delta(-1.0, -1.6, -0.4), "worse"),
-        (Delta(1.0, 0.1, 1.9), "better"),
-        (Delta(1.0, -0.1, 2.1), ""),
-        (Delta(1.0, -0.6, 2.6), "open"),
+        (Delta(-0.2, -0.3, -0.1), "worse, met"),
+        (Delta(1.0, 0.1, 1.9), "better, met"),
+        (Delta(1.0, -0.1, 2.1), "met"),
+        (Delta(1.0, -0.6, 2.6), ""),
     ],
 )
 def test_what_an_interval_says(delta, said):
-    names = ("better", "worse", "broken", "open")
-    tests = (program.is_better, program.is_worse, program.is_broken, program.is_open)
+    names = ("better", "worse", "met", "missed")
+    tests = (program.is_better, program.is_worse, program.is_met, program.is_missed)
     assert ", ".join(n for n, test in zip(names, tests, strict=True) if test(delta)) == said
 
 

@@ -264,9 +264,9 @@ def test_report_compares_what_the_validation_part_chose():
     assert masking == "| attribute masking | 1.0 |  | 1.0 | 4.0 |"
     assert info_nce == "| InfoNCE (GraphCL) | 81.0 ± 1.0 | 61.0 | 81.0 | 1.0 |"
     assert pgcl == "| PGCL | 77.0 ± 7.1 | 59.0 | 77.0 | 3.0 |"
-    # Paired by seed: 2 twice; one pair has no interval. Nothing is said of a row without runs.
+    # Paired by seed: 2 twice; two pairs have no interval. Nothing is said of a row without runs.
     lines = tables["transfer_differences"].splitlines()
-    assert lines[3] == "| PGCL minus no pre-training | +2.0 (+2.0 to +2.0) | -1.0 |"
+    assert lines[3] == "| PGCL minus no pre-training | +2.0 (two seeds, no interval) | -1.0 |"
     assert len(lines) == 2 + 4
     # Old runs have no average precision.
     assert tables["transfer_precision"] == "No run has it yet."
