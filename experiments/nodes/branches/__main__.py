@@ -15,7 +15,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from experiments.shelf import results
-from experiments.shelf.arguments import at_least, count
+from experiments.shelf.arguments import at_least, count, positive
 
 from ..data import fetch
 from .rows import ROWS, UNTRAINED
@@ -35,6 +35,7 @@ def parse() -> argparse.Namespace:
     add("--seeds", type=at_least(0), nargs="+", default=[0, 1, 2])
     add("--lengths", type=count, nargs="+", default=[100, 200, 400], help="steps of a run")
     add("--batch", type=count, nargs="+", default=[2048], help="nodes in the loss of each step")
+    add("--temperature", type=positive, nargs="+", default=[SETTING["temperature"]])
     add("--workers", type=count, default=2, help="processes, with one thread each")
     add("--output", type=Path, default=Path("runs/branches.jsonl"))
     add("--cache", type=Path, default=Path("runs/data"), help="folder for processed graphs")
@@ -46,10 +47,13 @@ def main() -> None:
     try:
         done = results.read(args.output)
         jobs = []
-        for seed, dataset, batch in itertools.product(args.seeds, args.dataset, args.batch):
+        for seed, dataset, batch, temperature in itertools.product(
+            args.seeds, args.dataset, args.batch, args.temperature
+        ):
             known = fetch(dataset, args.root, args.cache)
             config = {"dataset": dataset, "data": known.digest, "batch": batch, "seed": seed}
-            config = json.loads(json.dumps(config | SETTING))
+            config |= SETTING | {"temperature": temperature}
+            config = json.loads(json.dumps(config))
             wanted = [
                 (row, length)
                 for row, length in itertools.product(args.rows, args.lengths)
