@@ -53,11 +53,7 @@ class LossModule(nn.Module):
         for name in _OTHER_NAMES.keys() & options.keys():
             right, names = _OTHER_NAMES[name], inspect.signature(cls.__init__).parameters
             if right in names and name not in names:
-                more = " (the prototypes are then initialised by themselves)"
-                raise TypeError(
-                    f"{cls.__name__} has no argument {name}: did you mean {right}?"
-                    + more * (name == "lead_steps")
-                )
+                raise TypeError(f"{cls.__name__} has no argument {name}: did you mean {right}?")
         return super().__new__(cls)
 
     def __setattr__(self, name: str, value: Any) -> None:

@@ -23,7 +23,7 @@ Numbers = Tensor | tuple[float, ...] | None  # of any device; None where nothing
 _PATIENCE = 16
 # Packages whose code stands between the user's line and ours; adapters add their frameworks.
 # (Python 3.12 has `skip_file_prefixes` for this, but we support older ones.)
-NOT_THE_USER = {"pgcl_losses", "torch"}
+NOT_THE_USER = {"pgcl_losses", "torch", "weakref"}
 
 
 class Step(NamedTuple):
@@ -194,8 +194,8 @@ class Watch:
         if self.backward_in_eval and "eval" not in self.reported:
             self.reported.add("eval")
             warn(
-                f"PGCLLoss: its loss is backpropagated in eval() mode, in which {resting} rest: "
-                "call train() on it, or on the model that holds it"
+                f"PGCLLoss: its loss is backpropagated in eval() mode, in which {resting} do not "
+                "move: call train() on it, or on the model that holds it"
             )
 
         def hook(_: Tensor) -> None:

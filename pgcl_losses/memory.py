@@ -37,6 +37,11 @@ class Memory(nn.Module):
         self.register_buffer("written", torch.zeros((), dtype=torch.long))
         self.register_buffer("by_hand", torch.zeros((), dtype=torch.bool))
 
+    def reset_parameters(self) -> None:
+        for buffer in (self.embeddings, self.written, self.by_hand):
+            buffer.zero_()
+        self.items.fill_(NO_ITEM)
+
     def check(self, name: str, embeddings: Tensor) -> None:
         """Whether embeddings ``[N, D]`` can be compared with those of the memory."""
         dim = self.embeddings.shape[1]
@@ -71,21 +76,21 @@ class Memory(nn.Module):
     @torch.no_grad()
     def remember(self, embeddings: Tensor, items: Tensor | None) -> None:
         """Store embeddings ``[M, D]`` of unit length by hand: from now on, only these."""
-        first = is_finite(embeddings) & ~self.by_hand
+        finite = is_finite(embeddings)
+        first = finite & ~self.by_hand
         self.by_hand |= first
         self.written *= ~first
         self.items.masked_fill_(first, NO_ITEM)
-        self.store(embeddings, items, self.by_hand)
+        self.store(embeddings, items, finite)
 
     @torch.no_grad()
     def follow(self, embeddings: Tensor, items: Tensor | None) -> None:
         """Store those of a training forward, unless it is fed by hand."""
-        self.store(embeddings, items, ~self.by_hand)
+        self.store(embeddings, items, is_finite(embeddings) & ~self.by_hand)
 
     def store(self, embeddings: Tensor, items: Tensor | None, wanted: Tensor) -> None:
-        """Store those that are wanted (a bool of the device) and finite."""
+        """Store them if they are wanted, a bool of their device."""
         self._fit(embeddings)
-        wanted = wanted & is_finite(embeddings)
         size = len(self.embeddings)
         embeddings = embeddings.detach()[-size:].to(self.embeddings.dtype)
         slots = torch.arange(len(embeddings), device=embeddings.device).add_(self.written) % size

@@ -234,6 +234,7 @@ class PGCLLoss(LossWithMemory):
         self.warm_up: WarmUp | None = None
         if self.warmup_steps > 0:
             self.warm_up = WarmUp(self.warmup_steps, sum(self.prototypes.heads), dim)
+            self.register_load_state_dict_post_hook(_read_warm_up)  # type: ignore[no-untyped-call]  # torch has no type there
         self._watch = Watch()
         self._plan: tuple[int, int] | None = None  # steps of `recommended`, and of its warm-up
         self._check_window()
@@ -288,7 +289,7 @@ class PGCLLoss(LossWithMemory):
         }
         pgcl = cls(dim, temperature=temperature, **(chosen | options))
         pgcl.prototypes.temperature = min(temperature, 0.2)
-        if pgcl.warmup_steps > 0:
+        if "warmup_steps" not in options and pgcl.warmup_steps > 0:
             pgcl._plan = steps, pgcl.warmup_steps
         return pgcl
 
@@ -317,21 +318,19 @@ class PGCLLoss(LossWithMemory):
         """The loss, its contrast and its consistency, and the batch."""
         given = self._batch(views, items)
         batch: AnyBatch = given
-        warm_up = self.warm_up
-        if warm_up is not None and not warm_up.goes_on(self.prototypes, given.ranks):
-            warm_up = None
-        if warm_up is not None:
+        learning, warm_up = self.training and torch.is_grad_enabled(), self.warm_up
+        if warm_up is not None and warm_up.goes_on(self.prototypes, given.ranks, learning):
             loss = contrast = self._with_zeros(self.contrast.info_nce(given))
             consistency = torch.zeros_like(loss)
         else:
+            warm_up = None
             loss, contrast, consistency, batch = self._terms(given)
-        learning = self.training and torch.is_grad_enabled()
         if learning and self.memory is not None:
             items = None if given.items is None else given.items.flatten()
             self.memory.follow(given.embeddings.flatten(0, 1), items)
         if learning and warm_up is not None:
             warm_up.keep(given.embeddings, given.ranks)
-            warm_up.goes_on(self.prototypes, given.ranks)
+            warm_up.goes_on(self.prototypes, given.ranks, learning)
         if given.ranks.rank == 0 and has_numbers(given.embeddings):
             self._look(loss, batch, learning)
         return loss, contrast, consistency, batch
@@ -374,7 +373,6 @@ class PGCLLoss(LossWithMemory):
                 "the warm-up": self.warm_up is not None and not self.warm_up.over,
                 "the memory": self.memory is not None,
                 "the queue": self.prototypes.queue_size > 0,
-                "freeze_steps": self.prototypes.freeze_steps > self._watch.steps,
             }
             if any(resting.values()):
                 names = [name for name, rests in resting.items() if rests]
@@ -389,8 +387,7 @@ class PGCLLoss(LossWithMemory):
             lambda: {
                 **self.memory_facts(items),
                 **self.prototypes.state(),
-                "warm-up over": self.warm_up is None or self.warm_up.over,
-                **({} if self.warm_up is None else self.warm_up.state()),
+                **({} if self.warm_up is None else {"warm-up step": self.warm_up.step}),
                 **choice_facts(self._engine(), views[0]),
             },
         )
@@ -410,7 +407,7 @@ class PGCLLoss(LossWithMemory):
         self.prototypes.check_call(len(views))
         self._check_window()
         if self.warm_up is not None and not self.warm_up.over:
-            self.warm_up.check("z1", views[0])
+            self.warm_up.check(views[0].device)
             if not hasattr(self.contrast, "info_nce"):
                 raise TypeError(
                     f"warmup_steps is {self.warmup_steps}, but contrast is a "
@@ -450,3 +447,9 @@ class PGCLLoss(LossWithMemory):
             facts |= module.facts() if isinstance(module, LossModule) else {}
             own |= {f"{name}.{fact}": value for fact, value in facts.items()}
         return own
+
+
+def _read_warm_up(pgcl: PGCLLoss, _: object) -> None:
+    """After a checkpoint was loaded."""
+    if pgcl.warm_up is not None:
+        pgcl.warm_up.read(pgcl.prototypes.initialised)

@@ -121,7 +121,8 @@ class SinkhornPrototypes(LossModule):
 
     def reset_parameters(self) -> None:
         nn.init.kaiming_normal_(self.weight)
-        self.initialised.zero_()
+        for buffer in self.buffers(recurse=False):
+            buffer.zero_()
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "weight" and hasattr(value, "full_tensor"):
@@ -238,6 +239,13 @@ class SinkhornPrototypes(LossModule):
             else:
                 weight = torch.zeros_like(weight)
             weight = ranks.add(weight, "the initial prototypes")
+        self.write_(weight)
+        self.initialised.fill_(True)
+        return self
+
+    @torch.no_grad()
+    def write_(self, weight: Tensor) -> None:
+        """Write all prototypes ``[K, D]``: also in a forward of a module that FSDP2 shards."""
         self.weight.copy_(weight)
         sharded = self.__dict__.get("_sharded")
         if sharded is not None:
@@ -245,8 +253,6 @@ class SinkhornPrototypes(LossModule):
 
             new = distribute_tensor(weight, sharded.device_mesh, sharded.placements)
             sharded.to_local().copy_(new.to_local())
-        self.initialised.fill_(True)
-        return self
 
     def _check_start(self, embeddings: Tensor, may_lack_rows: bool) -> None:
         check.matrix("embeddings", embeddings, "[N, D]", may_lack_rows)

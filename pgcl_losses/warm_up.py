@@ -1,7 +1,6 @@
 """A warm-up by InfoNCE: the forwards that are counted, and the embeddings that are kept of them."""
 
 import weakref
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -31,36 +30,45 @@ class WarmUp(nn.Module):
         self.over = False
         # At least `step`, which has its number on a device; None: not known.
         self._count: int | None = None
+        # The prototypes before and after their initialisation, until it is seen that they stay.
+        self._written: tuple[Tensor, Tensor] | None = None
         self._end = _End(steps)
 
-    def state(self) -> dict[str, Tensor]:
-        """What must be the same in all processes."""
-        if self.over:
-            return {}
-        kept = {f"kept {name}": tensor for name, tensor in self.kept.state().items()}
-        return {"warm-up step": self.step, **kept}
+    def reset_parameters(self) -> None:
+        self.step.zero_()
+        self.over, self._count, self._written = False, None, None
 
-    def check(self, name: str, embeddings: Tensor) -> None:
-        """Whether they can be kept, and numbers be read, so that the end can be reached."""
-        self.kept.check(name, embeddings)
-        if is_capturing(embeddings.device) or not is_eager():
+    def read(self, initialised: Tensor) -> None:
+        """Read from a checkpoint that was loaded whether the warm-up is over."""
+        known = not self.step.is_meta
+        self.over = known and bool(initialised) and int(self.step) >= self.steps
+        self._count = self._written = None
+
+    def check(self, device: torch.device) -> None:
+        """Whether numbers can be read, so that the end can be reached."""
+        if is_capturing(device) or not is_eager():
             raise RuntimeError(
                 "the warm-up cannot be captured in a CUDA graph, nor run in a transform of "
-                f"torch.func: do so after warmup_steps={self.steps} training forwards"
+                f"torch.func: do so after warmup_steps={self.steps} training forwards and one more"
             )
 
-    def goes_on(self, prototypes: SinkhornPrototypes, ranks: Ranks) -> bool:
+    def goes_on(self, prototypes: SinkhornPrototypes, ranks: Ranks, learning: bool) -> bool:
         """Whether the next forward is InfoNCE; initialises the prototypes when none is any more.
 
-        Waits for the device only if the end may be reached, and at first and after a checkpoint.
+        Waits for the device only at the end, and at first and after a checkpoint.
         """
         if self.over:
+            return False
+        if self._written is not None:
+            if learning:
+                self._look_again(prototypes, *self._written)
             return False
         if self._count is None or self._count >= self.steps:
             # Numbers of the meta device are unknown.
             self._count = 0 if self.step.is_meta else int(self.step)
-        if self._count < self.steps:
+        if self._count < self.steps or not learning:
             return True
+        before = prototypes.weight.detach().clone()
         if not prototypes.initialised:
             if len(ranks.counts) == 1 < count_ranks(None):
                 warn(
@@ -71,9 +79,22 @@ class WarmUp(nn.Module):
             filled = min(int(self.kept.written), len(self.kept.embeddings))
             generator = torch.Generator("cpu").manual_seed(0)  # the user's do not move
             prototypes.initialise_(self.kept.embeddings[:filled], ranks, generator)
-        self.over = True
+        self._written = before, prototypes.weight.detach().clone()
         self._end.numbers["here"] = 0
         return False
+
+    def _look_again(self, prototypes: SinkhornPrototypes, before: Tensor, after: Tensor) -> None:
+        """SAM, LBFGS and some wrappers put parameters back that they saved before a forward."""
+        self.over, self._written = True, None
+        weight = prototypes.weight.detach()
+        if torch.dist(weight, before) < 0.25 * torch.dist(after, before):
+            prototypes.write_(after)
+            warn(
+                "PGCLLoss: after the forward that initialised the prototypes something put the "
+                "former ones back (SAM, LBFGS, a wrapper). They are initialised once more; if "
+                "pgcl.prototypes.weight does not change, call pgcl.prototypes.start_from_("
+                "embeddings) between two steps of the optimizer"
+            )
 
     @torch.no_grad()
     def keep(self, embeddings: Tensor, ranks: Ranks) -> None:
@@ -87,13 +108,6 @@ class WarmUp(nn.Module):
         self._count += 1
         if ranks.rank == 0:
             self._end.numbers.update(here=self._end.numbers["here"] + 1, count=self._count)
-
-    def _load_from_state_dict(self, *given: Any) -> None:
-        self.over, self._count = False, None
-        super()._load_from_state_dict(*given)
-
-    def extra_repr(self) -> str:
-        return f"steps={self.steps}"
 
 
 class _End:
@@ -112,6 +126,6 @@ def _warn_of_end(numbers: dict[str, int], steps: int) -> None:
     if numbers["here"] > _FEW:
         warn(
             f"PGCLLoss: training ended in the warm-up, after {numbers['count']} of {steps} "
-            "forwards, so PGCL never began: lower warmup_steps, or give PGCLLoss.recommended the "
-            "steps of this training"
+            "forwards, so PGCL did not begin: unless you go on from a checkpoint, lower "
+            "warmup_steps or give PGCLLoss.recommended the steps of this training"
         )
