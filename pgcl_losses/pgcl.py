@@ -104,9 +104,9 @@ class PGCLLoss(LossWithMemory):
             end the prototypes are initialised by k-means of embeddings that ``warm_up`` has kept of
             the last batches, unless you have called ``prototypes.start_from_``. ``freeze_steps``
             count from there on. A batch with NaN or inf does not count. Activation checkpointing of
-            the loss would count each batch twice: checkpoint the encoder alone. Wrapped by
-            ``torch.compile``, the loss breaks the graph until the warm-up is over; a CUDA graph can
-            be captured from then on.
+            the loss fails at the end: checkpoint the encoder alone. Wrapped by ``torch.compile``,
+            the loss breaks the graph until the warm-up is over; a CUDA graph can be captured from
+            then on.
         weighting (str): what the weight of a negative depends on. ``"prototype"``: the distance of
             the two clusters' prototypes; ``"sample"``: that of the two embeddings; ``"uniform"``:
             all weights are 1.
