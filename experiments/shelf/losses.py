@@ -27,6 +27,8 @@ class Objective(nn.Module):
     rows_learn: False keeps the consistency's gradient from the rows, also after the lead.
 
     ``{"rival": name, ...}``: another loss, with its own options. None at all: InfoNCE.
+
+    torch's generator stays as it is, so that rows of one seed see the same batches and views.
     """
 
     def __init__(self, options: Options, dim: int, temperature: float, steps: int) -> None:
@@ -44,7 +46,9 @@ class Objective(nn.Module):
         elif rival == "debiased":
             self.loss = InfoNCE(temperature=temperature, **{"debias": 0.1, **options})
         elif "num_prototypes" in options:
-            self.loss = PGCLLoss(dim, temperature=temperature, **{"warmup_steps": lead, **options})
+            of_loss = {"warmup_steps": lead, **options}
+            with torch.random.fork_rng(devices=[]):
+                self.loss = PGCLLoss(dim, temperature=temperature, **of_loss)
             self.loss.prototypes.temperature = of_prediction
         else:
             self.loss = InfoNCE(temperature=temperature, **options)
@@ -60,7 +64,8 @@ class Objective(nn.Module):
     def begin(self, step: int, rows: Callable[[], Tensor]) -> None:
         """Before a step, counted from 0; ``rows`` are those of the encoder as it is."""
         if step in self.starts:
-            self.loss.prototypes.start_from_(rows())
+            with torch.random.fork_rng(devices=[]):
+                self.loss.prototypes.start_from_(rows())
 
     def forward(self, *views: Tensor) -> tuple[Tensor, Callable[[], dict[str, Any]]]:
         """The loss, and what is seen in it without labels, as numbers."""

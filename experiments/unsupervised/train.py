@@ -89,7 +89,8 @@ def build(
     augments = augments or (NodeDrop(config["drop"]), EdgePerturb(config["drop"]))
     options = {"consistency_weight": config["consistency_weight"], **LOSSES[config["row"]]}
     frozen = config["freeze_epochs"] * batches
-    loss = PGCLLoss(DIM, config["num_prototypes"], freeze_steps=frozen, **options)
+    with torch.random.fork_rng(devices=[]):  # rows of one seed see the same batches and views
+        loss = PGCLLoss(DIM, config["num_prototypes"], freeze_steps=frozen, **options)
     return ContrastiveModel(Projected(encoder), *augments, loss)
 
 

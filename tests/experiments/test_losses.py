@@ -81,3 +81,17 @@ def test_the_recommended_row_is_the_librarys():
         theirs = PGCLLoss.recommended(5, **given)
         assert objective.loss.facts() == theirs.facts()
         assert objective.starts == {theirs.warmup_steps}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"num_prototypes": 3, "consistency_weight": 1.0, "start": (0.0,)}, {"hardness": 1.0}],
+    ids=str,
+)
+def test_a_loss_leaves_the_generator_as_it_is(options):
+    torch.manual_seed(4)
+    expected = torch.rand(3)
+    torch.manual_seed(4)
+    objective = Objective(options, 5, 0.3, 10)
+    objective.begin(0, lambda: torch.eye(5))
+    assert torch.equal(torch.rand(3), expected)
