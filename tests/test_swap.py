@@ -99,7 +99,7 @@ def test_an_old_checkpoint_is_loaded_before_the_loss_is_attached(attached):
     x, x_aug = model(names["batch"]), model(names["batch_aug"])
     pgcl = model.pgcl
     step(names["optimizer"], pgcl(x, x_aug))
-    assert pgcl.warm_up.over
+    assert pgcl.prototypes.initialised
     x, x_aug = model(names["batch"]), model(names["batch_aug"])
     assert moved(pgcl.prototypes, lambda: step(names["optimizer"], pgcl(x, x_aug)))
     # Built in the other order, model and optimizer take what is saved from now on.
@@ -209,7 +209,7 @@ def test_dig(nodes):
 
     ((_, total),) = Dig(objective, nodes).train(encoder, batches[:1], optimizer, 1)
     torch.testing.assert_close(total.detach(), first)
-    assert objective.pgcl.warm_up.over
+    assert objective.pgcl.prototypes.initialised
 
     def train():
         ((_, total),) = Dig(objective, nodes).train(encoder, batches, optimizer, 1)

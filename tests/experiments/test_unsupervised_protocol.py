@@ -182,6 +182,5 @@ def test_the_table_of_looks():
     runs += of(INFO_NCE, [70.0, 80.0], consistency_weight=6.0)
     _, _, info_nce, pgcl, other = table.of_looks(runs).splitlines()
     assert info_nce == f"| {INFO_NCE} | 2 | 84.0 ± 7.1 | 75.0 ± 7.1 | 77.0 ± 7.1 |  |"
-    # Mean 1.5, standard error 0.5, t(0.975, 1) = 12.706.
-    assert pgcl == "| PGCL | 2 | 85.5 ± 7.8 | 76.5 ± 7.8 | 78.5 ± 7.8 | +1.5 (-4.9 to +7.9) |"
+    assert pgcl.startswith("| PGCL | 2 | 85.5 ± 7.8 | 76.5 ± 7.8 | 78.5 ± 7.8 | +1.5 (two seeds, ")
     assert other.startswith("| PGCL, lambda=0.6 | 2 | 69.0 ± 0.0 | 60.0 ± 0.0 | 62.0 ± 0.0 |")

@@ -7,6 +7,7 @@ import json
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from scipy import stats
@@ -19,43 +20,44 @@ from .rows import INFO_NCE, ROWS, UNTRAINED
 from .train import SETTING, configuration
 
 HERE = Path(__file__).parent
-DEVELOPMENT, HELD_OUT = HERE / "development.jsonl", HERE / "held_out.jsonl"
+RECORDS = {"development": HERE / "development.jsonl"}  # by the name of the table
+LENGTHS = (100, 200, 400)
 PAGE = HERE.parents[2] / "docs" / "real_graphs.md"
 
-Setting = tuple[str, int]  # the set, and the nodes of a batch
-Seeds = Mapping[int, results.Run]
+Seeds = dict[int, results.Run]
+
+
+class Setting(NamedTuple):
+    """What rows are compared under."""
+
+    dataset: str
+    batch: int
+    temperature: float
+
+    def __str__(self) -> str:
+        return f"{self.dataset}, batches of {self.batch}, tau={self.temperature:g}"
 
 
 class Record:
     """Finished runs, by setting, row and length."""
 
     def __init__(self, runs: Collection[results.Run]) -> None:
-        self.of: dict[str, dict[int, results.Run]] = {}
+        self.of: dict[str, Seeds] = {}
         self.settings: list[Setting] = []
         for run in runs:
             config = dict(run["config"])
-            if not results.agrees(config, SETTING):
-                continue
-            setting = config["dataset"], config["batch"]
+            setting = Setting(*(config[name] for name in Setting._fields))
             if setting not in self.settings:
                 self.settings.append(setting)
-            seed = config.pop("seed")
-            config.pop("data")
+            seed, _ = config.pop("seed"), config.pop("data")
             self.of.setdefault(results.key(config), {})[seed] = run
+        self.settings.sort()
 
     def seeds(self, setting: Setting, row: str, length: int) -> Seeds:
         """The runs of a row by seed."""
-        config = {"dataset": setting[0], "batch": setting[1], **SETTING}
+        config = SETTING | setting._asdict()
         config = json.loads(json.dumps(configuration(config, row, length)))
         return self.of.get(results.key(config), {})
-
-    def gains(
-        self, setting: Setting, row: str, length: int, measure: str, base: str = INFO_NCE
-    ) -> tuple[dict[int, float], dict[int, float]]:
-        """A measure by seed, of a row and of the one it is compared with."""
-        rows = (self.seeds(setting, name, length) for name in (row, base))
-        ours, theirs = ({seed: run[measure] for seed, run in of.items()} for of in rows)
-        return ours, theirs
 
 
 def p_value(ours: Mapping[int, float], theirs: Mapping[int, float]) -> float:
@@ -76,44 +78,46 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return adjusted
 
 
-def table(record: Record, setting: Setting, length: int, rows: Sequence[str] = ()) -> str:
+def table(record: Record, setting: Setting, length: int) -> str:
     """Markdown: InfoNCE's values, and the differences of all other rows from them."""
-    head = f"| | seeds | {' | '.join(NAMES.values())} |"
-    lines = [head, "| --- | --- |" + " --- |" * len(NAMES)]
     base = record.seeds(setting, INFO_NCE, length)
+    lines = [f"| {setting}, {length} steps | seeds | {' | '.join(NAMES.values())} |"]
+    lines.append("| --- | --- |" + " --- |" * len(NAMES))
     means = [spread([run[name] for run in base.values()]) for name in NAMES]
     lines.append(f"| {INFO_NCE} | {len(base)} | {' | '.join(means)} |")
-    for row in rows or ROWS:
+    for row in ROWS:
         of_row = record.seeds(setting, row, 0 if row == UNTRAINED else length)
         both = of_row.keys() & base.keys()
-        if row == INFO_NCE or not both:
-            continue
-        cells = []
-        for name in NAMES:
-            ours, theirs = ({seed: of[seed][name] for seed in both} for of in (of_row, base))
-            delta = paired(ours, theirs)
-            mean = np.mean([ours[seed] - theirs[seed] for seed in both])
-            cells.append(f"{mean:+.1f}" if delta is None or len(both) < 3 else str(delta))
-        lines.append(f"| {row} | {len(both)} | {' | '.join(cells)} |")
+        if row != INFO_NCE and both:
+            cells = [gain(of_row, base, name) for name in NAMES]
+            lines.append(f"| {row} | {len(both)} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
-def tables(record: Record, lengths: Sequence[int]) -> dict[str, str]:
-    """All tables of a record, by setting and length."""
-    return {
-        f"{dataset}, {batch}, {length}": table(record, (dataset, batch), length)
-        for dataset, batch in record.settings
+def gain(seeds: Seeds, others: Seeds, name: str) -> str:
+    """A cell: the mean difference, with its interval from three seeds on."""
+    ours, theirs = ({seed: run[name] for seed, run in of.items()} for of in (seeds, others))
+    mean = np.mean([ours[seed] - theirs[seed] for seed in ours.keys() & theirs.keys()])
+    return str(paired(ours, theirs) or f"{mean:+.1f}")
+
+
+def tables(record: Record, lengths: Sequence[int]) -> str:
+    """One after the other, of each setting and length that has InfoNCE to compare with."""
+    return "\n\n".join(
+        table(record, setting, length)
+        for setting in record.settings
         for length in lengths
-    }
+        if record.seeds(setting, INFO_NCE, length)
+    )
 
 
 def main() -> None:
     page = PAGE.read_text()
-    for file in (DEVELOPMENT, HELD_OUT):
+    for name, file in RECORDS.items():
         runs = results.read(file).values()
         if not runs:
             sys.exit(f"experiments.nodes.branches.report: {file} has no runs")
-        page = fill(page, tables(Record(runs), [100, 200, 400]))
+        page = fill(page, {name: tables(Record(runs), LENGTHS)})
     results.write(PAGE, lambda part: part.write_text(page))
 
 
