@@ -70,13 +70,15 @@ class WarmUp(nn.Module):
             return True
         before = prototypes.weight.detach().clone()
         if not prototypes.initialised:
+            filled = min(int(self.kept.written), len(self.kept.embeddings))
+            if filled == 0:  # in a checkpoint from the middle of a longer warm-up
+                return True
             if len(ranks.counts) == 1 < count_ranks(None):
                 warn(
                     "PGCLLoss: with gather=False each process initialises prototypes of its own, "
                     "and DistributedDataParallel does not make them the same: after the warm-up, "
                     "broadcast pgcl.prototypes.weight from one process"
                 )
-            filled = min(int(self.kept.written), len(self.kept.embeddings))
             generator = torch.Generator("cpu").manual_seed(0)  # the user's do not move
             prototypes.initialise_(self.kept.embeddings[:filled], ranks, generator)
         self._written = before, prototypes.weight.detach().clone()
@@ -100,10 +102,11 @@ class WarmUp(nn.Module):
     def keep(self, embeddings: Tensor, ranks: Ranks) -> None:
         """Count a training forward with embeddings ``[V, N, D]`` and keep them, if finite."""
         assert self._count is not None  # as `goes_on` has read
-        embeddings = embeddings.flatten(0, 1)
+        embeddings, size = embeddings.flatten(0, 1), len(self.kept.embeddings)
         finite = is_finite(embeddings)
-        every = -(-len(embeddings) // len(self.kept.embeddings))  # of a large batch a sample
-        self.kept.store(embeddings[::every], None, finite)
+        if self._count >= self.steps - 1 - size // max(1, len(embeddings)):  # what will be used
+            every = -(-len(embeddings) // size)  # of a large batch a sample
+            self.kept.store(embeddings[::every], None, finite)
         self.step += finite
         self._count += 1
         if ranks.rank == 0:

@@ -115,7 +115,7 @@ def test_moves_no_generator_and_is_repeatable():
 def test_keeps_the_last_embeddings_and_of_a_large_batch_a_sample(num_prototypes, size):
     kept = pgcl_of(num_prototypes).warm_up.kept
     assert len(kept.embeddings) == size
-    pgcl = pgcl_of(num_prototypes, warmup_steps=100)
+    pgcl = pgcl_of(num_prototypes, warmup_steps=1)
     kept = pgcl.warm_up.kept
     views = views_of(num_graphs=size, seed=1)
     rows = unit_vectors(views.detach(), torch.float64).flatten(0, 1)
@@ -228,6 +228,18 @@ def test_a_checkpoint_of_a_longer_warm_up_initialises_the_prototypes():
     assert torch.equal(weight_of(pgcl), random)
     assert pgcl.terms(*views_of()).assignments
     torch.testing.assert_close(weight_of(pgcl), of_kept(longer, seen))
+
+
+def test_a_checkpoint_without_embeddings_goes_on_for_a_step():
+    longer, pgcl = pgcl_of(warmup_steps=99), pgcl_of()
+    large = views_of(num_graphs=4096)
+    for _ in range(3):
+        longer(*large)
+    assert longer.warm_up.kept.written == 0  # as none of them will be the last ones
+    pgcl.load_state_dict(longer.state_dict())
+    assert not pgcl.terms(*views_of(seed=4)).assignments
+    assert pgcl.terms(*views_of()).assignments
+    torch.testing.assert_close(weight_of(pgcl), of_kept(longer, [views_of(seed=4)]))
 
 
 def test_a_checkpoint_after_it_is_over_at_once():
