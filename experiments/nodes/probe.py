@@ -8,7 +8,14 @@ from sklearn.preprocessing import normalize
 STRENGTHS = 4.0 ** np.arange(7)  # C of the linear probe
 
 
-def linear(rows: np.ndarray, labels: np.ndarray, seed: int, splits: int = 10) -> float:
+def linear(
+    rows: np.ndarray,
+    labels: np.ndarray,
+    seed: int,
+    splits: int = 10,
+    strengths: np.ndarray = STRENGTHS,
+    rounds: int = 500,
+) -> float:
     """Accuracy in per cent of a logistic regression on unit rows, mean over random splits.
 
     Of each class 10 per cent are to learn from, 10 to choose C, and 80 to test.
@@ -23,8 +30,8 @@ def linear(rows: np.ndarray, labels: np.ndarray, seed: int, splits: int = 10) ->
             known, train_size=0.5, stratify=labels[known], random_state=state
         )
         fitted = [
-            LogisticRegression(C=strength, max_iter=500).fit(rows[train], labels[train])
-            for strength in STRENGTHS
+            LogisticRegression(C=strength, max_iter=rounds).fit(rows[train], labels[train])
+            for strength in strengths
         ]
         best = max(fitted, key=lambda probe: probe.score(rows[valid], labels[valid]))
         accuracies.append(best.score(rows[test], labels[test]))

@@ -6,7 +6,6 @@ The runs are made by experiments.map.recipe, experiments.unsupervised.recipe and
 """
 
 import argparse
-import itertools
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from matplotlib.figure import Figure
 
 from experiments.shelf import results
 from experiments.shelf.probes import NAMES
-from experiments.shelf.tables import fill
+from experiments.shelf.tables import fill, holm
 
 from .places import Delta, Place, all_places
 
@@ -30,7 +29,6 @@ KINDS = {
 MARKERS = {"map": ".", "sbm": "^", "graphs": "s", "nodes": "D"}
 HALVES = {True: "development", False: "held out"}
 MARGIN = 0.5  # of non-inferiority, in points below InfoNCE
-LEVEL = 0.05  # of all comparisons together
 
 
 def is_better(delta: Delta) -> bool:
@@ -51,14 +49,6 @@ def is_met(delta: Delta) -> bool:
 def is_missed(delta: Delta) -> bool:
     """Inferior: the whole interval is below the margin."""
     return delta.high < -MARGIN
-
-
-def holm(deltas: list[Delta]) -> list[Delta]:
-    """Those that differ from 0 after Holm's correction over all of them."""
-    ordered = sorted(deltas, key=lambda delta: delta.p)
-    allowed = (LEVEL / (len(ordered) - index) for index in range(len(ordered)))
-    pairs = zip(ordered, allowed, strict=True)
-    return [delta for delta, _ in itertools.takewhile(lambda pair: pair[0].p <= pair[1], pairs)]
 
 
 def summary(places: list[Place]) -> str:

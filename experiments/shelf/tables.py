@@ -1,5 +1,6 @@
 """Cells of tables, and pages that hold tables between their markers."""
 
+import itertools
 import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -13,6 +14,7 @@ def spread(values: list[float]) -> str:
     return f"{np.mean(values):.1f}{deviation}"
 
 
+LEVEL = 0.05  # of significance, over all comparisons
 SEEDS = 3  # two have an interval that says nothing
 
 
@@ -38,6 +40,14 @@ def paired(seeds: dict[int, float], others: dict[int, float]) -> Delta | None:
     reach = error * float(student.ppf(0.975))
     p = 2 * float(student.sf(abs(mean) / max(error, 1e-12)))
     return Delta(mean, mean - reach, mean + reach, p)
+
+
+def holm(deltas: list[Delta]) -> list[Delta]:
+    """Those that differ from 0 after Holm's correction over all of them."""
+    ordered = sorted(deltas, key=lambda delta: delta.p)
+    allowed = (LEVEL / (len(ordered) - index) for index in range(len(ordered)))
+    pairs = zip(ordered, allowed, strict=True)
+    return [delta for delta, _ in itertools.takewhile(lambda pair: pair[0].p <= pair[1], pairs)]
 
 
 def difference(seeds: dict[int, float], others: dict[int, float]) -> str:

@@ -144,14 +144,10 @@ def batches(counts_of_steps=COUNTS):
         yield views, views.split(counts, dim=1)
 
 
-def training(rank, num_ranks, wrap):
-    torch.compiler.reset()
-    # A checkpointed loss would queue each batch twice.
-    queue_size = 0 if wrap is loss_checkpointed else 4
-    model, loss_of = wrap(*model_of(0, queue_size=queue_size))
-    alone = Inside(*model_of(0, queue_size=queue_size, gather=False))
+def trains_alike(rank, model, loss_of, alone, counts_of_steps=COUNTS):
+    """Losses and parameters are those of one process, step by step."""
     optimizers = [torch.optim.Adam(each.parameters(), lr=1e-2) for each in (model, alone)]
-    for views, of_ranks in batches():
+    for views, of_ranks in batches(counts_of_steps):
         losses = loss_of(*of_ranks[rank]), alone(*views)
         torch.testing.assert_close(*losses, **CLOSE)
         for loss, optimizer in zip(losses, optimizers, strict=True):
@@ -160,6 +156,15 @@ def training(rank, num_ranks, wrap):
             optimizer.zero_grad()
         for mine, other in zip(model.parameters(), alone.parameters(), strict=True):
             torch.testing.assert_close(full(mine), other, **CLOSE)
+
+
+def training(rank, num_ranks, wrap):
+    torch.compiler.reset()
+    # A checkpointed loss would queue each batch twice.
+    queue_size = 0 if wrap is loss_checkpointed else 4
+    model, loss_of = wrap(*model_of(0, queue_size=queue_size))
+    alone = Inside(*model_of(0, queue_size=queue_size, gather=False))
+    trains_alike(rank, model, loss_of, alone)
 
 
 @pytest.mark.parametrize("wrap", WRAPPINGS, ids=lambda wrap: wrap.__name__)
@@ -236,16 +241,8 @@ def warming_up(rank, num_ranks, wrap, reshard_after_forward):
     given = {} if wrap is every_module else {"reshard_after_forward": reshard_after_forward}
     model, loss_of = wrap(*model_of(0, **options), **given)
     alone = Inside(*model_of(0, **options, gather=False))
-    optimizers = [torch.optim.Adam(each.parameters(), lr=1e-2) for each in (model, alone)]
-    for views, of_ranks in batches([[*counts, 2, 0][:num_ranks] for counts in COUNTS]):
-        losses = loss_of(*of_ranks[rank]), alone(*views)
-        torch.testing.assert_close(*losses, **CLOSE)
-        for loss, optimizer in zip(losses, optimizers, strict=True):
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-        for mine, other in zip(model.parameters(), alone.parameters(), strict=True):
-            torch.testing.assert_close(full(mine), other, **CLOSE)
+    counts = [[*of_step, 2, 0][:num_ranks] for of_step in COUNTS]
+    trains_alike(rank, model, loss_of, alone, counts)
 
 
 @pytest.mark.parametrize(

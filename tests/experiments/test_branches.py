@@ -15,7 +15,7 @@ from experiments.nodes.branches import __main__ as program
 from experiments.nodes.branches import measure, report, rows, train
 from experiments.nodes.branches.rows import INFO_NCE, ROWS, STOPPED, UNTRAINED
 from experiments.nodes.data import block_model
-from experiments.shelf import results
+from experiments.shelf import results, tables
 from experiments.shelf.losses import Objective
 
 CONFIG = {**train.SETTING, "dataset": "blocks", "data": "", "batch": 64, "seed": 3, "width": 8}
@@ -129,8 +129,9 @@ def test_few_labels_by_a_literal_loop():
     assert measure.nearest_mean(z, labels, draws) == pytest.approx(right / count)
 
 
-def test_holm():
-    assert report.holm([0.04, 0.01, 0.03]) == pytest.approx([0.06, 0.03, 0.06])
+def test_p_values_of_pairs_and_holms_correction():
     ours, theirs = {0: 1.0, 1: 2.5, 2: 2.0, 9: 7.0}, {0: 0.5, 1: 1.0, 2: 1.9}
     expected = stats.ttest_1samp([0.5, 1.5, 0.1], 0).pvalue
-    assert report.p_value(ours, theirs) == pytest.approx(expected)
+    assert tables.paired(ours, theirs).p == pytest.approx(expected)
+    deltas = [tables.Delta(1.0, 0.0, 2.0, p) for p in (0.04, 0.01, 0.03)]  # 0.06, 0.03, 0.06
+    assert tables.holm(deltas) == [deltas[1]]

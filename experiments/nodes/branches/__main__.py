@@ -7,7 +7,6 @@ Every result is one JSON line of --output; those that are there already are not 
 
 import argparse
 import itertools
-import json
 import sys
 from concurrent.futures import as_completed
 from pathlib import Path
@@ -53,17 +52,9 @@ def main() -> None:
             known = fetch(dataset, args.root, args.cache)
             config = {"dataset": dataset, "data": known.digest, "batch": batch, "seed": seed}
             config |= SETTING | {"temperature": temperature}
-            config = json.loads(json.dumps(config))
-            wanted = [
-                (row, length)
-                for row, length in itertools.product(args.rows, args.lengths)
-                if row != UNTRAINED
-            ] + [(row, 0) for row in args.rows if row == UNTRAINED]
-            wanted = [
-                each
-                for each in wanted
-                if results.key(json.loads(json.dumps(configuration(config, *each)))) not in done
-            ]
+            rows = itertools.product(args.rows, args.lengths)
+            each = dict.fromkeys((row, length * (row != UNTRAINED)) for row, length in rows)
+            wanted = [one for one in each if results.key(configuration(config, *one)) not in done]
             if wanted:
                 jobs.append((config, known.file, wanted, args.output))
         with results.processes(args.workers, args.output) as pool, tqdm(total=len(jobs)) as bar:

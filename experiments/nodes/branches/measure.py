@@ -6,11 +6,11 @@ import numpy as np
 import scipy.sparse as sp
 import torch
 from sklearn.cluster import KMeans
-from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import normalized_mutual_info_score
-from sklearn.model_selection import train_test_split
 from sklearn.neighbors import NearestNeighbors
 from sklearn.preprocessing import normalize
+
+from ..probe import STRENGTHS, linear
 
 NAMES = {
     "one_shot": "1 label per class",
@@ -39,9 +39,10 @@ def measured(embeddings: np.ndarray, labels: np.ndarray, seed: int) -> dict[str,
         "one_shot_clustered": nearest_mean(clustered, labels, one),
         "one_shot_propagated": propagated(z, labels, one),
         "nmi": normalized_mutual_info_score(labels, found),
-        "probe": probe(z, labels, seed),
     }
-    return {name: round(100 * float(value), 3) for name, value in values.items()}
+    in_per_cent = {name: 100 * float(value) for name, value in values.items()}
+    in_per_cent["probe"] = linear(embeddings, labels, seed, 5, STRENGTHS[1:6], 300)
+    return {name: round(value, 3) for name, value in in_per_cent.items()}
 
 
 def drawn(labels: np.ndarray, each: int, seed: int) -> np.ndarray:
@@ -92,24 +93,4 @@ def propagated(z: np.ndarray, labels: np.ndarray, draws: np.ndarray) -> float:
         for _ in range(ROUNDS):
             scores = torch.addmm(start, matrix, scores, alpha=ALPHA)
         found.append(accuracy(scores.argmax(1).numpy(), labels, known))
-    return float(np.mean(found))
-
-
-def probe(z: np.ndarray, labels: np.ndarray, seed: int, splits: int = 5) -> float:
-    """Logistic regression: 10 per cent to learn from, 10 to choose C by, 80 to test."""
-    found = []
-    for split in range(splits):
-        state = 1000 * seed + split
-        known, test = train_test_split(
-            np.arange(len(z)), train_size=0.2, stratify=labels, random_state=state
-        )
-        train, valid = train_test_split(
-            known, train_size=0.5, stratify=labels[known], random_state=state
-        )
-        fitted = [
-            LogisticRegression(C=strength, max_iter=300).fit(z[train], labels[train])
-            for strength in (4.0, 16.0, 64.0, 256.0, 1024.0)
-        ]
-        best = max(fitted, key=lambda probe: probe.score(z[valid], labels[valid]))
-        found.append(best.score(z[test], labels[test]))
     return float(np.mean(found))

@@ -3,14 +3,12 @@
 python -m experiments.nodes.branches.report
 """
 
-import json
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from scipy import stats
 
 from experiments.shelf import results
 from experiments.shelf.tables import fill, paired, spread
@@ -56,26 +54,7 @@ class Record:
     def seeds(self, setting: Setting, row: str, length: int) -> Seeds:
         """The runs of a row by seed."""
         config = SETTING | setting._asdict()
-        config = json.loads(json.dumps(configuration(config, row, length)))
-        return self.of.get(results.key(config), {})
-
-
-def p_value(ours: Mapping[int, float], theirs: Mapping[int, float]) -> float:
-    """Of a paired t-test, two-sided."""
-    both = sorted(ours.keys() & theirs.keys())
-    test = stats.ttest_rel([ours[seed] for seed in both], [theirs[seed] for seed in both])
-    return float(test.pvalue)
-
-
-def holm(p_values: Sequence[float]) -> list[float]:
-    """Adjusted p-values (Holm, 1979)."""
-    order = np.argsort(p_values)
-    count = len(p_values)
-    adjusted, largest = [0.0] * count, 0.0
-    for rank, index in enumerate(order):
-        largest = max(largest, min(1.0, (count - rank) * p_values[index]))
-        adjusted[index] = largest
-    return adjusted
+        return self.of.get(results.key(configuration(config, row, length)), {})
 
 
 def table(record: Record, setting: Setting, length: int) -> str:

@@ -5,8 +5,6 @@ from typing import Any, NamedTuple
 from experiments.shelf.losses import Options
 
 INFO_NCE, STOPPED, UNTRAINED = "InfoNCE", "InfoNCE, stopped at three quarters", "untrained"
-
-
 SCHEDULE = ("again", "by_itself", "fixed")  # options of a row that are not those of its loss
 
 

@@ -2,7 +2,6 @@
 
 import copy
 import time
-import warnings
 from collections import deque
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
@@ -17,6 +16,7 @@ from experiments.shelf import results
 from experiments.shelf.losses import Objective
 
 from ..data import load
+from ..train import sparse
 from .measure import measured
 from .rows import INFO_NCE, ROWS, SCHEDULE, STOPPED, UNTRAINED, Row
 
@@ -28,8 +28,6 @@ SETTING: dict[str, Any] = {
     "edges_dropped": (0.2, 0.4),
     "features_masked": (0.3, 0.4),
 }
-
-
 RECENT = 8192  # embeddings: more than a warm-up keeps
 
 
@@ -140,7 +138,7 @@ class Run:
             self.optimizer.step()
             self.step += 1
             self.recent.append([view.detach() for view in views])
-            if len(self.recent) * 2 * len(views[0]) > 2 * RECENT:
+            if len(self.recent) * len(views[0]) > RECENT:
                 self.recent.popleft()
 
     @torch.no_grad()
@@ -212,9 +210,7 @@ def given(file: Path) -> tuple[Graph, np.ndarray]:
     x = nn.functional.normalize(data.x)
     features = [x, x.T.contiguous()]
     if (x != 0).float().mean() < 0.1:  # in others a dense product is faster
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta")
-            features = [matrix.to_sparse_csr() for matrix in features]
+        features = [sparse(matrix) for matrix in features]
     graph = Graph((features[0], features[1]), data.edge_index, torch.ones(x.shape[1]))
     return graph, data.y.numpy()
 
