@@ -15,6 +15,7 @@ from experiments.shelf import arguments
 WRONG = {
     "experiments.map": ["--seeds=0", "--workers=0"],
     "experiments.map.recipe": ["--seeds=0", "--workers=0"],
+    "experiments.map.temperature": ["--workers=0"],
     "experiments.nodes": ["--seeds=0", "--epochs=0", "--workers=0", "--temperature=0"],
     "experiments.transfer.finetune": [
         *("--seeds=0", "--epochs=0", "--batch-size=0", "--workers=0", "--device=cuda"),

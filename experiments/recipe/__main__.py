@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 
 from experiments.shelf import results
 from experiments.shelf.probes import NAMES
-from experiments.shelf.tables import fill, holm
+from experiments.shelf.tables import MARGIN, fill, holm, is_better, is_met, is_missed, is_worse
 
 from .places import Delta, Place, all_places
 
@@ -28,27 +28,6 @@ KINDS = {
 }
 MARKERS = {"map": ".", "sbm": "^", "graphs": "s", "nodes": "D"}
 HALVES = {True: "development", False: "held out"}
-MARGIN = 0.5  # of non-inferiority, in points below InfoNCE
-
-
-def is_better(delta: Delta) -> bool:
-    """Above InfoNCE: the 95% interval excludes 0."""
-    return delta.low > 0
-
-
-def is_worse(delta: Delta) -> bool:
-    """Below InfoNCE: the 95% interval excludes 0."""
-    return delta.high < 0
-
-
-def is_met(delta: Delta) -> bool:
-    """Non-inferior: the whole interval is above the margin."""
-    return delta.low > -MARGIN
-
-
-def is_missed(delta: Delta) -> bool:
-    """Inferior: the whole interval is below the margin."""
-    return delta.high < -MARGIN
 
 
 def summary(places: list[Place]) -> str:

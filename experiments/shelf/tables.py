@@ -15,6 +15,7 @@ def spread(values: list[float]) -> str:
 
 
 LEVEL = 0.05  # of significance, over all comparisons
+MARGIN = 0.5  # of non-inferiority, in points below InfoNCE
 SEEDS = 3  # two have an interval that says nothing
 
 
@@ -48,6 +49,26 @@ def holm(deltas: list[Delta]) -> list[Delta]:
     allowed = (LEVEL / (len(ordered) - index) for index in range(len(ordered)))
     pairs = zip(ordered, allowed, strict=True)
     return [delta for delta, _ in itertools.takewhile(lambda pair: pair[0].p <= pair[1], pairs)]
+
+
+def is_better(delta: Delta) -> bool:
+    """Above InfoNCE: the 95% interval excludes 0."""
+    return delta.low > 0
+
+
+def is_worse(delta: Delta) -> bool:
+    """Below InfoNCE: the 95% interval excludes 0."""
+    return delta.high < 0
+
+
+def is_met(delta: Delta) -> bool:
+    """Non-inferior: the whole interval is above the margin."""
+    return delta.low > -MARGIN
+
+
+def is_missed(delta: Delta) -> bool:
+    """Inferior: the whole interval is below the margin."""
+    return delta.high < -MARGIN
 
 
 def difference(seeds: dict[int, float], others: dict[int, float]) -> str:

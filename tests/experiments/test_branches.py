@@ -1,5 +1,6 @@
 """Rows that go on from one InfoNCE run: the same batches and views, whatever the loss draws."""
 
+import itertools
 import json
 
 import numpy as np
@@ -13,7 +14,7 @@ from torch_geometric.nn import GCNConv
 
 from experiments.nodes.branches import __main__ as program
 from experiments.nodes.branches import measure, report, rows, train
-from experiments.nodes.branches.rows import INFO_NCE, ROWS, STOPPED, UNTRAINED
+from experiments.nodes.branches.rows import CANDIDATE, INFO_NCE, ROWS, STOPPED, UNTRAINED
 from experiments.nodes.data import block_model
 from experiments.shelf import results, tables
 from experiments.shelf.losses import Objective
@@ -108,6 +109,38 @@ def test_the_script_resumes(tmp_path, monkeypatch, capsys):
     record = report.Record(results.read(output).values())
     made = report.tables(record, (4, 8))
     assert made.count("| Ring, batches of 32, tau=0.4, ") == made.count("| Barlow Twins | 2 |") == 2
+
+
+def test_the_decision_is_about_fixed_temperatures_and_length(monkeypatch):
+    monkeypatch.setitem(rows.TEMPERATURE, INFO_NCE, 0.8)
+    monkeypatch.setitem(rows.TEMPERATURE, CANDIDATE, 1.2)
+    gains = {"one_shot": (2.0, 0.1, 2.0, 2.0), "five_shot": (0.0, -1.0, -0.4, 0.0)}
+    runs = []
+    for place, (dataset, batch) in enumerate(report.HELD_OUT):
+        for row, temperature, seed in itertools.product(
+            (INFO_NCE, CANDIDATE), report.TEMPERATURES, range(10)
+        ):
+            config = train.SETTING | {"dataset": dataset, "batch": batch, "seed": seed, "data": ""}
+            noise = 0.3 * (-1) ** seed
+            values = {
+                name: 70 + (row == CANDIDATE) * (gains[name][place] if name in gains else 0) + noise
+                for name in measure.NAMES
+            }
+            if temperature != rows.TEMPERATURE[row]:
+                values = dict.fromkeys(values, 0.0)
+            elif row == INFO_NCE:
+                values = dict.fromkeys(values, 70.0)
+            config = train.configuration(config | {"temperature": temperature}, row, rows.LENGTH)
+            runs.append({"config": config, **values})
+    lines = report.decision(report.Record(runs)).splitlines()[2:]
+    assert ["not significant" in line for line in lines] == [False, True, False, False]
+    assert "| Photo, batches of 512 | 10 | +2.0 (+1.8 to +2.2), p = " in lines[0]
+    verdicts = [line.count("margin met") for line in lines]
+    assert verdicts == [2, 1, 1, 2]
+    assert "-1.0 (-1.2 to -0.8), margin missed" in lines[1]
+    assert "-0.4 (-0.6 to -0.2), margin inconclusive" in lines[2]
+    with pytest.raises(ValueError, match="fewer than three seeds"):
+        report.decision(report.Record(runs[:2]))
 
 
 def test_measures_of_separate_classes_are_perfect():

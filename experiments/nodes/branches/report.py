@@ -11,15 +11,20 @@ from typing import NamedTuple
 import numpy as np
 
 from experiments.shelf import results
-from experiments.shelf.tables import fill, paired, spread
+from experiments.shelf.tables import Delta, fill, holm, is_met, is_missed, paired, spread
 
 from .measure import NAMES
-from .rows import INFO_NCE, ROWS, UNTRAINED
+from .rows import CANDIDATE, INFO_NCE, LENGTH, ROWS, TEMPERATURE, UNTRAINED
 from .train import SETTING, configuration
 
 HERE = Path(__file__).parent
 RECORDS = {"development": HERE / "development.jsonl"}  # by the name of the table
 LENGTHS = (100, 200, 400)
+TEMPERATURES = (0.4, 0.8, 1.2, 2.0)
+PRIMARY, NOT_INFERIOR = "one_shot", ("five_shot", "probe")
+DEVELOPMENT = [("Cora", 512), ("Cora", 4096), ("CiteSeer", 512), ("CiteSeer", 4096)]
+DEVELOPMENT += [("DBLP", 512), ("DBLP", 2048)]  # sets and batches
+HELD_OUT = [("Photo", 512), ("Photo", 2048), ("CS", 512), ("CS", 2048)]
 PAGE = HERE.parents[2] / "docs" / "real_graphs.md"
 
 Seeds = dict[int, results.Run]
@@ -88,6 +93,63 @@ def tables(record: Record, lengths: Sequence[int]) -> str:
         for length in lengths
         if record.seeds(setting, INFO_NCE, length)
     )
+
+
+def by_temperature(record: Record) -> str:
+    """Markdown: what the plan chooses by: means over the development settings, of both losses."""
+    head = " | ".join(f"tau={temperature:g}" for temperature in TEMPERATURES)
+    lines = [f"| accuracy in %, 1 / 5 labels per class, {LENGTH} steps | {head} |"]
+    lines.append("| --- |" + " --- |" * len(TEMPERATURES))
+    for row in (INFO_NCE, CANDIDATE):
+        cells = []
+        for temperature in TEMPERATURES:
+            of_settings = [
+                record.seeds(Setting(*sizes, temperature), row, LENGTH) for sizes in DEVELOPMENT
+            ]
+            of_measures = (
+                np.mean([np.mean([run[name] for run in runs.values()]) for runs in of_settings])
+                for name in (PRIMARY, "five_shot")
+            )
+            cells.append(" / ".join(f"{mean:.1f}" for mean in of_measures))
+        lines.append(f"| {row} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def decision(record: Record) -> str:
+    """Markdown: the candidate minus InfoNCE on the held-out sets, each at its temperature."""
+    primary = {sizes: compared(record, sizes, PRIMARY) for sizes in HELD_OUT}
+    left = holm(list(primary.values()))
+    head = " | ".join(NAMES[name] for name in (PRIMARY, *NOT_INFERIOR))
+    lines = [f"| candidate minus InfoNCE, {LENGTH} steps | seeds | {head} |"]
+    lines.append("| --- | --- | --- |" + " --- |" * len(NOT_INFERIOR))
+    for (dataset, batch), delta in primary.items():
+        significant = "significant" if delta in left else "not significant"
+        cells = [f"{delta}, p = {delta.p:.2g}, {significant}"]
+        others = [compared(record, (dataset, batch), name) for name in NOT_INFERIOR]
+        cells += [f"{other}, margin {verdict(other)}" for other in others]
+        seeds = len(runs_of(record, (dataset, batch), CANDIDATE))
+        lines.append(f"| {dataset}, batches of {batch} | {seeds} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def runs_of(record: Record, sizes: tuple[str, int], row: str) -> Seeds:
+    """At the temperature and length that the plan has fixed."""
+    return record.seeds(Setting(*sizes, TEMPERATURE[row]), row, LENGTH)
+
+
+def compared(record: Record, sizes: tuple[str, int], name: str) -> Delta:
+    ours, theirs = (
+        {seed: run[name] for seed, run in runs_of(record, sizes, row).items()}
+        for row in (CANDIDATE, INFO_NCE)
+    )
+    delta = paired(ours, theirs)
+    if delta is None:
+        raise ValueError(f"{sizes}: fewer than three seeds")
+    return delta
+
+
+def verdict(delta: Delta) -> str:
+    return "met" if is_met(delta) else "missed" if is_missed(delta) else "inconclusive"
 
 
 def main() -> None:
