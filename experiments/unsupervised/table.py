@@ -1,6 +1,6 @@
 """Tables of runs: last and best epochs, and paired differences with their confidence intervals."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
@@ -9,7 +9,9 @@ from experiments.shelf.rows import INFO_NCE, PGCL
 from experiments.shelf.tables import difference, paired, spread
 
 from .data import SYNTHETIC
-from .train import ALL_ROWS, LOSSES, SETTING, UNTRAINED
+from .train import ALL_ROWS, LOSSES, ONE_SHOT, SETTING, UNTRAINED, WL
+
+Measure = Callable[[Run], float | None]
 
 
 def last_epoch(run: Run) -> float:
@@ -17,8 +19,19 @@ def last_epoch(run: Run) -> float:
     return run["accuracy"][epoch]
 
 
+def one_shot(run: Run) -> float | None:
+    """Runs of the first versions do not have it."""
+    return run.get(ONE_SHOT)
+
+
 def best_epoch(run: Run) -> float:
     return max(run["accuracy"].values())
+
+
+def by_seed(seeds: dict[int, Run], measure: Measure) -> dict[int, float]:
+    """Of the runs that have it."""
+    values = {seed: measure(run) for seed, run in seeds.items()}
+    return {seed: value for seed, value in values.items() if value is not None}
 
 
 def by_row(runs: Iterable[Run]) -> dict[str, dict[int, Run]]:
@@ -36,41 +49,48 @@ def named(runs: Iterable[Run]) -> str:
 
 
 def comparison(runs: Iterable[Run]) -> str:
-    """A Markdown table of one set under one configuration."""
+    """A Markdown table of one set under one configuration; few labels where all runs have them."""
     runs = list(runs)
     rows = by_row(runs)
-    lines = [
-        f"| {named(runs)} | seeds | last epoch | best epoch by test accuracy (optimistic) "
-        "| minus InfoNCE | minus untrained |",
-        "| --- | --- | --- | --- | --- | --- |",
-    ]
-    last = {
-        row: {seed: last_epoch(run) for seed, run in seeds.items()} for row, seeds in rows.items()
-    }
+    measures: dict[str, Measure] = {"last epoch": last_epoch}
+    if all(ONE_SHOT in run for run in runs if run["config"]["row"] != WL):
+        measures["1 label per class"] = one_shot
+    columns = ["seeds", "best epoch by test accuracy (optimistic)"]
+    for name in measures:
+        columns += [name, "minus InfoNCE", "minus untrained"]
+    columns[1], columns[2] = columns[2], columns[1]
+    lines = [f"| {named(runs)} | {' | '.join(columns)} |", "| --- |" + " --- |" * len(columns)]
     for row, seeds in rows.items():
-        against = [difference(last[row], last.get(other, {})) for other in (INFO_NCE, UNTRAINED)]
-        values = spread(list(last[row].values()))
-        best = spread([best_epoch(run) for run in seeds.values()])
-        lines.append(f"| {row} | {len(seeds)} | {values} | {best} | {' | '.join(against)} |")
+        cells = [str(len(seeds))]
+        for measure in measures.values():
+            of_rows = {name: by_seed(of_row, measure) for name, of_row in rows.items()}
+            cells.append(spread([*of_rows[row].values()]) if of_rows[row] else "")
+            for other in (INFO_NCE, UNTRAINED):
+                cells.append(difference(of_rows[row], of_rows.get(other, {})))
+        cells.insert(2, spread([best_epoch(run) for run in seeds.values()]))
+        lines.append(f"| {row} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
 def verdict(runs: Iterable[Run]) -> str:
-    """What the difference of PGCL and InfoNCE says, in a sentence; empty without both."""
+    """What the differences of PGCL and InfoNCE say, in sentences; empty without both."""
     runs = list(runs)
     rows = by_row(runs)
     if not {INFO_NCE, PGCL} <= rows.keys():
         return ""
-    ours, theirs = (
-        {seed: last_epoch(run) for seed, run in rows[row].items()} for row in (PGCL, INFO_NCE)
+    said = []
+    for name, measure in (("", last_epoch), (" with 1 label per class", one_shot)):
+        ours, theirs = (by_seed(rows[row], measure) for row in (PGCL, INFO_NCE))
+        delta = paired(ours, theirs)
+        if delta is not None:
+            verb = "not significantly different from"
+            if not delta.low <= 0 <= delta.high:
+                verb = "significantly above" if delta.mean > 0 else "significantly below"
+            place = f"On {named(runs)}{name}"
+            said.append(f"{place} PGCL is {verb} InfoNCE: {delta} points, {len(ours)} seeds.")
+    return "\n".join(said) or (
+        "Fewer than three seeds do not tell PGCL and InfoNCE apart: take --seeds 5."
     )
-    delta = paired(ours, theirs)
-    if delta is None:
-        return "Fewer than three seeds do not tell PGCL and InfoNCE apart: take --seeds 5."
-    said = "not significantly different from"
-    if not delta.low <= 0 <= delta.high:
-        said = "significantly above" if delta.mean > 0 else "significantly below"
-    return f"On {named(runs)} PGCL is {said} InfoNCE: {delta} points, {len(ours)} seeds."
 
 
 LOOKS = ("seeds", "best of its looks", "last epoch", "chosen epoch, fresh folds", "minus InfoNCE")

@@ -7,10 +7,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from sklearn.preprocessing import scale
 from torch import nn
 from torch_geometric.data import Batch, Data
 from torch_geometric.loader import DataLoader
 
+from experiments.shelf.probes import few_labels
 from experiments.shelf.rows import ROWS
 from pgcl_losses import PGCLLoss, diagnostics
 from pgcl_losses.adapters.pyg import ContrastiveModel, EdgePerturb, NodeDrop
@@ -22,6 +24,7 @@ from .model import DIM, GIN, Projected
 
 WL, UNTRAINED = "WL kernel", "untrained GIN"
 ALL_ROWS = (WL, UNTRAINED, *ROWS)
+ONE_SHOT = "labels_1"
 WINDOW = "PGCL, ranks 3 to 8"  # as the published code takes its negatives
 LOSSES = ROWS | {WINDOW: {"negative_ranks": (2, 8)}}
 
@@ -45,7 +48,7 @@ Augment = Callable[[Data], Data]
 
 
 def usual(config: dict[str, Any], graphs: list[Data]) -> dict[str, Any]:
-    """Accuracies by epochs, and what was seen in each epoch."""
+    """Accuracies by epochs, that of few labels after the last one, and what each epoch was like."""
     seed = config["seed"]
     labels = torch.cat([graph.y for graph in graphs]).numpy()
     encoder = GIN(graphs[0].num_node_features)
@@ -62,7 +65,11 @@ def usual(config: dict[str, Any], graphs: list[Data]) -> dict[str, Any]:
             history.append(train_epoch(model, loader, optimizer))
             if epoch % config["look_every"] == 0 or epoch == config["epochs"]:
                 scores[epoch] = accuracy(embed(encoder, graphs), labels, seed)
-    return {"accuracy": scores, "history": history}
+    few = {}
+    if config["row"] != WL:  # a kernel has no embeddings
+        embeddings = scale(embed(encoder, graphs).astype(np.float64))
+        few = {ONE_SHOT: round(few_labels(embeddings, labels, 1, seed), 3)}
+    return {"accuracy": scores, **few, "history": history}
 
 
 def run(

@@ -44,6 +44,7 @@ def test_the_script_resumes_and_prints_both_protocols(tmp_path, script):
     run = json.loads(next(line for line in lines if '"PGCL"' in line))
     assert run["versions"]["torch"] == torch.__version__
     assert sum(run["history"][0]["occupancy"]) == pytest.approx(1, abs=1e-3)
+    assert ["labels_1" in line for line in lines].count(False) == 1  # the kernel
 
     # Killed while it wrote the last line: that run is done again, and no other.
     output.write_text("\n".join([*lines[:-1], lines[-1][:40]]))
@@ -192,6 +193,26 @@ def test_the_verdict_is_in_words(ours, said):
     assert said in verdict
     assert verdict.startswith("On synthetic graphs (motifs) PGCL is ") == (len(ours) > 2)
     assert bool(verdict) == bool(said)
+
+
+def test_few_labels_have_columns_and_a_sentence_of_their_own():
+    of_rows = {train.UNTRAINED: (70.0, 30.0), INFO_NCE: (70.0, 40.0), "PGCL": (70.0, 35.0)}
+    runs = [
+        {
+            "config": {"dataset": data.SYNTHETIC, "row": row, "seed": seed},
+            "accuracy": {"20": accuracy + seed},
+            "labels_1": few + seed,
+        }
+        for row, (accuracy, few) in of_rows.items()
+        for seed in range(3)
+    ]
+    head, _, _, of_info_nce, _ = table.comparison(runs).splitlines()
+    assert head.endswith("| 1 label per class | minus InfoNCE | minus untrained |")
+    assert of_info_nce.endswith("| 41.0 ± 1.0 |  | +10.0 (+10.0 to +10.0) |")
+    said = table.verdict(runs).splitlines()
+    assert "with 1 label per class PGCL is significantly below InfoNCE: -5.0" in said[1]
+    del runs[0]["labels_1"]
+    assert "1 label per class" not in table.comparison(runs)
 
 
 def test_the_page_has_the_tables_of_its_runs():
