@@ -3,8 +3,9 @@
 python -m experiments.nodes.branches.report
 """
 
+import itertools
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -95,24 +96,28 @@ def tables(record: Record, lengths: Sequence[int]) -> str:
     )
 
 
-def by_temperature(record: Record) -> str:
-    """Markdown: what the plan chooses by: means over the development settings, of both losses."""
+def choice(record: Record) -> str:
+    """Markdown: what temperatures and length are chosen by, over the development settings."""
     head = " | ".join(f"tau={temperature:g}" for temperature in TEMPERATURES)
-    lines = [f"| accuracy in %, 1 / 5 labels per class, {LENGTH} steps | {head} |"]
-    lines.append("| --- |" + " --- |" * len(TEMPERATURES))
-    for row in (INFO_NCE, CANDIDATE):
+    lines = [f"| 1 / 5 labels per class | settings | steps | {head} |"]
+    lines.append("| --- | --- | --- |" + " --- |" * len(TEMPERATURES))
+    small = [sizes for sizes in DEVELOPMENT if sizes[1] == 512]
+    for row, (length, settings) in itertools.product(
+        (INFO_NCE, CANDIDATE), ((100, small), (200, small), (400, small), (200, DEVELOPMENT))
+    ):
         cells = []
         for temperature in TEMPERATURES:
-            of_settings = [
-                record.seeds(Setting(*sizes, temperature), row, LENGTH) for sizes in DEVELOPMENT
-            ]
-            of_measures = (
-                np.mean([np.mean([run[name] for run in runs.values()]) for runs in of_settings])
-                for name in (PRIMARY, "five_shot")
-            )
-            cells.append(" / ".join(f"{mean:.1f}" for mean in of_measures))
-        lines.append(f"| {row} | {' | '.join(cells)} |")
+            runs = [record.seeds(Setting(*sizes, temperature), row, length) for sizes in settings]
+            one, five = (means(runs, name) for name in (PRIMARY, "five_shot"))
+            cells.append(f"{one:.1f} / {five:.1f}" if all(runs) else "")
+        lines.append(f"| {row} | {len(settings)} | {length} | {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def means(of_settings: Collection[Seeds], name: str) -> float:
+    """The mean over settings of the mean over seeds."""
+    of_seeds = [[run[name] for run in runs.values()] for runs in of_settings]
+    return float(np.mean([np.mean(values or [np.nan]) for values in of_seeds]))
 
 
 def decision(record: Record) -> str:
@@ -152,13 +157,19 @@ def verdict(delta: Delta) -> str:
     return "met" if is_met(delta) else "missed" if is_missed(delta) else "inconclusive"
 
 
+# Beside all tables of a record.
+SUMMARIES: dict[str, list[Callable[[Record], str]]] = {"development": [choice]}
+
+
 def main() -> None:
     page = PAGE.read_text()
     for name, file in RECORDS.items():
         runs = results.read(file).values()
         if not runs:
             sys.exit(f"experiments.nodes.branches.report: {file} has no runs")
-        page = fill(page, {name: tables(Record(runs), LENGTHS)})
+        record = Record(runs)
+        page = fill(page, {name: tables(record, LENGTHS)})
+        page = fill(page, {made.__name__: made(record) for made in SUMMARIES[name]})
     results.write(PAGE, lambda part: part.write_text(page))
 
 
