@@ -61,11 +61,6 @@ def test_links_lead_somewhere(page):
             assert not anchor or anchor in anchors_of(there), target
 
 
-def test_the_start_page_has_the_readmes_two_commands():
-    for command in blocks(ROOT / "docs" / "index.md", "bash"):
-        assert command in README.read_text()
-
-
 def test_the_readme_leads_to_the_pages_that_strangers_need():
     text = README.read_text()
     for name in ("swap", "how_it_works", "choosing", "distributed", "troubleshooting", "results"):

@@ -27,6 +27,8 @@ from .recipe import PAGE, places, run
 RUNS = Path(__file__).parent / "temperature.jsonl"
 TEMPERATURES = (0.2, 0.5, 1.0, 2.0)
 INFO_NCE, PGCL = LABELS = ("InfoNCE", "InfoNCE, then PGCL")
+WEIGHTS = "InfoNCE, then weighted negatives alone (K=50, lambda 0, from one half on)"
+TRIED = (*LABELS, WEIGHTS)  # on the development settings; the last one after the plan
 SEEDS = range(FRESH, FRESH + 5)  # of the held-out settings
 PRIMARY = "labels_1"
 Runs = dict[str, results.Run]
@@ -44,6 +46,9 @@ def config(place: dict[str, Any], label: str, temperature: float, seed: int) -> 
     if label == PGCL:
         loss = {"epsilon": place["epsilon"], **recipe(place["batch_size"], temperature)}
         del loss["start"]
+    elif label == WEIGHTS:
+        loss = {"epsilon": place["epsilon"], "num_prototypes": 50, "consistency_weight": 0.0}
+        loss["lead"] = 0.5
     place = place | {"temperature": temperature}
     return json.loads(json.dumps({"place": place, "loss": loss, "seed": seed}))
 
@@ -53,7 +58,7 @@ def development() -> list[results.Config]:
         config(place, label, temperature, 0)
         for place in settings(True)
         for temperature in TEMPERATURES
-        for label in LABELS
+        for label in TRIED
     ]
 
 
@@ -92,7 +97,7 @@ def chosen_table(done: Runs) -> str:
     head = " | ".join(f"tau={temperature:g}" for temperature in TEMPERATURES)
     lines = [f"| accuracy in %, 1 / 5 labels per class | {head} |"]
     lines.append("| --- |" + " --- |" * len(TEMPERATURES))
-    for label in LABELS:
+    for label in TRIED:
         one, five = (means(done, label, name).values() for name in (PRIMARY, "labels_5"))
         cells = [f"{each:.1f} / {other:.1f}" for each, other in zip(one, five, strict=True)]
         lines.append(f"| {label} | {' | '.join(cells)} |")
