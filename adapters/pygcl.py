@@ -174,18 +174,6 @@ class PGCLContrastLoss(_ContrastLoss):
         _check_options(options)
         self.pgcl = PGCLLoss(dim, num_prototypes, **options)
 
-    @classmethod
-    def recommended(
-        cls, dim: int, *, batch_size: int, steps: int, temperature: float = 0.2, **options: Any
-    ) -> "PGCLContrastLoss":
-        """With the setting of :meth:`PGCLLoss.recommended <pgcl_losses.PGCLLoss.recommended>`."""
-        _check_options(options)
-        loss = cls(dim)
-        loss.pgcl = PGCLLoss.recommended(
-            dim, batch_size=batch_size, steps=steps, temperature=temperature, **options
-        )
-        return loss
-
     @property
     def _loss(self) -> PGCLLoss:
         return self.pgcl

@@ -1,8 +1,9 @@
 """Check which options our losses and others have, and what they do with extreme input.
 
-It prints the table of docs/features.md. Losses that are not installed are left out: `benchmarks/peers.py` says
-how to install them. The limit on memory is one of Linux. A step of 100,000 graphs takes minutes,
-for each loss that can do it. With `--largest 4096` it takes one minute.
+It prints the table of docs/features.md. Losses that are not installed are left out:
+`benchmarks/peers.py` says how to install them. The limit on memory is one of Linux. A step of
+100,000 graphs takes minutes, for each loss that can do it. With `--largest 4096` it takes one
+minute.
 
     python -m benchmarks.features
 """

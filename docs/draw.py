@@ -1,6 +1,6 @@
 """Draws what one query sees, where prototypes start, what to choose, how files hang together.
 
-python docs/draw.py         # writes docs/images/{how,family,start,decision,architecture}.png
+python docs/draw.py         # writes docs/images/{how,family,start,architecture}.png
 """
 
 import argparse
@@ -255,56 +255,6 @@ def draw_rooms() -> Figure:
     return figure
 
 
-# Question or answer: where it stands, what it says, and what leads to it.
-DECISION = {
-    "what": (2.0, 0.0, "What will you do with the embeddings?", None, ""),
-    "probe": (0.6, 1.5, "train a classifier on many labels", "what", ""),
-    "groups": (2.0, 1.5, "cluster them, or use few labels", "what", ""),
-    "paper": (3.4, 1.5, "compare with the paper", "what", ""),
-    "nce": (0.6, 3.0, "InfoNCE()", "probe", "no difference was seen"),
-    "rec": (
-        2.0,
-        3.0,
-        "PGCLLoss.recommended(\n    dim, batch_size=..., steps=...)",
-        "groups",
-        "gains on synthetic clusters",
-    ),
-    "pgcl": (3.4, 3.0, "PGCLLoss(dim)", "paper", "it may do harm"),
-    "start": (2.0, 4.4, "after warmup_steps:\nPGCL begins by itself", "rec", "then"),
-    "look": (3.4, 4.4, "diagnostics(terms)", "pgcl", "watch mean_cosine"),
-}
-
-
-def draw_decision() -> Figure:
-    """What to set, by what the rows are for."""
-    figure, axes = plt.subplots(figsize=(10, 5), layout="constrained")
-    for x, y, text, parent, why in DECISION.values():
-        is_code = "(" in text
-        axes.text(
-            x,
-            -y,
-            text,
-            ha="center",
-            va="center",
-            family="monospace" if is_code else None,
-            fontsize=9 if is_code else 10,
-            bbox={
-                "boxstyle": "round,pad=0.5",
-                "facecolor": "#eef3fb" if is_code else "white",
-                "edgecolor": "#4472c4" if is_code else "0.5",
-            },
-        )
-        if parent is not None:
-            x0, y0, *_ = DECISION[parent]
-            start, end = (x0, -y0 - 0.25), (x, -y + 0.3)
-            axes.annotate("", end, start, arrowprops={"arrowstyle": "->", "color": "0.4"})
-            middle = ((x0 + x) / 2, (start[1] + end[1]) / 2)
-            axes.text(*middle, why, ha="center", va="center", color="0.35", backgroundcolor="white")
-    axes.set(xlim=(-0.2, 4.2), ylim=(-4.9, 0.4))
-    axes.set_axis_off()
-    return figure
-
-
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -319,7 +269,6 @@ if __name__ == "__main__":
         "how": draw_query,
         "family": draw_family,
         "start": draw_start,
-        "decision": draw_decision,
         "architecture": draw_rooms,
     }
     for name, draw in pictures.items():

@@ -126,8 +126,8 @@ def main() -> None:
     model = GraphCL(dataset[0].num_features)
     if args.pgcl:
         # PGCL: a new name, and before the optimizer is made.
-        steps = args.epochs * len(loader)
-        model.pgcl = PGCLLoss.recommended(DIM, batch_size=BATCH, steps=steps)
+        warmup_steps = 3 * args.epochs * len(loader) // 4
+        model.pgcl = PGCLLoss(DIM, BATCH // 3, consistency_weight=1, warmup_steps=warmup_steps)
     model.to(device)
     optimizer = torch.optim.Adam(model.parameters(), lr=RATE)
 

@@ -29,13 +29,11 @@ NOT_THE_USER = {"pgcl_losses", "torch", "weakref"}
 class Step(NamedTuple):
     """One training forward, after all modules have seen its batch."""
 
-    number: int  # of training forwards so far
     kept: dict[str, Any]  # what a measure keeps from one step to the next
     prototypes: "SinkhornPrototypes"
     batch: AnyBatch  # not assigned in the warm-up
     learning: bool  # whether the loss has a gradient for the prototypes
     excluding: bool  # whether clusters decide which samples are negatives
-    plan: tuple[int, int] | None  # steps of `recommended`, and of its warm-up
 
     def trains_encoder(self) -> bool:
         return self.batch.embeddings.requires_grad
@@ -103,10 +101,6 @@ def _directions(step: Step) -> Numbers:
     return torch.stack([mean_cosine(batch.embeddings), ratio])
 
 
-def _plan(step: Step) -> Numbers:
-    return step.plan and (step.number, *step.plan)
-
-
 FAILURES = {
     "gradient": Failure(
         _gradient,
@@ -150,12 +144,6 @@ FAILURES = {
         patience=3,
         unless="clusters",
     ),
-    "plan": Failure(
-        _plan,
-        lambda number, steps, _: number > 2 * steps,
-        "{} training forwards so far, but PGCLLoss.recommended was made with steps={}, so that the "
-        "warm-up ended after {}: steps counts training forwards, epochs * len(loader)",
-    ),
 }
 
 
@@ -177,7 +165,7 @@ class Watch:
         """At a training forward: what :class:`Step` has after ``kept``."""
         self.steps += 1
         self.backward_in_eval = False
-        step = Step(self.steps, self.kept, *of_step)
+        step = Step(self.kept, *of_step)
         for name, failure in FAILURES.items():
             if self.steps % failure.every == 0:
                 numbers = failure.measure(step)

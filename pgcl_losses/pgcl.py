@@ -5,7 +5,7 @@ The paper: Lin et al., Prototypical Graph Contrastive Learning, 10.1109/TNNLS.20
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -33,8 +33,6 @@ from pgcl_losses.info_nce import check_loss_views
 from pgcl_losses.memory import LossWithMemory, Memory
 from pgcl_losses.prototypes import SinkhornPrototypes
 from pgcl_losses.warm_up import WarmUp
-
-Self = TypeVar("Self", bound="PGCLLoss")
 
 
 class PGCLTerms(NamedTuple):
@@ -236,62 +234,7 @@ class PGCLLoss(LossWithMemory):
             self.warm_up = WarmUp(self.warmup_steps, sum(self.prototypes.heads), dim)
             self.register_load_state_dict_post_hook(_read_warm_up)  # type: ignore[no-untyped-call]  # torch has no type there
         self._watch = Watch()
-        self._plan: tuple[int, int] | None = None  # steps of `recommended`, and of its warm-up
         self._check_window()
-
-    @classmethod
-    def recommended(
-        cls: type[Self],
-        dim: int,
-        *,
-        batch_size: int,
-        steps: int,
-        temperature: float = 0.2,
-        **options: Any,
-    ) -> Self:
-        """The recommended configuration: InfoNCE for three quarters of a run, then PGCL.
-
-        K is a third of the batch size, 2 at least and 1000 at most. The temperature of the
-        prediction is 0.2 at most. lambda is 1, or 0.2 / tau where tau is above 0.2: the consistency
-        then pulls no harder than the contrast.
-
-        If tau is above 0.2, two modules have different temperatures, ``pgcl.contrast.temperature``
-        and ``pgcl.prototypes.temperature``; ``pgcl.temperature = ...`` sets both.
-
-        Args:
-            dim: embedding dimension, D.
-            batch_size: graphs in one step; of all processes together, or of this one with
-                ``gather=False``.
-            steps: training forwards of the whole run.
-            temperature: tau of the contrast.
-            options: all others of :class:`PGCLLoss`; they override these values.
-
-        Examples:
-            >>> import torch
-            >>> from pgcl_losses import PGCLLoss
-            >>> _ = torch.manual_seed(0)
-            >>> graphs, encoder = torch.randn(64, 32), torch.nn.Linear(32, 16)
-            >>> pgcl = PGCLLoss.recommended(dim=16, batch_size=64, steps=8)
-            >>> for _ in range(8):
-            ...     views = (encoder(graphs + 0.1 * torch.randn(64, 32)) for _ in range(2))
-            ...     pgcl(*views).backward()  # and the optimizer's step
-            >>> pgcl.num_prototypes, pgcl.warmup_steps
-            (21, 6)
-
-        """
-        check.count("batch_size", batch_size, minimum=1)
-        check.count("steps", steps, minimum=1)
-        check.scale("temperature", temperature)
-        chosen: dict[str, Any] = {
-            "num_prototypes": max(2, min(1000, batch_size // 3)),
-            "consistency_weight": min(1.0, 0.2 / temperature),
-            "warmup_steps": min(round(0.75 * steps), steps - 1),
-        }
-        pgcl = cls(dim, temperature=temperature, **(chosen | options))
-        pgcl.prototypes.temperature = min(temperature, 0.2)
-        if "warmup_steps" not in options and pgcl.warmup_steps > 0:
-            pgcl._plan = steps, pgcl.warmup_steps
-        return pgcl
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
@@ -367,7 +310,7 @@ class PGCLLoss(LossWithMemory):
             after = isinstance(batch, AssignedBatch)
             predicting = after and self.consistency_weight > 0
             excluding = after and self.contrast_weight > 0 and self._excludes_clusters()
-            self._watch.look(self.prototypes, batch, predicting, excluding, self._plan)
+            self._watch.look(self.prototypes, batch, predicting, excluding)
         elif loss.requires_grad and not self.training:
             resting = {
                 "the warm-up": self.warm_up is not None and not self.warm_up.over,

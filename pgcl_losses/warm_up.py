@@ -130,5 +130,5 @@ def _warn_of_end(numbers: dict[str, int], steps: int) -> None:
         warn(
             f"PGCLLoss: training ended in the warm-up, after {numbers['count']} of {steps} "
             "forwards, so PGCL did not begin: unless you go on from a checkpoint, lower "
-            "warmup_steps or give PGCLLoss.recommended the steps of this training"
+            "warmup_steps, which counts training forwards"
         )

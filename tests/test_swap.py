@@ -105,7 +105,7 @@ def test_an_old_checkpoint_is_loaded_before_the_loss_is_attached(attached):
     # Built in the other order, model and optimizer take what is saved from now on.
     new = names["GraphCL"]()
     optimizer = torch.optim.Adam(new.parameters())
-    new.pgcl = PGCLLoss.recommended(96, batch_size=64, steps=8, warmup_steps=1)
+    new.pgcl = PGCLLoss(96, 21, warmup_steps=1)
     optimizer.add_param_group({"params": new.pgcl.parameters()})
     new.load_state_dict(model.state_dict())
     optimizer.load_state_dict(names["optimizer"].state_dict())

@@ -136,9 +136,9 @@ augment = RandomChoice([NodeDrop(), EdgePerturb(), AttributeMask(), Subgraph()])
 # %% [markdown]
 # ## Training
 #
-# `PGCLLoss.recommended` trains by InfoNCE for three quarters of the steps. At the end of this
-# warm-up its prototypes are initialised from embeddings, and from there on it is PGCL. So InfoNCE
-# and PGCL share one loop.
+# InfoNCE has a temperature and nothing else to set. PGCL begins with a warm-up, here of three
+# quarters of the steps, in which it is InfoNCE. At its end the prototypes are initialised from
+# embeddings. Both share one loop.
 
 
 # %%
@@ -179,8 +179,9 @@ def trained(kind: str, seed: int) -> Model:
     if kind == "InfoNCE":
         train(model, InfoNCE(), loader)
     if kind == "PGCL":
-        steps = EPOCHS * len(loader)
-        train(model, PGCLLoss.recommended(WIDTH, batch_size=BATCH, steps=steps), loader)
+        warmup_steps = 3 * EPOCHS * len(loader) // 4
+        pgcl = PGCLLoss(WIDTH, BATCH // 3, consistency_weight=1, warmup_steps=warmup_steps)
+        train(model, pgcl, loader)
     return model
 
 

@@ -45,7 +45,9 @@ class Model(torch.nn.Module):
         self.encoder = torch.nn.Sequential(
             torch.nn.Linear(WIDTH, 64), torch.nn.ReLU(), torch.nn.Linear(64, DIM)
         )
-        self.pgcl = PGCLLoss.recommended(DIM, batch_size=BATCH, steps=STEPS, gather=gather)
+        self.pgcl = PGCLLoss(
+            DIM, BATCH // 3, consistency_weight=1, warmup_steps=3 * STEPS // 4, gather=gather
+        )
 
     def forward(self, view1: torch.Tensor, view2: torch.Tensor) -> torch.Tensor:
         return self.pgcl(self.encoder(view1), self.encoder(view2))

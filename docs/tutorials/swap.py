@@ -104,9 +104,8 @@ def train_pgcl() -> tuple[GraphCL, list[float]]:
     torch.manual_seed(0)
     loader = DataLoader(graphs, BATCH, shuffle=True)
     model = GraphCL()
-    model.pgcl = PGCLLoss.recommended(  # 1
-        dim=WIDTH, batch_size=BATCH, steps=EPOCHS * len(loader)
-    )
+    warmup_steps = 3 * EPOCHS * len(loader) // 4
+    model.pgcl = PGCLLoss(WIDTH, BATCH // 3, consistency_weight=1, warmup_steps=warmup_steps)  # 1
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     losses = []
     for _ in range(EPOCHS):
@@ -150,7 +149,7 @@ print(f"PGCL          {probe(swapped):.1f} %")
 #
 # The picture shows the contrast of each step. For three quarters of the run it is InfoNCE in
 # both. PGCL's is larger there, because it takes negatives from both views. The script takes
-# them from the other view alone, as `PGCLLoss.recommended(..., negatives="cross")` does. After the
+# them from the other view alone, as `PGCLLoss(..., negatives="cross")` does. After the
 # warm-up the two numbers cannot be compared: embeddings of one cluster are no negatives of each
 # other.
 

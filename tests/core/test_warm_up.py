@@ -453,22 +453,6 @@ class TestSilentFailures:
 
         assert warned(epochs) == []
 
-    @pytest.mark.parametrize("options", [{}, {"warmup_steps": 0}, {"warmup_steps": 3}], ids=str)
-    def test_steps_that_were_epochs(self, options):
-        pgcl = PGCLLoss.recommended(DIM, batch_size=9, steps=4, **options).double()
-        optimizer = torch.optim.Adam(pgcl.parameters())
-
-        def training(steps):
-            for _ in range(steps):
-                pgcl(*views_of()).backward()
-                optimizer.step()
-
-        assert warned(lambda: training(8)) == []
-        said = warned(lambda: training(8))
-        assert len(said) == (options == {})
-        assert all("9 training forwards so far, but" in each for each in said)
-        assert all("epochs * len(loader)" in each for each in said)
-
     @pytest.mark.parametrize(("forwards", "steps", "says"), [(17, 20, 1), (16, 20, 0), (20, 20, 0)])
     def test_a_warm_up_that_is_never_over(self, forwards, steps, says):
         def training():
@@ -522,10 +506,7 @@ class TestSilentFailures:
         (lambda: PGCLLoss(9, eps=3), "eps: did you mean epsilon"),
         (lambda: PGCLLoss(embedding_dim=9), "embedding_dim: did you mean dim"),
         (lambda: PGCLLoss(hidden_dim=9), "hidden_dim: did you mean dim"),
-        (
-            lambda: PGCLLoss.recommended(9, batch_size=9, steps=9, lead_steps=3),
-            "lead_steps: did you mean warmup_steps",
-        ),
+        (lambda: PGCLLoss(9, lead_steps=3), "lead_steps: did you mean warmup_steps"),
         (lambda: InfoNCE(K=3), "unexpected keyword argument 'K'"),
         (lambda: PGCLLoss(4)(*views_of(), torch.arange(9)), "z3 .*: give labels as items="),
         (lambda: InfoNCE()(*views_of(), torch.arange(9)), "z3 .*: give labels as items="),

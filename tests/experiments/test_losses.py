@@ -5,7 +5,6 @@ import torch
 
 from experiments.shelf.losses import Objective
 from experiments.shelf.rivals import BarlowTwins
-from experiments.shelf.rows import recipe
 from pgcl_losses import InfoNCE, PGCLLoss
 
 
@@ -72,15 +71,6 @@ def test_rows_at_rest_have_the_gradient_of_the_contrast_alone():
     theirs = torch.autograd.grad(terms.contrast, [z1, z2], retain_graph=True)
     assert all(torch.allclose(a, b) for a, b in zip(ours[:2], theirs, strict=True))
     assert torch.allclose(ours[2], torch.autograd.grad(terms.loss, weight)[0])
-
-
-def test_the_recommended_row_is_the_librarys():
-    for batch_size, temperature in ((2708, 0.4), (128, 0.2), (5, 0.1)):
-        objective = Objective(recipe(batch_size, temperature), 5, temperature, 200)
-        given = {"batch_size": batch_size, "steps": 200, "temperature": temperature}
-        theirs = PGCLLoss.recommended(5, **given)
-        assert objective.loss.facts() == theirs.facts()
-        assert objective.starts == {theirs.warmup_steps}
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from .rows import CANDIDATE, INFO_NCE, LENGTH, ROWS, TEMPERATURE, UNTRAINED
 from .train import SETTING, configuration
 
 HERE = Path(__file__).parent
-RECORDS = {"development": HERE / "development.jsonl"}  # by the name of the table
+RECORDS = {name: HERE / f"{name}.jsonl" for name in ("development", "held_out")}  # by their tables
 LENGTHS = (100, 200, 400)
 TEMPERATURES = (0.4, 0.8, 1.2, 2.0)
 PRIMARY, NOT_INFERIOR = "one_shot", ("five_shot", "probe")
@@ -132,8 +132,9 @@ def decision(record: Record) -> str:
         cells = [f"{delta}, p = {delta.p:.2g}, {significant}"]
         others = [compared(record, (dataset, batch), name) for name in NOT_INFERIOR]
         cells += [f"{other}, margin {verdict(other)}" for other in others]
-        seeds = len(runs_of(record, (dataset, batch), CANDIDATE))
-        lines.append(f"| {dataset}, batches of {batch} | {seeds} | {' | '.join(cells)} |")
+        of_rows = (runs_of(record, (dataset, batch), row) for row in (CANDIDATE, INFO_NCE))
+        seeds = set.intersection(*map(set, of_rows))
+        lines.append(f"| {dataset}, batches of {batch} | {len(seeds)} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -158,7 +159,10 @@ def verdict(delta: Delta) -> str:
 
 
 # Beside all tables of a record.
-SUMMARIES: dict[str, list[Callable[[Record], str]]] = {"development": [choice]}
+SUMMARIES: dict[str, list[Callable[[Record], str]]] = {
+    "development": [choice],
+    "held_out": [decision],
+}
 
 
 def main() -> None:

@@ -118,16 +118,6 @@ def test_it_is_a_loss_and_a_module():
     assert len(seen) == 2
 
 
-def test_the_recommended_setting_is_that_of_pgcl():
-    options = {"batch_size": 30, "steps": 8, "temperature": 0.4, "queue_size": 5}
-    loss = PGCLContrastLoss.recommended(4, **options)
-    expected = PGCLLoss.recommended(4, **options)
-    assert repr(loss.pgcl) == repr(expected)
-    assert loss.pgcl.prototypes.temperature == 0.2
-    with pytest.raises(TypeError, match="reduction is up to the contrast model"):
-        PGCLContrastLoss.recommended(4, batch_size=30, steps=8, reduction="sum")
-
-
 def test_half_a_pair_of_calls_changes_nothing_later():
     loss = PGCLContrastLoss(4, 3)
     model = DualBranchContrast(loss, mode="G2G")
