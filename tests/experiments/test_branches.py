@@ -111,7 +111,8 @@ def test_the_script_resumes(tmp_path, monkeypatch, capsys):
     script(*given)
     assert output.read_text().splitlines()[:-1] == lines[:-1]
     record = report.Record(results.read(output).values())
-    made = report.tables(record, (4, 8))
+    monkeypatch.setattr(report, "LENGTHS", (4, 8))
+    made = report.described(record)
     assert made.count("| Ring, batches of 32, tau=0.4, ") == made.count("| Barlow Twins | 2 |") == 2
 
 

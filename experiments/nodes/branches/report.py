@@ -5,7 +5,7 @@ python -m experiments.nodes.branches.report
 
 import itertools
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import NamedTuple
 
@@ -86,12 +86,12 @@ def gain(seeds: Seeds, others: Seeds, name: str) -> str:
     return str(paired(ours, theirs) or f"{mean:+.1f}")
 
 
-def tables(record: Record, lengths: Sequence[int]) -> str:
+def described(record: Record) -> str:
     """One after the other, of each setting and length that has InfoNCE to compare with."""
     return "\n\n".join(
         table(record, setting, length)
         for setting in record.settings
-        for length in lengths
+        for length in LENGTHS
         if record.seeds(setting, INFO_NCE, length)
     )
 
@@ -111,6 +111,29 @@ def choice(record: Record) -> str:
             one, five = (means(runs, name) for name in (PRIMARY, "five_shot"))
             cells.append(f"{one:.1f} / {five:.1f}" if all(runs) else "")
         lines.append(f"| {row} | {len(settings)} | {length} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def tried(record: Record) -> str:
+    """Markdown: every row minus InfoNCE at its temperature, a mean over development settings."""
+    head = " | ".join(f"tau={temperature:g}" for temperature in TEMPERATURES)
+    lines = [f"| minus InfoNCE, 1 / 5 labels per class (settings) | {head} |"]
+    lines.append("| --- |" + " --- |" * len(TEMPERATURES))
+    for row in ROWS:
+        cells = []
+        for temperature in TEMPERATURES:
+            gains = []
+            for sizes in DEVELOPMENT:
+                setting = Setting(*sizes, temperature)
+                seeds, base = (record.seeds(setting, name, 200) for name in (row, INFO_NCE))
+                names = (PRIMARY, "five_shot")
+                both = seeds.keys() & base.keys()
+                of_seeds = [[seeds[s][n] - base[s][n] for n in names] for s in both]
+                gains += [np.mean(of_seeds, axis=0)] if both else []
+            one, five = np.mean(gains, axis=0) if gains else (0, 0)
+            cells.append(f"{one:+.1f} / {five:+.1f} ({len(gains)})" if gains else "")
+        if row != INFO_NCE and any(cells):
+            lines.append(f"| {row} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -158,10 +181,10 @@ def verdict(delta: Delta) -> str:
     return "met" if is_met(delta) else "missed" if is_missed(delta) else "inconclusive"
 
 
-# Beside all tables of a record.
-SUMMARIES: dict[str, list[Callable[[Record], str]]] = {
-    "development": [choice],
-    "held_out": [decision],
+# By record, and with the names of their places on the page.
+TABLES: dict[str, list[Callable[[Record], str]]] = {
+    "development": [choice, tried],
+    "held_out": [decision, described],
 }
 
 
@@ -172,8 +195,7 @@ def main() -> None:
         if not runs:
             sys.exit(f"experiments.nodes.branches.report: {file} has no runs")
         record = Record(runs)
-        page = fill(page, {name: tables(record, LENGTHS)})
-        page = fill(page, {made.__name__: made(record) for made in SUMMARIES[name]})
+        page = fill(page, {made.__name__: made(record) for made in TABLES[name]})
     results.write(PAGE, lambda part: part.write_text(page))
 
 
