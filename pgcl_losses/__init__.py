@@ -1,5 +1,7 @@
 """Prototypical graph contrastive learning as loss modules for PyTorch."""
 
+from pathlib import Path
+
 from pgcl_losses.batch import AssignedBatch, Assignment, Batch
 from pgcl_losses.consistency import ConsistencyLoss
 from pgcl_losses.contrast import PrototypeReweightedNCE
@@ -10,6 +12,10 @@ from pgcl_losses.prototypes import SinkhornPrototypes
 from pgcl_losses.sinkhorn import sinkhorn
 
 __version__ = "0.2.0"
+
+# The adapters of a checkout lie beside this package; of an installation, in it.
+if (Path(__file__).parents[1] / "adapters" / "pygcl.py").exists():
+    __path__.append(str(Path(__file__).parents[1]))
 
 __all__ = [
     "AssignedBatch",

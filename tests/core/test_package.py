@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import pgcl_losses
 
 
@@ -35,6 +37,22 @@ def test_public_names():
         "diagnostics",
         "sinkhorn",
     ]
+
+
+def test_adapters_are_found_from_inside_of_a_checkout():
+    """There this folder hides the installed package."""
+    checkout = Path(pgcl_losses.__file__).parents[1]
+    if not (checkout / "adapters").exists():
+        pytest.skip("the package is installed, and not that of a checkout")
+    code = """
+import sys
+sys.meta_path = [finder for finder in sys.meta_path if "editable" not in repr(finder).lower()]
+import pgcl_losses.adapters
+print(pgcl_losses.adapters.__file__)
+"""
+    command = [sys.executable, "-c", code]
+    result = subprocess.run(command, capture_output=True, text=True, cwd=checkout, check=True)
+    assert Path(result.stdout.strip()) == checkout / "adapters" / "__init__.py"
 
 
 def test_version_and_typing_marker():
