@@ -30,7 +30,7 @@ class PGCL(lightning.LightningModule):
     def training_step(self, views: list[Tensor]) -> Tensor:
         view1, view2 = views
         loss = self.pgcl(self.encoder(view1), self.encoder(view2))
-        # sync_dist: the loss of the whole batch is the mean of what the ranks return.
+        # Every rank returns the loss of the whole batch. Lightning warns without sync_dist.
         self.log("loss", loss, on_step=False, on_epoch=True, sync_dist=True)
         return loss
 

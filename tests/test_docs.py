@@ -20,9 +20,12 @@ def blocks(page: Path, language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", page.read_text(), flags=re.DOTALL)
 
 
-# What Lightning and the dependencies of PyGCL warn of.
+# What Lightning, the dependencies of PyGCL and PyG's sampler without pyg-lib warn of.
 @pytest.mark.filterwarnings(
-    "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore:.*does not have many workers"
+    "ignore::DeprecationWarning",
+    "ignore::FutureWarning",
+    "ignore:.*does not have many workers",
+    "ignore:Using 'NeighborSampler' without",
 )
 @pytest.mark.parametrize("page", [p for p in PAGES if blocks(p, "python")], ids=lambda p: p.stem)
 def test_blocks_of_a_page_run_in_their_order(page):

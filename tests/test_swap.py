@@ -1,34 +1,55 @@
-"""docs/swap.md: scripts of the shapes that it is for, and its traps, are what the page says."""
+"""docs/swap.md: the scripts that it shows, and those that its diffs lead to, do what it says."""
 
 import re
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+from helpers.ranks import on_ranks
+from torch.nn.parallel import DistributedDataParallel
 
-from pgcl_losses import PGCLLoss, SinkhornPrototypes
+from pgcl_losses import InfoNCE, PGCLLoss, SinkhornPrototypes, diagnostics
 
-# What Lightning and the dependencies of PyGCL warn of.
+# What Lightning, the dependencies of PyGCL and PyG's sampler without pyg-lib warn of.
 pytestmark = pytest.mark.filterwarnings(
-    "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore:.*does not have many workers"
+    "ignore::DeprecationWarning",
+    "ignore::FutureWarning",
+    "ignore:.*does not have many workers",
+    "ignore:Using 'NeighborSampler' without",
 )
 
-PAGE = (Path(__file__).parents[1] / "docs" / "swap.md").read_text()
-BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
+DOCS = Path(__file__).parents[1] / "docs"
+
+
+def blocks_of(page, language="python"):
+    return re.findall(rf"```{language}\n(.*?)```", (DOCS / page).read_text(), flags=re.DOTALL)
+
+
+BLOCKS, DIFFS = blocks_of("swap.md"), blocks_of("swap.md", "diff")
+TROUBLE = blocks_of("troubleshooting.md")
 SHARED = BLOCKS[0]
 
 
-def names_after(*blocks):
-    names = {"__name__": "swap"}
-    for block in (SHARED, *blocks):
+def the_one(blocks, text):
+    (block,) = [block for block in blocks if text in block]
+    return block
+
+
+def names_after(*blocks, **names):
+    names = {"__name__": "swap", **names}
+    for block in blocks:
         exec(compile(block, "docs/swap.md", "exec"), names)
     return names
 
 
-def block_with(text):
-    (block,) = [block for block in BLOCKS if text in block]
-    return block
+def of_block(text, **replaced):
+    block = the_one(BLOCKS, text)
+    for old, new in replaced.values():
+        assert old in block
+        block = block.replace(old, new)
+    return names_after(SHARED, block)
 
 
 def step(optimizer, loss):
@@ -43,9 +64,19 @@ def moved(prototypes, of_step):
     return not torch.equal(before, prototypes.weight)
 
 
-@pytest.mark.parametrize("loop", ["model.embedding_dim", "model.projection(z1)", "g1=g1, g2=g2"])
-def test_a_script_warms_up_once_and_prototypes_go_on_learning(loop, monkeypatch):
-    """GraphCL's loop, that of GRACE by its authors, and PyGCL's, of eight steps each."""
+def test_no_line_of_code_is_wider_than_a_browser_shows():
+    assert max(len(line) for block in BLOCKS + DIFFS for line in block.splitlines()) <= 80
+
+
+INFO_NCE = ("InfoNCE(temperature=0.2)", "PGCLLoss(96, 50, consistency_weight=0, warmup_steps=4)")
+
+
+@pytest.mark.parametrize("consistency_weight", [0, 1])
+@pytest.mark.parametrize("loop", ["class GraphCL", "contrast_model(g1=", "lightning", "autocast"])
+def test_a_script_warms_up_once_and_its_optimizer_has_the_prototypes(
+    loop, consistency_weight, monkeypatch
+):
+    """As the page shows it for PGCL, or with PGCL in InfoNCE's place."""
     initialised = []
 
     def initialise_(prototypes, *given):
@@ -53,118 +84,196 @@ def test_a_script_warms_up_once_and_prototypes_go_on_learning(loop, monkeypatch)
 
     initialise = SinkhornPrototypes.initialise_
     monkeypatch.setattr(SinkhornPrototypes, "initialise_", initialise_)
-    blocks = [block for block in BLOCKS if loop in block and block is not SHARED]
-    names = names_after(*blocks)
-    model = names.get("contrast_model") or names["model"]
+    replaced = {"pgcl": INFO_NCE} if "InfoNCE" in the_one(BLOCKS, loop) else {}
+    replaced["weight"] = "consistency_weight=0", f"consistency_weight={consistency_weight}"
+    names = of_block(loop, **replaced)
+    optimizer, model = names.get("optimizer"), names.get("modules", names.get("model"))
+    if loop == "lightning":
+        trainer = names["trainer"]
+        (optimizer,), model = trainer.optimizers, trainer.lightning_module
+        assert {"loss", "mean_cosine", "agreement"} <= set(trainer.callback_metrics)
     (pgcl,) = [module for module in model.modules() if isinstance(module, PGCLLoss)]
-    assert pgcl.warm_up.step == pgcl.warmup_steps == 6
+    assert pgcl.warm_up.step == pgcl.warmup_steps > 0
     (weight,) = initialised
-    assert not torch.equal(weight, pgcl.prototypes.weight)
-    held = {id(p) for group in names["optimizer"].param_groups for p in group["params"]}
+    assert torch.equal(weight, pgcl.prototypes.weight) == (consistency_weight == 0)
+    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
     assert id(pgcl.prototypes.weight) in held
 
 
-def test_the_head_inside_of_a_loss_learns_only_if_it_is_called_first():
-    names = names_after(block_with("class Grace"))
-    model, nodes = names["model"], names["nodes"]
-    z1, z2 = model(nodes), model(nodes + 0.1)
-    model.zero_grad()
-    model.pgcl(z1, z2).backward()
-    assert all(parameter.grad is None for parameter in model.head.parameters())
-    model.pgcl(model.projection(z1.detach()), model.projection(z2.detach())).backward()
-    assert all(parameter.grad is not None for parameter in model.head.parameters())
+def test_seed_nodes_come_first_and_stay_first_in_views():
+    names = of_block("NeighborLoader")
+    batch, size = names["batch"], names["batch"].batch_size
+    assert torch.equal(batch.n_id[:size], batch.input_id)
+    seeds = [names[z].detach()[:size] for z in ("z1", "z2")]
+    torch.testing.assert_close(names["loss"].detach(), InfoNCE(temperature=0.4)(*seeds))
+    assert size < len(names["z1"])
+    assert {view.num_nodes for view in names["views"]} == {batch.num_nodes}
 
 
-@pytest.mark.parametrize("section", ["GraphCL, JOAO, SimGRACE", "AD-GCL", "GRACE", "PyGCL"])
-def test_a_diff_imports_what_it_adds(section):
-    text = PAGE.partition(f"\n## {section}\n")[2].partition("\n## ")[0]
-    for diff in re.findall(r"```diff\n(.*?)```", text, flags=re.DOTALL):
-        if names := set(re.findall(r"(?:PGCL\w*|InfoNCEContrast)Loss", diff)):
-            (name,) = names
-            assert re.search(rf"^\+from pgcl_losses[\w.]* import {name}$", diff, re.MULTILINE)
+def after(diff, **names):
+    """The names of a script after it was changed by a diff, which is run."""
+    lines = [line for line in diff.splitlines() if line[0] != "-" and line.strip() != "..."]
+    return names_after("\n".join(line[1:] for line in lines), **names)
+
+
+def embeddings():
+    return tuple(torch.randn(64, 96, requires_grad=True) for _ in range(2))
+
+
+@pytest.mark.parametrize("pgcl", [False, True])
+def test_the_diffs_of_graphcl(pgcl):
+    x, x_aug = embeddings()
+    given = {"x": x, "x_aug": x_aug, "torch": torch, "device": "cpu", "lr": 0.1}
+    given["simclr"] = lambda *_: of_block("class GraphCL")["GraphCL"]()
+    given["args"] = SimpleNamespace(hidden_dim=32, num_gc_layers=3)
+    diff = the_one(DIFFS, "model.loss_cal")
+    if pgcl:
+        old = "+model.loss = InfoNCE(temperature=0.2)\n"
+        assert old in diff
+        diff = diff.replace(old, the_one(DIFFS, "-model.loss = InfoNCE(temperature=tau)"))
+        given |= {"PGCLLoss": PGCLLoss, "dim": 96, "tau": 0.2, "epochs": 2, "loader": range(3)}
+    names = after(diff, **given)
+    model = names["model"]
+    names["loss"].backward()
+    assert all(view.grad.abs().sum() > 0 for view in (x, x_aug))
+    assert type(model.loss) is (PGCLLoss if pgcl else InfoNCE)
+    assert not pgcl or model.loss.warmup_steps == 3
+    held = {id(p) for group in names["optimizer"].param_groups for p in group["params"]}
+    assert held == {id(p) for p in model.parameters()}
+
+
+def test_the_diff_of_grace_trains_the_head():
+    class Model(torch.nn.Module):
+        def __init__(self, *_):
+            super().__init__()
+            self.projection = torch.nn.Linear(96, 96)
+
+        def loss(self, z1, z2, batch_size):
+            raise AssertionError("GRACE's own")
+
+    z1, z2 = embeddings()
+    sizes = dict.fromkeys(("encoder", "num_hidden", "num_proj_hidden"))
+    diff = the_one(DIFFS, "model.projection(z1)")
+    names = after(diff, Model=Model, z1=z1, z2=z2, tau=0.4, device="cpu", **sizes)
+    names["loss"].backward()
+    assert names["model"].projection.weight.grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize("name", ["InfoNCEContrastLoss", "PGCLContrastLoss"])
+def test_the_diffs_of_pygcl(name):
+    contrast_model = of_block("contrast_model(g1=")["DualBranchContrast"]
+    encoder = torch.nn.Linear(32, 96)
+    given = {"DualBranchContrast": contrast_model, "device": "cpu", "encoder_model": encoder}
+    given |= {"dim": 96, "epochs": 2, "loader": range(3), "torch": torch, "Adam": torch.optim.Adam}
+    names = after(the_one(DIFFS, f"import {name}"), **given)
+    x, x_aug = embeddings()
+    names["contrast_model"](g1=x, g2=x_aug).backward()
+    assert all(view.grad.abs().sum() > 0 for view in (x, x_aug))
+    if name == "PGCLContrastLoss":
+        held = {id(p) for group in names["optimizer"].param_groups for p in group["params"]}
+        parameters = [*encoder.parameters(), *names["loss"].parameters()]
+        assert held == {id(p) for p in parameters}
+        assert len(parameters) == 3
+
+
+def test_the_view_learner_of_adgcl_leaves_the_warm_up_alone():
+    names = of_block("class GraphCL")
+    model, views = names["GraphCL"](), (names["view1"], names["view2"])
+    model.loss = PGCLLoss(96, 50, consistency_weight=1, warmup_steps=2)
+    for step_ in range(1, 5):  # warnings are errors here
+        model.eval()
+        (-model.loss(*map(model, views))).backward()
+        model.train()
+        model.zero_grad()
+        assert model.loss.prototypes.weight.grad is None
+        model.loss(*map(model, views)).backward()
+        assert model.loss.warm_up.step == min(step_, 2)
+
+
+def on_a_rank(rank, num_ranks, options):
+    """The numbers of a step of PGCL, and of InfoNCE, reached through DistributedDataParallel."""
+    torch.manual_seed(0)
+    model, views = torch.nn.Linear(32, 96), torch.randn(2, 65, 32)
+    model.loss, model.pgcl = InfoNCE(temperature=0.2), PGCLLoss(96, **options)
+    if num_ranks > 1:
+        model = DistributedDataParallel(model)
+        views = views[:, :40] if rank == 0 else views[:, 40:]
+    holder = getattr(model, "module", model)
+    embeddings = [model(view) for view in views]
+    terms, info_nce = holder.pgcl.terms(*embeddings), holder.loss(*embeddings)
+    (terms.loss + info_nce).backward()
+    gradients = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+    return {"info_nce": info_nce.item(), **diagnostics(terms)}, gradients
+
+
+def test_what_a_log_shows_on_several_processes():
+    options = {"num_prototypes": 8, "consistency_weight": 1.0}
+    whole, expected = on_a_rank(0, 1, options)
+    ranks = on_ranks(on_a_rank, 2, options)
+    for name in ("info_nce", "loss", "contrast", "consistency", "mean_cosine"):
+        for numbers, _ in ranks:
+            assert numbers[name] == pytest.approx(whole[name], rel=1e-5), name
+    assert ranks[0][0]["occupancy"] != ranks[1][0]["occupancy"]
+    for _, gradients in ranks:
+        torch.testing.assert_close(gradients, expected)
 
 
 @pytest.mark.parametrize("attached", ["after loading", "before loading"])
 def test_an_old_checkpoint_is_loaded_before_the_loss_is_attached(attached):
-    block = block_with("1. load both")
+    block = the_one(TROUBLE, "1. load both")
     if attached == "before loading":
         lines = block.splitlines(keepends=True)
         (load,) = [i for i, line in enumerate(lines) if line.startswith("optimizer.load_state")]
         block = "".join([*lines[:load], *lines[load + 1 :], lines[load]])
         with pytest.raises(ValueError, match="different number of parameter groups"):
-            names_after(block)
+            names_after(TROUBLE[0], block)
         return
-    names = names_after(block)
-    model = names["model"]
-    x, x_aug = model(names["batch"]), model(names["batch_aug"])
+    names = names_after(TROUBLE[0], block)
+    model, optimizer, views = names["model"], names["optimizer"], torch.randn(2, 64, 32)
     pgcl = model.pgcl
-    step(names["optimizer"], pgcl(x, x_aug))
+    pgcl.consistency_weight = 1
+    step(optimizer, pgcl(*map(model, views)))
     assert pgcl.prototypes.initialised
-    x, x_aug = model(names["batch"]), model(names["batch_aug"])
-    assert moved(pgcl.prototypes, lambda: step(names["optimizer"], pgcl(x, x_aug)))
+    assert moved(pgcl.prototypes, lambda: step(optimizer, pgcl(*map(model, views))))
     # Built in the other order, model and optimizer take what is saved from now on.
-    new = names["GraphCL"]()
-    optimizer = torch.optim.Adam(new.parameters())
-    new.pgcl = PGCLLoss(96, 21, warmup_steps=1)
-    optimizer.add_param_group({"params": new.pgcl.parameters()})
+    new = torch.nn.Linear(32, 96)
+    of_new = torch.optim.Adam(new.parameters())
+    new.pgcl = PGCLLoss(96, 50, warmup_steps=1)
+    of_new.add_param_group({"params": new.pgcl.parameters()})
     new.load_state_dict(model.state_dict())
-    optimizer.load_state_dict(names["optimizer"].state_dict())
+    of_new.load_state_dict(optimizer.state_dict())
+    # A model without PGCL leaves out the prototypes, and nothing else.
+    plain = torch.nn.Linear(32, 96)
+    left = plain.load_state_dict(model.state_dict(), strict=False)
+    assert not left.missing_keys
+    assert left.unexpected_keys
+    assert all(name.startswith("pgcl.") for name in left.unexpected_keys)
 
 
 @pytest.mark.parametrize("added", [True, False])
-def test_an_optimizer_from_before_the_swap_leaves_the_prototypes(added):
-    block = block_with("model.pgcl = PGCLLoss(dim=96)\noptimizer.add_param_group")
+def test_an_optimizer_from_before_the_loss_leaves_the_prototypes(added):
+    before = the_one(TROUBLE, "Adam([*encoder.parameters(), *pgcl.parameters()]")
+    block = the_one(TROUBLE, '"params": pgcl.parameters()')
     if not added:
         block = re.sub(r"optimizer\.add_param_group.*\n", "", block)
-    names = names_after(block)
-    model = names["model"]
-    x, x_aug = model(names["batch"]), model(names["batch_aug"])
-    pgcl = model.pgcl
-    assert moved(pgcl.prototypes, lambda: step(names["optimizer"], pgcl(x, x_aug))) == added
+    names = names_after(TROUBLE[0], before, block)
+    pgcl, encoder, views = names["pgcl"], names["encoder"], torch.randn(2, 64, 32)
+    learn = lambda: step(names["optimizer"], pgcl(*map(encoder, views)))  # noqa: E731
+    assert moved(pgcl.prototypes, learn) == added
 
 
-def test_a_missing_row_is_an_error():
-    message = r"z2 has shape (63, 96) but z1 has (64, 96): row i of every view must be graph i"
+def test_a_missing_row_is_the_error_of_the_page():
+    message = "z2 has shape (63, 96) but z1 has (64, 96)"
     with pytest.raises(ValueError, match=re.escape(message)):
         PGCLLoss(96)(torch.randn(64, 96), torch.randn(63, 96))
-    assert message in PAGE.replace("\n", " ")
-
-
-def test_pooling_without_size_drops_a_graph_and_the_model_says_so():
-    from torch_geometric.data import Batch, Data
-    from torch_geometric.nn import global_add_pool
-
-    from pgcl_losses.adapters.pyg import ContrastiveModel, NodeDrop
-
-    class Encoder(torch.nn.Module):
-        def forward(self, x, edge_index, batch):
-            return global_add_pool(x, batch)
-
-    edges = torch.tensor([[0], [1]])
-    batch = Batch.from_data_list([Data(x=torch.randn(2, 8), edge_index=edges) for _ in range(4)])
-    model = ContrastiveModel(Encoder(), NodeDrop(0.0), NodeDrop(1.0), PGCLLoss(8))
-    with pytest.raises(ValueError, match=r"pool with size=batch\.num_graphs"):
-        model(batch)
-
-
-def test_climbing_leaves_gradient_that_only_the_models_zero_grad_takes_away():
-    block = block_with("view_learner = ")
-    climbing, _ = block.split("model.train()")
-    names = names_after(climbing)
-    model = names["model"]
-    weight = model.pgcl.prototypes.weight
-    assert weight.grad.abs().sum() > 0
-    held = {id(p) for group in names["view_optimizer"].param_groups for p in group["params"]}
-    assert id(weight) not in held
-    model.zero_grad()
-    assert weight.grad is None
+    assert message in (DOCS / "troubleshooting.md").read_text()
 
 
 class Dig:
     """Makes the calls of DIG's `Contrastive`: graphs by position, nodes by keyword."""
 
-    def __init__(self, loss_fn, nodes):
-        self.loss_fn, self.nodes = loss_fn, nodes
+    def __init__(self, nodes):
+        self.nodes = nodes
 
     def train(self, encoder, batches, optimizer, epochs):
         encoder.train()  # once
@@ -183,69 +292,75 @@ class Dig:
                 epoch_loss += loss
             yield encoder, epoch_loss
 
-    def evaluate(self, encoder, batches, epochs, p_optim=torch.optim.Adam):
-        """As DIG's evaluators, which make the optimizer, and measure after each epoch."""
-        optimizer = p_optim(encoder.parameters(), lr=1e-3, weight_decay=0)
-        for trained, _ in self.train(encoder, batches, optimizer, epochs):
+
+class Evaluator:
+    """As DIG's, which make the optimizer, and measure after each epoch."""
+
+    def __init__(self, dataset, p_optim=torch.optim.Adam):
+        self.p_optim = p_optim
+
+    def evaluate(self, dig, encoder, batches, epochs):
+        optimizer = self.p_optim(encoder.parameters(), lr=1e-3, weight_decay=0)
+        for trained, _ in dig.train(encoder, batches, optimizer, epochs):
             trained.eval()
 
 
-def dig_objective(**options):
-    make = names_after(block_with("class PGCLObjective"))["PGCLObjective"]
-    torch.manual_seed(0)
-    return make(PGCLLoss(8, num_prototypes=3, **options))
+@pytest.fixture(params=[False, True], ids=["graphs", "nodes"])
+def dig(request):
+    """A script with DIG's loop after the diff for InfoNCE, and names of the page."""
+    names = of_block("class Objective", weight=("consistency_weight=0", "consistency_weight=1"))
+    given = {"GraphCL": lambda **_: Dig(request.param), "InfoNCE": InfoNCE}
+    names |= given | {"encoder": torch.nn.Linear(32, 96), "batches": VIEWS.unsqueeze(0)}
+    return after(the_one(DIFFS, "+graphcl.loss_fn = Objective(InfoNCE"), **names)
 
 
-@pytest.mark.parametrize("nodes", [False, True])
-def test_dig(nodes):
-    objective = dig_objective(warmup_steps=1)
-    expected = PGCLLoss(8, 3, warmup_steps=1)
-    expected.load_state_dict(objective.pgcl.state_dict())
-    encoder = torch.nn.Linear(4, 8)
-    batches = torch.randn(2, 2, 5, 4)
-    with torch.no_grad():
-        first = expected.eval()(*(encoder(view) for view in batches[0]))
-    optimizer = torch.optim.Adam([*encoder.parameters(), *objective.parameters()], lr=1e-3)
+VIEWS = torch.randn(2, 64, 32, generator=torch.Generator().manual_seed(0))
 
-    ((_, total),) = Dig(objective, nodes).train(encoder, batches[:1], optimizer, 1)
-    torch.testing.assert_close(total.detach(), first)
-    assert objective.pgcl.prototypes.initialised
 
-    def train():
-        ((_, total),) = Dig(objective, nodes).train(encoder, batches, optimizer, 1)
-        assert total < 1e9  # how DIG looks for its best epoch
+def with_pgcl(names, evaluator):
+    """After the diff for PGCL, in a script with one of the evaluators or none."""
+    others = {"GraphUnsupervised", "NodeUnsupervised", "p_optim;"} - {evaluator}
+    lines = the_one(DIFFS, "+graphcl.loss_fn = objective").splitlines()
+    if evaluator != "NodeUnsupervised":
+        others.add("encoder.loss")
+    kept = [line for line in lines if not any(other in line for other in others)]
+    assert len(kept) < len(lines)
+    given = {"device": "cpu", "dataset": None, "Adam": torch.optim.Adam, str(evaluator): Evaluator}
+    return after("\n".join(kept), **names | given)
 
-    assert moved(objective.pgcl.prototypes, train)
+
+def test_dig_with_info_nce(dig):
+    encoder, (views,) = dig["encoder"], dig["batches"]
+    expected = InfoNCE(temperature=0.5)(*map(encoder, views)).detach()
+    optimizer = torch.optim.Adam(encoder.parameters())
+    ((_, total),) = dig["graphcl"].train(encoder, dig["batches"], optimizer, 1)
+    torch.testing.assert_close(total.detach(), expected)
     with pytest.raises(AssertionError, match="graphs or nodes"):
-        objective([batches[0, 0]] * 2, zs_n=[batches[0, 0]] * 2)
+        dig["graphcl"].loss_fn([views[0]] * 2, zs_n=[views[0]] * 2)
 
 
-def test_digs_evaluator_of_graphs_takes_a_function_that_adds_the_prototypes():
-    names = names_after(block_with("class PGCLObjective"), block_with("def with_prototypes"))
-    encoder, objective = torch.nn.Linear(4, 96), names["objective"]
-    views = torch.randn(1, 2, 30, 4)
+@pytest.mark.parametrize("evaluator", [None, "GraphUnsupervised", "NodeUnsupervised"])
+def test_dig_with_pgcl(dig, evaluator):
+    names = with_pgcl(dig, evaluator)
+    encoder, graphcl, pgcl = names["encoder"], names["graphcl"], names["objective"].loss
 
-    def evaluate(epochs):
-        Dig(objective, False).evaluate(encoder, views, epochs, p_optim=names["with_prototypes"])
+    def train(epochs):
+        if evaluator is None:
+            list(graphcl.train(encoder, names["batches"], names["optimizer"], epochs))
+        else:
+            names["evaluator"].evaluate(graphcl, encoder, names["batches"], epochs)
 
-    evaluate(objective.pgcl.warmup_steps)
-    assert moved(objective.pgcl.prototypes, lambda: evaluate(3))
-
-
-def test_digs_evaluator_of_nodes_leaves_the_encoder_in_eval_mode():
-    objective, encoder = dig_objective(warmup_steps=9), torch.nn.Linear(4, 8)
-    encoder.pgcl = objective
-    views = torch.randn(1, 2, 5, 4)
-    Dig(objective, True).evaluate(encoder, views, 3)
-    assert not encoder.training
-    assert objective.pgcl.warm_up.step == 3  # in eval() mode it would stay at 1
+    train(pgcl.warmup_steps)
+    assert pgcl.prototypes.initialised  # the warm-up went on, although an evaluator calls eval()
+    assert encoder.training == (evaluator is None)
+    assert moved(pgcl.prototypes, lambda: train(2))
 
 
-def test_a_short_training_by_digs_evaluator_warns_of_prototypes_that_it_leaves():
-    objective, encoder = dig_objective(warmup_steps=1), torch.nn.Linear(4, 8)
+def test_an_evaluator_without_the_prototypes_is_reported(dig):
+    dig["graphcl"].loss_fn = dig["objective"]
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        Dig(objective, False).evaluate(encoder, torch.randn(1, 2, 5, 4), 20)
+        Evaluator(None).evaluate(dig["graphcl"], dig["encoder"], dig["batches"], 21)
     (warning,) = caught
     assert "the prototypes have not moved in 16 training forwards" in str(warning.message)
     assert warning.filename == "docs/swap.md"  # the objective is the user's own code

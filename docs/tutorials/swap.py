@@ -3,6 +3,7 @@
 #
 # A GraphCL script computes its loss in a line such as `loss = model.loss_cal(x, x_aug)`. Here
 # is such a script, and the two lines that make it PGCL. Then the commonest mistake.
+# [`InfoNCE` with a tuned temperature](../swap.md) is what to try first: it has no prototypes.
 #
 # You need `torch-geometric`, `scikit-learn` and `matplotlib`. It takes a quarter of a minute on
 # one core.
