@@ -1,4 +1,4 @@
-"""Maps where PGCL helps and where it hurts on planted classes; writes to docs/where_it_helps.md.
+"""PGCL beside InfoNCE on the synthetic grid; writes to docs/where_it_helps.md.
 
 python -m experiments.map               # runs what experiments/map/results.jsonl lacks, then draws
 """
@@ -12,8 +12,8 @@ import numpy as np
 from experiments.shelf import results
 from experiments.shelf.arguments import count
 from experiments.shelf.results import Config
-from experiments.shelf.rows import INFO_NCE, PGCL, ROWS
-from experiments.shelf.tables import fill, spread
+from experiments.shelf.rows import INFO_NCE, ROWS
+from experiments.shelf.tables import refill, spread
 
 from .pictures import draw_grid, draw_knobs, draw_rule
 from .places import AGREEMENT, CLASSES, COMPARED, FAMILY, Map, advised, knob_places, wanted
@@ -40,9 +40,9 @@ def table(runs: Map, lines: dict[str, Config]) -> str:
 
 
 def summary(runs: Map) -> str:
-    """Markdown: all places of the knobs together, in three settings."""
+    """Markdown: three settings of PGCL, over all settings of the data and of training."""
     made = [
-        "| | mean gain | worst | best | places worse by more than 0.5 "
+        "| | mean gain | worst | best | settings below by more than 0.5 "
         f"| of these, agreement above {AGREEMENT} |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
@@ -59,18 +59,10 @@ def summary(runs: Map) -> str:
 
 def tables(runs: Map) -> dict[str, str]:
     """What docs/where_it_helps.md shows."""
-    schedules = {
-        INFO_NCE: {"row": INFO_NCE},
-        PGCL: {},
-        "prototypes frozen for 5 epochs": {"freeze_epochs": 5},
-        "lambda rises over 5 epochs": {"warm_up_epochs": 5},
-        "lambda rises over all 15": {"warm_up_epochs": 15},
-    }
     return {
         "paper": table(runs, {row: {"row": row} for row in ROWS}),
         "recipe": table(runs, {row: advised({"row": row}) for row in ROWS}),
         "summary": summary(runs),
-        "schedule": table(runs, schedules),
         "family": table(runs, FAMILY),
     }
 
@@ -94,8 +86,7 @@ def main() -> None:
     runs = Map(done.values())
     for name, draw in PICTURES.items():
         draw(runs).savefig(DOCS / "images" / f"map-{name}.png", dpi=110)
-    page = fill((DOCS / "where_it_helps.md").read_text(), tables(runs))
-    results.write(DOCS / "where_it_helps.md", lambda part: part.write_text(page))
+    refill({DOCS / "where_it_helps.md": tables(runs)})
     print(f"pictures and tables written to {DOCS}")
 
 

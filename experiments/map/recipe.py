@@ -21,7 +21,7 @@ from experiments.shelf import probes, results
 from experiments.shelf.arguments import count
 from experiments.shelf.losses import Objective, Options
 from experiments.shelf.rows import FRESH, INFO_NCE, PGCL, RECOMMENDED, UNIFORM, is_chosen, recipe
-from experiments.shelf.tables import fill
+from experiments.shelf.tables import refill
 
 from .places import KNOB_VALUES, knob_places
 from .planted import DIM, KNOBS, TRAINING, drawn, of_neighbours
@@ -141,8 +141,7 @@ def main() -> None:
     table = causes_table(done)
     print(table)
     if args.output == RUNS:
-        page = fill(PAGE.read_text(), {"causes": table})
-        results.write(PAGE, lambda part: part.write_text(page))
+        refill({PAGE: {"causes": table}})
 
 
 if __name__ == "__main__":

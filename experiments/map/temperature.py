@@ -1,6 +1,6 @@
 """InfoNCE and PGCL on synthetic clusters, each at the temperature that is best for it.
 
-python -m experiments.map.temperature   # runs what temperature.jsonl lacks, fills the page
+python -m experiments.map.temperature   # runs what temperature.jsonl lacks, fills the pages
 
 The plan is experiments/plan.md. Temperatures are chosen on the development settings, by one-shot
 accuracy; the held-out settings are run at them, with seeds of their own.
@@ -20,11 +20,12 @@ from experiments.shelf.arguments import count
 from experiments.shelf.losses import Options
 from experiments.shelf.probes import NAMES
 from experiments.shelf.rows import FRESH, is_chosen, recipe
-from experiments.shelf.tables import Delta, fill, holm, paired
+from experiments.shelf.tables import Delta, holm, paired, refill
 
 from .recipe import PAGE, places, run
 
 RUNS = Path(__file__).parent / "temperature.jsonl"
+CONCLUSIONS = PAGE.parent / "results.md"
 TEMPERATURES = (0.2, 0.5, 1.0, 2.0)
 INFO_NCE, PGCL = LABELS = ("InfoNCE", "InfoNCE, then PGCL")
 WEIGHTS = "InfoNCE, then weighted negatives alone (K=50, lambda 0, from one half on)"
@@ -138,6 +139,12 @@ def held_out_table(done: Runs, best: dict[str, float]) -> str:
     return "\n".join(lines)
 
 
+def pages(done: Runs, best: dict[str, float]) -> dict[Path, dict[str, str]]:
+    """The tables of these runs, by page."""
+    held_out = {"best temperatures": held_out_table(done, best)}
+    return {PAGE: {"temperatures": chosen_table(done)} | held_out, CONCLUSIONS: held_out}
+
+
 def complete(output: Path, wanted: Collection[results.Config], workers: int) -> Runs:
     jobs = [(each,) for each in wanted]
     return results.complete(output, jobs, run, workers)
@@ -157,11 +164,10 @@ def main() -> None:
         done = complete(args.output, held_out(best), args.workers)
     except (ValueError, results.Stopped) as error:
         sys.exit(f"experiments.map.temperature: {error}")
-    tables = {"temperatures": chosen_table(done), "best temperatures": held_out_table(done, best)}
+    tables = pages(done, best)
     if args.output == RUNS:
-        filled = fill(PAGE.read_text(), tables)
-        results.write(PAGE, lambda part: part.write_text(filled))
-    print(*tables.values(), sep="\n\n")
+        refill(tables)
+    print(*tables[PAGE].values(), sep="\n\n")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Makes the tables on nodes in docs/results.md anew from the runs kept beside this file.
+"""Fills docs/results_nodes.md from the committed runs.
 
 python -m experiments.nodes.report
 """
@@ -10,7 +10,7 @@ from pathlib import Path
 from experiments.shelf import results
 from experiments.shelf.probes import NAMES
 from experiments.shelf.rows import INFO_NCE, NODES
-from experiments.shelf.tables import fill, measures
+from experiments.shelf.tables import measures, refill
 
 from .data import SYNTHETIC
 from .rows import ALL, RAW, UNTRAINED, with_loss
@@ -22,28 +22,34 @@ TABLES = {
     "CiteSeer": ("CiteSeer", None),
     "CiteSeer, tau=0.4": ("CiteSeer", 0.4),
     "blocks": (SYNTHETIC, None),
+    "blocks, tau=0.2": (SYNTHETIC, 0.2),
+    "blocks, tau=0.9": (SYNTHETIC, 0.9),
 }
 HERE = Path(__file__).parent
-RUNS, PAGE = HERE / "results.jsonl", HERE.parents[1] / "docs" / "results.md"
+RUNS, PAGE = HERE / "results.jsonl", HERE.parents[1] / "docs" / "results_nodes.md"
 
 
 def by_row(
     runs: Collection[results.Run], dataset: str, temperature: float | None = None
 ) -> dict[str, dict[int, results.Run]]:
-    """Row -> seed -> run of one set at one temperature, in the order of the rows."""
+    """Row -> seed -> run of one set at one temperature, in the order of the rows.
+
+    Of rows that are the same loss at this temperature, the first one stands for all.
+    """
     temperature = temperature or setting(dataset)["temperature"]
     usual = setting(dataset) | {"dataset": dataset, "temperature": temperature}
     of_set = [run for run in runs if results.agrees(run["config"], usual)]
     digests = {run["config"]["data"] for run in of_set}
     if len(digests) > 1:
         raise ValueError(f"{dataset}: runs on {len(digests)} graphs, {', '.join(sorted(digests))}")
-    rows = {}
+    labels: dict[str, str] = {}
     for row in ALL:
         wanted = with_loss(row, NODES[dataset], temperature)
-        name = results.key(wanted.get("loss", row))
-        rows[row] = {
-            run["config"]["seed"]: run for run in of_set if results.key(loss_of(run)) == name
-        }
+        labels.setdefault(results.key(wanted.get("loss", row)), row)
+    rows = {
+        row: {run["config"]["seed"]: run for run in of_set if results.key(loss_of(run)) == name}
+        for name, row in labels.items()
+    }
     return {row: seeds for row, seeds in rows.items() if seeds}
 
 
@@ -53,17 +59,17 @@ def loss_of(run: results.Run) -> results.Config | str:
     return row if row in (RAW, UNTRAINED) else run["config"]["loss"]
 
 
-def filled(page: str, runs: Collection[results.Run]) -> str:
+def pages(runs: Collection[results.Run]) -> dict[Path, dict[str, str]]:
+    """The tables of these runs, by page."""
     tables = {name: by_row(runs, *of_set) for name, of_set in TABLES.items()}
-    return fill(page, {name: measures(rows, NAMES, INFO_NCE) for name, rows in tables.items()})
+    return {PAGE: {name: measures(rows, NAMES, INFO_NCE) for name, rows in tables.items()}}
 
 
 def main() -> None:
     runs = list(results.read(RUNS).values())
     if not runs:
         sys.exit(f"experiments.nodes.report: {RUNS} has no runs")
-    page = filled(PAGE.read_text(), runs)
-    results.write(PAGE, lambda part: part.write_text(page))
+    refill(pages(runs))
 
 
 if __name__ == "__main__":

@@ -13,9 +13,8 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.figure import Figure
 
-from experiments.shelf import results
 from experiments.shelf.probes import NAMES
-from experiments.shelf.tables import MARGIN, fill, holm, is_better, is_met, is_missed, is_worse
+from experiments.shelf.tables import MARGIN, holm, is_better, is_met, is_missed, is_worse, refill
 
 from .places import Delta, Place, all_places
 
@@ -72,16 +71,6 @@ def margin(places: list[Place]) -> str:
     return "\n".join(lines)
 
 
-def by_set(places: list[Place]) -> str:
-    """Markdown: the gains on every set that is not of the synthetic grid."""
-    lines = [f"| | | {' | '.join(NAMES.values())} |", "| --- |" + " --- |" * (1 + len(NAMES))]
-    for p in places:
-        if p.kind != "map":
-            cells = [f"{d}" for d in p.deltas.values()]
-            lines.append(f"| {p.name} | {HALVES[p.chosen]} | {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
 def exceptions(places: list[Place]) -> str:
     """Markdown: every setting and measure below InfoNCE; bold, where the margin is missed."""
     worse = [
@@ -125,7 +114,6 @@ def draw(places: list[Place]) -> Figure:
 TABLES: dict[str, Callable[[list[Place]], str]] = {
     "confirmed": summary,
     "margin": margin,
-    "by_set": by_set,
     "exceptions": exceptions,
 }
 
@@ -139,9 +127,7 @@ def main() -> None:
     parser.parse_args()
     places = all_places()
     tables = {name: made(places) for name, made in TABLES.items()}
-    page = DOCS / "where_it_helps.md"
-    text = fill(page.read_text(), tables)
-    results.write(page, lambda part: part.write_text(text))
+    refill({DOCS / "where_it_helps.md": tables})
     draw(places).savefig(DOCS / "images" / "recommended.png", dpi=110)
     for name, table in tables.items():
         print(f"\n{name}\n\n{table}")

@@ -3,10 +3,13 @@
 import itertools
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from scipy import stats
+
+from . import results
 
 
 def spread(values: list[float]) -> str:
@@ -95,6 +98,13 @@ def fill(page: str, tables: dict[str, str]) -> str:
         if not found:
             raise ValueError(f"the page has no {start.strip()}")
     return page
+
+
+def refill(pages: Mapping[Path, dict[str, str]]) -> None:
+    """Every page with its tables made anew, none if one lacks a marker."""
+    filled = {page: fill(page.read_text(), tables) for page, tables in pages.items()}
+    for page, text in filled.items():
+        results.write(page, lambda part, text=text: part.write_text(text))
 
 
 def measures(

@@ -4,11 +4,13 @@ from collections.abc import Callable, Iterable
 from functools import partial
 
 from experiments.shelf.results import Run
-from experiments.shelf.tables import spread
+from experiments.shelf.rows import INFO_NCE, PGCL
+from experiments.shelf.tables import SEEDS, spread
 
 from .comparing import ROWS, Scores, comparison, differences, head, of_rows, scores_of
 from .probe import value
 from .probing import ALL
+from .rows import RECOMMENDED
 
 LABELS = ("10", "100", ALL)
 
@@ -33,6 +35,22 @@ def tables(runs: Iterable[Run]) -> dict[str, str]:
     made["probe_precision"] = precision(partial(scores, name="ap"), runs)
     made["probe_clusters"] = clusters(scores("", "nmi"), scores("", "ari"))
     return made
+
+
+def conclusions(runs: Iterable[Run]) -> str:
+    """Two settings of PGCL minus InfoNCE by labels, on the sets with three pre-trainings."""
+    runs = [over_pretraining(run) for run in runs]
+    lines = []
+    for row in (PGCL, RECOMMENDED):
+        for labels in LABELS:
+            scores = scores_of(runs, partial(value, labels=labels, name="auc"))
+            scores = {
+                name: rows for name, rows in scores.items() if len(rows.get(row, {})) >= SEEDS
+            }
+            *top, line = differences(scores, [(row, INFO_NCE)]).splitlines()
+            lines += [line.replace(f" minus {INFO_NCE}", f", {labels} labels")]
+    top[0] = top[0].replace("| |", "| minus InfoNCE, points of ROC-AUC |", 1)
+    return "\n".join([*top, *lines])
 
 
 def precision(scores: Callable[[str], Scores], runs: list[Run]) -> str:

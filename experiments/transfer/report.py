@@ -1,18 +1,17 @@
-"""Makes the tables on molecules in docs/results.md anew from the runs kept beside this file.
+"""Fills docs/results_molecules.md, and a table of docs/results.md, from the committed runs.
 
 python -m experiments.transfer.report
 """
 
 import sys
 from collections.abc import Iterable
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from experiments.shelf import results
 from experiments.shelf.rows import INFO_NCE, PGCL
-from experiments.shelf.tables import fill
+from experiments.shelf.tables import refill
 
 from . import probed
 from .comparing import ROWS, SETS, comparison, differences, scores_of
@@ -27,7 +26,8 @@ PAPER = {
 }
 HERE = Path(__file__).parent
 KEPT = HERE / "results.jsonl", HERE / "pretraining.jsonl", HERE / "probes.jsonl"
-PAGE = HERE.parents[1] / "docs" / "results.md"
+DOCS = HERE.parents[1] / "docs"
+PAGE, CONCLUSIONS = DOCS / "results_molecules.md", DOCS / "results.md"
 
 
 def tuned(runs: Iterable[results.Run]) -> dict[str, str]:
@@ -38,11 +38,9 @@ def tuned(runs: Iterable[results.Run]) -> dict[str, str]:
         row: {name: [value] for name, value in zip(SETS, values, strict=True) if name in scores}
         for row, values in PAPER.items()
     }
-    precision = scores_of(runs, partial(score, name="ap"))
     return {
         "transfer": comparison(scores, paper),
         "transfer_differences": differences(scores),
-        "transfer_precision": comparison(precision) if precision else "No run has it yet.",
         "transfer_settings": settings(runs),
     }
 
@@ -87,15 +85,15 @@ def pretrained(runs: Iterable[results.Run]) -> str:
     return "\n".join(lines)
 
 
-def filled(
-    page: str,
+def pages(
     of_tuning: list[results.Run],
     of_pretraining: list[results.Run],
     of_probes: list[results.Run],
-) -> str:
-    """The page of results with the tables of these runs."""
+) -> dict[Path, dict[str, str]]:
+    """The tables of these runs, by page."""
     tables = tuned(of_tuning) | probed.tables(of_probes)
-    return fill(page, tables | {"transfer_pretraining": pretrained(of_pretraining)})
+    tables["transfer_pretraining"] = pretrained(of_pretraining)
+    return {PAGE: tables, CONCLUSIONS: {"molecules": probed.conclusions(of_probes)}}
 
 
 if __name__ == "__main__":
@@ -103,5 +101,4 @@ if __name__ == "__main__":
     for path, of_file in zip(KEPT, runs, strict=True):
         if not of_file:
             sys.exit(f"experiments.transfer.report: {path} has no runs")
-    page = filled(PAGE.read_text(), *runs)
-    results.write(PAGE, lambda part: part.write_text(page))
+    refill(pages(*runs))

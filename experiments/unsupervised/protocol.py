@@ -1,8 +1,8 @@
 """The protocol of the code published with the paper, around the losses of this library.
 
-What is as in that code, and what is not, is in docs/results.md. It looks at the test folds after
-every epoch, draws them anew each time, and keeps the best: here that number stands beside the last
-epoch's, and beside the chosen epoch's on folds that had no part in the choice.
+docs/results_graphs.md lists what is as in that code, and what is not. That code looks at the test
+folds after every epoch, draws them anew each time, and keeps the best. Here that number stands
+beside the last epoch's, and beside the chosen epoch's on folds that had no part in the choice.
 """
 
 from typing import Any

@@ -1,4 +1,4 @@
-"""Writes tables and curves of docs/results.md again, from the runs that are kept beside this file.
+"""Fills docs/results_graphs.md, and two tables of docs/results.md, from the committed runs.
 
 python -m experiments.unsupervised.report
 """
@@ -13,7 +13,7 @@ import numpy as np
 from experiments.shelf import results
 from experiments.shelf.results import Run
 from experiments.shelf.rows import INFO_NCE, PGCL
-from experiments.shelf.tables import difference, fill, spread
+from experiments.shelf.tables import difference, refill, spread
 
 from . import sensitivity, table
 from .recipe import RUNS as MEASURED
@@ -52,7 +52,8 @@ ITS_CODE = {
 RECIPE = SETTING | {"num_prototypes": 40, "consistency_weight": 1.0}
 HERE = Path(__file__).parent
 RUNS, LOOKS = HERE / "results.jsonl", HERE / "paper.jsonl"
-PAGE = HERE.parents[1] / "docs" / "results.md"
+DOCS = HERE.parents[1] / "docs"
+PAGE, CONCLUSIONS = DOCS / "results_graphs.md", DOCS / "results.md"
 
 
 def of_setting(runs: Iterable[Run], setting: dict[str, Any]) -> dict[str, list[Run]]:
@@ -153,10 +154,44 @@ def recipe(sets: dict[str, list[Run]], recommended: dict[str, list[Run]]) -> str
     return "\n".join(lines)
 
 
-def filled(
-    page: str, runs: Collection[Run], looks: Collection[Run], measured: Collection[Run]
-) -> str:
-    """The page of results with the tables of these runs.
+def conclusions(sets: dict[str, list[Run]]) -> str:
+    """Last epochs of five rows on the sets of the paper."""
+    shown = (WL, UNTRAINED, INFO_NCE, PGCL)
+    lines = [f"| accuracy in % | seeds | {' | '.join(shown)} | PGCL minus InfoNCE |"]
+    lines.append("| --- |" + " --- |" * (len(shown) + 2))
+    for name in PAPER:
+        rows = table.by_row(sets[name])
+        last = {
+            row: {seed: table.last_epoch(run) for seed, run in rows.get(row, {}).items()}
+            for row in shown
+        }
+        cells = [spread([*seeds.values()]) if seeds else "" for seeds in last.values()]
+        delta = difference(last[PGCL], last[INFO_NCE])
+        lines.append(f"| {name} | {len(last[PGCL])} | {' | '.join(cells)} | {delta} |")
+    return "\n".join(lines)
+
+
+def best_looks(runs: Iterable[Run]) -> str:
+    """The highest of 20 accuracies: the paper, its code and ours."""
+    runs = list(runs)
+    lines = [
+        "| best of 20 looks, accuracy in % | seeds | PGCL, paper | PGCL, its code "
+        "| InfoNCE, its code | PGCL, here | InfoNCE, here | PGCL minus InfoNCE on fresh folds |",
+        "| --- |" + " --- |" * 7,
+    ]
+    for name, its_code in ITS_CODE.items():
+        ours = table.cells_of_looks(run for run in runs if run["config"]["dataset"] == name)
+        seeds, best, *_, delta = ours[PGCL]
+        cells = [seeds, str(PAPER[name][1]), its_code[PGCL][0], its_code[INFO_NCE][0]]
+        cells += [best, ours[INFO_NCE][1], delta]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def pages(
+    runs: Collection[Run], looks: Collection[Run], measured: Collection[Run]
+) -> dict[Path, dict[str, str]]:
+    """The tables of these runs, by page.
 
     ``looks`` are the paper's protocol's; ``measured`` are those of recipe.py, by five measures.
     """
@@ -167,7 +202,8 @@ def filled(
     tables["recipe"] = recipe(sets, of_setting(runs, RECIPE))
     tables["paper"] = beside_the_paper(real)
     tables["protocol"] = beside_its_code(looks)
-    return fill(page, tables | of_measures(measured))
+    short = {"graphs": conclusions(real), "published code": best_looks(looks)}
+    return {PAGE: tables | of_measures(measured), CONCLUSIONS: short}
 
 
 def main() -> None:
@@ -175,9 +211,8 @@ def main() -> None:
     if not runs:
         sys.exit(f"experiments.unsupervised.report: {RUNS} has no runs")
     others = (results.read(path).values() for path in (LOOKS, MEASURED))
-    page = filled(PAGE.read_text(), runs, *others)
-    results.write(PAGE, lambda part: part.write_text(page))
-    sensitivity.draw(runs).savefig(PAGE.parent / "images" / "sensitivity.png", dpi=110)
+    refill(pages(runs, *others))
+    sensitivity.draw(runs).savefig(DOCS / "images" / "sensitivity.png", dpi=110)
 
 
 if __name__ == "__main__":

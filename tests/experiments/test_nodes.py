@@ -12,6 +12,7 @@ from experiments.nodes import data, report, train
 from experiments.nodes.rows import RAW, RECOMMENDED, TRAINED
 from experiments.shelf import results
 from experiments.shelf.rows import INFO_NCE, NODES, PGCL
+from experiments.shelf.tables import fill
 
 
 @pytest.fixture
@@ -100,7 +101,7 @@ def test_a_set_with_parts_missing_or_damaged(planetoid, tmp_path):
 
 def test_the_page_has_the_tables_of_its_runs():
     page, runs = report.PAGE.read_text(), list(results.read(report.RUNS).values())
-    assert report.filled(page, runs) == page
+    assert fill(page, report.pages(runs)[report.PAGE]) == page
     for name, of_set in report.TABLES.items():
         assert f"<!-- {name} -->\n| | seeds | probe |" in page
         by_row = report.by_row(runs, *of_set)

@@ -30,7 +30,8 @@ def test_rooms_know_the_shelf_alone():
 
 def test_the_shelf_is_small():
     lines = [path.read_text().count("\n") for path in (HOUSE / "shelf").glob("*.py")]
-    assert sum(lines) < 550  # 50 of them say what values every option of every program takes
+    # 50 of them say what values every option of every program takes, 20 what an interval says.
+    assert sum(lines) < 575
 
 
 def test_no_program_reaches_for_the_path_of_imports():

@@ -7,6 +7,7 @@ from experiments.map.recipe import places, run
 from experiments.map.temperature import INFO_NCE, PGCL, SEEDS, TEMPERATURES, TRIED
 from experiments.shelf import results
 from experiments.shelf.probes import NAMES
+from experiments.shelf.tables import fill
 
 
 def made(config, value):
@@ -50,6 +51,14 @@ def test_the_held_out_table():
     # 0.05 to 0.09 points by the same seeds: a gain, however small
     assert "| +0.1 (" in of_classes["40 classes"]
     assert f"| all | {len(temperature.settings(False))} |" in of_classes["all"]
+
+
+def test_the_pages_have_the_tables_of_their_runs():
+    done = results.read(temperature.RUNS)
+    pages = temperature.pages(done, temperature.best_temperatures(done))
+    assert {*pages} == {temperature.PAGE, temperature.CONCLUSIONS}
+    for path, tables in pages.items():
+        assert fill(path.read_text(), tables) == path.read_text()
 
 
 @pytest.mark.parametrize("label", TRIED)

@@ -18,6 +18,7 @@ from torch_geometric.data import Batch
 from torch_geometric.utils.smiles import from_smiles
 
 from experiments.shelf import results
+from experiments.shelf.tables import fill
 from experiments.transfer import finetune, report, scaffold, tuning
 from experiments.transfer import pretrain as program
 from experiments.transfer.given import Given
@@ -245,10 +246,11 @@ def test_masked_atoms_are_asked_for_their_elements():
 
 
 def test_the_page_has_the_tables_of_its_runs():
-    page = report.PAGE.read_text()
-    runs = [list(results.read(path).values()) for path in report.KEPT]
-    assert report.filled(page, *runs) == page
-    assert "<!-- transfer -->\n| | BBBP " in page
+    pages = report.pages(*(list(results.read(path).values()) for path in report.KEPT))
+    assert {*pages} == {report.PAGE, report.CONCLUSIONS}
+    for path, tables in pages.items():
+        assert fill(path.read_text(), tables) == path.read_text()
+    assert "<!-- transfer -->\n| | BBBP " in report.PAGE.read_text()
 
 
 def test_report_compares_what_the_validation_part_chose():
@@ -268,12 +270,6 @@ def test_report_compares_what_the_validation_part_chose():
     lines = tables["transfer_differences"].splitlines()
     assert lines[3] == "| PGCL minus no pre-training | +2.0 (two seeds, no interval) | -1.0 |"
     assert len(lines) == 2 + 4
-    # Old runs have no average precision.
-    assert tables["transfer_precision"] == "No run has it yet."
-    newer = tuned("muv.csv.gz", "PGCL", [59])
-    newer[0]["ap"] = {"valid": [9.0, 1.0, 1.0], "test": [90.0, 7.0, 80.0]}
-    precise = report.tuned([*tuned("muv.csv.gz", "no pre-training", [60]), *newer])
-    assert precise["transfer_precision"].splitlines()[2:] == ["| PGCL | 7.0 | 7.0 | 1.0 |"]
     other = tuned("bace.csv", "PGCL", [72])
     other[0]["config"]["epochs"] = 3
     with pytest.raises(ValueError, match=r"^BACE, PGCL: runs of two settings, .*3"):

@@ -19,6 +19,7 @@ from sklearn.svm import SVC
 from benchmarks.evaluation import planted, refitted
 from experiments.shelf import results
 from experiments.shelf.rows import INFO_NCE
+from experiments.shelf.tables import fill
 from experiments.unsupervised import __main__ as program
 from experiments.unsupervised import data, evaluate, pictures, report, table, train
 
@@ -216,12 +217,15 @@ def test_few_labels_have_columns_and_a_sentence_of_their_own():
 
 
 def test_the_page_has_the_tables_of_its_runs():
-    page = report.PAGE.read_text()
     files = report.RUNS, report.LOOKS, report.MEASURED
-    assert report.filled(page, *(results.read(path).values() for path in files)) == page
-    assert "<!-- averages -->\n| | " in page
-    for name in re.findall(r"^<!-- (\w+) -->\n<!-- end -->", page, flags=re.MULTILINE):
-        pytest.fail(f"{name} has no runs")
+    pages = report.pages(*(results.read(path).values() for path in files))
+    assert {*pages} == {report.PAGE, report.CONCLUSIONS}
+    for path, tables in pages.items():
+        page = path.read_text()
+        assert fill(page, tables) == page
+        for name in re.findall(r"^<!-- ([\w ]+) -->\n<!-- end -->", page, flags=re.MULTILINE):
+            pytest.fail(f"{name} has no runs")
+    assert "<!-- averages -->\n| | " in report.PAGE.read_text()
 
 
 def test_the_report_takes_runs_of_one_set_alone():
