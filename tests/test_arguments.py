@@ -43,12 +43,20 @@ WRONG = {
     "benchmarks.pretraining": ["--molecules=0", "--smiles=nowhere.smi"],
     "benchmarks.run": ["--rounds=0", "--device=cuda", "--sizes=0", "--variants-at=0"],
     "benchmarks.scaling": ["--num=0", "--ranks=0", "--shares=0"],
+    "examples/compare.py": [
+        *("--seeds=2", "--epochs=0", "--batch-size=5", "--labels=0", "--temperatures=0"),
+        *("--temperatures=inf", "--temperatures=nan", "--dataset=nowhere.pt"),
+    ],
     "examples/distributed.py": ["--epochs=0", "--steps=0"],
     "examples/graphcl_swap.py": ["--epochs=0", "--graphs=29"],
     "examples/lightning_ddp.py": ["--devices=0", "--devices=-1", "--devices=3", "--epochs=0"],
     "examples/node_level.py": ["--steps=0", "--nodes=2000", "--contrast-nodes=-1"],
     "examples/planted_clusters.py": [
         *("--epochs=0", "--seeds=0", "--samples=0", "--classes=1", "--prototypes=0"),
+    ],
+    "examples/tu_graphs.py": [
+        *("--epochs=0", "--batch-size=0", "--temperature=0", "--temperature=nan"),
+        *("--dataset=../MUTAG", "--dataset=data/MUTAG"),
     ],
 }
 

@@ -59,6 +59,17 @@ def test_graphcl_swap_takes_no_path_for_a_name(tmp_path):
     assert not any(tmp_path.iterdir())
 
 
+def test_tu_graphs(tmp_path):
+    write_tu_set(tmp_path / "TINY" / "raw", "TINY", [0, 1] * 15)
+    printed = run("examples/tu_graphs.py", "--dataset=TINY", f"--root={tmp_path}", "--epochs=6")
+    first, *epochs = printed.splitlines()
+    assert re.fullmatch(r"TINY: 30 graphs, linear probe \d\.\d+ untrained", first)
+    numbers = [int(number) for number in re.findall(r"^Epoch: (\d+), Loss: \d", printed, re.M)]
+    assert numbers == [1, 2, 3, 4, 5, 6]
+    assert ["Linear probe" in epoch for epoch in epochs] == [False] * 4 + [True] * 2
+    assert [path.name for path in (tmp_path / "TINY").iterdir()] == ["raw"]
+
+
 def test_node_level():
     small = ("--nodes=12000", "--contrast-nodes=256", "--steps=3")
     printed = run("examples/node_level.py", *small)
