@@ -51,13 +51,16 @@ def test_table_and_verdict(compare, capsys):
     first, _, header, _, *rows = capsys.readouterr().out.splitlines()
     assert first == "synthetic: 200 graphs, 200 with a label; 3 seeds"
     assert header == "| accuracy in % | linear probe | 1 label per class |"
-    names = "untrained", *(f"{loss} at temperature" for loss in ("InfoNCE",) * 2 + ("PGCL",))
-    cell = r"\d+\.\d \((chosen|[+-]\d+\.\d, [+-]\d+\.\d to [+-]\d+\.\d)\)"
+    losses = ("InfoNCE",) * 2 + ("PGCL",) * 2
+    names = "untrained", *(f"{loss} at temperature" for loss in losses)
+    cell = r"\d+\.\d \((chosen|(chosen: )?[+-]\d+\.\d, [+-]\d+\.\d to [+-]\d+\.\d)\)"
     for name, row in zip(names, rows, strict=False):
         assert re.fullmatch(rf"\| {name}[ .\d]* \| {cell} \| {cell} \|", row), row
     assert sum(row.count("(chosen)") for row in rows[1:3]) == 2
-    found = r"(significantly (above|below)|not significantly different from) InfoNCE at temp.*"
-    said = rf"Verdict: PGCL is {found} in the linear probe, and {found} with 1 label per class\."
+    assert sum(row.count("(chosen: ") for row in rows[3:5]) == 2
+    found = r"PGCL at temperature .* is (significantly (above|below)|not significantly different "
+    found += r"from) InfoNCE at temp.*"
+    said = rf"Verdict: {found} in the linear probe; {found} with 1 label per class\."
     assert re.fullmatch(said, rows[-1]), rows[-1]
 
 
