@@ -48,7 +48,7 @@ def test_errors_of_the_model():
         with pytest.raises(ValueError, match=rf"\[graphs, D\] or \[nodes, D\], but got {got}"):
             model_of(lambda view, feat, result=result: result)(graph)
     with pytest.raises(
-        ValueError, match=r"encoder returned 2 rows for the view of augment1, which"
+        ValueError, match=r"encoder returned 2 embeddings for the view of augment1, which"
     ):
         model_of(lambda view, feat: torch.zeros(2, 16))(graph)
     with pytest.raises(

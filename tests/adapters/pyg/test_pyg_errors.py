@@ -123,7 +123,8 @@ class TestBadInput:
     def test_no_augmentation(self, number):
         augments = {1: NodeDrop(), 2: NodeDrop(), 3: NodeDrop(), number: None}
         message = (
-            rf"augment{number} must be what makes a view of a batch, but got None \(NoneType\)"
+            rf"augment{number} must be a callable that makes a view of a batch, but got None "
+            r"\(NoneType\)"
         )
         with pytest.raises(TypeError, match=rf"{message}; .* give torch.nn.Identity\(\)"):
             ContrastiveModel(Encoder(), augments[1], augments[2], PGCLLoss(8), augments[3])
@@ -131,7 +132,7 @@ class TestBadInput:
         model = ContrastiveModel(Encoder(), augments[1], augments[2], PGCLLoss(8), augments[3])
         batch = molecules(3)
         own = model.encoder(batch.x, batch.edge_index, batch.batch, 3)
-        torch.testing.assert_close(model.rows(batch)[number - 1], own)
+        torch.testing.assert_close(model.embeddings(batch)[number - 1], own)
 
 
 def first_only(batch):
@@ -153,11 +154,11 @@ class TestBadModels:
         [
             (
                 Forgetful(),
-                "encoder returned 0 rows for the view of augment1, which has 5 graphs and 0 nodes, "
-                "while the batch has 50 nodes; pool with size=batch.num_graphs",
+                "encoder returned 0 embeddings for the view of augment1, which has 5 graphs and 0 "
+                "nodes, while the batch has 50 nodes; pool with size=batch.num_graphs",
             ),
-            (NodeEncoder(), "encoder returned 0 rows.*size=batch.num_graphs"),
-            (Returns(torch.ones(7, 8)), r"encoder returned 7 rows.*the batch has 50 nodes$"),
+            (NodeEncoder(), "encoder returned 0 embeddings.*size=batch.num_graphs"),
+            (Returns(torch.ones(7, 8)), r"encoder returned 7 embeddings.*the batch has 50 nodes$"),
             (Returns(torch.ones(5)), r"must return a Tensor of shape.*but got \(5,\)"),
             (Returns((torch.ones(5, 8),)), "must return a Tensor of shape.*but got tuple"),
         ],
@@ -188,7 +189,7 @@ class TestBadModels:
             def forward(self, data):
                 return self.gin(data.x, data.edge_index).sum(0, keepdim=True)
 
-        with pytest.raises(ValueError, match=r"1 row for one plain Data.*batch graphs by"):
+        with pytest.raises(ValueError, match=r"1 embedding for one plain Data.*batch graphs by"):
             model_of(Pooled(), EdgePerturb(), EdgePerturb())(molecules(2)[0])
 
     def test_views_of_other_graphs(self):
