@@ -99,7 +99,7 @@ def window_fits(name: str, window: tuple[int, int] | None, heads: Sequence[int])
     """A window of positions among those that every head has."""
     if window is not None and window[1] > min(heads):
         raise ValueError(
-            f"{name} must lie in 0..{min(heads)}, as there are {min(heads)} prototypes to rank, "
+            f"{name} must lie in 0..{min(heads)}, as there are {min(heads)} prototypes, "
             f"but got {window}"
         )
 

@@ -335,7 +335,7 @@ class TestErrors:
             (
                 {"negative_ranks": (2, 6), "num_prototypes": (10, 5)},
                 ValueError,
-                r"must lie in 0\.\.5, as there are 5 prototypes to rank",
+                r"must lie in 0\.\.5, as there are 5 prototypes",
             ),
             ({"soft_clusters": 1}, TypeError, "soft_clusters must be True or False"),
             ({"warmup_steps": -1}, ValueError, "warmup_steps must be at least 0"),

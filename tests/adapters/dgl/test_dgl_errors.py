@@ -38,7 +38,7 @@ def test_a_batch_that_forgot_its_graphs():
         model_of(augment2=dgl.AddEdge())(graph)
     with pytest.warns(UserWarning, match="the batch is one graph alone; dgl.add_self_loop"):
         model_of()(dgl.add_self_loop(graph))
-    with pytest.raises(ValueError, match=r"returned 1 rows .* 3 graphs .*dgl.add_self_loop"):
+    with pytest.raises(ValueError, match=r"returned 1 embeddings .* 3 graphs .*dgl.add_self_loop"):
         model_of(lambda view, feat: SumPooling()(dgl.add_self_loop(view), feat))(graph)
 
 

@@ -116,7 +116,7 @@ class TestBadInput:
     def test_no_choice(self):
         with pytest.raises(ValueError, match="transforms must hold at least one transform"):
             RandomChoice([])
-        with pytest.raises(TypeError, match=r"transforms\[1\] must be what makes .* got None"):
+        with pytest.raises(TypeError, match=r"transforms\[1\] must be a callable .* got None"):
             RandomChoice([NodeDrop(), None])
 
     @pytest.mark.parametrize("number", [1, 2, 3])
@@ -174,7 +174,7 @@ class TestBadModels:
             view.ptr = torch.cat([batch.ptr[:-1], batch.ptr[-2:-1]])
             return view
 
-        with pytest.raises(ValueError, match=r"returned 4 rows .* 5 graphs and 40 nodes.*size="):
+        with pytest.raises(ValueError, match=r"returned 4 embeddings .* 5 graphs and 40 .*size="):
             model_of(Forgetful(), AttributeMask(), empty_last)(molecules(5))
         assert model_of(Encoder(), AttributeMask(), empty_last)(molecules(5)).isfinite()
 
