@@ -1,8 +1,8 @@
 """What the augmentations draw at random: plain tensors, the same for every framework.
 
-Shapes: G graphs, V nodes and E edges in the whole batch. ``ptr`` ``[G + 1]`` says where each
-graph's nodes begin, and where the last one's end; ``graph`` ``[V]`` is each node's graph. Both are
-int64, as are the edges' ends.
+Shapes: G graphs, V nodes and E edges in a batch. ``ptr`` ``[G + 1]`` says where each graph's nodes
+begin, and where the last one's end; ``graph`` ``[V]`` is each node's graph. Both are int64, as are
+the edges' end nodes.
 """
 
 import torch
@@ -10,14 +10,14 @@ from torch import Tensor
 
 
 def draw_connected(source: Tensor, target: Tensor, ptr: Tensor, graph: Tensor, p: float) -> Tensor:
-    """Which nodes ``[V]`` a random connected part of each graph keeps, a share 1 - ``p`` of them.
+    """Which nodes ``[V]`` to keep: a random connected subgraph of each graph, a fraction 1 - ``p``.
 
-    The part grows from a random node by one random neighbour at a time.
+    The subgraph grows from a random node by one random neighbour at a time.
     """
     sizes = ptr.diff()  # [G]
     seeds = (ptr[:-1] + _random_below(sizes))[sizes > 0]
     # If every node waits an exponential time after its first neighbour has joined, the next one to
-    # join is, at any moment, a uniformly random neighbour of the part: one shortest-path problem
+    # join is, at any moment, a uniformly random neighbour of those: one shortest-path problem
     # gives the order for all graphs at once.
     wait = torch.empty(len(graph), dtype=torch.float32, device=graph.device).exponential_()  # [V]
     arrival = torch.full_like(wait, torch.inf).index_fill(0, seeds, 0.0)
@@ -30,15 +30,15 @@ def draw_connected(source: Tensor, target: Tensor, ptr: Tensor, graph: Tensor, p
         arrival = sooner
     # By graph, then by arrival: floats from 0 on have the order of their bits.
     order = (graph << 32 | arrival.view(torch.int32)).argsort()
-    rank = torch.arange(len(graph), device=graph.device) - ptr.index_select(0, graph)
-    early = rank < (sizes - (p * sizes).floor()).index_select(0, graph)
+    position = torch.arange(len(graph), device=graph.device) - ptr.index_select(0, graph)
+    early = position < (sizes - (p * sizes).floor()).index_select(0, graph)
     return torch.empty_like(early).scatter(0, order, early) & arrival.isfinite()
 
 
 def draw_edges(
     source: Tensor, target: Tensor, ptr: Tensor, graph: Tensor, p: float
 ) -> tuple[Tensor, Tensor]:
-    """The ends of the edges, of which a share ``p`` has moved to other nodes of the same graph.
+    """The end nodes of the edges, a fraction ``p`` of them moved to other nodes of the same graph.
 
     Edges between the same two nodes move together, each in its direction. Self-loops stay.
     """

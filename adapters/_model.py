@@ -1,5 +1,6 @@
-"""What augmentations and models are made of, whatever the framework."""
+"""Base classes of augmentations and models, the same for every framework."""
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,8 +10,8 @@ from torch import Tensor, nn
 from pgcl_losses import _checks as check
 
 
-class Share:
-    """An augmentation of a share ``p`` of the nodes or edges."""
+class RandomFraction:
+    """An augmentation of a fraction ``p`` of the nodes or edges."""
 
     def __init__(self, p: float = 0.2) -> None:
         self.p = check.fraction("p", p)
@@ -22,7 +23,7 @@ class Share:
 def check_augment(name: str, value: Any) -> None:
     if not callable(value):
         raise TypeError(
-            f"{name} must be what makes a view of a batch, but got {value!r} "
+            f"{name} must be a callable that makes a view of a batch, but got {value!r} "
             f"({type(value).__name__}); for no augmentation give torch.nn.Identity()"
         )
 
@@ -45,7 +46,7 @@ class Choice:
 
 
 class Views(nn.Module):
-    """From a batch to the rows of its views, and to their loss.
+    """From a batch to the embeddings of its views, and to their loss.
 
     The model of a framework says how many graphs and nodes a batch has, how to encode a view, and
     what may be the cause of an error.
@@ -71,38 +72,43 @@ class Views(nn.Module):
         self.num_views = 2 + len(further)
 
     def forward(self, batch: Any) -> Tensor:
-        return self.loss(*self.rows(batch))
+        return self.loss(*self.embeddings(batch))
 
-    def rows(self, batch: Any) -> tuple[Tensor, ...]:
-        """The rows of every view, as the loss gets them."""
+    def embeddings(self, batch: Any) -> tuple[Tensor, ...]:
+        """The embeddings of every view, as the loss gets them."""
         sizes = self._sizes("batch", batch)
         names = [f"augment{number}" for number in range(1, self.num_views + 1)]
-        return tuple([self._view_rows(name, getattr(self, name)(batch), *sizes) for name in names])
+        return tuple([self._embed(name, getattr(self, name)(batch), *sizes) for name in names])
 
-    def _view_rows(self, name: str, view: Any, num_graphs: int, num_nodes: int) -> Tensor:
+    def rows(self, batch: Any) -> tuple[Tensor, ...]:
+        """The former name of :meth:`embeddings`."""
+        warnings.warn("rows() is now embeddings()", DeprecationWarning, stacklevel=2)
+        return self.embeddings(batch)
+
+    def _embed(self, name: str, view: Any, num_graphs: int, num_nodes: int) -> Tensor:
         view_graphs, view_nodes = self._sizes(f"what {name} returns", view)
         if view_graphs != num_graphs:
             raise ValueError(
                 f"{name} made {view_graphs} graphs of {num_graphs}: row i of every view must be "
                 f"graph i{self._why_other_graphs()}"
             )
-        rows = self._encode(view)
-        if not isinstance(rows, Tensor) or rows.dim() != 2:
-            got = tuple(rows.shape) if isinstance(rows, Tensor) else type(rows).__name__
+        z = self._encode(view)
+        if not isinstance(z, Tensor) or z.dim() != 2:
+            got = tuple(z.shape) if isinstance(z, Tensor) else type(z).__name__
             raise ValueError(
                 f"encoder must return a Tensor of shape [graphs, D] or [nodes, D], but got {got}"
             )
-        if len(rows) == view_nodes == num_nodes:
-            return rows
-        if len(rows) == num_graphs:
+        if len(z) == view_nodes == num_nodes:
+            return z
+        if len(z) == num_graphs:
             if num_graphs == 1:
                 self._check_one_graph(view)
-            return rows
-        reason = self._why_other_rows(len(rows), num_graphs)
-        if len(rows) == view_nodes and not reason:
-            reason = "; for rows of nodes the augmentations must leave the nodes alone"
+            return z
+        reason = self._why_other_count(len(z), num_graphs)
+        if len(z) == view_nodes and not reason:
+            reason = "; with node embeddings the augmentations must leave the nodes alone"
         raise ValueError(
-            f"encoder returned {len(rows)} rows for the view of {name}, which has {num_graphs} "
+            f"encoder returned {len(z)} embeddings for the view of {name}, which has {num_graphs} "
             f"graphs and {view_nodes} nodes, while the batch has {num_nodes} nodes{reason}"
         )
 
@@ -114,11 +120,11 @@ class Views(nn.Module):
         raise NotImplementedError
 
     def _check_one_graph(self, view: Any) -> None:
-        """Whether one row for the whole view can be what is meant."""
+        """Whether a single embedding can be that of one graph."""
         raise NotImplementedError
 
     def _why_other_graphs(self) -> str:
         return ""
 
-    def _why_other_rows(self, num_rows: int, num_graphs: int) -> str:
+    def _why_other_count(self, count: int, num_graphs: int) -> str:
         return ""

@@ -1,6 +1,6 @@
 """How a PyG batch is put together, and how it stays valid when nodes leave it or edges change.
 
-Shapes: G graphs, V nodes and E edges in the whole batch.
+Shapes: G graphs, V nodes and E edges in a batch.
 """
 
 from typing import Any
@@ -11,7 +11,7 @@ from torch_geometric import EdgeIndex
 from torch_geometric.data import Batch, Data, HeteroData
 from torch_geometric.utils import cumsum, select, subgraph
 
-# What PyG takes for rows of nodes because of its name.
+# What PyG takes for node attributes because of its name.
 _NODE_NAMES = {"x", "feat", "pos", "batch", "node_type", "n_id", "tf"}
 
 
@@ -114,7 +114,7 @@ def replace_edges(
 
 
 def _levels(data: Any, ptr: Tensor) -> tuple[dict[str, str], Tensor]:
-    """What each attribute has rows of, and where each graph's edges end, if that is known."""
+    """The level of each attribute, and where each graph's edges end, if that is known."""
     slices = getattr(data, "_slice_dict", {})
     edge_ptr = slices.get("edge_index", torch.tensor([0, data.num_edges]))
     if int(edge_ptr[-1]) != data.num_edges:
@@ -130,30 +130,30 @@ def _levels(data: Any, ptr: Tensor) -> tuple[dict[str, str], Tensor]:
 
 
 def _level(data: Any, key: str, slices: Tensor | None, ends: dict[str, Tensor]) -> str:
-    """Whether a tensor has rows of nodes, of edges, or of graphs or anything else.
+    """Whether a tensor belongs to nodes, to edges, or to graphs or anything else.
 
-    PyG goes by the number of rows: if a batch has as many nodes as graphs, it takes labels of
-    graphs for those of nodes. It is safer to go by where each graph's rows end. Names decide what
-    is still open.
+    PyG goes by the length: if a batch has as many nodes as graphs, it takes labels of
+    graphs for those of nodes. It is safer to go by where each graph's entries end. Names decide
+    all other cases.
     """
     value = data[key]
     if isinstance(value, dict | list | tuple):
         inside = value.values() if isinstance(value, dict) else value
-        if any(isinstance(part, Tensor) for part in inside):
+        if any(isinstance(value, Tensor) for value in inside):
             raise TypeError(
                 f"{key} must be one Tensor, but is a {type(value).__name__} of them: it is not "
-                "known whether their rows belong to nodes"
+                "known whether they belong to nodes"
             )
     if not isinstance(value, Tensor) or value.dim() == 0 or key.endswith("ptr"):
         return "graph"
     increment = 0 if key == "edge_index" or "batch" in key else data.__inc__(key, value)
     if torch.as_tensor(increment).any():
         raise ValueError(f"{key} holds numbers of nodes, which change when nodes are dropped")
-    rows = value.size(data.__cat_dim__(key, value))
+    length = value.size(data.__cat_dim__(key, value))
     fits = [
         level
         for level, end in ends.items()
-        if rows == end[-1] and (slices is None or torch.equal(slices, end))
+        if length == end[-1] and (slices is None or torch.equal(slices, end))
     ]
     named = "graph"
     if key in _NODE_NAMES or "node" in key:

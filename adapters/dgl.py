@@ -22,7 +22,7 @@ except Exception as error:  # beside an unsuitable torch it fails in many ways
     ) from error
 
 from ._draws import draw_connected, draw_edges
-from ._model import Choice, Share, Views
+from ._model import Choice, RandomFraction, Views
 
 __all__ = [
     "AttributeMask",
@@ -35,10 +35,10 @@ __all__ = [
 
 _FORGETTERS = "dgl.add_self_loop, AddEdge and others forget the batch: use them before dgl.batch"
 
-# Shapes below: G graphs, V nodes and E edges in the whole batch.
+# Shapes below: G graphs, V nodes and E edges in a batch.
 
 
-class NodeDrop(Share, dgl.BaseTransform):
+class NodeDrop(RandomFraction, dgl.BaseTransform):
     """Drops every node, with its edges, with probability ``p``.
 
     Examples:
@@ -56,13 +56,12 @@ class NodeDrop(Share, dgl.BaseTransform):
         return _keep_nodes(graph, torch.rand(len(owner), device=owner.device) >= self.p, owner)
 
 
-class Subgraph(Share, dgl.BaseTransform):
-    """Keeps a random connected part of each graph and drops a share ``p`` of its nodes, rounded
-    down.
+class Subgraph(RandomFraction, dgl.BaseTransform):
+    """Keeps a random connected subgraph of each graph.
 
-    The part grows from a random node by one random neighbour at a time, along the edges, as
-    GraphCL's does. It ends when no neighbour is left, so a graph of several components may lose
-    more. At ``p`` = 1 nothing is left.
+    It drops a fraction ``p`` of the nodes, rounded down. The subgraph grows from a random node by
+    one random neighbour at a time, along the edges, as GraphCL's does. It ends when no neighbour is
+    left, so a graph of several components may lose more. At ``p`` = 1 nothing is left.
     """
 
     def __call__(self, graph: DGLGraph) -> DGLGraph:
@@ -70,7 +69,7 @@ class Subgraph(Share, dgl.BaseTransform):
         return _keep_nodes(graph, draw_connected(*_edges(graph), ptr, owner, self.p), owner)
 
 
-class EdgePerturb(Share, dgl.BaseTransform):
+class EdgePerturb(RandomFraction, dgl.BaseTransform):
     """Drops every edge with probability ``p`` and adds a random one to its graph in its place.
 
     Edges between the same two nodes count as one edge here. They move together, each in its
@@ -89,7 +88,7 @@ class EdgePerturb(Share, dgl.BaseTransform):
         return _set_batch(view, graph.batch_num_nodes(), graph.batch_num_edges())
 
 
-class AttributeMask(Share, dgl.BaseTransform):
+class AttributeMask(RandomFraction, dgl.BaseTransform):
     """Sets all of a node's feature ``feat_name`` to ``fill_value``, with probability ``p`` for each
     node.
 
@@ -113,7 +112,7 @@ class AttributeMask(Share, dgl.BaseTransform):
 
 
 class RandomChoice(Choice, dgl.BaseTransform):
-    """Applies one of ``transforms`` to the whole batch, drawn anew for every call.
+    """Applies one of ``transforms`` to a batch, drawn anew for every call.
 
     It is no module: ``parameters()`` of a model does not have parameters of its transforms.
     """
@@ -125,8 +124,8 @@ class RandomChoice(Choice, dgl.BaseTransform):
 class ContrastiveModel(Views):
     """Encoder, augmentations and a loss as one module, batched ``DGLGraph -> loss``.
 
-    The encoder returns one row per graph, or one per node. For rows of nodes the augmentations must
-    leave the nodes alone (:class:`EdgePerturb`, :class:`AttributeMask`).
+    The encoder returns one embedding per graph, or one per node. With one per node the
+    augmentations must leave the nodes alone (:class:`EdgePerturb`, :class:`AttributeMask`).
 
     Views may have graphs without nodes, and nodes without edges. For graphs without nodes readouts
     give zeros, but ``dgl.mean_nodes`` gives NaN if no graph of the batch has a node left. With
@@ -136,14 +135,14 @@ class ContrastiveModel(Views):
         encoder: called with the view, or with ``(view, view.ndata[feat_name])``.
         augment1, augment2: make one view each from a batch, without changing it;
             ``torch.nn.Identity()`` for none.
-        loss: is called with the rows of all views, such as :class:`pgcl_losses.PGCLLoss`. It is a
-            part of this module, so ``parameters()`` has its parameters.
+        loss: is called with the embeddings of all views, such as :class:`pgcl_losses.PGCLLoss`. It
+            is a submodule, so ``parameters()`` has its parameters.
         further: augmentations of a third view and more.
         feat_name: the node feature that the encoder wants beside the view, if any.
 
     Shape:
         - batch: G graphs of V nodes, from ``dgl.batch`` or a ``GraphDataLoader``
-        - rows of each view: ``[G, D]`` or ``[V, D]``
+        - embeddings of each view: ``[G, D]`` or ``[V, D]``
         - output: that of the loss
 
     Examples:
@@ -187,8 +186,8 @@ class ContrastiveModel(Views):
     def _why_other_graphs(self) -> str:
         return f" ({_FORGETTERS})"
 
-    def _why_other_rows(self, num_rows: int, num_graphs: int) -> str:
-        return f"; {_FORGETTERS}" if num_rows == 1 else ""
+    def _why_other_count(self, count: int, num_graphs: int) -> str:
+        return f"; {_FORGETTERS}" if count == 1 else ""
 
 
 def _check_graph(name: str, value: Any) -> None:

@@ -23,7 +23,7 @@ except ImportError as error:
     ) from error
 
 from ._draws import draw_connected, draw_edges
-from ._model import Choice, Share, Views
+from ._model import Choice, RandomFraction, Views
 from ._pyg_batch import count_graphs, is_batch, keep_nodes, structure
 
 __all__ = [
@@ -40,7 +40,7 @@ _TENSORS = ("x", "edge_index", "edge_attr", "edge_weight", "batch")
 _COUNTS = ("num_graphs", "batch_size", "size")
 
 
-class NodeDrop(Share, BaseTransform):
+class NodeDrop(RandomFraction, BaseTransform):
     """Drops every node, with its edges, with probability ``p``.
 
     Examples:
@@ -59,13 +59,12 @@ class NodeDrop(Share, BaseTransform):
         return keep_nodes(data, torch.rand(len(graph), device=graph.device) >= self.p, ptr)
 
 
-class Subgraph(Share, BaseTransform):
-    """Keeps a random connected part of each graph and drops a share ``p`` of its nodes, rounded
-    down.
+class Subgraph(RandomFraction, BaseTransform):
+    """Keeps a random connected subgraph of each graph.
 
-    The part grows from a random node by one random neighbour at a time, along the edges, as
-    GraphCL's does. It ends when no neighbour is left, so a graph of several components may lose
-    more. At ``p`` = 1 nothing is left.
+    It drops a fraction ``p`` of the nodes, rounded down. The subgraph grows from a random node by
+    one random neighbour at a time, along the edges, as GraphCL's does. It ends when no neighbour is
+    left, so a graph of several components may lose more. At ``p`` = 1 nothing is left.
     """
 
     def forward(self, data: Data) -> Data:
@@ -74,7 +73,7 @@ class Subgraph(Share, BaseTransform):
         return keep_nodes(data, draw_connected(source, target, ptr, graph, self.p), ptr)
 
 
-class EdgePerturb(Share, BaseTransform):
+class EdgePerturb(RandomFraction, BaseTransform):
     """Drops every edge with probability ``p`` and adds a random one to its graph in its place.
 
     Edges between the same two nodes count as one edge here. They move together, each in its
@@ -90,7 +89,7 @@ class EdgePerturb(Share, BaseTransform):
         return data
 
 
-class AttributeMask(Share, BaseTransform):
+class AttributeMask(RandomFraction, BaseTransform):
     """Sets all features ``x`` of a node to ``fill_value``, with probability ``p`` for each node.
 
     If features are categories, ``fill_value`` may be the number of a mask token. Without ``x``
@@ -104,14 +103,14 @@ class AttributeMask(Share, BaseTransform):
     def forward(self, data: Data) -> Data:
         is_batch(data)
         if data.x is not None:
-            rows = data.x.unsqueeze(-1).flatten(1)  # [V, F]
-            rows, _ = mask_feature(rows, self.p, mode="row", fill_value=self.fill_value)
-            data.x = rows.view_as(data.x)
+            features = data.x.unsqueeze(-1).flatten(1)  # [V, F]
+            features, _ = mask_feature(features, self.p, mode="row", fill_value=self.fill_value)
+            data.x = features.view_as(data.x)
         return data
 
 
 class RandomChoice(Choice, BaseTransform):
-    """Applies one of ``transforms`` to the whole batch, drawn anew for every call.
+    """Applies one of ``transforms`` to a batch, drawn anew for every call.
 
     It is no module: ``parameters()`` of a model does not have parameters of its transforms.
     """
@@ -127,22 +126,22 @@ class ContrastiveModel(Views):
     ``edge_index``, ``edge_attr``, ``edge_weight`` and ``batch`` that it names. It gets the number
     of graphs as ``num_graphs``, ``batch_size`` or ``size``. Any other encoder gets the view itself.
 
-    It returns one row per graph, or one per node. Graphs may lose all their nodes, so tell pooling
-    their number: ``global_add_pool(x, batch, size=batch.num_graphs)``. For rows of nodes the
-    augmentations must leave the nodes alone (:class:`EdgePerturb`, :class:`AttributeMask`). The
+    It returns one embedding per graph, or one per node. Graphs may lose all their nodes, so give
+    pooling their number: ``global_add_pool(x, batch, size=batch.num_graphs)``. With one per node
+    the augmentations must leave the nodes alone (:class:`EdgePerturb`, :class:`AttributeMask`). The
     batch may then be a plain ``Data``.
 
     Args:
         encoder: a module; see above.
         augment1, augment2: make one view each from a batch, without changing it;
             ``torch.nn.Identity()`` for none.
-        loss: is called with the rows of all views, such as :class:`pgcl_losses.PGCLLoss`. It is a
-            part of this module, so ``parameters()`` has its parameters.
+        loss: is called with the embeddings of all views, such as :class:`pgcl_losses.PGCLLoss`. It
+            is a submodule, so ``parameters()`` has its parameters.
         further: augmentations of a third view and more.
 
     Shape:
         - batch: G graphs, or one plain ``Data`` of V nodes
-        - rows of each view: ``[G, D]`` or ``[V, D]``
+        - embeddings of each view: ``[G, D]`` or ``[V, D]``
         - output: that of the loss
 
     Examples:
@@ -187,18 +186,18 @@ class ContrastiveModel(Views):
     def _check_one_graph(self, view: Data) -> None:
         if not is_batch(view):
             raise ValueError(
-                "encoder returned 1 row for one plain Data, which needs a row for each node: batch "
-                "graphs by a DataLoader"
+                "encoder returned 1 embedding for one plain Data, which needs one for each node: "
+                "batch graphs by a DataLoader"
             )
 
-    def _why_other_rows(self, num_rows: int, num_graphs: int) -> str:
-        if num_rows >= num_graphs:
+    def _why_other_count(self, count: int, num_graphs: int) -> str:
+        if count >= num_graphs:
             return ""
         return "; pool with size=batch.num_graphs, as graphs at the end may have no nodes"
 
 
 def _argument_names(encoder: Callable[..., Tensor]) -> list[str]:
-    """What the encoder gets by name; nothing, if it gets a whole view."""
+    """What the encoder gets by name; nothing, if it gets the view itself."""
     parameters = inspect.signature(getattr(encoder, "forward", encoder)).parameters.values()
     open_ended = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     needed = [p.name for p in parameters if p.default is p.empty and p.kind not in open_ended]

@@ -255,7 +255,7 @@ class InfoNCEContrastLoss(_ContrastLoss):
             raise ValueError(
                 f"memory_size is {self.info_nce.memory_size}, but it must be 0 for mode 'G2L': "
                 "graph i of a batch is not graph i of the next one. Call pgcl_losses.InfoNCE with "
-                "items that number the graphs of the whole dataset"
+                "items that number the graphs of the dataset"
             )
         items = torch.arange(len(anchor) + 1, device=anchor.device)
         if count_ranks(None) > 1:  # each process has items of its own
@@ -282,11 +282,11 @@ class InfoNCEContrastLoss(_ContrastLoss):
 
 
 class AsTransform:
-    """An augmentor of PyGCL as a transform of PyG: whole ``Batch`` in, whole ``Batch`` out.
+    """An augmentor of PyGCL as a transform of PyG: ``Batch`` in, ``Batch`` out.
 
     PyGCL's augmentors keep all nodes. It is an error if one does not, or if it joins graphs by an
     edge, as ``EdgeAdding`` does. ``NodeShuffling`` moves features of nodes to other graphs of the
-    batch. Several augmentors fail if a whole batch has no edge.
+    batch. Several augmentors fail on a batch without edges.
 
     An augmentor carries one weight per edge: ``edge_weight``, or the only attribute that the edges
     have, under any name. If there is none and the augmentor makes one, it becomes ``edge_weight``.
@@ -328,7 +328,7 @@ class AsTransform:
         if edge_index is not data.edge_index and set(names) - carried.keys():
             raise ValueError(
                 f"augmentor changes the edges and takes {', '.join(carried) or 'nothing'} along, "
-                f"but they have {', '.join(names)}: delete the rest"
+                f"but they have {', '.join(names)}: delete the others"
             )
         if (graph[edge_index[0]] != graph[edge_index[1]]).any():
             raise ValueError(
@@ -347,8 +347,8 @@ class AsTransform:
 
 def _remembers(augmentor: Any) -> bool:
     """Whether it, or one that it is made of, has a cache, which is for a single graph."""
-    parts = getattr(augmentor, "augmentors", [])
-    return getattr(augmentor, "use_cache", False) or any(_remembers(part) for part in parts)
+    inner = getattr(augmentor, "augmentors", [])
+    return getattr(augmentor, "use_cache", False) or any(_remembers(each) for each in inner)
 
 
 def _import_losses() -> Any:

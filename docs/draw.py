@@ -21,7 +21,7 @@ from pgcl_losses._normalize import unit_vectors
 from pgcl_losses.weights import (
     cluster_counts,
     prototype_log_weights,
-    within_ranks,
+    within_positions,
 )
 
 COLOURS = ["tab:blue", "tab:green", "tab:orange", "tab:red", "tab:purple", "tab:brown"]
@@ -121,7 +121,7 @@ def hard_weights(targets: torch.Tensor, prototypes: torch.Tensor, query: int) ->
 
 
 def window_weights(targets: torch.Tensor, prototypes: torch.Tensor, query: int) -> torch.Tensor:
-    inside = within_ranks(targets, 2, 5)[query, targets.argmax(1)]
+    inside = within_positions(targets, 2, 5)[query, targets.argmax(1)]
     return hard_weights(targets, prototypes, query) * inside
 
 

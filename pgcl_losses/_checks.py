@@ -16,7 +16,7 @@ from pgcl_losses._modes import can_be_read
 def number(
     name: str, value: Any, *, expected: str, lowest: float = 0.0, highest: float = math.inf
 ) -> float:
-    """A finite number between two bounds, which ``expected`` says in words."""
+    """A finite number between two bounds, which ``expected`` describes."""
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name} must be {expected}, but got {value!r} ({type(value).__name__})")
     try:
@@ -88,8 +88,8 @@ def window(name: str, value: Any) -> tuple[int, int] | None:
     if value is None:
         return None
     if not isinstance(value, Sequence) or isinstance(value, str) or len(value) != 2:
-        raise TypeError(f"{name} must be None or two ranks (first, end), but got {value!r}")
-    first, end = (count(f"{name}[{i}]", rank, minimum=0) for i, rank in enumerate(value))
+        raise TypeError(f"{name} must be None or two positions (first, end), but got {value!r}")
+    first, end = (count(f"{name}[{i}]", bound, minimum=0) for i, bound in enumerate(value))
     if first >= end:
         raise ValueError(f"{name} must be (first, end) with first < end, but got {value!r}")
     return first, end
@@ -99,7 +99,7 @@ def window_fits(name: str, window: tuple[int, int] | None, heads: Sequence[int])
     """A window of positions among those that every head has."""
     if window is not None and window[1] > min(heads):
         raise ValueError(
-            f"{name} must lie in 0..{min(heads)}, as there are {min(heads)} prototypes to rank, "
+            f"{name} must lie in 0..{min(heads)}, as there are {min(heads)} prototypes, "
             f"but got {window}"
         )
 
@@ -117,8 +117,8 @@ def choice(name: str, value: Any, choices: Sequence[str]) -> str:
     return value
 
 
-def matrix(name: str, value: Any, shape: str, may_lack_rows: bool = False) -> None:
-    """A floating-point matrix with at least one column and, unless it may lack them, one row.
+def matrix(name: str, value: Any, shape: str, may_be_empty: bool = False) -> None:
+    """A floating-point matrix with at least one column and, unless it may be empty, one row.
 
     ``shape`` appears in the message.
     """
@@ -130,21 +130,21 @@ def matrix(name: str, value: Any, shape: str, may_lack_rows: bool = False) -> No
         raise TypeError(f"{name} must be a floating-point Tensor, but got {value.dtype}")
     if value.layout != torch.strided:
         raise TypeError(f"{name} must be a dense Tensor, but got layout {value.layout}")
-    if value.shape[1] == 0 or (len(value) == 0 and not may_lack_rows):
+    if value.shape[1] == 0 or (len(value) == 0 and not may_be_empty):
         raise ValueError(f"{name} must not be empty, but got shape {tuple(value.shape)}")
 
 
 def views(
     views: Sequence[tuple[str, Any]],
     shape: str = "[N, D]",
-    may_lack_rows: bool = False,
+    may_be_empty: bool = False,
     rule: str = "row i of every view must be graph i",
     lengths_may_differ: bool = False,
 ) -> None:
     """Named matrices of one dtype and device, and of one shape, as ``rule`` says in the message."""
     first_name, first = views[0]
     for name, view in views:
-        matrix(name, view, shape, may_lack_rows)
+        matrix(name, view, shape, may_be_empty)
         start = 1 if lengths_may_differ else 0
         if view.shape[start:] != first.shape[start:]:
             raise ValueError(
@@ -171,20 +171,20 @@ def items(items: Any, sets: Sequence[Tensor]) -> None:
         clusters(name, numbers, f"z{a + 1}", z, rule="there must be one for each embedding")
 
 
-def prototypes(name: str, value: Tensor, rows_name: str, rows: Tensor, maker: str = "") -> None:
-    """Prototypes ``[K, D]`` that rows ``[N, D]`` can be compared with; ``maker`` is their class."""
+def prototypes(name: str, value: Tensor, z_name: str, z: Tensor, maker: str = "") -> None:
+    """Prototypes ``[K, D]`` of the dimension of embeddings z; ``maker`` is their class."""
     if hasattr(value, "full_tensor"):  # a DTensor
         raise TypeError(
             f"{name} is sharded (a DTensor): leave it out of fully_shard with ignored_params, or "
             f"call {maker or 'the loss'} in the sharded module's forward, and start_from_ earlier"
         )
-    if rows.shape[1] != value.shape[1]:
-        cure = f"; make {maker}(dim={rows.shape[1]})" if maker else ""
+    if z.shape[1] != value.shape[1]:
+        fix = f"; make {maker}(dim={z.shape[1]})" if maker else ""
         raise ValueError(
-            f"{rows_name} has width {rows.shape[1]} but {name} has width {value.shape[1]}: "
-            f"rows and prototypes are compared by their cosine{cure}"
+            f"{z_name} has dimension {z.shape[1]} but {name} has dimension {value.shape[1]}: "
+            f"embeddings and prototypes are compared by their cosine{fix}"
         )
-    device(rows_name, rows, name, value)
+    device(z_name, z, name, value)
 
 
 def process_group(name: str, value: Any) -> ProcessGroup | None:
@@ -203,12 +203,12 @@ def device(name: str, value: Tensor, other_name: str, other: Tensor) -> None:
 def clusters(
     name: str,
     value: Any,
-    rows_name: str,
-    rows: Tensor,
+    z_name: str,
+    z: Tensor,
     heads: Sequence[int] = (),
     rule: str = "they must describe the same graphs",
 ) -> None:
-    """One cluster number for each row and head; each has a prototype, where heads are known."""
+    """One cluster number for each embedding and head; in range, where heads are known."""
     columns = (len(heads),) if len(heads) > 1 else ()
     shape = f"[N, {len(heads)}], a column for each head," if columns else "[N]"
     if not isinstance(value, Tensor):
@@ -217,9 +217,9 @@ def clusters(
         raise ValueError(f"{name} must have shape {shape}, but got {tuple(value.shape)}")
     if value.dtype != torch.long:
         raise TypeError(f"{name} must be an int64 Tensor, but got {value.dtype}")
-    if len(value) != len(rows):
-        raise ValueError(f"{name} has {len(value)} rows but {rows_name} has {len(rows)}: {rule}")
-    device(name, value, rows_name, rows)
+    if len(value) != len(z):
+        raise ValueError(f"{name} has length {len(value)} but {z_name} has {len(z)}: {rule}")
+    device(name, value, z_name, z)
     # Looking at values makes a GPU wait and breaks a compiled graph; both of these report an index
     # out of range by themselves.
     if len(value) == 0 or value.device.type != "cpu" or torch.compiler.is_compiling():

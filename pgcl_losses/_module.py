@@ -35,8 +35,8 @@ class LossModule(nn.Module):
     """A module whose options are checked whenever they are assigned, and shown by its repr.
 
     With several processes it computes one result over the batches of all of them, as ``gather`` and
-    ``process_group`` say. A module that is given a batch of :mod:`pgcl_losses.batch` checks nothing
-    and asks nobody: whoever made the batch has done both.
+    ``process_group`` say. A module that is given a batch of :mod:`pgcl_losses.batch` checks
+    nothing: the module that made the batch has done so.
     """
 
     options: ClassVar[dict[str, Check]] = {}  # in the order of the constructor
@@ -73,7 +73,7 @@ class LossModule(nn.Module):
 
     @classmethod
     def of_options(cls: type[Self], given: Mapping[str, Any]) -> Self:
-        """A module with those of the given values that are options of its."""
+        """A module made of those values that are its options."""
         return cls(**{name: given[name] for name in cls.options})
 
     def _assign_options(self, given: Mapping[str, Any]) -> None:
@@ -103,7 +103,7 @@ class LossModule(nn.Module):
     ) -> Ranks:
         """The processes that hold a batch of views ``[N, ...]``: this one, or all that agree.
 
-        ``call``: the method that all must call. ``check(may_lack_rows)`` raises an error if the
+        ``call``: the method that all must call. ``check(may_be_empty)`` raises an error if the
         input is wrong; of several processes either all raise it or none does. ``same()`` is called
         after it: what else must be the same in all processes, tensors and plain values by name.
         """
@@ -113,15 +113,15 @@ class LossModule(nn.Module):
         problem: Exception | None = None
         facts: dict[str, Any] = {"call": f"{type(self).__name__}.{call}"}
         tensors: list[Tensor] = []
-        num_rows = 0
+        num_graphs = 0
         try:
             check(True)
-            num_rows = len(views[0])
+            num_graphs = len(views[0])
             facts |= self.facts() | {
                 "training": self.training,
                 "gradients enabled": torch.is_grad_enabled(),
                 "views": len(views),
-                "width": views[0].shape[-1],
+                "dimension": views[0].shape[-1],
                 "dtype": str(views[0].dtype),
                 "requires_grad": any(view.requires_grad for view in views),
             }
@@ -136,7 +136,7 @@ class LossModule(nn.Module):
         given = [*self.parameters(), *views]
         devices = [value.device for value in given if isinstance(value, Tensor)]
         device = max(devices or [torch.device("cpu")], key=lambda device: device.type != "cpu")
-        return agreed_ranks(num_rows, facts, problem, tensors, device, self.process_group)
+        return agreed_ranks(num_graphs, facts, problem, tensors, device, self.process_group)
 
     def is_distributed(self) -> bool:
         """Whether other processes hold portions of the same batch."""
@@ -145,7 +145,7 @@ class LossModule(nn.Module):
     def untraced(self, function: Callable[..., Result]) -> Callable[..., Result]:
         """The function; or one that runs outside of a compiled graph, if it must.
 
-        (As a decorator this would import the whole compiler with the package.)
+        (As a decorator this would import the compiler with the package.)
         """
         if torch.compiler.is_compiling() and (reason := self.why_untraced()):
             if _CAN_SAY_WHY:  # in the error of fullgraph=True
@@ -155,5 +155,5 @@ class LossModule(nn.Module):
 
     def why_untraced(self) -> str:
         """Why this must run outside of a compiled graph; empty if it need not."""
-        # The rest would be traced anew for each number of embeddings in each process.
+        # Everything else would be traced anew for each number of embeddings in each process.
         return "collectives must not be traced" if self.is_distributed() else ""

@@ -36,9 +36,9 @@ def unit_vectors(z: Tensor, dtype: torch.dtype) -> Tensor:
     return z * torch.threshold(squares, _SHORTEST**2, math.inf).rsqrt()
 
 
-def mean_cosine(rows: Tensor) -> Tensor:
+def mean_cosine(units: Tensor) -> Tensor:
     """The mean cosine of two different unit vectors of ``[..., D]``; NaN if there is only one."""
-    rows = rows.flatten(0, -2)  # [M, D]
-    count = len(rows)
-    pairs = rows.sum(0).square().sum() - rows.square().sum()
+    units = units.flatten(0, -2)  # [M, D]
+    count = len(units)
+    pairs = units.sum(0).square().sum() - units.square().sum()
     return pairs / (count * (count - 1)) if count > 1 else pairs.new_full((), math.nan)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 Numbers = Tensor | tuple[float, ...] | None  # of any device; None where nothing is to be judged
 
 # Gradients are hardly ever accumulated over more batches than this before an optimizer steps. And
-# whole trainings on a small set have 20 to 40 steps: a later warning would come after their end.
+# complete trainings on a small set have 20 to 40 steps: a later warning would come after their end.
 _PATIENCE = 16
 # Packages whose code stands between the user's line and ours; adapters add their frameworks.
 # (Python 3.12 has `skip_file_prefixes` for this, but we support older ones.)
@@ -27,7 +27,7 @@ NOT_THE_USER = {"pgcl_losses", "torch", "weakref"}
 
 
 class Step(NamedTuple):
-    """One training forward, after all modules have seen its batch."""
+    """One training forward, after all modules have processed its batch."""
 
     kept: dict[str, Any]  # what a measure keeps from one step to the next
     prototypes: "SinkhornPrototypes"
@@ -45,13 +45,13 @@ class Step(NamedTuple):
 
 
 class Failure(NamedTuple):
-    """What can go wrong without an error, and how it shows."""
+    """A silent failure, and how it is measured."""
 
     measure: Callable[[Step], Numbers]
     is_bad: Callable[..., bool]  # judges the numbers
     text: str  # of the warning, with the numbers in it
-    every: int = 1  # so many training forwards it is measured
-    patience: int = 1  # so many bad measurements, one after the other, are reported
+    every: int = 1  # training forwards from one measurement to the next
+    patience: int = 1  # bad measurements in a row before the warning
     unless: str = ""  # the failure that explains this one
 
 
@@ -177,13 +177,13 @@ class Watch:
                 del self.arriving[name]
                 self._judge(name, failure, arrived)
 
-    def look_in_eval(self, loss: Tensor, resting: str) -> None:
-        """At a forward in eval() mode, in which what is resting should move in a training."""
+    def look_in_eval(self, loss: Tensor, unchanged: str) -> None:
+        """At a forward in eval() mode, which leaves state unchanged that training should update."""
         if self.backward_in_eval and "eval" not in self.reported:
             self.reported.add("eval")
             warn(
-                f"PGCLLoss: its loss is backpropagated in eval() mode, in which {resting} do not "
-                "move: call train() on it, or on the model that holds it"
+                f"PGCLLoss: its loss is backpropagated in eval() mode, which does not update "
+                f"{unchanged}: call train() on it, or on the model that holds it"
             )
 
         def hook(_: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""What ranks must agree on before they exchange rows.
+"""What ranks must agree on before they exchange embeddings.
 
 Ranks that differ would wait for each other for ever, or compute a wrong loss. So each compares what
 it is about to do with the others. If they differ, all raise the same error.
@@ -14,12 +14,12 @@ from torch.distributed import ProcessGroup
 
 from pgcl_losses.ranks import Ranks, all_gather, named
 
-# What a rank says of itself: its call, options and properties of its input, as plain values.
+# What a rank reports: its call, options and properties of its input, as plain values.
 Facts = Mapping[str, bool | int | float | str | None]
 
 
 def agreed_ranks(
-    num_rows: int,
+    num_graphs: int,
     facts: Facts,
     problem: Exception | None,
     state: Sequence[Tensor],
@@ -33,11 +33,11 @@ def agreed_ranks(
     """
     claims = dict(facts) if problem is None else {"call": facts["call"]}
     claims["problem"] = "" if problem is None else f"{type(problem).__name__}: {problem}"
-    summary = [num_rows, zlib.crc32(json.dumps(claims, sort_keys=True).encode())]
+    summary = [num_graphs, zlib.crc32(json.dumps(claims, sort_keys=True).encode())]
     mine = torch.cat([torch.tensor(summary, device=device), fingerprint(state, device)])
     num_ranks, rank = distributed.get_world_size(group), distributed.get_rank(group)
     of_ranks = mine.new_empty(num_ranks * len(mine))
-    with named("all-gather of row counts", group):
+    with named("all-gather of batch sizes", group):
         all_gather(of_ranks, mine, group)
     counts, summaries, states = of_ranks.view(num_ranks, -1).T.tolist()
     if len(set(summaries)) > 1:
@@ -83,7 +83,7 @@ def _factors(count: int, first: int, device: torch.device) -> Tensor:
 
 
 def _differences(claims: Facts, group: ProcessGroup | None) -> str:
-    """What ranks disagree on; every rank gets the same words."""
+    """What ranks disagree on; every rank gets the same message."""
     by_rank: list[dict[str, object]] = [{} for _ in range(distributed.get_world_size(group))]
     distributed.all_gather_object(by_rank, dict(claims), group)
     first_by_call = {of_rank["call"]: rank for rank, of_rank in reversed([*enumerate(by_rank)])}

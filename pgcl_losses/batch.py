@@ -30,7 +30,7 @@ class Assignment(NamedTuple):
     heads: tuple[int, ...] = ()  # how many prototypes each head has
 
     def all_heads(self) -> tuple[int, ...]:
-        """How many prototypes each head has, of one head, too."""
+        """How many prototypes each head has, also of a single head."""
         return self.heads or (self.targets.shape[1],)
 
 
@@ -101,9 +101,9 @@ class Sets(NamedTuple):
     def reduce(self, losses: Tensor, exist: Tensor | None, reduction: str) -> Tensor:
         """The mean of losses that exist, their sum, or those of this process; others are 0."""
         if reduction == "none":
-            ends = [sum(ranks.counts) for ranks in self.ranks]
-            own = zip(self.ranks, losses.flatten().split_with_sizes(ends), strict=True)
-            return torch.cat([ranks.own(part.unsqueeze(0))[0] for ranks, part in own])
+            lengths = [sum(ranks.counts) for ranks in self.ranks]
+            own = zip(self.ranks, losses.flatten().split_with_sizes(lengths), strict=True)
+            return torch.cat([ranks.own(of_set.unsqueeze(0))[0] for ranks, of_set in own])
         if reduction == "sum":
             return losses.sum()
         return losses.mean() if exist is None else losses.sum() / exist.sum().clamp_min(1)
@@ -183,7 +183,7 @@ def assigned(batch: AnyBatch) -> AssignedBatch:
 
 
 def check_assignments(
-    assignments: Sequence[Any], fields: Sequence[str], may_lack_rows: bool = False
+    assignments: Sequence[Any], fields: Sequence[str], may_be_empty: bool = False
 ) -> None:
     """Assignments of the same graphs to the same heads, with these fields."""
     for v, assignment in enumerate(assignments):
@@ -196,7 +196,7 @@ def check_assignments(
         for field in fields
         if field != "clusters"
     ]
-    check.views(named, "[N, K]", may_lack_rows)
+    check.views(named, "[N, K]", may_be_empty)
     name, matrix = named[0]
     heads = assignments[0].heads or (matrix.shape[1],)
     if sum(heads) != matrix.shape[1]:

@@ -99,10 +99,10 @@ class ConsistencyLoss(LossModule):
             return ranks.own(terms.sum(-1)).flatten()
         return terms.sum()
 
-    def _check(self, assignments: tuple[Any, ...], may_lack_rows: bool) -> None:
+    def _check(self, assignments: tuple[Any, ...], may_be_empty: bool) -> None:
         if len(assignments) < 2:
             raise TypeError(f"assignments must be two or more, but got {len(assignments)}")
-        check_assignments(assignments, ("log_probs", "targets"), may_lack_rows)
+        check_assignments(assignments, ("log_probs", "targets"), may_be_empty)
 
 
 def _cross_terms(log_probs: Tensor, targets: Tensor, divisor: float = 1) -> Tensor:

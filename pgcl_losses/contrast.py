@@ -42,7 +42,7 @@ from pgcl_losses.weights import (
     one_hot,
     present_mean,
     prototype_log_weights,
-    within_ranks,
+    within_positions,
 )
 
 Weighting = Literal["prototype", "sample", "uniform"]
@@ -70,8 +70,8 @@ class PrototypeReweightedNCE(LossModule):
           a list of two views or more.
         - clusters1, clusters2: ``[N]`` int64, needed by ``weighting="prototype"`` and by
           ``exclude_same_cluster=True``
-        - prototypes: ``[K, D]``, needed by ``weighting="prototype"``. Otherwise they only tell how
-          many clusters there are. Without them the loss reads the cluster numbers, and waits for a
+        - prototypes: ``[K, D]``, needed by ``weighting="prototype"``. Otherwise they only give the
+          number of clusters. Without them the loss reads the cluster numbers, and waits for a
           GPU to do so. A compiled or CUDA graph cannot read them and allows for as many clusters as
           embeddings: its memory grows with their square.
         - assignments: one for each view, from :class:`SinkhornPrototypes`, in place of clusters.
@@ -183,7 +183,7 @@ class PrototypeReweightedNCE(LossModule):
         if self.weighting != "sample":
             return None
         memory = batch.memory
-        # Detached for forward mode, too.
+        # Detached, also for forward mode.
         embeddings = with_memory(batch.embeddings.detach(), memory and memory.embeddings)
         return Gaussian(*cosine_moments(embeddings, _present(batch)))
 
@@ -206,7 +206,7 @@ class PrototypeReweightedNCE(LossModule):
             by_cluster = targets if self.soft_clusters else one_hot(of_head, targets)
             weights = by_cluster @ table.exp()
             if self.negative_ranks is not None:
-                weights.masked_fill_(~within_ranks(targets, *self.negative_ranks), 0.0)
+                weights.masked_fill_(~within_positions(targets, *self.negative_ranks), 0.0)
             left.append(weights / len(heads))
             right.append(by_cluster)
         return Factors(torch.cat(left, dim=1), torch.cat(right, dim=1))
@@ -283,9 +283,9 @@ class PrototypeReweightedNCE(LossModule):
         return AssignedBatch(ranks, batch.embeddings, units, unused, targets, numbers, heads)
 
     def _check(
-        self, views: Any, clusters: Any, prototypes: Any, assignments: Any, may_lack_rows: bool
+        self, views: Any, clusters: Any, prototypes: Any, assignments: Any, may_be_empty: bool
     ) -> None:
-        check_loss_views(views, None, self.engine, [self.temperature], None, 2, may_lack_rows)
+        check_loss_views(views, None, self.engine, [self.temperature], None, 2, may_be_empty)
         if not self._needs_clusters():
             return
         if prototypes is not None:
@@ -303,13 +303,13 @@ class PrototypeReweightedNCE(LossModule):
             raise ValueError(
                 f"assignments must be {len(views)}, one for each view, but got {len(assignments)}"
             )
-        check_assignments(assignments, ("targets", "clusters"), may_lack_rows=True)
+        check_assignments(assignments, ("targets", "clusters"), may_be_empty=True)
         heads = assignments[0].all_heads()
         check.clusters("assignments[0].clusters", assignments[0].clusters, "z1", views[0], heads)
         if prototypes is not None and len(prototypes) != sum(heads):
             raise ValueError(
-                f"prototypes has {len(prototypes)} rows but the assignments are to "
-                f"{sum(heads)} prototypes"
+                f"prototypes are {len(prototypes)} but the assignments are to {sum(heads)} "
+                "prototypes"
             )
         self.check_window(heads)
 
@@ -325,13 +325,14 @@ class PrototypeReweightedNCE(LossModule):
             if of_view is None:
                 raise ValueError(
                     f"{name} is None, but weighting={self.weighting!r} with "
-                    f"exclude_same_cluster={self.exclude_same_cluster} needs one cluster per row"
+                    f"exclude_same_cluster={self.exclude_same_cluster} needs one cluster for each "
+                    "embedding"
                 )
             check.clusters(name, of_view, "z1", views[0], heads)
 
 
 def _present(batch: AnyBatch) -> Tensor | None:
-    """Which embeddings of all views and the memory take part, ``[M]``; None if all do."""
+    """Which embeddings of all views and the memory count, ``[M]``; None if all do."""
     memory = batch.memory
     if memory is None or memory.present is None:
         return None

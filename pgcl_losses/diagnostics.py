@@ -1,4 +1,4 @@
-"""Plain numbers that tell how the prototypes are doing."""
+"""Plain numbers that describe clusters, negatives and embeddings."""
 
 from collections.abc import Sequence
 from typing import TypedDict
@@ -29,7 +29,7 @@ class HeadDiagnostics(TypedDict, total=False):
     agreement: float
     masked_negatives: float  #: the fraction of negatives that ``exclude_same_cluster`` leaves out
     #: The mean of M w over the negatives that remain, for ``weighting="prototype"``. Below 1 the
-    #: negatives as a whole count less than in InfoNCE.
+    #: negatives count less than in InfoNCE, taken together.
     mean_weight: float
 
 
@@ -94,7 +94,7 @@ def diagnostics(
         check.matrix("prototypes", prototypes, "[K, D]")
         if len(prototypes) != sum(heads):
             raise ValueError(
-                f"prototypes has {len(prototypes)} rows but the assignments are to {sum(heads)} "
+                f"prototypes are {len(prototypes)} but the assignments are to {sum(heads)} "
                 "prototypes"
             )
         of_heads = unit_vectors(prototypes, torch.float64).split_with_sizes(heads)

@@ -46,7 +46,7 @@ from pgcl_losses.engine.dispatch import (
     log_weighted_sums,
 )
 from pgcl_losses.memory import LossWithMemory, Memory
-from pgcl_losses.positives import ByItem, ByPlace, log_count_negatives
+from pgcl_losses.positives import ByItem, ByPosition, log_count_negatives
 
 NEGATIVES = get_args(Negatives)
 
@@ -175,7 +175,7 @@ def check_loss_views(
     temperatures: Sequence[float | Tensor],
     memory: Memory | None,
     fewest: int,
-    may_lack_rows: bool,
+    may_be_empty: bool,
 ) -> None:
     """Views of the same graphs, or sets with items, that a loss with these options can take."""
     if len(views) < fewest:
@@ -194,7 +194,7 @@ def check_loss_views(
     if items is not None:
         rule = "all sets must have the same dimension D"
     named = [(f"z{v}", z) for v, z in enumerate(views, 1)]
-    check.views(named, may_lack_rows=may_lack_rows, rule=rule, lengths_may_differ=items is not None)
+    check.views(named, may_be_empty=may_be_empty, rule=rule, lengths_may_differ=items is not None)
     if items is not None:
         check.items(items, views)
     for temperature in temperatures:
@@ -231,13 +231,13 @@ def weighted_info_nce(
             count = len(sets.embeddings)
             weights = of_first(by_cluster, count), of_first(by_cosine, count)
             pairs = Pairs(*pairs[:4], *weights)
-        positives = ByPlace(pairs) if sets.items is None else ByItem(pairs, sets.items, ranks)
+        positives = ByPosition(pairs) if sets.items is None else ByItem(pairs, sets.items, ranks)
         sums = partial(log_weighted_sums, engine=engine, ranks=ranks, past=past)
         if hardness > 0 or debias > 0:
             log_count = log_count_negatives(pairs, past)
         if hardness > 0:
             harder = sums(pairs, temperature / (1 + hardness))
-            with torch.no_grad():  # and detached for forward mode, too
+            with torch.no_grad():  # and detached, also for forward mode
                 log_weights = sums(pairs, temperature / hardness).detach()
             log_s = _scaled_to_mean_1(harder, log_weights, hardness, log_count)
         else:
@@ -255,7 +255,7 @@ def _scaled_to_mean_1(
     """Log S with weights e^{beta s / tau} of mean 1.
 
     ``harder``: log of the sum of e^{(1 + beta) s / tau}; ``log_weights``: of e^{beta s / tau}. Of
-    the exponent (1 + beta) s / tau, the part beta s / tau is the weight, which is constant.
+    the exponent (1 + beta) s / tau, the term beta s / tau is the weight, which is constant.
     """
     constant = harder.detach() * (hardness / (1 + hardness))
     constant += log_count - log_weights.masked_fill(log_weights == -math.inf, 0.0)
@@ -273,7 +273,7 @@ def _debiased(
     log_mean = log_s.masked_fill(none, 0.0) - log_count.masked_fill(none, 0.0)
     gap = log_p + math.log(debias) - log_mean  # log of tau+ P over S / N
     lowest = gap.new_full((), -1.0) / temperature
-    rest = torch.log1p(-gap.clamp_max(-torch.finfo(gap.dtype).eps).exp())
-    corrected = torch.maximum(log_mean + rest - math.log1p(-debias), lowest)
+    log_remainder = torch.log1p(-gap.clamp_max(-torch.finfo(gap.dtype).eps).exp())
+    corrected = torch.maximum(log_mean + log_remainder - math.log1p(-debias), lowest)
     corrected = torch.where(gap < 0, corrected, lowest)
     return torch.where(none, log_s, corrected + log_count)

@@ -11,9 +11,9 @@ from torch import Tensor
 from pgcl_losses._normalize import unit_vectors
 from pgcl_losses._warnings import warn
 
-_ROUNDS = 10  # Lloyd's; hardly a row changes its centre after them
-_SAME = 1e-11  # 1 - cosine of rows that float32 can hardly tell apart
-_CHUNK = 1 << 14  # rows at a time, so that memory holds no matrix of all rows and all centres
+_ROUNDS = 10  # Lloyd's; hardly an embedding changes its centre after them
+_SAME = 1e-11  # 1 - cosine of embeddings that float32 can hardly tell apart
+_CHUNK = 1 << 14  # embeddings at a time: memory holds no matrix of all of them and all centres
 
 
 def draw(num_centers: int, generator: torch.Generator | None = None) -> Tensor:
@@ -23,56 +23,57 @@ def draw(num_centers: int, generator: torch.Generator | None = None) -> Tensor:
     return torch.rand(shape, generator=generator, device="cpu")
 
 
-def spherical_kmeans(rows: Tensor, start: Tensor, draws: Tensor) -> Tensor:
-    """Centres of rows ``[M, D]`` by their directions, as unit rows ``[K, D]``.
+def spherical_kmeans(embeddings: Tensor, initial: Tensor, draws: Tensor) -> Tensor:
+    """Centres of embeddings ``[M, D]`` by their directions, unit vectors ``[K, D]``.
 
-    ``start``: ``[K, D]``. If there are fewer different directions than centres, its last rows stay.
+    ``initial``: ``[K, D]``. With fewer different directions than centres, its last ones stay.
     ``draws``: what :func:`draw` returns for K.
 
-    Computed in float64, as rows of an untrained encoder may differ only in their last digits.
+    Computed in float64, as embeddings of an untrained encoder may differ only in their last digits.
     """
-    exact = torch.float32 if rows.device.type == "mps" else torch.float64  # Metal has no more
-    rows, start = unit_vectors(rows, exact), unit_vectors(start, exact)
-    seeds = _seeds(rows, draws)
-    if len(seeds) < len(start):
+    exact = torch.float32 if embeddings.device.type == "mps" else torch.float64  # Metal has no more
+    embeddings, initial = unit_vectors(embeddings, exact), unit_vectors(initial, exact)
+    seeds = _seeds(embeddings, draws)
+    if len(seeds) < len(initial):
         warn(
-            f"PGCLLoss: {len(seeds)} different embeddings initialise {len(start)} prototypes, so "
-            f"{len(start) - len(seeds)} prototypes stay as they were: use more embeddings or fewer "
-            "prototypes"
+            f"PGCLLoss: {len(seeds)} different embeddings initialise {len(initial)} prototypes, so "
+            f"{len(initial) - len(seeds)} prototypes stay as they were: use more embeddings or "
+            "fewer prototypes"
         )
-    return torch.cat([_moved(rows, seeds), start[len(seeds) :]])
+    return torch.cat([_moved(embeddings, seeds), initial[len(seeds) :]])
 
 
-def _seeds(rows: Tensor, draws: Tensor) -> Tensor:
+def _seeds(embeddings: Tensor, draws: Tensor) -> Tensor:
     """Greedy k-means++: of candidates drawn by squared distance to the nearest seed, the best."""
-    # The squared distance is 2 as far as can be; a row of zeros has no direction.
-    distances = 2 * (rows.square().sum(1) > 0).to(rows.dtype)
+    # The squared distance is 2 as far as can be; a vector of zeros has no direction.
+    distances = 2 * (embeddings.square().sum(1) > 0).to(embeddings.dtype)
     seeds: list[Tensor] = []
     for draws_of_seed in draws.double():
         running = distances.cpu().double().cumsum(0)  # a GPU's has other digits each time
         if running[-1] == 0:
             break
         drawn = torch.searchsorted(running, draws_of_seed * running[-1], right=True)
-        candidates = rows[drawn.clamp_(max=len(rows) - 1).to(rows.device)]  # [L, D]
-        left = torch.minimum(distances, 1 - candidates @ rows.T)  # [L, M]
+        drawn = drawn.clamp_(max=len(embeddings) - 1).to(embeddings.device)
+        candidates = embeddings[drawn]  # [L, D]
+        left = torch.minimum(distances, 1 - candidates @ embeddings.T)  # [L, M]
         left.masked_fill_(left <= _SAME, 0)
         best = left.sum(1).argmin()
         seeds.append(candidates[best])
         distances = left[best]
-    return torch.stack(seeds) if seeds else rows[:0]
+    return torch.stack(seeds) if seeds else embeddings[:0]
 
 
-def _moved(rows: Tensor, centers: Tensor) -> Tensor:
-    """Lloyd's rounds: each centre moves to the direction of the mean of the rows nearest to it."""
+def _moved(embeddings: Tensor, centers: Tensor) -> Tensor:
+    """Lloyd's rounds: each centre moves to the mean direction of the embeddings nearest to it."""
     if len(centers) == 0:
         return centers
-    numbers = torch.arange(len(centers), device=rows.device)
+    numbers = torch.arange(len(centers), device=embeddings.device)
     for _ in range(_ROUNDS):
         sums = torch.zeros_like(centers)
-        for chunk in torch.split(rows, _CHUNK):
+        for chunk in torch.split(embeddings, _CHUNK):
             nearest = (chunk @ centers.T).argmax(1, keepdim=True)
             # A product, as adding up by index gives a GPU other digits each time.
-            sums += (nearest == numbers).to(rows.dtype).T @ chunk
+            sums += (nearest == numbers).to(chunk.dtype).T @ chunk
         lengths = torch.linalg.vector_norm(sums, dim=1, keepdim=True)
         centers = torch.where(lengths > 0, sums / lengths, centers)
     return centers

@@ -143,11 +143,11 @@ class LossWithMemory(LossModule):
     def _remember(self, embeddings: Tensor, items: Tensor | None) -> None:
         memory, of_set = self.memory, None if items is None else (items,)
 
-        def checked(may_lack_rows: bool) -> None:
+        def checked(may_be_empty: bool) -> None:
             if memory is None:
                 name = type(self).__name__
                 raise ValueError(f"memory_size is 0: make {name}(memory_size=...) to remember")
-            check.views([("embeddings", embeddings)], may_lack_rows=may_lack_rows)
+            check.views([("embeddings", embeddings)], may_be_empty=may_be_empty)
             memory.check("embeddings", embeddings)
             if items is not None:
                 check.clusters("items", items, "embeddings", embeddings, rule="one for each")

@@ -36,7 +36,7 @@ from pgcl_losses.warm_up import WarmUp
 
 
 class PGCLTerms(NamedTuple):
-    """The loss and what it is made of.
+    """The loss, its two terms and the assignments.
 
     In the warm-up the contrast is the loss, the consistency is zero and there are no assignments.
     """
@@ -115,7 +115,7 @@ class PGCLLoss(LossWithMemory):
             the default of the published code; None takes them from all.
         soft_clusters (bool): whether an embedding belongs to every cluster, by its balanced target,
             or to the best one alone. The weight of a pair is then its mean over both targets, and
-            leaving out the query's own cluster lowers it by the part in which both are in one.
+            leaving out the query's own cluster lowers it by the probability that both are in one.
         negatives (str): ``"all"`` takes negatives from all views, ``"cross"`` from the other views
             alone.
         reduction (str): ``"mean"``, ``"sum"``, or ``"none"`` for one value per embedding (V * N,
@@ -312,13 +312,13 @@ class PGCLLoss(LossWithMemory):
             excluding = after and self.contrast_weight > 0 and self._excludes_clusters()
             self._watch.look(self.prototypes, batch, predicting, excluding)
         elif loss.requires_grad and not self.training:
-            resting = {
+            unchanged = {
                 "the warm-up": self.warm_up is not None and not self.warm_up.over,
                 "the memory": self.memory is not None,
                 "the queue": self.prototypes.queue_size > 0,
             }
-            if any(resting.values()):
-                names = [name for name, rests in resting.items() if rests]
+            if any(unchanged.values()):
+                names = [name for name, is_used in unchanged.items() if is_used]
                 self._watch.look_in_eval(loss, " and ".join(names))
 
     def _batch(self, views: tuple[Tensor, ...], items: Items | None = None) -> Batch:
@@ -339,10 +339,10 @@ class PGCLLoss(LossWithMemory):
             return batch
         return batch._replace(memory=self.memory.contents(batch.embeddings))
 
-    def _check(self, views: tuple[Tensor, ...], items: Items | None, may_lack_rows: bool) -> None:
+    def _check(self, views: tuple[Tensor, ...], items: Items | None, may_be_empty: bool) -> None:
         of_prediction = self.prototypes.temperature
         temperatures = of_prediction, getattr(self.contrast, "temperature", of_prediction)
-        check_loss_views(views, None, self._engine(), temperatures, self.memory, 2, may_lack_rows)
+        check_loss_views(views, None, self._engine(), temperatures, self.memory, 2, may_be_empty)
         if items is not None:
             check.items(items, views)
         weight = self.prototypes.weight
@@ -367,7 +367,7 @@ class PGCLLoss(LossWithMemory):
             self.contrast.check_window(self.prototypes.heads)
 
     def _excludes_clusters(self) -> bool:
-        """Whether a cluster as a whole is left out."""
+        """Whether all embeddings of a cluster are left out."""
         contrast = self.contrast
         if not isinstance(contrast, PrototypeReweightedNCE):
             return False

@@ -23,7 +23,7 @@ from pgcl_losses.ranks import Ranks
 _LINEAR_FROM = 40.0
 
 
-class ByPlace:
+class ByPosition:
     """Row i of every view is item i."""
 
     exist: None = None  # each query has one
@@ -50,7 +50,7 @@ class ByPlace:
 
 
 class ByItem:
-    """Queries in the order of their items, so that positives stand near each other."""
+    """Queries in the order of their items, so that positives are near each other."""
 
     def __init__(self, pairs: Pairs, items: Tensor, ranks: Ranks) -> None:
         items_in_order, self.order = items.sort()
@@ -89,7 +89,7 @@ class _Term(NamedTuple):
     """What a pair of positives adds, as a function of offset_i - s_ij / tau, and its derivative."""
 
     value: Callable[[Tensor], Tensor]
-    slope: Callable[[Tensor], Tensor]
+    derivative: Callable[[Tensor], Tensor]
 
 
 def _exponential(gaps: Tensor) -> Tensor:
@@ -139,8 +139,9 @@ class _Blocks(NamedTuple):
     ) -> Tensor:
         """In one matrix, differentiable any number of times."""
         gaps = offsets.unsqueeze(1) - embeddings @ embeddings.T / temperature
-        whole = slice(0, len(offsets))
-        return term.value(gaps).masked_fill(self.are_no_positives(whole, whole), 0.0).sum(1)
+        all_queries = slice(0, len(offsets))
+        no_positives = self.are_no_positives(all_queries, all_queries)
+        return term.value(gaps).masked_fill(no_positives, 0.0).sum(1)
 
 
 class _OverPositives(torch.autograd.Function):
@@ -177,7 +178,7 @@ class _OverPositives(torch.autograd.Function):
         d_embeddings, d_offsets = torch.zeros_like(embeddings), torch.zeros_like(offsets)
         for i, j in blocks:
             gaps = offsets[i].unsqueeze(1) - embeddings[i] @ embeddings[j].T / temperature
-            d_pairs = term.slope(gaps).masked_fill_(blocks.are_no_positives(i, j), 0.0)
+            d_pairs = term.derivative(gaps).masked_fill_(blocks.are_no_positives(i, j), 0.0)
             d_pairs *= d_sums[i].unsqueeze(1)
             d_offsets[i] += d_pairs.sum(1)
             d_pairs /= -temperature
@@ -212,16 +213,16 @@ def count_of_item(pairs: Pairs, items: Tensor) -> Tensor:
 def _count_in(others: list[Tensor], items: Tensor) -> Tensor:
     """How often each item ``[I]`` is among the others."""
     numbers = torch.cat([*others, items[:0]]).sort().values
-    ends = torch.searchsorted(numbers, items, right=True)
-    return ends - torch.searchsorted(numbers, items)
+    above = torch.searchsorted(numbers, items, right=True)
+    return above - torch.searchsorted(numbers, items)
 
 
 def log_count_negatives(pairs: Pairs, past: Past | None) -> Tensor:
     """The logarithm of the number of each query's negatives: ``[Q]``."""
     of_sets = []
-    by_place = pairs.items is None  # then one of each set is of the query's item
+    by_position = pairs.items is None  # then one of each set is of its item
     for number, length in enumerate(pairs.lengths):
-        count = sum(pairs.lengths[partner] - by_place for partner in pairs.partners(number))
+        count = sum(pairs.lengths[partner] - by_position for partner in pairs.partners(number))
         of_sets.append(pairs.embeddings.new_full((length,), count))
     counts = torch.cat(of_sets)
     if past is not None:

@@ -46,7 +46,7 @@ class SinkhornPrototypes(LossModule):
         - views: ``[N, D]`` each; row i of every view is graph i, with a norm of at most 1e18
         - output: an :class:`Assignment` per view
         - weight: ``[K, D]``. Several heads follow each other: K is the sum of theirs, and a
-          checkpoint does not tell where each head begins
+          checkpoint does not store where each head begins
 
     Examples:
         >>> import torch
@@ -142,7 +142,7 @@ class SinkhornPrototypes(LossModule):
     @overload
     def forward(self, *views: AnyBatch) -> AssignedBatch: ...
     def forward(self, *views: Tensor | AnyBatch) -> tuple[Assignment, ...] | AssignedBatch:
-        """Assign the rows of every view, each view balanced by itself.
+        """Assign the embeddings of every view, each view balanced by itself.
 
         Given a batch, it assigns all samples and returns an :class:`AssignedBatch`.
         """
@@ -163,24 +163,24 @@ class SinkhornPrototypes(LossModule):
         ranks = self.agree("forward", partial(self._check, views), views, self.state)
         return batch_of(ranks, views, self.weight)
 
-    def _check(self, views: tuple[Any, ...], may_lack_rows: bool) -> None:
+    def _check(self, views: tuple[Any, ...], may_be_empty: bool) -> None:
         if not views:
             raise TypeError("views must be one or more Tensors of shape [N, D], but got none")
         named = [(f"views[{v}]", view) for v, view in enumerate(views)]
-        check.views(named, may_lack_rows=may_lack_rows)
-        self._check_width("views[0]", views[0])
+        check.views(named, may_be_empty=may_be_empty)
+        self._check_dim("views[0]", views[0])
         check.temperature_value("temperature", self.temperature, views[0])
         self.check_call(len(views))
 
-    def _check_width(self, name: str, rows: Tensor) -> None:
-        check.prototypes("weight", self.weight, name, rows, type(self).__name__)
+    def _check_dim(self, name: str, z: Tensor) -> None:
+        check.prototypes("weight", self.weight, name, z, type(self).__name__)
 
     def check_call(self, num_views: int) -> None:
         """An error for options that do not go together, or not with this number of views."""
         if self.queue_size > 0 and num_views != self.queue_views:
             raise ValueError(
                 f"views must be {self.queue_views} when queue_size > 0, but got {num_views}: the "
-                f"queue keeps past rows of each view; make it with queue_views={num_views}"
+                f"queue keeps past embeddings of each view; make it with queue_views={num_views}"
             )
 
     def state(self) -> dict[str, Tensor]:
@@ -188,12 +188,12 @@ class SinkhornPrototypes(LossModule):
         return {"weight": self.weight, **dict(self.named_buffers())}
 
     def assign(self, z: Tensor) -> Tensor:
-        """The nearest prototype of each row, ``[N, D] -> [N]``: for inference, no balancing.
+        """The nearest prototype of each embedding, ``[N, D] -> [N]``: for inference, no balancing.
 
         With several heads, one of each head: ``[N, H]``.
         """
         check.views([("z", z)])
-        self._check_width("z", z)
+        self._check_dim("z", z)
         dtype = computing_dtype(self.weight, z)
         with torch.no_grad(), full_precision(z.device):
             scores = unit_vectors(z, dtype) @ self._unit_prototypes(dtype).T
@@ -254,9 +254,9 @@ class SinkhornPrototypes(LossModule):
             new = distribute_tensor(weight, sharded.device_mesh, sharded.placements)
             sharded.to_local().copy_(new.to_local())
 
-    def _check_start(self, embeddings: Tensor, may_lack_rows: bool) -> None:
-        check.matrix("embeddings", embeddings, "[N, D]", may_lack_rows)
-        self._check_width("embeddings", embeddings)
+    def _check_start(self, embeddings: Tensor, may_be_empty: bool) -> None:
+        check.matrix("embeddings", embeddings, "[N, D]", may_be_empty)
+        self._check_dim("embeddings", embeddings)
         if not embeddings.isfinite().all():
             raise ValueError("embeddings must be finite, but there is a NaN or an inf among them")
 
@@ -268,22 +268,22 @@ class SinkhornPrototypes(LossModule):
 
     def _assigned(self, batch: AnyBatch) -> AssignedBatch:
         """The batch with its prototypes, log p, q and clusters."""
-        rows = batch.embeddings  # [V, N, D]
-        with full_precision(rows.device):
-            prototypes = batch.ranks.average_gradient(self._unit_prototypes(rows.dtype))
-            temperature = batch.ranks.temperature(self.temperature, rows.dtype)
-            logits = _logits(rows, prototypes, temperature)  # [V, N, K]
+        embeddings = batch.embeddings  # [V, N, D]
+        with full_precision(embeddings.device):
+            prototypes = batch.ranks.average_gradient(self._unit_prototypes(embeddings.dtype))
+            temperature = batch.ranks.temperature(self.temperature, embeddings.dtype)
+            logits = _logits(embeddings, prototypes, temperature)  # [V, N, K]
             log_probs = self._by_head(partial(torch.log_softmax, dim=-1), logits)
             learning = self.training and torch.is_grad_enabled()
             with torch.no_grad():
                 targets = self._balanced(logits.detach(), prototypes.detach())
                 if learning:
-                    self._advance(rows, targets)
+                    self._advance(embeddings, targets)
                 clusters = self._nearest(targets)
                 memory = self._assigned_memory(batch.memory, prototypes.detach())
         return AssignedBatch(
             batch.ranks,
-            rows,
+            embeddings,
             prototypes=prototypes,
             log_probs=log_probs,
             targets=targets,
@@ -316,7 +316,7 @@ class SinkhornPrototypes(LossModule):
         return self._by_head(partial(torch.argmax, dim=-1, keepdim=True), scores)
 
     def _unit_prototypes(self, dtype: torch.dtype) -> Tensor:
-        """The prototypes as unit rows ``[K, D]``, cut off from the gradient while frozen."""
+        """The prototypes at unit length ``[K, D]``, without gradient while frozen."""
         weight: Tensor = self.weight
         if self.freeze_steps > 0:
             weight = torch.where(self.step < self.freeze_steps, weight.detach(), weight)
@@ -329,11 +329,11 @@ class SinkhornPrototypes(LossModule):
             logits, scale = logits * scale.detach(), 1.0
         if self.queue is None or self.queue_filled is None:
             return self._balance(logits, scale)
-        num_rows = logits.shape[1]
+        num_graphs = logits.shape[1]
         past = _logits(self.queue.to(logits.dtype), prototypes, scale)  # [V, Q, K]
-        slots = torch.arange(-num_rows, self.queue_size, device=logits.device)
+        slots = torch.arange(-num_graphs, self.queue_size, device=logits.device)
         present = (slots < self.queue_filled).unsqueeze(1)  # [N + Q, 1]
-        return self._balance(torch.cat([logits, past], dim=1), scale, present)[:, :num_rows]
+        return self._balance(torch.cat([logits, past], dim=1), scale, present)[:, :num_graphs]
 
     def _balance(self, scores: Tensor, scale: float, present: Tensor | None = None) -> Tensor:
         """Targets from cosines / scale, ``[..., K]``, each head by itself."""
@@ -344,7 +344,7 @@ class SinkhornPrototypes(LossModule):
             scores,
         )
 
-    def _advance(self, rows: Tensor, targets: Tensor) -> None:
+    def _advance(self, embeddings: Tensor, targets: Tensor) -> None:
         """Count the batch and queue its embeddings, unless there is a NaN or inf in it."""
         if self.queue is None and self.freeze_steps == 0:
             return
@@ -354,11 +354,11 @@ class SinkhornPrototypes(LossModule):
         if self.freeze_steps > 0:
             self.step.add_(finite)
         if self.queue is not None and self.queue_filled is not None:
-            newest_first = torch.cat([rows.to(self.queue.dtype), self.queue], dim=1)
+            newest_first = torch.cat([embeddings.to(self.queue.dtype), self.queue], dim=1)
             self.queue.copy_(torch.where(finite, newest_first[:, : self.queue_size], self.queue))
-            self.queue_filled.add_(finite * rows.shape[1]).clamp_(max=self.queue_size)
+            self.queue_filled.add_(finite * embeddings.shape[1]).clamp_(max=self.queue_size)
 
 
-def _logits(rows: Tensor, prototypes: Tensor, temperature: float | Tensor) -> Tensor:
+def _logits(embeddings: Tensor, prototypes: Tensor, temperature: float | Tensor) -> Tensor:
     """Scores / temperature: ``[V, N, D]`` and ``[K, D]`` -> ``[V, N, K]``."""
-    return rows @ (prototypes / temperature).T  # fewer numbers to divide than scores
+    return embeddings @ (prototypes / temperature).T  # fewer numbers to divide than scores

@@ -18,7 +18,7 @@ from torch.distributed import ProcessGroup
 
 
 class Ranks(NamedTuple):
-    """The processes that share a batch, or the only one."""
+    """The processes that hold a batch together, or the only one."""
 
     counts: Sequence[int]  # how many graphs each rank holds
     rank: int = 0
@@ -29,7 +29,7 @@ class Ranks(NamedTuple):
         return [0, *itertools.accumulate(self.counts[:-1])]
 
     def own(self, of_all: Tensor) -> Tensor:
-        """This rank's part of a tensor of all ranks, ``[V, N, ...] -> [V, n, ...]``."""
+        """This rank's portion of a tensor of all ranks, ``[V, N, ...] -> [V, n, ...]``."""
         if len(self.counts) == 1:
             return of_all
         start = self.starts()[self.rank]
@@ -74,11 +74,11 @@ class Ranks(NamedTuple):
             all_gather(of_ranks, logs.contiguous(), self.group)
         return of_ranks.view(len(self.counts), -1).logsumexp(0)
 
-    def average_gradient(self, shared: Tensor) -> Tensor:
-        """The same tensor, one that all ranks share: its gradient is the mean over ranks."""
-        if len(self.counts) > 1 and shared.requires_grad:
-            shared.register_hook(self._average)  # type: ignore[no-untyped-call]  # torch has no type there
-        return shared
+    def average_gradient(self, value: Tensor) -> Tensor:
+        """The same tensor, equal on all ranks: its gradient is the mean over ranks."""
+        if len(self.counts) > 1 and value.requires_grad:
+            value.register_hook(self._average)  # type: ignore[no-untyped-call]  # torch has no type there
+        return value
 
     def temperature(self, value: float | Tensor, dtype: torch.dtype) -> float | Tensor:
         """A number, or a tensor in that dtype whose gradient is the mean over ranks."""
@@ -86,8 +86,8 @@ class Ranks(NamedTuple):
             return value
         return self.average_gradient(value.to(dtype, copy=True))
 
-    def _average(self, d_shared: Tensor) -> Tensor:
-        return self.add(d_shared, "the gradient of what all ranks share").div_(len(self.counts))
+    def _average(self, d_value: Tensor) -> Tensor:
+        return self.add(d_value, "the gradient of prototypes or temperature").div_(len(self.counts))
 
 
 def count_ranks(process_group: ProcessGroup | None) -> int:
@@ -116,20 +116,20 @@ def _reduce_scatter(mine: Tensor, of_ranks: Tensor, group: ProcessGroup | None) 
 
 
 class _Gather(torch.autograd.Function):
-    """All-gather, and reduce-scatter backward; ranks with fewer rows are padded for both."""
+    """All-gather, and reduce-scatter backward; ranks with fewer graphs are padded for both."""
 
     @staticmethod
     def forward(ctx: Any, views: Tensor, ranks: Ranks) -> Tensor:
         ctx.ranks = ranks
-        num_views, num_rows, dim = views.shape
+        num_views, num_graphs, dim = views.shape
         most = max(ranks.counts)
         mine = views.new_zeros(num_views, most, dim)
-        mine[:, :num_rows] = views
-        parts = views.new_empty(len(ranks.counts) * num_views, most, dim)
-        with named("all-gather of rows", ranks.group):
-            all_gather(parts, mine, ranks.group)
-        by_rank = zip(parts.view(-1, *mine.shape), ranks.counts, strict=True)
-        return torch.cat([part[:, :count] for part, count in by_rank], dim=1)
+        mine[:, :num_graphs] = views
+        of_ranks = views.new_empty(len(ranks.counts) * num_views, most, dim)
+        with named("all-gather of embeddings", ranks.group):
+            all_gather(of_ranks, mine, ranks.group)
+        by_rank = zip(of_ranks.view(-1, *mine.shape), ranks.counts, strict=True)
+        return torch.cat([own[:, :count] for own, count in by_rank], dim=1)
 
     @staticmethod
     @once_differentiable
@@ -137,13 +137,14 @@ class _Gather(torch.autograd.Function):
         ranks: Ranks = ctx.ranks
         num_views, _, dim = d_gathered.shape
         counts, most = list(ranks.counts), max(ranks.counts)
-        parts = d_gathered.new_zeros(len(counts) * num_views, most, dim)
-        d_mine = parts.new_empty(num_views, most, dim)
-        d_rows = d_gathered.tensor_split(ranks.starts()[1:], dim=1)
-        for part, d_part, count in zip(parts.view(-1, *d_mine.shape), d_rows, counts, strict=True):
-            part[:, :count] = d_part
-        with named("reduce-scatter of the rows' gradient", ranks.group):
-            _reduce_scatter(d_mine, parts, ranks.group)
+        d_ranks = d_gathered.new_zeros(len(counts) * num_views, most, dim)
+        d_mine = d_ranks.new_empty(num_views, most, dim)
+        by_rank = d_gathered.tensor_split(ranks.starts()[1:], dim=1)
+        padded = d_ranks.view(-1, *d_mine.shape)
+        for d_padded, d_own, count in zip(padded, by_rank, counts, strict=True):
+            d_padded[:, :count] = d_own
+        with named("reduce-scatter of the embeddings' gradient", ranks.group):
+            _reduce_scatter(d_mine, d_ranks, ranks.group)
         return d_mine[:, : counts[ranks.rank]], None
 
 

@@ -74,7 +74,7 @@ def balance(
     The result is diag(u) E diag(v) for a fixed matrix E, so an iteration is two matrix-vector
     products.
 
-    ``present`` (``[N, 1]``, True or False) tells which samples take part; the others are ignored.
+    ``present`` (``[N, 1]``, True or False) masks samples: False ones are ignored.
     No score is above ``largest`` or below its negative, except -inf.
     """
     tame = largest <= _TAME * epsilon

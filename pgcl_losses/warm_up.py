@@ -30,7 +30,7 @@ class WarmUp(nn.Module):
         self.over = False
         # At least `step`, which has its number on a device; None: not known.
         self._count: int | None = None
-        # The prototypes before and after their initialisation, until it is seen that they stay.
+        # The prototypes before and after their initialisation, until a later forward compares them.
         self._written: tuple[Tensor, Tensor] | None = None
         self._end = _End(steps)
 

@@ -7,9 +7,9 @@ mu_i and sigma_i the mean and standard deviation of d_ij over all samples j. M_i
 weights to an average of 1 over all samples. Where sigma_i is no larger than rounding, all samples
 are equally far and all weights are 1.
 
-With soft clusters the weight of a pair is the mean of the table of M w, if each row belongs to
-cluster k with probability q_ik. With a window of ranks, negatives of a query are only the rows of
-clusters whose rank in its own assignment, best first, is in the window.
+With soft clusters the weight of a pair is the mean of the table of M w, if each embedding belongs
+to cluster k with probability q_ik. With a window, negatives of a query are only the embeddings of
+clusters whose position in its own assignment, best first, is in the window.
 
 Distances are 1 - cosine. Everything here is written in cosines: mirroring and shifting all d_ij
 changes neither sigma nor |d_ij - mu|.
@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-# Cosines of unit rows carry a few rounding errors each; a spread below this many is noise.
+# Cosines of unit vectors carry a few rounding errors each; a spread below this many is noise.
 _ROUNDING_ERRORS = 32
 
 
@@ -48,31 +48,32 @@ def one_hot(clusters: Tensor, targets: Tensor) -> Tensor:
     return torch.zeros_like(targets).scatter_(1, clusters.unsqueeze(1), 1.0)
 
 
-def within_ranks(targets: Tensor, first: int, end: int) -> Tensor:
-    """Whether a cluster has rank first..end-1 in a row's own q, best first: ``[M, K]``."""
+def within_positions(targets: Tensor, first: int, end: int) -> Tensor:
+    """Whether a cluster is at positions first..end-1 of each q, best first: ``[M, K]``."""
     order = targets.argsort(stable=True, descending=True, dim=-1)
     return torch.zeros_like(targets, dtype=torch.bool).scatter_(-1, order[:, first:end], True)
 
 
-def cosine_moments(rows: Tensor, present: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """For d_ij = 1 - cos(z_i, z_j): mean and variance of each row's cosines, both ``[M]``.
+def cosine_moments(embeddings: Tensor, present: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """For d_ij = 1 - cos(z_i, z_j): mean and variance of each embedding's cosines, both ``[M]``.
 
-    They follow from the moments of the rows, without a matrix of pairs. The engine computes the
-    weight of a pair from them. ``rows``: all samples, unit rows ``[M, D]``; over those ``present``.
+    They follow from the moments of the embeddings, without a matrix of pairs. The engine computes
+    the weight of a pair from them. ``embeddings``: all samples, ``[M, D]`` of unit length; the mean
+    is over those ``present``.
     """
-    mean = present_mean(rows, present)  # [D]
-    centered = rows - mean
+    mean = present_mean(embeddings, present)  # [D]
+    centered = embeddings - mean
     if present is not None:
         centered *= present.unsqueeze(1)
-    count = len(rows) if present is None else present.sum()
+    count = len(embeddings) if present is None else present.sum()
     covariance = centered.T @ centered / count  # [D, D]
-    variance = ((rows @ covariance) * rows).sum(1)  # [M]
-    return rows @ mean, _above_noise(variance)
+    variance = ((embeddings @ covariance) * embeddings).sum(1)  # [M]
+    return embeddings @ mean, _above_noise(variance)
 
 
-def present_mean(rows: Tensor, present: Tensor | None) -> Tensor:
-    """The mean of the rows that are present, ``[M, D] -> [D]``; the others are 0."""
-    return rows.mean(0) if present is None else rows.sum(0) / present.sum()
+def present_mean(values: Tensor, present: Tensor | None) -> Tensor:
+    """The mean of those that are present, ``[M, D] -> [D]``; the others are 0."""
+    return values.mean(0) if present is None else values.sum(0) / present.sum()
 
 
 def _above_noise(variance: Tensor) -> Tensor:

@@ -108,7 +108,7 @@ def start(model: nn.Module, loader: DataLoader, batches: int) -> None:
     """Moves the prototypes to rows of the epoch's first batches, as training sees them."""
     device = next(model.parameters()).device
     some = itertools.islice(loader, batches)
-    rows = [rows for batch in some for rows in model.rows(batch.to(device))]
+    rows = [rows for batch in some for rows in model.embeddings(batch.to(device))]
     model.loss.prototypes.start_from_(torch.cat(rows))
 
 

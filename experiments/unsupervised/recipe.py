@@ -89,7 +89,7 @@ def train(config: results.Config, encoder: GIN, loader: DataLoader) -> list[dict
         model.train()
         for batch in loader:
             objective.begin(step, lambda: of_batches(model, loader))
-            loss, seen = objective(*model.rows(batch))
+            loss, seen = objective(*model.embeddings(batch))
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -100,7 +100,7 @@ def train(config: results.Config, encoder: GIN, loader: DataLoader) -> list[dict
 
 def of_batches(model: ContrastiveModel, loader: DataLoader) -> Tensor:
     """Rows as the loss sees them, of some batches."""
-    return torch.cat([model.rows(batch)[0] for batch in itertools.islice(loader, STARTING)])
+    return torch.cat([model.embeddings(batch)[0] for batch in itertools.islice(loader, STARTING)])
 
 
 def scaled(rows: np.ndarray) -> np.ndarray:

@@ -109,7 +109,7 @@ def train_epoch(
     sums = np.zeros(3)
     seen = None
     for batch in loader:
-        terms = model.loss.terms(*model.rows(batch))
+        terms = model.loss.terms(*model.embeddings(batch))
         optimizer.zero_grad()
         terms.loss.backward()
         optimizer.step()

@@ -20,13 +20,13 @@ _BLOCK_ELSEWHERE = 4096  # where starting an operation takes longer than so many
 
 
 class Run(NamedTuple):
-    """Embeddings that stand next to each other once sorted, and the clusters that they may have."""
+    """Embeddings next to each other once sorted, and the clusters that they may have."""
 
-    place: slice
+    span: slice
     clusters: range  # of the head by which they are sorted; empty if they are not
 
     def size(self) -> int:
-        return _length(self.place)
+        return _length(self.span)
 
 
 class Block(NamedTuple):
@@ -37,21 +37,21 @@ class Block(NamedTuple):
     negatives: bool  # whether there are any
 
     def run(self, axis: int) -> Run:
-        """Those whose sums are taken along this axis."""
+        """Those whose sums run along this axis."""
         return self.j if axis else self.i
 
     def axes(self) -> tuple[int, ...]:
         """Of embeddings with themselves, one axis has all sums."""
-        return (0,) if self.i.place == self.j.place else (0, 1)
+        return (0,) if self.i.span == self.j.span else (0, 1)
 
 
 class Layout(NamedTuple):
-    """The blocks of a portion. Each pair of embeddings stands in one block of one portion."""
+    """The blocks of a portion. Each pair of embeddings is in one block of one portion."""
 
     pairs: Pairs
-    order: Tensor | None  # [M] the embedding that stands at each place; None if not sorted
+    order: Tensor | None  # [M] the embedding at each position; None if not sorted
     head: int  # by whose clusters they are
-    places: Any  # [M, sets] where the embeddings of the same item stand, -1 for none; if sorted
+    positions: Any  # [M, sets] of the embeddings of the same item, -1 for none; if sorted
     blocks: list[Block]
 
     def sort(self, values: Tensor) -> Tensor:
@@ -64,11 +64,11 @@ class Layout(NamedTuple):
 
     def fill_items(self, block: Block, matrix: Tensor, value: float) -> None:
         """Fill the pairs of one item in a matrix of the block, in place."""
-        i, j = block.i.place, block.j.place
-        if self.places is None:
+        i, j = block.i.span, block.j.span
+        if self.positions is None:
             self.pairs.fill_items(matrix, j, i, value)
             return
-        lines = self.places[i] - j.start  # [I, sets]
+        lines = self.positions[i] - j.start  # [I, sets]
         inside = lines.view(numpy.uint64) < block.j.size()  # a negative one is too large
         columns, _ = inside.nonzero()
         flat = lines[inside] * block.i.size() + columns
@@ -80,22 +80,22 @@ def layout(pairs: Pairs, portion: Portion) -> Layout:
     all_pairs = pairs.by_cosine is not None
     parents = [slice(0, pairs.embeddings.shape[0])] if pairs.compares_all() else pairs.sets()
     cut = [
-        (place, parent)
-        for parent, whole in enumerate(parents)
-        for place in _cut(whole, portion.num_ranks)
+        (span, parent)
+        for parent, embeddings in enumerate(parents)
+        for span in _cut(embeddings, portion.num_ranks)
     ]
     compared = frozenset(couples(1) if pairs.compares_all() else pairs.compared)
     clusters, head = _readable_clusters(pairs)
     if clusters is None:
-        order, places = None, None
+        order, positions = None, None
         device = pairs.embeddings.device
-        runs = [[Run(part, range(0)) for part in in_blocks(place, device)] for place, _ in cut]
+        runs = [[Run(block, range(0)) for block in in_blocks(span, device)] for span, _ in cut]
     else:
-        orders = [clusters[place].argsort(kind="stable") + place.start for place, _ in cut]
-        runs = [list(_by_cluster(place.start, numpy.bincount(clusters[place]))) for place, _ in cut]
-        by_place = numpy.concatenate(orders)
-        order = torch.from_numpy(by_place)
-        places = _places(pairs, by_place) if pairs.items is None else None
+        orders = [clusters[span].argsort(kind="stable") + span.start for span, _ in cut]
+        runs = [list(_by_cluster(span.start, numpy.bincount(clusters[span]))) for span, _ in cut]
+        by_position = numpy.concatenate(orders)
+        order = torch.from_numpy(by_position)
+        positions = _positions(pairs, by_position) if pairs.items is None else None
         if pairs.items is not None:
             pairs = pairs._replace(items=pairs.items.index_select(0, order))
     without_weight = _without_weight(None if order is None else pairs.by_cluster)
@@ -111,23 +111,23 @@ def layout(pairs: Pairs, portion: Portion) -> Layout:
                 negatives = are_compared and not without_weight(i, j)
                 if negatives or all_pairs:
                     blocks.append(Block(i, j, negatives))
-    return Layout(pairs, order, head, places, blocks)
+    return Layout(pairs, order, head, positions, blocks)
 
 
-def _length(place: slice) -> int:
-    return int(place.stop - place.start)
+def _length(span: slice) -> int:
+    return int(span.stop - span.start)
 
 
-def in_blocks(whole: slice, device: torch.device) -> list[slice]:
+def in_blocks(span: slice, device: torch.device) -> list[slice]:
     """Blocks of embeddings for a device, as equal as can be."""
     size = _BLOCK if device.type == "cpu" else _BLOCK_ELSEWHERE
-    return _cut(whole, max(1, -(-_length(whole) // size)))
+    return _cut(span, max(1, -(-_length(span) // size)))
 
 
-def _cut(whole: slice, parts: int) -> list[slice]:
+def _cut(span: slice, count: int) -> list[slice]:
     """As equal as can be; none of them empty."""
-    ends = [whole.start + _length(whole) * part // parts for part in range(parts + 1)]
-    return [slice(*both) for both in itertools.pairwise(ends) if both[0] < both[1]]
+    bounds = [span.start + _length(span) * number // count for number in range(count + 1)]
+    return [slice(*both) for both in itertools.pairwise(bounds) if both[0] < both[1]]
 
 
 def _readable_clusters(pairs: Pairs) -> tuple[Any, int]:
@@ -152,8 +152,8 @@ def _by_cluster(start: int, counts: Any) -> Iterator[Run]:
         if held == 0:
             first = cluster
         if count > _BLOCK:
-            for place in _cut(slice(start, start + count), -(-count // _BLOCK)):
-                yield Run(place, range(cluster, cluster + 1))
+            for span in _cut(slice(start, start + count), -(-count // _BLOCK)):
+                yield Run(span, range(cluster, cluster + 1))
             start += count
         else:
             held += count
@@ -161,22 +161,22 @@ def _by_cluster(start: int, counts: Any) -> Iterator[Run]:
         yield Run(slice(start, start + held), range(first, len(counts)))
 
 
-def _places(pairs: Pairs, order: Any) -> Any:
-    """Where each set's embedding of the same item stands: ``[M, sets]``."""
-    place = numpy.empty_like(order)
-    place[order] = numpy.arange(len(order))
+def _positions(pairs: Pairs, order: Any) -> Any:
+    """The position of each set's embedding of the same item: ``[M, sets]``."""
+    position = numpy.empty_like(order)
+    position[order] = numpy.arange(len(order))
     item = numpy.concatenate([numpy.arange(length) for length in pairs.lengths])[order]
-    found = numpy.full((len(order), len(pairs.lengths)), -1)
+    of_item = numpy.full((len(order), len(pairs.lengths)), -1)
     for number, members in enumerate(pairs.sets()):
         there = item < pairs.lengths[number]
-        found[there, number] = place[members][item[there]]
-    return found
+        of_item[there, number] = position[members][item[there]]
+    return of_item
 
 
 def _of_portion(
     cut: list[tuple[slice, int]], wanted: list[tuple[int, int]], portion: Portion
 ) -> Any:
-    """The pairs of runs that a process has: the largest are dealt out first, there and back."""
+    """The pairs of runs that a process has: the largest are dealt out first, back and forth."""
 
     def area(both: tuple[int, int]) -> int:
         a, b = both

@@ -2,7 +2,7 @@
 
 An engine computes S_i = sum of W_ij e^{s_ij / tau} for every embedding i, over the embeddings j of
 other items in the sets that i's set is compared with, with gradient to the embeddings. The
-positives are not its business.
+engine does not see the positives.
 """
 
 import itertools
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pgcl_losses._modes import can_be_read, is_eager
 
-# Up to here e^{s / tau} of millions of pairs adds up in float32 without a maximum taken off first.
+# Up to here e^{s / tau} of millions of pairs adds up in float32 without subtracting a maximum.
 LARGEST_EXPONENT = 40.0
 # e^x is computed as 2^(x log2 e), in a third of the time on a CPU; -inf takes as long as any x.
 LOG2_E = math.log2(math.e)
@@ -76,14 +76,14 @@ class Pairs(NamedTuple):
     embeddings: Tensor  # [M, D] of unit length
     lengths: tuple[int, ...]  # of each set
     compared: tuple[tuple[int, int], ...]  # (a, b) with a <= b: sets with negatives in each other
-    items: Tensor | None = None  # [M] int64; None: an embedding's item is its place in its set
+    items: Tensor | None = None  # [M] int64; None: an embedding's item is its position in its set
     by_cluster: Table | Factors | None = None
     by_cosine: PairWeight | None = None
 
     def sets(self) -> list[slice]:
         """The embeddings of each set."""
-        ends = [0, *itertools.accumulate(self.lengths)]
-        return [slice(*both) for both in itertools.pairwise(ends)]
+        bounds = [0, *itertools.accumulate(self.lengths)]
+        return [slice(*both) for both in itertools.pairwise(bounds)]
 
     def compares_all(self) -> bool:
         num_sets = len(self.lengths)
@@ -99,8 +99,8 @@ class Pairs(NamedTuple):
             matrix.masked_fill_(self.items[i].unsqueeze(1) == self.items[j], value)
             return
         length, num_sets, width = self.lengths[0], len(self.lengths), j.stop - j.start
-        is_whole = i == j == slice(0, self.embeddings.shape[0])
-        if is_whole and self.lengths == (length,) * num_sets and is_eager():
+        is_all = i == j == slice(0, self.embeddings.shape[0])
+        if is_all and self.lengths == (length,) * num_sets and is_eager():
             # Item g of one set and of another, or the same one: of all sets at once. (Compilers
             # refuse as_strided.)
             strides = (length * width, length, width + 1)
@@ -143,7 +143,7 @@ def as_number(temperature: float | Tensor) -> float:
 
 
 def may_overflow(temperature: float | Tensor) -> bool:
-    """Whether sums of e^{s / tau} need a maximum taken off first, as far as Python can tell."""
+    """Whether sums of e^{s / tau} need a maximum subtracted first, as far as Python can tell."""
     if isinstance(temperature, Tensor) and not can_be_read(temperature.detach()):
         return True
     return 1 / as_number(temperature) > LARGEST_EXPONENT
@@ -184,8 +184,8 @@ class Portion(NamedTuple):
 
     def of(self, length: int) -> slice:
         """One of ``num_ranks`` runs of a length, as equal as can be."""
-        ends = (length * rank // self.num_ranks for rank in (self.rank, self.rank + 1))
-        return slice(*ends)
+        bounds = (length * rank // self.num_ranks for rank in (self.rank, self.rank + 1))
+        return slice(*bounds)
 
 
 ALL_PAIRS = Portion()

@@ -51,7 +51,7 @@ def _by_cosine(pairs: Pairs) -> tuple[Tensor | None, Tensor | None]:
     if pairs.by_cosine is None:
         return None, None
     with torch.no_grad():
-        embeddings = pairs.embeddings.detach()  # for forward mode, too
+        embeddings = pairs.embeddings.detach()  # also for forward mode
         cosines = embeddings @ embeddings.T
         numbers = pairs.by_cosine.numbers(1.0)
         logs = pairs.by_cosine.formula(cosines, *numbers, out=cosines if is_eager() else None)
@@ -113,7 +113,7 @@ class _PlainSums(torch.autograd.Function):
                 torch.threshold_(terms, tiny, 0.0)  # denormal numbers make matrix products slow
             sums = terms.sum(0)
             of_sides.append(sums.log())
-            # A sum without negatives has nothing to share out.
+            # A sum without negatives has no gradient.
             saved += [terms, torch.threshold_(sums, tiny, torch.inf)]
         ctx.save_for_backward(embeddings, *saved)
         ctx.pairs, ctx.temperature = pairs, temperature

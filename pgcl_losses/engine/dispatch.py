@@ -38,7 +38,7 @@ def log_weighted_sums(
     """Log S ``[M]``, -inf where an embedding has no negative, with gradient to the embeddings.
 
     All processes have the same pairs, and each computes its portion of them. A tensor as
-    temperature ``[]`` gets a gradient, too.
+    temperature ``[]`` gets a gradient as well.
     """
     num_ranks = len(ranks.counts)
     if engine == "auto":
@@ -47,7 +47,7 @@ def log_weighted_sums(
         if num_ranks > 1:
             raise ValueError(
                 f"engine='dense' computes one matrix in one process, but {num_ranks} processes "
-                "share a batch: choose engine='auto' or 'streaming', or gather=False"
+                "hold a batch together: choose engine='auto' or 'streaming', or gather=False"
             )
         log_s, log_totals, _ = dense.log_sums(pairs, temperature)
     else:
@@ -58,7 +58,7 @@ def log_weighted_sums(
         log_s = _log_add(log_s, log_s_past)
     if log_totals is None:
         return log_s
-    # A tensor's logarithm: that of a number would have graphs compiled for each number of rows.
+    # A tensor's logarithm: that of a number would have graphs compiled for each batch size.
     count = log_s.new_full((), pairs.embeddings.shape[0])
     if past is not None and log_totals_past is not None:
         log_totals = torch.logaddexp(log_totals, log_totals_past)

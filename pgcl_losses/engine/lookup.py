@@ -40,7 +40,7 @@ class BlockWeights:
         if self.factors is not None:
             left, right = self.factors
             of_j, of_i = (left, right) if axis else (right, left)
-            weights = torch.mm(of_j[j.place], of_i[i.place].T, out=out)
+            weights = torch.mm(of_j[j.span], of_i[i.span].T, out=out)
             return weights.log2_() if self.logarithms else weights
         add = torch.logaddexp2 if self.logarithms else torch.add
         weights = self._looked_up(0, i, j, axis, out)
@@ -57,10 +57,10 @@ class BlockWeights:
             of_i, of_j = i.clusters or of_i, j.clusters or of_j
         mine, others = (j, of_i) if axis else (i, of_j)
         if len(others) == 1:
-            return transposed[others.start].index_select(0, clusters[mine.place]).unsqueeze(axis)
+            return transposed[others.start].index_select(0, clusters[mine.span]).unsqueeze(axis)
         by_j = (table if axis else transposed)[of_j.start : of_j.stop]
-        lines = by_j.index_select(1, clusters[i.place])  # [clusters of J, I]
-        numbers = clusters[j.place] - of_j.start if of_j.start else clusters[j.place]
+        lines = by_j.index_select(1, clusters[i.span])  # [clusters of J, I]
+        numbers = clusters[j.span] - of_j.start if of_j.start else clusters[j.span]
         return torch.index_select(lines, 0, numbers, out=out)  # copies of whole lines
 
 

@@ -37,7 +37,7 @@ class OverPast(torch.autograd.Function):
         log_s, log_totals = ranks.add_logs(log_sums), sums.totals.log()
         if pairs.by_cosine is not None:
             log_totals = ranks.add_logs(log_totals)
-        # What each process saw has a part in the mean over all.
+        # Each process adds its fraction of the mean over all.
         fraction = (log_sums - log_s.clamp_min(torch.finfo(log_s.dtype).min)).exp_()
         ctx.save_for_backward(embeddings, sums.means() * fraction.unsqueeze(1))
         ctx.temperature, ctx.ranks = temperature, ranks
@@ -71,7 +71,7 @@ class _Sums:
         self.numbers = pairs.by_cosine.numbers(scale) if pairs.by_cosine else ()
         self.sums = torch.zeros_like(pairs.embeddings[:, 0])  # [M]
         self.totals = torch.zeros_like(self.sums)  # of the pair weight
-        # Exponents of 2 that are taken off, where sums might overflow.
+        # Exponents of 2 that are subtracted, where sums might overflow.
         self.peaks = torch.zeros_like(self.sums)
         self.has_peaks = may_overflow(temperature)
         if self.has_peaks:
@@ -130,7 +130,7 @@ class _Sums:
         return self.sums.log() + peaks / LOG2_E
 
     def means(self) -> Tensor:
-        """Mean past embeddings by their parts in the sums ``[M, D]``; 0 without any."""
+        """Past embeddings averaged by their terms of the sums ``[M, D]``; 0 without any."""
         if self.vectors is None:
             return self.pairs.embeddings.new_zeros(self.count, 1)
         tiny = torch.finfo(self.sums.dtype).tiny

@@ -26,7 +26,7 @@ _PASSED: dict[torch.device, bool] = {}
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # torch has no type there
 def kernels_pass(device: torch.device) -> bool:
-    """The first call for a device tests the kernels, and waits for what comes of it."""
+    """The first call for a device tests the kernels, and waits for the result."""
     if device not in _PASSED and _can_run(device):
         if is_capturing(device):
             raise RuntimeError(
@@ -72,17 +72,17 @@ def _find_wrong(device: torch.device) -> str:
         sums = streaming.log_sums(exact, temperature)
         d_log_s = torch.linspace(-1, 2, len(sums.log_sums), dtype=torch.float64, device=device)
         d_exact = streaming.gradient(exact, temperature, sums.log_sums, d_log_s, ALL_PAIRS)
-        # In two parts, each program goes from tile to tile.
-        found = log_sums_by_kernels(pairs, temperature, ALL_PAIRS, splits=2)
-        d_found = gradient_by_kernels(
-            pairs, temperature, found.log_sums, d_log_s.float(), ALL_PAIRS, splits=2
+        # With two splits, each program goes from tile to tile.
+        ours = log_sums_by_kernels(pairs, temperature, ALL_PAIRS, splits=2)
+        d_ours = gradient_by_kernels(
+            pairs, temperature, ours.log_sums, d_log_s.float(), ALL_PAIRS, splits=2
         )
         errors = {
-            "sums": _error(found.log_sums, sums.log_sums),
-            "gradients": _error(d_found, d_exact) / d_exact.abs().max().item(),
+            "sums": _error(ours.log_sums, sums.log_sums),
+            "gradients": _error(d_ours, d_exact) / d_exact.abs().max().item(),
         }
-        if found.log_totals is not None and sums.log_totals is not None:
-            errors["totals"] = _error(found.log_totals, sums.log_totals)
+        if ours.log_totals is not None and sums.log_totals is not None:
+            errors["totals"] = _error(ours.log_totals, sums.log_totals)
         tolerance = _TOLERANCES[precision()] * 0.2 / temperature
         for name, error in errors.items():
             if not error <= tolerance:  # NaN is none, either
@@ -93,8 +93,8 @@ def _find_wrong(device: torch.device) -> str:
     return ""
 
 
-def _error(found: Tensor, exact: Tensor) -> float:
-    return (found - exact).abs().max().item()
+def _error(ours: Tensor, exact: Tensor) -> float:
+    return (ours - exact).abs().max().item()
 
 
 def _cases(device: torch.device, dtype: torch.dtype) -> Iterator[tuple[Pairs, float]]:

@@ -28,7 +28,7 @@ from pgcl_losses.engine.lookup import BlockWeights
 
 # A pair that adds less than e^-60 of a sum counts as that, which is nothing beside the others:
 # denormal numbers make matrix products slow.
-_SMALLEST_PART = -60.0
+_SMALLEST_FRACTION = -60.0
 
 
 def log_sums(pairs: Pairs, temperature: float | Tensor, portion: Portion = ALL_PAIRS) -> Sums:
@@ -63,7 +63,7 @@ def gradient(
     d_embeddings = torch.zeros_like(embeddings)
     blocks = [block for block in laid.blocks if block.negatives]
     for block, exponents, scratch in _exponents(embeddings, temperature, blocks):
-        i, j = block.i.place, block.j.place
+        i, j = block.i.span, block.j.span
         d_pairs = sums.d_pairs(block, exponents, scratch)  # [J, I]
         d_embeddings[i].addmm_(d_pairs.T, embeddings[j])
         if i != j:
@@ -84,7 +84,7 @@ def _exponents(
     for block in blocks:
         shape = block.j.size(), block.i.size()
         exponents, *scratch = buffer[:, : shape[0] * shape[1]].view(-1, *shape).unbind()
-        torch.mm(embeddings[block.j.place], scaled[block.i.place].T, out=exponents)
+        torch.mm(embeddings[block.j.span], scaled[block.i.span].T, out=exponents)
         yield block, exponents, scratch
 
 
@@ -109,8 +109,8 @@ class _Sums:
     def by_cosine(self, block: Block, exponents: Tensor, axis: int, out: Tensor) -> Tensor:
         """Log2 of the pair weight."""
         assert self.pair_weight is not None
-        place = block.run(axis).place
-        numbers = [of_all[place].unsqueeze(axis) for of_all in self.numbers]
+        span = block.run(axis).span
+        numbers = [of_all[span].unsqueeze(axis) for of_all in self.numbers]
         return self.pair_weight.formula(exponents, *numbers, out=out)
 
 
@@ -130,7 +130,7 @@ class _Plain(_Sums):
         if block.negatives:
             self.values(block, exponents, values)
         for axis in block.axes():
-            mine, weighted = block.run(axis).place, values
+            mine, weighted = block.run(axis).span, values
             if self.pair_weight is not None:
                 weighted = self.by_cosine(block, exponents, axis, scratch[2]).exp2_()
                 self.totals[mine] += weighted.sum(axis)
@@ -150,12 +150,12 @@ class _Plain(_Sums):
     def start_gradient(self, log_s: Tensor, d_log_s: Tensor) -> None:
         smallest = math.log(torch.finfo(log_s.dtype).tiny)
         d_sums = d_log_s * log_s.clamp_min(smallest).neg_().exp_()
-        # A sum without negatives has nothing to share out.
+        # A sum without negatives has no gradient.
         self.d_sums = d_sums.masked_fill_(log_s == -torch.inf, 0.0)  # [M]
 
     def d_pairs(self, block: Block, exponents: Tensor, scratch: list[Tensor]) -> Tensor:
         """e^{s / tau} (d_i W_ij + d_j W_ji), with d the gradient of the sums."""
-        of_axes = [self.d_sums[block.run(axis).place].unsqueeze(axis) for axis in (0, 1)]
+        of_axes = [self.d_sums[block.run(axis).span].unsqueeze(axis) for axis in (0, 1)]
         if self.pair_weight is None:
             values = self.values(block, exponents, exponents)
             if self.weights is None:
@@ -174,7 +174,7 @@ class _Plain(_Sums):
 
 
 class _Logarithms(_Sums):
-    """Sums with a running maximum taken off: for any temperature."""
+    """Sums with a running maximum subtracted: for any temperature."""
 
     logarithms = True
 
@@ -201,7 +201,7 @@ class _Logarithms(_Sums):
 
     def add(self, block: Block, exponents: Tensor, scratch: list[Tensor]) -> None:
         for axis in block.axes():
-            mine = block.run(axis).place
+            mine = block.run(axis).span
             logits = self.logits(block, axis, exponents, scratch)
             if self.pair_weight is not None:
                 self.totals[mine] += scratch[2].exp2_().sum(axis)
@@ -219,21 +219,21 @@ class _Logarithms(_Sums):
         return self.sums.log() + finite / LOG2_E
 
     def start_gradient(self, log_s: Tensor, d_log_s: Tensor) -> None:
-        # A sum without negatives has nothing to share out.
+        # A sum without negatives has no gradient.
         self.d_log_s = d_log_s.masked_fill(log_s == -torch.inf, 0.0)
         self.log_s = log_s.masked_fill(log_s == -torch.inf, 0.0) * LOG2_E
 
     def d_pairs(self, block: Block, exponents: Tensor, scratch: list[Tensor]) -> Tensor:
         of_i, of_j = (
             self.logits(block, axis, exponents, scratch)
-            .sub_(self.log_s[block.run(axis).place].unsqueeze(axis))
+            .sub_(self.log_s[block.run(axis).span].unsqueeze(axis))
             # Log S is rounded, but no pair is more than its sum.
-            .clamp_(_SMALLEST_PART * LOG2_E, 0.0)
+            .clamp_(_SMALLEST_FRACTION * LOG2_E, 0.0)
             .exp2_()
             for axis in (0, 1)
         )
-        of_j.mul_(self.d_log_s[block.j.place].unsqueeze(1))
-        return of_j.addcmul_(of_i, self.d_log_s[block.i.place])
+        of_j.mul_(self.d_log_s[block.j.span].unsqueeze(1))
+        return of_j.addcmul_(of_i, self.d_log_s[block.i.span])
 
 
 def _kind(temperature: float | Tensor) -> type[_Plain | _Logarithms]:

@@ -104,7 +104,7 @@ def test_same_graphs_same_weights_same_loss(name, p):
         own_layers.load_state_dict(layers.state_dict())  # PyG's GINConv has drawn new ones
         batch = Batch.from_data_list(graphs) if framework == "pyg" else dgl_batch(graphs)
         torch.manual_seed(3)
-        rows = model.rows(batch)
+        rows = model.embeddings(batch)
         torch.manual_seed(3)
         value = model(batch)
         value.backward()

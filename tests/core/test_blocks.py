@@ -28,9 +28,9 @@ def times_met(pairs, portions):
         order = places if laid.order is None else laid.order
         for block in laid.blocks:
             assert block.negatives
-            i, j = order[block.i.place], order[block.j.place]
+            i, j = order[block.i.span], order[block.j.span]
             met[i.unsqueeze(1), j] += 1
-            if block.i.place != block.j.place:
+            if block.i.span != block.j.span:
                 met[j.unsqueeze(1), i] += 1
     return met
 

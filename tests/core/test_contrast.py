@@ -250,7 +250,7 @@ class TestErrors:
             (2, None, ValueError, "clusters1 is None, but weighting='prototype'.*needs one"),
             (3, None, ValueError, "clusters2 is None, but weighting='prototype'.*needs one"),
             (2, [0, 1], TypeError, r"clusters1 must be a Tensor of shape \[N\], but got list"),
-            (2, clusters[:2], ValueError, "clusters1 has 2 rows but z1 has 4"),
+            (2, clusters[:2], ValueError, "clusters1 has length 2 but z1 has 4"),
             (2, clusters[None], ValueError, r"clusters1 must have shape \[N\], but got \(1, 4\)"),
             (3, clusters.int(), TypeError, "clusters2 must be an int64 Tensor.*int32"),
             (3, clusters.to("meta"), ValueError, "clusters2 is on meta but z1 is on cpu"),
@@ -258,7 +258,7 @@ class TestErrors:
             (3, clusters - 1, ValueError, r"clusters2 must lie in 0..2.*span -1..1"),
             (4, None, ValueError, "prototypes is None, but weighting='prototype' needs them"),
             (4, torch.randn(3), ValueError, r"prototypes must have shape \[K, D\]"),
-            (4, torch.randn(3, 5), ValueError, "z1 has width 3 but prototypes has width 5"),
+            (4, torch.randn(3, 5), ValueError, "z1 has dimension 3 but prototypes has dimension 5"),
             (4, torch.randn(3, 3, device="meta"), ValueError, "z1 is on cpu but prototypes is"),
         ],
     )

@@ -98,7 +98,7 @@ def test_agreement_is_of_all_pairs_of_views():
             ValueError,
             r"assignments\[0\].clusters must lie in 0..2",
         ),
-        ("views", torch.randn(5, 4), ValueError, "prototypes has 5 rows but .* 3"),
+        ("views", torch.randn(5, 4), ValueError, "prototypes are 5 but .* 3"),
         ("views", torch.randn(3), ValueError, r"prototypes must have shape \[K, D\]"),
     ],
 )

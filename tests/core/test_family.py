@@ -330,12 +330,12 @@ class TestErrors:
             ({"negative_ranks": (2, 11)}, ValueError, r"must lie in 0\.\.10, .* got \(2, 11\)"),
             ({"negative_ranks": (3, 3)}, ValueError, "first < end, but got"),
             ({"negative_ranks": (-1, 3)}, ValueError, r"negative_ranks\[0\] must be at least 0"),
-            ({"negative_ranks": 3}, TypeError, "must be None or two ranks"),
-            ({"negative_ranks": (1, 2, 3)}, TypeError, "must be None or two ranks"),
+            ({"negative_ranks": 3}, TypeError, "must be None or two positions"),
+            ({"negative_ranks": (1, 2, 3)}, TypeError, "must be None or two positions"),
             (
                 {"negative_ranks": (2, 6), "num_prototypes": (10, 5)},
                 ValueError,
-                r"must lie in 0\.\.5, as there are 5 prototypes to rank",
+                r"must lie in 0\.\.5, as there are 5 prototypes",
             ),
             ({"soft_clusters": 1}, TypeError, "soft_clusters must be True or False"),
             ({"warmup_steps": -1}, ValueError, "warmup_steps must be at least 0"),
@@ -372,13 +372,13 @@ class TestErrors:
                 {},
                 (list(views),),
                 {"assignments": assignments, "prototypes": torch.randn(5, DIM)},
-                "prototypes has 5 rows but the assignments are to 4",
+                "prototypes are 5 but the assignments are to 4",
             ),
             (
                 uniform,
                 (list(views[:, :4]),),
                 {"assignments": assignments},
-                r"assignments\[0\].clusters has 5 rows but z1 has 4",
+                r"assignments\[0\].clusters has length 5 but z1 has 4",
             ),
         ]
         for options, positional, named, message in cases:

@@ -198,7 +198,7 @@ def test_ranks_that_disagree_get_the_same_error():
     first, second = on_ranks(errors, 2)
     assert first == second
     for name, words in {
-        "width": "rank 0: ready\n  rank 1: ValueError: z1 has width 9 but prototypes",
+        "width": "rank 0: ready\n  rank 1: ValueError: z1 has dimension 9 but prototypes",
         "dtype": "rank 0: dtype=torch.float32\n  rank 1: dtype=torch.float64",
         "options": "temperature=0.2.*\n  rank 1: .*temperature=0.3",
         "K": "num_prototypes=10.*\n  rank 1: .*num_prototypes=11",
@@ -209,8 +209,8 @@ def test_ranks_that_disagree_get_the_same_error():
         "queue": "queue_size=0.*\n  rank 1: .*queue_size=4",
         "frozen": "float32, requires_grad=True\n  rank 1: .*requires_grad=False",
         "engine": "rank 0: [A-Za-z]+Error: engine='triton' needs.*\n  rank 1: ready",
-        "all alike": "^z1 has width 9",
-        "alike, but for options": "^z1 has width 9",
+        "all alike": "^z1 has dimension 9",
+        "alike, but for options": "^z1 has dimension 9",
         "prototypes": "prototypes.*not the same on all ranks",
     }.items():
         assert re.search(words, first[name]), first[name]
@@ -257,7 +257,7 @@ def dying(rank, num_ranks, when):
 @pytest.mark.parametrize(
     ("when", "collective"),
     [
-        ("forward", "the all-gather of row counts failed on rank 0 of 2; has another rank died"),
+        ("forward", "the all-gather of batch sizes failed on rank 0 of 2; has another rank died"),
         ("backward", "gradient failed on rank 0 of 2; has another rank died"),
         ("late", "gradient failed on rank 0 of 2; has another rank died, or does it not take part"),
     ],

@@ -347,10 +347,10 @@ def trouble_on_one_rank(rank, num_ranks):
     first = rank == 0
     views, wide = views_of(2), torch.randn(2, 6, DIM + 2, dtype=torch.float64)
     info_nce = PrototypeReweightedNCE(weighting="uniform", exclude_same_cluster=False)
-    with pytest.raises(ValueError, match=f"rank 0: width={DIM}\n  rank 1: width={DIM + 2}"):
+    with pytest.raises(ValueError, match=f"rank 0: dimension={DIM}\n  rank 1: dimension={DIM + 2}"):
         info_nce(*(views if first else wide))
     few, many = (SinkhornPrototypes(DIM, k, gather=False).double()(*views) for k in (3, 4))
-    with pytest.raises(ValueError, match="rank 0: width=3\n  rank 1: width=4"):
+    with pytest.raises(ValueError, match="rank 0: dimension=3\n  rank 1: dimension=4"):
         ConsistencyLoss()(*(few if first else many))
     clusters = torch.zeros(2, 6, dtype=torch.long)
     for prototypes in ([[1.0] * DIM], torch.ones(3, DIM, dtype=torch.bool)):

@@ -271,7 +271,7 @@ def test_bad_options(options, error, message):
 @pytest.mark.parametrize(
     ("z1", "z2", "error", "message"),
     [
-        (torch.randn(4, 5), torch.randn(4, 5), ValueError, "z1 has width 5 but prototypes.weight"),
+        (torch.randn(4, 5), torch.randn(4, 5), ValueError, "z1 has dimension 5 but"),
         (torch.randn(4, 3), torch.randn(5, 3), ValueError, r"z2 has shape \(5, 3\) but z1"),
         (torch.randn(4, 3), torch.randn(4, 3).half(), TypeError, "z2 is torch.float16 but z1"),
         (torch.randn(0, 3), torch.randn(0, 3), ValueError, "z1 must not be empty"),

@@ -205,7 +205,7 @@ def test_bad_options(options, error, message):
     [
         ((), TypeError, "views must be one or more Tensors"),
         ((torch.randn(5),), ValueError, r"views\[0\] must have shape \[N, D\], but got \(5,\)"),
-        ((torch.randn(5, 3),), ValueError, r"views\[0\] has width 3 but weight has width 4"),
+        ((torch.randn(5, 3),), ValueError, r"views\[0\] has dimension 3 but weight"),
         ((torch.randn(5, 4), torch.randn(4, 4)), ValueError, r"views\[1\] has shape \(4, 4\) but"),
         ((torch.randn(5, 4, device="meta"),), ValueError, r"views\[0\] is on meta but weight is"),
         ((torch.randn(5, 4),) * 3, ValueError, "views must be 2 when queue_size > 0.*but got 3"),

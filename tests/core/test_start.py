@@ -199,7 +199,7 @@ def test_between_a_forward_and_its_backward_is_an_error_of_autograd():
 @pytest.mark.parametrize(
     ("rows", "error", "message"),
     [
-        (torch.randn(4, 3), ValueError, r" has width 3 .*; make SinkhornPrototypes\(dim=3\)"),
+        (torch.randn(4, 3), ValueError, r" has dimension 3 .*; make SinkhornPrototypes\(dim=3\)"),
         (torch.randn(DIM), ValueError, r"embeddings must have shape \[N, D\], but got \(5,\)"),
         (torch.randn(0, DIM), ValueError, "embeddings must not be empty"),
         (

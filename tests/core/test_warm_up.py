@@ -429,8 +429,8 @@ class TestSilentFailures:
     @pytest.mark.parametrize(
         ("options", "text"),
         [
-            ({"warmup_steps": 9}, "the warm-up do not move"),
-            ({"queue_size": 2, "memory_size": 3}, "the memory and the queue do not move"),
+            ({"warmup_steps": 9}, "does not update the warm-up:"),
+            ({"queue_size": 2, "memory_size": 3}, "does not update the memory and the queue:"),
             ({}, None),
         ],
     )

@@ -51,7 +51,7 @@ def assert_model_is_its_loss(model, batch):
     alone, weights = copy.deepcopy(model.loss), [*model.encoder.parameters()]
     for step in range(2):  # the second one after a warm-up, and with a queue
         results = []
-        for loss_of in (model, lambda batch: alone(*model.rows(batch))):
+        for loss_of in (model, lambda batch: alone(*model.embeddings(batch))):
             torch.manual_seed(step)
             value = loss_of(batch)
             results.append([value, *torch.autograd.grad(value, weights)])

@@ -13,7 +13,7 @@ from triton import jit
 
 @jit
 def _forward_kernel(p, sums, totals):
-    """The sums of a block of my embeddings over one part of the others."""
+    """The sums of a block of my embeddings over one split of the others."""
     i = tl.program_id(0) * p.BLOCK_I
     if p.table is None:
         of_block, totals_of_block = _sums(p, i, 0, 0, "any")
@@ -76,7 +76,7 @@ def _sums(p, i, first, last, KEYS: tl.constexpr):
 
 @jit
 def _backward_kernel(p, known, d_mine):
-    """The gradient that a block of my embeddings gets from one part of the others."""
+    """The gradient that a block of my embeddings gets from one split of the others."""
     i = tl.program_id(0) * p.BLOCK_I
     if p.table is None:
         gradient = _gradient(p, known, i, 0, 0, "any")
@@ -105,7 +105,7 @@ def _gradient(p, known, i, first, last, KEYS: tl.constexpr):
 
 
 @jit(do_not_specialize=["first_block"])
-def _d_pairs_kernel(p, known, d_pairs, first_block, num_rows):
+def _d_pairs_kernel(p, known, d_pairs, first_block, height):
     """The gradients of pairs, in parts: one tile of some blocks of my embeddings."""
     block = tl.program_id(1)
     i = (first_block + block) * p.BLOCK_I
@@ -122,12 +122,12 @@ def _d_pairs_kernel(p, known, d_pairs, first_block, num_rows):
     high, low = _split(of_tile, p)
     _store(d_pairs, row, j, p.num_others, high, p.BLOCK_I, p.BLOCK_J)
     if p.PARTS == 2:
-        _store(d_pairs, num_rows + row, j, p.num_others, low, p.BLOCK_I, p.BLOCK_J)
+        _store(d_pairs, height + row, j, p.num_others, low, p.BLOCK_I, p.BLOCK_J)
 
 
 @jit
-def _multiply_kernel(p, d_pairs, gradients, num_rows):
-    """Those of one part of the others, multiplied by some columns of their embeddings."""
+def _multiply_kernel(p, d_pairs, gradients, height):
+    """Those of one split of the others, multiplied by some columns of their embeddings."""
     row = tl.program_id(0) * p.BLOCK_I
     d = tl.program_id(1) * p.BLOCK_D
     gradient = tl.zeros([p.BLOCK_I, p.BLOCK_D], p.dtype)
@@ -137,9 +137,9 @@ def _multiply_kernel(p, d_pairs, gradients, num_rows):
         high = _tile(d_pairs, row, j, p.num_others, p.BLOCK_I, p.BLOCK_J)
         low = high
         if p.PARTS == 2:
-            low = _tile(d_pairs, num_rows + row, j, p.num_others, p.BLOCK_I, p.BLOCK_J)
+            low = _tile(d_pairs, height + row, j, p.num_others, p.BLOCK_I, p.BLOCK_J)
         gradient = _add_product(p, high, low, j, d, gradient)
-    row += tl.program_id(2) * num_rows
+    row += tl.program_id(2) * height
     _store(gradients, row, d, p.WIDTH, gradient, p.BLOCK_I, p.BLOCK_D)
 
 
@@ -201,7 +201,7 @@ def _d_pairs(p, known, i, j, first, last, mine, is_masked, KEYS: tl.constexpr):
 
 @jit
 def _my_tiles(p, key, KEYS: tl.constexpr):
-    """The run of tiles of this part, once a gap is taken out; the gap's place and width."""
+    """The run of tiles of this split, without a gap; the gap's start and width."""
     num_tiles = p.num_others // p.BLOCK_J
     gap = num_tiles
     gap_width = 0
@@ -273,9 +273,9 @@ def _weights(p, i, j, first, last, TRANSPOSED: tl.constexpr, KEYS: tl.constexpr)
         if TRANSPOSED:
             of_i, of_j = p.mine.right, p.others.left
         weights = tl.zeros([p.BLOCK_I, p.BLOCK_J], p.dtype)
-        for r in range(0, p.RANK, p.BLOCK_R):
-            some_of_i = _tile(of_i, i, r, p.RANK, p.BLOCK_I, p.BLOCK_R)
-            some_of_j = _tile(of_j, j, r, p.RANK, p.BLOCK_J, p.BLOCK_R)
+        for r in range(0, p.FACTORS, p.BLOCK_R):
+            some_of_i = _tile(of_i, i, r, p.FACTORS, p.BLOCK_I, p.BLOCK_R)
+            some_of_j = _tile(of_j, j, r, p.FACTORS, p.BLOCK_J, p.BLOCK_R)
             weights = tl.dot(some_of_i, tl.trans(some_of_j), weights)
     elif KEYS == "one key":
         weights = _table_row(p, j, first, TRANSPOSED)

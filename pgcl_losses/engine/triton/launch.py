@@ -5,7 +5,7 @@
 
 A program has a block of embeddings and goes over the others, tile by tile. Forward it adds up sums.
 Backward it computes each tile again, with the gradients of its pairs from the sums of both
-embeddings, and multiplies them with the others. No two programs write to one place. `layout.py`
+embeddings, and multiplies them with the others. No two programs write to one address. `layout.py`
 lays embeddings out, and `kernels.py` computes a tile.
 """
 
@@ -150,7 +150,7 @@ def _(log_s: Tensor, d_log_s: Tensor, embeddings: Tensor, *arguments: Any) -> Te
 def log_sums_by_kernels(
     pairs: Pairs, temperature: float | Tensor, portion: Portion, splits: int | None = None
 ) -> Sums:
-    """See `log_sums`; of others in so many parts, or in as many as a GPU works on at a time."""
+    """See `log_sums`; the others in so many splits, or in as many as a GPU works on at a time."""
     embeddings = pairs.embeddings
     laid = lay_out(pairs, temperature, portion, forward=True)
     p, options = _arguments(laid, temperature, backward=False)
@@ -176,7 +176,7 @@ def gradient_by_kernels(
     embeddings = pairs.embeddings
     laid = lay_out(pairs, temperature, portion, forward=False)
     p, options = _arguments(laid, temperature, backward=True)
-    none = log_s == -torch.inf  # a sum without negatives has nothing to share out
+    none = log_s == -torch.inf  # a sum without negatives has no gradient
     d_sums = (d_log_s / temperature).masked_fill_(none, 0.0)
     if p.APART.value:
         log_s = (log_s * LOG2_E).masked_fill_(none, torch.inf)
@@ -204,15 +204,15 @@ def _wide_gradient(
     """The same with the gradients of pairs in memory, some blocks of embeddings at a time."""
     blocks, tiles = p.num_mine // p.BLOCK_I.value, p.num_others // p.BLOCK_J.value
     at_a_time = max(1, min(blocks, _PAIRS_IN_MEMORY // (p.BLOCK_I.value * p.num_others)))
-    num_rows, columns = at_a_time * p.BLOCK_I.value, p.WIDTH.value // p.BLOCK_D.value
+    height, columns = at_a_time * p.BLOCK_I.value, p.WIDTH.value // p.BLOCK_D.value
     splits = splits or _splits(p, at_a_time * columns)
-    d_pairs = p.mine.parts.new_empty(p.PARTS.value, num_rows, p.num_others)
-    of_splits = known.d_sums.new_empty(splits, num_rows, p.WIDTH.value)
+    d_pairs = p.mine.parts.new_empty(p.PARTS.value, height, p.num_others)
+    of_splits = known.d_sums.new_empty(splits, height, p.WIDTH.value)
     d_mine = known.d_sums.new_empty(p.num_mine, p.WIDTH.value)
     for first in range(0, blocks, at_a_time):
         some = min(at_a_time, blocks - first)
-        _d_pairs_kernel[tiles, some](p, known, d_pairs, first, num_rows, **options)
-        _multiply_kernel[some, columns, splits](p, d_pairs, of_splits, num_rows, **options)
+        _d_pairs_kernel[tiles, some](p, known, d_pairs, first, height, **options)
+        _multiply_kernel[some, columns, splits](p, d_pairs, of_splits, height, **options)
         rows = slice(first * p.BLOCK_I.value, (first + some) * p.BLOCK_I.value)
         torch.sum(of_splits[:, : some * p.BLOCK_I.value], 0, out=d_mine[rows])
     return d_mine
@@ -258,9 +258,9 @@ class _Arguments(NamedTuple):
     RUN: Any  # of tiles
     dtype: Any  # of sums
     WIDTH: Any
-    RANK: Any  # of the factors
+    FACTORS: Any  # columns of the factors
     PARTS: Any
-    PEAKS: Any  # whether sums overflow unless a maximum is taken off first
+    PEAKS: Any  # whether sums overflow unless a maximum is subtracted first
     APART: Any  # whether a pair has two exponents, one for the sum of each of its embeddings
     BLOCK_I: Any  # my embeddings at a time
     BLOCK_J: Any  # others at a time
@@ -292,7 +292,7 @@ def _arguments(
         RUN=tl.constexpr(run),
         dtype=tl.constexpr(tl.float64 if kind.dtype == torch.float64 else tl.float32),
         WIDTH=tl.constexpr(width),
-        RANK=tl.constexpr(0 if mine.left is None else mine.left.shape[1]),
+        FACTORS=tl.constexpr(0 if mine.left is None else mine.left.shape[1]),
         PARTS=tl.constexpr(kind.parts),
         PEAKS=tl.constexpr(peaks),
         APART=tl.constexpr(apart),
@@ -310,7 +310,7 @@ def _shape(
 ) -> tuple[int, int, int, int, int]:
     """My embeddings, others and columns of a tile; warps and stages.
 
-    They are not found by timing, which would break the capture of a CUDA graph.
+    They are not tuned by timing, which would break the capture of a CUDA graph.
     """
     if kind.dtype == torch.float64:
         return 64, 64, min(width, SOME_COLUMNS), 4, 1
@@ -322,13 +322,13 @@ def _shape(
 
 
 def _grid(p: _Arguments, splits: int | None) -> tuple[int, int]:
-    """Blocks of my embeddings, and into how many parts the others are split."""
+    """Blocks of my embeddings, and the number of splits of the others."""
     blocks = p.num_mine // p.BLOCK_I.value
     return blocks, splits or _splits(p, blocks)
 
 
 def _splits(p: _Arguments, programs: int) -> int:
-    """Into how many parts the others are split for as many programs as a GPU works on at a time."""
+    """The number of splits of the others that keeps a GPU busy."""
     # A portion may have no program, with fewer embeddings than processes.
     wanted = cdiv(_PROGRAMS * _card(p.mine.parts.device).processors, max(1, programs))
     return int(min(wanted, p.num_others // p.BLOCK_J.value))

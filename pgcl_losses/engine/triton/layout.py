@@ -17,8 +17,8 @@ from pgcl_losses.engine.contract import LOG2_E, Gaussian, Pairs, Portion, Table
 FILLED_TO = 128
 # The fewest columns that tensor cores multiply.
 FEWEST_COLUMNS = 16
-# Up to here the dimension is filled up to a power of 2, which kernels can hold as a whole; more
-# dimensions they take in parts.
+# Up to here the dimension is filled up to a power of 2, which kernels can hold; more dimensions
+# they take in slices.
 _MOST_COLUMNS = 256
 SOME_COLUMNS = 64
 # Runs of tiles for each embedding of a block and each set, of which one has its item.
@@ -54,7 +54,7 @@ def format_of(dtype: torch.dtype) -> Format:
 class Sorted(NamedTuple):
     """Embeddings in the order of their keys, filled up with copies of the last one."""
 
-    order: Tensor  # [M] int64, the embedding that stands at each place
+    order: Tensor  # [M] int64, the embedding at each position
     items: Tensor  # [M] int32, -1 where it is filled up
     parts: Tensor  # [P, M, W] of embeddings so long that their products are exponents of 2
     keys: Tensor | None  # [M] int32, the row and column of the table
@@ -88,10 +88,11 @@ class Layout(NamedTuple):
         run = 1 << int(num_tiles / (_MOST_RUNS * block_i * len(self.lengths))).bit_length()
         masked = self.others.items.new_zeros(num_blocks, -(-num_tiles // run), dtype=torch.int8)
         masked[:, num_others // block_j // run :] = 1
-        places = torch.arange(num_others, device=masked.device)
-        place_of = torch.empty_like(places).index_copy_(0, self.others.order[:num_others], places)
-        blocks, items = places[:num_mine] // block_i, self.mine.items[:num_mine]
-        for of_set in place_of.split_with_sizes(self.lengths):
+        positions = torch.arange(num_others, device=masked.device)
+        order = self.others.order[:num_others]
+        position_of = torch.empty_like(positions).index_copy_(0, order, positions)
+        blocks, items = positions[:num_mine] // block_i, self.mine.items[:num_mine]
+        for of_set in position_of.split_with_sizes(self.lengths):
             if len(of_set) > 0:  # later items mask its last tile in vain
                 runs = of_set[items.clamp(max=len(of_set) - 1)] // (block_j * run)
                 masked.view(-1).index_fill_(0, blocks * masked.shape[1] + runs, 1)
@@ -119,8 +120,8 @@ def lay_out(
 
     def laid(run: slice) -> Sorted:
         length = run.stop - run.start
-        places = torch.arange(length + -length % FILLED_TO, device=embeddings.device)
-        order = places.clamp_(max=length - 1)
+        positions = torch.arange(length + -length % FILLED_TO, device=embeddings.device)
+        order = positions.clamp_(max=length - 1)
         if keys is not None:
             order = keys[run].argsort(stable=True)[order]
         order = order + run.start
@@ -140,7 +141,7 @@ def lay_out(
     if table is not None and others.keys is not None:
         if pairs.by_cosine is None or not forward:  # its totals are those of all embeddings
             skipped = _skipped(pairs, others.keys[:count], table)
-        fill = -len(table) % 16  # for numbers of clusters, too, see `FILLED_TO`
+        fill = -len(table) % 16  # so that few numbers of clusters need kernels of their own
         table = F.pad(table, (0, fill, 0, fill))
     lengths = pairs.lengths if pairs.items is None else None
     return Layout(kind, mine, others, (run.stop - run.start, count), table, skipped, lengths)
@@ -203,9 +204,9 @@ def _skipped(pairs: Pairs, keys: Tensor, table: Tensor) -> Tensor:
     first, end = numbers, numbers + 1
     if not pairs.compares_all():
         size = len(table) // len(pairs.lengths)
-        whole = (_compared(pairs).diagonal() == 0).repeat_interleave(size)
-        first = torch.where(whole, numbers // size * size, first)
-        end = torch.where(whole, first + size, end)
+        own_set = (_compared(pairs).diagonal() == 0).repeat_interleave(size)
+        first = torch.where(own_set, numbers // size * size, first)
+        end = torch.where(own_set, first + size, end)
     runs = torch.searchsorted(keys, torch.stack([first, end], 1))
     return runs.masked_fill_((table.diagonal() != 0).unsqueeze(1), 0).int()
 

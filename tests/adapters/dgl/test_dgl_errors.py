@@ -38,7 +38,7 @@ def test_a_batch_that_forgot_its_graphs():
         model_of(augment2=dgl.AddEdge())(graph)
     with pytest.warns(UserWarning, match="the batch is one graph alone; dgl.add_self_loop"):
         model_of()(dgl.add_self_loop(graph))
-    with pytest.raises(ValueError, match=r"returned 1 rows .* 3 graphs .*dgl.add_self_loop"):
+    with pytest.raises(ValueError, match=r"returned 1 embeddings .* 3 graphs .*dgl.add_self_loop"):
         model_of(lambda view, feat: SumPooling()(dgl.add_self_loop(view), feat))(graph)
 
 
@@ -48,7 +48,7 @@ def test_errors_of_the_model():
         with pytest.raises(ValueError, match=rf"\[graphs, D\] or \[nodes, D\], but got {got}"):
             model_of(lambda view, feat, result=result: result)(graph)
     with pytest.raises(
-        ValueError, match=r"encoder returned 2 rows for the view of augment1, which"
+        ValueError, match=r"encoder returned 2 embeddings for the view of augment1, which"
     ):
         model_of(lambda view, feat: torch.zeros(2, 16))(graph)
     with pytest.raises(

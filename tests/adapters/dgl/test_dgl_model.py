@@ -35,7 +35,7 @@ def test_model_is_the_loss_of_the_views_rows(graphs, seed):
     rows = [model.encoder(view, view.ndata["feat"]) for view in views]
     torch.testing.assert_close(loss, model.loss(*rows))
     torch.manual_seed(seed)
-    torch.testing.assert_close(list(model.rows(graph)), rows)
+    torch.testing.assert_close(list(model.embeddings(graph)), rows)
     assert loss.isfinite()
     loss.backward()
     assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
@@ -48,7 +48,7 @@ def test_three_views():
     torch.manual_seed(1)
     value = model(graph)
     torch.manual_seed(1)
-    rows = model.rows(graph)
+    rows = model.embeddings(graph)
     assert len(rows) == 3
     torch.testing.assert_close(value, loss(*rows))
 
@@ -64,7 +64,7 @@ def test_rows_of_each_view_are_graph_i():
     graph = batch_of([(0, []), ring(8), (1, []), ring(9), (0, [])])
     for augment in (kind(0.4) for kind in KINDS[:3]):
         model = model_of(AvgPooling(), augment, NodeDrop(0.2))
-        for rows in model.rows(graph):
+        for rows in model.embeddings(graph):
             left = rows[:, 0] != 0  # a graph that lost all its nodes
             assert torch.equal(rows[left, 0], torch.arange(1.0, 6)[left])
             assert left[[1, 3]].all()
@@ -73,17 +73,17 @@ def test_rows_of_each_view_are_graph_i():
 def test_an_encoder_of_the_graph_alone():
     graph = batch_of([ring(4), ring(5)])
     model = model_of(lambda view: dgl.sum_nodes(view, "feat"), feat_name=None)
-    assert [rows.shape for rows in model.rows(graph)] == [(2, 3)] * 2
+    assert [rows.shape for rows in model.embeddings(graph)] == [(2, 3)] * 2
 
 
 def test_rows_of_nodes():
     graph = batch_of([ring(30)])
     model = model_of(GINConv(nn.Linear(3, 16)), EdgePerturb(0.2), AttributeMask(0.2))
-    assert [rows.shape for rows in model.rows(graph)] == [(30, 16)] * 2
+    assert [rows.shape for rows in model.embeddings(graph)] == [(30, 16)] * 2
     model(graph).backward()
     model.augment1 = NodeDrop(0.5)
     with pytest.raises(
-        ValueError, match="for rows of nodes the augmentations must leave the nodes"
+        ValueError, match="with node embeddings the augmentations must leave the nodes"
     ):
         model(graph)
 

@@ -116,14 +116,15 @@ class TestBadInput:
     def test_no_choice(self):
         with pytest.raises(ValueError, match="transforms must hold at least one transform"):
             RandomChoice([])
-        with pytest.raises(TypeError, match=r"transforms\[1\] must be what makes .* got None"):
+        with pytest.raises(TypeError, match=r"transforms\[1\] must be a callable .* got None"):
             RandomChoice([NodeDrop(), None])
 
     @pytest.mark.parametrize("number", [1, 2, 3])
     def test_no_augmentation(self, number):
         augments = {1: NodeDrop(), 2: NodeDrop(), 3: NodeDrop(), number: None}
         message = (
-            rf"augment{number} must be what makes a view of a batch, but got None \(NoneType\)"
+            rf"augment{number} must be a callable that makes a view of a batch, but got None "
+            r"\(NoneType\)"
         )
         with pytest.raises(TypeError, match=rf"{message}; .* give torch.nn.Identity\(\)"):
             ContrastiveModel(Encoder(), augments[1], augments[2], PGCLLoss(8), augments[3])
@@ -131,7 +132,7 @@ class TestBadInput:
         model = ContrastiveModel(Encoder(), augments[1], augments[2], PGCLLoss(8), augments[3])
         batch = molecules(3)
         own = model.encoder(batch.x, batch.edge_index, batch.batch, 3)
-        torch.testing.assert_close(model.rows(batch)[number - 1], own)
+        torch.testing.assert_close(model.embeddings(batch)[number - 1], own)
 
 
 def first_only(batch):
@@ -153,11 +154,11 @@ class TestBadModels:
         [
             (
                 Forgetful(),
-                "encoder returned 0 rows for the view of augment1, which has 5 graphs and 0 nodes, "
-                "while the batch has 50 nodes; pool with size=batch.num_graphs",
+                "encoder returned 0 embeddings for the view of augment1, which has 5 graphs and 0 "
+                "nodes, while the batch has 50 nodes; pool with size=batch.num_graphs",
             ),
-            (NodeEncoder(), "encoder returned 0 rows.*size=batch.num_graphs"),
-            (Returns(torch.ones(7, 8)), r"encoder returned 7 rows.*the batch has 50 nodes$"),
+            (NodeEncoder(), "encoder returned 0 embeddings.*size=batch.num_graphs"),
+            (Returns(torch.ones(7, 8)), r"encoder returned 7 embeddings.*the batch has 50 nodes$"),
             (Returns(torch.ones(5)), r"must return a Tensor of shape.*but got \(5,\)"),
             (Returns((torch.ones(5, 8),)), "must return a Tensor of shape.*but got tuple"),
         ],
@@ -173,7 +174,7 @@ class TestBadModels:
             view.ptr = torch.cat([batch.ptr[:-1], batch.ptr[-2:-1]])
             return view
 
-        with pytest.raises(ValueError, match=r"returned 4 rows .* 5 graphs and 40 nodes.*size="):
+        with pytest.raises(ValueError, match=r"returned 4 embeddings .* 5 graphs and 40 .*size="):
             model_of(Forgetful(), AttributeMask(), empty_last)(molecules(5))
         assert model_of(Encoder(), AttributeMask(), empty_last)(molecules(5)).isfinite()
 
@@ -188,7 +189,7 @@ class TestBadModels:
             def forward(self, data):
                 return self.gin(data.x, data.edge_index).sum(0, keepdim=True)
 
-        with pytest.raises(ValueError, match=r"1 row for one plain Data.*batch graphs by"):
+        with pytest.raises(ValueError, match=r"1 embedding for one plain Data.*batch graphs by"):
             model_of(Pooled(), EdgePerturb(), EdgePerturb())(molecules(2)[0])
 
     def test_views_of_other_graphs(self):

@@ -41,7 +41,10 @@ class TestContrastiveModel:
         )
         torch.testing.assert_close(loss, copy.deepcopy(model.loss)(z1, z2))
         torch.manual_seed(1)
-        torch.testing.assert_close(model.rows(batch), (z1, z2))
+        torch.testing.assert_close(model.embeddings(batch), (z1, z2))
+        torch.manual_seed(1)
+        with pytest.warns(DeprecationWarning, match=r"rows\(\) is now embeddings\(\)"):
+            torch.testing.assert_close(model.rows(batch), (z1, z2))
 
     def test_three_views(self):
         batch, loss = molecules(6), PGCLLoss(8, 4)
@@ -49,7 +52,7 @@ class TestContrastiveModel:
         torch.manual_seed(1)
         value = model(batch)
         torch.manual_seed(1)
-        rows = model.rows(batch)
+        rows = model.embeddings(batch)
         assert len(rows) == 3
         torch.testing.assert_close(value, copy.deepcopy(loss)(*rows))
         model.augment3 = lambda view: None
@@ -66,7 +69,7 @@ class TestContrastiveModel:
         graph = molecules(6)
         for conv in (GINConv(torch.nn.Linear(4, 8)), GCNConv(4, 8), SAGEConv(4, 8)):
             model = model_of(conv, EdgePerturb(0.2), AttributeMask(0.2))
-            assert [rows.shape for rows in model.rows(graph)] == [(60, 8)] * 2
+            assert [rows.shape for rows in model.embeddings(graph)] == [(60, 8)] * 2
 
     def test_an_encoder_of_a_batch_may_have_other_arguments(self):
         class OfBatch(Encoder):
@@ -90,22 +93,22 @@ class TestContrastiveModel:
     def test_rows_of_nodes(self):
         model = model_of(NodeEncoder(), EdgePerturb(0.2), AttributeMask(0.2))
         batch = molecules(4)
-        assert [rows.shape for rows in model.rows(batch)] == [(40, 8)] * 2
+        assert [rows.shape for rows in model.embeddings(batch)] == [(40, 8)] * 2
         one = batch[0]
-        assert [rows.shape for rows in model.rows(one)] == [(10, 8)] * 2
+        assert [rows.shape for rows in model.embeddings(one)] == [(10, 8)] * 2
         model(one).backward()
 
     def test_models_of_pyg(self):
         batch = molecules(3)
         batch.edge_weight = torch.ones(batch.num_edges)
         gin = GIN(4, 8, 2, norm="InstanceNorm")  # takes batch and batch_size
-        assert model_of(gin, EdgePerturb(), AttributeMask()).rows(batch)[0].shape == (30, 8)
+        assert model_of(gin, EdgePerturb(), AttributeMask()).embeddings(batch)[0].shape == (30, 8)
         layers = [
             (GINConv(torch.nn.Linear(4, 8)), "x, edge_index -> x"),
             (global_add_pool, "x, batch, size -> x"),
         ]
         sequential = Sequential("x, edge_index, batch, size", layers)
-        assert model_of(sequential, NodeDrop(1.0), NodeDrop()).rows(batch)[0].shape == (3, 8)
+        assert model_of(sequential, NodeDrop(1.0), NodeDrop()).embeddings(batch)[0].shape == (3, 8)
 
     def test_an_augmenter_that_is_a_module_is_a_part(self):
         class Scale(torch.nn.Module):

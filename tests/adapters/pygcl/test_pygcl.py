@@ -170,7 +170,7 @@ def next_batch(loss, *views):
 
 def failure(loss, z1, z2):
     loss.pgcl.temperature = 0.5
-    with pytest.raises(ValueError, match="z1 has width 3 but"):
+    with pytest.raises(ValueError, match="z1 has dimension 3 but"):
         loss(z1[:, :3], z2[:, :3])
 
 
