@@ -173,3 +173,12 @@ def test_p_values_of_pairs_and_holms_correction():
     assert tables.paired(ours, theirs).p == pytest.approx(expected)
     deltas = [tables.Delta(1.0, 0.0, 2.0, p) for p in (0.04, 0.01, 0.03)]  # 0.06, 0.03, 0.06
     assert tables.holm(deltas) == [deltas[1]]
+
+
+def test_the_page_has_the_tables_of_its_runs(tmp_path, monkeypatch):
+    page = tmp_path / report.PAGE.name
+    page.write_text(report.PAGE.read_text())
+    monkeypatch.setattr(report, "PAGE", page)
+    expected = page.read_text()
+    report.main()
+    assert page.read_text() == expected
