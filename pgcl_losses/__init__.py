@@ -14,8 +14,9 @@ from pgcl_losses.sinkhorn import sinkhorn
 __version__ = "0.2.0"
 
 # The adapters of a checkout lie beside this package; of an installation, in it.
-if (Path(__file__).parents[1] / "adapters" / "pygcl.py").exists():
-    __path__.append(str(Path(__file__).parents[1]))
+_beside = Path(__file__).parents[1]
+if (_beside / "adapters" / "pygcl.py").exists() and (_beside / "pyproject.toml").exists():
+    __path__.append(str(_beside))
 
 __all__ = [
     "AssignedBatch",

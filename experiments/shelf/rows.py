@@ -34,7 +34,7 @@ def is_chosen(index: int) -> bool:
 
 
 def recipe(batch_size: int, temperature: float) -> dict[str, Any]:
-    """What `PGCLLoss.recommended` sets, as options of `Objective`."""
+    """What `PGCLLoss.recommended` of version 0.2 set, as options of `Objective`."""
     return {
         "num_prototypes": max(2, min(1000, batch_size // 3)),
         "consistency_weight": min(1.0, 0.2 / temperature),

@@ -53,7 +53,8 @@ def comparison(runs: Iterable[Run]) -> str:
     runs = list(runs)
     rows = by_row(runs)
     measures: dict[str, Measure] = {"last epoch": last_epoch}
-    if all(ONE_SHOT in run for run in runs if run["config"]["row"] != WL):
+    trained = [run for run in runs if run["config"]["row"] != WL]
+    if trained and all(ONE_SHOT in run for run in trained):
         measures["1 label per class"] = one_shot
     columns = ["seeds", "best epoch by test accuracy (optimistic)"]
     for name in measures:
@@ -87,7 +88,8 @@ def verdict(runs: Iterable[Run]) -> str:
             if not delta.low <= 0 <= delta.high:
                 verb = "significantly above" if delta.mean > 0 else "significantly below"
             place = f"On {named(runs)}{name}"
-            said.append(f"{place} PGCL is {verb} InfoNCE: {delta} points, {len(ours)} seeds.")
+            seeds = len(ours.keys() & theirs.keys())
+            said.append(f"{place} PGCL is {verb} InfoNCE: {delta} points, {seeds} seeds.")
     return "\n".join(said) or (
         "Fewer than three seeds do not tell PGCL and InfoNCE apart: take --seeds 5."
     )

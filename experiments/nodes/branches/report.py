@@ -87,13 +87,28 @@ def gain(seeds: Seeds, others: Seeds, name: str) -> str:
 
 
 def described(record: Record) -> str:
-    """One after the other, of each setting and length that has InfoNCE to compare with."""
-    return "\n\n".join(
+    """One after the other, of each setting and length with more than InfoNCE."""
+    made = [
         table(record, setting, length)
         for setting in record.settings
         for length in LENGTHS
         if record.seeds(setting, INFO_NCE, length)
-    )
+    ]
+    return "\n\n".join(one for one in made if one.count("\n") > 2)
+
+
+def all_measures(record: Record) -> str:
+    """Markdown: InfoNCE's values and what the candidate has more, each at its temperature."""
+    lines = [f"| {LENGTH} steps | seeds | {' | '.join(NAMES.values())} |"]
+    lines.append("| --- | --- |" + " --- |" * len(NAMES))
+    for sizes in HELD_OUT:
+        base = runs_of(record, sizes, INFO_NCE).values()
+        values = [spread([run[name] for run in base]) for name in NAMES]
+        setting = f"{sizes[0]}, batches of {sizes[1]}"
+        lines.append(f"| {setting}: InfoNCE | {len(base)} | {' | '.join(values)} |")
+        deltas = [str(compared(record, sizes, name)) for name in NAMES]
+        lines.append(f"| candidate minus InfoNCE | | {' | '.join(deltas)} |")
+    return "\n".join(lines)
 
 
 def choice(record: Record) -> str:
@@ -184,7 +199,7 @@ def verdict(delta: Delta) -> str:
 # By record, and with the names of their places on the page.
 TABLES: dict[str, list[Callable[[Record], str]]] = {
     "development": [choice, tried],
-    "held_out": [decision, described],
+    "held_out": [decision, all_measures, described],
 }
 
 
