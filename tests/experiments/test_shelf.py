@@ -56,6 +56,6 @@ def test_a_last_line_without_its_end_is_kept(tmp_path):
 
 
 def test_the_page_on_choosing_has_the_rows_of_the_ablation():
-    page = (ROOT / "docs" / "choosing.md").read_text().partition("| row | options |")[2]
+    page = (ROOT / "docs" / "choosing.md").read_text().partition("| loss | options |")[2]
     options = re.findall(r"^\| .* \| (?:`(.*)`|none: the defaults) \|$", page, flags=re.MULTILINE)
     assert [eval(f"dict({option})") for option in options] == list(ROWS.values())
