@@ -145,7 +145,7 @@ def recipe(sets: dict[str, list[Run]], recommended: dict[str, list[Run]]) -> str
         rows, recipe_rows = table.by_row(sets[name]), table.by_row(runs)
         if PGCL in recipe_rows:
             info_nce, paper, ours = (
-                {seed: table.last_epoch(run) for seed, run in seeds.items()}
+                table.by_seed(seeds, table.last_epoch)
                 for seeds in (rows[INFO_NCE], rows[PGCL], recipe_rows[PGCL])
             )
             cells = [spread(list(seeds.values())) for seeds in (info_nce, paper, ours)]
@@ -155,16 +155,13 @@ def recipe(sets: dict[str, list[Run]], recommended: dict[str, list[Run]]) -> str
 
 
 def conclusions(sets: dict[str, list[Run]]) -> str:
-    """Last epochs of five rows on the sets of the paper."""
+    """Last epochs of four rows on the sets of the paper."""
     shown = (WL, UNTRAINED, INFO_NCE, PGCL)
     lines = [f"| accuracy in % | seeds | {' | '.join(shown)} | PGCL minus InfoNCE |"]
     lines.append("| --- |" + " --- |" * (len(shown) + 2))
     for name in PAPER:
         rows = table.by_row(sets[name])
-        last = {
-            row: {seed: table.last_epoch(run) for seed, run in rows.get(row, {}).items()}
-            for row in shown
-        }
+        last = {row: table.by_seed(rows.get(row, {}), table.last_epoch) for row in shown}
         cells = [spread([*seeds.values()]) if seeds else "" for seeds in last.values()]
         delta = difference(last[PGCL], last[INFO_NCE])
         lines.append(f"| {name} | {len(last[PGCL])} | {' | '.join(cells)} | {delta} |")

@@ -56,21 +56,20 @@ def comparison(runs: Iterable[Run]) -> str:
     trained = [run for run in runs if run["config"]["row"] != WL]
     if trained and all(ONE_SHOT in run for run in trained):
         measures["1 label per class"] = one_shot
-    columns = ["seeds", "best epoch by test accuracy (optimistic)"]
-    for name in measures:
-        columns += [name, "minus InfoNCE", "minus untrained"]
-    columns[1], columns[2] = columns[2], columns[1]
-    lines = [f"| {named(runs)} | {' | '.join(columns)} |", "| --- |" + " --- |" * len(columns)]
-    for row, seeds in rows.items():
-        cells = [str(len(seeds))]
-        for measure in measures.values():
-            of_rows = {name: by_seed(of_row, measure) for name, of_row in rows.items()}
-            cells.append(spread([*of_rows[row].values()]) if of_rows[row] else "")
-            for other in (INFO_NCE, UNTRAINED):
-                cells.append(difference(of_rows[row], of_rows.get(other, {})))
-        cells.insert(2, spread([best_epoch(run) for run in seeds.values()]))
-        lines.append(f"| {row} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+    columns = [[named(runs), *rows], ["seeds", *(str(len(seeds)) for seeds in rows.values())]]
+    for name, measure in measures.items():
+        of_rows = {row: by_seed(seeds, measure) for row, seeds in rows.items()}
+        columns.append(
+            [name, *(spread([*of_row.values()]) if of_row else "" for of_row in of_rows.values())]
+        )
+        if measure is last_epoch:
+            best = [spread([*by_seed(seeds, best_epoch).values()]) for seeds in rows.values()]
+            columns.append(["best epoch by test accuracy (optimistic)", *best])
+        for label, other in (("minus InfoNCE", INFO_NCE), ("minus untrained", UNTRAINED)):
+            base = of_rows.get(other, {})
+            columns.append([label, *(difference(of_row, base) for of_row in of_rows.values())])
+    head, *lines = (f"| {' | '.join(cells)} |" for cells in zip(*columns, strict=True))
+    return "\n".join([head, "|" + " --- |" * len(columns), *lines])
 
 
 def verdict(runs: Iterable[Run]) -> str:

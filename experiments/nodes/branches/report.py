@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from experiments.shelf import results
-from experiments.shelf.tables import Delta, fill, holm, is_met, is_missed, paired, spread
+from experiments.shelf.tables import Delta, holm, is_met, is_missed, paired, refill, spread
 
 from .measure import NAMES
 from .rows import CANDIDATE, INFO_NCE, LENGTH, ROWS, TEMPERATURE, UNTRAINED
@@ -23,6 +23,7 @@ RECORDS = {name: HERE / f"{name}.jsonl" for name in ("development", "held_out")}
 LENGTHS = (100, 200, 400)
 TEMPERATURES = (0.4, 0.8, 1.2, 2.0)
 PRIMARY, NOT_INFERIOR = "one_shot", ("five_shot", "probe")
+FEW = (PRIMARY, "five_shot")
 DEVELOPMENT = [("Cora", 512), ("Cora", 4096), ("CiteSeer", 512), ("CiteSeer", 4096)]
 DEVELOPMENT += [("DBLP", 512), ("DBLP", 2048)]  # sets and batches
 HELD_OUT = [("Photo", 512), ("Photo", 2048), ("CS", 512), ("CS", 2048)]
@@ -81,20 +82,25 @@ def table(record: Record, setting: Setting, length: int) -> str:
 
 def gain(seeds: Seeds, others: Seeds, name: str) -> str:
     """A cell: the mean difference, with its interval from three seeds on."""
-    ours, theirs = ({seed: run[name] for seed, run in of.items()} for of in (seeds, others))
-    mean = np.mean([ours[seed] - theirs[seed] for seed in ours.keys() & theirs.keys()])
-    return str(paired(ours, theirs) or f"{mean:+.1f}")
+    mean = np.mean(
+        [seeds[seed][name] - others[seed][name] for seed in seeds.keys() & others.keys()]
+    )
+    return str(paired(values(seeds, name), values(others, name)) or f"{mean:+.1f}")
+
+
+def values(seeds: Seeds, name: str) -> dict[int, float]:
+    return {seed: run[name] for seed, run in seeds.items()}
 
 
 def described(record: Record) -> str:
-    """One after the other, of each setting and length with more than InfoNCE."""
-    made = [
+    """One after the other, of each setting and length with InfoNCE and more."""
+    return "\n\n".join(
         table(record, setting, length)
         for setting in record.settings
         for length in LENGTHS
         if record.seeds(setting, INFO_NCE, length)
-    ]
-    return "\n\n".join(one for one in made if one.count("\n") > 2)
+        and any(record.seeds(setting, row, length) for row in ROWS if row != INFO_NCE)
+    )
 
 
 def all_measures(record: Record) -> str:
@@ -103,9 +109,9 @@ def all_measures(record: Record) -> str:
     lines.append("| --- | --- |" + " --- |" * len(NAMES))
     for sizes in HELD_OUT:
         base = runs_of(record, sizes, INFO_NCE).values()
-        values = [spread([run[name] for run in base]) for name in NAMES]
+        means = [spread([run[name] for run in base]) for name in NAMES]
         setting = f"{sizes[0]}, batches of {sizes[1]}"
-        lines.append(f"| {setting}: InfoNCE | {len(base)} | {' | '.join(values)} |")
+        lines.append(f"| {setting}: InfoNCE | {len(base)} | {' | '.join(means)} |")
         deltas = [str(compared(record, sizes, name)) for name in NAMES]
         lines.append(f"| candidate minus InfoNCE | | {' | '.join(deltas)} |")
     return "\n".join(lines)
@@ -113,27 +119,23 @@ def all_measures(record: Record) -> str:
 
 def choice(record: Record) -> str:
     """Markdown: what temperatures and length are chosen by, over the development settings."""
-    head = " | ".join(f"tau={temperature:g}" for temperature in TEMPERATURES)
-    lines = [f"| 1 / 5 labels per class | settings | steps | {head} |"]
-    lines.append("| --- | --- | --- |" + " --- |" * len(TEMPERATURES))
     small = [sizes for sizes in DEVELOPMENT if sizes[1] == 512]
+    lines = {}
     for row, (length, settings) in itertools.product(
         (INFO_NCE, CANDIDATE), ((100, small), (200, small), (400, small), (200, DEVELOPMENT))
     ):
         cells = []
         for temperature in TEMPERATURES:
             runs = [record.seeds(Setting(*sizes, temperature), row, length) for sizes in settings]
-            one, five = (means(runs, name) for name in (PRIMARY, "five_shot"))
+            one, five = (means(runs, name) for name in FEW)
             cells.append(f"{one:.1f} / {five:.1f}" if all(runs) else "")
-        lines.append(f"| {row} | {len(settings)} | {length} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+        lines[f"{row} | {len(settings)} | {length}"] = cells
+    return by_temperature("1 / 5 labels per class | settings | steps", lines)
 
 
 def tried(record: Record) -> str:
     """Markdown: every row minus InfoNCE at its temperature, a mean over development settings."""
-    head = " | ".join(f"tau={temperature:g}" for temperature in TEMPERATURES)
-    lines = [f"| minus InfoNCE, 1 / 5 labels per class (settings) | {head} |"]
-    lines.append("| --- |" + " --- |" * len(TEMPERATURES))
+    lines = {}
     for row in ROWS:
         cells = []
         for temperature in TEMPERATURES:
@@ -141,15 +143,21 @@ def tried(record: Record) -> str:
             for sizes in DEVELOPMENT:
                 setting = Setting(*sizes, temperature)
                 seeds, base = (record.seeds(setting, name, 200) for name in (row, INFO_NCE))
-                names = (PRIMARY, "five_shot")
                 both = seeds.keys() & base.keys()
-                of_seeds = [[seeds[s][n] - base[s][n] for n in names] for s in both]
+                of_seeds = [[seeds[s][n] - base[s][n] for n in FEW] for s in both]
                 gains += [np.mean(of_seeds, axis=0)] if both else []
             one, five = np.mean(gains, axis=0) if gains else (0, 0)
             cells.append(f"{one:+.1f} / {five:+.1f} ({len(gains)})" if gains else "")
         if row != INFO_NCE and any(cells):
-            lines.append(f"| {row} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+            lines[row] = cells
+    return by_temperature("minus InfoNCE, 1 / 5 labels per class (settings)", lines)
+
+
+def by_temperature(first: str, lines: dict[str, list[str]]) -> str:
+    """Markdown: a column for each temperature, beside the first ones."""
+    head = [*first.split(" | "), *(f"tau={temperature:g}" for temperature in TEMPERATURES)]
+    made = [f"| {' | '.join(head)} |", "|" + " --- |" * len(head)]
+    return "\n".join([*made, *(f"| {row} | {' | '.join(cells)} |" for row, cells in lines.items())])
 
 
 def means(of_settings: Collection[Seeds], name: str) -> float:
@@ -182,10 +190,7 @@ def runs_of(record: Record, sizes: tuple[str, int], row: str) -> Seeds:
 
 
 def compared(record: Record, sizes: tuple[str, int], name: str) -> Delta:
-    ours, theirs = (
-        {seed: run[name] for seed, run in runs_of(record, sizes, row).items()}
-        for row in (CANDIDATE, INFO_NCE)
-    )
+    ours, theirs = (values(runs_of(record, sizes, row), name) for row in (CANDIDATE, INFO_NCE))
     delta = paired(ours, theirs)
     if delta is None:
         raise ValueError(f"{sizes}: fewer than three seeds")
@@ -204,14 +209,14 @@ TABLES: dict[str, list[Callable[[Record], str]]] = {
 
 
 def main() -> None:
-    page = PAGE.read_text()
+    tables = {}
     for name, file in RECORDS.items():
         runs = results.read(file).values()
         if not runs:
             sys.exit(f"experiments.nodes.branches.report: {file} has no runs")
         record = Record(runs)
-        page = fill(page, {made.__name__: made(record) for made in TABLES[name]})
-    results.write(PAGE, lambda part: part.write_text(page))
+        tables |= {made.__name__: made(record) for made in TABLES[name]}
+    refill({PAGE: tables})
 
 
 if __name__ == "__main__":
