@@ -1,7 +1,6 @@
-"""Plain numbers that describe clusters, negatives and embeddings."""
+"""Numbers to log, which describe clusters, negatives and embeddings."""
 
 from collections.abc import Sequence
-from typing import TypedDict
 
 import torch
 import torch.nn.functional as F
@@ -15,48 +14,43 @@ from pgcl_losses.pgcl import PGCLTerms
 from pgcl_losses.weights import cluster_counts, prototype_log_weights
 
 
-class HeadDiagnostics(TypedDict, total=False):
-    """What :func:`diagnostics` says of the clusters of one head.
-
-    The last two assume negatives from all views, the paper's hard clusters and no
-    ``negative_ranks``. They are nan if there are no negatives. With one view ``agreement`` is nan.
-    """
-
-    occupancy: list[float]  #: the fraction of samples in each cluster
-    entropy: float  #: of the occupancy in nats: log K if all clusters have one size
-    dead_prototypes: int  #: how many have no sample
-    #: How often two views of a graph have the same cluster: 1/K if clusters are chance.
-    agreement: float
-    masked_negatives: float  #: the fraction of negatives that ``exclude_same_cluster`` leaves out
-    #: The mean of M w over the negatives that remain, for ``weighting="prototype"``. Below 1 the
-    #: negatives count less than in InfoNCE, taken together.
-    mean_weight: float
-
-
-class Diagnostics(HeadDiagnostics, total=False):
-    """What :func:`diagnostics` returns: an ordinary dict."""
-
-    loss: float  #: the terms, averaged if they were not reduced
-    contrast: float
-    consistency: float
-    mean_cosine: float  #: of two embeddings: near 1 the embeddings are collapsed
-    #: The consistency divided by log K, that of uniform predictions. 1 says that no prototype tells
-    #: embeddings apart. nan with one view or one prototype.
-    consistency_ratio: float
-    heads: list[HeadDiagnostics]  #: of each head, in place of the numbers of one
-
-
 @torch.no_grad()
 def diagnostics(
     source: PGCLTerms | Sequence[Assignment], prototypes: Tensor | None = None
-) -> Diagnostics:
-    """Numbers worth logging, from one step's terms or assignments. It waits for the device.
+) -> dict[str, float]:
+    """Numbers to log, from one step's terms or assignments. It waits for the device.
 
-    In the warm-up of :class:`PGCLLoss` these are the terms and ``mean_cosine`` alone.
+    With several heads, ``head0/entropy`` is that of the first head, and so on. In the warm-up of
+    :class:`PGCLLoss` the dict has the terms and ``mean_cosine`` alone.
 
     Args:
         source: what ``PGCLLoss.terms`` returned, or the assignments of ``SinkhornPrototypes``.
         prototypes: ``[K, D]``, adds ``mean_weight``.
+
+    Returns:
+        Of the terms:
+
+        - loss, contrast, consistency: averaged if they were not reduced
+        - mean_cosine: of two embeddings; near 1 the embeddings are collapsed
+
+        Of the assignments:
+
+        - consistency_ratio: the consistency divided by log K, that of uniform predictions. 1 says
+          that no prototype tells embeddings apart. nan with one view or one prototype.
+
+        Of each head:
+
+        - largest_cluster: the fraction of samples in it
+        - entropy: of the cluster sizes, in nats; log K if all clusters have one size
+        - dead_prototypes: how many have no sample
+        - agreement: how often two views of a graph have the same cluster; 1/K if clusters are
+          chance, nan with one view
+        - masked_negatives: the fraction of negatives that ``exclude_same_cluster`` leaves out
+        - mean_weight: of M w over the negatives that remain, for ``weighting="prototype"``. Below
+          1 the negatives count less than in InfoNCE, taken together.
+
+        The last two assume negatives from all views, hard clusters and no ``negative_ranks``. They
+        are nan without negatives.
 
     Examples:
         >>> import torch
@@ -64,11 +58,11 @@ def diagnostics(
         >>> clusters = torch.tensor([0, 0, 1, 1])
         >>> view = Assignment(torch.zeros(4, 3), torch.eye(3)[clusters], clusters)
         >>> numbers = diagnostics([view, view])
-        >>> numbers["occupancy"], numbers["dead_prototypes"], round(numbers["masked_negatives"], 3)
-        ([0.5, 0.5, 0.0], 1, 0.333)
+        >>> numbers["largest_cluster"], numbers["dead_prototypes"], numbers["agreement"]
+        (0.5, 1, 1.0)
 
     """
-    numbers = Diagnostics()
+    numbers: dict[str, float] = {}
     if isinstance(source, PGCLTerms):
         numbers["loss"] = source.loss.mean().item()
         numbers["contrast"] = source.contrast.mean().item()
@@ -101,20 +95,16 @@ def diagnostics(
     log_probs = torch.stack([assignment.log_probs for assignment in assignments])
     targets = torch.stack([assignment.targets for assignment in assignments])
     numbers["consistency_ratio"] = consistency_ratio(log_probs, targets, heads).item()
-    each = [
-        _of_head(*of_head) for of_head in zip(of_views.unbind(-1), heads, of_heads, strict=True)
-    ]
-    if len(heads) > 1:
-        numbers["heads"] = each
-    else:
-        numbers = {**numbers, **each[0]}
+    for h, of_head in enumerate(zip(of_views.unbind(-1), heads, of_heads, strict=True)):
+        prefix = f"head{h}/" if len(heads) > 1 else ""
+        numbers |= {prefix + name: value for name, value in _of_head(*of_head).items()}
     return numbers
 
 
-def _of_head(clusters: Tensor, num_prototypes: int, prototypes: Tensor | None) -> HeadDiagnostics:
+def _of_head(clusters: Tensor, num_prototypes: int, prototypes: Tensor | None) -> dict[str, float]:
     """Of clusters ``[V, N]``, and unit prototypes ``[K, D]``."""
     counts = cluster_counts(clusters.flatten(), num_prototypes).double()  # [K]
-    occupancy = counts / counts.sum()
+    fractions = counts / counts.sum()
 
     # How many negatives the samples of cluster a have in cluster b: all pairs of samples except
     # those of one graph.
@@ -125,14 +115,14 @@ def _of_head(clusters: Tensor, num_prototypes: int, prototypes: Tensor | None) -
     pairs_of_views = clusters.numel() * (len(clusters) - 1)
     agreeing = per_graph.square().sum() - clusters.numel()
 
-    numbers = HeadDiagnostics(
-        occupancy=occupancy.tolist(),
-        entropy=torch.special.entr(occupancy).sum().item(),
-        dead_prototypes=int((counts == 0).sum()),
-        agreement=(agreeing / pairs_of_views).item(),
-        masked_negatives=(1 - remaining.sum() / negatives.sum()).item(),
-    )
+    numbers = {
+        "largest_cluster": fractions.max().item(),
+        "entropy": torch.special.entr(fractions).sum().item(),
+        "dead_prototypes": int((counts == 0).sum()),
+        "agreement": (agreeing / pairs_of_views).item(),
+        "masked_negatives": (1 - remaining.sum() / negatives.sum()).item(),
+    }
     if prototypes is not None:
-        weights = prototype_log_weights(prototypes, occupancy).exp()
+        weights = prototype_log_weights(prototypes, fractions).exp()
         numbers["mean_weight"] = ((remaining * weights).sum() / remaining.sum()).item()
     return numbers

@@ -213,7 +213,7 @@ def test_what_a_log_shows_on_several_processes():
     for name in ("info_nce", "loss", "contrast", "consistency", "mean_cosine"):
         for numbers, _ in ranks:
             assert numbers[name] == pytest.approx(whole[name], rel=1e-5), name
-    assert ranks[0][0]["occupancy"] != ranks[1][0]["occupancy"]
+    assert ranks[0][0]["entropy"] != ranks[1][0]["entropy"]
     for _, gradients in ranks:
         torch.testing.assert_close(gradients, expected)
 

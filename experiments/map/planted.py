@@ -159,7 +159,7 @@ def without_labels(
     pull = (rows @ rows.T / config["temperature"]).masked_fill(same_graph, -torch.inf).softmax(1)
     effective = torch.special.entr(pull).sum(1).exp().mean().item() / (len(rows) - 2)
     seen = diagnostics(terms)
-    agreements = [head["agreement"] for head in seen.get("heads", [seen])]
+    agreements = [value for name, value in seen.items() if name.endswith("agreement")]
     return {
         "agreement": round(sum(agreements) / len(agreements), 4),  # mean over heads
         "gradient_share": round(lengths[1] / sum(lengths), 4),  # of consistency

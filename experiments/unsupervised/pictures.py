@@ -1,4 +1,4 @@
-"""Trains one run on each set and draws what PGCL does to graphs: clusters, weights, occupancy.
+"""Trains one run on each set and draws what PGCL does to graphs: clusters, their classes, weights.
 
 python -m experiments.unsupervised.pictures --datasets motifs MUTAG --root data --output mine.png
 """
@@ -35,7 +35,8 @@ def train(name: str, graphs: list[Data]) -> dict[str, Any]:
     model = build(config, GIN(graphs[0].num_node_features), len(loader))
     optimizer = torch.optim.Adam(model.parameters(), lr=config["lr"])
     epochs = tqdm(range(config["epochs"]), desc=name, unit="epoch")
-    history = [train_epoch(model, loader, optimizer) for _ in epochs]
+    for _ in epochs:
+        train_epoch(model, loader, optimizer)
     rows = F.normalize(torch.from_numpy(embed(model.encoder, graphs)))
     prototypes = model.loss.prototypes.eval()
     (balanced,) = prototypes(rows)
@@ -44,7 +45,6 @@ def train(name: str, graphs: list[Data]) -> dict[str, Any]:
         "labels": torch.cat([graph.y for graph in graphs]),
         "clusters": balanced.clusters,
         "prototypes": F.normalize(prototypes.weight.detach()),
-        "occupancy": np.array([epoch["occupancy"] for epoch in history]),  # [epochs, K]
     }
 
 
@@ -100,14 +100,7 @@ def draw_weights(axes: Axes, trained: dict[str, Any]) -> None:
     axes.set(xlabel="distance of prototypes", ylabel="weight", ylim=0)
 
 
-def draw_occupancy(axes: Axes, trained: dict[str, Any]) -> None:
-    """Each prototype's share of the last full batch, over the epochs."""
-    epochs = np.arange(1, len(trained["occupancy"]) + 1)
-    axes.stackplot(epochs, trained["occupancy"].T, colors=plt.get_cmap("tab20").colors)
-    axes.set(xlabel="epoch", ylabel="share of the graphs", ylim=(0, 1), xlim=(1, epochs[-1]))
-
-
-ROWS_OF_PANELS = (draw_clusters, draw_sizes, draw_weights, draw_occupancy)
+ROWS_OF_PANELS = (draw_clusters, draw_sizes, draw_weights)
 
 
 def main() -> None:
@@ -128,7 +121,7 @@ def main() -> None:
 
     shape = len(ROWS_OF_PANELS), len(sets)
     figure, panels = plt.subplots(
-        *shape, figsize=(3 * shape[1] + 0.4, 10), squeeze=False, layout="constrained"
+        *shape, figsize=(3 * shape[1] + 0.4, 7.5), squeeze=False, layout="constrained"
     )
     for column, (name, graphs) in zip(panels.T, sets.items(), strict=True):
         trained = train(name, graphs)

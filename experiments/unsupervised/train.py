@@ -103,7 +103,7 @@ def build(
 
 def train_epoch(
     model: ContrastiveModel, loader: DataLoader, optimizer: torch.optim.Optimizer
-) -> dict[str, Any]:
+) -> dict[str, float]:
     """An epoch; returns the means of the terms, and what the last full batch's prototypes do."""
     model.train()
     sums = np.zeros(3)
@@ -120,7 +120,7 @@ def train_epoch(
     assert seen is not None
     seen |= {"loss": loss, "contrast": contrast, "consistency": consistency}
     # What is kept of every epoch of every run need not be exact.
-    return {name: np.round(value, 4).tolist() for name, value in seen.items()}
+    return {name: round(value, 4) for name, value in seen.items()}
 
 
 def log(
@@ -133,11 +133,9 @@ def log(
     with SummaryWriter(str(logs / named.replace("/", "-"))) as writer:
         for epoch, score in scores.items():
             writer.add_scalar("accuracy", score, epoch)
-        for epoch, seen in enumerate(history, 1):
-            for name, value in seen.items():
-                if name != "occupancy":
-                    writer.add_scalar(name, value, epoch)
-            writer.add_histogram("occupancy", np.array(seen["occupancy"]), epoch)
+        for epoch, numbers in enumerate(history, 1):
+            for name, value in numbers.items():
+                writer.add_scalar(name, value, epoch)
 
 
 @torch.no_grad()

@@ -26,12 +26,12 @@ def test_agrees_with_counting(case):
     )
     negatives = [(i, j) for i in range(2 * n) for j in range(2 * n) if i % n != j % n]
     remaining = [pair for pair in negatives if clusters[pair[0]] != clusters[pair[1]]]
-    occupancy = [float(np.mean(clusters == c)) for c in range(k)]
+    fractions = [float(np.mean(clusters == c)) for c in range(k)]
 
     numbers = diagnostics(assignments_of(case), torch.tensor(case.prototypes))
-    assert numbers["occupancy"] == pytest.approx(occupancy)
-    assert numbers["dead_prototypes"] == occupancy.count(0)
-    assert numbers["entropy"] == pytest.approx(-sum(p * math.log(p) for p in occupancy if p))
+    assert numbers["largest_cluster"] == pytest.approx(max(fractions))
+    assert numbers["dead_prototypes"] == fractions.count(0)
+    assert numbers["entropy"] == pytest.approx(-sum(p * math.log(p) for p in fractions if p))
     agreement = np.mean([clusters[i] == clusters[i + n] for i in range(n)])
     assert numbers["agreement"] == pytest.approx(agreement)
     if negatives:
@@ -57,7 +57,7 @@ def test_terms_add_the_losses_as_plain_numbers():
         "consistency",
         "consistency_ratio",
         "mean_cosine",
-        "occupancy",
+        "largest_cluster",
         "entropy",
         "dead_prototypes",
         "agreement",
@@ -65,8 +65,7 @@ def test_terms_add_the_losses_as_plain_numbers():
         "mean_weight",
     }
     for name, value in numbers.items():
-        kinds = list if name == "occupancy" else int if name == "dead_prototypes" else float
-        assert type(value) is kinds
+        assert type(value) is (int if name == "dead_prototypes" else float)
 
 
 def assignment_of(clusters):
