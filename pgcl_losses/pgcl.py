@@ -80,7 +80,8 @@ class PGCLLoss(LossWithMemory):
         num_prototypes (int or sequence of int): how many prototypes, K; or several numbers, one for
             each head. Each head is a set of prototypes that is balanced by itself.
         consistency_weight (float): lambda, the weight of the consistency. 0 leaves the contrast
-            alone: ``consistency`` is not called, and the prototypes have a gradient of zeros.
+            alone: ``consistency`` is not called, and the prototypes need no gradient, so that no
+            optimizer moves them.
         contrast_weight (float): weight of the contrast. 0 leaves the consistency alone: no pair is
             computed, ``contrast`` is not called (its hooks do not fire), and the contrast of
             :meth:`terms` is zero, with the shape of ``reduction``. In the warm-up it is not used.
@@ -241,6 +242,9 @@ class PGCLLoss(LossWithMemory):
         if name in self.shared:
             for module in self._loss_modules():
                 setattr(module, name, value)
+        if name == "consistency_weight":
+            # Nothing else teaches them. With a gradient of zeros, weight decay would move them.
+            self.prototypes.weight.requires_grad_(value > 0)
 
     def forward(self, *views: Tensor, items: Items | None = None) -> Tensor:
         """The loss."""

@@ -134,8 +134,23 @@ class TestAblationRows:
         torch.testing.assert_close(
             terms.loss, contrast_weight * contrast + consistency_weight * consistency
         )
-        terms.loss.backward()
-        assert pgcl.prototypes.weight.grad is not None  # so DDP finds every parameter
+        assert terms.loss.requires_grad == pgcl.prototypes.weight.requires_grad
+        assert terms.loss.requires_grad == (consistency_weight > 0)
+
+
+def test_weight_decay_moves_no_prototypes_that_nothing_teaches():
+    pgcl, views = PGCLLoss(4, 3, consistency_weight=0), torch.randn(2, 7, 4, requires_grad=True)
+    optimizer = torch.optim.Adam([views, *pgcl.parameters()], weight_decay=1.0)
+    before = pgcl.prototypes.weight.detach().clone()
+    moved = []
+    for weight in (0, 1, 0):
+        pgcl.consistency_weight = weight
+        optimizer.zero_grad()
+        pgcl(*views).backward()
+        optimizer.step()
+        moved.append(not torch.equal(pgcl.prototypes.weight, before))
+        before = pgcl.prototypes.weight.detach().clone()
+    assert moved == [False, True, False]
 
 
 def test_terms_and_reductions():
