@@ -1,5 +1,7 @@
 """Modules of PGCLLoss: hooks, subclasses, options that change, and one result of many ranks."""
 
+import copy
+import pickle
 from typing import ClassVar
 
 import pytest
@@ -10,6 +12,7 @@ from helpers.ranks import on_ranks
 from pgcl_losses import (
     Batch,
     ConsistencyLoss,
+    InfoNCE,
     PGCLLoss,
     PrototypeReweightedNCE,
     SinkhornPrototypes,
@@ -175,6 +178,37 @@ class TestOptions:
         assert not any(getattr(pgcl, name).gather for name in MODULES)
         pgcl.gather = True
         assert all(getattr(pgcl, name).gather for name in MODULES)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: PGCLLoss(9, tau=0.1), "^PGCLLoss has no argument tau: did you mean temperature"),
+        (lambda: InfoNCE(tau=0.1), "^InfoNCE has no argument tau: did you mean temperature"),
+        (lambda: PGCLLoss(9, K=3), "K: did you mean num_prototypes"),
+        (lambda: PGCLLoss(9, lambda_=3), "lambda_: did you mean consistency_weight"),
+        (lambda: PGCLLoss(9, lam=3), "lam: did you mean consistency_weight"),
+        (lambda: PGCLLoss(9, eps=3), "eps: did you mean epsilon"),
+        (lambda: PGCLLoss(embedding_dim=9), "embedding_dim: did you mean dim"),
+        (lambda: PGCLLoss(hidden_dim=9), "hidden_dim: did you mean dim"),
+        (lambda: PGCLLoss(9, lead_steps=3), "lead_steps: did you mean warmup_steps"),
+        (lambda: InfoNCE(K=3), "unexpected keyword argument 'K'"),
+        (lambda: PGCLLoss(4)(*views_of(2), torch.arange(6)), "z3 .*: give labels as items="),
+        (lambda: InfoNCE()(*views_of(2), torch.arange(6)), "z3 .*: give labels as items="),
+    ],
+)
+def test_errors_suggest_the_name_of_an_argument(make, message):
+    with pytest.raises(TypeError, match=message):
+        make()
+
+
+def test_a_subclass_may_have_an_argument_tau():
+    class Mine(PGCLLoss):
+        def __init__(self, tau, **options):
+            super().__init__(DIM, temperature=tau, **options)
+
+    assert pickle.loads(pickle.dumps(InfoNCE(temperature=0.3))).temperature == 0.3
+    assert copy.deepcopy(Mine(tau=0.3)).temperature == 0.3
 
 
 COUNTS = {1: [5], 2: [2, 4], 3: [3, 0, 4]}

@@ -3,13 +3,14 @@
 import math
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 import torch
 from helpers import oracle
 from helpers.blocks import in_blocks
-from helpers.cases import FAMILY
+from helpers.cases import EVERY_MODE, FAMILY
 from helpers.item_cases import BLOCKS, DIM, ENGINES, arrays, gradients, numbers, random_sets
 from helpers.marks import engines, few_graphs
 from hypothesis import given, settings
@@ -360,6 +361,22 @@ def test_without_the_contrast_no_pair_is_computed(reduction):
     torch.testing.assert_close(terms.loss, 6 * terms.consistency)
     (gradient,) = torch.autograd.grad(terms.loss.sum(), views)
     assert gradient.any()
+
+
+@given(options=st.sampled_from([*EVERY_MODE, {"soft_clusters": True}, {"queue_size": 5}]))
+def test_without_consistency_its_module_is_not_called(options):
+    pgcl, plain = PGCLLoss(DIM, 3, consistency_weight=0.0, **options), PGCLLoss(DIM, 3, **options)
+    plain.load_state_dict(pgcl.state_dict())
+    with mock.patch.object(pgcl.consistency, "forward", side_effect=AssertionError):
+        views = torch.randn(2, 9, DIM, requires_grad=True)
+        terms, expected = pgcl.terms(*views), plain.terms(*views)
+    assert torch.equal(terms.loss, expected.contrast)
+    assert torch.equal(terms.consistency, torch.zeros_like(terms.loss))
+    torch.testing.assert_close(terms.assignments[0][1:], expected.assignments[0][1:])
+    ours = torch.autograd.grad(terms.loss, [views, pgcl.prototypes.weight])
+    assert not ours[1].any()
+    assert torch.equal(ours[0], torch.autograd.grad(expected.contrast, views)[0])
+    torch.testing.assert_close(pgcl.state_dict(), plain.state_dict())
 
 
 def test_shapes_can_be_traced_without_data():

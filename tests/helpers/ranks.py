@@ -9,7 +9,7 @@ import os
 import pickle
 import tempfile
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -38,11 +38,13 @@ class _Group:
             self.processes.append(process)
             self.pipes.append(ours)
 
-    def run(self, function: Callable[..., Any], args: tuple[Any, ...]) -> list[tuple[Any, str]]:
+    def run(self, job: Any, may_die: Collection[int]) -> list[tuple[Any, str]]:
         """What each rank returns, and its traceback if it fails."""
         for pipe in self.pipes:
-            pipe.send_bytes(pickle.dumps((function, args)))
-        return [_outcome(pipe) for pipe in self.pipes]
+            pipe.send_bytes(pickle.dumps(job))
+        survivors = [rank for rank in range(len(self.pipes)) if rank not in may_die]
+        outcomes = {rank: _outcome(self.pipes[rank]) for rank in survivors}
+        return [outcomes.get(rank, (DEAD, "")) for rank in range(len(self.pipes))]
 
     def end(self) -> None:
         for process in self.processes:
@@ -54,13 +56,15 @@ class _Group:
 _groups: dict[int, _Group] = {}  # by their number of ranks
 
 
-def on_ranks(function: Callable[..., Any], num_ranks: int, *args: Any, may_die: Any = ()) -> list:
-    """What ``function(rank, num_ranks, *args)`` returns on each rank, or ``DEAD`` if it may die."""
+def on_ranks(
+    function: Callable[..., Any], num_ranks: int, *args: Any, may_die: Collection[int] = ()
+) -> list[Any]:
+    """What ``function(rank, num_ranks, *args)`` returns; ``DEAD`` for ranks that may die."""
     group = _groups.pop(num_ranks, None) or _Group(num_ranks)
-    outcomes = group.run(function, args)
+    outcomes = group.run((function, args), may_die)
     failures = [trace for _, trace in outcomes if trace]
     dead = {rank for rank, (result, _) in enumerate(outcomes) if result is DEAD}
-    if failures or dead or may_die:
+    if failures or dead:
         group.end()
     else:
         _groups[num_ranks] = group
