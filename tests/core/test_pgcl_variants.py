@@ -187,7 +187,7 @@ class TestHeads:
 
 
 @compiling
-@pytest.mark.parametrize("options", FAMILY, ids=str)
+@pytest.mark.parametrize("options", [FAMILY[0], *FAMILY[3:]], ids=str)  # each option once
 def test_compiled_as_one_graph(options):
     torch.compiler.reset()
     torch.manual_seed(0)
