@@ -21,14 +21,14 @@ def of(*tensors):
 @given(
     shape=st.sampled_from([(7,), (1, 6), (6, 1), (3, 5), (2, 3, 4)]),
     dtype=st.sampled_from(DTYPES),
-    places=st.tuples(st.integers(0, 5), st.integers(0, 5)),
+    positions=st.tuples(st.integers(0, 5), st.integers(0, 5)),
     seed=st.integers(0, 1000),
 )
-def test_sees_two_numbers_that_change_places(shape, dtype, places, seed):
+def test_swapped_numbers_have_another_fingerprint(shape, dtype, positions, seed):
     random = torch.Generator().manual_seed(seed)
     state = (10 * torch.randn(shape, generator=random)).to(dtype)
     other = state.clone()
-    one, two = places
+    one, two = positions
     other.view(-1)[[one, two]] = state.view(-1)[[two, one]]
     assert (of(state) == of(other)) == torch.equal(state, other)
     step = torch.tensor(3)
@@ -36,7 +36,7 @@ def test_sees_two_numbers_that_change_places(shape, dtype, places, seed):
 
 
 @pytest.mark.parametrize("shape", [(12,), (3, 4)])
-def test_sees_every_order_of_zeros_and_ones(shape):
+def test_all_orders_of_zeros_and_ones_have_different_fingerprints(shape):
     different = set()
     for ones in itertools.combinations(range(12), 5):
         state = torch.zeros(12)
@@ -45,7 +45,7 @@ def test_sees_every_order_of_zeros_and_ones(shape):
     assert len(different) == 792
 
 
-def test_sees_tensors_that_change_places_and_any_bit():
+def test_swapped_tensors_and_changed_bits_have_another_fingerprint():
     weight, queue, step = torch.randn(3, 4), torch.randn(3, 4), torch.tensor(5)
     expected = of(weight, queue, step)
     assert of(weight.clone(), queue.mT.contiguous().mT, step) == expected

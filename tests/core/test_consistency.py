@@ -1,3 +1,5 @@
+"""The swapped prediction."""
+
 import numpy as np
 import pytest
 import torch
@@ -8,14 +10,14 @@ from hypothesis import strategies as st
 from pgcl_losses import Assignment, ConsistencyLoss
 
 
-def views(num_views, n, k, seed):
+def assignments_of(num_views, n, k, seed):
     generator = torch.Generator().manual_seed(seed)
-    made = []
+    assignments = []
     for _ in range(num_views):
         log_probs, scores = torch.randn(2, n, k, generator=generator, dtype=torch.float64).mul(3)
         targets = scores.softmax(1)
-        made.append(Assignment(log_probs.log_softmax(1), targets, targets.argmax(1)))
-    return made
+        assignments.append(Assignment(log_probs.log_softmax(1), targets, targets.argmax(1)))
+    return assignments
 
 
 @given(
@@ -25,12 +27,12 @@ def views(num_views, n, k, seed):
     seed=st.integers(0, 2**32 - 1),
 )
 def test_agrees_with_the_oracle(num_views, n, k, seed):
-    made = views(num_views, n, k, seed)
+    assignments = assignments_of(num_views, n, k, seed)
     expected = oracle.consistency(
-        [a.log_probs.tolist() for a in made], [a.targets.numpy() for a in made]
+        [a.log_probs.tolist() for a in assignments], [a.targets.numpy() for a in assignments]
     )
     each, total, mean = (
-        ConsistencyLoss(reduction=reduction)(*made) for reduction in ("none", "sum", "mean")
+        ConsistencyLoss(reduction=reduction)(*assignments) for reduction in ("none", "sum", "mean")
     )
     np.testing.assert_allclose(each, expected, rtol=1e-12)
     np.testing.assert_allclose(total, sum(expected), rtol=1e-12)
@@ -39,20 +41,20 @@ def test_agrees_with_the_oracle(num_views, n, k, seed):
 
 @pytest.mark.parametrize("num_views", [2, 3])
 def test_gradcheck(num_views):
-    made = views(num_views, 3, 4, seed=0)
+    assignments = assignments_of(num_views, 3, 4, seed=0)
 
     def function(*log_probs):
         return ConsistencyLoss()(
-            *(a._replace(log_probs=p) for a, p in zip(made, log_probs, strict=True))
+            *(a._replace(log_probs=p) for a, p in zip(assignments, log_probs, strict=True))
         )
 
-    inputs = [a.log_probs.requires_grad_() for a in made]
+    inputs = [a.log_probs.requires_grad_() for a in assignments]
     assert torch.autograd.gradcheck(function, inputs)
     assert torch.autograd.gradgradcheck(function, inputs)
 
 
 def test_half_precision_is_computed_in_float32():
-    first, second = views(2, 20000, 10, seed=0)
+    first, second = assignments_of(2, 20000, 10, seed=0)
     halves = [Assignment(a.log_probs.half(), a.targets.half(), a.clusters) for a in (first, second)]
     total = ConsistencyLoss(reduction="sum")(*halves)
     assert total.dtype == torch.float32
@@ -61,10 +63,10 @@ def test_half_precision_is_computed_in_float32():
     )
 
 
-def test_confident_agreement_costs_nothing():
+def test_certain_and_equal_assignments_have_loss_0():
     targets = torch.eye(3)
-    sure = Assignment(torch.log_softmax(targets * 1e4, 1), targets, targets.argmax(1))
-    assert ConsistencyLoss()(sure, sure) == 0
+    certain = Assignment(torch.log_softmax(targets * 1e4, 1), targets, targets.argmax(1))
+    assert ConsistencyLoss()(certain, certain) == 0
 
 
 @pytest.mark.parametrize(
@@ -84,11 +86,11 @@ def test_confident_agreement_costs_nothing():
         ),
     ],
 )
-def test_bad_input(change, error, message):
+def test_wrong_inputs_are_errors(change, error, message):
     with pytest.raises(error, match=message):
-        ConsistencyLoss()(*change(*views(2, 5, 3, seed=0)))
+        ConsistencyLoss()(*change(*assignments_of(2, 5, 3, seed=0)))
 
 
-def test_bad_reduction():
+def test_a_wrong_reduction_is_an_error():
     with pytest.raises(ValueError, match="reduction must be one of 'mean', 'sum', 'none'"):
         ConsistencyLoss(reduction="batchmean")

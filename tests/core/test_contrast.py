@@ -1,3 +1,5 @@
+"""The reweighted contrast of given views, clusters and prototypes."""
+
 import math
 
 import numpy as np
@@ -5,19 +7,22 @@ import pytest
 import torch
 from helpers import oracle
 from helpers.cases import EVERY_MODE, MODES, cases, oracle_losses
+from helpers.marks import engines, negatives_of
 from hypothesis import given
 from hypothesis import strategies as st
 from pytorch_metric_learning.losses import NTXentLoss
 
 from pgcl_losses import PrototypeReweightedNCE
-from pgcl_losses.contrast import NEGATIVES, WEIGHTINGS
+from pgcl_losses.contrast import WEIGHTINGS
 
 
 @given(case=cases(), mode=st.fixed_dictionaries(MODES))
 def test_value_agrees_with_the_oracle(case, mode):
-    ours = PrototypeReweightedNCE(**mode, reduction="none")(*case.tensors())
-    expected = oracle_losses(case, (case.z1, case.z2), **mode)
-    np.testing.assert_allclose(ours, expected, rtol=1e-9, atol=1e-11)
+    losses = oracle_losses(case, (case.z1, case.z2), **mode)
+    expected = {"none": losses, "sum": sum(losses), "mean": oracle.mean(losses)}
+    for reduction, value in expected.items():
+        ours = PrototypeReweightedNCE(**mode, reduction=reduction)(*case.tensors())
+        np.testing.assert_allclose(ours, value, rtol=1e-9, atol=1e-11)
 
 
 @given(case=cases(max_graphs=4, max_width=3), mode=st.fixed_dictionaries(MODES))
@@ -37,8 +42,8 @@ def test_gradient_agrees_with_the_oracle(case, mode):
         expected = oracle.gradient(
             lambda z, views=views: oracle.mean(oracle_losses(case, views(z), **mode)), scaled
         )
-        # The loss does not see a row's length, so its gradient is that of the unit row over length;
-        # a zero row has none.
+        # The loss does not depend on lengths: its gradient is that of the unit embedding, over the
+        # length. Embeddings of zeros have none.
         there = lengths[:, 0] > 0
         np.testing.assert_allclose(
             (ours.numpy() * lengths)[there], expected[there], rtol=1e-5, atol=1e-7
@@ -49,7 +54,7 @@ def test_gradient_agrees_with_the_oracle(case, mode):
 @given(case=cases(), mode=st.fixed_dictionaries(MODES))
 def test_float32_agrees_with_float64(case, mode):
     loss = PrototypeReweightedNCE(**mode, reduction="none")
-    # Not where the spread of distances is at float32's rounding level but above float64's.
+    # No case has a spread of distances that float32 takes for rounding and float64 does not.
     wide = loss(*case.tensors())
     z1, z2, *others = case.tensors(torch.float32)
     narrow = loss(z1, z2, *others)
@@ -59,11 +64,11 @@ def test_float32_agrees_with_float64(case, mode):
 
 @pytest.mark.parametrize("weighting", ["prototype", "uniform"])
 @pytest.mark.parametrize("exclude_same_cluster", [True, False])
-@pytest.mark.parametrize("negatives", NEGATIVES)
+@negatives_of
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 def test_gradcheck(weighting, exclude_same_cluster, negatives, reduction):
-    # Sample weights move with the rows but are constants for the gradient, so that weighting is
-    # left to the oracle, which can hold them fixed.
+    # Weights of samples depend on the embeddings but are constants for the gradient. The oracle
+    # holds them fixed; differences of the loss do not.
     loss = PrototypeReweightedNCE(
         weighting=weighting,
         exclude_same_cluster=exclude_same_cluster,
@@ -94,17 +99,6 @@ def test_uniform_is_nt_xent(n, temperature):
     torch.testing.assert_close(ours, peer)
 
 
-@given(case=cases(), mode=st.fixed_dictionaries(MODES))
-def test_reductions(case, mode):
-    each, total, mean = (
-        PrototypeReweightedNCE(**mode, reduction=reduction)(*case.tensors())
-        for reduction in ("none", "sum", "mean")
-    )
-    assert each.shape == (2 * len(case.z1),)
-    torch.testing.assert_close(each.sum(), total)
-    torch.testing.assert_close(each.mean(), mean)
-
-
 def test_weights_and_clusters_are_constants_for_the_gradient():
     prototypes = torch.randn(3, 4, requires_grad=True)
     z1, z2 = torch.randn(2, 5, 4, requires_grad=True).unbind()
@@ -114,14 +108,14 @@ def test_weights_and_clusters_are_constants_for_the_gradient():
 
 
 class TestEdges:
-    """Finite in, finite out, gradients too."""
+    """Finite input gives finite losses and gradients."""
 
     every_mode = pytest.mark.parametrize(
         ("weighting", "exclude", "negatives"),
         [tuple(mode.values()) for mode in EVERY_MODE],
     )
 
-    def run(self, mode, z1, z2, clusters=None, temperature=0.2, num_prototypes=3):
+    def run(self, mode, z1, z2, clusters=None, temperature=0.2, num_prototypes=3, **options):
         weighting, exclude, negatives = mode
         loss = PrototypeReweightedNCE(
             temperature=temperature,
@@ -129,6 +123,7 @@ class TestEdges:
             exclude_same_cluster=exclude,
             negatives=negatives,
             reduction="none",
+            **options,
         )
         z1, z2 = z1.clone().requires_grad_(), z2.clone().requires_grad_()
         if clusters is None:
@@ -142,20 +137,21 @@ class TestEdges:
         return losses, z1.grad, z2.grad
 
     @every_mode
-    def test_one_graph_has_no_negatives(self, weighting, exclude, negatives):
-        losses, *gradients = self.run(
-            (weighting, exclude, negatives), torch.randn(1, 4), torch.randn(1, 4)
-        )
+    @engines
+    def test_one_graph_has_no_negatives(self, weighting, exclude, negatives, engine):
+        z1, z2 = torch.randn(2, 1, 4)
+        losses, *gradients = self.run((weighting, exclude, negatives), z1, z2, engine=engine)
         assert not losses.any()
         assert not any(gradient.any() for gradient in gradients)
 
     @pytest.mark.parametrize("weighting", WEIGHTINGS)
-    @pytest.mark.parametrize("negatives", NEGATIVES)
-    def test_everything_in_one_cluster_leaves_no_negatives(self, weighting, negatives):
+    @negatives_of
+    @engines
+    def test_one_cluster_has_no_negatives(self, weighting, negatives, engine):
         one_cluster = torch.ones(12, dtype=torch.long)
-        losses, *gradients = self.run(
-            (weighting, True, negatives), torch.randn(6, 4), torch.randn(6, 4), one_cluster
-        )
+        z1, z2 = torch.randn(2, 6, 4)
+        mode = weighting, True, negatives
+        losses, *gradients = self.run(mode, z1, z2, one_cluster, engine=engine)
         assert not losses.any()
         assert not any(gradient.any() for gradient in gradients)
 
@@ -168,7 +164,7 @@ class TestEdges:
         )
         torch.testing.assert_close(ours, plain)
 
-    def test_a_spread_at_rounding_level_counts_as_none(self):
+    def test_a_spread_at_rounding_level_gives_equal_weights(self):
         z1, z2 = torch.randn(2, 8, 5)
         clusters = torch.arange(8) % 3
         prototypes = torch.randn(1, 5) * torch.tensor([[0.3], [1.0], [7.0]])  # one direction
@@ -176,7 +172,7 @@ class TestEdges:
         ours = PrototypeReweightedNCE()(z1, z2, clusters, clusters, prototypes)
         torch.testing.assert_close(ours, plain)
 
-        same = torch.randn(1, 5) * torch.rand(8, 1)  # rows of one direction
+        same = torch.randn(1, 5) * torch.rand(8, 1)  # embeddings of one direction
         plain = PrototypeReweightedNCE(weighting="uniform")(same, same, clusters, clusters)
         ours = PrototypeReweightedNCE(weighting="sample")(same, same, clusters, clusters)
         torch.testing.assert_close(ours, plain)
@@ -197,9 +193,9 @@ class TestEdges:
                 torch.testing.assert_close(big, unit)
 
     @every_mode
-    @pytest.mark.parametrize("views", ["identical rows", "identical views", "opposed views"])
+    @pytest.mark.parametrize("views", ["identical embeddings", "identical views", "opposed views"])
     def test_degenerate_views(self, weighting, exclude, negatives, views):
-        z = torch.randn(1, 4).expand(6, 4) if views == "identical rows" else torch.randn(6, 4)
+        z = torch.randn(1, 4).expand(6, 4) if views == "identical embeddings" else torch.randn(6, 4)
         sign = -1 if views == "opposed views" else 1
         for temperature in (0.01, 0.2):
             self.run((weighting, exclude, negatives), z, sign * z, temperature=temperature)
@@ -218,12 +214,13 @@ class TestEdges:
             torch.testing.assert_close(inside, losses)
 
     @every_mode
+    @engines
     @pytest.mark.parametrize("bad", [math.nan, math.inf])
-    def test_nan_and_inf_show(self, weighting, exclude, negatives, bad):
+    def test_nan_and_inf_give_nan(self, weighting, exclude, negatives, engine, bad):
         z1, z2 = torch.randn(2, 6, 4)
         z1[3, 1] = bad
         loss = PrototypeReweightedNCE(
-            weighting=weighting, exclude_same_cluster=exclude, negatives=negatives
+            weighting=weighting, exclude_same_cluster=exclude, negatives=negatives, engine=engine
         )
         clusters = torch.arange(6) % 3
         assert loss(z1, z2, clusters, clusters, torch.randn(3, 4)).isnan()
@@ -299,7 +296,7 @@ class TestErrors:
         with pytest.raises(error, match=message):
             PrototypeReweightedNCE(**options)
 
-    def test_what_the_weighting_does_not_need_may_be_left_out(self):
+    def test_inputs_that_the_weighting_does_not_need_are_optional(self):
         clusters = self.clusters
         PrototypeReweightedNCE(weighting="uniform", exclude_same_cluster=False)(self.z, self.z)
         PrototypeReweightedNCE(weighting="sample", exclude_same_cluster=False)(self.z, self.z)

@@ -1,3 +1,5 @@
+"""Numbers to log."""
+
 import math
 
 import numpy as np
@@ -46,7 +48,7 @@ def test_agrees_with_counting(case):
         assert math.isnan(numbers["mean_weight"])
 
 
-def test_terms_add_the_losses_as_plain_numbers():
+def test_diagnostics_of_terms_include_the_losses():
     pgcl = PGCLLoss(4, 3)
     terms = pgcl.terms(*torch.randn(2, 6, 4))
     numbers = diagnostics(terms, pgcl.prototypes.weight)
@@ -72,7 +74,7 @@ def assignment_of(clusters):
     return Assignment(torch.zeros(len(clusters), 3), torch.eye(3)[clusters], torch.tensor(clusters))
 
 
-def test_agreement_is_of_all_pairs_of_views():
+def test_agreement_is_the_mean_over_pairs_of_views():
     views = [assignment_of(clusters) for clusters in ([0, 1, 2, 2], [0, 1, 2, 1], [0, 2, 2, 0])]
     # First and second agree on three of four graphs, first and third on two, the others on two.
     assert diagnostics(views)["agreement"] == pytest.approx(7 / 12)
@@ -101,7 +103,7 @@ def test_agreement_is_of_all_pairs_of_views():
         ("views", torch.randn(3), ValueError, r"prototypes must have shape \[K, D\]"),
     ],
 )
-def test_bad_input(source, prototypes, error, message):
+def test_wrong_inputs_are_errors(source, prototypes, error, message):
     if source == "views":
         source = PGCLLoss(4, 3).terms(*torch.randn(2, 6, 4)).assignments
     with pytest.raises(error, match=message):

@@ -1,9 +1,10 @@
-""" "auto" is a pure function: of the number of pairs, the kind of device, and the kernels' test."""
+"""The choice of engine="auto": by the number of pairs, the kind of device and the self-test."""
 
 from unittest import mock
 
 import pytest
 import torch
+from helpers.marks import compiling
 from torch._subclasses import FakeTensorMode
 
 from pgcl_losses import PGCLLoss
@@ -27,13 +28,13 @@ def pairs_of(count, device="cpu", **weights):
         ("cuda", 8194, "streaming"),  # there is no GPU behind it
     ],
 )
-def test_one_process(device, count, expected):
+def test_the_choice_of_one_process(device, count, expected):
     with FakeTensorMode(allow_non_fake_inputs=True):
         assert dispatch.choose(pairs_of(count, device), num_ranks=1) == expected
 
 
 @pytest.mark.parametrize("passed", [False, True])
-def test_kernels_that_passed_their_test(monkeypatch, passed):
+def test_triton_is_chosen_if_its_self_test_passed(monkeypatch, passed):
     monkeypatch.setattr(dispatch, "kernels_pass", lambda device: passed)
     large = "triton" if passed else "streaming"
     for num_ranks in (1, 2):
@@ -46,8 +47,8 @@ def test_kernels_that_passed_their_test(monkeypatch, passed):
     assert dispatch.choose(pairs_of(64), num_ranks=2) == large  # one matrix cannot be shared
 
 
-def test_the_choice_asks_for_nothing_that_changes(monkeypatch):
-    """No free memory, no events, no capture: a resumed run repeats the choices of the first."""
+def test_the_choice_does_not_depend_on_free_memory_or_events(monkeypatch):
+    """So that a resumed run repeats the choices of the first."""
     for name in ("mem_get_info", "memory_reserved", "memory_allocated", "Event"):
         monkeypatch.setattr(torch.cuda, name, mock.Mock(side_effect=AssertionError))
     with FakeTensorMode():
@@ -57,11 +58,10 @@ def test_the_choice_asks_for_nothing_that_changes(monkeypatch):
                 assert dispatch.choose(pairs_of(count, "cuda"), num_ranks) == first
 
 
-# torch.compile itself uses what is deprecated, and finds Python 3.13.0 slow.
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:Guards may run:RuntimeWarning")
+@compiling
 @pytest.mark.parametrize("dense_up_to", [0, 1 << 20], ids=["streaming", "dense"])
 @pytest.mark.parametrize("dynamic", [None, True])
-def test_one_compiled_graph(monkeypatch, dense_up_to, dynamic):
+def test_each_choice_is_one_compiled_graph(monkeypatch, dense_up_to, dynamic):
     monkeypatch.setattr(dispatch, "_DENSE_UP_TO", {"cpu": dense_up_to})
     torch.compiler.reset()
     pgcl = PGCLLoss(4, 3)

@@ -1,4 +1,4 @@
-"""Every engine gives what the oracle gives, whatever its blocks, and streaming stays small."""
+"""Engines agree with the oracle for blocks of any size; streaming needs memory for embeddings."""
 
 import functools
 import math
@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from helpers.blocks import in_blocks
 from helpers.cases import MODES, cases, oracle_losses
 from helpers.engine_oracle import exact, log_scaled
+from helpers.marks import compiling, engines, negatives_of
 from hypothesis import given
 from hypothesis import strategies as st
 from live_bytes import LiveBytes
@@ -61,7 +62,7 @@ def test_streaming_agrees_with_the_oracle_and_the_dense_gradient(case, mode, blo
 
 
 @pytest.mark.parametrize("weighting", WEIGHTINGS)
-@pytest.mark.parametrize("negatives", NEGATIVES)
+@negatives_of
 @pytest.mark.parametrize("temperature", [0.01, 0.03, 0.2])
 def test_streaming_in_float32(weighting, negatives, temperature):
     z1, z2 = torch.randn(2, 700, 16)
@@ -69,38 +70,18 @@ def test_streaming_in_float32(weighting, negatives, temperature):
     prototypes = torch.randn(5, 16)
     results = []
     for engine, dtype in (("streaming", torch.float32), ("dense", torch.float64)):
-        rows = [z.detach().to(dtype).requires_grad_() for z in (z1, z2)]
+        views = [z.detach().to(dtype).requires_grad_() for z in (z1, z2)]
         loss = PrototypeReweightedNCE(
             weighting=weighting, negatives=negatives, temperature=temperature, engine=engine
-        )(*rows, *clusters, prototypes)
+        )(*views, *clusters, prototypes)
         loss.backward()
-        results.append([tensor.double() for tensor in (loss, *(row.grad for row in rows))])
+        results.append([tensor.double() for tensor in (loss, *(view.grad for view in views))])
     torch.testing.assert_close(*results, rtol=1e-3, atol=1e-6)
 
 
-@pytest.mark.parametrize("weighting", WEIGHTINGS)
-@pytest.mark.parametrize("negatives", NEGATIVES)
-def test_streaming_edges(weighting, negatives):
-    loss = PrototypeReweightedNCE(
-        weighting=weighting, negatives=negatives, engine="streaming", reduction="none"
-    )
-    for n, one_cluster in ((1, False), (9, True)):
-        z1, z2 = torch.randn(2, n, 4, requires_grad=True).unbind()
-        z1.retain_grad()
-        clusters = torch.zeros(n, dtype=torch.long) if one_cluster else torch.arange(n) % 3
-        losses = loss(z1, z2, clusters, clusters, torch.randn(3, 4))
-        losses.sum().backward()
-        assert not losses.any()
-        assert not z1.grad.any()
-    bad = torch.randn(9, 4)
-    bad[3, 1] = torch.nan
-    clusters = torch.arange(9) % 3
-    assert loss(bad, torch.randn(9, 4), clusters, clusters, torch.randn(3, 4)).isnan().any()
-
-
-def test_clusters_are_told_apart_whatever_their_numbers():
+def test_large_cluster_numbers_that_are_equal_as_floats():
     z1, z2 = torch.randn(2, 20, 4)
-    near = 2**60 + torch.randint(3, (2, 20))  # one and the same number to a float
+    near = 2**60 + torch.randint(3, (2, 20))  # one number in float64
     loss = PrototypeReweightedNCE(weighting="sample", engine="streaming")
     torch.testing.assert_close(loss(z1, z2, *near), loss(z1, z2, *(near - 2**60)))
 
@@ -127,13 +108,13 @@ def peak_bytes(engine, n, **mode):
 
 
 @pytest.mark.parametrize("weighting", WEIGHTINGS)
-@pytest.mark.parametrize("negatives", NEGATIVES)
+@negatives_of
 @pytest.mark.parametrize("temperature", [0.01, 0.2])
-def test_streaming_memory_grows_with_rows_and_not_with_pairs(weighting, negatives, temperature):
+def test_memory_of_streaming_grows_with_embeddings_not_pairs(weighting, negatives, temperature):
     mode = {"weighting": weighting, "negatives": negatives, "temperature": temperature}
     with in_blocks(128):
         small, large = (peak_bytes("streaming", n, **mode) for n in (300, 1200))
-    assert large < 5 * small  # four times the rows, sixteen times the pairs
+    assert large < 5 * small  # four times the embeddings, sixteen times the pairs
     assert large < peak_bytes("dense", 1200, **mode) / 8
 
 
@@ -143,7 +124,7 @@ def test_auto_is_dense_for_small_batches_and_streaming_for_large():
         assert peak_bytes("auto", n) == peak_bytes(expected, n) != peak_bytes(other, n)
 
 
-@pytest.mark.parametrize("engine", ["dense", "streaming"])
+@engines
 def test_an_unknown_kind_of_weight_is_an_error(engine):
     pairs = Pairs(F.normalize(torch.randn(8, 3)), (4, 4), ((0, 1),), by_cluster=torch.ones(8, 8))
     message = f"engine='{engine}' computes weights of the kinds Table and Factors, but got Tensor"
@@ -237,9 +218,7 @@ def pairs_and_past(draw):
     in_cache=st.sampled_from([0, 1 << 20]),
     learned=st.booleans(),
 )
-def test_an_engine_computes_the_sentence_of_its_contract(
-    both, temperature, engine, block, in_cache, learned
-):
+def test_engines_agree_with_the_contract(both, temperature, engine, block, in_cache, learned):
     pairs, past = both
     d_log_s = torch.linspace(-1, 2, len(pairs.embeddings), dtype=torch.float64)
     expected = exact(pairs, temperature, d_log_s, past)
@@ -271,7 +250,7 @@ def test_an_engine_computes_the_sentence_of_its_contract(
     kept=st.booleans(),
 )
 def test_portions_of_streaming_add_up(pairs, temperature, num_ranks, block, readable, kept):
-    """Also as on a GPU: embeddings are not sorted, and blocks have a size of their own."""
+    """Also unsorted, as on a GPU, where blocks have another size."""
     d_log_s = torch.linspace(-1, 2, len(pairs.embeddings), dtype=torch.float64)
     expected = exact(pairs, temperature, d_log_s)
     portions = [Portion(rank, num_ranks) for rank in range(num_ranks)]
@@ -297,11 +276,11 @@ def test_dense_is_for_one_process():
         log_weighted_sums(pairs, 0.2, "dense", Ranks((2, 2)))
 
 
-@pytest.mark.parametrize("engine", ["dense", "streaming"])
+@engines
 @pytest.mark.parametrize("temperature", [0.002, 0.01, 0.02])
 @pytest.mark.parametrize("num_heads", [1, 2])
-def test_weights_too_small_for_float32_count_at_low_temperatures(engine, temperature, num_heads):
-    # One outlier, which weighs e^-128 and is the only negative that others have.
+def test_tiny_weights_count_at_low_temperatures(engine, temperature, num_heads):
+    # One outlier has a weight of e^-128, and is the only negative of the others.
     z1 = F.normalize(torch.randn(128, 3) + 2, dim=-1)
     z2 = F.normalize(torch.randn(128, 3) - 2, dim=-1)
     clusters = torch.zeros(2, 128, num_heads, dtype=torch.long)
@@ -325,13 +304,13 @@ def test_weights_too_small_for_float32_count_at_low_temperatures(engine, tempera
 
 @pytest.mark.parametrize("num", [10, 58, 700])
 @pytest.mark.parametrize("angle", [0.5, 0.55, 0.6])
-def test_a_sum_that_leaves_float32_is_no_lack_of_negatives(num, angle):
-    # The others' only negative lies away from them and weighs little.
-    def row(at):
+def test_sums_that_underflow_in_float32_are_not_empty(num, angle):
+    # The only negative of most embeddings is far from them and has a small weight.
+    def point(at):
         return [math.cos(at), math.sin(at), 0.0]
 
-    z1, z2 = torch.tensor([[row(0)] * num, [row(math.pi)] * num])
-    z1[0] = z2[0] = torch.tensor(row(math.pi / 2 + angle))
+    z1, z2 = torch.tensor([[point(0)] * num, [point(math.pi)] * num])
+    z1[0] = z2[0] = torch.tensor(point(math.pi / 2 + angle))
     clusters = torch.zeros(num, dtype=torch.long)
     clusters[0] = 1
     results = []
@@ -352,11 +331,11 @@ def test_any_temperature_gives_finite_losses_and_gradients(weighting, temperatur
     clusters, prototypes = torch.randint(3, (2, 40)), torch.randn(3, 4)
     losses = []
     for engine in ("streaming", "dense"):
-        rows = [view.clone().requires_grad_() for view in views]
+        leaves = [view.clone().requires_grad_() for view in views]
         loss = PrototypeReweightedNCE(weighting=weighting, temperature=temperature, engine=engine)
-        losses.append(loss(*rows, *clusters, prototypes))
+        losses.append(loss(*leaves, *clusters, prototypes))
         losses[-1].backward()
-        assert all(row.grad.isfinite().all() for row in rows)
+        assert all(leaf.grad.isfinite().all() for leaf in leaves)
     torch.testing.assert_close(*losses, rtol=1e-4, atol=1e-4)
 
 
@@ -384,11 +363,15 @@ def test_streaming_is_differentiable_once():
         torch.autograd.grad(loss * z1.sum(), z1, create_graph=True)
 
 
-# torch.compile itself uses what is deprecated, and finds Python 3.13.0 slow.
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:Guards may run:RuntimeWarning")
-@pytest.mark.parametrize("weighting", ["prototype", "sample"])
-@pytest.mark.parametrize("negatives", NEGATIVES)
-@pytest.mark.parametrize("block", [1000, 25], ids=["one block", "blocks"])
+@compiling
+@pytest.mark.parametrize(
+    ("weighting", "negatives", "block"),
+    [
+        ("prototype", "all", 1000),
+        ("sample", "cross", 1000),
+        *((weighting, negatives, 25) for weighting in WEIGHTINGS[:2] for negatives in NEGATIVES),
+    ],
+)
 def test_streaming_compiles(weighting, negatives, block):
     torch.compiler.reset()
     pgcl = PGCLLoss(4, 3, engine="streaming", weighting=weighting, negatives=negatives)
@@ -404,8 +387,8 @@ def test_streaming_compiles(weighting, negatives, block):
     torch.testing.assert_close(*results)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:Guards may run:RuntimeWarning")
-@pytest.mark.parametrize("engine", ["dense", "streaming", "auto"])
+@compiling
+@engines
 @pytest.mark.skipif(not TRACEABLE, reason="torch.compile sees autograd functions wrong there")
 def test_a_compiled_loss_follows_its_temperature(engine):
     torch.compiler.reset()
@@ -418,16 +401,16 @@ def test_a_compiled_loss_follows_its_temperature(engine):
         torch.testing.assert_close(torch.autograd.grad(compiled(*views), views), expected)
 
 
-def test_triton_says_what_is_missing():
-    rows = torch.randn(4, 3)
+def test_triton_without_its_package_or_a_gpu_is_an_error():
+    z = torch.randn(4, 3)
     uniform = {"weighting": "uniform", "exclude_same_cluster": False, "engine": "triton"}
     with (
         mock.patch("importlib.util.find_spec", return_value=None),
         pytest.raises(ModuleNotFoundError, match="pip install triton"),
     ):
-        PrototypeReweightedNCE(**uniform)(rows, rows)
+        PrototypeReweightedNCE(**uniform)(z, z)
     with (
         mock.patch.dict(os.environ, {"TRITON_INTERPRET": "0"}),
         pytest.raises(ValueError, match=r"engine='triton' needs embeddings on a CUDA device.*cpu"),
     ):
-        PrototypeReweightedNCE(**uniform)(rows, rows)
+        PrototypeReweightedNCE(**uniform)(z, z)

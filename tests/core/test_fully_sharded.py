@@ -1,4 +1,4 @@
-"""What people wrap around encoder and loss: FSDP2, compilation, activation checkpointing."""
+"""Encoder and loss under FSDP2, compilation and activation checkpointing."""
 
 import pytest
 import torch
@@ -25,7 +25,7 @@ from torch.distributed.fsdp import (
 
 pytestmark = pytest.mark.slow
 
-COUNTS = ([4, 4], [3, 6], [7, 0], [1, 7])  # rows of each rank, at each step
+COUNTS = ([4, 4], [3, 6], [7, 0], [1, 7])  # graphs of each rank, in each step
 CLOSE = {"rtol": 1e-9, "atol": 1e-10}
 WHOLE = StateDictOptions(full_state_dict=True)
 
@@ -137,14 +137,14 @@ def full(tensor):
 
 
 def batches(counts_of_steps=COUNTS):
-    """Both views of each step ``[2, N, 3]``, and the rows of each rank."""
+    """Both views of each step ``[2, N, 3]``, and those of each rank."""
     random = of_seed(9)
     for counts in counts_of_steps:
         views = torch.randn(2, sum(counts), 3, dtype=torch.float64, generator=random)
         yield views, views.split(counts, dim=1)
 
 
-def trains_alike(rank, model, loss_of, alone, counts_of_steps=COUNTS):
+def check_training(rank, model, loss_of, alone, counts_of_steps=COUNTS):
     """Losses and parameters are those of one process, step by step."""
     optimizers = [torch.optim.Adam(each.parameters(), lr=1e-2) for each in (model, alone)]
     for views, of_ranks in batches(counts_of_steps):
@@ -164,7 +164,7 @@ def training(rank, num_ranks, wrap):
     queue_size = 0 if wrap is loss_checkpointed else 4
     model, loss_of = wrap(*model_of(0, queue_size=queue_size))
     alone = Inside(*model_of(0, queue_size=queue_size, gather=False))
-    trains_alike(rank, model, loss_of, alone)
+    check_training(rank, model, loss_of, alone)
 
 
 @pytest.mark.parametrize("wrap", WRAPPINGS, ids=lambda wrap: wrap.__name__)
@@ -188,7 +188,7 @@ def test_accumulated_gradients_are_those_of_one_process(wrap):
     on_ranks(accumulating, 2, wrap)
 
 
-def outside(rank, num_ranks):
+def outside_of_forward(rank, num_ranks):
     encoder, pgcl = model_of(0)
     _, loss_of = after_the_forward(encoder, pgcl, reshard_after_forward=True)
     x = torch.randn(6, 3, dtype=torch.float64, generator=of_seed(rank))
@@ -205,15 +205,15 @@ def outside(rank, num_ranks):
 
 
 def test_sharded_prototypes_outside_of_forward_are_an_error_on_all_ranks():
-    on_ranks(outside, 2)
+    on_ranks(outside_of_forward, 2)
 
 
-class Starting(Inside):
+class Initialising(Inside):
     def forward(self, rows):
         self.pgcl.prototypes.start_from_(rows)
 
 
-def starting(rank, num_ranks):
+def initialising(rank, num_ranks):
     rows = torch.randn(8, DIM, dtype=torch.float64, generator=of_seed(rank))
     encoder, before = model_of(0)
     random = before.prototypes.weight.detach().clone()
@@ -223,7 +223,7 @@ def starting(rank, num_ranks):
     without_the_loss(encoder, left_out)
     left_out.prototypes.start_from_(rows)
     encoder, within = model_of(0)
-    model, _ = whole(encoder, within, Starting)
+    model, _ = whole(encoder, within, Initialising)
     model(rows)
     model.reshard()
     weights = [full(pgcl.prototypes.weight) for pgcl in (before, left_out, within)]
@@ -233,7 +233,7 @@ def starting(rank, num_ranks):
 
 
 def test_prototypes_are_initialised_before_and_in_a_sharded_forward():
-    on_ranks(starting, 2)
+    on_ranks(initialising, 2)
 
 
 def warming_up(rank, num_ranks, wrap, reshard_after_forward):
@@ -242,7 +242,7 @@ def warming_up(rank, num_ranks, wrap, reshard_after_forward):
     model, loss_of = wrap(*model_of(0, **options), **given)
     alone = Inside(*model_of(0, **options, gather=False))
     counts = [[*of_step, 2, 0][:num_ranks] for of_step in COUNTS]
-    trains_alike(rank, model, loss_of, alone, counts)
+    check_training(rank, model, loss_of, alone, counts)
 
 
 @pytest.mark.parametrize(

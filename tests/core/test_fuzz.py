@@ -1,6 +1,6 @@
-"""Whatever tensors come: one of the documented errors, or what the oracle says; never a crash.
+"""Arbitrary tensors give a documented error or the oracle's value, and never crash.
 
-Few cases unless more are asked for: FUZZ_CASES=2000 python -m pytest tests/core/test_fuzz.py
+For more cases: FUZZ_CASES=2000 python -m pytest tests/core/test_fuzz.py
 """
 
 import functools
@@ -39,8 +39,8 @@ fuzz = settings(
 FLOATS = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
 OTHERS = [torch.int64, torch.bool, torch.complex64]
 SIZES = st.integers(0, 5)
-ENGINES = sorted({*ENGINE_CHOICES} - {"triton"})  # whose interpreter is too slow for thousands
-# One in eight draws is what nobody should pass.
+ENGINES = sorted({*ENGINE_CHOICES} - {"triton"})  # its interpreter is too slow for that
+# One in eight draws is invalid or unusual.
 ODD = st.integers(0, 7).map(lambda number: number == 0)
 
 
@@ -61,7 +61,7 @@ def layouts(draw, rows):
 
 @st.composite
 def tensors(draw, shape, dtype):
-    """Of that shape and dtype, but for odd draws; in any layout, with or without gradient."""
+    """Of this shape and dtype, except for odd draws; in any layout, with or without gradient."""
     if draw(ODD):
         shape = draw(st.lists(SIZES, min_size=1, max_size=3))
     if draw(ODD):
@@ -75,7 +75,7 @@ def tensors(draw, shape, dtype):
     rows = (values > 0).to(dtype) if dtype == torch.bool else values.nan_to_num(0, 0, 0).to(dtype)
     if dtype.is_floating_point:
         rows = values.to(dtype)
-    alike = draw(ODD) and len(rows)  # all rows, in the memory of one
+    alike = draw(ODD) and len(rows)  # all rows share the memory of one
     rows = rows[:1].expand_as(rows) if alike else draw(layouts(rows))
     if draw(ODD):
         rows = rows.to("meta")
@@ -98,7 +98,7 @@ def problems(draw):
 
 
 def attempt(function, *given):
-    """What the function returns; none where it raises an error that is documented."""
+    """What the function returns; None if it raises a documented error."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "PGCLLoss")
         try:
@@ -108,7 +108,7 @@ def attempt(function, *given):
 
 
 def known(*tensors):
-    """Whether the oracle can be asked."""
+    """Whether the oracle can compute with them."""
     return all(t.device.type == "cpu" and t.isfinite().all() for t in tensors)
 
 
@@ -129,7 +129,7 @@ def check_gradients(loss, *inputs):
     for rows, gradient in zip(wanted, gradients, strict=True):
         if gradient is not None:
             assert (gradient.shape, gradient.dtype) == (rows.shape, rows.dtype)
-            # float16 cannot hold the gradient of short rows.
+            # Gradients of short embeddings overflow in float16.
             if known(*inputs) and rows.dtype != torch.float16:
                 assert gradient.isfinite().all()
 
@@ -206,7 +206,7 @@ def test_prototypes(problem, queue_size):
 def test_consistency(problem):
     scores1, scores2, *clusters, _ = problem
     views = [
-        Assignment(scores.detach(), scores.detach(), of_view)  # no mathematics asks for more
+        Assignment(scores.detach(), scores.detach(), of_view)  # the loss needs no probabilities
         for scores, of_view in zip((scores1, scores2), clusters, strict=True)
     ]
     result = attempt(ConsistencyLoss(reduction="none"), *views)
@@ -219,7 +219,7 @@ def test_consistency(problem):
 
 @st.composite
 def families(draw, num_prototypes):
-    """Options of the whole, for so many prototypes in all; now and then a window that cannot be."""
+    """Options of PGCLLoss for so many prototypes in all; some windows are invalid."""
     cuts = draw(st.sets(st.integers(1, num_prototypes), max_size=2)) | {0, num_prototypes}
     ends = sorted(cuts)
     heads = [end - start for start, end in itertools.pairwise(ends)]
@@ -294,7 +294,7 @@ def test_pgcl(problem, mode, num_views, engine, data):
 
 @st.composite
 def item_sets(draw, dim, dtype, with_items):
-    """Sets of any lengths with their items, or views without; mostly they fit together."""
+    """Sets of any lengths with items, or views without; most of them fit together."""
     lengths = draw(st.lists(st.integers(1, 5), min_size=1, max_size=3))
     lengths = lengths if with_items or draw(ODD) else lengths[:1] * len(lengths)
     sets = [draw(tensors((length, dim), dtype)) for length in lengths]
@@ -360,7 +360,7 @@ def test_info_nce(options, learned, with_items, dim, dtype, by_hand, data):
         if any(z.device.type == "meta" or z.dtype != dtype for z in sets):
             return
         if not known(*sets):
-            continue  # and the memory has not moved
+            continue  # the memory is as before
         items = [items] * len(sets) if isinstance(items, torch.Tensor) else items
         expected, _ = exact_losses(sets, items, past, **mode)
         np.testing.assert_allclose(result.detach().double(), expected, **tolerance(*sets))

@@ -1,4 +1,4 @@
-"""Training over many processes: compiled or not, accumulated, and resumed from a checkpoint."""
+"""Training over many ranks: compiled, accumulated, and resumed from a checkpoint."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.slow
 
 
 def compiled(rank, num_ranks):
-    """Losses and gradients of a compiled model beside those of an eager one, as rows vary."""
+    """Losses and gradients of a compiled model, and of an eager one, for batches of many sizes."""
     for mode in ({}, {"negatives": "cross"}, {"weighting": "sample", "queue_size": 4}):
         torch.compiler.reset()
         eager, twin = (Inside(*model_of(3, **mode)) for _ in range(2))
@@ -32,7 +32,7 @@ def compiled(rank, num_ranks):
             torch.testing.assert_close(results[1][0], expected.detach(), rtol=1e-9, atol=1e-10)
 
 
-def test_compiled_models_may_meet_any_number_of_rows():
+def test_compiled_models_take_batches_of_any_size():
     on_ranks(compiled, 2)
 
 
@@ -106,5 +106,5 @@ def resuming(rank, num_ranks, folder):
         assert torch.equal(pgcl(*views), resumed(*views))
 
 
-def test_a_checkpoint_of_rank_0_serves_all(tmp_path):
+def test_all_ranks_load_the_checkpoint_of_rank_0(tmp_path):
     on_ranks(resuming, 3, tmp_path)

@@ -9,7 +9,6 @@ import pytest
 import torch
 from helpers import oracle
 from helpers.blocks import in_blocks
-from helpers.cases import EVERY_MODE, FAMILY
 from helpers.item_cases import (
     BLOCKS,
     DIM,
@@ -23,6 +22,7 @@ from helpers.item_cases import (
     numbers,
     random_sets,
 )
+from helpers.marks import compiling, engines, few_graphs, negatives_of
 from helpers.rank_models import mean_over_ranks
 from helpers.ranks import on_ranks
 from hypothesis import given, settings
@@ -31,9 +31,8 @@ from live_bytes import LiveBytes
 
 from pgcl_losses import InfoNCE, PGCLLoss
 
-pytestmark = pytest.mark.filterwarnings("ignore:PGCLLoss")  # of few graphs
+pytestmark = few_graphs
 
-engines = pytest.mark.parametrize("engine", ["dense", "streaming"])
 losses_with_memory = pytest.mark.parametrize(
     "make",
     [
@@ -74,7 +73,7 @@ def assert_same_state(loss, expected):
     engine=ENGINES,
     block=BLOCKS,
 )
-def test_agrees_with_the_oracle_in_every_step(steps, size, mode, engine, block):
+def test_every_step_agrees_with_the_oracle(steps, size, mode, engine, block):
     past, loss = (
         oracle.Memory(size),
         InfoNCE(**mode, memory_size=size, reduction="none", engine=engine),
@@ -94,9 +93,9 @@ def test_agrees_with_the_oracle_in_every_step(steps, size, mode, engine, block):
 
 @engines
 @pytest.mark.parametrize("size", [3, 5, 100])
-@pytest.mark.parametrize("negatives", ["all", "cross"])
-def test_gradients_go_to_the_batch_alone(engine, size, negatives):
-    """Also if backward comes after later forwards have overwritten the memory."""
+@negatives_of
+def test_past_embeddings_are_constants_for_the_gradient(engine, size, negatives):
+    """Also if later forwards have overwritten the memory before the backward."""
     loss = InfoNCE(memory_size=size, negatives=negatives, engine=engine)
     past, total, expected, leaves = oracle.Memory(size), 0.0, [], []
     for seed in range(3):
@@ -104,14 +103,14 @@ def test_gradients_go_to_the_batch_alone(engine, size, negatives):
         with in_blocks(3):
             total = total + loss(*sets, items=items)
         leaves += sets
-        for place in range(2):
+        for number in range(2):
 
-            def at(z, place=place, sets=sets, items=items):
+            def at(z, number=number, sets=sets, items=items):
                 moved = [*sets]
-                moved[place] = torch.from_numpy(z)
+                moved[number] = torch.from_numpy(z)
                 return exact_loss(moved, items, past, negatives=negatives)
 
-            expected.append(oracle.gradient(at, arrays(sets)[place]))
+            expected.append(oracle.gradient(at, arrays(sets)[number]))
         past.store(arrays(sets), numbers(items))
     with in_blocks(3):
         ours = gradients(total, leaves)
@@ -119,7 +118,7 @@ def test_gradients_go_to_the_batch_alone(engine, size, negatives):
         np.testing.assert_allclose(gradient, of_oracle, rtol=1e-5, atol=1e-7)
 
 
-def test_it_is_differentiable_once():
+def test_a_loss_with_memory_is_differentiable_once():
     loss = InfoNCE(memory_size=6, engine="dense")
     step(loss, 0)
     assert torch.autograd.gradcheck(loss.eval(), views_of(1))
@@ -129,7 +128,7 @@ def test_it_is_differentiable_once():
 
 
 @pytest.mark.parametrize("by_hand", [False, True])
-def test_first_used_in_inference_mode(by_hand):
+def test_a_first_call_in_inference_mode_stores_nothing(by_hand):
     loss, expected = InfoNCE(memory_size=6), InfoNCE(memory_size=6)
     with torch.inference_mode():
         if by_hand:
@@ -142,7 +141,7 @@ def test_first_used_in_inference_mode(by_hand):
 
 
 @pytest.mark.filterwarnings("ignore:for memory")  # a meta device holds nothing
-def test_a_checkpoint_of_another_device_is_loaded():
+def test_a_checkpoint_of_another_device_loads():
     loss = InfoNCE(memory_size=6)
     step(loss, 0)
     other = InfoNCE(memory_size=6).to("meta")
@@ -159,7 +158,7 @@ def test_an_empty_memory_changes_nothing():
     }
 
 
-def test_what_the_memory_holds():
+def test_the_memory_holds_unit_embeddings_with_their_items():
     loss = InfoNCE(memory_size=20)
     assert loss.memory.embeddings.shape == (20, 0)
     sets, items = random_sets((3, 2))
@@ -173,16 +172,16 @@ def test_what_the_memory_holds():
 
 
 @losses_with_memory
-@pytest.mark.parametrize("still", ["eval", "no_grad", "nan", "inf"])
-def test_only_finite_training_forwards_are_stored(make, still):
+@pytest.mark.parametrize("reason", ["eval", "no_grad", "nan", "inf"])
+def test_only_finite_training_forwards_are_stored(make, reason):
     loss = make(5)
     step(loss, 0)
     before = state_of(loss)
     views = [view.detach() for view in views_of(1)]
-    loss.train(still != "eval")
-    if still in ("nan", "inf"):
-        views[1][2, 0] = float(still)
-    with torch.set_grad_enabled(still != "no_grad"):
+    loss.train(reason != "eval")
+    if reason in ("nan", "inf"):
+        views[1][2, 0] = float(reason)
+    with torch.set_grad_enabled(reason != "no_grad"):
         loss(*views)
     assert_same_state(loss, before)
     loss.train()
@@ -193,7 +192,7 @@ def test_only_finite_training_forwards_are_stored(make, still):
 @losses_with_memory
 @pytest.mark.parametrize("by_hand", [False, True])
 @pytest.mark.parametrize("copied", ["state_dict", "deepcopy", "pickle", "torch.save"])
-def test_a_copy_goes_on_alike(make, by_hand, copied):
+def test_a_copy_continues_with_the_same_losses(make, by_hand, copied):
     torch.manual_seed(0)
     loss = make(5)
     for seed in range(2):
@@ -224,7 +223,7 @@ def test_a_copy_goes_on_alike(make, by_hand, copied):
 class TestRemember:
     @engines
     @pytest.mark.parametrize("with_items", [False, True])
-    def test_from_its_first_call_the_memory_holds_nothing_else(self, engine, with_items):
+    def test_after_its_first_call_the_memory_holds_nothing_else(self, engine, with_items):
         loss, past = InfoNCE(memory_size=7, engine=engine), oracle.Memory(7)
         step(loss, 0)
         for seed in range(4):
@@ -236,7 +235,7 @@ class TestRemember:
             past.store(arrays([z]), numbers([items]) if with_items else None)
             loss.train()
             sets, items = random_sets((4, 2), 10 + seed)
-            for _ in range(2):  # what the first one does not change
+            for _ in range(2):  # a training forward no longer stores its batch
                 ours = loss(*sets, items=items)
                 assert ours.item() == pytest.approx(exact_loss(sets, items, past), rel=1e-9)
                 gradients(ours, sets)
@@ -245,20 +244,20 @@ class TestRemember:
         views = views_of(0)
         loss = InfoNCE(memory_size=8)
         loss.remember(torch.randn(5, DIM, dtype=torch.float64), torch.full((5,), 3))
-        items = torch.tensor([3, 3, 3, 3])  # of all, and so there is no negative at all
+        items = torch.tensor([3, 3, 3, 3])  # of all embeddings, so that none is a negative
         assert loss(*views, items=items).item() == 0
-        loss.remember(torch.randn(1, DIM, dtype=torch.float64))  # of no query's item
+        loss.remember(torch.randn(1, DIM, dtype=torch.float64))  # without items
         assert loss(*views, items=items).item() > 0
 
     @pytest.mark.parametrize("number", [1 - 2**63, -1, 0, 2**63 - 1])
-    def test_stored_without_items_they_are_of_no_querys_item(self, number):
+    def test_embeddings_without_items_are_negatives_of_every_query(self, number):
         sets, _ = random_sets((4, 4))
         items = torch.full((4,), number)
         loss = InfoNCE(memory_size=8)
         loss.remember(torch.randn(1, DIM, dtype=torch.float64))
         assert loss(*sets, items=items).item() > 0
 
-    def test_more_than_fit(self):
+    def test_more_embeddings_than_the_memory_holds(self):
         z = torch.randn(9, DIM, dtype=torch.float64)
         results = []
         for given_embeddings in (z, z[-4:]):
@@ -267,7 +266,7 @@ class TestRemember:
             results.append(step(loss, 0))
         torch.testing.assert_close(*results)
 
-    def test_in_pgcl(self):
+    def test_pgcl_with_remembered_embeddings(self):
         (z, *_), (items, *_) = random_sets((6,), 3)
         pgcl = PGCLLoss(DIM, 3, memory_size=9).double().eval()
         pgcl.remember(z, items)
@@ -285,7 +284,7 @@ class TestRemember:
     @pytest.mark.parametrize(
         "make", [InfoNCE, lambda **options: PGCLLoss(DIM, **options)], ids=["InfoNCE", "PGCLLoss"]
     )
-    def test_errors(self, make):
+    def test_wrong_embeddings_are_errors(self, make):
         with pytest.raises(ValueError, match="memory_size"):
             make().remember(torch.randn(4, DIM))
         loss = make(memory_size=5)
@@ -324,7 +323,7 @@ def test_lower_precision(engine, dtype, temperature):
         torch.testing.assert_close(d_ours, gradients(expected, views), rtol=rtol, atol=rtol)
 
 
-def test_memory_grows_with_its_size_and_not_with_pairs():
+def test_peak_memory_grows_with_its_size_and_not_with_pairs():
     def peak(size):
         loss = InfoNCE(memory_size=size, engine="streaming")
         loss.remember(torch.randn(size, DIM))
@@ -340,7 +339,7 @@ def test_memory_grows_with_its_size_and_not_with_pairs():
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:Guards may run:RuntimeWarning")
+@compiling
 @pytest.mark.parametrize("used", [False, True], ids=["fresh", "used"])
 @losses_with_memory
 def test_compiled_as_one_graph(make, used):
@@ -366,82 +365,8 @@ def test_shapes_can_be_traced_without_data():
 
 
 class TestPGCL:
-    @settings(max_examples=60)
-    @given(
-        mode=st.sampled_from(EVERY_MODE),
-        member=st.sampled_from([{"num_prototypes": 4}, *FAMILY]),
-        num_views=st.integers(2, 3),
-        size=st.sampled_from([2, 5, 40]),  # one alone is balanced over all clusters alike
-        with_items=st.booleans(),
-        seed=st.integers(0, 1000),
-        engine=ENGINES,
-        block=BLOCKS,
-    )
-    def test_agrees_with_the_oracle_in_every_step(
-        self, mode, member, num_views, size, with_items, seed, engine, block
-    ):
-        options = {**mode, **member, "engine": engine, "reduction": "none"}
-        torch.manual_seed(seed)
-        plain = PGCLLoss(DIM, **options).double()
-        pgcl = PGCLLoss(DIM, **options, memory_size=size).double()
-        pgcl.prototypes.load_state_dict(plain.prototypes.state_dict())
-        prototypes = arrays(pgcl.prototypes.weight.split(pgcl.prototypes.heads))
-        of_oracle = {
-            key: options[key] for key in options.keys() - {"num_prototypes", "engine", "reduction"}
-        }
-        past = oracle.Memory(size)
-        for number in range(3):
-            views, (items, *_) = random_sets((3 + number % 2,) * num_views, seed + number)
-            items = items if with_items else None
-            of_views = [items] * num_views if with_items else None
-            with in_blocks(block):
-                terms = pgcl.terms(*views, items=items)
-            expected = oracle.pgcl_contrast(
-                arrays(views),
-                prototypes,
-                numbers(of_views),
-                past.embeddings,
-                past.items,
-                **of_oracle,
-            )
-            np.testing.assert_allclose(terms.contrast.detach(), expected, rtol=1e-7, atol=1e-9)
-            torch.testing.assert_close(terms.consistency, plain.terms(*views).consistency)
-            past.store(arrays(views), numbers(of_views))
-
-    @pytest.mark.parametrize("weighting", ["prototype", "sample", "uniform"])
-    @pytest.mark.parametrize("member", [{}, *FAMILY], ids=str)
-    def test_streaming_has_the_gradient_of_dense(self, weighting, member):
-        results = []
-        for engine in ("dense", "streaming"):
-            torch.manual_seed(0)
-            options = {"weighting": weighting, "engine": engine, "memory_size": 9, **member}
-            pgcl, of_engine = PGCLLoss(DIM, **options).double(), []
-            for seed in range(3):
-                views = views_of(seed)
-                with in_blocks(3):
-                    of_engine += gradients(pgcl(*views), [*views, pgcl.prototypes.weight])
-            results.append(of_engine)
-        torch.testing.assert_close(*results, rtol=1e-7, atol=1e-8)
-
-    @engines
-    def test_with_uniform_weights_it_is_info_nce(self, engine):
-        pgcl = PGCLLoss(
-            DIM,
-            weighting="uniform",
-            exclude_same_cluster=False,
-            consistency_weight=0,
-            memory_size=5,
-            engine=engine,
-        ).double()
-        loss = InfoNCE(memory_size=5)
-        for seed in range(3):
-            views = views_of(seed)
-            ours, expected = pgcl(*views), loss(*views)
-            torch.testing.assert_close(ours, expected)
-            torch.testing.assert_close(gradients(ours, views), gradients(expected, views))
-
     def test_without_negatives_in_the_batch(self):
-        """One graph alone: only the memory has negatives, first none."""
+        """One graph alone: only the memory has negatives, at first none."""
         pgcl = PGCLLoss(DIM, 2, exclude_same_cluster=False, memory_size=4).double()
         losses = [pgcl.terms(*views_of(seed, 1)).contrast.item() for seed in range(2)]
         assert losses[0] == 0 < losses[1]
@@ -469,7 +394,7 @@ def over_ranks(rank, num_ranks):
         for seed in range(5):
             views, (items, *_) = random_sets((sum(counts),) * 2, seed)
             mine = [view.split(counts)[rank] for view in views]
-            if seed == 4:  # by hand, after three steps of training
+            if seed == 4:  # after steps of training
                 z = torch.cat([views[0], views[1]]).detach()
                 ours.remember(z.split([2 * count for count in counts])[rank])
                 whole.remember(z)
@@ -491,7 +416,7 @@ def over_ranks(rank, num_ranks):
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, pytest.param(3, marks=pytest.mark.slow)])
-def test_over_ranks(num_ranks):
+def test_loss_and_memory_over_ranks_are_those_of_one_process(num_ranks):
     first, *others = on_ranks(over_ranks, num_ranks)
     for state in others:
         torch.testing.assert_close(state, first, rtol=0, atol=0)

@@ -1,3 +1,5 @@
+"""Unit embeddings, and the dtype in which losses are computed."""
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -10,7 +12,7 @@ F64 = torch.float64
 
 
 @given(seed=st.integers(0, 2**32 - 1), n=st.integers(1, 9), d=st.integers(1, 9))
-def test_is_normalize_in_value_and_gradient(seed, n, d):
+def test_unit_vectors_are_those_of_normalize(seed, n, d):
     generator = torch.Generator().manual_seed(seed)
     z = torch.randn(n, d, generator=generator, dtype=F64, requires_grad=True)
     upstream = torch.randn(n, d, generator=generator, dtype=F64)
@@ -29,16 +31,16 @@ def test_gradcheck():
 
 def test_forward_mode_and_transforms():
     z = torch.randn(3, 4, dtype=F64)
-    of_rows = torch.autograd.functional.jacobian(lambda z: unit_vectors(z, F64), z)
+    expected = torch.autograd.functional.jacobian(lambda z: unit_vectors(z, F64), z)
     for transform in (torch.func.jacrev, torch.func.jacfwd):
-        torch.testing.assert_close(transform(lambda z: unit_vectors(z, F64))(z), of_rows)
+        torch.testing.assert_close(transform(lambda z: unit_vectors(z, F64))(z), expected)
 
 
-def test_rows_without_a_direction_get_no_gradient():
+def test_vectors_of_nearly_0_become_0_without_gradient():
     z = torch.tensor([[0.0, 0.0], [3e-13, 4e-13], [3.0, 4.0]], requires_grad=True)
-    rows = unit_vectors(z, torch.float32)
-    torch.testing.assert_close(rows, torch.tensor([[0.0, 0.0], [0.0, 0.0], [0.6, 0.8]]))
-    rows.backward(torch.ones(3, 2))
+    unit = unit_vectors(z, torch.float32)
+    torch.testing.assert_close(unit, torch.tensor([[0.0, 0.0], [0.0, 0.0], [0.6, 0.8]]))
+    unit.backward(torch.ones(3, 2))
     assert not z.grad[:2].any()
     assert z.grad[2].any()
 

@@ -1,101 +1,222 @@
-"""The whole loss: its value and gradients are those of the oracle, finite, or a clear error."""
+"""PGCLLoss: its value and gradients are those of the oracle, finite, or a clear error."""
 
 import math
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 import torch
 from helpers import oracle
-from helpers.cases import MODES
+from helpers.blocks import in_blocks
+from helpers.cases import EVERY_MODE, FAMILY
+from helpers.item_cases import BLOCKS, DIM, ENGINES, arrays, gradients, numbers, random_sets
+from helpers.marks import engines, few_graphs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pgcl_losses import (
     ConsistencyLoss,
+    InfoNCE,
     PGCLLoss,
     PrototypeReweightedNCE,
     SinkhornPrototypes,
 )
+from pgcl_losses.contrast import NEGATIVES, WEIGHTINGS
 
 LAMBDA = 6.0
+HEADS = [4, (3, 5), (2, 4, 3), (5, 1, 2, 6), 1]
+
+
+@dataclass
+class Problem:
+    options: dict[str, Any]
+    num_views: int
+    num_graphs: int
+    seed: int
+
+    def pgcl(self, **options: Any) -> PGCLLoss:
+        torch.manual_seed(self.seed)
+        return PGCLLoss(DIM, **(self.options | options)).double()
+
+    def views(self, step: int = 0) -> tuple[list[torch.Tensor], torch.Tensor]:
+        """The views of a step, with gradient, and the items of their graphs."""
+        views, (items, *_) = random_sets((self.num_graphs,) * self.num_views, self.seed + step)
+        return views, items
 
 
 @st.composite
-def problems(draw):
-    """Views and prototypes of moderate size, so that differences of the loss are accurate."""
-    n, d, k = draw(st.integers(1, 4)), draw(st.integers(2, 3)), draw(st.integers(1, 4))
-    random = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    return random.normal(size=(n, d)), random.normal(size=(n, d)), random.normal(size=(k, d))
+def problems(draw, min_graphs=1):
+    """Any options of the contrast, heads and numbers of views."""
+    heads = draw(st.sampled_from(HEADS))
+    end = draw(st.integers(1, heads if isinstance(heads, int) else min(heads)))
+    window = draw(st.sampled_from([None, (draw(st.integers(0, end - 1)), end)]))
+    soft = draw(st.booleans())
+    nothing_left = window == (0, 1) and not soft  # but the query's own cluster
+    options = {
+        "num_prototypes": heads,
+        "temperature": draw(st.sampled_from([0.05, 0.1, 0.2, 0.5, 1.0])),
+        "weighting": draw(st.sampled_from(WEIGHTINGS)),
+        "exclude_same_cluster": draw(st.booleans()) and not nothing_left,
+        "negative_ranks": window,
+        "soft_clusters": soft,
+        "negatives": draw(st.sampled_from(NEGATIVES)),
+    }
+    num_views, num_graphs = draw(st.integers(2, 4)), draw(st.integers(min_graphs, 5))
+    return Problem(options, num_views, num_graphs, draw(st.integers(0, 10**6)))
 
 
-def pgcl_of(prototypes, **options):
-    pgcl = PGCLLoss(prototypes.shape[1], len(prototypes), **options).double()
-    with torch.no_grad():
-        pgcl.prototypes.weight.copy_(torch.tensor(prototypes))
-    return pgcl
+def exact_consistency(views, prototypes_of_heads, targets_of_heads, temperature):
+    """Of each embedding, averaged over the heads."""
+    of_heads = [
+        oracle.consistency([oracle.log_predictions(z, c, temperature) for z in views], q)
+        for c, q in zip(prototypes_of_heads, targets_of_heads, strict=True)
+    ]
+    return np.mean(of_heads, axis=0)
 
 
-def oracle_total(z1, z2, prototypes, mode, at):
-    """The whole loss; targets, clusters and weights are those of the rows and prototypes `at`."""
-    at1, at2, at_prototypes = at
-    q = [oracle.targets(z, at_prototypes, epsilon=0.05, iterations=3) for z in (at1, at2)]
-    clusters = np.concatenate(q).argmax(1)
-    weights = oracle.pair_weights(
-        np.concatenate([at1, at2]), clusters, at_prototypes, mode["weighting"]
+@few_graphs
+@settings(max_examples=200)
+@given(
+    problem=problems(min_graphs=2),  # one graph alone belongs to all clusters alike
+    memory_size=st.sampled_from([0, 0, 2, 5, 13, 40]),
+    with_items=st.booleans(),
+    engine=ENGINES,
+    block=BLOCKS,
+)
+def test_terms_agree_with_the_oracle(problem, memory_size, with_items, engine, block):
+    """In every step, of which later ones have a memory."""
+    pgcl = problem.pgcl(engine=engine, reduction="none", memory_size=memory_size)
+    heads, memory = pgcl.prototypes.heads, oracle.Memory(memory_size)
+    prototypes = arrays(pgcl.prototypes.weight.split(heads))
+    mode = {name: value for name, value in problem.options.items() if name != "num_prototypes"}
+    for step in range(3 if memory_size else 1):
+        views, items = problem.views(step)
+        items = items if with_items else None
+        with in_blocks(block):
+            terms = pgcl.terms(*views, items=items)
+        z, of_views = arrays(views), numbers([items] * len(views)) if with_items else None
+        q_of_heads = [[oracle.targets(view, c, 0.05, 3) for view in z] for c in prototypes]
+        for view, q in zip(terms.assignments, zip(*q_of_heads, strict=True), strict=True):
+            np.testing.assert_allclose(view.targets, np.hstack(q), rtol=1e-9, atol=1e-12)
+            clusters = np.stack([of_head.argmax(1) for of_head in q], axis=1)
+            assert (view.clusters.reshape(clusters.shape).numpy() == clusters).all()
+        contrast = oracle.pgcl_contrast(
+            z, prototypes, of_views, memory.embeddings, memory.items, **mode
+        )
+        consistency = exact_consistency(z, prototypes, q_of_heads, mode["temperature"])
+        for ours, expected in (
+            (terms.contrast, contrast),
+            (terms.consistency, consistency),
+            (terms.loss, contrast + LAMBDA * consistency),
+        ):
+            np.testing.assert_allclose(ours.detach(), expected, rtol=1e-9, atol=1e-11)
+        memory.store(z, of_views)
+
+
+@few_graphs
+@settings(max_examples=100)
+@given(problem=problems(), block=BLOCKS)
+def test_gradients_agree_with_the_oracle(problem, block):
+    """To embeddings and prototypes, with targets, clusters and weights held fixed."""
+    views, _ = problem.views()
+    results = []
+    for engine in ("dense", "streaming"):
+        pgcl = problem.pgcl(engine=engine, reduction="none")
+        inputs = [*views, pgcl.prototypes.weight]
+        with in_blocks(block):
+            terms = pgcl.terms(*views)
+            slopes = np.linspace(-1, 2, len(terms.loss))
+            total = terms.loss @ torch.from_numpy(slopes)
+            results.append(torch.autograd.grad(total, inputs))
+    torch.testing.assert_close(*results, rtol=1e-9, atol=1e-10)
+    heads, options = pgcl.prototypes.heads, problem.options
+    ends = np.cumsum(heads)[:-1]
+    at = arrays(inputs)
+    targets = torch.cat([view.targets for view in terms.assignments]).numpy()
+    q_of_heads = np.split(targets, ends, axis=1)
+    weights = oracle.family_weights(
+        np.concatenate(at[:-1]),
+        q_of_heads,
+        np.split(at[-1], ends),
+        options["weighting"],
+        options["exclude_same_cluster"],
+        options["negative_ranks"],
+        options["soft_clusters"],
     )
-    contrast = oracle.contrast(
-        (z1, z2),
-        weights,
-        clusters,
-        mode["temperature"],
-        mode["exclude_same_cluster"],
-        mode["negatives"],
-    )
-    log_p = [oracle.log_predictions(z, prototypes, mode["temperature"]) for z in (z1, z2)]
-    consistency = oracle.consistency(log_p, q)
-    return oracle.mean(contrast) + LAMBDA * oracle.mean(consistency)
+    targets_of_heads = [np.split(q, len(views)) for q in q_of_heads]
+    mode = options["temperature"], False, options["negatives"]  # exclusion is in the weights
+
+    for position, ours in enumerate(results[0]):
+
+        def value(moved, position=position):
+            *z, prototypes = [*at[:position], moved, *at[position + 1 :]]
+            contrast = 0.0
+            if position < len(views):  # prototypes learn from the consistency alone
+                contrast = oracle.contrast(z, weights, None, *mode)
+            consistency = exact_consistency(
+                z, np.split(prototypes, ends), targets_of_heads, options["temperature"]
+            )
+            return float(np.dot(slopes, contrast + LAMBDA * consistency))
+
+        expected = oracle.gradient(value, at[position])
+        np.testing.assert_allclose(ours, expected, rtol=1e-5, atol=1e-6)
 
 
-@settings(max_examples=50)
-@given(problem=problems(), mode=st.fixed_dictionaries(MODES))
-def test_value_and_gradients_agree_with_the_oracle(problem, mode):
-    z1, z2, prototypes = problem
-    pgcl = pgcl_of(prototypes, **mode)
-    views = [torch.tensor(z, requires_grad=True) for z in (z1, z2)]
-    loss = pgcl(*views)
-    loss.backward()
-    np.testing.assert_allclose(
-        loss.item(), oracle_total(z1, z2, prototypes, mode, at=problem), rtol=1e-9
-    )
-    for mine, ours, place in (
-        (z1, views[0].grad, 0),
-        (z2, views[1].grad, 1),
-        (prototypes, pgcl.prototypes.weight.grad, 2),
-    ):
+@few_graphs
+@pytest.mark.parametrize("weighting", WEIGHTINGS)
+@pytest.mark.parametrize("member", [{}, *FAMILY], ids=str)
+@pytest.mark.parametrize("with_items", [False, True])
+def test_engines_have_the_same_gradient_with_a_memory(weighting, member, with_items):
+    results = []
+    for engine in ("dense", "streaming"):
+        torch.manual_seed(0)
+        options = {"weighting": weighting, "engine": engine, "memory_size": 9, **member}
+        pgcl, of_engine = PGCLLoss(DIM, **options).double(), []
+        for seed in range(3):
+            views, (items, *_) = random_sets((4, 4, 4), seed)
+            with in_blocks(3):
+                loss = pgcl(*views, items=items if with_items else None)
+                of_engine += gradients(loss, [*views, pgcl.prototypes.weight])
+        results.append(of_engine)
+    torch.testing.assert_close(*results, rtol=1e-8, atol=1e-8)
 
-        def total(x, place=place):
-            moved = [*problem]
-            moved[place] = x
-            return oracle_total(*moved, mode, at=problem)
 
-        np.testing.assert_allclose(ours, oracle.gradient(total, mine), rtol=1e-5, atol=1e-6)
+@few_graphs
+@engines
+@pytest.mark.parametrize("memory_size", [0, 5])
+@pytest.mark.parametrize("with_items", [False, True])
+def test_uniform_weights_without_consistency_are_info_nce(engine, memory_size, with_items):
+    options = {"memory_size": memory_size, "engine": engine}
+    pgcl = PGCLLoss(
+        DIM, weighting="uniform", exclude_same_cluster=False, consistency_weight=0, **options
+    ).double()
+    info_nce = InfoNCE(**options)
+    for seed in range(3):
+        views, (items, *_) = random_sets((6, 6, 6), seed, num_items=3)
+        items = items if with_items else None
+        form = [items] * 3 if with_items and seed else items  # one tensor, or one for each view
+        ours, expected = pgcl(*views, items=form), info_nce(*views, items=items)
+        torch.testing.assert_close(ours, expected)
+        torch.testing.assert_close(gradients(ours, views), gradients(expected, views))
 
 
 def test_gradcheck_without_consistency():
-    # Targets move with the rows but are constants for the gradient, so that the whole loss is left
-    # to the oracle, which can hold them fixed.
+    # Targets depend on the embeddings but are constants for the gradient. The oracle holds them
+    # fixed; differences of the loss do not.
     pgcl = PGCLLoss(3, 2, weighting="uniform", exclude_same_cluster=False, consistency_weight=0)
     z1, z2 = torch.randn(2, 4, 3, dtype=torch.float64, requires_grad=True).unbind()
     assert torch.autograd.gradcheck(pgcl.double(), (z1, z2))
     assert torch.autograd.gradgradcheck(pgcl, (z1, z2))
 
 
-class TestAblationRows:
-    """The rows of the paper's ablation are configurations."""
+class TestAblation:
+    """Each row of the paper's ablation is a configuration."""
 
     z1, z2 = torch.randn(2, 12, 5, generator=torch.Generator().manual_seed(1))
 
-    def parts(self, weighting, exclude):
+    def terms_of_modules(self, weighting, exclude):
         prototypes = SinkhornPrototypes(5, 4)
         first, second = prototypes(self.z1, self.z2)
         contrast = PrototypeReweightedNCE(weighting=weighting, exclude_same_cluster=exclude)(
@@ -115,8 +236,10 @@ class TestAblationRows:
             pytest.param("prototype", True, 1.0, 6.0, id="PGCL"),
         ],
     )
-    def test_row(self, weighting, exclude, contrast_weight, consistency_weight):
-        prototypes, contrast, consistency = self.parts(weighting, exclude)
+    def test_the_loss_is_that_of_its_modules(
+        self, weighting, exclude, contrast_weight, consistency_weight
+    ):
+        prototypes, contrast, consistency = self.terms_of_modules(weighting, exclude)
         pgcl = PGCLLoss(
             5,
             4,
@@ -181,7 +304,7 @@ def test_paper_defaults():
 
 class TestHalfPrecision:
     @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-    def test_computes_in_float32_and_returns_gradients_in_kind(self, dtype):
+    def test_computes_in_float32_and_returns_gradients_in_the_dtype_of_the_input(self, dtype):
         pgcl = PGCLLoss(4, 3)
         z1, z2 = (v.to(dtype).requires_grad_() for v in torch.randn(2, 6, 4).unbind())
         loss = pgcl(z1, z2)
@@ -204,10 +327,10 @@ class TestHalfPrecision:
     ("n", "d", "k"), [(1, 1, 1), (1, 4, 3), (2, 4, 30), (5, 1, 2), (5, 3, 1), (64, 8, 10)]
 )
 @pytest.mark.parametrize("length", [0.0, 1e-18, 1.0, 1e18, 1e30])
-@pytest.mark.parametrize("alike", ["independent", "identical rows", "opposed"])
-def test_finite_in_finite_out(n, d, k, length, alike):
+@pytest.mark.parametrize("alike", ["independent", "identical embeddings", "opposed"])
+def test_finite_input_gives_finite_losses_and_gradients(n, d, k, length, alike):
     z1, z2 = torch.randn(2, n, d)
-    if alike == "identical rows":
+    if alike == "identical embeddings":
         z1 = z2 = z1[:1].expand(n, d)
     elif alike == "opposed":
         z2 = -z1
@@ -220,7 +343,7 @@ def test_finite_in_finite_out(n, d, k, length, alike):
         assert all(gradient.isfinite().all() for gradient in gradients)
 
 
-def test_length_does_not_matter():
+def test_the_length_of_embeddings_does_not_matter():
     pgcl = PGCLLoss(4, 3)
     z1, z2 = torch.randn(2, 6, 4)
     losses = [pgcl(length * z1, z2) for length in (1e-8, 1.0, 1e18)]
@@ -255,6 +378,21 @@ def test_without_the_contrast_no_pair_is_computed(reduction):
     assert gradient.any()
 
 
+@given(options=st.sampled_from([*EVERY_MODE, {"soft_clusters": True}, {"queue_size": 5}]))
+def test_without_consistency_its_module_is_not_called(options):
+    pgcl, plain = PGCLLoss(DIM, 3, consistency_weight=0.0, **options), PGCLLoss(DIM, 3, **options)
+    plain.load_state_dict(pgcl.state_dict())
+    with mock.patch.object(pgcl.consistency, "forward", side_effect=AssertionError):
+        views = torch.randn(2, 9, DIM, requires_grad=True)
+        terms, expected = pgcl.terms(*views), plain.terms(*views)
+    assert torch.equal(terms.loss, expected.contrast)
+    assert torch.equal(terms.consistency, torch.zeros_like(terms.loss))
+    torch.testing.assert_close(terms.assignments[0][1:], expected.assignments[0][1:])
+    (ours,) = torch.autograd.grad(terms.loss, views)
+    assert torch.equal(ours, torch.autograd.grad(expected.contrast, views)[0])
+    torch.testing.assert_close(pgcl.state_dict(), plain.state_dict())
+
+
 def test_shapes_can_be_traced_without_data():
     z = torch.empty(6, 4, device="meta")
     assert PGCLLoss(4, 3, queue_size=5).to("meta")(z, z).shape == ()
@@ -278,7 +416,7 @@ def test_shapes_can_be_traced_without_data():
         ({"process_group": "all"}, TypeError, "process_group must be a ProcessGroup or None"),
     ],
 )
-def test_bad_options(options, error, message):
+def test_wrong_options_are_errors(options, error, message):
     with pytest.raises(error, match=message):
         PGCLLoss(**{"dim": 4, **options})
 
@@ -300,6 +438,6 @@ def test_bad_options(options, error, message):
         ),
     ],
 )
-def test_bad_input(z1, z2, error, message):
+def test_wrong_inputs_are_errors(z1, z2, error, message):
     with pytest.raises(error, match=message):
         PGCLLoss(3)(z1, z2)

@@ -1,22 +1,22 @@
-"""The whole loss is one graph to compile: it never waits for the device, and builds no weights."""
+"""PGCLLoss compiles to one graph, never waits for the device and builds no matrix of weights."""
 
 import copy
 
 import pytest
 import torch
+from helpers.marks import compiling, negatives_of
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pgcl_losses import PGCLLoss
-from pgcl_losses.contrast import NEGATIVES, WEIGHTINGS
+from pgcl_losses.contrast import WEIGHTINGS
 
 pytestmark = pytest.mark.slow
 
 
-# torch.compile itself uses what is deprecated, and finds Python 3.13.0 slow.
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:Guards may run:RuntimeWarning")
+@compiling
 class TestCompiled:
     @pytest.mark.parametrize("weighting", WEIGHTINGS)
-    @pytest.mark.parametrize("negatives", NEGATIVES)
+    @negatives_of
     def test_fullgraph_equals_eager(self, weighting, negatives):
         torch.compiler.reset()
         eager = PGCLLoss(
@@ -69,7 +69,7 @@ WAITING = {
 
 
 class NoWaiting(TorchDispatchMode):
-    """Fails on operations that would make a GPU wait, and keeps count of large results."""
+    """Fails on operations that wait for a GPU, and counts large results."""
 
     def __init__(self, large: int) -> None:
         super().__init__()
@@ -88,19 +88,19 @@ class NoWaiting(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("weighting", WEIGHTINGS)
-@pytest.mark.parametrize("negatives", NEGATIVES)
+@negatives_of
 @pytest.mark.parametrize("warmup_steps", [0, 5])
 def test_a_training_step_never_waits_for_the_device(weighting, negatives, warmup_steps):
     options = {"weighting": weighting, "negatives": negatives, "warmup_steps": warmup_steps}
     pgcl = PGCLLoss(4, 3, **options, queue_size=9, freeze_steps=1)
     z1, z2 = torch.randn(2, 6, 4, requires_grad=True).unbind()
-    pgcl(z1, z2)  # the first step of a warm-up does
+    pgcl(z1, z2)  # the first step of a warm-up waits
     with NoWaiting(large=1 << 30):
         pgcl(z1, z2).backward()
 
 
 def test_prototype_weighting_builds_no_matrix_of_weights():
-    # The logits are all there is of size 2N x 2N.
+    # The logits are the only matrix of size 2N x 2N.
     pgcl = PGCLLoss(4, 3)
     z1, z2 = torch.randn(2, 50, 4, requires_grad=True).unbind()
     with NoWaiting(large=100 * 100) as watch:

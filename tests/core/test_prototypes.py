@@ -1,3 +1,5 @@
+"""Prototypes: prediction, balanced targets, queue and freezing."""
+
 import copy
 import math
 
@@ -47,7 +49,7 @@ def test_gradcheck():
     )
 
 
-def test_assign_is_the_nearest_prototype():
+def test_assign_returns_the_nearest_prototype():
     prototypes = SinkhornPrototypes(4, 6)
     z = torch.randn(20, 4)
     nearest = [
@@ -68,7 +70,7 @@ def test_autocast_changes_nothing():
     assert torch.equal(nearest, prototypes.assign(z))
 
 
-def test_normalize_works_in_place():
+def test_normalize_keeps_the_parameter():
     prototypes = SinkhornPrototypes(4, 6)
     weight = prototypes.weight
     directions = torch.nn.functional.normalize(weight.detach())
@@ -77,14 +79,14 @@ def test_normalize_works_in_place():
     torch.testing.assert_close(weight.detach(), directions)
 
 
-def test_initialisation_follows_he():
+def test_the_initialisation_is_that_of_he():
     weight = SinkhornPrototypes(400, 300).weight
     assert weight.std().item() == pytest.approx(math.sqrt(2 / 400), rel=0.02)
     assert weight.mean().item() == pytest.approx(0, abs=1e-3)
 
 
 class TestFreezing:
-    def test_zero_gradient_for_the_first_steps(self):
+    def test_the_gradient_is_zero_in_the_first_steps(self):
         prototypes = SinkhornPrototypes(4, 3, freeze_steps=2)
         for step in range(4):
             prototypes.weight.grad = None
@@ -108,7 +110,7 @@ class TestFreezing:
 
 
 class TestQueue:
-    def test_holds_the_latest_rows_of_each_view_newest_first(self):
+    def test_holds_the_last_embeddings_of_each_view_newest_first(self):
         prototypes = SinkhornPrototypes(4, 3, queue_size=7)
         batches = [torch.randn(2, n, 4) for n in (3, 3, 3)]
         for batch in batches:
@@ -117,14 +119,14 @@ class TestQueue:
         torch.testing.assert_close(prototypes.queue, expected)
         assert prototypes.queue_filled == 7
 
-    def test_past_rows_join_the_balancing_and_empty_slots_do_not(self):
+    def test_past_embeddings_are_balanced_and_empty_slots_are_not(self):
         prototypes = SinkhornPrototypes(4, 5, queue_size=50).double()
         first, second, third = torch.randn(3, 2, 6, 4, dtype=torch.float64)
         prototypes(*first)
         prototypes(*second)
         for view, assignment in enumerate(prototypes(*third)):
-            so_far = torch.cat([third[view], second[view], first[view]]).numpy()
-            expected = oracle.targets(so_far, prototypes.weight.detach().numpy(), 0.05, 3)[:6]
+            together = torch.cat([third[view], second[view], first[view]]).numpy()
+            expected = oracle.targets(together, prototypes.weight.detach().numpy(), 0.05, 3)[:6]
             np.testing.assert_allclose(assignment.targets, expected, rtol=1e-9, atol=1e-12)
             assert assignment.log_probs.shape == (6, 5)
 
@@ -136,7 +138,7 @@ class TestQueue:
             prototypes.queue, torch.nn.functional.normalize(views[:, :2], dim=-1)
         )
 
-    def test_stays_out_of_eval_no_grad_and_gradients(self):
+    def test_changes_in_training_forwards_alone_and_has_no_gradient(self):
         prototypes = SinkhornPrototypes(4, 3, queue_size=8)
         views = torch.randn(2, 5, 4, requires_grad=True)
         with torch.no_grad():
@@ -149,7 +151,7 @@ class TestQueue:
 
     @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
     @pytest.mark.parametrize("view", [0, 1])
-    def test_a_batch_that_is_not_finite_never_enters(self, bad, view):
+    def test_a_batch_that_is_not_finite_is_not_stored(self, bad, view):
         prototypes = SinkhornPrototypes(4, 3, queue_size=8)
         prototypes(*torch.randn(2, 5, 4))
         before = copy.deepcopy(prototypes.state_dict())
@@ -169,13 +171,13 @@ class TestQueue:
 
 
 def test_smaller_batches_are_balanced_through_the_queue():
-    # Three graphs at a time cannot be spread over four prototypes; with their past they can.
+    # Three graphs cannot be balanced over four prototypes. With those of earlier batches they can.
     data = torch.randn(400, 8)
     with_queue = SinkhornPrototypes(8, 4, queue_size=300)
-    shares = torch.zeros(4)
+    totals = torch.zeros(4)
     for batch in data.split(3):
-        shares += with_queue(batch, batch)[0].targets.sum(0).detach()
-    assert (shares / shares.sum()).min() > 0.15
+        totals += with_queue(batch, batch)[0].targets.sum(0).detach()
+    assert (totals / totals.sum()).min() > 0.15
 
 
 @pytest.mark.parametrize(
@@ -195,7 +197,7 @@ def test_smaller_batches_are_balanced_through_the_queue():
         ({"freeze_steps": -5}, ValueError, "freeze_steps must be at least 0, but got -5"),
     ],
 )
-def test_bad_options(options, error, message):
+def test_wrong_options_are_errors(options, error, message):
     with pytest.raises(error, match=message):
         SinkhornPrototypes(**{"dim": 4, **options})
 
@@ -211,6 +213,6 @@ def test_bad_options(options, error, message):
         ((torch.randn(5, 4),) * 3, ValueError, "views must be 2 when queue_size > 0.*but got 3"),
     ],
 )
-def test_bad_views(views, error, message):
+def test_wrong_views_are_errors(views, error, message):
     with pytest.raises(error, match=message):
         SinkhornPrototypes(4, 3, queue_size=5)(*views)

@@ -1,4 +1,4 @@
-"""Right kernels pass their test on a device; wrong ones are named once, and "auto" does without."""
+"""The self-test of the kernels: wrong ones are reported once, and engine="auto" avoids them."""
 
 import os
 import sys
@@ -16,9 +16,10 @@ if not torch.cuda.is_available() and "triton" not in sys.modules:
 pytest.importorskip("triton", minversion="3.6")
 
 from helpers.interpreter import bfloat16_products
+from helpers.marks import compiling
 from triton.runtime.errors import OutOfResources
 
-from pgcl_losses.engine.triton import launch  # only after the interpreter was asked for
+from pgcl_losses.engine.triton import launch  # only after the interpreter is switched on
 
 DEVICE = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
 
@@ -30,7 +31,7 @@ def _untested():
 
 
 def kernels(log_sums=lambda sums: sums, gradient=lambda d_embeddings: d_embeddings):
-    """What plain operations give, changed, in place of what the kernels do."""
+    """Results of plain operations, changed, in place of those of the kernels."""
     return mock.patch.multiple(
         launch,
         log_sums_by_kernels=lambda *args, splits: log_sums(streaming.log_sums(*args)),
@@ -39,7 +40,7 @@ def kernels(log_sums=lambda sums: sums, gradient=lambda d_embeddings: d_embeddin
 
 
 @pytest.mark.slow
-def test_right_kernels_pass_and_nothing_of_the_callers_is_touched():
+def test_right_kernels_pass_and_leave_the_callers_modes_alone():
     state = torch.get_rng_state()
     packed = []
     with (
@@ -84,7 +85,7 @@ def test_right_kernels_pass_and_nothing_of_the_callers_is_touched():
         ),
     ],
 )
-def test_wrong_kernels_are_named_once(wrong, message):
+def test_wrong_kernels_are_reported_once(wrong, message):
     with kernels(**wrong), pytest.warns(UserWarning, match=message) as caught:
         assert not selftest.kernels_pass(DEVICE)
     assert len(caught) == 1
@@ -94,7 +95,7 @@ def test_wrong_kernels_are_named_once(wrong, message):
         assert not selftest.kernels_pass(DEVICE)
 
 
-def test_a_warning_that_is_an_error_is_one_once():
+def test_a_warning_as_an_error_is_raised_once():
     with kernels(gradient=torch.zeros_like), warnings.catch_warnings():
         warnings.simplefilter("error")
         with pytest.raises(UserWarning, match="differ"):
@@ -102,7 +103,7 @@ def test_a_warning_that_is_an_error_is_one_once():
         assert not selftest.kernels_pass(DEVICE)
 
 
-def test_a_capture_needs_a_call_before():
+def test_a_capture_before_the_first_call_is_an_error():
     with kernels(), mock.patch.object(selftest, "is_capturing", return_value=True) as capturing:
         with pytest.raises(RuntimeError, match="call the loss once before the capture"):
             selftest.kernels_pass(DEVICE)
@@ -112,8 +113,7 @@ def test_a_capture_needs_a_call_before():
         assert selftest.kernels_pass(DEVICE)
 
 
-# torch.compile itself uses what is deprecated, and finds Python 3.13.0 slow.
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:Guards may run:RuntimeWarning")
+@compiling
 def test_the_first_call_may_be_compiled_or_in_a_transform():
     def function(x):
         return (x + selftest.kernels_pass(x.device)).sum()
@@ -128,7 +128,7 @@ def test_the_first_call_may_be_compiled_or_in_a_transform():
 
 
 @pytest.mark.parametrize(
-    ("version", "capability", "can"),
+    ("version", "capability", "expected"),
     [
         ("3.6.0", (8, 0), True),
         ("3.10.0+git1", (9, 0), True),
@@ -136,14 +136,14 @@ def test_the_first_call_may_be_compiled_or_in_a_transform():
         ("3.5.1", (9, 0), False),
     ],
 )
-def test_what_kernels_need(version, capability, can):
+def test_kernels_need_triton_3_6_and_capability_8(version, capability, expected):
     with (
         mock.patch("triton.__version__", version),
         mock.patch("torch.cuda.get_device_capability", return_value=capability),
     ):
-        assert selftest._can_run(torch.device("cuda", 0)) == can
+        assert selftest._can_run(torch.device("cuda", 0)) == expected
 
 
-def test_without_the_package_nothing_is_said():
+def test_without_triton_it_does_not_warn():
     with mock.patch.dict(sys.modules, {"triton": None}):
         assert not selftest.kernels_pass(DEVICE)

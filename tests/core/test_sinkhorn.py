@@ -1,3 +1,5 @@
+"""The balanced assignment."""
+
 import math
 
 import numpy as np
@@ -52,7 +54,7 @@ def test_float32_agrees_with_the_oracle(scores, epsilon, iterations):
 
 
 @given(scores=cosines, epsilon=st.floats(0.02, 2.0), iterations=st.integers(1, 8))
-def test_scores_known_to_be_cosines_need_no_shift(scores, epsilon, iterations):
+def test_cosines_need_no_shift(scores, epsilon, iterations):
     ours = balance(torch.tensor(scores), epsilon, iterations, largest=1.0)
     np.testing.assert_allclose(
         ours, oracle.sinkhorn(scores, epsilon, iterations), rtol=1e-13 / epsilon, atol=1e-9
@@ -60,7 +62,7 @@ def test_scores_known_to_be_cosines_need_no_shift(scores, epsilon, iterations):
 
 
 @pytest.mark.parametrize("iterations", [1, 3, 30])
-def test_the_farthest_cosines_need_no_shift_in_float32(iterations):
+def test_cosines_of_1_and_minus_1_need_no_shift_in_float32(iterations):
     scores = torch.rand(4000, 100).round() * 2 - 1
     scores[:, 3] = -1.0
     scores[7], scores[7, 3] = -1.0, 1.0
@@ -70,8 +72,8 @@ def test_the_farthest_cosines_need_no_shift_in_float32(iterations):
 
 
 @pytest.mark.parametrize("epsilon", [0.05, 0.01, 0.005, 0.001, 1e-4])
-def test_no_subnormal_number_comes_out(epsilon):
-    """Each takes a CPU as long as a hundred others."""
+def test_targets_have_no_denormal_numbers(epsilon):
+    """A CPU computes them a hundred times more slowly."""
     scores = torch.nn.functional.normalize(torch.randn(500, 16)) @ (
         torch.nn.functional.normalize(torch.randn(50, 16)).T
     )
@@ -89,7 +91,7 @@ def test_any_finite_scores_give_rows_that_sum_to_one(scores, epsilon, iterations
     torch.testing.assert_close(q.sum(1), torch.ones(len(q)), rtol=0, atol=1e-5)
 
 
-def test_starved_prototypes_and_outlying_samples_do_not_underflow():
+def test_far_prototypes_and_samples_do_not_underflow():
     # One prototype far from every sample, one sample far from every prototype, tiny epsilon.
     scores = torch.rand(50, 6) * 0.1
     scores[:, 2] = -1.0
@@ -98,7 +100,7 @@ def test_starved_prototypes_and_outlying_samples_do_not_underflow():
         q = sinkhorn(scores, epsilon=1e-4, iterations=iterations)
         expected = oracle.sinkhorn(scores.double().numpy(), 1e-4, iterations)
         np.testing.assert_allclose(q, expected, atol=2e-2)
-        assert q[:, 2].sum() > 0.5, "the starved prototype gets samples all the same"
+        assert q[:, 2].sum() > 0.5, "the far prototype gets samples"
 
 
 @pytest.mark.parametrize(("n", "k"), [(128, 10), (64, 100), (4096, 100)])
@@ -107,7 +109,7 @@ def test_agrees_with_pot(n, k):
         torch.nn.functional.normalize(torch.randn(k, 16, dtype=torch.float64)).T
     )
     q = sinkhorn(scores, epsilon=0.05, iterations=3)
-    # POT, too, scales columns first; it would stop at convergence, so that is turned off.
+    # POT scales columns first as well. stopThr=0 keeps it from stopping at convergence.
     uniform = [np.full(size, 1 / size) for size in (n, k)]
     plan = ot.bregman.sinkhorn_knopp(
         *uniform, -scores.numpy(), reg=0.05, numItermax=3, stopThr=0, warn=False
@@ -152,14 +154,14 @@ def test_half_precision_scores_are_computed_in_float32(dtype):
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_nan_and_inf_show(bad):
+def test_nan_and_inf_give_nan(bad):
     scores = torch.rand(6, 3)
     scores[2, 1] = bad
     assert sinkhorn(scores).isnan().any()
     assert balance(scores, 0.05, 3, largest=1.0).isnan().any()
 
 
-def test_minus_infinity_rules_a_pair_out():
+def test_minus_infinity_excludes_a_pair():
     scores = torch.rand(6, 3, dtype=torch.float64)
     scores[2, 1] = -math.inf
     q = sinkhorn(scores)
@@ -169,7 +171,7 @@ def test_minus_infinity_rules_a_pair_out():
     torch.testing.assert_close(q, sinkhorn(scores))
 
 
-def test_gives_no_gradient_and_leaves_its_input_alone():
+def test_has_no_gradient_and_leaves_its_input_alone():
     scores = torch.rand(6, 3, requires_grad=True)
     before = scores.detach().clone()
     assert not sinkhorn(scores).requires_grad
@@ -205,6 +207,6 @@ def test_gives_no_gradient_and_leaves_its_input_alone():
         ),
     ],
 )
-def test_bad_input(arguments, error, message):
+def test_wrong_inputs_are_errors(arguments, error, message):
     with pytest.raises(error, match=message):
         sinkhorn(**{"scores": torch.rand(4, 3), **arguments})

@@ -1,4 +1,4 @@
-"""A temperature that is a Tensor or a Parameter, with gradient."""
+"""Temperatures that are a Tensor or a Parameter, with gradient."""
 
 import copy
 import itertools
@@ -15,6 +15,7 @@ from helpers.item_cases import (
     numbers,
     random_sets,
 )
+from helpers.marks import compiling, engines, few_graphs, negatives_of
 from helpers.rank_models import mean_over_ranks
 from helpers.ranks import on_ranks
 from torch import nn
@@ -22,10 +23,7 @@ from torch import nn
 from pgcl_losses import InfoNCE, PGCLLoss
 from pgcl_losses.contrast import NEGATIVES
 
-pytestmark = pytest.mark.filterwarnings("ignore:PGCLLoss")  # of few graphs
-
-engines = pytest.mark.parametrize("engine", ["dense", "streaming"])
-negatives_of = pytest.mark.parametrize("negatives", NEGATIVES)
+pytestmark = few_graphs
 # Losses of views and items. Only hard negatives have weights that depend on the temperature.
 LOSSES = {
     "InfoNCE": lambda **options: InfoNCE(**options),
@@ -69,7 +67,7 @@ def loss_after_a_step(name, temperature, engine, negatives="all"):
 @engines
 @negatives_of
 @pytest.mark.parametrize("value", [0.05, 0.4])
-def test_its_gradient_is_that_of_the_loss_with_a_number(name, engine, negatives, value):
+def test_the_gradient_is_the_difference_of_losses_with_numbers(name, engine, negatives, value):
     views, tau = views_of(), parameter(value)
     with in_blocks(3):
         loss = loss_after_a_step(name, tau, engine, negatives)
@@ -104,7 +102,7 @@ def test_gradcheck(name, engine, negatives):
 @engines
 @negatives_of
 @pytest.mark.parametrize("with_items", [False, True])
-def test_with_hard_negatives_their_weights_are_constant(engine, negatives, with_items):
+def test_weights_of_hard_negatives_are_constants_for_the_gradient(engine, negatives, with_items):
     sets, items = random_sets((5, 5), num_items=3)
     items = items if with_items else None
     (z,), (of_memory,) = random_sets((4,), 1)
@@ -145,7 +143,7 @@ def test_dtypes_of_temperature_and_embeddings_may_differ(engine, dtype, of_tau):
     "make", [InfoNCE, lambda **options: PGCLLoss(DIM, **options)], ids=["InfoNCE", "PGCLLoss"]
 )
 class TestOption:
-    def test_a_parameter_is_one_of_the_loss(self, make):
+    def test_a_parameter_belongs_to_the_loss(self, make):
         tau = parameter(dtype=torch.float32)
         loss = make(temperature=tau)
         assert loss.temperature is tau
@@ -160,7 +158,7 @@ class TestOption:
         assert sum(p.dim() == 0 for p in twin.parameters()) == 1
         assert loss.double().temperature.dtype == torch.float64
 
-    def test_any_kind_may_follow_any_other(self, make):
+    def test_numbers_tensors_and_parameters_may_replace_each_other(self, make):
         views = views_of()
         kinds = {
             "number": lambda: 0.5,
@@ -179,7 +177,7 @@ class TestOption:
             expected = make(temperature=0.5).double()
             torch.testing.assert_close(loss(*views), expected(*views))
 
-    def test_a_tensor_of_each_step(self, make):
+    def test_a_new_tensor_in_each_step(self, make):
         logit_scale = nn.Parameter(torch.tensor(1.5, dtype=torch.float64))
         loss = make().double()
         for _ in range(3):
@@ -223,7 +221,7 @@ class TestOption:
         ],
         ids=str,
     )
-    def test_what_it_cannot_be(self, make, value, error):
+    def test_invalid_temperatures_are_errors(self, make, value, error):
         with pytest.raises(error, match="temperature"):
             make(temperature=value)
         loss = make()
@@ -232,18 +230,18 @@ class TestOption:
         assert loss.temperature == 0.2
 
     @pytest.mark.parametrize("value", [-0.2, 0.0, torch.nan])
-    def test_its_value_is_checked_at_the_call(self, make, value):
+    def test_the_value_is_checked_in_the_forward(self, make, value):
         loss = make(temperature=parameter(dtype=torch.float32))
         with torch.no_grad():
             loss.temperature.fill_(value)
         with pytest.raises(ValueError, match="temperature"):
             loss(*torch.randn(2, 5, DIM))
 
-    def test_its_device_is_that_of_the_embeddings(self, make):
+    def test_a_temperature_on_another_device_is_an_error(self, make):
         with pytest.raises(ValueError, match="temperature is on meta"):
             make(temperature=torch.tensor(0.2, device="meta"))(*torch.randn(2, 5, DIM))
 
-    def test_elsewhere_than_on_a_cpu_it_is_not_read(self, make):
+    def test_the_value_is_read_on_a_cpu_alone(self, make):
         loss = make(temperature=nn.Parameter(torch.empty((), device="meta"))).to("meta")
         z = torch.empty(6, DIM, device="meta", requires_grad=True)
         value = loss(z, z)
@@ -251,10 +249,8 @@ class TestOption:
         assert value.shape == loss.temperature.grad.shape == ()
 
     @pytest.mark.slow
-    @pytest.mark.filterwarnings(
-        "ignore::DeprecationWarning", "ignore:Guards may run:RuntimeWarning"
-    )
-    @pytest.mark.parametrize("engine", ["dense", "streaming", "auto"])
+    @compiling
+    @engines
     def test_compiled_as_one_graph(self, make, engine):
         torch.compiler.reset()
         loss = make(temperature=parameter(dtype=torch.float32), engine=engine)
@@ -271,7 +267,7 @@ class TestOption:
             torch.testing.assert_close(*results)
 
 
-def test_modules_of_pgcl_share_it():
+def test_modules_of_pgcl_share_a_parameter():
     pgcl = PGCLLoss(DIM, temperature=parameter(dtype=torch.float32))
     assert pgcl.contrast.temperature is pgcl.prototypes.temperature is pgcl.temperature
     before = [p.data_ptr() for p in pgcl.parameters()]
@@ -280,7 +276,7 @@ def test_modules_of_pgcl_share_it():
     assert len(before) == len([*pgcl.parameters()]) == 2
 
 
-def test_its_gradient_adds_up_over_contrast_and_prediction():
+def test_the_gradient_is_the_sum_over_contrast_and_consistency():
     views, of_terms = views_of(), []
     for weights in ((1.0, 0.0), (0.0, 6.0), (1.0, 6.0)):
         tau = parameter()
@@ -305,7 +301,7 @@ def test_extreme_values_in_float32(engine, value):
 
 
 @engines
-def test_with_items_and_a_number_it_is_the_oracles(engine):
+def test_loss_and_gradient_with_items_agree_with_the_oracle(engine):
     sets, items = random_sets((4, 6), num_items=3)
     tau = parameter()
     loss = InfoNCE(temperature=tau, engine=engine)(*sets, items=items)
@@ -346,5 +342,5 @@ def over_ranks(rank, num_ranks):
 
 
 @pytest.mark.parametrize("num_ranks", [2, pytest.param(3, marks=pytest.mark.slow)])
-def test_over_ranks(num_ranks):
+def test_the_gradient_over_ranks_is_that_of_one_process(num_ranks):
     on_ranks(over_ranks, num_ranks)

@@ -1,3 +1,5 @@
+"""Weights by prototypes, and the moments of cosines that weights by samples need."""
+
 import numpy as np
 import torch
 from helpers import oracle
@@ -9,7 +11,7 @@ from pgcl_losses.weights import cluster_counts, cosine_moments, prototype_log_we
 
 
 @given(case=cases())
-def test_prototype_table_holds_the_weight_of_every_pair(case):
+def test_the_table_of_prototypes_has_the_weight_of_every_pair(case):
     prototypes = unit_vectors(torch.tensor(case.prototypes), torch.float64)
     clusters = torch.tensor(case.clusters)
     counts = cluster_counts(clusters, len(prototypes))

@@ -6,14 +6,15 @@ from hypothesis import strategies as st
 
 from pgcl_losses.engine.contract import Factors, Gaussian, Pairs, Table, compared_sets, couples
 
-# Names of what a pair weighs. Most embeddings are in one cluster of a table, and others in several.
+# Kinds of weights. Most embeddings are in one cluster of a table, and others in several.
 BY_CLUSTER = ["table", "large table", "heads", "soft", "many soft"]
 WEIGHTINGS = ["uniform", *BY_CLUSTER, "gaussian", *(f"gaussian, {kind}" for kind in BY_CLUSTER)]
-NUM_CLUSTERS = {"large table": 150, "many soft": 40}
+# Tables and factors with more columns than the 16 that kernels take at a time.
+NUM_CLUSTERS = {"large table": 40, "many soft": 40}
 
 
 def problem(lengths, dim, weighting="uniform", *, compared=None, items=None):
-    """Pairs in float64, all sets compared with all if nothing else is said; some weigh nothing."""
+    """Pairs in float64, of which some weigh nothing. By default all sets are compared."""
     torch.manual_seed(0)
     count = sum(lengths)
     embeddings = F.normalize(torch.randn(count, dim, dtype=torch.float64), dim=1)

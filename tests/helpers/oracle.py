@@ -15,16 +15,23 @@ Rows = np.ndarray
 
 
 def unit(rows: Rows) -> Rows:
-    out = np.array(rows, dtype=np.float64)
-    for i in range(len(out)):
-        length = math.sqrt(sum(x * x for x in out[i]))
-        out[i] = out[i] / length if length > 1e-12 else 0.0
-    return out
+    rows = np.asarray(rows, dtype=np.float64)
+    out = []
+    for row in rows.tolist():
+        length = math.sqrt(sum(x * x for x in row))
+        out.append([x / length if length > 1e-12 else 0.0 for x in row])
+    return np.array(out).reshape(rows.shape)
 
 
 def cosine(a: Rows, b: Rows) -> float:
-    """Of rows that are unit already."""
+    """Of unit rows."""
     return float(sum(x * y for x, y in zip(a, b, strict=True)))
+
+
+def cosines(rows: Rows, others: Rows) -> list[list[float]]:
+    """Of every pair of unit rows."""
+    others = others.tolist()  # Python adds its own floats several times as fast
+    return [[cosine(a, b) for b in others] for a in rows.tolist()]
 
 
 def log_sum_exp(values: list[float]) -> float:
@@ -55,18 +62,17 @@ def log_softmax(values: list[float]) -> list[float]:
 
 
 def targets(z: Rows, prototypes: Rows, epsilon: float, iterations: int) -> Rows:
-    z, prototypes = unit(z), unit(prototypes)
-    return sinkhorn([[cosine(a, c) for c in prototypes] for a in z], epsilon, iterations)
+    return sinkhorn(cosines(unit(z), unit(prototypes)), epsilon, iterations)
 
 
 def log_predictions(z: Rows, prototypes: Rows, temperature: float) -> list[list[float]]:
-    z, prototypes = unit(z), unit(prototypes)
-    return [log_softmax([cosine(a, c) / temperature for c in prototypes]) for a in z]
+    of_embeddings = cosines(unit(z), unit(prototypes))
+    return [log_softmax([s / temperature for s in scores]) for scores in of_embeddings]
 
 
 def consistency(log_p: list[list[list[float]]], q: list[Rows]) -> list[float]:
-    """Per row, view 1 first: the mean cross-entropy with the targets of the other views."""
-    views = range(len(q))
+    """Per embedding, view 1 first: the mean cross-entropy with the targets of the other views."""
+    q, views = [np.asarray(of_view).tolist() for of_view in q], range(len(q))
     losses = []
     for v in views:
         for i in range(len(q[v])):
@@ -79,58 +85,52 @@ def consistency(log_p: list[list[list[float]]], q: list[Rows]) -> list[float]:
     return losses
 
 
+def gaussian_weights(distances: list[float], fractions: list[float]) -> list[float]:
+    """M w of one query, from distances that each hold for a fraction of all samples."""
+    mu = sum(f * d for f, d in zip(fractions, distances, strict=True))
+    variance = sum(f * (d - mu) ** 2 for f, d in zip(fractions, distances, strict=True))
+    weights = [1.0] * len(distances)
+    if variance > 1e-24:
+        weights = [math.exp(-((d - mu) ** 2) / (2 * variance)) for d in distances]
+    total = sum(f * w for f, w in zip(fractions, weights, strict=True))
+    return [w / total for w in weights]
+
+
 def pair_weights(
     z: Rows, clusters: list[int] | None, prototypes: Rows | None, weighting: str
 ) -> Rows:
-    """M_i w_ij for all pairs of the 2N rows."""
-    total = len(z)
-    z = unit(z)
-    weights = np.ones((total, total))
+    """M_i w_ij for all pairs of the 2N embeddings."""
+    count = len(z)
     if weighting == "uniform":
-        return weights
-    if weighting == "prototype":
-        prototypes = unit(prototypes)
-    for i in range(total):
-        if weighting == "prototype":
-            mine = prototypes[clusters[i]]
-            distance = [1 - cosine(mine, prototypes[clusters[j]]) for j in range(total)]
-        else:
-            distance = [1 - cosine(z[i], z[j]) for j in range(total)]
-        mu = sum(distance) / total
-        sigma = math.sqrt(sum((d - mu) ** 2 for d in distance) / total)
-        if sigma > 1e-12:
-            for j in range(total):
-                weights[i][j] = math.exp(-((distance[j] - mu) ** 2) / (2 * sigma**2))
-        scale = total / sum(weights[i])
-        for j in range(total):
-            weights[i][j] *= scale
-    return weights
+        return np.ones((count, count))
+    vectors = unit(z) if weighting == "sample" else unit(prototypes)[np.asarray(clusters)]
+    return np.array(
+        [
+            gaussian_weights([1 - s for s in of_query], [1 / count] * count)
+            for of_query in cosines(vectors, vectors)
+        ]
+    )
 
 
-def ranks_of(q: Sequence[float]) -> list[int]:
-    """At which place each cluster stands in a row's assignment, best first."""
+def cluster_weights(prototypes: Rows, fractions: list[float], weighting: str) -> Rows:
+    """M_k w_kl for two clusters, with the fraction of the samples in each cluster."""
+    if weighting != "prototype":
+        return np.ones((len(prototypes), len(prototypes)))
+    prototypes = unit(prototypes)
+    return np.array(
+        [
+            gaussian_weights([1 - s for s in of_cluster], fractions)
+            for of_cluster in cosines(prototypes, prototypes)
+        ]
+    )
+
+
+def positions_of(q: Sequence[float]) -> list[int]:
+    """The position of each cluster in an assignment, best first."""
     return [
         sum(q[other] > q[k] or (q[other] == q[k] and other < k) for other in range(len(q)))
         for k in range(len(q))
     ]
-
-
-def cluster_table(prototypes: Rows, shares: list[float]) -> Rows:
-    """M_k w_kl for two clusters, with each cluster's share of the samples."""
-    prototypes = unit(prototypes)
-    size = len(prototypes)
-    table = np.ones((size, size))
-    for k in range(size):
-        distance = [1 - cosine(prototypes[k], prototypes[m]) for m in range(size)]
-        mu = sum(shares[m] * distance[m] for m in range(size))
-        sigma = math.sqrt(sum(shares[m] * (distance[m] - mu) ** 2 for m in range(size)))
-        if sigma > 1e-12:
-            for m in range(size):
-                table[k][m] = math.exp(-((distance[m] - mu) ** 2) / (2 * sigma**2))
-        scale = sum(shares[m] * table[k][m] for m in range(size))
-        for m in range(size):
-            table[k][m] /= scale
-    return table
 
 
 def family_weights(
@@ -142,35 +142,28 @@ def family_weights(
     negative_ranks: tuple[int, int] | None,
     soft_clusters: bool,
 ) -> Rows:
-    """The mean over heads of M_i w_ij for all pairs of rows, 0 for what is no negative."""
-    total, heads = len(z), range(len(q_of_heads))
-    weights = np.zeros((total, total))
-    for h in heads:
-        q, prototypes = q_of_heads[h], prototypes_of_heads[h]
-        size = len(prototypes)
-        clusters = [max(range(size), key=lambda k, i=i: q[i][k]) for i in range(total)]
-        if soft_clusters:
-            shares = [sum(q[j][k] for j in range(total)) / total for k in range(size)]
-            table = np.ones((size, size))
-            if weighting == "prototype":
-                table = cluster_table(prototypes, shares)
-        hard = pair_weights(z, clusters, prototypes, weighting)
-        by_rows = pair_weights(z, None, None, weighting if weighting == "sample" else "uniform")
-        for i in range(total):
-            places = ranks_of(q[i])
-            first, end = negative_ranks or (0, size)
-            for j in range(total):
-                value = 0.0
-                if soft_clusters:
-                    for k in range(size):
-                        for m in range(size):
-                            left_out = exclude_same_cluster and k == m
-                            if first <= places[m] < end and not left_out:
-                                value += q[i][k] * table[k][m] * q[j][m] * by_rows[i][j]
-                elif first <= places[clusters[j]] < end:
-                    left_out = exclude_same_cluster and clusters[i] == clusters[j]
-                    value = 0.0 if left_out else hard[i][j]
-                weights[i][j] += value / len(heads)
+    """The mean over heads of M_i w_ij for all pairs of embeddings, 0 for what is no negative."""
+    count = len(z)
+    weights = np.zeros((count, count))
+    by_sample = pair_weights(z, None, None, "sample" if weighting == "sample" else "uniform")
+    for q, prototypes in zip(q_of_heads, prototypes_of_heads, strict=True):
+        q, clusters = np.asarray(q).tolist(), range(len(prototypes))
+        positions = [positions_of(of_query) for of_query in q]
+        if not soft_clusters:  # all of an embedding is in its best cluster
+            q = [[float(position == 0) for position in of_query] for of_query in positions]
+        fractions = [sum(of_query[k] for of_query in q) / count for k in clusters]
+        table = cluster_weights(prototypes, fractions, weighting)
+        first, end = negative_ranks or (0, len(prototypes))
+        for i in range(count):
+            of_clusters = [
+                sum(q[i][k] * table[k][m] for k in clusters if k != m or not exclude_same_cluster)
+                if first <= positions[i][m] < end
+                else 0.0
+                for m in clusters
+            ]
+            for j in range(count):
+                value = sum(w * q_jm for w, q_jm in zip(of_clusters, q[j], strict=True))
+                weights[i][j] += value * by_sample[i][j] / len(q_of_heads)
     return weights
 
 
@@ -183,11 +176,8 @@ def contrast(
     negatives: str,
 ) -> list[float]:
     """Each query's loss, view 1 first: the mean over its positives, one in each other view."""
-    weights = np.array(weights)
-    for i in range(len(weights) if exclude_same_cluster else 0):
-        for j in range(len(weights)):
-            if clusters[i] == clusters[j]:
-                weights[i][j] = 0.0
+    if exclude_same_cluster:
+        weights = np.where(np.equal.outer(clusters, clusters), 0.0, weights)
     return info_nce(views, temperature=temperature, negatives=negatives, weights=weights)[0]
 
 
@@ -217,13 +207,18 @@ def hard_weights(
     hardness: float = 0.0,
 ) -> Rows:
     """N_i w_ij / sum_j w_ij with w_ij = e^(hardness s_ij / tau), for the N_i negatives of i."""
-    z, pairs = _embeddings_and_partners(sets, items, memory, memory_items, negatives)
-    weights = np.zeros((len(pairs), len(z)))
+    scores, pairs = _scores_and_partners(sets, items, memory, memory_items, negatives)
+    return np.array(_hard_weights(scores, pairs, hardness / temperature))
+
+
+def _hard_weights(
+    scores: list[list[float]], pairs: list[tuple[list[int], list[int]]], sharpness: float
+) -> list[list[float]]:
+    weights = [[0.0] * len(of_query) for of_query in scores]
     for i, (_, others) in enumerate(pairs):
-        logs = [hardness * cosine(z[i], z[j]) / temperature for j in others]
-        total = log_sum_exp([-math.inf, *logs])
-        for j, log in zip(others, logs, strict=True):
-            weights[i][j] = len(others) * math.exp(log - total)
+        total = log_sum_exp([-math.inf, *(sharpness * scores[i][j] for j in others)])
+        for j in others:
+            weights[i][j] = len(others) * math.exp(sharpness * scores[i][j] - total)
     return weights
 
 
@@ -244,15 +239,18 @@ def info_nce(
     Without items row i of every set is item i. A memory item of None is that of no query. Weights
     ``[M, M + B]`` of the negatives, 0 for what is none, are those of ``hardness`` if not given.
     """
-    z, pairs = _embeddings_and_partners(sets, items, memory, memory_items, negatives)
+    scores, pairs = _scores_and_partners(sets, items, memory, memory_items, negatives)
     if weights is None:
-        mode = {"temperature": temperature, "negatives": negatives, "hardness": hardness}
-        weights = hard_weights(sets, items, memory, memory_items, **mode)
+        weights = _hard_weights(scores, pairs, hardness / temperature)
     losses = []
-    for i, (positives, others) in enumerate(pairs):
-        logits = [cosine(z[i], other) / temperature for other in z]
-        others = [j for j in others if weights[i][j] > 0]
-        log_s = log_sum_exp([-math.inf, *(math.log(weights[i][j]) + logits[j] for j in others)])
+    for of_query, weights_of_query, (positives, others) in zip(
+        scores, np.asarray(weights).tolist(), pairs, strict=False
+    ):
+        logits = [score / temperature for score in of_query]
+        others = [j for j in others if weights_of_query[j] > 0]
+        log_s = log_sum_exp(
+            [-math.inf, *(math.log(weights_of_query[j]) + logits[j] for j in others)]
+        )
         if debias > 0 and positives and others:
             of_positives = mean([math.exp(logits[p]) for p in positives])
             average = math.exp(log_s) / len(others)
@@ -262,19 +260,21 @@ def info_nce(
     return losses, [len(positives) > 0 for positives, _ in pairs]
 
 
-def _embeddings_and_partners(
+def _scores_and_partners(
     sets: Sequence[Rows],
     items: Sequence[Sequence[int]] | None,
     memory: Sequence[Rows],
     memory_items: Sequence[int | None] | None,
     negatives: str,
-) -> tuple[Rows, list[tuple[list[int], list[int]]]]:
+) -> tuple[list[list[float]], list[tuple[list[int], list[int]]]]:
+    """The cosines of each query with all embeddings, the memory's last, and its partners."""
     if items is None:
         items = [range(len(of_set)) for of_set in sets]
     if memory_items is None:
         memory_items = [None] * len(memory)
-    together = [embedding for of_set in [*sets, memory] for embedding in of_set]
-    return unit(together), partners(items, memory_items, negatives)
+    z = unit(np.concatenate([np.asarray(of_set) for of_set in [*sets, memory] if len(of_set)]))
+    pairs = partners(items, memory_items, negatives)
+    return cosines(z[: len(pairs)], z), pairs
 
 
 def mean_of_queries(losses: list[float], have_positives: list[bool]) -> float:
@@ -342,16 +342,16 @@ def mean(values: list[float]) -> float:
 def gradient(value: Callable[[Rows], float], at: Rows, step: float = 1e-6) -> Rows:
     """Central differences."""
     out = np.zeros_like(at)
-    for place in np.ndindex(at.shape):
+    for position in np.ndindex(at.shape):
         up, down = at.copy(), at.copy()
-        up[place] += step
-        down[place] -= step
-        out[place] = (value(up) - value(down)) / (2 * step)
+        up[position] += step
+        down[position] -= step
+        out[position] = (value(up) - value(down)) / (2 * step)
     return out
 
 
 def kmeans(rows: Rows, start: Rows, draws: Sequence[Sequence[float]], rounds: int) -> Rows:
-    """Centres of unit rows: greedy k-means++ with those draws from 0 to 1, and Lloyd's rounds."""
+    """Centres of unit rows: greedy k-means++ with the draws from 0 to 1, and Lloyd's rounds."""
 
     def distances_to(seeds: list[Rows]) -> list[float]:
         nearest = [min([1 - cosine(row, seed) for seed in seeds], default=1.0) for row in rows]

@@ -1,12 +1,19 @@
-"""Run a function on several gloo ranks, each a process of its own."""
+"""Run a function on several gloo ranks, each a process of its own.
+
+The processes stay for the next function, as their start takes longer than most tests.
+"""
 
 import datetime
+import io
+import os
+import pickle
 import tempfile
 import traceback
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Collection
+from multiprocessing.connection import Connection
 from typing import Any
 
+import pytest
 import torch
 from torch import distributed, multiprocessing
 
@@ -18,41 +25,88 @@ DEAD = "this rank died"
 TIMEOUT = 60  # seconds, of collectives
 
 
-def on_ranks(function: Callable[..., Any], num_ranks: int, *args: Any, may_die: Any = ()) -> list:
-    """What ``function(rank, num_ranks, *args)`` returns on each rank, or ``DEAD`` if it may die."""
-    with tempfile.TemporaryDirectory() as folder:
-        processes = [
-            STARTER.Process(target=_rank, args=(rank, num_ranks, folder, function, args))
-            for rank in range(num_ranks)
-        ]
-        for process in processes:
+class _Group:
+    def __init__(self, num_ranks: int) -> None:
+        self.store = tempfile.TemporaryDirectory()
+        self.processes, self.pipes = [], []
+        for rank in range(num_ranks):
+            ours, theirs = STARTER.Pipe()
+            arguments = rank, num_ranks, self.store.name, theirs
+            process = STARTER.Process(target=_serve, args=arguments, daemon=True)
             process.start()
-        for process in processes:
-            process.join(5 * TIMEOUT)
+            theirs.close()  # so that the end of the process is the end of the pipe
+            self.processes.append(process)
+            self.pipes.append(ours)
+
+    def run(self, job: Any, may_die: Collection[int]) -> list[tuple[Any, str]]:
+        """What each rank returns, and its traceback if it fails."""
+        for pipe in self.pipes:
+            pipe.send_bytes(pickle.dumps(job))
+        survivors = [rank for rank in range(len(self.pipes)) if rank not in may_die]
+        outcomes = {rank: _outcome(self.pipes[rank]) for rank in survivors}
+        return [outcomes.get(rank, (DEAD, "")) for rank in range(len(self.pipes))]
+
+    def end(self) -> None:
+        for process in self.processes:
             process.kill()
-        outcomes = [_outcome(Path(folder) / f"{rank}.pt") for rank in range(num_ranks)]
+            process.join()
+        self.store.cleanup()
+
+
+_groups: dict[int, _Group] = {}  # by their number of ranks
+
+
+def on_ranks(
+    function: Callable[..., Any], num_ranks: int, *args: Any, may_die: Collection[int] = ()
+) -> list[Any]:
+    """What ``function(rank, num_ranks, *args)`` returns; ``DEAD`` for ranks that may die."""
+    group = _groups.pop(num_ranks, None) or _Group(num_ranks)
+    outcomes = group.run((function, args), may_die)
     failures = [trace for _, trace in outcomes if trace]
+    dead = {rank for rank, (result, _) in enumerate(outcomes) if result is DEAD}
+    if failures or dead:
+        group.end()
+    else:
+        _groups[num_ranks] = group
     assert not failures, "\n".join(failures)
-    dead = [rank for rank, (result, _) in enumerate(outcomes) if result is DEAD]
-    assert set(dead) <= set(may_die), f"ranks {dead} ended without a result"
+    assert dead <= set(may_die), f"ranks {sorted(dead)} ended without a result"
     return [result for result, _ in outcomes]
 
 
-def _rank(rank, num_ranks, folder, function, args):
-    torch.set_num_threads(1)
+def _outcome(pipe: Connection) -> tuple[Any, str]:
     try:
-        distributed.init_process_group(
-            "gloo",
-            init_method=f"file://{folder}/store",
-            rank=rank,
-            world_size=num_ranks,
-            timeout=datetime.timedelta(seconds=TIMEOUT),
-        )
-        outcome = function(rank, num_ranks, *args), ""
-    except Exception:
-        outcome = None, f"rank {rank}: {traceback.format_exc()}"
-    torch.save(outcome, Path(folder) / f"{rank}.pt")
+        if pipe.poll(5 * TIMEOUT):
+            return torch.load(io.BytesIO(pipe.recv_bytes()), weights_only=False)
+    except (EOFError, OSError):
+        pass
+    return DEAD, ""
 
 
-def _outcome(path):
-    return torch.load(path, weights_only=False) if path.exists() else (DEAD, "")
+def _serve(rank: int, num_ranks: int, store: str, pipe: Connection) -> None:
+    torch.set_num_threads(1)
+    environment = dict(os.environ)
+    while True:
+        try:
+            job = pipe.recv_bytes()
+        except EOFError:  # the tests are over
+            return
+        os.environ.clear()
+        os.environ.update(environment)
+        torch.manual_seed(0)
+        torch.compiler.reset()
+        try:
+            if not distributed.is_initialized():
+                distributed.init_process_group(
+                    "gloo",
+                    init_method=f"file://{store}/store",
+                    rank=rank,
+                    world_size=num_ranks,
+                    timeout=datetime.timedelta(seconds=TIMEOUT),
+                )
+            function, args = pickle.loads(job)
+            outcome = function(rank, num_ranks, *args), ""
+        except (Exception, pytest.fail.Exception):
+            outcome = None, f"rank {rank}: {traceback.format_exc()}"
+        written = io.BytesIO()
+        torch.save(outcome, written)
+        pipe.send_bytes(written.getvalue())

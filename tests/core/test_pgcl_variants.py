@@ -1,20 +1,14 @@
-"""Heads, views, windows of ranks and soft clusters, held to the oracle's loops on every engine."""
+"""PGCLLoss with several heads, more than two views, windows of positions and soft clusters."""
 
 import copy
 import itertools
-from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from helpers import oracle
-from helpers.blocks import in_blocks
 from helpers.cases import FAMILY
 from helpers.engine_oracle import log_by_cluster
-from helpers.rank_models import of_seed
-from hypothesis import given
-from hypothesis import strategies as st
+from helpers.marks import compiling, negatives_of
 
 from pgcl_losses import (
     Assignment,
@@ -24,124 +18,17 @@ from pgcl_losses import (
     SinkhornPrototypes,
     diagnostics,
 )
-from pgcl_losses.contrast import NEGATIVES, WEIGHTINGS
+from pgcl_losses.contrast import WEIGHTINGS
 from pgcl_losses.engine.contract import Pairs
 
 pytestmark = pytest.mark.slow
 
 DIM = 3
-HEADS = [(4,), (3, 5), (2, 4, 3), (5, 1, 2, 6)]
-family = pytest.mark.parametrize("options", FAMILY, ids=str)
+variants = pytest.mark.parametrize("options", [{"num_prototypes": 3}, *FAMILY], ids=str)
 
 
-@dataclass
-class Problem:
-    options: dict[str, Any]
-    views: torch.Tensor  # [V, N, D]
-    seed: int
-
-    def pgcl(self, **options: Any) -> PGCLLoss:
-        torch.manual_seed(self.seed)
-        return PGCLLoss(DIM, **(self.options | options)).double()
-
-
-@st.composite
-def problems(draw):
-    heads = draw(st.sampled_from(HEADS))
-    end = draw(st.integers(1, min(heads)))
-    window = draw(st.sampled_from([None, (draw(st.integers(0, end - 1)), end)]))
-    soft = draw(st.booleans())
-    nothing_left = window == (0, 1) and not soft  # but the query's own cluster
-    options = {
-        "num_prototypes": heads,
-        "temperature": draw(st.sampled_from([0.1, 0.5])),
-        "weighting": draw(st.sampled_from(WEIGHTINGS)),
-        "exclude_same_cluster": draw(st.booleans()) and not nothing_left,
-        "negative_ranks": window,
-        "soft_clusters": soft,
-        "negatives": draw(st.sampled_from(NEGATIVES)),
-    }
-    num_views, num_rows = draw(st.integers(2, 4)), draw(st.integers(1, 5))
-    seed = draw(st.integers(0, 10**6))
-    views = torch.randn(num_views, num_rows, DIM, dtype=torch.float64, generator=of_seed(seed))
-    return Problem(options, views, seed)
-
-
-def oracle_contrast(problem, pgcl, assignments, at=None):
-    """Each query's loss with views `at`; what is a constant is the problem's own."""
-    heads, options = pgcl.prototypes.heads, problem.options
-    prototypes = pgcl.prototypes.weight.detach().split(heads)
-    targets = torch.cat([view.targets for view in assignments]).split(heads, dim=1)
-    views = problem.views.numpy()
-    weights = oracle.family_weights(
-        np.concatenate(views),
-        [q.numpy() for q in targets],
-        [of_head.numpy() for of_head in prototypes],
-        options["weighting"],
-        options["exclude_same_cluster"],
-        options["negative_ranks"],
-        options["soft_clusters"],
-    )
-    at = views if at is None else at
-    mode = options["temperature"], False, options["negatives"]  # exclusion is in the weights
-    return oracle.contrast(at, weights, None, *mode)
-
-
-@given(
-    problem=problems(),
-    engine=st.sampled_from(["dense", "streaming"]),
-    block=st.sampled_from([1, 3, 640]),
-)
-def test_the_loss_is_the_oracles(problem, engine, block):
-    pgcl = problem.pgcl(engine=engine, reduction="none")
-    with in_blocks(block):
-        terms = pgcl.terms(*problem.views)
-    heads = pgcl.prototypes.heads
-    consistency = np.zeros(len(terms.consistency))
-    of_heads = zip(heads, pgcl.prototypes.weight.detach().split(heads), strict=True)
-    first = 0
-    for h, (size, prototypes) in enumerate(of_heads):
-        q = [oracle.targets(z.numpy(), prototypes.numpy(), 0.05, 3) for z in problem.views]
-        for view, exact in zip(terms.assignments, q, strict=True):
-            columns = slice(first, first + size)
-            np.testing.assert_allclose(view.targets[:, columns], exact, rtol=1e-9, atol=1e-12)
-            if len(heads) > 1:
-                ours = view.targets[:, columns].argmax(1)
-                assert torch.equal(view.clusters[:, h], ours)
-        log_p = [
-            oracle.log_predictions(z.numpy(), prototypes.numpy(), problem.options["temperature"])
-            for z in problem.views
-        ]
-        consistency += np.array(oracle.consistency(log_p, q)) / len(heads)
-        first += size
-    np.testing.assert_allclose(terms.consistency.detach(), consistency, rtol=1e-9)
-    contrast = oracle_contrast(problem, pgcl, terms.assignments)
-    np.testing.assert_allclose(terms.contrast.detach(), contrast, rtol=1e-8, atol=1e-11)
-    np.testing.assert_allclose(
-        terms.loss.detach(), np.array(contrast) + 6 * consistency, rtol=1e-8, atol=1e-11
-    )
-
-
-@given(problem=problems())
-def test_gradients_are_the_oracles(problem):
-    slopes = np.linspace(-1, 2, problem.views[..., 0].numel())
-    gradients = []
-    for engine in ("dense", "streaming"):
-        pgcl = problem.pgcl(engine=engine, reduction="none", consistency_weight=0.0)
-        at = problem.views.clone().requires_grad_()
-        terms = pgcl.terms(*at)
-        terms.contrast.backward(torch.tensor(slopes))
-        gradients.append(at.grad)
-    torch.testing.assert_close(*gradients, rtol=1e-9, atol=1e-10)
-    expected = oracle.gradient(
-        lambda at: float(np.dot(slopes, oracle_contrast(problem, pgcl, terms.assignments, at))),
-        problem.views.numpy(),
-    )
-    np.testing.assert_allclose(gradients[0], expected, rtol=1e-4, atol=1e-6)
-
-
-@family
-@pytest.mark.parametrize("negatives", NEGATIVES)
+@variants
+@negatives_of
 def test_gradcheck(options, negatives):
     torch.manual_seed(0)
     pgcl = PGCLLoss(DIM, **options, negatives=negatives, engine="dense").double().eval()
@@ -164,9 +51,9 @@ def test_gradcheck(options, negatives):
     assert torch.autograd.gradcheck(consistency, (weight, *inputs))
 
 
-@family
+@variants
 @pytest.mark.parametrize("weighting", WEIGHTINGS)
-def test_parts_by_themselves_are_the_loss(options, weighting):
+def test_modules_called_by_themselves_give_the_terms(options, weighting):
     torch.manual_seed(0)
     pgcl = PGCLLoss(DIM, **options, weighting=weighting).double()
     views = torch.randn(3, 5, DIM, dtype=torch.float64)
@@ -176,7 +63,7 @@ def test_parts_by_themselves_are_the_loss(options, weighting):
     contrast = pgcl.contrast(list(views), assignments=assignments, prototypes=weight)
     torch.testing.assert_close(contrast, terms.contrast)
     torch.testing.assert_close(pgcl.consistency(*assignments), terms.consistency)
-    two = PrototypeReweightedNCE(weighting=weighting)  # the paper's, through assignments
+    two = PrototypeReweightedNCE(weighting=weighting)  # of two views, by assignments
     one = SinkhornPrototypes(DIM, 4).double()
     first, second = one(*views[:2])
     by_numbers = two(*views[:2], first.clusters, second.clusters, one.weight)
@@ -185,7 +72,7 @@ def test_parts_by_themselves_are_the_loss(options, weighting):
         torch.testing.assert_close(ours, by_numbers)
 
 
-def test_a_window_over_all_clusters_is_none_at_all():
+def test_a_window_of_all_positions_changes_nothing():
     views = torch.randn(2, 6, DIM)
     for options in ({}, {"soft_clusters": True}, {"num_prototypes": (4, 4)}):
         losses = []
@@ -196,7 +83,7 @@ def test_a_window_over_all_clusters_is_none_at_all():
         torch.testing.assert_close(*losses)
 
 
-def test_soft_clusters_that_are_certain_are_hard_ones():
+def test_certain_soft_clusters_are_hard_clusters():
     torch.manual_seed(0)
     pgcl = PGCLLoss(DIM, 4, soft_clusters=True).double()
     views = torch.randn(2, 8, DIM, dtype=torch.float64)
@@ -211,7 +98,7 @@ def test_soft_clusters_that_are_certain_are_hard_ones():
     torch.testing.assert_close(soft, hard)
 
 
-def test_heads_that_are_alike_are_one():
+def test_two_equal_heads_are_one_head():
     torch.manual_seed(0)
     one, two = PGCLLoss(DIM, 4), PGCLLoss(DIM, (4, 4))
     with torch.no_grad():
@@ -241,13 +128,13 @@ class TestHeads:
 
     def test_assign_is_the_nearest_of_each_head(self):
         prototypes = SinkhornPrototypes(DIM, (4, 6))
-        rows = torch.randn(5, DIM)
+        z = torch.randn(5, DIM)
         unit = torch.nn.functional.normalize
-        scores = unit(rows) @ unit(prototypes.weight).T
+        scores = unit(z) @ unit(prototypes.weight).T
         expected = torch.stack([scores[:, :4].argmax(1), scores[:, 4:].argmax(1)], dim=1)
-        assert torch.equal(prototypes.assign(rows), expected)
+        assert torch.equal(prototypes.assign(z), expected)
 
-    def test_each_head_is_balanced_with_the_queue_by_itself(self):
+    def test_each_head_has_a_queue_and_balance_of_its_own(self):
         torch.manual_seed(0)
         both = SinkhornPrototypes(DIM, (4, 6), queue_size=5)
         single = [SinkhornPrototypes(DIM, size, queue_size=5) for size in (4, 6)]
@@ -271,14 +158,14 @@ class TestHeads:
             new.load_state_dict(old.state_dict())
             torch.testing.assert_close(new.state_dict(), old.state_dict(), rtol=0, atol=0)
 
-    def test_frozen(self):
+    def test_frozen_heads_have_a_gradient_of_zeros(self):
         pgcl = PGCLLoss(DIM, (4, 6), freeze_steps=1)
         for moves in (False, True):
             pgcl.zero_grad()
             pgcl(*torch.randn(2, 6, DIM, requires_grad=True)).backward()
             assert bool(pgcl.prototypes.weight.grad.any()) == moves
 
-    def test_diagnostics_are_of_each_head(self):
+    def test_diagnostics_of_each_head(self):
         pgcl = PGCLLoss(DIM, (4, 6))
         views = torch.randn(2, 9, DIM)
         terms = pgcl.terms(*views)
@@ -297,8 +184,8 @@ class TestHeads:
             assert ours == pytest.approx(expected)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:Guards may run:RuntimeWarning")
-@family
+@compiling
+@pytest.mark.parametrize("options", [FAMILY[0], *FAMILY[3:]], ids=str)  # each option once
 def test_compiled_as_one_graph(options):
     torch.compiler.reset()
     torch.manual_seed(0)
@@ -343,13 +230,13 @@ class TestErrors:
         with pytest.raises(error, match=message):
             PGCLLoss(DIM, **options)
 
-    def test_a_window_assigned_later(self):
+    def test_a_window_that_is_assigned_later(self):
         pgcl = PGCLLoss(DIM, 4)
         pgcl.negative_ranks = (2, 8)
         with pytest.raises(ValueError, match=r"must lie in 0\.\.4"):
             pgcl(*torch.randn(2, 5, DIM))
 
-    def test_the_contrast_alone(self):
+    def test_inputs_of_the_contrast(self):
         views = torch.randn(3, 5, DIM)
         prototypes = SinkhornPrototypes(DIM, 4)
         assignments = prototypes(*views)
@@ -407,8 +294,8 @@ class TestErrors:
             diagnostics([narrow])
 
 
-def test_weights_of_the_family_are_one_on_average():
-    """Over all samples, what a query's weights average to where nothing is left out."""
+def test_weights_of_a_query_have_mean_1():
+    """Over all samples, if none is left out."""
     torch.manual_seed(0)
     views = torch.randn(2, 20, DIM, dtype=torch.float64)
     for soft, heads in itertools.product((False, True), ((5,), (5, 7))):

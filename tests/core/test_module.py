@@ -1,27 +1,25 @@
-"""The loss and its parts: one door each, live options, any number of views, one process or many."""
+"""Modules of PGCLLoss: hooks, subclasses, options that change, and one result of many ranks."""
 
+import copy
+import pickle
 from typing import ClassVar
 
-import numpy as np
 import pytest
 import torch
-from helpers import oracle
-from helpers.rank_models import mean_over_ranks
+from helpers.rank_models import mean_over_ranks, of_seed
 from helpers.ranks import on_ranks
-from hypothesis import given
-from hypothesis import strategies as st
 
 from pgcl_losses import (
     Batch,
     ConsistencyLoss,
+    InfoNCE,
     PGCLLoss,
     PrototypeReweightedNCE,
     SinkhornPrototypes,
 )
-from pgcl_losses.contrast import NEGATIVES, WEIGHTINGS
 from pgcl_losses.ranks import Ranks
 
-PARTS = ("prototypes", "contrast", "consistency")
+MODULES = ("prototypes", "contrast", "consistency")
 DIM = 4
 
 
@@ -35,17 +33,17 @@ class HalfContrast(PrototypeReweightedNCE):
         return 0.5 * super().forward(*given)
 
 
-class Turned(SinkhornPrototypes):
-    """Cluster numbers one further on."""
+class NextCluster(SinkhornPrototypes):
+    """Each embedding is in the cluster after its own."""
 
     def forward(self, *views):
         batch = super().forward(*views)
         return batch._replace(clusters=(batch.clusters + 1) % self.num_prototypes)
 
 
-def views_of(num_views, num_rows=6, seed=1):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(num_views, num_rows, DIM, dtype=torch.float64, generator=generator)
+def views_of(num_views, num_graphs=6, seed=1):
+    random = of_seed(seed)
+    return torch.randn(num_views, num_graphs, DIM, dtype=torch.float64, generator=random)
 
 
 def pgcl_of(**options):
@@ -53,14 +51,14 @@ def pgcl_of(**options):
     return PGCLLoss(DIM, **{"num_prototypes": 3, **options}).double()
 
 
-def every_part_is_called(rank=0, num_ranks=1):
+def hooks_and_subclasses(rank=0, num_ranks=1):
     pgcl, called = pgcl_of(), []
-    for name in PARTS:
-        part = getattr(pgcl, name)
-        part.register_forward_hook(lambda *_, name=name: called.append(name))
+    for name in MODULES:
+        module = getattr(pgcl, name)
+        module.register_forward_hook(lambda *_, name=name: called.append(name))
     views = views_of(2, seed=rank)
     plain = pgcl.terms(*views)
-    assert sorted(called) == sorted(PARTS)
+    assert sorted(called) == sorted(MODULES)
 
     pgcl.consistency = HalfConsistency()
     terms = pgcl.terms(*views)
@@ -70,37 +68,27 @@ def every_part_is_called(rank=0, num_ranks=1):
     pgcl.contrast = HalfContrast()
     torch.testing.assert_close(pgcl.terms(*views).contrast, plain.contrast / 2)
 
-    turned = Turned(DIM, 3).double()
-    turned.load_state_dict(pgcl.prototypes.state_dict())
-    pgcl.prototypes = turned
+    replaced = NextCluster(DIM, 3).double()
+    replaced.load_state_dict(pgcl.prototypes.state_dict())
+    pgcl.prototypes = replaced
     for ours, before in zip(pgcl.terms(*views).assignments, plain.assignments, strict=True):
         assert torch.equal(ours.clusters, (before.clusters + 1) % 3)
 
-    pgcl.consistency = torch.nn.Identity()  # any module: it is given the batch
+    pgcl.consistency = torch.nn.Identity()  # it returns the batch that it is called with
     with pytest.raises(TypeError, match="Batch"):
         pgcl(*views)
     return True
 
 
-def test_hooks_fire_and_a_subclass_in_a_parts_place_is_obeyed():
-    every_part_is_called()
+def test_hooks_fire_and_subclasses_replace_modules():
+    hooks_and_subclasses()
 
 
-def test_so_it_is_on_two_ranks():
-    assert on_ranks(every_part_is_called, 2) == [True, True]
+def test_hooks_fire_and_subclasses_replace_modules_on_two_ranks():
+    assert on_ranks(hooks_and_subclasses, 2) == [True, True]
 
 
-def test_parts_by_themselves_are_the_loss():
-    pgcl, views = pgcl_of(), views_of(2)
-    terms = pgcl.terms(*views)
-    assignments = pgcl_of().prototypes(*views)
-    clusters = [assignment.clusters for assignment in assignments]
-    contrast = PrototypeReweightedNCE()(*views, *clusters, pgcl.prototypes.weight)
-    torch.testing.assert_close(contrast, terms.contrast)
-    torch.testing.assert_close(ConsistencyLoss()(*assignments), terms.consistency)
-
-
-def test_a_batch_says_what_it_lacks():
+def test_a_batch_without_assignments_is_an_error():
     batch = Batch(Ranks((6,)), torch.nn.functional.normalize(views_of(2), dim=-1))
     for module in (ConsistencyLoss(), PrototypeReweightedNCE(weighting="uniform")):
         with pytest.raises(ValueError, match=r"has no prototypes, log_probs.*: call Sinkh"):
@@ -109,65 +97,15 @@ def test_a_batch_says_what_it_lacks():
     torch.testing.assert_close(plain(batch), plain(*views_of(2)))
 
 
-def test_a_batch_is_given_alone():
+def test_a_batch_is_the_only_argument():
     batch, views = pgcl_of().prototypes(Batch(Ranks((6,)), embeddings=views_of(2))), views_of(2)
-    for name in PARTS:
+    for name in MODULES:
         with pytest.raises(TypeError, match="a batch has all views and items in it: give it alone"):
             getattr(pgcl_of(), name)(batch, views[0])
 
 
 class TestViews:
-    """More than two of them."""
-
-    @given(
-        num_views=st.integers(2, 4),
-        num_rows=st.integers(1, 5),
-        seed=st.integers(0, 1000),
-        weighting=st.sampled_from(WEIGHTINGS),
-        exclude=st.booleans(),
-        negatives=st.sampled_from(NEGATIVES),
-        engine=st.sampled_from(["dense", "streaming"]),
-    )
-    def test_the_loss_is_the_oracles(
-        self, num_views, num_rows, seed, weighting, exclude, negatives, engine
-    ):
-        views = views_of(num_views, num_rows, seed)
-        pgcl = pgcl_of(
-            weighting=weighting,
-            exclude_same_cluster=exclude,
-            negatives=negatives,
-            engine=engine,
-            reduction="none",
-        )
-        terms = pgcl.terms(*views)
-        prototypes = pgcl.prototypes.weight.detach().numpy()
-        exact = [view.numpy() for view in views]
-        q = [oracle.targets(z, prototypes, epsilon=0.05, iterations=3) for z in exact]
-        clusters = np.concatenate(q).argmax(1)
-        weights = oracle.pair_weights(np.concatenate(exact), clusters, prototypes, weighting)
-        contrast = oracle.contrast(exact, weights, clusters, 0.2, exclude, negatives)
-        log_p = [oracle.log_predictions(z, prototypes, 0.2) for z in exact]
-        np.testing.assert_allclose(terms.contrast.detach(), contrast, rtol=1e-9, atol=1e-11)
-        np.testing.assert_allclose(
-            terms.consistency.detach(), oracle.consistency(log_p, q), rtol=1e-9
-        )
-
-    @pytest.mark.parametrize("negatives", NEGATIVES)
-    def test_engines_have_one_gradient(self, negatives):
-        gradients = []
-        for engine in ("dense", "streaming"):
-            views = views_of(3).requires_grad_()
-            pgcl_of(negatives=negatives, engine=engine)(*views).backward()
-            gradients.append(views.grad)
-        torch.testing.assert_close(*gradients)
-
-    def test_gradcheck(self):
-        pgcl = pgcl_of(consistency_weight=0.0).eval()
-        inputs = [view.requires_grad_() for view in views_of(3, 4)]
-        assert torch.autograd.gradcheck(pgcl, inputs)
-        assert torch.autograd.gradgradcheck(pgcl, inputs)
-
-    def test_the_queue_keeps_as_many_views_as_it_is_told(self):
+    def test_the_queue_has_as_many_views_as_its_option_says(self):
         pgcl = pgcl_of(queue_size=8, queue_views=3)
         assert pgcl(*views_of(3)).isfinite()
         assert pgcl.prototypes.queue.shape == (3, 8, DIM)
@@ -179,36 +117,33 @@ class TestViews:
             pgcl_of()(views_of(1)[0])
 
 
+ASSIGNED = {
+    "temperature": 0.5,
+    "epsilon": 0.1,
+    "iterations": 5,
+    "weighting": "sample",
+    "exclude_same_cluster": False,
+    "negatives": "cross",
+    "reduction": "sum",
+    "engine": "streaming",
+    "consistency_weight": 2.0,
+    "contrast_weight": 3.0,
+}
+
+
 class TestOptions:
-    def test_what_is_assigned_reaches_every_part_that_has_it(self):
+    def test_an_assigned_option_reaches_every_module_that_has_it(self):
         pgcl, views = pgcl_of(), views_of(2)
-        for name, value in {
-            "temperature": 0.5,
-            "epsilon": 0.1,
-            "iterations": 5,
-            "weighting": "sample",
-            "exclude_same_cluster": False,
-            "negatives": "cross",
-            "reduction": "sum",
-            "engine": "streaming",
-            "consistency_weight": 2.0,
-            "contrast_weight": 3.0,
-        }.items():
+        for name, value in ASSIGNED.items():
             setattr(pgcl, name, value)
             assert getattr(pgcl, name) == value
-            expected = pgcl_of(**{name: value})
-            for other in ("temperature", "epsilon", "iterations", "weighting", "negatives"):
-                setattr(expected, other, getattr(pgcl, other))
-            for other in ("exclude_same_cluster", "reduction", "engine"):
-                setattr(expected, other, getattr(pgcl, other))
-            expected.consistency_weight = pgcl.consistency_weight
-            expected.contrast_weight = pgcl.contrast_weight
+            expected = pgcl_of(**{other: getattr(pgcl, other) for other in ASSIGNED})
             assert repr(pgcl) == repr(expected)
             torch.testing.assert_close(pgcl(*views), expected(*views))
         assert (pgcl.prototypes.temperature, pgcl.contrast.temperature) == (0.5, 0.5)
         assert (pgcl.consistency.reduction, pgcl.contrast.reduction) == ("sum", "sum")
 
-    def test_a_part_may_have_a_temperature_of_its_own(self):
+    def test_a_module_may_have_a_temperature_of_its_own(self):
         pgcl = pgcl_of()
         pgcl.contrast.temperature = 0.5
         with pytest.raises(ValueError, match=r"temperature differs from module to module: .*0\.5"):
@@ -231,25 +166,56 @@ class TestOptions:
             ("queue_size", 4, AttributeError, "queue_size is 0 and cannot change"),
         ],
     )
-    def test_what_cannot_be_is_an_error_when_assigned(self, name, value, error, message):
+    def test_assigning_an_invalid_value_is_an_error(self, name, value, error, message):
         pgcl = pgcl_of()
         before = repr(pgcl)
         with pytest.raises(error, match=message):
             setattr(pgcl, name, value)
         assert repr(pgcl) == before
 
-    def test_gather_reaches_the_parts(self):
+    def test_gather_reaches_the_modules(self):
         pgcl = pgcl_of(gather=False)
-        assert not any(getattr(pgcl, name).gather for name in PARTS)
+        assert not any(getattr(pgcl, name).gather for name in MODULES)
         pgcl.gather = True
-        assert all(getattr(pgcl, name).gather for name in PARTS)
+        assert all(getattr(pgcl, name).gather for name in MODULES)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: PGCLLoss(9, tau=0.1), "^PGCLLoss has no argument tau: did you mean temperature"),
+        (lambda: InfoNCE(tau=0.1), "^InfoNCE has no argument tau: did you mean temperature"),
+        (lambda: PGCLLoss(9, K=3), "K: did you mean num_prototypes"),
+        (lambda: PGCLLoss(9, lambda_=3), "lambda_: did you mean consistency_weight"),
+        (lambda: PGCLLoss(9, lam=3), "lam: did you mean consistency_weight"),
+        (lambda: PGCLLoss(9, eps=3), "eps: did you mean epsilon"),
+        (lambda: PGCLLoss(embedding_dim=9), "embedding_dim: did you mean dim"),
+        (lambda: PGCLLoss(hidden_dim=9), "hidden_dim: did you mean dim"),
+        (lambda: PGCLLoss(9, lead_steps=3), "lead_steps: did you mean warmup_steps"),
+        (lambda: InfoNCE(K=3), "unexpected keyword argument 'K'"),
+        (lambda: PGCLLoss(4)(*views_of(2), torch.arange(6)), "z3 .*: give labels as items="),
+        (lambda: InfoNCE()(*views_of(2), torch.arange(6)), "z3 .*: give labels as items="),
+    ],
+)
+def test_errors_suggest_the_name_of_an_argument(make, message):
+    with pytest.raises(TypeError, match=message):
+        make()
+
+
+def test_a_subclass_may_have_an_argument_tau():
+    class Mine(PGCLLoss):
+        def __init__(self, tau, **options):
+            super().__init__(DIM, temperature=tau, **options)
+
+    assert pickle.loads(pickle.dumps(InfoNCE(temperature=0.3))).temperature == 0.3
+    assert copy.deepcopy(Mine(tau=0.3)).temperature == 0.3
 
 
 COUNTS = {1: [5], 2: [2, 4], 3: [3, 0, 4]}
 
 
-def parts_over_ranks(rank, num_ranks):
-    """Each part by itself, its value and gradient, against one process with the whole batch."""
+def modules_over_ranks(rank, num_ranks):
+    """Value and gradient of each module, against one process with the whole batch."""
     counts = COUNTS[num_ranks]
     whole_views = views_of(3, sum(counts)).requires_grad_()
     views = views_of(3, sum(counts)).requires_grad_()
@@ -282,11 +248,11 @@ def parts_over_ranks(rank, num_ranks):
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 3])
-def test_parts_by_themselves_are_global(num_ranks):
-    on_ranks(parts_over_ranks, num_ranks)
+def test_modules_over_ranks_are_those_of_one_process(num_ranks):
+    on_ranks(modules_over_ranks, num_ranks)
 
 
-def more_views(rank, num_ranks):
+def three_views(rank, num_ranks):
     counts = COUNTS[num_ranks]
     for negatives in ("all", "cross"):
         for weighting in ("prototype", "sample"):
@@ -302,11 +268,11 @@ def more_views(rank, num_ranks):
 
 
 @pytest.mark.parametrize("num_ranks", [2, 3])
-def test_three_views_over_ranks(num_ranks):
-    on_ranks(more_views, num_ranks)
+def test_the_loss_of_three_views_over_ranks_is_that_of_one_process(num_ranks):
+    on_ranks(three_views, num_ranks)
 
 
-class Stubborn(ConsistencyLoss):
+class WithStrength(ConsistencyLoss):
     """Has an option that its repr does not show."""
 
     options: ClassVar = {**ConsistencyLoss.options, "strength": lambda name, value: value}
@@ -326,7 +292,7 @@ class Broken(PrototypeReweightedNCE):
 
 def different_strengths(rank, num_ranks):
     pgcl = pgcl_of()
-    pgcl.consistency = Stubborn(rank)
+    pgcl.consistency = WithStrength(rank)
     with pytest.raises(ValueError, match=r"consistency\.strength=0\n.*consistency\.strength=1"):
         pgcl(*views_of(2))
     with pytest.raises(
@@ -342,8 +308,8 @@ def test_ranks_compare_every_option():
     on_ranks(different_strengths, 2)
 
 
-def trouble_on_one_rank(rank, num_ranks):
-    """All raise, at once, whatever it is that one of them cannot do."""
+def errors_on_one_rank(rank, num_ranks):
+    """All ranks raise the error of one, without waiting for a timeout."""
     first = rank == 0
     views, wide = views_of(2), torch.randn(2, 6, DIM + 2, dtype=torch.float64)
     info_nce = PrototypeReweightedNCE(weighting="uniform", exclude_same_cluster=False)
@@ -371,5 +337,5 @@ def trouble_on_one_rank(rank, num_ranks):
         PrototypeReweightedNCE(weighting="uniform")(*views, assignments=assignments)
 
 
-def test_trouble_on_one_rank_stops_all():
-    on_ranks(trouble_on_one_rank, 2)
+def test_an_error_on_one_rank_is_raised_on_all():
+    on_ranks(errors_on_one_rank, 2)

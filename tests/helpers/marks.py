@@ -1,0 +1,14 @@
+"""Parameters and filters of warnings that many files share."""
+
+import pytest
+
+from pgcl_losses.contrast import NEGATIVES
+
+engines = pytest.mark.parametrize("engine", ["dense", "streaming"])
+negatives_of = pytest.mark.parametrize("negatives", NEGATIVES)
+# The loss warns of batches with fewer graphs than prototypes.
+few_graphs = pytest.mark.filterwarnings("ignore:PGCLLoss")
+# torch.compile uses deprecated functions, and warns that Python 3.13.0 is slow.
+compiling = pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning", "ignore:Guards may run:RuntimeWarning"
+)
