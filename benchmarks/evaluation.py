@@ -13,7 +13,7 @@ from sklearn.model_selection import GridSearchCV, StratifiedKFold
 from sklearn.preprocessing import scale
 from sklearn.svm import SVC
 
-from experiments.shelf.arguments import at_least
+from experiments.common.arguments import at_least
 from experiments.unsupervised import evaluate
 
 from . import measure

@@ -15,11 +15,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from experiments.shelf import results
-from experiments.shelf.arguments import count, positive
-from experiments.shelf.probes import NAMES
-from experiments.shelf.rows import INFO_NCE
-from experiments.shelf.tables import measures
+from experiments.common import results
+from experiments.common.arguments import count, positive
+from experiments.common.probes import NAMES
+from experiments.common.rows import INFO_NCE
+from experiments.common.tables import measures
 
 from .data import SYNTHETIC, Known, fetch
 from .rows import ALL, FEW, RAW, UNTRAINED, with_loss

@@ -12,8 +12,8 @@ from torch_geometric.data import Data
 from torch_geometric.datasets import Amazon, CitationFull, Coauthor, Planetoid
 from torch_geometric.utils import stochastic_blockmodel_graph
 
-from experiments.shelf.results import write
-from experiments.shelf.sets import check_name, downloaded
+from experiments.common.results import write
+from experiments.common.sets import check_name, downloaded
 
 SYNTHETIC = "blocks"
 PARTS = ("x", "tx", "allx", "y", "ty", "ally", "graph", "test.index")

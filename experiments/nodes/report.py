@@ -7,10 +7,10 @@ import sys
 from collections.abc import Collection
 from pathlib import Path
 
-from experiments.shelf import results
-from experiments.shelf.probes import NAMES
-from experiments.shelf.rows import INFO_NCE, NODES
-from experiments.shelf.tables import measures, refill
+from experiments.common import results
+from experiments.common.probes import NAMES
+from experiments.common.rows import INFO_NCE, NODES
+from experiments.common.tables import measures, refill
 
 from .data import SYNTHETIC
 from .rows import ALL, RAW, UNTRAINED, with_loss

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from experiments.shelf.losses import Options
-from experiments.shelf.rows import INFO_NCE, PGCL, RECOMMENDED, RIVALS, ROWS, recipe
+from experiments.common.losses import Options
+from experiments.common.rows import INFO_NCE, PGCL, RECOMMENDED, RIVALS, ROWS, recipe
 
 RAW, UNTRAINED = "raw features", "untrained GCN"
 

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch_geometric.nn import GCNConv
 from torch_geometric.utils import dropout_edge
 
-from experiments.shelf import probes
-from experiments.shelf.losses import Objective
+from experiments.common import probes
+from experiments.common.losses import Objective
 
 from .data import load
 from .probe import linear

@@ -13,12 +13,12 @@ import argparse
 import sys
 from pathlib import Path
 
-from experiments.shelf import results
-from experiments.shelf.arguments import count, positive, share
-from experiments.shelf.tables import difference, spread
+from experiments.common import results
+from experiments.common.arguments import count, positive, share
+from experiments.common.tables import difference, spread
 
-from .given import NO_FILE, label, options_of, origin, prepared, tables_of
-from .tuning import best_epoch, run
+from .inputs import NO_FILE, label, options_of, origin, prepared, tables_of
+from .finetune_run import best_epoch, run
 
 
 def parse() -> argparse.Namespace:

@@ -18,7 +18,7 @@ from torch_geometric.data import Data
 from torch_geometric.utils.smiles import e_map, from_rdmol, x_map
 from tqdm import tqdm
 
-from experiments.shelf.results import write
+from experiments.common.results import write
 
 from .smiles import is_table, lines
 

@@ -26,9 +26,9 @@ from torch.utils.data import DistributedSampler, Subset
 from torch_geometric.loader import DataLoader
 from tqdm import tqdm
 
-from experiments.shelf import results
-from experiments.shelf.arguments import at_least, count, device, file, positive, share
-from experiments.shelf.rows import PGCL
+from experiments.common import results
+from experiments.common.arguments import at_least, count, device, file, positive, share
+from experiments.common.rows import PGCL
 
 from .model import MoleculeGIN, checkpoint, pretraining
 from .molecules import Molecules, keep, store

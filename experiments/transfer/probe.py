@@ -14,12 +14,12 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from experiments.shelf import results
-from experiments.shelf.arguments import count
-from experiments.shelf.tables import spread
+from experiments.common import results
+from experiments.common.arguments import count
+from experiments.common.tables import spread
 
-from .given import NO_FILE, label, options_of, origin, prepared, tables_of
-from .probing import ALL, SETTING, run
+from .inputs import NO_FILE, label, options_of, origin, prepared, tables_of
+from .probe_run import ALL, SETTING, run
 from .ranking import SCORES
 
 NAMES = {"auc": "ROC-AUC", "ap": "average precision", "nmi": "NMI", "ari": "ARI"}

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import numpy as np
 
-from experiments.shelf import results
-from experiments.shelf.rows import INFO_NCE, PGCL
-from experiments.shelf.tables import refill
+from experiments.common import results
+from experiments.common.rows import INFO_NCE, PGCL
+from experiments.common.tables import refill
 
-from . import probed
-from .comparing import ROWS, SETS, comparison, differences, scores_of
+from . import probe_tables
+from .tables import ROWS, SETS, comparison, differences, scores_of
 from .finetune import score
 from .rows import NONE
 
@@ -91,9 +91,9 @@ def pages(
     of_probes: list[results.Run],
 ) -> dict[Path, dict[str, str]]:
     """The tables of these runs, by page."""
-    tables = tuned(of_tuning) | probed.tables(of_probes)
+    tables = tuned(of_tuning) | probe_tables.tables(of_probes)
     tables["transfer_pretraining"] = pretrained(of_pretraining)
-    return {PAGE: tables, CONCLUSIONS: {"molecules": probed.conclusions(of_probes)}}
+    return {PAGE: tables, CONCLUSIONS: {"molecules": probe_tables.conclusions(of_probes)}}
 
 
 if __name__ == "__main__":

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from experiments.shelf.rows import RECOMMENDED, recipe
-from experiments.shelf.rows import ROWS as LOSSES
+from experiments.common.rows import RECOMMENDED, recipe
+from experiments.common.rows import ROWS as LOSSES
 
 NONE, MASKING = "no pre-training", "attribute masking"
 PRETRAINED = (*LOSSES, RECOMMENDED, MASKING)

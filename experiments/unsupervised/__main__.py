@@ -13,9 +13,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from experiments.shelf import results
-from experiments.shelf.arguments import at_least, count, positive, share, weight
-from experiments.shelf.rows import INFO_NCE, PGCL
+from experiments.common import results
+from experiments.common.arguments import at_least, count, positive, share, weight
+from experiments.common.rows import INFO_NCE, PGCL
 
 from . import protocol, table
 from .data import SYNTHETIC, fetch

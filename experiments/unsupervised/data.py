@@ -12,8 +12,8 @@ from torch_geometric.data import Data
 from torch_geometric.datasets import TUDataset
 from torch_geometric.utils import to_undirected
 
-from experiments.shelf.results import write
-from experiments.shelf.sets import check_name, downloaded
+from experiments.common.results import write
+from experiments.common.sets import check_name, downloaded
 
 SYNTHETIC = "motifs"
 FOLDS = 10

@@ -17,7 +17,7 @@ from torch_geometric.data import Data
 from torch_geometric.loader import DataLoader
 from tqdm import tqdm
 
-from experiments.shelf.rows import PGCL
+from experiments.common.rows import PGCL
 
 from .data import SYNTHETIC, fetch, load
 from .model import GIN

@@ -20,11 +20,11 @@ from sklearn.preprocessing import scale
 from torch import Tensor
 from torch_geometric.loader import DataLoader
 
-from experiments.shelf import probes, results
-from experiments.shelf.arguments import count
-from experiments.shelf.losses import Objective, Options
-from experiments.shelf.rows import INFO_NCE, PGCL, RECOMMENDED, RIVALS, recipe
-from experiments.shelf.tables import difference, measures, spread
+from experiments.common import probes, results
+from experiments.common.arguments import count
+from experiments.common.losses import Objective, Options
+from experiments.common.rows import INFO_NCE, PGCL, RECOMMENDED, RIVALS, recipe
+from experiments.common.tables import difference, measures, spread
 from pgcl_losses.adapters.pyg import ContrastiveModel, EdgePerturb, NodeDrop
 
 from .data import fetch, load

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from experiments.shelf import results
-from experiments.shelf.results import Run
-from experiments.shelf.rows import INFO_NCE, PGCL
-from experiments.shelf.tables import difference, refill, spread
+from experiments.common import results
+from experiments.common.results import Run
+from experiments.common.rows import INFO_NCE, PGCL
+from experiments.common.tables import difference, refill, spread
 
 from . import sensitivity, table
 from .recipe import RUNS as MEASURED

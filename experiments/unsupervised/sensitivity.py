@@ -7,8 +7,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from experiments.shelf.results import Run
-from experiments.shelf.rows import INFO_NCE
+from experiments.common.results import Run
+from experiments.common.rows import INFO_NCE
 
 from . import table
 from .train import SETTING

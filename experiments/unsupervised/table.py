@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from experiments.shelf.results import Run
-from experiments.shelf.rows import INFO_NCE, PGCL
-from experiments.shelf.tables import difference, paired, spread
+from experiments.common.results import Run
+from experiments.common.rows import INFO_NCE, PGCL
+from experiments.common.tables import difference, paired, spread
 
 from .data import SYNTHETIC
 from .train import ALL_ROWS, LOSSES, ONE_SHOT, SETTING, UNTRAINED, WL

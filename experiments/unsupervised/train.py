@@ -12,8 +12,8 @@ from torch import nn
 from torch_geometric.data import Batch, Data
 from torch_geometric.loader import DataLoader
 
-from experiments.shelf.probes import few_labels
-from experiments.shelf.rows import ROWS
+from experiments.common.probes import few_labels
+from experiments.common.rows import ROWS
 from pgcl_losses import PGCLLoss, diagnostics
 from pgcl_losses.adapters.pyg import ContrastiveModel, EdgePerturb, NodeDrop
 

@@ -16,8 +16,8 @@ from experiments.nodes.branches import __main__ as program
 from experiments.nodes.branches import measure, report, rows, train
 from experiments.nodes.branches.rows import CANDIDATE, INFO_NCE, ROWS, STOPPED, UNTRAINED
 from experiments.nodes.data import block_model
-from experiments.shelf import results, tables
-from experiments.shelf.losses import Objective
+from experiments.common import results, tables
+from experiments.common.losses import Objective
 
 CONFIG = {**train.SETTING, "dataset": "blocks", "data": "", "batch": 64, "seed": 3, "width": 8}
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from experiments.shelf.losses import Objective
-from experiments.shelf.rivals import BarlowTwins
+from experiments.common.losses import Objective
+from experiments.common.rivals import BarlowTwins
 from pgcl_losses import InfoNCE, PGCLLoss
 
 

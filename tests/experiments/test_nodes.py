@@ -10,9 +10,9 @@ from helpers.scripts import kept_here
 from experiments.nodes import __main__ as program
 from experiments.nodes import data, report, train
 from experiments.nodes.rows import RAW, RECOMMENDED, TRAINED
-from experiments.shelf import results
-from experiments.shelf.rows import INFO_NCE, NODES, PGCL
-from experiments.shelf.tables import fill
+from experiments.common import results
+from experiments.common.rows import INFO_NCE, NODES, PGCL
+from experiments.common.tables import fill
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from experiments.nodes.probe import linear
-from experiments.shelf import probes
+from experiments.common import probes
 
 
 def blobs(centres, each, noise, seed=0):

@@ -17,11 +17,11 @@ from rdkit.Chem.Scaffolds.MurckoScaffold import MurckoScaffoldSmiles
 from torch_geometric.data import Batch
 from torch_geometric.utils.smiles import from_smiles
 
-from experiments.shelf import results
-from experiments.shelf.tables import fill
-from experiments.transfer import finetune, report, scaffold, tuning
+from experiments.common import results
+from experiments.common.tables import fill
+from experiments.transfer import finetune, report, scaffold, finetune_run
 from experiments.transfer import pretrain as program
-from experiments.transfer.given import Given
+from experiments.transfer.inputs import Given
 from experiments.transfer.model import MASK, MaskedAtoms, MoleculeGIN, Tasks, encoder_of
 from experiments.transfer.molecules import store
 from experiments.transfer.smiles import made
@@ -196,11 +196,11 @@ def test_few_molecules_are_learnt_from(tmp_path):
         folder = store(source, None, tmp_path, pool).folder
     given = Given(["acid"], folder, answers[::28, :1], "", parts, "cpu")
     config = {"seed": 0, "epochs": 1, "batch_size": 32, "lr": 1e-3, "dropout": 0.0}
-    one, two = (tuning.run(config | {"epochs": epochs}, given, None) for epochs in (1, 2))
+    one, two = (finetune_run.run(config | {"epochs": epochs}, given, None) for epochs in (1, 2))
     for score in ("auc", "ap"):
         assert two[score]["test"][0] == one[score]["test"][0]
     predictions = tmp_path / "few-none.csv"
-    untrained = tuning.run(config | {"lr": 0.0}, given, None, predictions)
+    untrained = finetune_run.run(config | {"lr": 0.0}, given, None, predictions)
     assert untrained["auc"] != one["auc"]
     assert len(predictions.read_text().splitlines()) == 41
 
@@ -224,7 +224,7 @@ def test_what_was_not_measured_teaches_nothing():
         graph.y = torch.tensor([[label, torch.nan, 1 - label]])
     before = [head.clone() for head in model.head.weight]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    tuning.train_epoch(model, [Batch.from_data_list(graphs)], optimizer)
+    finetune_run.train_epoch(model, [Batch.from_data_list(graphs)], optimizer)
     changed = [not torch.equal(*pair) for pair in zip(before, model.head.weight, strict=True)]
     assert changed == [True, False, True]
 

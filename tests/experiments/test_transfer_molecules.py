@@ -12,7 +12,7 @@ import torch
 from torch_geometric.utils import coalesce
 from torch_geometric.utils.smiles import from_smiles
 
-from experiments.shelf import results
+from experiments.common import results
 from experiments.transfer import molecules
 from experiments.transfer.smiles import lines, made
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from helpers.scripts import main_here, threads_for_processes
 
-from experiments.shelf import results
+from experiments.common import results
 from experiments.transfer import pretrain as program
 from experiments.transfer import rows
 from experiments.transfer.model import MoleculeGIN, encoder_of

@@ -17,9 +17,9 @@ from helpers.tu_sets import write_tu_set
 from sklearn.svm import SVC
 
 from benchmarks.evaluation import planted, refitted
-from experiments.shelf import results
-from experiments.shelf.rows import INFO_NCE
-from experiments.shelf.tables import fill
+from experiments.common import results
+from experiments.common.rows import INFO_NCE
+from experiments.common.tables import fill
 from experiments.unsupervised import __main__ as program
 from experiments.unsupervised import data, evaluate, pictures, report, table, train
 

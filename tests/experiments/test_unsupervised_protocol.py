@@ -14,8 +14,8 @@ from torch import nn
 from torch_geometric.data import Batch, Data
 
 from benchmarks.evaluation import planted
-from experiments.shelf import results
-from experiments.shelf.rows import INFO_NCE, PGCL
+from experiments.common import results
+from experiments.common.rows import INFO_NCE, PGCL
 from experiments.unsupervised import __main__ as program
 from experiments.unsupervised import protocol, table, train
 from experiments.unsupervised.evaluate import PENALTIES

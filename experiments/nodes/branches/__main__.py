@@ -13,8 +13,8 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from experiments.shelf import results
-from experiments.shelf.arguments import at_least, count, positive
+from experiments.common import results
+from experiments.common.arguments import at_least, count, positive
 
 from ..data import fetch
 from .rows import ROWS, UNTRAINED

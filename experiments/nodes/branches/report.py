@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from experiments.shelf import results
-from experiments.shelf.tables import Delta, holm, is_met, is_missed, paired, refill, spread
+from experiments.common import results
+from experiments.common.tables import Delta, holm, is_met, is_missed, paired, refill, spread
 
 from .measure import NAMES
 from .rows import CANDIDATE, INFO_NCE, LENGTH, ROWS, TEMPERATURE, UNTRAINED

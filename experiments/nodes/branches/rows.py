@@ -2,7 +2,7 @@
 
 from typing import Any, NamedTuple
 
-from experiments.shelf.losses import Options
+from experiments.common.losses import Options
 
 INFO_NCE, STOPPED, UNTRAINED = "InfoNCE", "InfoNCE, stopped at three quarters", "untrained"
 CANDIDATE = "K=50, lambda 0, from one half on, initialised by itself"

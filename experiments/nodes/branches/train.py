@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.utils import add_self_loops, degree
 
-from experiments.shelf import results
-from experiments.shelf.losses import Objective
+from experiments.common import results
+from experiments.common.losses import Objective
 
 from ..data import load
 from .measure import measured

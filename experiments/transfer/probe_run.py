@@ -13,9 +13,9 @@ from threadpoolctl import threadpool_limits
 from torch import nn
 from torch_geometric.loader import DataLoader
 
-from experiments.shelf.probes import without_training
+from experiments.common.probes import without_training
 
-from .given import Given
+from .inputs import Given
 from .model import WIDTH, encoder_of
 from .molecules import Molecules
 from .ranking import has_both, mean, ranking

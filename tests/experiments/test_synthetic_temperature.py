@@ -2,12 +2,12 @@
 
 import pytest
 
-from experiments.map import temperature
-from experiments.map.recipe import places, run
-from experiments.map.temperature import INFO_NCE, PGCL, SEEDS, TEMPERATURES, TRIED
-from experiments.shelf import results
-from experiments.shelf.probes import NAMES
-from experiments.shelf.tables import fill
+from experiments.synthetic import temperature
+from experiments.synthetic.recipe import places, run
+from experiments.synthetic.temperature import INFO_NCE, PGCL, SEEDS, TEMPERATURES, TRIED
+from experiments.common import results
+from experiments.common.probes import NAMES
+from experiments.common.tables import fill
 
 
 def made(config, value):

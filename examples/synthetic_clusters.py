@@ -5,7 +5,7 @@ each view. Two copies of one small encoder learn without labels, one with PGCL, 
 Labels are used only to measure the result: purity of 10 k-means clusters, and a linear probe on
 held-out samples.
 
-    python examples/planted_clusters.py --classes 10
+    python examples/synthetic_clusters.py --classes 10
 """
 
 import argparse

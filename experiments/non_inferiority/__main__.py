@@ -1,8 +1,8 @@
 """Whether the recommended setting is non-inferior to InfoNCE, in development and held-out settings.
 
-python -m experiments.recipe           # from the committed runs; fills docs/where_it_helps.md
+python -m experiments.non_inferiority           # from the committed runs; fills docs/where_it_helps.md
 
-The runs are made by experiments.map.recipe, experiments.unsupervised.recipe and experiments.nodes.
+The runs are made by experiments.synthetic.recipe, experiments.unsupervised.recipe and experiments.nodes.
 """
 
 import argparse
@@ -13,10 +13,10 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.figure import Figure
 
-from experiments.shelf.probes import NAMES
-from experiments.shelf.tables import MARGIN, holm, is_better, is_met, is_missed, is_worse, refill
+from experiments.common.probes import NAMES
+from experiments.common.tables import MARGIN, holm, is_better, is_met, is_missed, is_worse, refill
 
-from .places import Delta, Place, all_places
+from .settings import Delta, Place, all_places
 
 DOCS = Path(__file__).parents[2] / "docs"
 KINDS = {
@@ -120,7 +120,7 @@ TABLES: dict[str, Callable[[list[Place]], str]] = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        "python -m experiments.recipe",
+        "python -m experiments.non_inferiority",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

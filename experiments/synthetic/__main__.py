@@ -1,6 +1,6 @@
 """PGCL beside InfoNCE on the synthetic grid; writes to docs/where_it_helps.md.
 
-python -m experiments.map               # runs what experiments/map/results.jsonl lacks, then draws
+python -m experiments.synthetic               # runs what experiments/synthetic/results.jsonl lacks, then draws
 """
 
 import argparse
@@ -9,15 +9,15 @@ from pathlib import Path
 
 import numpy as np
 
-from experiments.shelf import results
-from experiments.shelf.arguments import count
-from experiments.shelf.results import Config
-from experiments.shelf.rows import INFO_NCE, ROWS
-from experiments.shelf.tables import refill, spread
+from experiments.common import results
+from experiments.common.arguments import count
+from experiments.common.results import Config
+from experiments.common.rows import INFO_NCE, ROWS
+from experiments.common.tables import refill, spread
 
 from .pictures import draw_grid, draw_knobs, draw_rule
-from .places import AGREEMENT, CLASSES, COMPARED, FAMILY, Map, advised, knob_places, wanted
-from .planted import run
+from .settings import AGREEMENT, CLASSES, COMPARED, FAMILY, Map, advised, knob_places, wanted
+from .clusters import run
 
 RUNS = Path(__file__).parent / "results.jsonl"
 DOCS = Path(__file__).parents[2] / "docs"
@@ -69,7 +69,7 @@ def tables(runs: Map) -> dict[str, str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        "python -m experiments.map",
+        "python -m experiments.synthetic",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -81,11 +81,11 @@ def main() -> None:
     try:
         done = results.complete(RUNS, jobs, run, args.workers)
     except (ValueError, results.Stopped) as error:
-        sys.exit(f"experiments.map: {error}")
+        sys.exit(f"experiments.synthetic: {error}")
 
     runs = Map(done.values())
     for name, draw in PICTURES.items():
-        draw(runs).savefig(DOCS / "images" / f"map-{name}.png", dpi=110)
+        draw(runs).savefig(DOCS / "images" / f"synthetic-{name}.png", dpi=110)
     refill({DOCS / "where_it_helps.md": tables(runs)})
     print(f"pictures and tables written to {DOCS}")
 

@@ -15,7 +15,7 @@ from torch.utils.data import Dataset, Subset
 from torch_geometric.data import Data
 from torch_geometric.loader import DataLoader
 
-from .given import Given
+from .inputs import Given
 from .model import Tasks, encoder_of
 from .molecules import Molecules
 from .ranking import SCORES, ranking

@@ -3,13 +3,13 @@
 from collections.abc import Callable, Iterable
 from functools import partial
 
-from experiments.shelf.results import Run
-from experiments.shelf.rows import INFO_NCE, PGCL
-from experiments.shelf.tables import SEEDS, spread
+from experiments.common.results import Run
+from experiments.common.rows import INFO_NCE, PGCL
+from experiments.common.tables import SEEDS, spread
 
-from .comparing import ROWS, Scores, comparison, differences, head, of_rows, scores_of
+from .tables import ROWS, Scores, comparison, differences, head, of_rows, scores_of
 from .probe import value
-from .probing import ALL
+from .probe_run import ALL
 from .rows import RECOMMENDED
 
 LABELS = ("10", "100", ALL)

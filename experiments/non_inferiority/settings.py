@@ -6,16 +6,16 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from experiments.shelf import results
-from experiments.shelf.probes import NAMES
-from experiments.shelf.rows import FRESH, NODES, is_chosen, recipe
-from experiments.shelf.tables import SEEDS, Delta, paired
+from experiments.common import results
+from experiments.common.probes import NAMES
+from experiments.common.rows import FRESH, NODES, is_chosen, recipe
+from experiments.common.tables import SEEDS, Delta, paired
 
 HOUSE = Path(__file__).parents[1]
 MAP_RUNS, GRAPH_RUNS, NODE_RUNS = (
     HOUSE / room / file
     for room, file in (
-        ("map", "recipe.jsonl"),
+        ("synthetic", "recipe.jsonl"),
         ("unsupervised", "recipe.jsonl"),
         ("nodes", "results.jsonl"),
     )

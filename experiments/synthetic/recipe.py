@@ -1,6 +1,6 @@
 """The recommended setting beside InfoNCE on all places of the map, by five measures.
 
-python -m experiments.map.recipe     # runs what experiments/map/recipe.jsonl lacks, fills the page
+python -m experiments.synthetic.recipe     # runs what experiments/synthetic/recipe.jsonl lacks, fills the page
 
 It was chosen on the places of even index, the first one's being 0, by the seeds 0 to 4. The others
 confirm it, by seeds that nothing was looked at with: a seed draws the centres and the samples, too.
@@ -17,14 +17,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from experiments.shelf import probes, results
-from experiments.shelf.arguments import count
-from experiments.shelf.losses import Objective, Options
-from experiments.shelf.rows import FRESH, INFO_NCE, PGCL, RECOMMENDED, UNIFORM, is_chosen, recipe
-from experiments.shelf.tables import refill
+from experiments.common import probes, results
+from experiments.common.arguments import count
+from experiments.common.losses import Objective, Options
+from experiments.common.rows import FRESH, INFO_NCE, PGCL, RECOMMENDED, UNIFORM, is_chosen, recipe
+from experiments.common.tables import refill
 
-from .places import KNOB_VALUES, knob_places
-from .planted import DIM, KNOBS, TRAINING, drawn, of_neighbours
+from .settings import KNOB_VALUES, knob_places
+from .clusters import DIM, KNOBS, TRAINING, drawn, of_neighbours
 
 HERE = Path(__file__).parent
 RUNS, PAGE = HERE / "recipe.jsonl", HERE.parents[1] / "docs" / "where_it_helps.md"
@@ -125,7 +125,7 @@ def causes_table(done: dict[str, results.Run]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        "python -m experiments.map.recipe",
+        "python -m experiments.synthetic.recipe",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -137,7 +137,7 @@ def main() -> None:
     try:
         done = results.complete(args.output, jobs, run, args.workers)
     except (ValueError, results.Stopped) as error:
-        sys.exit(f"experiments.map.recipe: {error}")
+        sys.exit(f"experiments.synthetic.recipe: {error}")
     table = causes_table(done)
     print(table)
     if args.output == RUNS:

@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 
-from experiments.shelf import results
-from experiments.shelf.rows import INFO_NCE, PGCL
-from experiments.shelf.tables import difference, spread
+from experiments.common import results
+from experiments.common.rows import INFO_NCE, PGCL
+from experiments.common.tables import difference, spread
 
 from .rows import MASKING, NONE, RECOMMENDED
 

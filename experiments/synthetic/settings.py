@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from experiments.shelf import results
-from experiments.shelf.results import Config, Run
-from experiments.shelf.rows import BOTH, INFO_NCE, PGCL, ROWS
+from experiments.common import results
+from experiments.common.results import Config, Run
+from experiments.common.rows import BOTH, INFO_NCE, PGCL, ROWS
 
-from .planted import KNOBS
+from .clusters import KNOBS
 
 CLASSES = (4, 10, 40)
 PROTOTYPES = (5, 10, 20, 42, 84)

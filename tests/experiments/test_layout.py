@@ -23,13 +23,13 @@ def imports(folder):
 
 def test_rooms_know_the_shelf_alone():
     assert {room: imports(HOUSE / room) - {room} for room in ROOMS} == {
-        room: set() if room == "shelf" else {"shelf"} for room in ROOMS
+        room: set() if room == "common" else {"common"} for room in ROOMS
     }
     assert imports(ROOT / "examples") == imports(ROOT / "pgcl_losses") == set()
 
 
 def test_the_shelf_is_small():
-    lines = [path.read_text().count("\n") for path in (HOUSE / "shelf").glob("*.py")]
+    lines = [path.read_text().count("\n") for path in (HOUSE / "common").glob("*.py")]
     # 50 of them say what values every option of every program takes, 20 what an interval says.
     assert sum(lines) < 575
 
@@ -44,7 +44,7 @@ def test_no_program_reaches_for_the_path_of_imports():
 
 @pytest.mark.parametrize(
     ("room", "missing", "extra"),
-    [("map", "sklearn", "experiments"), ("transfer", "rdkit", "molecules")],
+    [("synthetic", "sklearn", "experiments"), ("transfer", "rdkit", "molecules")],
 )
 def test_errors_of_a_missing_package_name_the_extra(room, missing, extra):
     code = f"import sys; sys.modules['{missing}'] = None; import experiments.{room}"

@@ -7,20 +7,20 @@ import pytest
 from helpers.scripts import ROOT, main_here
 from scipy import stats
 
-from experiments.map import recipe as of_map
-from experiments.recipe import __main__ as program
-from experiments.recipe import places
-from experiments.shelf import results
-from experiments.shelf.probes import NAMES
-from experiments.shelf.rows import PGCL, RECOMMENDED, recipe
-from experiments.shelf.tables import Delta, difference, paired
+from experiments.synthetic import recipe as of_map
+from experiments.non_inferiority import __main__ as program
+from experiments.non_inferiority import settings
+from experiments.common import results
+from experiments.common.probes import NAMES
+from experiments.common.rows import PGCL, RECOMMENDED, recipe
+from experiments.common.tables import Delta, difference, paired
 from experiments.unsupervised import recipe as of_graphs
 
 PAGE = ROOT / "docs" / "where_it_helps.md"
 
 
 def test_every_second_place_of_the_map_was_chosen_on():
-    found = [place for place in places.all_places() if place.kind == "map"]
+    found = [place for place in settings.all_places() if place.kind == "map"]
     assert len(found) == 45
     runs = [(config["place"], config["seed"]) for config in of_map.wanted(5)]
     for index, seeds in ((0, {0, 1, 2, 3, 4}), (1, {5, 6, 7, 8, 9})):
@@ -81,9 +81,9 @@ def test_pairs_are_of_one_seed():
     recommended = recipe(128, 0.2) | {"start": [0.75]}
     runs = [run({}, seed, 10.0 * seed) for seed in range(4)] + [run({"lead": 0.5}, 0, 7.0)]
     runs += [run(recommended, seed, value) for seed, value in ((2, 23.0), (0, 1.0), (1, 12.0))]
-    (place,) = places.place("nodes", "Cora", True, runs)
+    (place,) = settings.place("nodes", "Cora", True, runs)
     assert all(delta.mean == pytest.approx(2.0) for delta in place.deltas.values())
-    assert list(places.place("nodes", "Cora", True, runs[:-1])) == []  # two seeds say too little
+    assert list(settings.place("nodes", "Cora", True, runs[:-1])) == []  # two seeds say too little
 
 
 def test_the_page_has_the_tables_of_its_runs(tmp_path, monkeypatch):
@@ -143,6 +143,6 @@ def test_the_paper_is_a_setting_apart():
             | {"batch_size": 128}
             for row in (RECOMMENDED, PGCL)
         ]
-        assert [*map(places.is_recommended, configs)] == [True, False]
+        assert [*map(settings.is_recommended, configs)] == [True, False]
         for other in ({"temperature": 0.9}, {"batch_size": 64}):
-            assert not places.is_recommended(configs[0] | other)
+            assert not settings.is_recommended(configs[0] | other)

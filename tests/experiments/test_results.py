@@ -8,8 +8,8 @@ import subprocess
 import pytest
 from helpers.scripts import ROOT
 
-from experiments.shelf import results
-from experiments.shelf.rows import ROWS
+from experiments.common import results
+from experiments.common.rows import ROWS
 
 
 def test_a_killed_process_keeps_what_is_finished(tmp_path):

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from sklearn.neighbors import KNeighborsClassifier
 from torch import Tensor, nn
 
-from experiments.shelf.rows import ROWS
+from experiments.common.rows import ROWS
 from pgcl_losses import PGCLLoss, diagnostics
 
 SIGNAL, NUISANCE, WIDTH, DIM = 8, 24, 64, 32

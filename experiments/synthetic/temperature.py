@@ -1,6 +1,6 @@
 """InfoNCE and PGCL on synthetic clusters, each at the temperature that is best for it.
 
-python -m experiments.map.temperature   # runs what temperature.jsonl lacks, fills the pages
+python -m experiments.synthetic.temperature   # runs what temperature.jsonl lacks, fills the pages
 
 The plan is experiments/plan.md. Temperatures are chosen on the development settings, by one-shot
 accuracy; the held-out settings are run at them, with seeds of their own.
@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from experiments.shelf import results
-from experiments.shelf.arguments import count
-from experiments.shelf.losses import Options
-from experiments.shelf.probes import NAMES
-from experiments.shelf.rows import FRESH, is_chosen, recipe
-from experiments.shelf.tables import Delta, holm, paired, refill
+from experiments.common import results
+from experiments.common.arguments import count
+from experiments.common.losses import Options
+from experiments.common.probes import NAMES
+from experiments.common.rows import FRESH, is_chosen, recipe
+from experiments.common.tables import Delta, holm, paired, refill
 
 from .recipe import PAGE, places, run
 
@@ -152,7 +152,7 @@ def complete(output: Path, wanted: Collection[results.Config], workers: int) -> 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        "python -m experiments.map.temperature",
+        "python -m experiments.synthetic.temperature",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -163,7 +163,7 @@ def main() -> None:
         best = best_temperatures(complete(args.output, development(), args.workers))
         done = complete(args.output, held_out(best), args.workers)
     except (ValueError, results.Stopped) as error:
-        sys.exit(f"experiments.map.temperature: {error}")
+        sys.exit(f"experiments.synthetic.temperature: {error}")
     tables = pages(done, best)
     if args.output == RUNS:
         refill(tables)

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from experiments.shelf.arguments import count, device, file
+from experiments.common.arguments import count, device, file
 
 from .model import checkpoint
 from .molecules import keep, store

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from helpers.scripts import ROOT, main_here, threads_for_processes
 
-from experiments.map import __main__ as program
-from experiments.map import places, planted
-from experiments.shelf import results
-from experiments.shelf.rows import INFO_NCE
+from experiments.synthetic import __main__ as program
+from experiments.synthetic import clusters, settings
+from experiments.common import results
+from experiments.common.rows import INFO_NCE
 from pgcl_losses import PGCLLoss, SinkhornPrototypes
 
 FAMILY = {
@@ -24,7 +24,7 @@ FAMILY = {
 def test_the_map_is_drawn_from_its_runs(tmp_path, monkeypatch):
     """Nothing is missing in the file of runs, and page and pictures are those of its runs."""
     kept = program.RUNS
-    missing = {results.key(config) for config in places.wanted(3)} - {*results.read(kept)}
+    missing = {results.key(config) for config in settings.wanted(3)} - {*results.read(kept)}
     assert not missing
     page, images, output = (tmp_path / name for name in ("where_it_helps.md", "images", "runs"))
     images.mkdir()
@@ -37,27 +37,27 @@ def test_the_map_is_drawn_from_its_runs(tmp_path, monkeypatch):
     assert page.read_text() == (ROOT / "docs" / page.name).read_text()
     assert output.read_bytes() == kept.read_bytes()
     drawn = {path.name for path in images.iterdir()}
-    assert drawn == {"map-grid.png", "map-knobs.png", "map-rule.png"}
+    assert drawn == {"synthetic-grid.png", "synthetic-knobs.png", "synthetic-rule.png"}
     for name in drawn:
         assert f"(images/{name})" in page.read_text()
 
 
 def test_runs_of_the_map():
     rows = (INFO_NCE, "PGCL", "consistency alone")
-    config = {**planted.KNOBS, "epochs": 2, "warm_up_epochs": 2, "duplicates": 8, "seed": 0}
-    runs = [planted.run({**config, "row": row}) for row in rows]
+    config = {**clusters.KNOBS, "epochs": 2, "warm_up_epochs": 2, "duplicates": 8, "seed": 0}
+    runs = [clusters.run({**config, "row": row}) for row in rows]
     assert all(40 < run["accuracy"] < 100 for run in runs)
     assert all(0 < run["effective_negatives"] <= 1 for run in runs)
     shares = [run["gradient_share"] for run in runs]
     assert shares[0] == 0 < shares[1] < shares[2] == 1
     del runs[1]["seconds"]
-    again = planted.run(runs[1]["config"])
+    again = clusters.run(runs[1]["config"])
     assert again == {**runs[1], "seconds": again["seconds"]}
 
 
 def test_a_run_of_the_family():
-    config = {**planted.KNOBS, **FAMILY, "epochs": 3, "row": "PGCL", "seed": 0}
-    first, again = (planted.run(config) for _ in range(2))
+    config = {**clusters.KNOBS, **FAMILY, "epochs": 3, "row": "PGCL", "seed": 0}
+    first, again = (clusters.run(config) for _ in range(2))
     assert first == {**again, "seconds": first["seconds"]}
     assert 40 < first["accuracy"] < 100
     assert 0 < first["agreement"] < 1
@@ -65,21 +65,21 @@ def test_a_run_of_the_family():
 
 def test_all_losses_begin_alike():
     """Before the first epoch nothing that was drawn depends on the loss."""
-    config = {**planted.KNOBS, "epochs": 0, "seed": 0}
+    config = {**clusters.KNOBS, "epochs": 0, "seed": 0}
     losses = ({"row": INFO_NCE}, {"row": "PGCL"}, {"row": "PGCL", **FAMILY, "lead_epochs": 0})
-    accuracies = {planted.run({**config, **loss})["accuracy"] for loss in losses}
+    accuracies = {clusters.run({**config, **loss})["accuracy"] for loss in losses}
     assert len(accuracies) == 1
 
 
 def test_knobs_reach_the_loss():
-    config = {**planted.KNOBS, **FAMILY, "row": "PGCL"}
-    loss_of = planted.build(config)
+    config = {**clusters.KNOBS, **FAMILY, "row": "PGCL"}
+    loss_of = clusters.build(config)
     for name in ("num_prototypes", "negative_ranks", "soft_clusters"):
         assert getattr(loss_of, name) == config[name]
-    steps = planted.TRAINING // config["batch_size"]
+    steps = clusters.TRAINING // config["batch_size"]
     assert loss_of.warmup_steps == steps
     config |= {"lead_epochs": 0, "freeze_epochs": 2}
-    assert planted.build(config).freeze_steps == 2 * steps
+    assert clusters.build(config).freeze_steps == 2 * steps
 
 
 @pytest.mark.parametrize(
@@ -108,14 +108,14 @@ def test_prototypes_start_from_rows(monkeypatch, given, starts):
 
     monkeypatch.setattr(PGCLLoss, "forward", counted)
     monkeypatch.setattr(SinkhornPrototypes, "start_from_", spy)
-    config = {**planted.KNOBS, "batch_size": 512, "epochs": 2, "row": "PGCL", "seed": 0}
-    planted.run({**config, **given})
-    assert seen == [(step, planted.TRAINING) for step in starts]
+    config = {**clusters.KNOBS, "batch_size": 512, "epochs": 2, "row": "PGCL", "seed": 0}
+    clusters.run({**config, **given})
+    assert seen == [(step, clusters.TRAINING) for step in starts]
 
 
 def test_info_nce_has_no_knobs_of_the_family():
     plain = {"row": INFO_NCE, "classes": 10}
-    assert places.whole(plain | FAMILY) == places.whole(plain)
+    assert settings.whole(plain | FAMILY) == settings.whole(plain)
 
 
 def test_gains_are_over_info_nce_at_the_same_place():
@@ -125,10 +125,10 @@ def test_gains_are_over_info_nce_at_the_same_place():
         (40, INFO_NCE, 10): 50.0,
         (40, "PGCL", 20): 47.0,
     }
-    runs = places.Map(
+    runs = settings.Map(
         {
             "config": {
-                **planted.KNOBS,
+                **clusters.KNOBS,
                 "classes": classes,
                 "row": row,
                 "num_prototypes": prototypes,

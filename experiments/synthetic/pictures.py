@@ -7,9 +7,9 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from experiments.shelf.rows import INFO_NCE
+from experiments.common.rows import INFO_NCE
 
-from .places import AGREEMENT, CLASSES, COMPARED, KNOB_VALUES, PROTOTYPES, WEIGHTS, Map
+from .settings import AGREEMENT, CLASSES, COMPARED, KNOB_VALUES, PROTOTYPES, WEIGHTS, Map
 
 COLOURS = dict(zip(CLASSES, ("tab:blue", "tab:orange", "tab:green"), strict=True))
 

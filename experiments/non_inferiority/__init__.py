@@ -1,0 +1,1 @@
+"""Whether the recommended setting is non-inferior to InfoNCE: ``python -m experiments.non_inferiority``."""
