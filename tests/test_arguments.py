@@ -93,7 +93,7 @@ def test_what_is_measured_on_a_gpu_needs_one(monkeypatch, capsys):
     [
         (arguments.count, "1", 1),
         (arguments.at_least(0), "0", 0),
-        (arguments.share, "0", 0.0),
+        (arguments.fraction, "0", 0.0),
         (arguments.positive, "1e-9", 1e-9),
         (arguments.weight, "0", 0.0),
         (arguments.device, "cpu", "cpu"),

@@ -1,1 +1,1 @@
-"""What the experiments share: values of options, finished runs, rows of the ablation, tables."""
+"""What the experiments share: command-line values, records of runs, losses, probes, tables."""

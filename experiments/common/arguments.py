@@ -1,4 +1,4 @@
-"""Values of options. One that does not fit is an error of one line, before any work."""
+"""Values of command-line options. An invalid one is an error of one line, before any work."""
 
 import argparse
 import math
@@ -10,13 +10,13 @@ from typing import Any
 import torch
 
 
-def fitting(kind: Callable[[str], Any], expected: str, fits: Callable[[Any], bool]) -> Any:
-    """A ``type`` of argparse, which puts the option's name before what is said here."""
+def checked(parse: Callable[[str], Any], expected: str, is_valid: Callable[[Any], bool]) -> Any:
+    """A ``type`` of argparse, which puts the option's name before the message."""
 
     def value_of(text: str) -> Any:
         with suppress(ValueError, RuntimeError):
-            value = kind(text)
-            if fits(value):  # nan fits nowhere
+            value = parse(text)
+            if is_valid(value):  # nan is valid nowhere
                 return value
         raise argparse.ArgumentTypeError(f"must be {expected}, but it is {text}")
 
@@ -24,18 +24,18 @@ def fitting(kind: Callable[[str], Any], expected: str, fits: Callable[[Any], boo
 
 
 def at_least(least: int) -> Any:
-    return fitting(int, f"a whole number, {least} or more", lambda number: number >= least)
+    return checked(int, f"a whole number, {least} or more", lambda number: number >= least)
 
 
-def is_here(device: str) -> bool:
+def is_available(device: str) -> bool:
     known = torch.device(device)
     gpus = torch.cuda.device_count() if known.type == "cuda" else 0
     return known.type == "cpu" or (known.index or 0) < gpus
 
 
 count = at_least(1)
-positive = fitting(float, "a number above 0", lambda number: 0 < number < math.inf)
-weight = fitting(float, "a number, 0 or more", lambda number: 0 <= number < math.inf)
-share = fitting(float, "a number from 0 to below 1", lambda number: 0 <= number < 1)
-file = fitting(Path, "a file that is there", Path.is_file)
-device = fitting(str, "cpu or a CUDA device that this machine has", is_here)
+positive = checked(float, "a number above 0", lambda number: 0 < number < math.inf)
+weight = checked(float, "a number, 0 or more", lambda number: 0 <= number < math.inf)
+fraction = checked(float, "a number from 0 to below 1", lambda number: 0 <= number < 1)
+file = checked(Path, "an existing file", Path.is_file)
+device = checked(str, "cpu or a CUDA device that this machine has", is_available)

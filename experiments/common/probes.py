@@ -1,11 +1,11 @@
-"""What rows are good for without a probe: telling classes apart by k-means, by few labels."""
+"""Measures of embeddings that train no probe: k-means against the classes, and few labels."""
 
 import numpy as np
 from sklearn.cluster import KMeans
 from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score
 from sklearn.preprocessing import normalize
 
-FEW = (1, 5)  # labels of each class
+FEW = (1, 5)  # labels per class
 NAMES = {
     "probe": "probe",
     "nmi": "k-means, NMI",
@@ -14,35 +14,34 @@ NAMES = {
 }
 
 
-def without_training(rows: np.ndarray, labels: np.ndarray, seed: int) -> dict[str, float]:
-    """What needs no probe to be trained, in per cent: k-means against the classes, few labels."""
-    found = KMeans(len(np.unique(labels)), n_init=10, random_state=seed).fit_predict(
-        normalize(rows)
-    )
+def without_training(embeddings: np.ndarray, labels: np.ndarray, seed: int) -> dict[str, float]:
+    """All measures but the probe, in per cent."""
+    kmeans = KMeans(len(np.unique(labels)), n_init=10, random_state=seed)
+    clusters = kmeans.fit_predict(normalize(embeddings))
     return {
-        "nmi": 100 * float(normalized_mutual_info_score(labels, found)),
-        "ari": 100 * float(adjusted_rand_score(labels, found)),
-        **{f"labels_{each}": few_labels(rows, labels, each, seed) for each in FEW},
+        "nmi": 100 * float(normalized_mutual_info_score(labels, clusters)),
+        "ari": 100 * float(adjusted_rand_score(labels, clusters)),
+        **{f"labels_{each}": few_labels(embeddings, labels, each, seed) for each in FEW},
     }
 
 
 def few_labels(
-    rows: np.ndarray, labels: np.ndarray, each: int, seed: int, draws: int = 50
+    embeddings: np.ndarray, labels: np.ndarray, each: int, seed: int, draws: int = 50
 ) -> float:
-    """Accuracy in per cent with ``each`` labelled rows of every class, mean over draws of them.
+    """Accuracy in per cent of a nearest-mean classifier, mean over random draws of its labels.
 
-    A row goes to the class whose labelled rows have the nearest mean by cosine. Classes that have
-    no row more than ``each`` are left out.
+    Each class has ``each`` labelled samples, whose mean is compared by cosine. Classes without a
+    further sample are left out.
     """
-    rows, random = normalize(rows), np.random.default_rng(seed)
+    z, random = normalize(embeddings), np.random.default_rng(seed)
     members = [np.flatnonzero(labels == label) for label in np.unique(labels)]
-    members = [rows_of for rows_of in members if len(rows_of) > each]
+    members = [of_class for of_class in members if len(of_class) > each]
     accuracies = []
     for _ in range(draws):
-        orders = [random.permutation(rows_of) for rows_of in members]
-        means = normalize(np.stack([rows[order[:each]].mean(0) for order in orders]))
-        right = [
-            (rows[order[each:]] @ means.T).argmax(1) == label for label, order in enumerate(orders)
+        orders = [random.permutation(of_class) for of_class in members]
+        means = normalize(np.stack([z[order[:each]].mean(0) for order in orders]))
+        correct = [
+            (z[order[each:]] @ means.T).argmax(1) == label for label, order in enumerate(orders)
         ]
-        accuracies.append(np.concatenate(right).mean())
+        accuracies.append(np.concatenate(correct).mean())
     return 100 * float(np.mean(accuracies))

@@ -1,4 +1,4 @@
-"""Finished runs, one JSON line each, found again by their whole configuration."""
+"""Records of finished runs: one JSON line each, identified by the whole configuration."""
 
 import json
 import multiprocessing
@@ -23,12 +23,12 @@ from tqdm import tqdm
 import pgcl_losses
 
 Config = dict[str, Any]
-Run = dict[str, Any]  # a configuration under "config", and what came of it
+Run = dict[str, Any]  # a configuration under "config", and its results
 START = b'{"config": '  # of every line
 
 
 def commit() -> str:
-    """The commit of the checkout that this is, with a + if files differ from it."""
+    """The commit of this checkout, with a + if files differ from it."""
     command = ["git", "describe", "--always", "--abbrev=12", "--exclude=*", "--dirty=+"]
     with suppress(FileNotFoundError):
         described = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True)
@@ -47,19 +47,18 @@ VERSIONS = {
 
 
 class Stopped(Exception):
-    """Not all is done; what is finished is in a file."""
+    """Some runs are missing; the finished ones are in a file."""
 
 
 @contextmanager
 def processes(workers: int, output: Path) -> Iterator[ProcessPoolExecutor]:
-    """For jobs whose results are kept in ``output`` one by one.
+    """Worker processes for jobs whose results are appended to ``output`` one by one.
 
-    Raises `Stopped` on Ctrl-C and when a process is killed. After this or any other error no job
-    begins that has not begun.
+    Raises `Stopped` on Ctrl-C and when a process is killed. After any error no further job begins.
     """
     kept = f"stopped; what is finished is kept in {output}"
     spawn = multiprocessing.get_context("spawn")
-    # Not as a context: leaving it takes back that what has not begun is cancelled.
+    # Not as a context: leaving it waits for the jobs that have not begun.
     pool = ProcessPoolExecutor(workers, spawn, _begin)
     try:
         yield pool
@@ -72,27 +71,34 @@ def processes(workers: int, output: Path) -> Iterator[ProcessPoolExecutor]:
 
 
 def _begin() -> None:
-    """In each process: it ends on Ctrl-C, without a traceback, and takes no thread of the others.
+    """In each process: Ctrl-C ends it without a traceback, and it computes with one thread.
 
-    Several processes with a thread for each core would spend most of their time on waiting.
+    Several processes with a thread for each core would mostly wait for each other.
     """
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     threadpool_limits(1)
 
 
 def key(config: Config) -> str:
+    """The identity of a run.
+
+    Committed records are found by it. So configurations keep the names of the first records where
+    the code has other words by now: ``place`` (a setting), ``lead`` and ``lead_epochs`` (the
+    warm-up), ``start`` and ``start_from_rows`` (prototypes initialised from embeddings),
+    ``rows_learn`` (the consistency trains the encoder), ``data`` (a digest).
+    """
     return json.dumps(config, sort_keys=True)
 
 
 def agrees(config: Config, setting: dict[str, Any]) -> bool:
-    """Whether a configuration has these values, where it has the names; as JSON has them."""
+    """Whether a configuration has these values, after JSON, for the names that it has."""
     return all(
         config.get(name, value) == value for name, value in json.loads(json.dumps(setting)).items()
     )
 
 
 def read(path: Path) -> dict[str, Run]:
-    """The runs of a file by their configuration. A last line cut short is no run."""
+    """The runs of a file by their `key`. A truncated last line is ignored."""
     runs = {}
     if path.is_dir():
         raise ValueError(f"{path} is a folder: --output must be a file")
@@ -102,7 +108,7 @@ def read(path: Path) -> dict[str, Run]:
             run = json.loads(line)
             runs[key(run["config"])] = run
         except (ValueError, KeyError, TypeError) as error:
-            if is_cut_short(line):
+            if is_truncated(line):
                 break
             raise ValueError(
                 f"{path}, line {number}, is not a run ({error}): choose another file"
@@ -110,8 +116,8 @@ def read(path: Path) -> dict[str, Run]:
     return runs
 
 
-def is_cut_short(line: bytes) -> bool:
-    """Whether it is the beginning of a run and no more; what else is there was not written here."""
+def is_truncated(line: bytes) -> bool:
+    """Whether the line is the beginning of a run that was interrupted while it was written."""
     try:
         json.loads(line)
     except ValueError:
@@ -120,11 +126,11 @@ def is_cut_short(line: bytes) -> bool:
 
 
 def append(path: Path, run: Run) -> None:
-    """Adds a line. Of what is there nothing is taken away but a last line cut short."""
+    """Append a line, in place of a truncated last line."""
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = path.read_bytes() if path.exists() else b""
     last = lines.rpartition(b"\n")[2]
-    if last and is_cut_short(last):
+    if last and is_truncated(last):
         os.truncate(path, len(lines) - len(last))
         last = b""
     line = ("\n" if last else "") + json.dumps(run) + "\n"
@@ -134,7 +140,7 @@ def append(path: Path, run: Run) -> None:
 
 
 def write(path: Path, fill: Callable[[Path], Any]) -> None:
-    """The whole file or none of it, whoever else writes it."""
+    """Write the file atomically: ``fill`` writes a temporary one, which is then renamed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
     fill(part)
@@ -144,10 +150,10 @@ def write(path: Path, fill: Callable[[Path], Any]) -> None:
 def complete(
     path: Path, jobs: Iterable[tuple[Any, ...]], function: Callable[..., Run], workers: int
 ) -> dict[str, Run]:
-    """All runs of the file, once those that it lacks are done; each is written when it is finished.
+    """Run the jobs that the file lacks, append each result, and return all runs of the file.
 
-    ``function(*job)`` makes one, in a process of its own; a job begins with its configuration.
-    Raises `Stopped` as `processes` does, and what ``function`` raises.
+    ``function(*job)`` makes a run, in another process; a job begins with its configuration.
+    Raises `Stopped` as `processes` does, and the errors of ``function``.
     """
     done = read(path)
     wanted = {key(job[0]): job for job in jobs}

@@ -1,12 +1,12 @@
-"""What has no negatives: a loss of two views ``[N, D]``, written from its paper."""
+"""A loss of two views ``[N, D]`` without negatives, written from its paper."""
 
 from torch import Tensor, nn
 
 
 class BarlowTwins(nn.Module):
-    """Columns of two views agree, and no two columns say the same (Zbontar et al., 2021).
+    """Cross-correlation of two views close to the identity (Zbontar et al., 2021).
 
-    The weight of the second part is 1 / D, as in its version for graphs (Bielak et al., 2022).
+    Off-diagonal entries weigh 1 / D, as in the version for graphs (Bielak et al., 2022).
     """
 
     def forward(self, z1: Tensor, z2: Tensor) -> Tensor:

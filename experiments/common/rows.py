@@ -1,4 +1,4 @@
-"""The rows of the paper's ablation, as options of `PGCLLoss`."""
+"""The losses that are compared: the rows of the tables, and their options."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ RECOMMENDED = "PGCL, recommended"
 UNIFORM = {"weighting": "uniform", "exclude_same_cluster": False}
 SAMPLE = {"weighting": "sample", "exclude_same_cluster": False}
 CONTRAST_ALONE = {"consistency_weight": 0.0}
-ROWS: dict[str, dict[str, Any]] = {
+ROWS: dict[str, dict[str, Any]] = {  # the paper's ablation, as options of `PGCLLoss`
     INFO_NCE: UNIFORM | CONTRAST_ALONE,
     "consistency alone": {"contrast_weight": 0.0},
     "sample-reweighted": SAMPLE | CONTRAST_ALONE,
@@ -16,25 +16,25 @@ ROWS: dict[str, dict[str, Any]] = {
     "sample-reweighted + consistency": SAMPLE,
     PGCL: {},
 }
-# Other answers to false negatives, or to negatives at all, as options of `Objective`.
+# Other losses against false negatives, or without negatives, as options of `Objective`.
 RIVALS: dict[str, dict[str, Any]] = {
     "debiased InfoNCE": {"rival": "debiased"},
     "debiased InfoNCE, hard negatives": {"rival": "debiased", "hardness": 1.0},
     "Barlow Twins": {"rival": "Barlow Twins"},
 }
-# Of graphs whose nodes are the rows, all in one batch.
+# Nodes of a graph, all in one batch.
 NODES = {"Cora": 2708, "CiteSeer": 3327, "blocks": 2000}
 
-FRESH = 5  # the first seed of the map's places that confirm; those before had been looked at
+FIRST_HELD_OUT_SEED = 5  # of synthetic settings; earlier seeds had been looked at
 
 
-def is_chosen(index: int) -> bool:
-    """Whether the setting was chosen by what it does at this place of the map; else it confirms."""
+def is_development(index: int) -> bool:
+    """Whether the synthetic setting with this index was used for tuning; else it is held out."""
     return index % 2 == 0
 
 
 def recipe(batch_size: int, temperature: float) -> dict[str, Any]:
-    """What `PGCLLoss.recommended` of version 0.2 set, as options of `Objective`."""
+    """InfoNCE, then PGCL: `PGCLLoss.recommended` of version 0.2, as options of `Objective`."""
     return {
         "num_prototypes": max(2, min(1000, batch_size // 3)),
         "consistency_weight": min(1.0, 0.2 / temperature),

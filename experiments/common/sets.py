@@ -1,4 +1,4 @@
-"""Sets of graphs by their names: a name is no path, a download is whole or not there."""
+"""Data sets by their names: a name is not a path, a download is complete or absent."""
 
 import os
 import re

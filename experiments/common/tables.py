@@ -1,8 +1,8 @@
-"""Cells of tables, and pages that hold tables between their markers."""
+"""Markdown tables of results, their statistics, and pages that hold them between markers."""
 
 import itertools
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +19,7 @@ def spread(values: list[float]) -> str:
 
 LEVEL = 0.05  # of significance, over all comparisons
 MARGIN = 0.5  # of non-inferiority, in points below InfoNCE
-SEEDS = 3  # two have an interval that says nothing
+SEEDS = 3  # of an interval; that of two is too wide to be of use
 
 
 class Delta(NamedTuple):
@@ -35,7 +35,7 @@ class Delta(NamedTuple):
 
 
 def paired(seeds: dict[int, float], others: dict[int, float]) -> Delta | None:
-    """Over the seeds that both have, if there are three."""
+    """The difference over the seeds that both have, if they are three or more."""
     deltas = [seeds[seed] - others[seed] for seed in sorted(seeds.keys() & others.keys())]
     if len(deltas) < SEEDS:
         return None
@@ -47,7 +47,7 @@ def paired(seeds: dict[int, float], others: dict[int, float]) -> Delta | None:
 
 
 def holm(deltas: list[Delta]) -> list[Delta]:
-    """Those that differ from 0 after Holm's correction over all of them."""
+    """The differences that are significant after Holm's correction over all of them."""
     ordered = sorted(deltas, key=lambda delta: delta.p)
     allowed = (LEVEL / (len(ordered) - index) for index in range(len(ordered)))
     pairs = zip(ordered, allowed, strict=True)
@@ -75,7 +75,7 @@ def is_missed(delta: Delta) -> bool:
 
 
 def difference(seeds: dict[int, float], others: dict[int, float]) -> str:
-    """A cell: `paired`, but for a row and itself; of two seeds the mean alone."""
+    """A cell: `paired`; the mean alone of two seeds; empty for a row and itself."""
     if seeds is others:
         return ""
     both = seeds.keys() & others.keys()
@@ -85,23 +85,29 @@ def difference(seeds: dict[int, float], others: dict[int, float]) -> str:
     return str(paired(seeds, others) or "")
 
 
+def markdown(head: Sequence[object], lines: Iterable[Iterable[object]]) -> str:
+    """A table, from its header cells and the cells of each line."""
+    first, *others = (f"| {' | '.join(map(str, cells))} |" for cells in (head, *lines))
+    return "\n".join([first, "|" + " --- |" * len(head), *others])
+
+
 def fill(page: str, tables: dict[str, str]) -> str:
-    """The page with every table between its markers made anew."""
-    for name, made in tables.items():
+    """The page with new tables between their markers."""
+    for name, table in tables.items():
         start, end = f"<!-- {name} -->\n", "<!-- end -->"
-        page, found = re.subn(
+        page, count = re.subn(
             f"({re.escape(start)}).*?({end})",
-            lambda m, made=made: f"{m[1]}{made}\n{m[2]}",
+            lambda m, table=table: f"{m[1]}{table}\n{m[2]}",
             page,
             flags=re.DOTALL,
         )
-        if not found:
+        if not count:
             raise ValueError(f"the page has no {start.strip()}")
     return page
 
 
 def refill(pages: Mapping[Path, dict[str, str]]) -> None:
-    """Every page with its tables made anew, none if one lacks a marker."""
+    """Write all pages with their new tables, or none if a marker is missing."""
     filled = {page: fill(page.read_text(), tables) for page, tables in pages.items()}
     for page, text in filled.items():
         results.write(page, lambda part, text=text: part.write_text(text))
@@ -110,19 +116,23 @@ def refill(pages: Mapping[Path, dict[str, str]]) -> None:
 def measures(
     rows: Mapping[str, Mapping[int, Mapping[str, Any]]], names: Mapping[str, str], base: str
 ) -> str:
-    """Markdown: rows of runs by seed, a column for each measure; below, what each row has more than
-    ``base`` by the same seed, if there are three seeds at least."""
+    """Two tables of runs by loss and seed, a column for each measure: means, and differences from
+    ``base``, paired by seed, of the losses with three seeds or more."""
     values = {
         row: {name: {seed: run[name] for seed, run in seeds.items()} for name in names}
         for row, seeds in rows.items()
     }
-    head = [f"| | seeds | {' | '.join(names.values())} |", "| --- |" + " --- |" * (len(names) + 1)]
-    means, deltas = list(head), [head[0].replace("| |", f"| minus {base} |", 1), head[1]]
+    means, deltas = [], []
     for row, of_row in values.items():
-        cells = [str(len(rows[row])), *(spread(list(seeds.values())) for seeds in of_row.values())]
-        means.append(f"| {row} | {' | '.join(cells)} |")
+        means.append(
+            [row, len(rows[row]), *(spread([*seeds.values()]) for seeds in of_row.values())]
+        )
         both = len(rows[row].keys() & rows[base].keys()) if base in values else 0
         if row != base and both >= SEEDS:
-            cells = [difference(seeds, values[base][name]) for name, seeds in of_row.items()]
-            deltas.append(f"| {row} | {both} | {' | '.join(cells)} |")
-    return "\n".join([*means, "", *deltas] if base in values else means)
+            cells = (difference(seeds, values[base][name]) for name, seeds in of_row.items())
+            deltas.append([row, both, *cells])
+    columns = ["seeds", *names.values()]
+    tables = [markdown(["loss", *columns], means)]
+    if base in values:
+        tables.append(markdown([f"minus {base}", *columns], deltas))
+    return "\n\n".join(tables)

@@ -1,1 +1,1 @@
-"""Whether the recommended setting is non-inferior to InfoNCE: ``python -m experiments.non_inferiority``."""
+"""Whether InfoNCE, then PGCL, is non-inferior to InfoNCE, over all data sets."""

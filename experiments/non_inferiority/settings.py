@@ -1,4 +1,4 @@
-"""Settings in which both `recommended` and InfoNCE were run, from files of other folders."""
+"""Settings with runs of both InfoNCE and "InfoNCE, then PGCL", from the records of all folders."""
 
 import json
 from collections import Counter
@@ -8,23 +8,18 @@ from typing import Any, NamedTuple
 
 from experiments.common import results
 from experiments.common.probes import NAMES
-from experiments.common.rows import FRESH, NODES, is_chosen, recipe
+from experiments.common.rows import FIRST_HELD_OUT_SEED, NODES, is_development, recipe
 from experiments.common.tables import SEEDS, Delta, paired
 
-HOUSE = Path(__file__).parents[1]
-MAP_RUNS, GRAPH_RUNS, NODE_RUNS = (
-    HOUSE / room / file
-    for room, file in (
-        ("synthetic", "recipe.jsonl"),
-        ("unsupervised", "recipe.jsonl"),
-        ("nodes", "results.jsonl"),
-    )
-)
+FOLDER = Path(__file__).parents[1]
+SYNTHETIC_RUNS = FOLDER / "synthetic" / "recipe.jsonl"
+GRAPH_RUNS = FOLDER / "unsupervised" / "recipe.jsonl"
+NODE_RUNS = FOLDER / "nodes" / "results.jsonl"
 SBM = "blocks"  # the synthetic graph of experiments.nodes
-KNOBS = ("spread", "duplicates", "imbalance", "batch_size", "temperature", "epsilon", "epochs")
-# Of the map, every second place. All but CiteSeer were named before any run of the others was
-# looked at. CiteSeer was to confirm, until the rules for lambda and K were changed by it.
-CHOSEN_ON = (
+OPTIONS = ("spread", "duplicates", "imbalance", "batch_size", "temperature", "epsilon", "epochs")
+# Beside every second synthetic setting. All but CiteSeer were named before any held-out run was
+# looked at. CiteSeer was held out until it changed the rules for lambda and K.
+DEVELOPMENT = (
     "MUTAG",
     "PTC_MR",
     "PROTEINS",
@@ -34,66 +29,68 @@ CHOSEN_ON = (
 )
 
 
-class Place(NamedTuple):
+class Setting(NamedTuple):
     """Where both were run by the same seeds."""
 
     kind: str
     name: str
-    chosen: bool  # whether the setting was chosen by what it does here
-    deltas: dict[str, Delta]  # what is gained over InfoNCE, by measure
+    development: bool  # else held out
+    deltas: dict[str, Delta]  # from InfoNCE, by measure
 
 
-def all_places() -> list[Place]:
-    """Of all rooms that have runs."""
-    return [*of_map(), *of_sets("graphs", GRAPH_RUNS), *of_sets("nodes", NODE_RUNS)]
+def all_settings() -> list[Setting]:
+    return [*synthetic(), *of_sets("graphs", GRAPH_RUNS), *of_sets("nodes", NODE_RUNS)]
 
 
-def of_map() -> Iterator[Place]:
-    """In the order of classes, knobs and their values, whatever the order of the runs."""
-    by_place: dict[str, list[results.Run]] = {}
-    for run in results.read(MAP_RUNS).values():
-        by_place.setdefault(results.key(run["config"]["place"]), []).append(run)
-    places = [json.loads(key) for key in by_place]
-    usual = {knob: Counter(p[knob] for p in places).most_common(1)[0][0] for knob in KNOBS}
+def synthetic() -> Iterator[Setting]:
+    """In the order of classes, options and their values, whatever the order of the runs."""
+    by_setting: dict[str, list[results.Run]] = {}
+    for run in results.read(SYNTHETIC_RUNS).values():
+        by_setting.setdefault(results.key(run["config"]["place"]), []).append(run)
+    settings = [json.loads(key) for key in by_setting]
+    usual = {name: Counter(s[name] for s in settings).most_common(1)[0][0] for name in OPTIONS}
 
-    def turned(knobs: dict[str, Any]) -> str | None:
-        return next((knob for knob in KNOBS if knobs[knob] != usual[knob]), None)
+    def changed(setting: dict[str, Any]) -> str | None:
+        return next((name for name in OPTIONS if setting[name] != usual[name]), None)
 
-    def order(knobs: dict[str, Any]) -> tuple[Any, ...]:
-        knob = turned(knobs) or KNOBS[0]
-        return knobs["classes"], KNOBS.index(knob), knobs[knob]
+    def order(setting: dict[str, Any]) -> tuple[Any, ...]:
+        name = changed(setting) or OPTIONS[0]
+        return setting["classes"], OPTIONS.index(name), setting[name]
 
-    for index, knobs in enumerate(sorted(places, key=order)):
-        name = f"{knobs['classes']} classes"
-        if knob := turned(knobs):
-            name += f", {knob.replace('_', ' ')} {knobs[knob]}"
-        chosen = is_chosen(index)
-        runs = by_place[results.key(knobs)]
-        seen = [run for run in runs if chosen or run["config"]["seed"] >= FRESH]
-        yield from place("map", name, chosen, seen)
+    for index, setting in enumerate(sorted(settings, key=order)):
+        label = f"{setting['classes']} classes"
+        if name := changed(setting):
+            label += f", {name.replace('_', ' ')} {setting[name]}"
+        development = is_development(index)
+        first_seed = 0 if development else FIRST_HELD_OUT_SEED
+        runs = by_setting[results.key(setting)]
+        runs = [run for run in runs if run["config"]["seed"] >= first_seed]
+        yield from compared("synthetic", label, development, runs)
 
 
-def of_sets(kind: str, path: Path) -> Iterator[Place]:
-    """Runs with other data, or another training, are another place."""
-    by_rest: dict[str, list[results.Run]] = {}
+def of_sets(kind: str, path: Path) -> Iterator[Setting]:
+    """Runs on other data, or with other training options, are another setting."""
+    by_setting: dict[str, list[results.Run]] = {}
     for run in results.read(path).values():
         rest = {n: value for n, value in run["config"].items() if n not in ("loss", "seed", "row")}
-        by_rest.setdefault(results.key(rest), []).append(run)
-    for runs in by_rest.values():
+        by_setting.setdefault(results.key(rest), []).append(run)
+    for runs in by_setting.values():
         config = runs[0]["config"]
-        name, is_synthetic = named(config), config["dataset"] == SBM
-        yield from place("sbm" if is_synthetic else kind, name, name in CHOSEN_ON, runs)
+        label, is_sbm = named(config), config["dataset"] == SBM
+        yield from compared("sbm" if is_sbm else kind, label, label in DEVELOPMENT, runs)
 
 
 def named(config: results.Config) -> str:
-    """A set, with its temperature where it is not the same for all."""
+    """The set, with its temperature where several were run."""
     name, temperature = config["dataset"], config.get("temperature")
     name = "SBM" if name == SBM else name
     return f"{name}, tau={temperature}" if temperature else name
 
 
-def place(kind: str, name: str, chosen: bool, runs: Iterable[results.Run]) -> Iterator[Place]:
-    """One, if both losses have enough seeds in common."""
+def compared(
+    kind: str, name: str, development: bool, runs: Iterable[results.Run]
+) -> Iterator[Setting]:
+    """One setting, if both losses have enough seeds in common."""
     info_nce: dict[int, results.Run] = {}
     recommended: dict[int, results.Run] = {}
     both = (recommended, info_nce)
@@ -108,11 +105,11 @@ def place(kind: str, name: str, chosen: bool, runs: Iterable[results.Run]) -> It
         measure: paired(*({seed: run[measure] for seed, run in of.items()} for of in both))
         for measure in NAMES
     }
-    yield Place(kind, name, chosen, {name: d for name, d in deltas.items() if d is not None})
+    yield Setting(kind, name, development, {name: d for name, d in deltas.items() if d is not None})
 
 
 def is_recommended(config: results.Config) -> bool:
-    """Whether a run's loss is the setting for its batch and temperature; epsilon is the place's."""
+    """Whether the loss has the recommended options for its batch and temperature, any epsilon."""
     loss = {name: value for name, value in (config.get("loss") or {}).items() if name != "epsilon"}
     if not loss:
         return False

@@ -1,13 +1,12 @@
-"""The recommended setting beside InfoNCE on all places of the map, by five measures.
+"""InfoNCE, then PGCL, beside InfoNCE in all settings of the synthetic grid, by five measures.
 
-python -m experiments.synthetic.recipe     # runs what experiments/synthetic/recipe.jsonl lacks, fills the page
+python -m experiments.synthetic.recipe   # runs what recipe.jsonl lacks, fills the page
 
-It was chosen on the places of even index, the first one's being 0, by the seeds 0 to 4. The others
-confirm it, by seeds that nothing was looked at with: a seed draws the centres and the samples, too.
+It was tuned on the settings of even index, by seeds 0 to 4. The others are held out, with further
+seeds: a seed also draws the centres and the samples.
 """
 
 import argparse
-import itertools
 import json
 import sys
 import time
@@ -20,26 +19,34 @@ import torch
 from experiments.common import probes, results
 from experiments.common.arguments import count
 from experiments.common.losses import Objective, Options
-from experiments.common.rows import FRESH, INFO_NCE, PGCL, RECOMMENDED, UNIFORM, is_chosen, recipe
-from experiments.common.tables import refill
+from experiments.common.rows import (
+    FIRST_HELD_OUT_SEED,
+    INFO_NCE,
+    PGCL,
+    RECOMMENDED,
+    UNIFORM,
+    is_development,
+    recipe,
+)
+from experiments.common.tables import markdown, refill
 
-from .settings import KNOB_VALUES, knob_places
-from .clusters import DIM, KNOBS, TRAINING, drawn, of_neighbours
+from .clusters import DEFAULTS, DIM, TRAIN, initial, neighbour_accuracy
+from .settings import VALUES, one_at_a_time
 
 HERE = Path(__file__).parent
 RUNS, PAGE = HERE / "recipe.jsonl", HERE.parents[1] / "docs" / "where_it_helps.md"
 
 
-def places() -> list[dict[str, Any]]:
-    """Each with all knobs of the data and of training."""
-    names = ("classes", *KNOB_VALUES)
-    return [{name: KNOBS[name] for name in names} | place for place in knob_places()]
+def settings() -> list[dict[str, Any]]:
+    """Each with all options of data and training."""
+    names = ("classes", *VALUES)
+    return [{name: DEFAULTS[name] for name in names} | setting for setting in one_at_a_time()]
 
 
-def causes(place: dict[str, Any]) -> dict[str, Options]:
-    """From the paper's setting to the recommended one, and what else was tried on the way."""
-    epsilon = {"epsilon": place["epsilon"]}
-    recommended = epsilon | recipe(place["batch_size"], place["temperature"])
+def causes(setting: dict[str, Any]) -> dict[str, Options]:
+    """The steps from the paper's options to the recommended ones, and other changes."""
+    epsilon = {"epsilon": setting["epsilon"]}
+    recommended = epsilon | recipe(setting["batch_size"], setting["temperature"])
     more = epsilon | {"num_prototypes": recommended["num_prototypes"], "consistency_weight": 1.0}
     half = more | {"lead": 0.5, "start": (0.0, 0.5)}
     return {
@@ -58,69 +65,68 @@ def causes(place: dict[str, Any]) -> dict[str, Options]:
 
 
 def wanted(seeds: int) -> list[results.Config]:
-    """Those of the first seed first; of the causes, one seed on the places to choose by."""
+    """Those of the first seed first; causes by one seed in the development settings."""
     configs = [
-        {"place": place, "loss": loss, "seed": seed if is_chosen(index) else FRESH + seed}
+        {"place": setting, "loss": loss, "seed": seed + FIRST_HELD_OUT_SEED * (not development)}
         for seed in range(seeds)
-        for index, place in enumerate(places())
-        for label, loss in causes(place).items()
-        if label in (INFO_NCE, RECOMMENDED) or (is_chosen(index) and seed == 0)
+        for index, setting in enumerate(settings())
+        for development in [is_development(index)]
+        for label, loss in causes(setting).items()
+        if label in (INFO_NCE, RECOMMENDED) or (development and seed == 0)
     ]
     return json.loads(json.dumps(configs))
 
 
 def run(config: results.Config) -> results.Run:
-    """What the rows are good for after training, ready for JSON."""
+    """The five measures after training, ready for JSON."""
     started = time.perf_counter()
     torch.set_num_threads(1)
     torch.manual_seed(config["seed"])
-    place = config["place"]
-    data, known, asked, signal, encoder = drawn(place)
-    steps = place["epochs"] * (TRAINING // place["batch_size"])
-    objective = Objective(config["loss"], DIM, place["temperature"], steps)
+    setting = config["place"]
+    data, reference, test, signal, encoder = initial(setting)
+    steps = setting["epochs"] * (TRAIN // setting["batch_size"])
+    objective = Objective(config["loss"], DIM, setting["temperature"], steps)
     optimizer = torch.optim.Adam([*encoder.parameters(), *objective.parameters()], lr=1e-3)
     step = 0
-    for _ in range(place["epochs"]):
-        for batch in signal[torch.randperm(len(signal))].split(place["batch_size"]):
-            some = batch if objective.one_batch else signal
-            objective.begin(step, lambda some=some: encoder(data.view(some)))
-            loss, seen = objective(encoder(data.view(batch)), encoder(data.view(batch)))
+    for _ in range(setting["epochs"]):
+        for batch in signal[torch.randperm(len(signal))].split(setting["batch_size"]):
+            samples = batch if objective.one_batch else signal
+            objective.begin(step, lambda samples=samples: encoder(data.view(samples)))
+            loss, diagnostics = objective(encoder(data.view(batch)), encoder(data.view(batch)))
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
             step += 1
-    found = {"probe": of_neighbours(encoder, known, asked)}
+    measures = {"probe": neighbour_accuracy(encoder, reference, test)}
     with torch.no_grad():
-        rows = encoder(asked[0]).numpy()
-    found |= probes.without_training(rows, asked[1].numpy(), config["seed"])
+        embeddings = encoder(test[0]).numpy()
+    measures |= probes.without_training(embeddings, test[1].numpy(), config["seed"])
     return {
         "config": config,
-        **{name: round(value, 2) for name, value in found.items()},
-        "history": [seen()],
+        **{name: round(value, 2) for name, value in measures.items()},
+        "history": [diagnostics()],
         "seconds": round(time.perf_counter() - started, 1),
     }
 
 
 def causes_table(done: dict[str, results.Run]) -> str:
-    """Markdown: what each setting gains over InfoNCE on the places to choose by, first seed."""
-    gains: dict[str, list[list[float]]] = {}
-    for place in itertools.compress(places(), map(is_chosen, itertools.count())):
-        at = {
-            label: done[results.key({"place": place, "loss": loss, "seed": 0})]
-            for label, loss in causes(place).items()
-        }
-        for label, run_of in at.items():
-            gains.setdefault(label, []).append(
-                [run_of[name] - at[INFO_NCE][name] for name in probes.NAMES]
-            )
-    lines = [f"| | {' | '.join(probes.NAMES.values())} |"]
-    lines.append("| --- |" + " --- |" * len(probes.NAMES))
-    for label, of_places in gains.items():
-        if label != INFO_NCE:
-            columns = zip(np.mean(of_places, axis=0), np.min(of_places, axis=0), strict=True)
-            cells = [f"{mean:+.1f} ({worst:+.1f})" for mean, worst in columns]
-            lines.append(f"| {label} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+    """Mean and smallest difference from InfoNCE over the development settings, first seed."""
+    deltas: dict[str, list[list[float]]] = {}
+    for index, setting in enumerate(settings()):
+        if is_development(index):
+            runs = {
+                label: done[results.key({"place": setting, "loss": loss, "seed": 0})]
+                for label, loss in causes(setting).items()
+            }
+            base = runs.pop(INFO_NCE)
+            for label, of_loss in runs.items():
+                delta = [of_loss[name] - base[name] for name in probes.NAMES]
+                deltas.setdefault(label, []).append(delta)
+    lines = []
+    for label, of_settings in deltas.items():
+        columns = zip(np.mean(of_settings, axis=0), np.min(of_settings, axis=0), strict=True)
+        lines.append([label, *(f"{mean:+.1f} ({worst:+.1f})" for mean, worst in columns)])
+    return markdown(["loss", *probes.NAMES.values()], lines)
 
 
 def main() -> None:

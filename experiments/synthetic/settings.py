@@ -1,4 +1,4 @@
-"""Where the map is drawn: classes, knobs and settings; and the runs that are there."""
+"""Settings of the synthetic grid: classes, options of data and training, and losses; its runs."""
 
 import itertools
 from collections.abc import Callable, Iterable
@@ -10,12 +10,12 @@ from experiments.common import results
 from experiments.common.results import Config, Run
 from experiments.common.rows import BOTH, INFO_NCE, PGCL, ROWS
 
-from .clusters import KNOBS
+from .clusters import DEFAULTS
 
 CLASSES = (4, 10, 40)
 PROTOTYPES = (5, 10, 20, 42, 84)
 WEIGHTS = (0.0, 0.3, 1.0, 6.0)  # of consistency
-KNOB_VALUES: dict[str, tuple[float, ...]] = {
+VALUES: dict[str, tuple[float, ...]] = {
     "spread": (0.5, 1.0, 1.5),
     "duplicates": (0, 2, 8),
     "imbalance": (0.0, 1.0, 2.0),
@@ -24,8 +24,8 @@ KNOB_VALUES: dict[str, tuple[float, ...]] = {
     "epsilon": (0.01, 0.05, 0.25),
     "epochs": (5, 15, 45),
 }
-# Knobs that InfoNCE does not have.
-NOT_INFO_NCE = (
+# Options that InfoNCE does not have.
+PGCL_ONLY = (
     "num_prototypes",
     "consistency_weight",
     "epsilon",
@@ -36,42 +36,42 @@ NOT_INFO_NCE = (
     "start_from_rows",
     "lead_epochs",
 )
-AGREEMENT = 0.65  # above it the map advises more prototypes
+AGREEMENT = 0.65  # above it, try more prototypes
 
 
-def advised(place: Config) -> Config:
-    """The place with what the map recommends, beside the paper's K=10 and lambda=6."""
-    batch_size = place.get("batch_size", KNOBS["batch_size"])
-    return place | {"num_prototypes": batch_size // 3, "consistency_weight": 1.0}
+def third_of_batch(setting: Config) -> Config:
+    """The setting with K=N/3 and lambda=1, in place of the paper's K=10 and lambda=6."""
+    batch_size = setting.get("batch_size", DEFAULTS["batch_size"])
+    return setting | {"num_prototypes": batch_size // 3, "consistency_weight": 1.0}
 
 
-# What is compared with InfoNCE over the knobs: the place, as each setting has it.
+# Losses that are compared with InfoNCE in every setting.
 COMPARED: dict[str, Callable[[Config], Config]] = {
-    "PGCL, K=10, lambda=6": lambda place: place,
-    "PGCL, K=N/3, lambda=1": advised,
-    f"{BOTH}, K=N/3, lambda=1": lambda place: advised(place) | {"row": BOTH},
+    "PGCL, K=10, lambda=6": lambda setting: setting,
+    "PGCL, K=N/3, lambda=1": third_of_batch,
+    f"{BOTH}, K=N/3, lambda=1": lambda setting: third_of_batch(setting) | {"row": BOTH},
 }
 
-_PAPER, _RECIPE = {"num_prototypes": 10, "consistency_weight": 6.0}, advised({})
+_PAPER, _THIRD = {"num_prototypes": 10, "consistency_weight": 6.0}, third_of_batch({})
 _WEAKER = _PAPER | {"consistency_weight": 1.0}
-_PUBLISHED, _SAME_SHARE = {"negative_ranks": (2, 8)}, {"negative_ranks": (8, 34)}  # of 10, of 42
+_WINDOW_OF_10, _WINDOW_OF_42 = {"negative_ranks": (2, 8)}, {"negative_ranks": (8, 34)}
 _SOFT, _HEADS = {"soft_clusters": True}, {"num_prototypes": (10, 42, 84)}
-_FROM_ROWS, _LEAD = {"start_from_rows": True}, {"lead_epochs": 5}
-# What the loss has beside the paper's text, each beside the setting that it is added to.
+_INITIALISED, _WARM_UP = {"start_from_rows": True}, {"lead_epochs": 5}
+# Options of `PGCLLoss` that the paper does not have, each below the line that it is added to.
 FAMILY: dict[str, Config] = {
     INFO_NCE: {"row": INFO_NCE},
     "K=10, lambda=6": _PAPER,
-    "K=10, lambda=6, ranks (2, 8)": _PAPER | _PUBLISHED,
+    "K=10, lambda=6, positions (2, 8)": _PAPER | _WINDOW_OF_10,
     "K=10, lambda=6, soft clusters": _PAPER | _SOFT,
     "K=10, lambda=1": _WEAKER,
-    "K=10, lambda=1, ranks (2, 8)": _WEAKER | _PUBLISHED,
-    "K=42, lambda=1": _RECIPE,
-    "K=42, lambda=1, ranks (8, 34)": _RECIPE | _SAME_SHARE,
-    "K=42, lambda=1, soft clusters": _RECIPE | _SOFT,
-    "K=42, lambda=1, initialised": _RECIPE | _FROM_ROWS,
-    "K=42, lambda=1, initialised, warm-up": _RECIPE | _FROM_ROWS | _LEAD,
-    "K=(10, 42, 84), lambda=1": _RECIPE | _HEADS,
-    "K=(10, 42, 84), lambda=1, initialised, warm-up": _RECIPE | _HEADS | _FROM_ROWS | _LEAD,
+    "K=10, lambda=1, positions (2, 8)": _WEAKER | _WINDOW_OF_10,
+    "K=42, lambda=1": _THIRD,
+    "K=42, lambda=1, positions (8, 34)": _THIRD | _WINDOW_OF_42,
+    "K=42, lambda=1, soft clusters": _THIRD | _SOFT,
+    "K=42, lambda=1, initialised": _THIRD | _INITIALISED,
+    "K=42, lambda=1, initialised, warm-up": _THIRD | _INITIALISED | _WARM_UP,
+    "K=(10, 42, 84), lambda=1": _THIRD | _HEADS,
+    "K=(10, 42, 84), lambda=1, initialised, warm-up": _THIRD | _HEADS | _INITIALISED | _WARM_UP,
 }
 
 
@@ -80,83 +80,81 @@ def grid() -> Iterable[Config]:
     for classes in CLASSES:
         yield {"classes": classes, "row": INFO_NCE}
         for k, weight in itertools.product(PROTOTYPES, WEIGHTS):
-            given = {"num_prototypes": k, "consistency_weight": weight}
-            yield {"classes": classes, "row": PGCL, **given}
+            options = {"num_prototypes": k, "consistency_weight": weight}
+            yield {"classes": classes, "row": PGCL, **options}
 
 
-def knob_places() -> list[Config]:
-    """Each number of classes with one knob after the other turned, each place once."""
-    places = {
-        results.key({**KNOBS, **place}): place
-        for classes, (knob, values) in itertools.product(CLASSES, KNOB_VALUES.items())
-        for place in ({"classes": classes, knob: value} for value in values)
+def one_at_a_time() -> list[Config]:
+    """For each number of classes, every value of every option, the others at their defaults."""
+    settings = {
+        results.key({**DEFAULTS, **setting}): setting
+        for classes, (name, values) in itertools.product(CLASSES, VALUES.items())
+        for setting in ({"classes": classes, name: value} for value in values)
     }
-    return list(places.values())
+    return list(settings.values())
 
 
-def knobs() -> Iterable[Config]:
-    """The knobs, with the paper's setting and the recipe's."""
-    for place in knob_places():
-        yield {**place, "row": INFO_NCE}
-        yield from (setting(place) for setting in COMPARED.values())
+def compared() -> Iterable[Config]:
+    for setting in one_at_a_time():
+        yield {**setting, "row": INFO_NCE}
+        yield from (options_of(setting) for options_of in COMPARED.values())
 
 
-def parts() -> Iterable[Config]:
-    """Every row of the ablation, in both settings."""
+def ablation() -> Iterable[Config]:
+    """The paper's ablation, with K=10, lambda=6 and with K=N/3, lambda=1."""
     for classes, row in itertools.product(CLASSES, ROWS):
         yield {"classes": classes, "row": row}
         if row != INFO_NCE:
-            yield advised({"classes": classes, "row": row})
+            yield third_of_batch({"classes": classes, "row": row})
 
 
 def schedule() -> Iterable[Config]:
-    """Freezing and warm-up, in the paper's setting."""
+    """Frozen prototypes, and a consistency weight that rises."""
     for classes in CLASSES:
         yield {"classes": classes, "row": INFO_NCE}
-        for given in ({}, {"freeze_epochs": 5}, {"warm_up_epochs": 5}, {"warm_up_epochs": 15}):
-            yield {"classes": classes, "row": PGCL, **given}
+        for options in ({}, {"freeze_epochs": 5}, {"warm_up_epochs": 5}, {"warm_up_epochs": 15}):
+            yield {"classes": classes, "row": PGCL, **options}
 
 
 def family() -> Iterable[Config]:
-    """The family's options, in the paper's setting, the recipe's and between them."""
-    for classes, place in itertools.product(CLASSES, FAMILY.values()):
-        yield {"classes": classes, **place}
+    for classes, options in itertools.product(CLASSES, FAMILY.values()):
+        yield {"classes": classes, **options}
 
 
 def wanted(seeds: int) -> list[Config]:
-    """All runs of the map, those of the first seed first."""
-    places = [*grid(), *parts(), *knobs(), *schedule(), *family()]
-    return [{**whole(place), "seed": seed} for seed in range(seeds) for place in places]
+    """All runs of the grid, those of the first seed first."""
+    settings = [*grid(), *ablation(), *compared(), *schedule(), *family()]
+    return [{**complete(setting), "seed": seed} for seed in range(seeds) for setting in settings]
 
 
-def whole(place: Config) -> Config:
-    """The place with the knobs that it does not name."""
-    config = {**KNOBS, "row": PGCL, **place}
+def complete(setting: Config) -> Config:
+    """The setting with all options. InfoNCE has one record, whatever PGCL's options are."""
+    config = {**DEFAULTS, "row": PGCL, **setting}
     if config["row"] == INFO_NCE:
-        config |= {name: KNOBS[name] for name in NOT_INFO_NCE}
+        config |= {name: DEFAULTS[name] for name in PGCL_ONLY}
     return config
 
 
-class Map:
-    """Runs by where they are, and what PGCL gains there."""
+class Grid:
+    """Runs by their setting, and PGCL's difference from InfoNCE."""
 
     def __init__(self, runs: Iterable[Run]) -> None:
         self.runs = {results.key(run["config"]): run for run in runs}
         self.seeds = sorted({run["config"]["seed"] for run in self.runs.values()})
 
-    def at(self, **config: Any) -> list[Run]:
-        """The runs of a place, a seed each."""
-        place = whole(config)
-        runs = [self.runs.get(results.key({**place, "seed": seed})) for seed in self.seeds]
+    def at(self, **setting: Any) -> list[Run]:
+        """The runs of a setting, a seed each."""
+        config = complete(setting)
+        runs = [self.runs.get(results.key({**config, "seed": seed})) for seed in self.seeds]
         return [run for run in runs if run is not None]
 
-    def mean(self, name: str, **config: Any) -> float:
-        return float(np.mean([run[name] for run in self.at(**config)] or np.nan))
+    def mean(self, name: str, **setting: Any) -> float:
+        return float(np.mean([run[name] for run in self.at(**setting)] or np.nan))
 
-    def gain(self, **config: Any) -> float:
-        """Points above InfoNCE at the same place, over the seeds that both have."""
+    def gain(self, **setting: Any) -> float:
+        """Points above InfoNCE in the same setting, over the seeds that both have."""
         ours, theirs = (
-            {run["config"]["seed"]: run["accuracy"] for run in self.at(**(config | row))}
+            {run["config"]["seed"]: run["accuracy"] for run in self.at(**(setting | row))}
             for row in ({}, {"row": INFO_NCE})
         )
         both = ours.keys() & theirs.keys()

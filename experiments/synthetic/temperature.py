@@ -19,10 +19,11 @@ from experiments.common import results
 from experiments.common.arguments import count
 from experiments.common.losses import Options
 from experiments.common.probes import NAMES
-from experiments.common.rows import FRESH, is_chosen, recipe
-from experiments.common.tables import Delta, holm, paired, refill
+from experiments.common.rows import FIRST_HELD_OUT_SEED, is_development, recipe
+from experiments.common.tables import Delta, holm, markdown, paired, refill
 
-from .recipe import PAGE, places, run
+from .recipe import PAGE, run
+from .recipe import settings as all_settings
 
 RUNS = Path(__file__).parent / "temperature.jsonl"
 CONCLUSIONS = PAGE.parent / "results.md"
@@ -30,34 +31,37 @@ TEMPERATURES = (0.2, 0.5, 1.0, 2.0)
 INFO_NCE, PGCL = LABELS = ("InfoNCE", "InfoNCE, then PGCL")
 WEIGHTS = "InfoNCE, then weighted negatives alone (K=50, lambda 0, from one half on)"
 TRIED = (*LABELS, WEIGHTS)  # on the development settings; the last one after the plan
-SEEDS = range(FRESH, FRESH + 5)  # of the held-out settings
+SEEDS = range(FIRST_HELD_OUT_SEED, FIRST_HELD_OUT_SEED + 5)  # of the held-out settings
 PRIMARY = "labels_1"
 Runs = dict[str, results.Run]
 
 
-def settings(chosen: bool) -> list[dict[str, Any]]:
+def settings(development: bool) -> list[dict[str, Any]]:
     """Of development or held out, without those that differ in the temperature alone."""
-    usual = [p for index, p in enumerate(places()) if is_chosen(index) == chosen]
-    return [place for place in usual if place["temperature"] == TEMPERATURES[0]]
+    return [
+        setting
+        for index, setting in enumerate(all_settings())
+        if is_development(index) == development and setting["temperature"] == TEMPERATURES[0]
+    ]
 
 
-def config(place: dict[str, Any], label: str, temperature: float, seed: int) -> results.Config:
+def config(setting: dict[str, Any], label: str, temperature: float, seed: int) -> results.Config:
     """The prototypes are initialised by the loss itself, at the end of its warm-up."""
     loss: Options = {}
     if label == PGCL:
-        loss = {"epsilon": place["epsilon"], **recipe(place["batch_size"], temperature)}
+        loss = {"epsilon": setting["epsilon"], **recipe(setting["batch_size"], temperature)}
         del loss["start"]
     elif label == WEIGHTS:
-        loss = {"epsilon": place["epsilon"], "num_prototypes": 50, "consistency_weight": 0.0}
+        loss = {"epsilon": setting["epsilon"], "num_prototypes": 50, "consistency_weight": 0.0}
         loss["lead"] = 0.5
-    place = place | {"temperature": temperature}
-    return json.loads(json.dumps({"place": place, "loss": loss, "seed": seed}))
+    setting = setting | {"temperature": temperature}
+    return json.loads(json.dumps({"place": setting, "loss": loss, "seed": seed}))
 
 
 def development() -> list[results.Config]:
     return [
-        config(place, label, temperature, 0)
-        for place in settings(True)
+        config(setting, label, temperature, 0)
+        for setting in settings(True)
         for temperature in TEMPERATURES
         for label in TRIED
     ]
@@ -65,9 +69,9 @@ def development() -> list[results.Config]:
 
 def held_out(best: dict[str, float]) -> list[results.Config]:
     return [
-        config(place, label, best[label], seed)
+        config(setting, label, best[label], seed)
         for seed in SEEDS
-        for place in settings(False)
+        for setting in settings(False)
         for label in LABELS
     ]
 
@@ -78,8 +82,8 @@ def means(done: Runs, label: str, name: str) -> dict[float, float]:
         temperature: float(
             np.mean(
                 [
-                    done[results.key(config(place, label, temperature, 0))][name]
-                    for place in settings(True)
+                    done[results.key(config(setting, label, temperature, 0))][name]
+                    for setting in settings(True)
                 ]
             )
         )
@@ -94,49 +98,52 @@ def best_temperatures(done: Runs) -> dict[str, float]:
 
 
 def chosen_table(done: Runs) -> str:
-    """Markdown: one- and five-shot accuracy at every temperature, on the development settings."""
-    head = " | ".join(f"tau={temperature:g}" for temperature in TEMPERATURES)
-    lines = [f"| accuracy in %, 1 / 5 labels per class | {head} |"]
-    lines.append("| --- |" + " --- |" * len(TEMPERATURES))
+    """One- and five-shot accuracy at every temperature, over the development settings."""
+    lines = []
     for label in TRIED:
         one, five = (means(done, label, name).values() for name in (PRIMARY, "labels_5"))
-        cells = [f"{each:.1f} / {other:.1f}" for each, other in zip(one, five, strict=True)]
-        lines.append(f"| {label} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+        pairs = zip(one, five, strict=True)
+        lines.append([label, *(f"{each:.1f} / {other:.1f}" for each, other in pairs)])
+    columns = (f"tau={temperature:g}" for temperature in TEMPERATURES)
+    return markdown(["accuracy in %, 1 / 5 labels per class", *columns], lines)
 
 
-def deltas(done: Runs, best: dict[str, float], place: dict[str, Any], name: str) -> Delta:
-    """What PGCL has more than InfoNCE in a held-out setting, each at its temperature."""
-
-    def seeds(label: str) -> dict[int, float]:
-        return {
-            seed: done[results.key(config(place, label, best[label], seed))][name] for seed in SEEDS
-        }
-
-    delta = paired(seeds(PGCL), seeds(INFO_NCE))
+def difference(done: Runs, best: dict[str, float], setting: dict[str, Any], name: str) -> Delta:
+    """PGCL minus InfoNCE in a held-out setting, each at its best temperature."""
+    ours, theirs = (
+        {seed: done[results.key(config(setting, label, best[label], seed))][name] for seed in SEEDS}
+        for label in (PGCL, INFO_NCE)
+    )
+    delta = paired(ours, theirs)
     if delta is None:
         raise ValueError("too few seeds")
     return delta
 
 
 def held_out_table(done: Runs, best: dict[str, float]) -> str:
-    """Markdown: by number of classes; in brackets, how many settings differ after Holm's."""
-    of = {name: [(p, deltas(done, best, p, name)) for p in settings(False)] for name in NAMES}
-    left = {id(delta) for pairs in of.values() for delta in holm([delta for _, delta in pairs])}
-    lines = [f"| held out | settings | {' | '.join(NAMES.values())} |"]
-    lines.append("| --- | --- |" + " --- |" * len(NAMES))
-    classes = sorted({place["classes"] for place in settings(False)})
-    groups = [*([number] for number in classes), classes]
-    for group in groups:
+    """By number of classes; in brackets, how many settings differ after Holm's correction."""
+    deltas = {
+        name: [
+            (setting["classes"], difference(done, best, setting, name))
+            for setting in settings(False)
+        ]
+        for name in NAMES
+    }
+    significant = {
+        id(delta) for pairs in deltas.values() for delta in holm([delta for _, delta in pairs])
+    }
+    classes = sorted({setting["classes"] for setting in settings(False)})
+    groups = {f"{number} classes": [number] for number in classes} | {"all": classes}
+    lines = []
+    for label, numbers in groups.items():
         cells = []
-        for pairs in of.values():
-            here = [delta for place, delta in pairs if place["classes"] in group]
-            signs = [delta.mean > 0 for delta in here if id(delta) in left]
+        for pairs in deltas.values():
+            here = [delta for number, delta in pairs if number in numbers]
+            signs = [delta.mean > 0 for delta in here if id(delta) in significant]
             mean = np.mean([delta.mean for delta in here])
             cells.append(f"{mean:+.1f} ({signs.count(True)}, {signs.count(False)})")
-        label = f"{group[0]} classes" if len(group) == 1 else "all"
-        lines.append(f"| {label} | {len(here)} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+        lines.append([label, len(here), *cells])
+    return markdown(["held out", "settings", *NAMES.values()], lines)
 
 
 def pages(done: Runs, best: dict[str, float]) -> dict[Path, dict[str, str]]:

@@ -14,11 +14,11 @@ import sys
 from pathlib import Path
 
 from experiments.common import results
-from experiments.common.arguments import count, positive, share
+from experiments.common.arguments import count, fraction, positive
 from experiments.common.tables import difference, spread
 
-from .inputs import NO_FILE, label, options_of, origin, prepared, tables_of
 from .finetune_run import best_epoch, run
+from .inputs import NO_FILE, label, options_of, origin, prepared, tables_of
 
 
 def parse() -> argparse.Namespace:
@@ -33,7 +33,7 @@ def parse() -> argparse.Namespace:
     add("--epochs", type=count, default=20)
     add("--batch-size", type=count, default=32)
     add("--lr", type=positive, default=1e-3)
-    add("--dropout", type=share, default=0.5)
+    add("--dropout", type=fraction, default=0.5)
     add("--output", type=Path, default=Path("runs/transfer/finetuning.jsonl"))
     add(
         "--predictions",

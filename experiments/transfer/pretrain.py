@@ -27,7 +27,7 @@ from torch_geometric.loader import DataLoader
 from tqdm import tqdm
 
 from experiments.common import results
-from experiments.common.arguments import at_least, count, device, file, positive, share
+from experiments.common.arguments import at_least, count, device, file, fraction, positive
 from experiments.common.rows import PGCL
 
 from .model import MoleculeGIN, checkpoint, pretraining
@@ -53,7 +53,12 @@ def parse() -> argparse.Namespace:
     add("--epochs", type=count, default=2)
     add("--batch-size", type=count, default=256, help="of each process")
     add("--lr", type=positive, default=1e-3)
-    add("--drop", type=share, default=0.2, help="share of nodes dropped, and of edges perturbed")
+    add(
+        "--drop",
+        type=fraction,
+        default=0.2,
+        help="fraction of nodes dropped, and of edges perturbed",
+    )
     add(
         "--freeze-epochs",
         type=at_least(0),

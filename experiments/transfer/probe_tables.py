@@ -7,10 +7,10 @@ from experiments.common.results import Run
 from experiments.common.rows import INFO_NCE, PGCL
 from experiments.common.tables import SEEDS, spread
 
-from .tables import ROWS, Scores, comparison, differences, head, of_rows, scores_of
 from .probe import value
 from .probe_run import ALL
 from .rows import RECOMMENDED
+from .tables import ROWS, Scores, comparison, differences, head, of_rows, scores_of
 
 LABELS = ("10", "100", ALL)
 

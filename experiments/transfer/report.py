@@ -14,9 +14,9 @@ from experiments.common.rows import INFO_NCE, PGCL
 from experiments.common.tables import refill
 
 from . import probe_tables
-from .tables import ROWS, SETS, comparison, differences, scores_of
 from .finetune import score
 from .rows import NONE
+from .tables import ROWS, SETS, comparison, differences, scores_of
 
 # What the paper reports, in the order of its table.
 PAPER = {

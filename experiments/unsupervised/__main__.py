@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.common import results
-from experiments.common.arguments import at_least, count, positive, share, weight
+from experiments.common.arguments import at_least, count, fraction, positive, weight
 from experiments.common.rows import INFO_NCE, PGCL
 
 from . import protocol, table
@@ -63,7 +63,7 @@ def parse() -> argparse.Namespace:
         "epochs": (count, "of training"),
         "look_every": (count, "epochs between evaluations"),
         "freeze_epochs": (at_least(0), "epochs in which prototypes do not move"),
-        "drop": (share, "share of nodes dropped, and of edges perturbed"),
+        "drop": (fraction, "fraction of nodes dropped, and of edges perturbed"),
         "lr": (positive, "learning rate"),
     }.items():
         option, value = f"--{name.replace('_', '-')}", SETTING[name]

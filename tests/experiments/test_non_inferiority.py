@@ -1,4 +1,4 @@
-"""The recommended setting beside InfoNCE: settings, halves, the margin, and its page."""
+"""InfoNCE, then PGCL, beside InfoNCE: settings, splits, the margin, and the page."""
 
 import json
 import shutil
@@ -7,30 +7,30 @@ import pytest
 from helpers.scripts import ROOT, main_here
 from scipy import stats
 
-from experiments.synthetic import recipe as of_map
-from experiments.non_inferiority import __main__ as program
-from experiments.non_inferiority import settings
 from experiments.common import results
 from experiments.common.probes import NAMES
 from experiments.common.rows import PGCL, RECOMMENDED, recipe
 from experiments.common.tables import Delta, difference, paired
-from experiments.unsupervised import recipe as of_graphs
+from experiments.non_inferiority import __main__ as program
+from experiments.non_inferiority import settings
+from experiments.synthetic import recipe as synthetic
+from experiments.unsupervised import recipe as graphs
 
 PAGE = ROOT / "docs" / "where_it_helps.md"
 
 
-def test_every_second_place_of_the_map_was_chosen_on():
-    found = [place for place in settings.all_places() if place.kind == "map"]
-    assert len(found) == 45
-    runs = [(config["place"], config["seed"]) for config in of_map.wanted(5)]
+def test_every_second_synthetic_setting_is_of_development():
+    compared = [s for s in settings.all_settings() if s.kind == "synthetic"]
+    assert len(compared) == 45
+    runs = [(config["place"], config["seed"]) for config in synthetic.wanted(5)]
     for index, seeds in ((0, {0, 1, 2, 3, 4}), (1, {5, 6, 7, 8, 9})):
-        assert {seed for place, seed in runs if place == of_map.places()[index]} == seeds
-    for index, (place, knobs) in enumerate(zip(found, of_map.places(), strict=True)):
-        assert place.chosen == (index % 2 == 0)
-        assert place.name.startswith(f"{knobs['classes']} classes")
-        if "," in place.name:
-            knob, value = place.name.partition(", ")[2].rsplit(" ", 1)
-            assert str(knobs[knob.replace(" ", "_")]) == value
+        assert {seed for setting, seed in runs if setting == synthetic.settings()[index]} == seeds
+    for index, (setting, options) in enumerate(zip(compared, synthetic.settings(), strict=True)):
+        assert setting.development == (index % 2 == 0)
+        assert setting.name.startswith(f"{options['classes']} classes")
+        if "," in setting.name:
+            option, value = setting.name.partition(", ")[2].rsplit(" ", 1)
+            assert str(options[option.replace(" ", "_")]) == value
 
 
 def test_intervals_are_students():
@@ -81,9 +81,9 @@ def test_pairs_are_of_one_seed():
     recommended = recipe(128, 0.2) | {"start": [0.75]}
     runs = [run({}, seed, 10.0 * seed) for seed in range(4)] + [run({"lead": 0.5}, 0, 7.0)]
     runs += [run(recommended, seed, value) for seed, value in ((2, 23.0), (0, 1.0), (1, 12.0))]
-    (place,) = settings.place("nodes", "Cora", True, runs)
-    assert all(delta.mean == pytest.approx(2.0) for delta in place.deltas.values())
-    assert list(settings.place("nodes", "Cora", True, runs[:-1])) == []  # two seeds say too little
+    (setting,) = settings.compared("nodes", "Cora", True, runs)
+    assert all(delta.mean == pytest.approx(2.0) for delta in setting.deltas.values())
+    assert list(settings.compared("nodes", "Cora", True, runs[:-1])) == []  # two seeds are too few
 
 
 def test_the_page_has_the_tables_of_its_runs(tmp_path, monkeypatch):
@@ -92,51 +92,52 @@ def test_the_page_has_the_tables_of_its_runs(tmp_path, monkeypatch):
     monkeypatch.setattr(program, "DOCS", tmp_path)
     main_here(monkeypatch, program)
     assert (tmp_path / PAGE.name).read_text() == PAGE.read_text()
-    assert (tmp_path / "images" / "recommended.png").exists()
-    assert "(images/recommended.png)" in PAGE.read_text()
+    for name in program.PICTURES:
+        assert (tmp_path / "images" / f"recommended-{name}.png").exists()
+        assert f"(images/recommended-{name}.png)" in PAGE.read_text()
 
 
-def test_all_runs_of_the_map_are_there_and_their_table_is_on_the_page():
-    done = results.read(of_map.RUNS)
-    assert {results.key(config) for config in of_map.wanted(5)} <= {*done}
-    assert of_map.causes_table(done) in PAGE.read_text()
+def test_all_synthetic_runs_are_committed_and_their_table_is_on_the_page():
+    done = results.read(synthetic.RUNS)
+    assert {results.key(config) for config in synthetic.wanted(5)} <= {*done}
+    assert synthetic.causes_table(done) in PAGE.read_text()
 
 
-def test_a_run_of_the_map_agrees_with_the_kept_one_in_form():
-    place = of_map.places()[7] | {"epochs": 1}
-    loss = of_map.causes(place)[RECOMMENDED]
-    kept = next(iter(results.read(of_map.RUNS).values()))
-    run = of_map.run({"place": place, "loss": loss, "seed": 0})
+def test_a_synthetic_run_has_the_fields_of_the_records():
+    setting = synthetic.settings()[7] | {"epochs": 1}
+    loss = synthetic.causes(setting)[RECOMMENDED]
+    kept = next(iter(results.read(synthetic.RUNS).values()))
+    run = synthetic.run({"place": setting, "loss": loss, "seed": 0})
     assert run.keys() | {"versions"} == kept.keys()
     assert all(0 <= run[name] <= 100 for name in NAMES if name != "ari")
     assert "agreement" in run["history"][-1]
 
 
 def test_whole_graphs(tmp_path, monkeypatch):
-    file, digest = of_graphs.fetch("motifs", None, tmp_path)
-    monkeypatch.setitem(of_graphs.TRAINING, "epochs", 2)
+    file, digest = graphs.fetch("motifs", None, tmp_path)
+    monkeypatch.setitem(graphs.TRAINING, "epochs", 2)
     starts = []
-    start = of_graphs.Objective.begin
+    start = graphs.Objective.begin
 
-    def noted(self, step, rows):
+    def spy(self, step, embeddings):
         starts.append(step in self.starts)
-        start(self, step, rows)
+        start(self, step, embeddings)
 
-    monkeypatch.setattr(of_graphs.Objective, "begin", noted)
-    for row in (RECOMMENDED, "Barlow Twins", of_graphs.UNTRAINED):
-        run = of_graphs.run(of_graphs.configuration("motifs", digest, row, 0), file)
+    monkeypatch.setattr(graphs.Objective, "begin", spy)
+    for row in (RECOMMENDED, "Barlow Twins", graphs.UNTRAINED):
+        run = graphs.run(graphs.configuration("motifs", digest, row, 0), file)
         assert run.keys() >= {"config", "seconds", *NAMES}
-        assert len(run["history"]) == (0 if row == of_graphs.UNTRAINED else 2)
+        assert len(run["history"]) == (0 if row == graphs.UNTRAINED else 2)
     assert sum(starts) == 1
 
 
-def test_the_paper_is_a_setting_apart():
-    knobs = of_map.places()[40]
-    assert knobs["temperature"] == 0.5
+def test_the_papers_options_are_not_the_recommended_ones():
+    setting = synthetic.settings()[40]
+    assert setting["temperature"] == 0.5
     for loss, temperature in (
-        (of_graphs.LOSSES, 0.2),
-        (of_map.causes(of_map.places()[0]), 0.2),
-        (of_map.causes(knobs), 0.5),
+        (graphs.LOSSES, 0.2),
+        (synthetic.causes(synthetic.settings()[0]), 0.2),
+        (synthetic.causes(setting), 0.5),
     ):
         configs = [
             {"loss": json.loads(json.dumps(loss[row])), "temperature": temperature}

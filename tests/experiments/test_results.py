@@ -1,4 +1,4 @@
-"""What is finished is kept, whatever ends a program; and nothing else is taken for it."""
+"""Finished runs are kept, whatever ends a program; other files are not overwritten."""
 
 import multiprocessing
 import re
@@ -47,7 +47,7 @@ def test_a_folder_is_no_file_of_runs(tmp_path):
         results.complete(tmp_path, [({"seed": 0},)], dict, workers=1)
 
 
-def test_a_last_line_without_its_end_is_kept(tmp_path):
+def test_a_last_line_without_newline_is_kept(tmp_path):
     output = tmp_path / "runs.jsonl"
     results.append(output, {"config": "first"})
     output.write_text(output.read_text().rstrip())  # as some editors leave it

@@ -2,15 +2,15 @@
 
 import pytest
 
-from experiments.synthetic import temperature
-from experiments.synthetic.recipe import places, run
-from experiments.synthetic.temperature import INFO_NCE, PGCL, SEEDS, TEMPERATURES, TRIED
 from experiments.common import results
 from experiments.common.probes import NAMES
 from experiments.common.tables import fill
+from experiments.synthetic import temperature
+from experiments.synthetic.recipe import run, settings
+from experiments.synthetic.temperature import INFO_NCE, PGCL, SEEDS, TEMPERATURES, TRIED
 
 
-def made(config, value):
+def record(config, value):
     return {"config": config, **dict.fromkeys(NAMES, value)}
 
 
@@ -20,11 +20,11 @@ def finished():
     for config in temperature.development():
         best = 0.5 if config["loss"] else 1.0
         value = 50.0 - abs(config["place"]["temperature"] - best)
-        done[results.key(config)] = made(config, value)
+        done[results.key(config)] = record(config, value)
     best = temperature.best_temperatures(done)
     for config in temperature.held_out(best):
         gain = 3.0 * (config["place"]["classes"] < 40) + 0.01 * config["seed"]
-        done[results.key(config)] = made(config, 50 + gain * bool(config["loss"]))
+        done[results.key(config)] = record(config, 50 + gain * bool(config["loss"]))
     return done, best
 
 
@@ -32,8 +32,8 @@ def test_temperatures_are_chosen_on_development_settings_alone():
     done, best = finished()
     assert best == {INFO_NCE: 1.0, PGCL: 0.5}
     development, held_out = temperature.settings(True), temperature.settings(False)
-    others = [place for place in places() if place["temperature"] != 0.2]
-    assert sorted(map(str, [*development, *held_out, *others])) == sorted(map(str, places()))
+    others = [setting for setting in settings() if setting["temperature"] != 0.2]
+    assert sorted(map(str, [*development, *held_out, *others])) == sorted(map(str, settings()))
     assert len(done) == len(development) * len(TEMPERATURES) * 3 + len(held_out) * len(SEEDS) * 2
     assert {c["seed"] for c in temperature.held_out(best)}.isdisjoint(
         c["seed"] for c in temperature.development()
@@ -63,10 +63,10 @@ def test_the_pages_have_the_tables_of_their_runs():
 
 @pytest.mark.parametrize("label", TRIED)
 def test_a_run(label):
-    place = temperature.settings(False)[0] | {"epochs": 1}
-    config = temperature.config(place, label, 1.0, 7)
+    setting = temperature.settings(False)[0] | {"epochs": 1}
+    config = temperature.config(setting, label, 1.0, 7)
     assert "start" not in config["loss"]  # the loss initialises its prototypes by itself
-    assert config["place"] == place | {"temperature": 1.0}
-    found = run(config)
-    assert all(0 <= found[name] <= 100 for name in NAMES if name != "ari")
-    assert ("agreement" in found["history"][-1]) == (label != INFO_NCE)
+    assert config["place"] == setting | {"temperature": 1.0}
+    result = run(config)
+    assert all(0 <= result[name] <= 100 for name in NAMES if name != "ari")
+    assert ("agreement" in result["history"][-1]) == (label != INFO_NCE)

@@ -19,7 +19,7 @@ from torch_geometric.utils.smiles import from_smiles
 
 from experiments.common import results
 from experiments.common.tables import fill
-from experiments.transfer import finetune, report, scaffold, finetune_run
+from experiments.transfer import finetune, finetune_run, report, scaffold
 from experiments.transfer import pretrain as program
 from experiments.transfer.inputs import Given
 from experiments.transfer.model import MASK, MaskedAtoms, MoleculeGIN, Tasks, encoder_of

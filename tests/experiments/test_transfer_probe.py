@@ -10,8 +10,7 @@ from sklearn.metrics import average_precision_score, roc_auc_score
 from sklearn.preprocessing import normalize
 
 from experiments.common import results
-from experiments.transfer import pretrain, probe, probe_run
-from experiments.transfer import probe_tables
+from experiments.transfer import pretrain, probe, probe_run, probe_tables
 from experiments.transfer.model import MoleculeGIN
 from experiments.transfer.molecules import graph_of
 from experiments.transfer.ranking import ranking
