@@ -1,4 +1,4 @@
-"""PGCL beside InfoNCE on planted clusters: tensors only, no graphs, half a minute on two cores.
+"""PGCL beside InfoNCE on synthetic clusters: tensors only, no graphs, half a minute on two cores.
 
 Each sample hides a class in a few of its latent directions; the rest is nuisance, drawn afresh for
 each view. Two copies of one small encoder learn without labels, one with PGCL, one with InfoNCE.
@@ -18,8 +18,8 @@ from tqdm import tqdm  # pip install -e '.[experiments]'
 
 from pgcl_losses import PGCLLoss, diagnostics
 
-parser = argparse.ArgumentParser(description="PGCL beside InfoNCE on planted clusters.")
-parser.add_argument("--classes", type=int, default=4, help="planted classes")
+parser = argparse.ArgumentParser(description="PGCL beside InfoNCE on synthetic clusters.")
+parser.add_argument("--classes", type=int, default=4, help="number of classes")
 parser.add_argument("--prototypes", type=int, default=10, help="K of PGCL")
 parser.add_argument("--epochs", type=int, default=15)
 parser.add_argument("--samples", type=int, default=4096, help="training samples")
@@ -36,7 +36,7 @@ LOSSES = {
 }
 
 
-class PlantedClusters:
+class SyntheticClusters:
     """Samples with a hidden class, seen through one fixed random layer."""
 
     def __init__(self) -> None:
@@ -52,36 +52,36 @@ class PlantedClusters:
         return torch.tanh(torch.cat([noisy, torch.randn(len(signal), NUISANCE)], dim=1) @ self.mix)
 
 
-def look(encoder: nn.Module, data: PlantedClusters) -> tuple[float, float]:
+def evaluate(encoder: nn.Module, data: SyntheticClusters) -> tuple[float, float]:
     """Purity of k-means clusters, and a linear probe's accuracy on held-out samples."""
     (train_signal, train_labels), (signal, labels) = data.draw(1000), data.draw(1000)
     with torch.no_grad():
-        train_rows, rows = (
+        train_z, z = (
             nn.functional.normalize(encoder(data.view(s))).numpy() for s in (train_signal, signal)
         )
-    clusters = torch.tensor(KMeans(10, n_init=4, random_state=0).fit_predict(rows)).long()
+    clusters = torch.tensor(KMeans(10, n_init=4, random_state=0).fit_predict(z)).long()
     members = nn.functional.one_hot(clusters, 10).T @ nn.functional.one_hot(labels, args.classes)
     purity = members.max(dim=1).values.sum().item() / len(labels)
-    probe = LogisticRegression(max_iter=1000).fit(train_rows, train_labels)
-    return purity, probe.score(rows, labels)
+    probe = LogisticRegression(max_iter=1000).fit(train_z, train_labels)
+    return purity, probe.score(z, labels)
 
 
 def train(name: str, seed: int, progress: tqdm) -> tuple[list[tuple[float, float]], dict]:
     torch.manual_seed(seed)
-    data = PlantedClusters()
+    data = SyntheticClusters()
     signal, _ = data.draw(args.samples)
     encoder = nn.Sequential(nn.Linear(WIDTH, 128), nn.ReLU(), nn.Linear(128, DIM))
     loss_of = PGCLLoss(DIM, args.prototypes, **LOSSES[name])
     optimizer = torch.optim.Adam([*encoder.parameters(), *loss_of.parameters()], lr=1e-3)
 
-    history = [look(encoder, data)]
+    history = [evaluate(encoder, data)]
     for _ in range(args.epochs):
         for batch in signal[torch.randperm(len(signal))].split(BATCH):
             terms = loss_of.terms(encoder(data.view(batch)), encoder(data.view(batch)))
             optimizer.zero_grad()
             terms.loss.backward()
             optimizer.step()
-        history.append(look(encoder, data))
+        history.append(evaluate(encoder, data))
         progress.update()
         progress.set_postfix(run=f"{name} seed {seed}", loss=f"{terms.loss.item():.3f}")
     return history, diagnostics(terms, loss_of.prototypes.weight)
@@ -95,7 +95,7 @@ def main() -> None:
             results[name] = torch.tensor([history for history, _ in runs])  # [seeds, epochs, 2]
             last[name] = runs[-1][1]
 
-    print(f"\n{args.classes} planted classes, mean over {args.seeds} seeds (epoch 0: untrained)\n")
+    print(f"\n{args.classes} classes, mean over {args.seeds} seeds (epoch 0: untrained)\n")
     print("epoch   purity: InfoNCE   PGCL     probe: InfoNCE   PGCL")
     for epoch in range(0, args.epochs + 1, max(1, args.epochs // 5)):
         (info_purity, info_probe), (purity, probe) = (

@@ -1,4 +1,4 @@
-"""One run: fine-tune an encoder on the tasks of a set, and see how well it ranks new scaffolds."""
+"""One run: fine-tune an encoder on the tasks of a set, and score it on new scaffolds."""
 
 import copy
 import csv
@@ -15,15 +15,15 @@ from torch.utils.data import Dataset, Subset
 from torch_geometric.data import Data
 from torch_geometric.loader import DataLoader
 
-from .inputs import Given
+from .inputs import LabelledSet
 from .model import Tasks, encoder_of
 from .molecules import Molecules
 from .ranking import SCORES, ranking
 from .scaffold import TEST, TRAIN, VALID
 
 
-class Labelled(Dataset):
-    """Molecules with a row of labels ``[1, tasks]`` each, nan where nothing was measured."""
+class LabelledMolecules(Dataset):
+    """Molecules with labels ``[1, tasks]``, nan where nothing was measured."""
 
     def __init__(self, molecules: Molecules, labels: Tensor) -> None:
         self.molecules, self.labels = molecules, labels
@@ -38,17 +38,17 @@ class Labelled(Dataset):
 
 
 def run(
-    config: dict[str, Any], given: Given, encoder: Path | None, predictions: Path | None = None
+    config: dict[str, Any], data: LabelledSet, encoder: Path | None, predictions: Path | None = None
 ) -> dict[str, Any]:
-    """What came of a run with this configuration, ready for JSON."""
+    """The results of a run with this configuration, ready for JSON."""
     started = time.perf_counter()
-    device = torch.device(given.device)
+    device = torch.device(data.device)
     if device.type == "cpu":
         torch.set_num_threads(1)
-    molecules = Labelled(Molecules(given.folder), given.labels)
+    molecules = LabelledMolecules(Molecules(data.folder), data.labels)
     torch.manual_seed(config["seed"])
-    model = Tasks(encoder_of(encoder, config["dropout"]), len(given.tasks)).to(device)
-    train = Subset(molecules, np.flatnonzero(given.parts == TRAIN))
+    model = Tasks(encoder_of(encoder, config["dropout"]), len(data.tasks)).to(device)
+    train = Subset(molecules, np.flatnonzero(data.parts == TRAIN))
     # A last batch of one molecule would stop batch normalisation.
     full = len(train) > config["batch_size"]
     loader = DataLoader(train, config["batch_size"], shuffle=True, drop_last=full)
@@ -58,15 +58,15 @@ def run(
     for _ in range(config["epochs"]):
         train_epoch(model, loader, optimizer)
         for name, part in (("valid", VALID), ("test", TEST)):
-            there = np.flatnonzero(given.parts == part)
-            logits = predicted(model, Subset(molecules, there))
-            for score, value in ranking(logits.numpy(), given.labels[there].numpy()).items():
+            indices = np.flatnonzero(data.parts == part)
+            logits = predicted(model, Subset(molecules, indices))
+            for score, value in ranking(logits.numpy(), data.labels[indices].numpy()).items():
                 scores[score][name].append(round(value, 3))
         if best_epoch(scores["auc"]) == len(scores["auc"]["valid"]) - 1:
             best = copy.deepcopy(model.state_dict())
     if predictions is not None:
         model.load_state_dict(best)
-        write(predictions, given, molecules.molecules.lines, predicted(model, molecules).sigmoid())
+        write(predictions, data, molecules.molecules.lines, predicted(model, molecules).sigmoid())
     return {
         "config": config,
         **scores,
@@ -76,34 +76,33 @@ def run(
 
 
 def best_epoch(auc: dict[str, list[float]]) -> int:
-    """The first one that ranks the validation part best: no label of the test part is looked at."""
+    """The first epoch with the best validation score."""
     return int(np.argmax(auc["valid"]))
 
 
-def write(path: Path, given: Given, lines: np.ndarray, probabilities: Tensor) -> None:
-    """A table with a line for each molecule: where it was in its file, from 0, its part, and the
-    probability of each task."""
+def write(path: Path, data: LabelledSet, lines: np.ndarray, probabilities: Tensor) -> None:
+    """A table with each molecule's line in its file, from 0, its part, and its probabilities."""
     names = {TRAIN: "train", VALID: "valid", TEST: "test"}
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("x", newline="") as file:  # never over another's
+    with path.open("x", newline="") as file:  # an existing file is an error
         table = csv.writer(file)
-        table.writerow(["row", "part", *given.tasks])
-        for line, part, values in zip(lines, given.parts, probabilities.tolist(), strict=True):
+        table.writerow(["row", "part", *data.tasks])
+        for line, part, values in zip(lines, data.parts, probabilities.tolist(), strict=True):
             table.writerow([line, names[part], *(f"{value:.4f}" for value in values)])
 
 
 def train_epoch(model: Tasks, loader: DataLoader, optimizer: torch.optim.Optimizer) -> None:
-    """Binary cross-entropy of all tasks, over the labels that there are."""
+    """Minimise the binary cross-entropy of all tasks, over the measured labels."""
     model.train()
     device = next(model.parameters()).device
     for batch in loader:
         batch = batch.to(device)
-        known = ~batch.y.isnan()
-        wrong = F.binary_cross_entropy_with_logits(
-            model(batch)[known], batch.y[known], reduction="sum"
+        measured = ~batch.y.isnan()
+        loss = F.binary_cross_entropy_with_logits(
+            model(batch)[measured], batch.y[measured], reduction="sum"
         )
         optimizer.zero_grad()
-        (wrong / known.sum().clamp(min=1)).backward()
+        (loss / measured.sum().clamp(min=1)).backward()
         optimizer.step()
 
 

@@ -1,5 +1,4 @@
-"""Tables of labelled molecules and files of encoders, as the commands that compare encoders name
-them. All that can be wrong with them is an error here."""
+"""Arguments of the commands that compare encoders: tables of molecules, and files of encoders."""
 
 import argparse
 import csv
@@ -15,20 +14,20 @@ from torch import Tensor
 from experiments.common.arguments import count, device, file
 
 from .model import checkpoint
-from .molecules import keep, store
+from .molecules import store, write_once
 from .ranking import has_both
 from .rows import NONE
 from .scaffold import TEST, TRAIN, VALID, split
-from .smiles import labels, lines, made
+from .smiles import labels, lines, synthetic
 
 NO_FILE = "none"
 
 
-class Given(NamedTuple):
-    """What the runs on one table share, beside their configurations."""
+class LabelledSet(NamedTuple):
+    """A table of molecules, split and featurised."""
 
     tasks: list[str]
-    folder: Path  # of the molecules
+    folder: Path  # of the featurised molecules
     labels: Tensor  # [N, tasks]
     digest: str  # of tasks, SMILES and labels
     parts: np.ndarray  # [N]
@@ -36,9 +35,9 @@ class Given(NamedTuple):
 
 
 def options_of(parser: argparse.ArgumentParser) -> None:
-    """What such a command must know of its tables, its encoders and this machine."""
+    """The options that all these commands have."""
     add = parser.add_argument
-    add("--csv", type=file, nargs="+", help="tables of molecules and labels; else one is made")
+    add("--csv", type=file, nargs="+", help="tables of molecules and labels; default: synthetic")
     add("--smiles-column", help="default: smiles or mol")
     add(
         "--label-columns",
@@ -51,24 +50,23 @@ def options_of(parser: argparse.ArgumentParser) -> None:
     add("--cache", type=Path, default=Path("runs/molecules"))
 
 
-def made_table(folder: Path) -> Path:
-    """The molecules made here, as a table."""
-    path = folder / "made.csv"
-    smiles, answers = made()
+def synthetic_table(folder: Path) -> Path:
+    """The synthetic molecules, as a table."""
+    path = folder / "synthetic.csv"
+    smiles, answers = synthetic()
     rows = [
         f"{text},{acid},{halogen}"
         for text, (acid, halogen) in zip(smiles, answers.int().tolist(), strict=True)
     ]
-    keep(path, "\n".join(["smiles,acid,halogen", *rows]) + "\n")
+    write_once(path, "\n".join(["smiles,acid,halogen", *rows]) + "\n")
     return path
 
 
 def tables_of(args: argparse.Namespace) -> list[Path]:
-    return args.csv or [made_table(args.cache)]
+    return args.csv or [synthetic_table(args.cache)]
 
 
-def prepared(path: Path, args: argparse.Namespace, pool: Executor) -> Given:
-    """What the runs on one table share."""
+def prepared(path: Path, args: argparse.Namespace, pool: Executor) -> LabelledSet:
     tasks, answers = labels(path, args.label_columns, args.smiles_column)
     molecules = store(path, args.smiles_column, args.cache, pool)
     texts = list(lines(path, args.smiles_column))
@@ -76,18 +74,19 @@ def prepared(path: Path, args: argparse.Namespace, pool: Executor) -> Given:
     answers = answers[torch.from_numpy(molecules.lines.copy())]
     parts = split(readable)
     for name, part in (("train", TRAIN), ("validate", VALID), ("test", TEST)):
-        there = answers[torch.from_numpy(parts == part)].numpy()
-        if not any(has_both(column) for column in there.T):
+        here = answers[torch.from_numpy(parts == part)].numpy()
+        if not any(has_both(column) for column in here.T):
             raise ValueError(
-                f"{path}: the scaffold split leaves {len(there)} molecules to {name}, without a "
+                f"{path}: the scaffold split leaves {len(here)} molecules to {name}, without a "
                 "task that has both classes among them: nothing can be ranked"
             )
-    digest = hashlib.sha256(repr((tasks, readable)).encode() + answers.numpy().tobytes())
-    return Given(tasks, molecules.folder, answers, digest.hexdigest()[:12], parts, args.device)
+    content = repr((tasks, readable)).encode() + answers.numpy().tobytes()
+    digest = hashlib.sha256(content).hexdigest()[:12]
+    return LabelledSet(tasks, molecules.folder, answers, digest, parts, args.device)
 
 
 def origin(file: Path | None) -> dict[str, Any] | None:
-    """How an encoder was pre-trained, as its file says."""
+    """The configuration of an encoder's pre-training, from its file."""
     if file is None:
         return None
     if not file.is_file():

@@ -1,4 +1,4 @@
-"""Tables that hold rows of pre-training against sets of molecules."""
+"""Tables of pre-trainings against sets of molecules."""
 
 from collections.abc import Callable, Iterable, Iterator
 
@@ -6,7 +6,7 @@ import numpy as np
 
 from experiments.common import results
 from experiments.common.rows import INFO_NCE, PGCL
-from experiments.common.tables import difference, spread
+from experiments.common.tables import difference, markdown, spread
 
 from .rows import MASKING, NONE, RECOMMENDED
 
@@ -27,7 +27,7 @@ def row_of(run: results.Run) -> str:
 
 
 def scores_of(runs: Iterable[results.Run], score: Callable[[results.Run], float | None]) -> Scores:
-    """By set, row and seed; what has no such score is left out."""
+    """By set, row and seed, of the runs that have the score."""
     scores: Scores = {name: {} for name in SETS}
     settings: dict[tuple[str, str], str] = {}
     for run in runs:
@@ -43,48 +43,40 @@ def scores_of(runs: Iterable[results.Run], score: Callable[[results.Run], float 
 
 
 def of_rows(scores: Scores) -> OfRows:
-    """The rows that there are."""
-    found = {
+    """By row and set, of the rows that have scores."""
+    by_row = {
         row: {name: list(rows[row].values()) for name, rows in scores.items() if row in rows}
         for row in ROWS
     }
-    return {row: sets for row, sets in found.items() if sets}
+    return {row: sets for row, sets in by_row.items() if sets}
 
 
-def head(scores: Scores, *more: str) -> list[str]:
-    names = [*scores, *more]
-    return [f"| | {' | '.join(names)} |", "| --- |" + " --- |" * len(names)]
-
-
-def ranked(origin: str, rows: OfRows, names: Iterable[str]) -> Iterator[str]:
-    """Lines of rows against sets, with mean and mean rank over the sets that all rows have."""
-    whole = [name for name in names if all(name in sets for sets in rows.values())]
-    means = {row: np.array([np.mean(sets[name]) for name in whole]) for row, sets in rows.items()}
+def ranked(prefix: str, rows: OfRows, names: Iterable[str]) -> Iterator[list[str]]:
+    """Rows against sets, with mean and mean rank over the sets that all rows have."""
+    common = [name for name in names if all(name in sets for sets in rows.values())]
+    means = {row: np.array([np.mean(sets[name]) for name in common]) for row, sets in rows.items()}
     for row, sets in rows.items():
         ranks = 1 + sum(other > means[row] for other in means.values())
         cells = [spread(sets[name]) if name in sets else "" for name in names]
-        cells += [f"{means[row].mean():.1f}", f"{np.mean(ranks):.1f}"] if whole else ["", ""]
-        yield f"| {origin}{row} | {' | '.join(cells)} |"
+        cells += [f"{means[row].mean():.1f}", f"{np.mean(ranks):.1f}"] if common else ["", ""]
+        yield [prefix + row, *cells]
 
 
 def comparison(scores: Scores, paper: OfRows | None = None) -> str:
-    """What came out here, below what the paper reports."""
-    lines = head(scores, "mean", "mean rank")
-    if paper:
-        lines += ranked("paper: ", paper, scores)
-    return "\n".join([*lines, *ranked("", of_rows(scores), scores)])
+    """The paper's scores, then ours."""
+    lines = [*ranked("paper: ", paper or {}, scores), *ranked("", of_rows(scores), scores)]
+    return markdown(["pre-training", *scores, "mean", "mean rank"], lines)
 
 
 def differences(scores: Scores, pairs: Iterable[tuple[str, str]] = PAIRS) -> str:
     """Of the pairs that some set has."""
-    lines = head(scores)
-    for one, other in pairs:
-        cells = []
-        for rows in scores.values():
-            both = [rows.get(row, {}) for row in (one, other)]
-            seeds = both[0].keys() & both[1].keys()
-            single = [f"{both[0][seed] - both[1][seed]:+.1f}" for seed in seeds]
-            cells.append(single[0] if len(single) == 1 else difference(*both))
-        if any(cells):
-            lines.append(f"| {one} minus {other} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+    lines = ([f"{one} minus {other}", *minus(scores, one, other)] for one, other in pairs)
+    return markdown(["difference", *scores], [line for line in lines if any(line[1:])])
+
+
+def minus(scores: Scores, one: str, other: str) -> Iterator[str]:
+    """The cells of a difference, by set."""
+    for rows in scores.values():
+        ours, theirs = (rows.get(row, {}) for row in (one, other))
+        single = [f"{ours[seed] - theirs[seed]:+.1f}" for seed in ours.keys() & theirs.keys()]
+        yield single[0] if len(single) == 1 else difference(ours, theirs)

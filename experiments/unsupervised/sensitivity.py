@@ -51,6 +51,7 @@ def draw(runs: list[Run]) -> Figure:
             rows = ["PGCL"] if option == "num_prototypes" else ["PGCL", INFO_NCE]
             draw_curves(axes, {name: curve(runs, dataset, name, option) for name in rows})
             axes.set(xlabel=label, title=dataset)
-        row[1].legend(frameon=False)
         row[0].set_ylabel("accuracy, last epoch, %")
+    handles = panels[0, 1].get_legend_handles_labels()
+    figure.legend(*handles, loc="outside lower center", ncols=2, frameon=False)
     return figure
