@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import distributed
 
-from experiments.shelf.arguments import at_least, count
+from experiments.common.arguments import at_least, count
 from pgcl_losses import PGCLLoss
 
 from .ranks import on_ranks

@@ -1,6 +1,6 @@
 """Measure one kernel matrix for all folds and penalties against refitting from the vectors.
 
-Both find the same accuracy of a support vector machine on the same planted classes.
+Both find the same accuracy of a support vector machine on the same Gaussian clusters.
 
 python -m benchmarks.evaluation
 python -m benchmarks.evaluation --rounds 1 --sizes 60 --output /tmp/evaluation.json
@@ -13,7 +13,7 @@ from sklearn.model_selection import GridSearchCV, StratifiedKFold
 from sklearn.preprocessing import scale
 from sklearn.svm import SVC
 
-from experiments.shelf.arguments import at_least
+from experiments.common.arguments import at_least
 from experiments.unsupervised import evaluate
 
 from . import measure
@@ -22,7 +22,7 @@ DIM = 96
 REFIT = "refitting from the vectors"
 
 
-def planted(num: int, classes: int = 2) -> tuple[np.ndarray, np.ndarray]:
+def clusters(num: int, classes: int = 2) -> tuple[np.ndarray, np.ndarray]:
     """Embeddings ``[num, 96]`` of classes that overlap, and their labels."""
     random = np.random.default_rng(0)
     labels = np.arange(num) % classes
@@ -41,7 +41,7 @@ def refitted(embeddings: np.ndarray, labels: np.ndarray, seed: int) -> float:
 
 
 def cell(num: int, rounds: int) -> list[dict[str, Any]]:
-    given = *planted(num), 0
+    given = *clusters(num), 0
     one, other = evaluate.accuracy(*given), refitted(*given)
     if abs(one - other) > 1e-9:
         raise AssertionError(f"{num} graphs: accuracy {one} of one kernel, {other} of refitting")

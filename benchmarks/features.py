@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, distributed, multiprocessing, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from experiments.shelf.arguments import count
+from experiments.common.arguments import count
 from pgcl_losses import InfoNCE, PGCLLoss
 
 from . import measure, peers, ranks

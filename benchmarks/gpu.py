@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from experiments.shelf.arguments import count, positive
+from experiments.common.arguments import count, positive
 from pgcl_losses import PGCLLoss, PrototypeReweightedNCE, SinkhornPrototypes
 from pgcl_losses._normalize import unit_vectors
 from pgcl_losses.engine.dispatch import Engine

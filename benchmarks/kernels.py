@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from experiments.shelf.arguments import count
+from experiments.common.arguments import count
 
 from .compiled import (
     CHIPS,

@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from tqdm import tqdm
 
-from experiments.shelf.arguments import count
+from experiments.common.arguments import count
 from pgcl_losses import InfoNCE, PGCLLoss
 
 from . import measure, peers

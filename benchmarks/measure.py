@@ -16,7 +16,7 @@ import numpy
 import torch
 from tqdm import tqdm
 
-from experiments.shelf.arguments import count, device
+from experiments.common.arguments import count, device
 
 from .live_bytes import LiveBytes
 

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.autograd.graph import Node
 from torch.utils._pytree import tree_leaves
 
-from experiments.shelf.arguments import count
+from experiments.common.arguments import count
 from pgcl_losses import PGCLLoss
 
 from . import measure

@@ -23,7 +23,7 @@ from torch_geometric.nn import global_add_pool
 from torch_geometric.nn.models import GIN
 from torch_geometric.utils import to_undirected
 
-from experiments.shelf.arguments import count
+from experiments.common.arguments import count
 from pgcl_losses import ConsistencyLoss, PGCLLoss
 from pgcl_losses.adapters.pyg import (
     AttributeMask,

@@ -17,7 +17,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 
-from experiments.shelf.arguments import file
+from experiments.common.arguments import file
 
 from .parts import PARTS
 

@@ -16,8 +16,8 @@ import torch
 from torch_geometric.data import Data
 from torch_geometric.loader import DataLoader
 
-from experiments.shelf.arguments import count, file
-from experiments.shelf.rows import INFO_NCE, PGCL
+from experiments.common.arguments import count, file
+from experiments.common.rows import INFO_NCE, PGCL
 from experiments.transfer.model import WIDTH, MoleculeGIN, pretraining
 from experiments.transfer.molecules import graph_of
 from experiments.transfer.smiles import lines, made

@@ -16,7 +16,7 @@ import torch
 from torch import distributed
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from experiments.shelf.arguments import count
+from experiments.common.arguments import count
 from pgcl_losses import PGCLLoss, PrototypeReweightedNCE
 
 from . import measure

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from experiments.shelf.arguments import count
+from experiments.common.arguments import count
 from pgcl_losses import InfoNCE, PGCLLoss
 
 from . import measure

@@ -1,4 +1,4 @@
-"""PGCL on one process or many, the same training: planted clusters, DistributedDataParallel.
+"""PGCL on one process or many, the same training: synthetic clusters, DistributedDataParallel.
 
 Each process encodes its own share of a batch of 256. PGCLLoss makes one loss over the shares of
 all, so the printed losses are the same for 1 and 2 processes, up to rounding. Each process takes
@@ -25,7 +25,7 @@ from pgcl_losses import PGCLLoss
 BATCH, CLASSES, SIGNAL, NUISANCE, WIDTH, DIM = 256, 4, 8, 24, 64, 32  # BATCH: of all processes
 
 
-class PlantedClusters:
+class SyntheticClusters:
     """Samples with a hidden class, seen through one fixed random layer; alike on all processes."""
 
     def __init__(self, num_samples: int) -> None:
@@ -72,7 +72,7 @@ class Model(nn.Module):
 
 
 @torch.no_grad()
-def purity(encoder: nn.Module, pgcl: PGCLLoss, data: PlantedClusters) -> float:
+def purity(encoder: nn.Module, pgcl: PGCLLoss, data: SyntheticClusters) -> float:
     view, _ = data.views(0)
     prototypes = pgcl.prototypes
     nearest = prototypes.assign(encoder(view.to(prototypes.weight.device))).cpu()
@@ -95,7 +95,7 @@ def report(epoch: int, loss: float, share: float) -> str:
 
 
 def train(args: argparse.Namespace, rank: int, num_ranks: int, device: torch.device) -> None:
-    data = PlantedClusters(args.steps * BATCH)
+    data = SyntheticClusters(args.steps * BATCH)
     torch.manual_seed(0)
     model = Model().to(device)
     loss_of = DistributedDataParallel(model) if num_ranks > 1 else model

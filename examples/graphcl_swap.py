@@ -56,7 +56,7 @@ for name, least in {"graphs": CLASSES * FOLDS, "epochs": 1}.items():
 READ = tempfile.TemporaryDirectory()
 
 
-def planted_graph(label: int) -> Data:
+def synthetic_graph(label: int) -> Data:
     """A random tree with a hidden rule: most nodes have their parent's type plus `label`."""
     num_nodes = int(torch.randint(20, 40, ()))
     parents = (torch.rand(num_nodes - 1) * torch.arange(1, num_nodes)).long()
@@ -119,7 +119,7 @@ def main() -> None:
         if dataset.num_features == 0:
             dataset.transform = Constant()
     else:
-        dataset = [planted_graph(i % CLASSES) for i in range(args.graphs)]
+        dataset = [synthetic_graph(i % CLASSES) for i in range(args.graphs)]
     loader = DataLoader(dataset, BATCH, shuffle=True)  # the last batch may be any size
     augment = RandomChoice([NodeDrop(), EdgePerturb(), AttributeMask(), Subgraph()])
 

@@ -10,7 +10,7 @@ import argparse
 
 import lightning  # pip install -e '.[lightning]'
 import torch
-from distributed import BATCH, DIM, PlantedClusters, new_encoder, parse_args, purity, report
+from distributed import BATCH, DIM, SyntheticClusters, new_encoder, parse_args, purity, report
 from torch import Tensor
 from torch.utils.data import DataLoader
 
@@ -18,7 +18,7 @@ from pgcl_losses import PGCLLoss
 
 
 class PGCL(lightning.LightningModule):
-    def __init__(self, data: PlantedClusters) -> None:
+    def __init__(self, data: SyntheticClusters) -> None:
         super().__init__()
         self.data = data
         self.encoder = new_encoder()
@@ -49,7 +49,7 @@ def main() -> None:
     args = parse_args(parser)
     if args.devices < 1 or BATCH % args.devices:
         parser.error(f"--devices must divide {BATCH}, but it is {args.devices}")
-    data = PlantedClusters(args.steps * BATCH)
+    data = SyntheticClusters(args.steps * BATCH)
     torch.manual_seed(0)
     trainer = lightning.Trainer(
         accelerator="cpu",

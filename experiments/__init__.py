@@ -1,13 +1,13 @@
-"""The programs that made the results: ``python -m experiments.unsupervised``, ``.map`` and others.
+"""The programs that made the results: ``python -m experiments.unsupervised``, ``.synthetic``, ...
 
-Rooms know the shelf, which holds what they share, and nothing of each other.
+Each folder imports from `experiments.common`, and not from the other folders.
 """
 
 import importlib.util
 
 
 def need(extra: str, *modules: str) -> None:
-    """An error that says how to install a module that is missing."""
+    """Raise an error that says how to install a missing module."""
     for module in modules:
         if importlib.util.find_spec(module) is None:
             raise ModuleNotFoundError(

@@ -10,12 +10,12 @@ import torch
 from helpers.scripts import ROOT, main_here
 
 from benchmarks import gpu
-from experiments.shelf import arguments
+from experiments.common import arguments
 
 WRONG = {
-    "experiments.map": ["--seeds=0", "--workers=0"],
-    "experiments.map.recipe": ["--seeds=0", "--workers=0"],
-    "experiments.map.temperature": ["--workers=0"],
+    "experiments.synthetic": ["--seeds=0", "--workers=0"],
+    "experiments.synthetic.recipe": ["--seeds=0", "--workers=0"],
+    "experiments.synthetic.temperature": ["--workers=0"],
     "experiments.nodes": ["--seeds=0", "--epochs=0", "--workers=0", "--temperature=0"],
     "experiments.transfer.finetune": [
         *("--seeds=0", "--epochs=0", "--batch-size=0", "--workers=0", "--device=cuda"),
@@ -51,7 +51,7 @@ WRONG = {
     "examples/graphcl_swap.py": ["--epochs=0", "--graphs=29"],
     "examples/lightning_ddp.py": ["--devices=0", "--devices=-1", "--devices=3", "--epochs=0"],
     "examples/node_level.py": ["--steps=0", "--nodes=2000", "--contrast-nodes=-1"],
-    "examples/planted_clusters.py": [
+    "examples/synthetic_clusters.py": [
         *("--epochs=0", "--seeds=0", "--samples=0", "--classes=1", "--prototypes=0"),
     ],
     "examples/tu_graphs.py": [
@@ -93,7 +93,7 @@ def test_what_is_measured_on_a_gpu_needs_one(monkeypatch, capsys):
     [
         (arguments.count, "1", 1),
         (arguments.at_least(0), "0", 0),
-        (arguments.share, "0", 0.0),
+        (arguments.fraction, "0", 0.0),
         (arguments.positive, "1e-9", 1e-9),
         (arguments.weight, "0", 0.0),
         (arguments.device, "cpu", "cpu"),

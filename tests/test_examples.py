@@ -27,8 +27,8 @@ def test_the_line_of_an_import_that_fails_names_the_extra(script):
         assert "# pip install -e '.[" in first_lines.get(package, "# pip install -e '.["), package
 
 
-def test_planted_clusters():
-    printed = run("examples/planted_clusters.py", "--epochs=1", "--samples=256", "--seeds=1")
+def test_synthetic_clusters():
+    printed = run("examples/synthetic_clusters.py", "--epochs=1", "--samples=256", "--seeds=1")
     assert "PGCL minus InfoNCE, purity" in printed
     assert "epoch   purity: InfoNCE   PGCL" in printed
 

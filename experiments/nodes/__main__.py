@@ -1,11 +1,11 @@
-"""PGCL, its parts and its rivals on the nodes of one graph, in GRACE's setting; prints tables.
+"""PGCL, its ablation and other losses on the nodes of one graph, in GRACE's setting; prints tables.
 
-python -m experiments.nodes                                          # a made graph, some minutes
+python -m experiments.nodes                                              # synthetic, minutes
 python -m experiments.nodes --dataset Cora --root data --rows all --seeds 5
 
-It measures a linear probe (10 per cent of the nodes to learn from, 10 to choose by, 80 to test),
-k-means against the classes, and one and five labels of each class. --output keeps finished runs,
-one JSON line each. Runs that it has already are not run again.
+Measures: a linear probe (10 per cent of the nodes to train, 10 to validate, 80 to test), k-means
+against the classes, and accuracy with 1 and 5 labels per class. Finished runs are appended to
+--output, one JSON line each, and are not run again.
 """
 
 import argparse
@@ -15,13 +15,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from experiments.shelf import results
-from experiments.shelf.arguments import count, positive
-from experiments.shelf.probes import NAMES
-from experiments.shelf.rows import INFO_NCE
-from experiments.shelf.tables import measures
+from experiments.common import results
+from experiments.common.arguments import count, positive
+from experiments.common.probes import NAMES
+from experiments.common.rows import INFO_NCE
+from experiments.common.tables import measures
 
-from .data import SYNTHETIC, Known, fetch
+from .data import SYNTHETIC, Stored, fetch
 from .rows import ALL, FEW, RAW, UNTRAINED, with_loss
 from .train import SHARED, run, setting
 
@@ -33,7 +33,7 @@ def parse() -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("--dataset", default=SYNTHETIC, help="Cora, CiteSeer, ..., or the made one (default)")
+    add("--dataset", default=SYNTHETIC, help="Cora, CiteSeer, ..., or the synthetic one (default)")
     add("--root", type=Path, help="folder of NAME/ or NAME/raw/; without it, NAME is downloaded")
     add("--rows", nargs="+", default=FEW, metavar="ROW", help=f"all, or some of: {', '.join(ALL)}")
     add("--seeds", type=count, default=3)
@@ -45,7 +45,7 @@ def parse() -> argparse.Namespace:
     args = parser.parse_args()
     if args.dataset == SYNTHETIC and args.root is not None:
         parser.error(
-            f"--root holds no {SYNTHETIC!r}, which is made here: name the set with --dataset"
+            f"--root holds no {SYNTHETIC!r}, which is synthetic: name the set with --dataset"
         )
     if args.rows == ["all"]:
         args.rows = ALL
@@ -56,31 +56,31 @@ def parse() -> argparse.Namespace:
 
 
 def configuration(
-    dataset: str, known: Known, given: dict[str, Any], row: str, seed: int
+    dataset: str, graph: Stored, overrides: dict[str, Any], row: str, seed: int
 ) -> results.Config:
-    """A run's, as JSON has it; ``given`` goes before what the set has."""
-    of_set = setting(dataset) | given
-    config: dict[str, Any] = {"dataset": dataset, "data": known.digest, "seed": seed}
-    config |= with_loss(row, known.nodes, of_set["temperature"])
+    """The configuration of a run; ``overrides`` replace the options of the set."""
+    options = setting(dataset) | overrides
+    config: dict[str, Any] = {"dataset": dataset, "data": graph.digest, "seed": seed}
+    config |= with_loss(row, graph.nodes, options["temperature"])
     if row == UNTRAINED:
-        config |= {name: of_set[name] for name in ("width", "activation")}
+        config |= {name: options[name] for name in ("width", "activation")}
     elif row != RAW:
-        config |= of_set
+        config |= options
     return json.loads(json.dumps(config))
 
 
 def main() -> None:
     args = parse()
     try:
-        given: dict[str, Any] = {"epochs": args.epochs}
+        overrides: dict[str, Any] = {"epochs": args.epochs}
         if args.temperature is not None:
-            given["temperature"] = args.temperature
-        known = fetch(args.dataset, args.root, args.cache)
+            overrides["temperature"] = args.temperature
+        graph = fetch(args.dataset, args.root, args.cache)
         configs = {
-            (row, seed): configuration(args.dataset, known, given, row, seed)
+            (row, seed): configuration(args.dataset, graph, overrides, row, seed)
             for seed, row in itertools.product(range(args.seeds), args.rows)
         }
-        jobs = [(config, known.file) for config in configs.values()]
+        jobs = [(config, graph.file) for config in configs.values()]
         done = results.complete(args.output, jobs, run, args.workers)
     except (ValueError, results.Stopped) as error:
         sys.exit(f"experiments.nodes: {error}")

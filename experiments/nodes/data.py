@@ -1,4 +1,4 @@
-"""One graph with classes of nodes: one of PyG's sets from disk or the network, or blocks."""
+"""One graph with classes of nodes: one of PyG's sets, or a stochastic block model."""
 
 import hashlib
 import shutil
@@ -12,8 +12,8 @@ from torch_geometric.data import Data
 from torch_geometric.datasets import Amazon, CitationFull, Coauthor, Planetoid
 from torch_geometric.utils import stochastic_blockmodel_graph
 
-from experiments.shelf.results import write
-from experiments.shelf.sets import check_name, downloaded
+from experiments.common.results import write
+from experiments.common.sets import check_name, downloaded
 
 SYNTHETIC = "blocks"
 PARTS = ("x", "tx", "allx", "y", "ty", "ally", "graph", "test.index")
@@ -25,33 +25,33 @@ OTHERS: dict[str, tuple[Callable[[str, str], Any], str]] = {
 }
 
 
-class Known(NamedTuple):
-    """What is known of a graph: where it is kept, a digest of it, how many nodes it has."""
+class Stored(NamedTuple):
+    """A graph on disk: its file, a digest of its content, and its number of nodes."""
 
     file: Path
     digest: str
     nodes: int
 
 
-def fetch(name: str, root: Path | None, cache: Path) -> Known:
-    """The graph of a set, in a file in ``cache`` that is made if need be."""
+def fetch(name: str, root: Path | None, cache: Path) -> Stored:
+    """Process the graph of a set into a file in ``cache``, unless the file exists."""
     graph = block_model() if name == SYNTHETIC else published(name, root, cache)
     parts = (graph.x, graph.edge_index, graph.y)
     digest = hashlib.sha256(b"".join(part.numpy().tobytes() for part in parts)).hexdigest()[:12]
     path = cache / f"{name}-{digest}.pt"
     if not path.exists():
         write(path, lambda part: torch.save(parts, part))
-    return Known(path, digest, graph.num_nodes)
+    return Stored(path, digest, graph.num_nodes)
 
 
 def load(path: Path) -> Data:
-    """The graph of a file that `fetch` has made."""
+    """The graph of a file that `fetch` has written."""
     x, edge_index, y = torch.load(path, weights_only=True)
     return Data(x=x, edge_index=edge_index, y=y)
 
 
 def published(name: str, root: Path | None, cache: Path) -> Data:
-    """One of PyG's sets, its rows of features with sum 1, as GRACE has them."""
+    """One of PyG's sets; features of a node sum to 1, as in GRACE."""
     check_name(name)
     collection = OTHERS[name][0] if name in OTHERS else Planetoid
     root = downloaded(collection, name, cache) if root is None else root
@@ -62,7 +62,7 @@ def published(name: str, root: Path | None, cache: Path) -> Data:
 
 
 def raw_folder(name: str, root: Path, files: list[str]) -> Path:
-    """Where the raw files of a set lie, which are only read."""
+    """The folder with the raw files of a set."""
     folders = [root / name / "raw", root / name, root / name.lower()]
     for folder in folders:
         missing = [file for file in files if not (folder / file).is_file()]
@@ -79,9 +79,9 @@ def raw_folder(name: str, root: Path, files: list[str]) -> Path:
 def parsed(
     collection: Callable[[str, str], Any], name: str, folder: Path, files: list[str]
 ) -> Data:
-    """PyG reads a copy: it writes what it has read beside the files."""
+    """Read by PyG from a copy, as it writes processed files beside the raw ones."""
     with tempfile.TemporaryDirectory() as root:
-        for of_set in {name, name.lower()}:  # CitationFull looks into the second
+        for of_set in {name, name.lower()}:  # CitationFull uses the second
             copy = Path(root) / of_set / "raw"
             copy.mkdir(parents=True)
             for file in files:
@@ -100,9 +100,12 @@ def block_model(nodes: int = 2000, blocks: int = 7, seed: int = 0) -> Data:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         sizes = torch.tensor([nodes // blocks + (b < nodes % blocks) for b in range(blocks)])
-        inside, across = 3.0 * blocks / nodes, 2.0 / nodes  # mean neighbours: 3 own, 2 of anyone
-        chances = torch.full((blocks, blocks), across) + inside * torch.eye(blocks)
-        edge_index = stochastic_blockmodel_graph(sizes, chances)
+        inside, across = (
+            3.0 * blocks / nodes,
+            2.0 / nodes,
+        )  # mean degree: 3 inside, 2 anywhere
+        probabilities = torch.full((blocks, blocks), across) + inside * torch.eye(blocks)
+        edge_index = stochastic_blockmodel_graph(sizes, probabilities)
         labels = torch.repeat_interleave(torch.arange(blocks), sizes)
         words, vocabulary, topical = 10, 80 * blocks, 0.2
         topic = torch.randint(80, (nodes, words)) * blocks + labels[:, None]

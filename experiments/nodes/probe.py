@@ -1,4 +1,4 @@
-"""A linear probe of nodes, on random parts of the graph."""
+"""A linear probe of node embeddings, over random splits."""
 
 import numpy as np
 from sklearn.linear_model import LogisticRegression
@@ -9,30 +9,30 @@ STRENGTHS = 4.0 ** np.arange(7)  # C of the linear probe
 
 
 def linear(
-    rows: np.ndarray,
+    embeddings: np.ndarray,
     labels: np.ndarray,
     seed: int,
     splits: int = 10,
     strengths: np.ndarray = STRENGTHS,
     rounds: int = 500,
 ) -> float:
-    """Accuracy in per cent of a logistic regression on unit rows, mean over random splits.
+    """Accuracy in per cent of a logistic regression on unit embeddings, mean over splits.
 
-    Of each class 10 per cent are to learn from, 10 to choose C, and 80 to test.
+    Of each class 10 per cent are to train, 10 to choose C, and 80 to test.
     """
-    rows, accuracies = normalize(rows), []
+    z, accuracies = normalize(embeddings), []
     for split in range(splits):
         state = 1000 * seed + split
-        known, test = train_test_split(
-            np.arange(len(rows)), train_size=0.2, stratify=labels, random_state=state
+        labelled, test = train_test_split(
+            np.arange(len(z)), train_size=0.2, stratify=labels, random_state=state
         )
         train, valid = train_test_split(
-            known, train_size=0.5, stratify=labels[known], random_state=state
+            labelled, train_size=0.5, stratify=labels[labelled], random_state=state
         )
         fitted = [
-            LogisticRegression(C=strength, max_iter=rounds).fit(rows[train], labels[train])
+            LogisticRegression(C=strength, max_iter=rounds).fit(z[train], labels[train])
             for strength in strengths
         ]
-        best = max(fitted, key=lambda probe: probe.score(rows[valid], labels[valid]))
-        accuracies.append(best.score(rows[test], labels[test]))
+        best = max(fitted, key=lambda probe: probe.score(z[valid], labels[valid]))
+        accuracies.append(best.score(z[test], labels[test]))
     return 100 * float(np.mean(accuracies))

@@ -7,16 +7,16 @@ import sys
 from collections.abc import Collection
 from pathlib import Path
 
-from experiments.shelf import results
-from experiments.shelf.probes import NAMES
-from experiments.shelf.rows import INFO_NCE, NODES
-from experiments.shelf.tables import measures, refill
+from experiments.common import results
+from experiments.common.probes import NAMES
+from experiments.common.rows import INFO_NCE, NODES
+from experiments.common.tables import measures, refill
 
 from .data import SYNTHETIC
 from .rows import ALL, RAW, UNTRAINED, with_loss
 from .train import setting
 
-# By the name of the table: the set, and the temperature where it is not GRACE's.
+# Name of the table: the set, and the temperature if it is not GRACE's.
 TABLES = {
     "Cora": ("Cora", None),
     "CiteSeer": ("CiteSeer", None),
@@ -34,7 +34,7 @@ def by_row(
 ) -> dict[str, dict[int, results.Run]]:
     """Row -> seed -> run of one set at one temperature, in the order of the rows.
 
-    Of rows that are the same loss at this temperature, the first one stands for all.
+    If several rows are the same loss at this temperature, the first one is kept.
     """
     temperature = temperature or setting(dataset)["temperature"]
     usual = setting(dataset) | {"dataset": dataset, "temperature": temperature}
@@ -54,7 +54,7 @@ def by_row(
 
 
 def loss_of(run: results.Run) -> results.Config | str:
-    """The options of a run's loss, or that nothing was trained."""
+    """The options of a run's loss, or the row that trains nothing."""
     row = run["config"]["row"]
     return row if row in (RAW, UNTRAINED) else run["config"]["loss"]
 

@@ -1,18 +1,17 @@
-"""What is compared on nodes: no training, InfoNCE, the paper's PGCL, its changes one at a time."""
+"""The losses compared on nodes: InfoNCE, the paper's PGCL, and changes of one option each."""
 
 from typing import Any
 
-from experiments.shelf.losses import Options
-from experiments.shelf.rows import INFO_NCE, PGCL, RECOMMENDED, RIVALS, ROWS, recipe
+from experiments.common.losses import Options
+from experiments.common.rows import INFO_NCE, PGCL, RECOMMENDED, RIVALS, ROWS, recipe
 
 RAW, UNTRAINED = "raw features", "untrained GCN"
-
 
 _PAPER: Options = {"num_prototypes": 10, "consistency_weight": 6.0}
 _MORE: Options = {"num_prototypes": 50, "consistency_weight": 1.0}
 _LATER: Options = _MORE | {"lead": 0.5, "start": (0.0, 0.5)}
 _UNIFORM: Options = {"weighting": "uniform"}
-# From the paper's setting towards the recommended one, and then changes of one thing each.
+# From the paper's options towards the recommended ones, then changes of one option each.
 CAUSES: dict[str, Options] = {
     "lambda=0.6": _PAPER | {"consistency_weight": 0.6},
     "K=50, lambda=1": _MORE,
@@ -32,7 +31,7 @@ ABLATION: dict[str, Options] = {
     row: {} if row == INFO_NCE else _PAPER | options for row, options in ROWS.items()
 }
 FIXED = ABLATION | CAUSES | RIVALS
-# Changes of the recommended setting, which goes by the temperature and by the number of nodes.
+# Changes of the recommended options, which depend on the temperature and the number of nodes.
 _FEW: Options = {"num_prototypes": 50}
 CHANGES = {
     "recommended, but K=300": {"num_prototypes": 300},
@@ -48,7 +47,7 @@ FEW = (RAW, UNTRAINED, INFO_NCE, PGCL, RECOMMENDED)
 
 
 def with_loss(row: str, nodes: int, temperature: float) -> dict[str, Any]:
-    """What a configuration says of a row: the options themselves, as a row's name may change."""
+    """A row in a configuration: its options, as the name of the row may change."""
     if row in (RAW, UNTRAINED):
         return {"row": row}
     if row in FIXED:

@@ -1,4 +1,4 @@
-"""One run: train a GCN on a graph without labels, and see what its rows are good for."""
+"""One run: train a GCN on a graph without labels, and measure its embeddings."""
 
 import time
 import warnings
@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch_geometric.nn import GCNConv
 from torch_geometric.utils import dropout_edge
 
-from experiments.shelf import probes
-from experiments.shelf.losses import Objective
+from experiments.common import probes
+from experiments.common.losses import Objective
 
 from .data import load
 from .probe import linear
@@ -41,7 +41,7 @@ SHARED = {"epochs": 200, "weight_decay": 1e-5}
 
 
 def setting(dataset: str) -> dict[str, Any]:
-    """How a set is trained on; those that GRACE does not have as Cora."""
+    """GRACE's options for a set; those of Cora for sets that GRACE does not have."""
     return SHARED | SETTINGS.get(dataset, SETTINGS["Cora"])
 
 
@@ -60,37 +60,37 @@ class GCN(nn.Module):
 
 
 def run(config: dict[str, Any], file: Path) -> dict[str, Any]:
-    """What came of a run with this configuration, ready for JSON."""
+    """The results of a run with this configuration, ready for JSON."""
     started = time.perf_counter()
     torch.set_num_threads(1)
     torch.manual_seed(config["seed"])
     graph = load(file)
     history: list[dict[str, Any]] = []
     if config["row"] == RAW:
-        rows = graph.x
+        embeddings = graph.x
     else:
         features = sparse(graph.x)
         encoder = GCN(features.shape[1], config["width"], config["activation"])
         if config["row"] != UNTRAINED:
             history = train(config, encoder, features, graph.edge_index)
         with torch.no_grad():
-            rows = encoder(features, graph.edge_index)
-    found = measured(rows.numpy(), graph.y.numpy(), config["seed"])
+            embeddings = encoder(features, graph.edge_index)
+    values = measured(embeddings.numpy(), graph.y.numpy(), config["seed"])
     seconds = round(time.perf_counter() - started, 1)
-    return {"config": config, **found, "history": history, "seconds": seconds}
+    return {"config": config, **values, "history": history, "seconds": seconds}
 
 
 def sparse(x: Tensor) -> Tensor:
-    """Words are few: products with a sparse matrix take a tenth of the time."""
+    """Few entries are not 0: sparse products take a tenth of the time."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta")
         return x.to_sparse_csr()
 
 
-def measured(rows: np.ndarray, labels: np.ndarray, seed: int) -> dict[str, float]:
-    found = {"probe": linear(rows, labels, seed)}
-    found |= probes.without_training(rows, labels, seed)
-    return {name: round(value, 3) for name, value in found.items()}
+def measured(embeddings: np.ndarray, labels: np.ndarray, seed: int) -> dict[str, float]:
+    values = {"probe": linear(embeddings, labels, seed)}
+    values |= probes.without_training(embeddings, labels, seed)
+    return {name: round(value, 3) for name, value in values.items()}
 
 
 def train(
@@ -108,23 +108,23 @@ def train(
     for step in range(config["epochs"]):
         objective.begin(step, lambda: head(encoder(x, edge_index)))
         views = [
-            head(encoder(masked(x, hidden), dropout_edge(edge_index, dropped)[0]))
-            for dropped, hidden in zip(
+            head(encoder(masked(x, fraction), dropout_edge(edge_index, dropped)[0]))
+            for dropped, fraction in zip(
                 config["edges_dropped"], config["features_masked"], strict=True
             )
         ]
-        loss, seen = objective(*views)
+        loss, diagnostics = objective(*views)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         if (step + 1) % 20 == 0:
-            history.append(seen())
+            history.append(diagnostics())
     return history
 
 
-def masked(x: Tensor, share: float) -> Tensor:
-    """The same features hidden in all rows, a random share of them; ``x`` is sparse (CSR)."""
-    kept = (torch.rand(x.shape[1]) >= share).to(x.dtype)
+def masked(x: Tensor, fraction: float) -> Tensor:
+    """``x``, sparse (CSR), with a random fraction of the features masked in all nodes."""
+    kept = (torch.rand(x.shape[1]) >= fraction).to(x.dtype)
     values = x.values() * kept[x.col_indices()]
     return torch.sparse_csr_tensor(
         x.crow_indices(), x.col_indices(), values, x.shape, check_invariants=False

@@ -1,4 +1,4 @@
-"""Molecules: an encoder is pre-trained without labels, and fine-tuned or probed on properties."""
+"""Molecules: pre-train an encoder without labels, then fine-tune or probe it on properties."""
 
 from .. import need
 

@@ -1,24 +1,24 @@
 """Fine-tunes pre-trained encoders on properties of molecules, and compares their ROC-AUC.
 
-python -m experiments.transfer.finetune --encoders none runs/transfer/PGCL.pt        # made here
+python -m experiments.transfer.finetune --encoders none runs/transfer/PGCL.pt        # synthetic
 python -m experiments.transfer.finetune --csv bbbp.csv tox21.csv \\
     --encoders none runs/transfer/PGCL.pt
 python -m experiments.transfer.finetune --csv mine.csv --smiles-column smi --label-columns A,B \\
     --encoders runs/transfer/PGCL.pt --predictions runs/predictions
 
---output keeps finished runs, one JSON line each. Runs that it has already are not run again.
+Finished runs are appended to --output, one JSON line each, and are not run again.
 """
 
 import argparse
 import sys
 from pathlib import Path
 
-from experiments.shelf import results
-from experiments.shelf.arguments import count, positive, share
-from experiments.shelf.tables import difference, spread
+from experiments.common import results
+from experiments.common.arguments import count, fraction, positive
+from experiments.common.tables import difference, markdown, spread
 
-from .given import NO_FILE, label, options_of, origin, prepared, tables_of
-from .tuning import best_epoch, run
+from .finetune_run import best_epoch, run
+from .inputs import NO_FILE, label, options_of, origin, prepared, tables_of
 
 
 def parse() -> argparse.Namespace:
@@ -33,7 +33,7 @@ def parse() -> argparse.Namespace:
     add("--epochs", type=count, default=20)
     add("--batch-size", type=count, default=32)
     add("--lr", type=positive, default=1e-3)
-    add("--dropout", type=share, default=0.5)
+    add("--dropout", type=fraction, default=0.5)
     add("--output", type=Path, default=Path("runs/transfer/finetuning.jsonl"))
     add(
         "--predictions",
@@ -47,7 +47,7 @@ def parse() -> argparse.Namespace:
 def predictions_of(
     folder: Path | None, tables: list[Path], encoders: list[str]
 ) -> dict[tuple[Path, str], Path]:
-    """Where the predictions for a table by an encoder go: nowhere, or to files not yet there."""
+    """The files for the predictions of each table and encoder, which must not exist yet."""
     if folder is None:
         return {}
     files = {
@@ -59,35 +59,32 @@ def predictions_of(
         raise ValueError(f"--predictions: two of {', '.join(map(str, tables))} have the same name")
     for file in files.values():
         if file.exists():
-            raise ValueError(f"--predictions: {file} is there already: choose another folder")
+            raise ValueError(f"--predictions: {file} exists: choose another folder")
     return files
 
 
 def score(run: results.Run, name: str = "auc") -> float | None:
-    """On the test part, at the epoch that ranks the validation part best by ROC-AUC.
+    """Test score at the epoch with the best validation ROC-AUC.
 
-    None where it was not recorded: of old runs average precision was not.
+    None if it was not recorded: the oldest records have no average precision.
     """
     return run[name]["test"][best_epoch(run["auc"])] if name in run else None
 
 
 def table(runs: dict[str, dict[int, results.Run]]) -> str:
-    """Markdown: a line for each encoder, of one set."""
+    """A line for each encoder, of one set."""
     scores = {
         name: {seed: score(run) for seed, run in seeds.items()} for name, seeds in runs.items()
     }
-    made = [
-        "| pre-training | encoder | seeds | ROC-AUC, % | minus none | average precision, % |",
-        "| --- | --- | --- | --- | --- | --- |",
-    ]
+    lines = []
     for name, seeds in scores.items():
-        how = label(next(iter(runs[name].values()))["config"]["pretraining"])
-        cells = [how, name, len(seeds), spread(list(seeds.values()))]
-        cells.append(difference(seeds, scores.get(NO_FILE, {})))
+        pretraining = label(next(iter(runs[name].values()))["config"]["pretraining"])
+        delta = difference(seeds, scores.get(NO_FILE, {}))
         precisions = [score(run, "ap") for run in runs[name].values()]
-        cells.append("" if None in precisions else spread(precisions))
-        made.append(f"| {' | '.join(map(str, cells))} |")
-    return "\n".join(made)
+        precision = "" if None in precisions else spread(precisions)
+        lines.append([pretraining, name, len(seeds), spread([*seeds.values()]), delta, precision])
+    head = ["pre-training", "encoder", "seeds", "ROC-AUC, %", "minus none", "average precision, %"]
+    return markdown(head, lines)
 
 
 def main() -> None:
@@ -99,21 +96,21 @@ def main() -> None:
     if len(encoders) < len(args.encoders):
         raise ValueError(f"--encoders: two of {', '.join(args.encoders)} have the same name")
     origins = {name: origin(file) for name, file in encoders.items()}
-    tables = tables_of(args)
-    predictions = predictions_of(args.predictions, tables, list(encoders))
+    paths = tables_of(args)
+    predictions = predictions_of(args.predictions, paths, list(encoders))
     shared = {name: getattr(args, name) for name in ("epochs", "batch_size", "lr", "dropout")}
     with results.processes(args.workers, args.cache) as pool:
-        givens = {path: prepared(path, args, pool) for path in tables}
+        sets = {path: prepared(path, args, pool) for path in paths}
     jobs = {}
-    for path, given in givens.items():
-        here = {"dataset": path.name, "data": given.digest, **shared}
+    for path, data in sets.items():
+        here = {"dataset": path.name, "data": data.digest, **shared}
         for name, file in encoders.items():
             for seed in range(args.seeds):
                 config = here | {"pretraining": origins[name], "seed": seed}
-                jobs[path, name, seed] = config, given, file
+                jobs[path, name, seed] = config, data, file
     first_seeds_first = sorted(jobs.items(), key=lambda job: job[0][2])
     done = results.complete(args.output, [job for _, job in first_seeds_first], run, args.workers)
-    for path in tables:
+    for path in paths:
         runs = {}
         for name in encoders:
             if predictions:
@@ -130,4 +127,4 @@ if __name__ == "__main__":
     except (ValueError, results.Stopped) as error:
         sys.exit(f"experiments.transfer.finetune: {error}")
     except KeyboardInterrupt:
-        sys.exit("experiments.transfer.finetune: stopped; what is finished is kept")
+        sys.exit("experiments.transfer.finetune: stopped; finished runs are kept")

@@ -1,4 +1,4 @@
-"""The encoder of molecules, and what is trained with it: contrast of views, masked atoms, tasks."""
+"""The encoder of molecules, and its heads: contrastive, masked atoms, tasks."""
 
 import pickle
 from pathlib import Path
@@ -22,7 +22,7 @@ MASK = max(len(values) for values in x_map.values())  # no atom has this categor
 
 
 class Categories(nn.Module):
-    """The sum of an embedding for each category that an atom or bond has."""
+    """The sum of the embeddings of all categories of an atom or bond."""
 
     def __init__(self, features: int, values: int) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class Categories(nn.Module):
 
 
 class MoleculeGIN(nn.Module):
-    """Atoms ``[V, 9]`` and bonds ``[E, 3]`` -> a row per molecule ``[G, 300]``."""
+    """Atoms ``[V, 9]`` and bonds ``[E, 3]`` -> embeddings of molecules ``[G, 300]``."""
 
     def __init__(self, dropout: float = 0.0) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class MoleculeGIN(nn.Module):
 
 
 class Projected(nn.Module):
-    """The encoder with the head that the loss sees."""
+    """The encoder with its projection head."""
 
     def __init__(self, encoder: MoleculeGIN) -> None:
         super().__init__()
@@ -81,22 +81,22 @@ class Projected(nn.Module):
 
 
 class MaskedAtoms(nn.Module):
-    """Hides atoms and asks for their elements: pre-training without contrast, ``Batch -> loss``."""
+    """Predicts the elements of masked atoms: pre-training without contrast, ``Batch -> loss``."""
 
-    def __init__(self, encoder: MoleculeGIN, share: float = 0.15) -> None:
+    def __init__(self, encoder: MoleculeGIN, fraction: float = 0.15) -> None:
         super().__init__()
         self.encoder = encoder
-        self.mask = AttributeMask(share, fill_value=MASK)
+        self.mask = AttributeMask(fraction, fill_value=MASK)
         self.head = nn.Linear(WIDTH, len(x_map["atomic_num"]))
 
     def forward(self, batch: Batch) -> Tensor:
-        hidden = self.mask(batch)
-        rows = self.encoder.nodes(hidden.x, batch.edge_index, batch.edge_attr)
-        masked = hidden.x[:, 0] == MASK
-        asked = self.head(rows[masked])
-        # The sum over the masked atoms is 0 where there is none; the mean would be nan.
-        wrong = F.cross_entropy(asked, batch.x[masked, 0], reduction="sum")
-        return wrong / masked.sum().clamp(min=1)
+        view = self.mask(batch)
+        nodes = self.encoder.nodes(view.x, batch.edge_index, batch.edge_attr)
+        masked = view.x[:, 0] == MASK
+        logits = self.head(nodes[masked])
+        # The sum over no masked atoms is 0; the mean would be nan.
+        loss = F.cross_entropy(logits, batch.x[masked, 0], reduction="sum")
+        return loss / masked.sum().clamp(min=1)
 
 
 class Tasks(nn.Module):
@@ -112,7 +112,7 @@ class Tasks(nn.Module):
 
 
 def pretraining(config: dict[str, Any], encoder: MoleculeGIN, batches: int) -> nn.Module:
-    """``Batch -> loss`` of a run of pretrain.py, which has so many batches an epoch."""
+    """``Batch -> loss`` of a run of pretrain.py with so many batches an epoch."""
     if config["row"] == MASKING:
         return MaskedAtoms(encoder)
     drop = config["drop"]
@@ -121,7 +121,7 @@ def pretraining(config: dict[str, Any], encoder: MoleculeGIN, batches: int) -> n
 
 
 def encoder_of(file: Path | None, dropout: float = 0.0) -> MoleculeGIN:
-    """A fresh encoder, or one that has been pre-trained."""
+    """A new encoder, or a pre-trained one."""
     encoder = MoleculeGIN(dropout)
     if file is not None:
         state = checkpoint(file)
@@ -130,12 +130,12 @@ def encoder_of(file: Path | None, dropout: float = 0.0) -> MoleculeGIN:
 
 
 def checkpoint(path: Path) -> dict[str, Any]:
-    """What pretrain.py has written. Nothing in the file is executed."""
+    """A file of pretrain.py. Nothing in it is executed."""
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
         if state.keys() >= {"config", "history", "model", "optimizer"}:
             return state
-        error = "its parts are others"
+        error = "it has other keys"
     except (pickle.UnpicklingError, RuntimeError, EOFError, AttributeError) as raised:
         error = str(raised).partition("\n")[0]
     raise ValueError(f"{path} is not a file of pretrain.py: {error}")

@@ -1,4 +1,4 @@
-"""Molecules as graphs, featurised once and read from disk as they are asked for."""
+"""Molecules as graphs, featurised once and read from disk on access."""
 
 import hashlib
 import itertools
@@ -18,26 +18,26 @@ from torch_geometric.data import Data
 from torch_geometric.utils.smiles import e_map, from_rdmol, x_map
 from tqdm import tqdm
 
-from experiments.shelf.results import write
+from experiments.common.results import write
 
 from .smiles import is_table, lines
 
-MOST_BAD = 0.1  # of the lines of a file; of the sets in use no hundredth is
-ATOM, BOND = len(x_map), len(e_map)  # categories that an atom and a bond have
-CHUNK = 1000  # molecules, after which what is done is safe on disk
-AHEAD = 2 * (os.cpu_count() or 1)  # chunks that are read before their turn to be written
+MAX_INVALID = 0.1  # fraction of the lines of a file; below 0.01 in the sets used here
+ATOM, BOND = len(x_map), len(e_map)  # features of an atom and of a bond
+CHUNK = 1000  # molecules that are written at once
+AHEAD = 2 * (os.cpu_count() or 1)  # chunks that are featurised ahead of writing
 FILES = {
-    "molecules": (np.int64, 3),  # line it was on, atoms, bonds
+    "molecules": (np.int64, 3),  # line in the source, atoms, bonds
     "atoms": (np.uint8, ATOM),
     "bonds": (np.uint8, BOND),
-    "ends": (np.uint16, 2),  # numbers of a bond's atoms
+    "ends": (np.uint16, 2),  # the atoms of a bond
 }
 PROGRESS = "progress.json"
 Chunk = dict[str, np.ndarray]
 
 
 def featurised(smiles: list[str], first: int) -> Chunk:
-    """What the files get for these lines, those left out that are no molecule to RDKit or PyG."""
+    """The arrays of these lines, without those that RDKit or PyG cannot read."""
     RDLogger.DisableLog("rdApp.*")
     rows: dict[str, list[np.ndarray]] = {
         name: [np.empty((0, w), t)] for name, (t, w) in FILES.items()
@@ -46,7 +46,7 @@ def featurised(smiles: list[str], first: int) -> Chunk:
         graph = graph_of(text)
         if graph is None:
             continue
-        once = graph.edge_index[0] < graph.edge_index[1]  # each bond comes in both directions
+        once = graph.edge_index[0] < graph.edge_index[1]  # each bond is there in both directions
         rows["molecules"].append(np.array([[line, graph.num_nodes, int(once.sum())]]))
         rows["atoms"].append(graph.x.numpy().astype(np.uint8))
         rows["bonds"].append(graph.edge_attr[once].numpy().astype(np.uint8))
@@ -55,18 +55,18 @@ def featurised(smiles: list[str], first: int) -> Chunk:
 
 
 def graph_of(smiles: str) -> Data | None:
-    """A molecule as a graph; None without atoms, or where RDKit or PyG cannot make one of it."""
+    """A molecule as a graph; None if it has no atoms, or RDKit or PyG cannot read it."""
     molecule = Chem.MolFromSmiles(smiles)
     if molecule is None or not 0 < molecule.GetNumAtoms() < 2**16:
         return None
     try:
         return from_rdmol(molecule)
-    except ValueError:  # a category that PyG does not number
+    except ValueError:  # a category that PyG does not know
         return None
 
 
 class Molecules(torch.utils.data.Dataset):
-    """The molecules of a folder made by :func:`store`; 16 bytes of each are held in memory."""
+    """The molecules of a folder written by :func:`store`; 16 bytes of each are held in memory."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -82,12 +82,12 @@ class Molecules(torch.utils.data.Dataset):
 
     @property
     def digest(self) -> str:
-        """Of what is in the folder."""
+        """Of the molecules in the folder."""
         return json.loads((self.folder / PROGRESS).read_text())["digest"]
 
     @property
     def lines(self) -> np.ndarray:
-        """Which line of its file each molecule was on, from 0."""
+        """The line of each molecule in its source, from 0."""
         return self.arrays["molecules"][:, 0]
 
     def __getitem__(self, index: int) -> Data:
@@ -97,18 +97,17 @@ class Molecules(torch.utils.data.Dataset):
         if not bonds:
             none = torch.empty(0, BOND, dtype=torch.long)
             return Data(x=x, edge_index=torch.empty(2, 0, dtype=torch.long), edge_attr=none)
-        there = slice(last_bond - bonds, last_bond)
-        ends = torch.from_numpy(self.arrays["ends"][there].astype(np.int64)).T
-        carried = torch.from_numpy(self.arrays["bonds"][there].astype(np.int64))
+        of_molecule = slice(last_bond - bonds, last_bond)
+        ends = torch.from_numpy(self.arrays["ends"][of_molecule].astype(np.int64)).T
+        features = torch.from_numpy(self.arrays["bonds"][of_molecule].astype(np.int64))
         edge_index = torch.cat([ends, ends.flip(0)], dim=1)
-        return Data(x=x, edge_index=edge_index, edge_attr=carried.repeat(2, 1))
+        return Data(x=x, edge_index=edge_index, edge_attr=features.repeat(2, 1))
 
 
 def store(source: Path, column: str | None, cache: Path, pool: Executor) -> Molecules:
-    """The molecules of a file, featurised into a folder of ``cache``; an interrupted one goes on.
+    """The molecules of a file, featurised into a folder of ``cache``; resumes if interrupted.
 
-    Files are known by their content, and another column of a file is another file. Of several
-    processes one does it, and the others wait.
+    The content and the column identify a file. One process featurises it, others wait.
     """
     folder = cache / f"{source.name}-{content_digest(source, column)[:12]}"
     folder.mkdir(parents=True, exist_ok=True)
@@ -119,7 +118,7 @@ def store(source: Path, column: str | None, cache: Path, pool: Executor) -> Mole
         if progress.exists():
             done = json.loads(progress.read_text())
         if not done["whole"]:
-            for name, size in done["bytes"].items():  # what came after the last safe chunk is torn
+            for name, size in done["bytes"].items():  # the rest is a partial chunk
                 (folder / name).touch()
                 os.truncate(folder / name, size)
             append_chunks(folder, progress, done, lines(source, column), pool)
@@ -131,17 +130,17 @@ def store(source: Path, column: str | None, cache: Path, pool: Executor) -> Mole
 
 
 def check_readable(source: Path, column: str | None, readable: np.ndarray, total: int) -> None:
-    """An error where so many lines are no molecules that the file is hardly what was meant."""
+    """Raise an error if more than `MAX_INVALID` of the lines are not molecules."""
     bad = total - len(readable)
-    if bad <= MOST_BAD * total:
+    if bad <= MAX_INVALID * total:
         return
     counted = np.arange(len(readable) + 1)
-    first = int(np.argmin(np.append(readable, -1) == counted))  # that is not among the readable
+    first = int(np.argmin(np.append(readable, -1) == counted))  # line that is not readable
     text = next(itertools.islice(lines(source, column), first, None))
-    line = first + 1 + is_table(source, column)  # a table has a head
+    line = first + 1 + is_table(source, column)  # a table has a header
     raise ValueError(
-        f"{source}: {bad} of its {total} lines ({bad / total:.0%}) are no molecules, the first on "
-        f"line {line}: {text!r}. Up to {MOST_BAD:.0%} are left out; mend or remove some of these"
+        f"{source}: {bad} of its {total} lines ({bad / total:.0%}) are not molecules, the first on "
+        f"line {line}: {text!r}. Up to {MAX_INVALID:.0%} are left out; correct or remove some"
     )
 
 
@@ -178,25 +177,25 @@ def append_chunks(
     done["whole"] = True
     write(progress, lambda part: part.write_text(json.dumps(done)))
     skipped = done["lines"] - done["molecules"]
-    print(f"{folder.name}: {done['molecules']} molecules, {skipped} lines that are none, left out")
+    print(f"{folder.name}: {done['molecules']} molecules, {skipped} invalid lines left out")
 
 
 def in_order(pool: Executor, smiles: Iterator[str], first: int) -> Iterator[tuple[int, Chunk]]:
-    """Chunks of lines, featurised; only so many are read ahead, however long the file."""
+    """Featurised chunks of lines; at most `AHEAD` are read ahead."""
     waiting: deque[tuple[int, Future[Chunk]]] = deque()
-    while some := list(itertools.islice(smiles, CHUNK)):
-        waiting.append((len(some), pool.submit(featurised, some, first)))
-        first += len(some)
+    while chunk := list(itertools.islice(smiles, CHUNK)):
+        waiting.append((len(chunk), pool.submit(featurised, chunk, first)))
+        first += len(chunk)
         if len(waiting) > AHEAD:
-            count, chunk = waiting.popleft()
-            yield count, chunk.result()
-    for count, chunk in waiting:
-        yield count, chunk.result()
+            count, future = waiting.popleft()
+            yield count, future.result()
+    for count, future in waiting:
+        yield count, future.result()
 
 
-def keep(path: Path, text: str) -> None:
-    """The file with this text. One with another text is none of ours, and stays."""
+def write_once(path: Path, text: str) -> None:
+    """Write the file; an existing one with other text is an error."""
     if not path.exists():
         write(path, lambda part: part.write_text(text))
     elif path.read_text() != text:
-        raise ValueError(f"{path} is there, with another text than what is made here: move it away")
+        raise ValueError(f"{path} exists and has other content: move it away")

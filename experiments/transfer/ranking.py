@@ -1,18 +1,18 @@
-"""How well numbers rank molecules, in the mean over tasks."""
+"""ROC-AUC and average precision, means over tasks."""
 
 import numpy as np
 from scipy.stats import rankdata
 
 
 def auc(logits: np.ndarray, labels: np.ndarray) -> float:
-    """ROC-AUC: which share of the pairs of a one and a nought are in order; ties count half."""
+    """ROC-AUC: the fraction of pairs of a one and a zero in order; ties count half."""
     ones = int(labels.sum())
     won = rankdata(logits)[labels == 1].sum() - ones * (ones + 1) / 2
     return float(won / (ones * (len(labels) - ones)))
 
 
 def ap(logits: np.ndarray, labels: np.ndarray) -> float:
-    """Average precision: the share of ones among what is at least as high as a one, in the mean."""
+    """Average precision: mean over ones of the fraction of ones among scores at least as high."""
     ones = labels == 1
     as_high = rankdata(-logits, "max")[ones]
     return float(np.mean(rankdata(-logits[ones], "max") / as_high))
@@ -24,9 +24,9 @@ SCORES = {"auc": auc, "ap": ap}
 def ranking(logits: np.ndarray, labels: np.ndarray) -> dict[str, float]:
     """Both scores in per cent, means over the tasks ``[N, tasks]`` that have both classes there.
 
-    Labels are 0, 1, or nan where nothing was measured. Average precision is that of chance where it
-    is the share of ones; ROC-AUC where it is 50. They are those of scikit-learn,
-    whose functions take longer than the probes that they would judge.
+    Labels are 0, 1, or nan where nothing was measured. Chance has an average precision of the
+    fraction of ones, and a ROC-AUC of 50. Values are those of scikit-learn, whose functions take
+    longer than the probes.
     """
     if np.isnan(logits).any():
         raise ValueError("a model's logits are nan: its training has diverged, lower --lr")

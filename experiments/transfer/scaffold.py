@@ -1,4 +1,4 @@
-"""Parts of a set that share no scaffold: what is tested has frames that were never trained on."""
+"""Scaffold split: no scaffold of the test part is in the training part."""
 
 from collections.abc import Sequence
 

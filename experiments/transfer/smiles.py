@@ -1,4 +1,4 @@
-"""SMILES from text and tables on disk, plain or gzipped; and a few, made here, to try things on."""
+"""SMILES from text and tables on disk, plain or gzipped; and synthetic ones, for trials."""
 
 import csv
 import gzip
@@ -12,7 +12,7 @@ from typing import TextIO
 import torch
 from torch import Tensor
 
-SMILES_COLUMNS = ("smiles", "mol")  # of a table, where none is named
+SMILES_COLUMNS = ("smiles", "mol")  # default columns of a table
 
 
 @contextmanager
@@ -28,14 +28,14 @@ def opened(path: Path) -> Iterator[TextIO]:
 
 
 def is_table(path: Path, column: str | None) -> bool:
-    """Whether it is called .csv, or has a column named."""
+    """Whether the file is a .csv, or a column was named."""
     return column is not None or ".csv" in (suffix.lower() for suffix in path.suffixes)
 
 
 def lines(path: Path, column: str | None = None) -> Iterator[str]:
-    """One SMILES after the other: a column of a table, or the first word of each line of a text.
+    """Iterate over SMILES: a column of a table, or the first word of each line of a text.
 
-    The file is never held in memory.
+    The file is not held in memory.
     """
     with opened(path) as file:
         if is_table(path, column):
@@ -47,7 +47,7 @@ def lines(path: Path, column: str | None = None) -> Iterator[str]:
 
 
 def smiles_column(path: Path, header: Sequence[str] | None, column: str | None) -> str:
-    """The one that is named, or the one that is usual."""
+    """The column that is named, or one of the default columns."""
     usual = [name for name in SMILES_COLUMNS if name in (header or [])]
     name = column or (usual or SMILES_COLUMNS)[0]
     check_columns(path, header, [name])
@@ -63,9 +63,9 @@ def check_columns(path: Path, header: Sequence[str] | None, wanted: list[str]) -
 def labels(
     path: Path, columns: list[str] | None, smiles: str = "smiles"
 ) -> tuple[list[str], Tensor]:
-    """Names of tasks, and 0, 1 or nan for unmeasured ``[rows, tasks]``.
+    """Names of tasks, and their labels ``[N, tasks]``: 0, 1, or nan where nothing was measured.
 
-    The tasks are all columns but the one of SMILES, if none are named.
+    If none are named, all columns but that of SMILES are tasks.
     """
     with opened(path) as file:
         table = csv.DictReader(file)
@@ -98,8 +98,8 @@ def number(text: str, where: str) -> float:
     return value
 
 
-def made() -> tuple[list[str], Tensor]:
-    """1120 small molecules from parts, and their labels: is it an acid, does it have a halogen?"""
+def synthetic() -> tuple[list[str], Tensor]:
+    """1120 small molecules, and two labels: whether it is an acid, whether it has a halogen."""
     ends = ("OC(=O)", "NC(=O)", "O", "N", "Cl", "CC(C)", "C#C", "OS(=O)(=O)")
     rings = (
         *("c1ccc({})cc1", "C1CCC({})CC1", "c1cc({})ncc1", "C1CC({})NCC1"),

@@ -4,7 +4,7 @@ python -m experiments.unsupervised                                      # synthe
 python -m experiments.unsupervised --dataset MUTAG --root data --rows all --seeds 5
 python -m experiments.unsupervised --protocol paper --dataset MUTAG --root data --seeds 5
 
---output keeps finished runs, one JSON line each. Runs that it has already are not run again.
+Finished runs are appended to --output, one JSON line each, and are not run again.
 """
 
 import argparse
@@ -13,9 +13,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from experiments.shelf import results
-from experiments.shelf.arguments import at_least, count, positive, share, weight
-from experiments.shelf.rows import INFO_NCE, PGCL
+from experiments.common import results
+from experiments.common.arguments import at_least, count, fraction, positive, weight
+from experiments.common.rows import INFO_NCE, PGCL
 
 from . import protocol, table
 from .data import SYNTHETIC, fetch
@@ -62,8 +62,8 @@ def parse() -> argparse.Namespace:
     for name, (kind, about) in {
         "epochs": (count, "of training"),
         "look_every": (count, "epochs between evaluations"),
-        "freeze_epochs": (at_least(0), "epochs in which prototypes do not move"),
-        "drop": (share, "share of nodes dropped, and of edges perturbed"),
+        "freeze_epochs": (at_least(0), "epochs with frozen prototypes"),
+        "drop": (fraction, "fraction of nodes dropped, and of edges perturbed"),
         "lr": (positive, "learning rate"),
     }.items():
         option, value = f"--{name.replace('_', '-')}", SETTING[name]
@@ -78,7 +78,7 @@ def parse() -> argparse.Namespace:
     args = parser.parse_args()
     if args.dataset == SYNTHETIC and args.root is not None:
         parser.error(
-            f"--root holds no {SYNTHETIC!r}, which is made here: name the set with --dataset"
+            f"--root holds no {SYNTHETIC!r}, which is synthetic: name the set with --dataset"
         )
     rows = protocol.PAPER_ROWS if args.protocol == PAPER else ALL_ROWS
     if args.rows == ["all"]:
@@ -95,7 +95,7 @@ def parse() -> argparse.Namespace:
 
 
 def grid_of(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """The settings to compare rows under, one for each combination of the lists."""
+    """The settings to compare losses in, one for each combination of the lists."""
     combinations = itertools.product(*(getattr(args, name) for name in LISTS))
     shared = {name: getattr(args, name) for name in SETTING}
     return [shared | dict(zip(LISTS, values, strict=True)) for values in combinations]
@@ -104,8 +104,8 @@ def grid_of(args: argparse.Namespace) -> list[dict[str, Any]]:
 def configurations(
     args: argparse.Namespace, digest: str, setting: dict[str, Any]
 ) -> list[dict[str, Any]]:
-    """The runs of one setting on the set with this digest."""
-    bare: dict[str, Any] = {}  # what rows that train nothing have of a setting
+    """The configurations of one setting on the set with this digest."""
+    bare: dict[str, Any] = {}  # the options of rows that train nothing
     if args.protocol == PAPER:
         bare = {"protocol": PAPER, "epochs": setting["epochs"]}
     configs = []
@@ -118,13 +118,15 @@ def configurations(
 def main() -> None:
     args = parse()
     grid = grid_of(args)
-    way, made = usual, table.comparison
+    evaluate, compare = usual, table.comparison
     if args.protocol == PAPER:
-        way, made = protocol.looks, table.of_looks
+        evaluate, compare = protocol.every_epoch, table.every_epoch
     try:
         graphs, digest = fetch(args.dataset, args.root, args.cache)
         configs = [configurations(args, digest, setting) for setting in grid]
-        jobs = [(config, graphs, args.tensorboard, way) for config in itertools.chain(*configs)]
+        jobs = [
+            (config, graphs, args.tensorboard, evaluate) for config in itertools.chain(*configs)
+        ]
         done = results.complete(args.output, jobs, run, args.workers)
     except (ValueError, results.Stopped) as error:
         sys.exit(f"experiments.unsupervised: {error}")
@@ -133,7 +135,7 @@ def main() -> None:
         if len(grid) > 1:
             print(f"\n{setting}\n")
         runs = [done[results.key(config)] for config in of_setting]
-        print(f"\n{MEASURED}\n\n{made(runs)}")
+        print(f"\n{MEASURED}\n\n{compare(runs)}")
         if args.protocol == "usual":
             print(f"\n{table.verdict(runs)}")
 

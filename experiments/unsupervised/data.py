@@ -1,4 +1,4 @@
-"""Graphs to learn from: a TU set from disk or the network, or trees with planted motifs."""
+"""Graphs: a TU set from disk or the network, or synthetic trees with motifs."""
 
 import hashlib
 import itertools
@@ -12,13 +12,13 @@ from torch_geometric.data import Data
 from torch_geometric.datasets import TUDataset
 from torch_geometric.utils import to_undirected
 
-from experiments.shelf.results import write
-from experiments.shelf.sets import check_name, downloaded
+from experiments.common.results import write
+from experiments.common.sets import check_name, downloaded
 
 SYNTHETIC = "motifs"
 FOLDS = 10
-NEEDED = ("A", "graph_indicator", "graph_labels")  # raw files of a set: NAME_A.txt, ...
-PARTS = (*NEEDED, "node_labels", "node_attributes")  # those that graphs are made of
+REQUIRED = ("A", "graph_indicator", "graph_labels")  # raw files of a set: NAME_A.txt, ...
+PARTS = (*REQUIRED, "node_labels", "node_attributes")  # those that are read
 Edges = list[tuple[int, int]]
 MOTIFS: dict[str, Edges] = {
     "ring of 6": [(i, (i + 1) % 6) for i in range(6)],
@@ -29,13 +29,13 @@ MOTIFS: dict[str, Edges] = {
 
 
 def fetch(name: str, root: Path | None, cache: Path) -> tuple[Path, str]:
-    """The file in ``cache`` with the graphs of a set, made if need be, and a digest of them.
+    """The file in ``cache`` with the graphs of a set, written if it does not exist, and a digest.
 
-    The set comes from ``root`` or, without one, from the network. Its content is what it is known
-    by: where its files change, the file in ``cache`` is another one, and so is the digest.
+    The set comes from ``root`` or, without one, from the network. Its content identifies it: if
+    its files change, so do the file in ``cache`` and the digest.
     """
     if name == SYNTHETIC:
-        graphs = planted_motifs()
+        graphs = synthetic_trees()
         path = cache / f"{name}-{digest_of(graphs)}.pt"
     else:
         check_name(name)
@@ -56,7 +56,7 @@ def fetch(name: str, root: Path | None, cache: Path) -> tuple[Path, str]:
 
 
 def load(path: Path) -> list[Data]:
-    """The graphs of a file that `fetch` has made, with ``x`` and ``y``."""
+    """The graphs of a file that `fetch` has written, with ``x`` and ``y``."""
     tensors = torch.load(path, weights_only=True)
     return [Data(x=x, edge_index=edge_index, y=y) for x, edge_index, y in tensors]
 
@@ -86,7 +86,9 @@ def raw_files(name: str, root: Path) -> dict[str, bytes]:
         files = {file: source / file for file in (f"{name}_{part}.txt" for part in PARTS)}
         there = {file: path.read_bytes() for file, path in files.items() if path.exists()}
         if there:
-            missing = [f"{name}_{part}.txt" for part in NEEDED if f"{name}_{part}.txt" not in there]
+            missing = [
+                f"{name}_{part}.txt" for part in REQUIRED if f"{name}_{part}.txt" not in there
+            ]
             if missing:
                 raise ValueError(f"{source} has no {' and no '.join(missing)}")
             return there
@@ -115,11 +117,11 @@ def parsed(name: str, files: dict[str, bytes]) -> list[Data]:
     return graphs
 
 
-def planted_motifs(num_graphs: int = 480, templates: int = 10, seed: int = 0) -> list[Data]:
-    """Random trees that carry motifs of two kinds, one each; which two is the class.
+def synthetic_trees(num_graphs: int = 480, templates: int = 10, seed: int = 0) -> list[Data]:
+    """Random trees with one motif each of two kinds; the pair of kinds is the class.
 
-    Classes share motifs, and the graphs of a class are few templates with some leaves added: a
-    batch is full of near-duplicates, which InfoNCE takes for negatives of each other.
+    Classes share motifs. The graphs of a class are few templates with some leaves added, so that a
+    batch has many near-duplicates, which are negatives of each other in InfoNCE.
     """
     random = torch.Generator().manual_seed(seed)
 
@@ -134,11 +136,11 @@ def planted_motifs(num_graphs: int = 480, templates: int = 10, seed: int = 0) ->
         return edges
 
     classes = list(itertools.combinations(MOTIFS, 2))
-    made = [[template(*kinds) for _ in range(templates)] for kinds in classes]
+    templates_of = [[template(*kinds) for _ in range(templates)] for kinds in classes]
     graphs = []
     for index in range(num_graphs):
         label = index % len(classes)
-        edges = add_leaves(made[label][below(templates)], below(4), below)
+        edges = add_leaves(templates_of[label][below(templates)], below(4), below)
         x, y = torch.ones(num_nodes(edges), 1), torch.tensor([label])
         graphs.append(Data(x=x, y=y, edge_index=to_undirected(torch.tensor(edges).T)))
     return graphs

@@ -1,4 +1,4 @@
-"""How well graph embeddings tell classes apart: an RBF support vector machine, ten-fold."""
+"""Accuracy of an RBF support vector machine on graph embeddings, in ten folds."""
 
 import numpy as np
 from sklearn.metrics.pairwise import rbf_kernel
@@ -7,7 +7,7 @@ from sklearn.preprocessing import scale
 from sklearn.svm import SVC
 
 PENALTIES = 10.0 ** np.arange(-3, 4)  # C
-MANY = 1000  # graphs, from which on two inner folds choose C: five would take hours
+MANY = 1000  # graphs: from here on two inner folds choose C, as five would take hours
 
 
 def accuracy(embeddings: np.ndarray, labels: np.ndarray, seed: int) -> float:
@@ -16,19 +16,19 @@ def accuracy(embeddings: np.ndarray, labels: np.ndarray, seed: int) -> float:
 
 
 def kernel(embeddings: np.ndarray) -> np.ndarray:
-    """``[N, N]``, of features brought to mean 0 and variance 1; it looks at no label.
+    """RBF kernel ``[N, N]`` of standardised features, for all folds and all C.
 
-    One matrix serves all folds and all C. Unscaled, a feature that is almost always 0 in training
-    comes out of batch normalisation so large that it alone decides the width of the kernel.
+    Unscaled, a feature that is almost always 0 in training becomes so large in batch normalisation
+    that it alone sets the width of the kernel.
     """
     return rbf_kernel(scale(embeddings.astype(np.float64)), gamma=1 / embeddings.shape[1])
 
 
 def of_kernel(kernel: np.ndarray, labels: np.ndarray, seed: int, inner: int | None = None) -> float:
-    """The same from a kernel; ``inner`` folds choose C, by default as many as is quick."""
+    """`accuracy` from a kernel; ``inner`` folds choose C (default: 5, or 2 with many graphs)."""
     folds = StratifiedKFold(10, shuffle=True, random_state=seed).split(kernel, labels)
-    # Neither a single split nor a sample: where their classes happen to be equally large and those
-    # of the training fold are not, the smallest C may win, and then predict one class for all.
+    # Not a single split: where its classes are of equal size and those of the training fold are
+    # not, the smallest C may win, and then predict one class for all.
     inner = inner or (5 if len(labels) < MANY else 2)
     scores = []
     for train, test in folds:

@@ -9,7 +9,7 @@ DIM = LAYERS * WIDTH
 
 
 class GIN(nn.Module):
-    """Node features ``[V, F]`` -> a row per graph ``[G, 96]``, all layers side by side."""
+    """Node features ``[V, F]`` -> embeddings ``[G, 96]``, the concatenation of all layers."""
 
     def __init__(self, num_features: int) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class GIN(nn.Module):
 
 
 class Projected(nn.Module):
-    """The encoder with the head that the loss sees; what is learnt is used without the head."""
+    """The encoder with a projection head, which only the loss uses."""
 
     def __init__(self, encoder: GIN) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Trains one run on each set and draws what PGCL does to graphs: clusters, their classes, weights.
+"""Trains PGCL once on each set and draws clusters, their classes and weights.
 
 python -m experiments.unsupervised.pictures --datasets motifs MUTAG --root data --output mine.png
 """
@@ -17,7 +17,7 @@ from torch_geometric.data import Data
 from torch_geometric.loader import DataLoader
 from tqdm import tqdm
 
-from experiments.shelf.rows import PGCL
+from experiments.common.rows import PGCL
 
 from .data import SYNTHETIC, fetch, load
 from .model import GIN
@@ -28,7 +28,7 @@ CLASSES = plt.get_cmap("tab10")
 
 
 def train(name: str, graphs: list[Data]) -> dict[str, Any]:
-    """A PGCL run with the setting of the tables, and where rows and prototypes end up."""
+    """A PGCL run with the options of the tables: its embeddings, prototypes and clusters."""
     torch.manual_seed(0)
     loader = DataLoader(graphs, SETTING["batch_size"], shuffle=True)
     config = {**SETTING, "row": PGCL}
@@ -37,11 +37,11 @@ def train(name: str, graphs: list[Data]) -> dict[str, Any]:
     epochs = tqdm(range(config["epochs"]), desc=name, unit="epoch")
     for _ in epochs:
         train_epoch(model, loader, optimizer)
-    rows = F.normalize(torch.from_numpy(embed(model.encoder, graphs)))
+    embeddings = F.normalize(torch.from_numpy(embed(model.encoder, graphs)))
     prototypes = model.loss.prototypes.eval()
-    (balanced,) = prototypes(rows)
+    (balanced,) = prototypes(embeddings)
     return {
-        "rows": rows,
+        "embeddings": embeddings,
         "labels": torch.cat([graph.y for graph in graphs]),
         "clusters": balanced.clusters,
         "prototypes": F.normalize(prototypes.weight.detach()),
@@ -49,17 +49,18 @@ def train(name: str, graphs: list[Data]) -> dict[str, Any]:
 
 
 def draw_clusters(axes: Axes, trained: dict[str, Any]) -> None:
-    """t-SNE of all rows, coloured by class, with the prototypes as stars."""
-    both = torch.cat([trained["rows"], trained["prototypes"]]).numpy()
+    """t-SNE of all embeddings, coloured by class, with the prototypes as stars."""
+    both = torch.cat([trained["embeddings"], trained["prototypes"]]).numpy()
     flat = TSNE(metric="cosine", init="pca", random_state=0).fit_transform(both)
-    rows, stars = flat[: len(trained["rows"])], flat[len(trained["rows"]) :]
-    axes.scatter(*rows.T, c=CLASSES(trained["labels"].numpy() % 10), s=6, alpha=0.6, linewidths=0)
+    count = len(trained["embeddings"])
+    points, stars = flat[:count], flat[count:]
+    axes.scatter(*points.T, c=CLASSES(trained["labels"].numpy() % 10), s=6, alpha=0.6, linewidths=0)
     axes.scatter(*stars.T, marker="*", s=140, c="black", edgecolors="white", linewidths=0.8)
     axes.set(xticks=[], yticks=[])
 
 
 def draw_sizes(axes: Axes, trained: dict[str, Any]) -> None:
-    """How many graphs of each class Sinkhorn gives to each prototype, the largest first."""
+    """Graphs of each class that Sinkhorn assigns to each prototype, the largest cluster first."""
     labels, clusters = trained["labels"].numpy(), trained["clusters"].numpy()
     num_prototypes = len(trained["prototypes"])
     order = np.argsort(-np.bincount(clusters, minlength=num_prototypes))
@@ -74,26 +75,26 @@ def draw_sizes(axes: Axes, trained: dict[str, Any]) -> None:
 def draw_weights(axes: Axes, trained: dict[str, Any]) -> None:
     """M w of a negative by its prototype's distance, a line for each cluster of queries.
 
-    Behind it how many pairs of graphs of different clusters are that far apart.
+    Behind it a histogram of the distances, over pairs of graphs of different clusters.
     """
     prototypes = trained["prototypes"].double().numpy()
-    shares = np.bincount(trained["clusters"].numpy(), minlength=len(prototypes))
-    shares = shares / shares.sum()
+    fractions = np.bincount(trained["clusters"].numpy(), minlength=len(prototypes))
+    fractions = fractions / fractions.sum()
     distances = 1 - prototypes @ prototypes.T
     many = axes.twinx()
     apart = ~np.eye(len(prototypes), dtype=bool)
-    pairs = np.outer(shares, shares)
+    pairs = np.outer(fractions, fractions)
     many.hist(distances[apart], weights=pairs[apart], bins=30, color="0.85")
     many.set(yticks=[])
     axes.set_zorder(many.get_zorder() + 1)
     axes.patch.set_visible(False)
     grid = np.linspace(0, distances.max(), 200)
-    for cluster in np.flatnonzero(shares):
-        mean = shares @ distances[cluster]
-        deviation = np.sqrt(shares @ (distances[cluster] - mean) ** 2)
+    for cluster in np.flatnonzero(fractions):
+        mean = fractions @ distances[cluster]
+        deviation = np.sqrt(fractions @ (distances[cluster] - mean) ** 2)
         if deviation == 0:
             continue
-        scale = 1 / (shares @ np.exp(-((distances[cluster] - mean) ** 2) / (2 * deviation**2)))
+        scale = 1 / (fractions @ np.exp(-((distances[cluster] - mean) ** 2) / (2 * deviation**2)))
         curve = scale * np.exp(-((grid - mean) ** 2) / (2 * deviation**2))
         axes.plot(grid, curve, color="tab:blue", alpha=0.5, linewidth=1)
     axes.axhline(1, color="black", linewidth=0.6, linestyle=":")
@@ -108,7 +109,7 @@ def main() -> None:
         "python -m experiments.unsupervised.pictures", description=__doc__.splitlines()[0]
     )
     parser.add_argument("--datasets", nargs="+", default=[SYNTHETIC])
-    parser.add_argument("--root", type=Path, help="folder of the sets; else they are downloaded")
+    parser.add_argument("--root", type=Path, help="folder of the sets; default: download")
     parser.add_argument("--cache", type=Path, default=Path("runs/data"))
     parser.add_argument("--output", type=Path, default=Path("runs/pictures.png"), help="a new file")
     args = parser.parse_args()

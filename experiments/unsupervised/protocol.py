@@ -1,8 +1,8 @@
-"""The protocol of the code published with the paper, around the losses of this library.
+"""The protocol of the code published with the paper, with the losses of this library.
 
-docs/results_graphs.md lists what is as in that code, and what is not. That code looks at the test
-folds after every epoch, draws them anew each time, and keeps the best. Here that number stands
-beside the last epoch's, and beside the chosen epoch's on folds that had no part in the choice.
+docs/results_graphs.md lists what differs from that code. That code evaluates on test folds after
+every epoch, draws them anew each time, and keeps the best. Here that accuracy is beside the last
+epoch's, and beside the best epoch's on folds that did not choose it.
 """
 
 from typing import Any
@@ -22,51 +22,51 @@ from .train import LOSSES, UNTRAINED, build, embed, train_epoch
 
 PAPER = "paper"
 PAPER_ROWS = (UNTRAINED, *LOSSES)
-# What the protocol fixes, as options of the usual one.
+# Options that the protocol fixes.
 FIXED = {"look_every": 1, "freeze_epochs": 0, "drop": 0.1}
 INNER = 5  # folds that choose C, however many graphs there are
-FRESH = 5  # draws of folds on which the chosen epoch is looked at again
+FRESH = 5  # draws of folds on which the best epoch is evaluated again
 
 
-def looks(config: dict[str, Any], graphs: list[Data]) -> dict[str, Any]:
-    """Accuracies by epochs, each on folds of its own, and the chosen epoch's on fresh folds.
+def every_epoch(config: dict[str, Any], graphs: list[Data]) -> dict[str, Any]:
+    """Accuracies by epochs, each on its own folds, and the best epoch's on fresh folds.
 
-    The untrained encoder is looked at as often: its best look is what the choice alone gains.
+    The untrained encoder is evaluated as often: its best accuracy shows what the choice gains.
     """
     seed, epochs = config["seed"], config["epochs"]
     # Shuffled once: a batch has the same graphs in every epoch.
     graphs = [with_self_loops(graphs[index]) for index in torch.randperm(len(graphs))]
     labels = torch.cat([graph.y for graph in graphs]).numpy()
     encoder = GIN(graphs[0].num_node_features)
-    start(encoder)
+    initialise(encoder)
     if config["row"] == UNTRAINED:
         history: list[dict[str, Any]] = []
-        rows = [embed(encoder, graphs)] * epochs
+        embeddings = [embed(encoder, graphs)] * epochs
     else:
-        history, rows = trained(config, encoder, graphs)
-    scores = {epoch: look(rows[epoch - 1], labels, seed, epoch) for epoch in range(1, epochs + 1)}
-    chosen = rows[max(scores, key=scores.__getitem__) - 1]
-    fresh = [look(chosen, labels, seed, epochs + draw) for draw in range(1, FRESH + 1)]
+        history, embeddings = trained(config, encoder, graphs)
+    scores = {epoch: accuracy(z, labels, seed, draw=epoch) for epoch, z in enumerate(embeddings, 1)}
+    best = embeddings[max(scores, key=scores.__getitem__) - 1]
+    fresh = [accuracy(best, labels, seed, epochs + draw) for draw in range(1, FRESH + 1)]
     return {"accuracy": scores, "fresh": fresh, "history": history}
 
 
 def trained(
     config: dict[str, Any], encoder: GIN, graphs: list[Data]
 ) -> tuple[list[dict[str, Any]], list[np.ndarray]]:
-    """What was seen in each epoch, and the rows of all graphs after it."""
+    """Diagnostics of each epoch, and the embeddings of all graphs after it."""
     loader = DataLoader(graphs, config["batch_size"])
     model = build(config, encoder, len(loader), (lambda batch: batch, dropped))
-    start(model.encoder.head)
+    initialise(model.encoder.head)
     optimizer = torch.optim.Adam(model.parameters(), lr=config["lr"])
-    history, rows = [], []
+    history, embeddings = [], []
     for _ in range(config["epochs"]):
         history.append(train_epoch(model, loader, optimizer))
-        rows.append(embed(encoder, graphs))
-    return history, rows
+        embeddings.append(embed(encoder, graphs))
+    return history, embeddings
 
 
-def start(module: nn.Module) -> None:
-    """Xavier weights and no biases in all linear maps."""
+def initialise(module: nn.Module) -> None:
+    """Xavier weights and zero biases in all linear layers."""
     for linear in module.modules():
         if isinstance(linear, nn.Linear):
             nn.init.xavier_uniform_(linear.weight)
@@ -83,7 +83,7 @@ def with_self_loops(graph: Data) -> Data:
 def dropped(batch: Data) -> Data:
     """Without a tenth of each graph's nodes, rounded down, and without self-loops.
 
-    The last node goes, too, where it has no edge left; others are kept by their self-loops.
+    The last node is also dropped if it has no edge left; others are kept by their self-loops.
     """
     num, sizes = batch.num_nodes, batch.ptr.diff()
     order = (batch.batch + torch.rand(num, dtype=torch.float64)).argsort()
@@ -97,8 +97,8 @@ def dropped(batch: Data) -> Data:
     return Data(x=batch.x[keep], edge_index=edge_index, batch=batch.batch[keep], ptr=ptr)
 
 
-def look(rows: np.ndarray, labels: np.ndarray, seed: int, draw: int) -> float:
-    """Accuracy in per cent of scikit-learn's default machine on unit rows, on folds of its own."""
-    rows = normalize(rows.astype(np.float64))
-    kernel = rbf_kernel(rows, gamma=1 / (rows.shape[1] * rows.var()))
+def accuracy(embeddings: np.ndarray, labels: np.ndarray, seed: int, draw: int) -> float:
+    """In per cent, by scikit-learn's default kernel of unit embeddings, on this draw's folds."""
+    z = normalize(embeddings.astype(np.float64))
+    kernel = rbf_kernel(z, gamma=1 / (z.shape[1] * z.var()))
     return of_kernel(kernel, labels, 1000 * seed + draw, INNER)

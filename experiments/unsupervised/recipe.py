@@ -1,8 +1,8 @@
-"""The recommended setting beside InfoNCE on whole graphs, by five measures; prints tables.
+"""InfoNCE, then PGCL, beside InfoNCE on whole graphs, by five measures; prints tables.
 
-python -m experiments.unsupervised.recipe --root data             # goes on with the committed runs
+python -m experiments.unsupervised.recipe --root data             # adds to the committed runs
 
-It was chosen on MUTAG, PTC_MR and PROTEINS; the other sets confirm it.
+It was tuned on MUTAG, PTC_MR and PROTEINS; the other sets are held out.
 """
 
 import argparse
@@ -20,11 +20,11 @@ from sklearn.preprocessing import scale
 from torch import Tensor
 from torch_geometric.loader import DataLoader
 
-from experiments.shelf import probes, results
-from experiments.shelf.arguments import count
-from experiments.shelf.losses import Objective, Options
-from experiments.shelf.rows import INFO_NCE, PGCL, RECOMMENDED, RIVALS, recipe
-from experiments.shelf.tables import difference, measures, spread
+from experiments.common import probes, results
+from experiments.common.arguments import count
+from experiments.common.losses import Objective, Options
+from experiments.common.rows import INFO_NCE, PGCL, RECOMMENDED, RIVALS, recipe
+from experiments.common.tables import difference, markdown, measures, spread
 from pgcl_losses.adapters.pyg import ContrastiveModel, EdgePerturb, NodeDrop
 
 from .data import fetch, load
@@ -36,7 +36,7 @@ SETS = ("MUTAG", "PTC_MR", "PROTEINS", "NCI1", "REDDIT-BINARY", "COLLAB")
 RUNS = Path(__file__).parent / "recipe.jsonl"
 TRAINING = {name: SETTING[name] for name in ("batch_size", "epochs", "drop", "lr")}
 TEMPERATURE = 0.2
-STARTING = 10  # batches whose rows the prototypes start from
+STARTING = 10  # batches whose embeddings initialise the prototypes
 LOSSES: dict[str, Options | None] = {
     UNTRAINED: None,
     INFO_NCE: {},
@@ -47,7 +47,7 @@ LOSSES: dict[str, Options | None] = {
 
 
 def configuration(dataset: str, digest: str, row: str, seed: int) -> results.Config:
-    """A run's, as JSON has it; an untrained encoder has no loss."""
+    """The configuration of a run; an untrained encoder has no loss."""
     config: dict[str, Any] = {"dataset": dataset, "data": digest, "seed": seed, "loss": LOSSES[row]}
     if row != UNTRAINED:
         config |= TRAINING | SHORTER.get(dataset, {})
@@ -55,7 +55,7 @@ def configuration(dataset: str, digest: str, row: str, seed: int) -> results.Con
 
 
 def run(config: results.Config, graphs_file: Path) -> results.Run:
-    """What the rows are good for after the last epoch, ready for JSON."""
+    """The five measures after the last epoch, ready for JSON."""
     started = time.perf_counter()
     torch.set_num_threads(1)
     torch.manual_seed(config["seed"])
@@ -66,19 +66,19 @@ def run(config: results.Config, graphs_file: Path) -> results.Run:
     if config["loss"] is not None:
         loader = DataLoader(graphs, config["batch_size"], shuffle=True)
         history = train(config, encoder, loader)
-    rows = embed(encoder, graphs)
-    found = {"probe": accuracy(rows, labels, config["seed"])}
-    found |= probes.without_training(scaled(rows), labels, config["seed"])
+    embeddings = embed(encoder, graphs).astype(np.float64)
+    values = {"probe": accuracy(embeddings, labels, config["seed"])}
+    values |= probes.without_training(scale(embeddings), labels, config["seed"])
     return {
         "config": config,
-        **{name: round(value, 3) for name, value in found.items()},
+        **{name: round(value, 3) for name, value in values.items()},
         "history": history,
         "seconds": round(time.perf_counter() - started, 1),
     }
 
 
 def train(config: results.Config, encoder: GIN, loader: DataLoader) -> list[dict[str, Any]]:
-    """Returns what was seen in the last batch of each epoch."""
+    """Returns the diagnostics of the last batch of each epoch."""
     steps = config["epochs"] * len(loader)
     objective = Objective(config["loss"], DIM, TEMPERATURE, steps)
     augments = NodeDrop(config["drop"]), EdgePerturb(config["drop"])
@@ -88,51 +88,48 @@ def train(config: results.Config, encoder: GIN, loader: DataLoader) -> list[dict
     for _ in range(config["epochs"]):
         model.train()
         for batch in loader:
-            objective.begin(step, lambda: of_batches(model, loader))
-            loss, seen = objective(*model.embeddings(batch))
+            objective.begin(step, lambda: projections(model, loader))
+            loss, diagnostics = objective(*model.embeddings(batch))
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
             step += 1
-        history.append(seen())
+        history.append(diagnostics())
     return history
 
 
-def of_batches(model: ContrastiveModel, loader: DataLoader) -> Tensor:
-    """Rows as the loss sees them, of some batches."""
+def projections(model: ContrastiveModel, loader: DataLoader) -> Tensor:
+    """Projections of some batches."""
     return torch.cat([model.embeddings(batch)[0] for batch in itertools.islice(loader, STARTING)])
 
 
-def scaled(rows: np.ndarray) -> np.ndarray:
-    """As the support vector machine has them: mean 0 and variance 1."""
-    return scale(rows.astype(np.float64))
-
-
 def tables(runs: Collection[results.Run]) -> dict[str, str]:
-    """Markdown by measure: rows against sets, with what each has more than InfoNCE by seed."""
-    found: dict[str, dict[str, dict[int, results.Run]]] = {}  # set -> loss -> seed -> run
+    """By measure: means of losses against sets, and differences from InfoNCE, paired by seed."""
+    by_set: dict[str, dict[str, dict[int, results.Run]]] = {}  # set -> loss -> seed -> run
     for run in runs:
         config = run["config"]
         if results.agrees(config, TRAINING | SHORTER.get(config["dataset"], {})):
-            of_set = found.setdefault(config["dataset"], {})
+            of_set = by_set.setdefault(config["dataset"], {})
             of_set.setdefault(results.key(config["loss"]), {})[config["seed"]] = run
-    names = [name for name in SETS if name in found]
-    made = {}
+    names = [name for name in SETS if name in by_set]
+
+    def values(name: str, row: str, measure: str) -> dict[int, float]:
+        runs = by_set[name].get(results.key(LOSSES[row]), {})
+        return {seed: run[measure] for seed, run in runs.items()}
+
+    pairs = {}
     for measure in probes.NAMES:
-        lines = [f"| | {' | '.join(names)} |", "| --- |" + " --- |" * len(names)]
-        for row, loss in LOSSES.items():
-            cells = []
-            for of_set in (found[name] for name in names):
-                ours, theirs = (
-                    {seed: run[measure] for seed, run in of_set.get(results.key(key), {}).items()}
-                    for key in (loss, LOSSES[INFO_NCE])
-                )
-                delta = difference(ours, theirs) if row != INFO_NCE else ""
-                cells.append(f"{spread(list(ours.values()))}<br>{delta}" if ours else "")
-            if any(cells):
-                lines.append(f"| {row} | {' | '.join(cells)} |")
-        made[f"graphs {measure}"] = "\n".join(lines)
-    return made
+        means, deltas = {}, {}
+        for row in LOSSES:
+            seeds = [values(name, row, measure) for name in names]
+            means[row] = [spread([*of_set.values()]) if of_set else "" for of_set in seeds]
+            bases = (values(name, INFO_NCE, measure) for name in names)
+            deltas[row] = [*map(difference, seeds, bases)] if row != INFO_NCE else []
+        pairs[f"graphs {measure}"] = "\n\n".join(
+            markdown([first, *names], [[row, *cells] for row, cells in rows.items() if any(cells)])
+            for first, rows in (("loss", means), (f"minus {INFO_NCE}", deltas))
+        )
+    return pairs
 
 
 def main() -> None:

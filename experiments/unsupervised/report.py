@@ -10,17 +10,17 @@ from typing import Any
 
 import numpy as np
 
-from experiments.shelf import results
-from experiments.shelf.results import Run
-from experiments.shelf.rows import INFO_NCE, PGCL
-from experiments.shelf.tables import difference, refill, spread
+from experiments.common import results
+from experiments.common.results import Run
+from experiments.common.rows import INFO_NCE, PGCL
+from experiments.common.tables import difference, markdown, refill, spread
 
 from . import sensitivity, table
 from .recipe import RUNS as MEASURED
 from .recipe import tables as of_measures
 from .train import ALL_ROWS, SETTING, SHORTER, UNTRAINED, WL
 
-# What the paper reports for GraphCL and for PGCL.
+# The paper's accuracies of GraphCL and of PGCL.
 PAPER = {
     "MUTAG": (86.8, 91.1),
     "PTC_MR": (58.4, 63.3),
@@ -29,9 +29,9 @@ PAPER = {
     "COLLAB": (71.4, 76.0),
     "REDDIT-BINARY": (89.5, 91.5),
 }
-# What the code published with the paper reaches: its best of 20 looks, last epoch. From
-# published_code.txt beside this file.
-ITS_CODE = {
+# Accuracies of the code published with the paper: best of 20 epochs, last epoch. From
+# published_code.txt.
+PUBLISHED_CODE = {
     "MUTAG": {
         UNTRAINED: ("86.4", "84.5"),
         INFO_NCE: ("91.1 ± 0.5", "85.6 ± 1.5"),
@@ -48,19 +48,19 @@ ITS_CODE = {
         PGCL: ("73.6", "70.7"),
     },
 }
-# PGCL from the first step, as where_it_helps.md has it for batches of 128.
-RECIPE = SETTING | {"num_prototypes": 40, "consistency_weight": 1.0}
+# PGCL from the first step with K=N/3.
+THIRD_OF_BATCH = SETTING | {"num_prototypes": 40, "consistency_weight": 1.0}
 HERE = Path(__file__).parent
-RUNS, LOOKS = HERE / "results.jsonl", HERE / "paper.jsonl"
+RUNS, PAPER_RUNS = HERE / "results.jsonl", HERE / "paper.jsonl"
 DOCS = HERE.parents[1] / "docs"
 PAGE, CONCLUSIONS = DOCS / "results_graphs.md", DOCS / "results.md"
 
 
 def of_setting(runs: Iterable[Run], setting: dict[str, Any]) -> dict[str, list[Run]]:
-    """Data set -> its runs under one setting, and those that have none.
+    """Data set -> its runs in one setting, and those of rows without training.
 
-    How often they were looked at makes no difference; of two that differ in it alone the one looked
-    at more often comes last, and counts.
+    Of two runs that differ in ``look_every`` alone, the one evaluated more often comes last, and
+    counts.
     """
     wanted = {name: value for name, value in setting.items() if name != "look_every"}
     sets: dict[str, list[Run]] = {}
@@ -70,7 +70,7 @@ def of_setting(runs: Iterable[Run], setting: dict[str, Any]) -> dict[str, list[R
         name, digest = config["dataset"], config.get("data")
         here = wanted | SHORTER.get(name, {})
         if config["row"] in (WL, UNTRAINED) or here.items() <= config.items():
-            # Lines from before there were digests have none.
+            # The oldest records have no digest.
             if digest is not None and digests.setdefault(name, digest) != digest:
                 raise ValueError(f"{name}: runs on two sets, {digests[name]} and {digest}")
             sets.setdefault(name, []).append(run)
@@ -78,7 +78,7 @@ def of_setting(runs: Iterable[Run], setting: dict[str, Any]) -> dict[str, list[R
 
 
 def averages(sets: dict[str, list[Run]]) -> str:
-    """Rows against the sets that have all rows, by the last epoch, with mean and mean rank."""
+    """Last epochs of all losses on the sets that have all of them, with mean and mean rank."""
     means = {
         name: {
             row: np.mean([table.last_epoch(run) for run in seeds.values()])
@@ -86,23 +86,18 @@ def averages(sets: dict[str, list[Run]]) -> str:
         }
         for name, runs in sets.items()
     }
-    whole = {name: of_rows for name, of_rows in means.items() if of_rows.keys() == {*ALL_ROWS}}
-    lines = [f"| | {' | '.join(whole)} | mean | mean rank |"]
-    lines.append("| --- |" + " --- |" * (len(whole) + 2))
+    complete = {name: of_set for name, of_set in means.items() if of_set.keys() == {*ALL_ROWS}}
+    lines = []
     for row in ALL_ROWS:
-        values = [of_rows[row] for of_rows in whole.values()]
-        ranks = [sum(v > of_rows[row] for v in of_rows.values()) + 1 for of_rows in whole.values()]
-        cells = [f"{value:.1f}" for value in [*values, np.mean(values), np.mean(ranks)]]
-        lines.append(f"| {row} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+        values = [of_set[row] for of_set in complete.values()]
+        ranks = [sum(v > of_set[row] for v in of_set.values()) + 1 for of_set in complete.values()]
+        lines.append([row, *(f"{v:.1f}" for v in [*values, np.mean(values), np.mean(ranks)])])
+    return markdown(["loss", *complete, "mean", "mean rank"], lines)
 
 
 def beside_the_paper(sets: dict[str, list[Run]]) -> str:
-    """Best epochs, as the paper has them, of its two rows; and what PGCL lacks here."""
-    lines = [
-        "| | GraphCL, paper | InfoNCE, here | PGCL, paper | PGCL, here | missing |",
-        "| --- | --- | --- | --- | --- | --- |",
-    ]
+    """Best epochs of InfoNCE and PGCL, in the paper and here."""
+    lines = []
     for name, (info_nce, pgcl) in PAPER.items():
         if name in sets:
             rows = table.by_row(sets[name])
@@ -110,96 +105,88 @@ def beside_the_paper(sets: dict[str, list[Run]]) -> str:
                 float(np.mean([table.best_epoch(run) for run in rows[row].values()]))
                 for row in (INFO_NCE, PGCL)
             )
-            cells = [f"{value:.1f}" for value in (info_nce, here, pgcl, ours, pgcl - ours)]
-            lines.append(f"| {name} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+            values = info_nce, here, pgcl, ours, pgcl - ours
+            lines.append([name, *(f"{value:.1f}" for value in values)])
+    head = ["set", "GraphCL, paper", "InfoNCE, here", "PGCL, paper", "PGCL, here", "missing"]
+    return markdown(head, lines)
 
 
-def beside_its_code(runs: Iterable[Run]) -> str:
+def beside_the_published_code(runs: Iterable[Run]) -> str:
     """The paper, its code and ours, by the protocol of that code."""
     runs = list(runs)
-    lines = [
-        "| | | seeds | paper | best of 20 looks, its code | here | last epoch, its code | here "
-        "| chosen epoch on fresh folds | minus InfoNCE |",
-        "| --- |" + " --- |" * 9,
-    ]
-    for name, its_code in ITS_CODE.items():
+    lines = []
+    for name, published in PUBLISHED_CODE.items():
         paper = dict(zip((INFO_NCE, PGCL), map(str, PAPER[name]), strict=True))
         of_set = [run for run in runs if run["config"]["dataset"] == name]
-        ours = table.cells_of_looks(of_set)
-        for row in [*its_code, *(row for row in ours if row not in its_code)]:
-            its_best, its_last = its_code.get(row, ("", ""))
-            seeds, best, last, *fresh = ours.get(row, [""] * len(table.LOOKS))
-            cells = [name, row, seeds, paper.get(row, ""), its_best, best, its_last, last, *fresh]
-            lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
-def recipe(sets: dict[str, list[Run]], recommended: dict[str, list[Run]]) -> str:
-    """Last epochs of PGCL under both settings, against InfoNCE."""
-    lines = [
-        "| | seeds | InfoNCE | PGCL, K=10, lambda=6 | PGCL, K=40, lambda=1 | minus InfoNCE |",
-        "| --- | --- | --- | --- | --- | --- |",
-    ]
-    for name, runs in recommended.items():
-        rows, recipe_rows = table.by_row(sets[name]), table.by_row(runs)
-        if PGCL in recipe_rows:
-            info_nce, paper, ours = (
-                table.by_seed(seeds, table.last_epoch)
-                for seeds in (rows[INFO_NCE], rows[PGCL], recipe_rows[PGCL])
+        ours = table.cells_of_rows(of_set)
+        for row in [*published, *(row for row in ours if row not in published)]:
+            its_best, its_last = published.get(row, ("", ""))
+            seeds, best, last, *fresh = ours.get(row, [""] * len(table.EVERY_EPOCH))
+            lines.append(
+                [name, row, seeds, paper.get(row, ""), its_best, best, its_last, last, *fresh]
             )
-            cells = [spread(list(seeds.values())) for seeds in (info_nce, paper, ours)]
-            delta = difference(ours, info_nce)
-            lines.append(f"| {name} | {len(ours)} | {' | '.join(cells)} | {delta} |")
-    return "\n".join(lines)
+    head = ["set", "loss", "seeds", "paper", "best of 20 epochs, its code", "here"]
+    head += ["last epoch, its code", "here", "best epoch on fresh folds", "minus InfoNCE"]
+    return markdown(head, lines)
+
+
+def third_of_batch(paper: dict[str, list[Run]], third: dict[str, list[Run]]) -> str:
+    """Last epochs of PGCL with the paper's options and with K=N/3, against InfoNCE."""
+    lines = []
+    for name, runs in third.items():
+        rows, third_rows = table.by_row(paper[name]), table.by_row(runs)
+        if PGCL in third_rows:
+            info_nce, pgcl, ours = (
+                table.by_seed(seeds, table.last_epoch)
+                for seeds in (rows[INFO_NCE], rows[PGCL], third_rows[PGCL])
+            )
+            cells = (spread([*seeds.values()]) for seeds in (info_nce, pgcl, ours))
+            lines.append([name, len(ours), *cells, difference(ours, info_nce)])
+    losses = "InfoNCE", "PGCL, K=10, lambda=6", "PGCL, K=40, lambda=1"
+    return markdown(["set", "seeds", *losses, "minus InfoNCE"], lines)
 
 
 def conclusions(sets: dict[str, list[Run]]) -> str:
     """Last epochs of four rows on the sets of the paper."""
     shown = (WL, UNTRAINED, INFO_NCE, PGCL)
-    lines = [f"| accuracy in % | seeds | {' | '.join(shown)} | PGCL minus InfoNCE |"]
-    lines.append("| --- |" + " --- |" * (len(shown) + 2))
+    lines = []
     for name in PAPER:
         rows = table.by_row(sets[name])
         last = {row: table.by_seed(rows.get(row, {}), table.last_epoch) for row in shown}
-        cells = [spread([*seeds.values()]) if seeds else "" for seeds in last.values()]
-        delta = difference(last[PGCL], last[INFO_NCE])
-        lines.append(f"| {name} | {len(last[PGCL])} | {' | '.join(cells)} | {delta} |")
-    return "\n".join(lines)
+        cells = (spread([*seeds.values()]) if seeds else "" for seeds in last.values())
+        lines.append([name, len(last[PGCL]), *cells, difference(last[PGCL], last[INFO_NCE])])
+    return markdown(["accuracy in %", "seeds", *shown, "PGCL minus InfoNCE"], lines)
 
 
-def best_looks(runs: Iterable[Run]) -> str:
+def best_epochs(runs: Iterable[Run]) -> str:
     """The highest of 20 accuracies: the paper, its code and ours."""
     runs = list(runs)
-    lines = [
-        "| best of 20 looks, accuracy in % | seeds | PGCL, paper | PGCL, its code "
-        "| InfoNCE, its code | PGCL, here | InfoNCE, here | PGCL minus InfoNCE on fresh folds |",
-        "| --- |" + " --- |" * 7,
-    ]
-    for name, its_code in ITS_CODE.items():
-        ours = table.cells_of_looks(run for run in runs if run["config"]["dataset"] == name)
+    lines = []
+    for name, published in PUBLISHED_CODE.items():
+        ours = table.cells_of_rows(run for run in runs if run["config"]["dataset"] == name)
         seeds, best, *_, delta = ours[PGCL]
-        cells = [seeds, str(PAPER[name][1]), its_code[PGCL][0], its_code[INFO_NCE][0]]
-        cells += [best, ours[INFO_NCE][1], delta]
-        lines.append(f"| {name} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+        its_best = published[PGCL][0], published[INFO_NCE][0]
+        lines.append([name, seeds, PAPER[name][1], *its_best, best, ours[INFO_NCE][1], delta])
+    head = ["best of 20 epochs, accuracy in %", "seeds", "PGCL, paper", "PGCL, its code"]
+    head += ["InfoNCE, its code", "PGCL, here", "InfoNCE, here"]
+    return markdown([*head, "PGCL minus InfoNCE on fresh folds"], lines)
 
 
 def pages(
-    runs: Collection[Run], looks: Collection[Run], measured: Collection[Run]
+    runs: Collection[Run], paper_runs: Collection[Run], measured: Collection[Run]
 ) -> dict[Path, dict[str, str]]:
     """The tables of these runs, by page.
 
-    ``looks`` are the paper's protocol's; ``measured`` are those of recipe.py, by five measures.
+    ``paper_runs`` follow the paper's protocol; ``measured`` are those of recipe.py.
     """
     sets = of_setting(runs, SETTING)
     tables = {name: table.comparison(of_set) for name, of_set in sets.items()}
     real = {name: of_set for name, of_set in sets.items() if name.isupper()}
     tables["averages"] = averages(real)
-    tables["recipe"] = recipe(sets, of_setting(runs, RECIPE))
+    tables["recipe"] = third_of_batch(sets, of_setting(runs, THIRD_OF_BATCH))
     tables["paper"] = beside_the_paper(real)
-    tables["protocol"] = beside_its_code(looks)
-    short = {"graphs": conclusions(real), "published code": best_looks(looks)}
+    tables["protocol"] = beside_the_published_code(paper_runs)
+    short = {"graphs": conclusions(real), "published code": best_epochs(paper_runs)}
     return {PAGE: tables | of_measures(measured), CONCLUSIONS: short}
 
 
@@ -207,9 +194,9 @@ def main() -> None:
     runs = list(results.read(RUNS).values())
     if not runs:
         sys.exit(f"experiments.unsupervised.report: {RUNS} has no runs")
-    others = (results.read(path).values() for path in (LOOKS, MEASURED))
+    others = (results.read(path).values() for path in (PAPER_RUNS, MEASURED))
     refill(pages(runs, *others))
-    sensitivity.draw(runs).savefig(DOCS / "images" / "sensitivity.png", dpi=110)
+    sensitivity.draw(runs).savefig(DOCS / "images" / "sensitivity.png", dpi=160)
 
 
 if __name__ == "__main__":

@@ -7,50 +7,51 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from experiments.shelf.results import Run
-from experiments.shelf.rows import INFO_NCE
+from experiments.common.results import Run
+from experiments.common.rows import INFO_NCE
 
 from . import table
 from .train import SETTING
 
 DATASETS = ("PTC_MR", "PROTEINS")
-KNOBS = {"num_prototypes": "prototypes K", "batch_size": "batch size N"}
+OPTIONS = {"num_prototypes": "prototypes K", "batch_size": "batch size N"}
 
 
-def curve(runs: Iterable[Run], dataset: str, row: str, knob: str) -> dict[int, list[float]]:
-    """Value of the knob -> last epochs of all seeds, where all else is as in the tables."""
-    fixed = {k: value for k, value in SETTING.items() if k not in (knob, "look_every")}
+def curve(runs: Iterable[Run], dataset: str, row: str, option: str) -> dict[int, list[float]]:
+    """Value of the option -> last epochs of all seeds, other options as in the tables."""
+    fixed = {k: value for k, value in SETTING.items() if k not in (option, "look_every")}
     fixed |= {"dataset": dataset, "row": row}
     accuracies: dict[int, dict[int, float]] = {}
     for run in runs:
         config = run["config"]
         if fixed.items() <= config.items():
-            accuracies.setdefault(config[knob], {})[config["seed"]] = table.last_epoch(run)
+            accuracies.setdefault(config[option], {})[config["seed"]] = table.last_epoch(run)
     return {value: list(seeds.values()) for value, seeds in sorted(accuracies.items())}
 
 
 def draw_curves(axes: Axes, curves: dict[str, dict[int, list[float]]]) -> None:
-    """Values of the knob at equal distances, whatever they are."""
+    """Values of the option at equal distances."""
     ticks = sorted({value for seeds in curves.values() for value in seeds})
     for label, seeds in curves.items():
         means = [np.mean(values) for values in seeds.values()]
         deviations = [np.std(values, ddof=1) if len(values) > 1 else 0 for values in seeds.values()]
-        places = [ticks.index(value) for value in seeds]
-        axes.errorbar(places, means, deviations, fmt="o-", capsize=3, label=label)
+        positions = [ticks.index(value) for value in seeds]
+        axes.errorbar(positions, means, deviations, fmt="o-", capsize=3, label=label)
     axes.set_xticks(range(len(ticks)), ticks)
     axes.spines[["top", "right"]].set_visible(False)
 
 
 def draw(runs: list[Run]) -> Figure:
     """A row of panels for each set; whiskers are standard deviations over seeds."""
-    shape = len(DATASETS), len(KNOBS)
-    figure, panels = plt.subplots(*shape, figsize=(9, 6), sharey="row", layout="constrained")
+    shape = len(DATASETS), len(OPTIONS)
+    figure, panels = plt.subplots(*shape, figsize=(5, 4.5), sharey="row", layout="constrained")
     for dataset, row in zip(DATASETS, panels, strict=True):
-        for (knob, label), axes in zip(KNOBS.items(), row, strict=True):
+        for (option, label), axes in zip(OPTIONS.items(), row, strict=True):
             # InfoNCE has no prototypes.
-            rows = ["PGCL"] if knob == "num_prototypes" else ["PGCL", INFO_NCE]
-            draw_curves(axes, {name: curve(runs, dataset, name, knob) for name in rows})
+            rows = ["PGCL"] if option == "num_prototypes" else ["PGCL", INFO_NCE]
+            draw_curves(axes, {name: curve(runs, dataset, name, option) for name in rows})
             axes.set(xlabel=label, title=dataset)
-        row[1].legend(frameon=False)
         row[0].set_ylabel("accuracy, last epoch, %")
+    handles = panels[0, 1].get_legend_handles_labels()
+    figure.legend(*handles, loc="outside lower center", ncols=2, frameon=False)
     return figure

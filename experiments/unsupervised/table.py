@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from experiments.shelf.results import Run
-from experiments.shelf.rows import INFO_NCE, PGCL
-from experiments.shelf.tables import difference, paired, spread
+from experiments.common.results import Run
+from experiments.common.rows import INFO_NCE, PGCL
+from experiments.common.tables import difference, markdown, paired, spread
 
 from .data import SYNTHETIC
 from .train import ALL_ROWS, LOSSES, ONE_SHOT, SETTING, UNTRAINED, WL
@@ -20,7 +20,7 @@ def last_epoch(run: Run) -> float:
 
 
 def one_shot(run: Run) -> float | None:
-    """Runs of the first versions do not have it."""
+    """Missing in the oldest records."""
     return run.get(ONE_SHOT)
 
 
@@ -29,7 +29,7 @@ def best_epoch(run: Run) -> float:
 
 
 def by_seed(seeds: dict[int, Run], measure: Measure) -> dict[int, float]:
-    """Of the runs that have it."""
+    """The measure by seed, of the runs that have it."""
     values = {seed: measure(run) for seed, run in seeds.items()}
     return {seed: value for seed, value in values.items() if value is not None}
 
@@ -49,7 +49,7 @@ def named(runs: Iterable[Run]) -> str:
 
 
 def comparison(runs: Iterable[Run]) -> str:
-    """A Markdown table of one set under one configuration; few labels where all runs have them."""
+    """A table of one set in one setting; accuracy with few labels if all runs have it."""
     runs = list(runs)
     rows = by_row(runs)
     measures: dict[str, Measure] = {"last epoch": last_epoch}
@@ -68,17 +68,17 @@ def comparison(runs: Iterable[Run]) -> str:
         for label, other in (("minus InfoNCE", INFO_NCE), ("minus untrained", UNTRAINED)):
             base = of_rows.get(other, {})
             columns.append([label, *(difference(of_row, base) for of_row in of_rows.values())])
-    head, *lines = (f"| {' | '.join(cells)} |" for cells in zip(*columns, strict=True))
-    return "\n".join([head, "|" + " --- |" * len(columns), *lines])
+    head, *lines = zip(*columns, strict=True)
+    return markdown(head, lines)
 
 
 def verdict(runs: Iterable[Run]) -> str:
-    """What the differences of PGCL and InfoNCE say, in sentences; empty without both."""
+    """The difference between PGCL and InfoNCE in sentences; empty without both."""
     runs = list(runs)
     rows = by_row(runs)
     if not {INFO_NCE, PGCL} <= rows.keys():
         return ""
-    said = []
+    sentences = []
     for name, measure in (("", last_epoch), (" with 1 label per class", one_shot)):
         ours, theirs = (by_seed(rows[row], measure) for row in (PGCL, INFO_NCE))
         delta = paired(ours, theirs)
@@ -86,26 +86,26 @@ def verdict(runs: Iterable[Run]) -> str:
             verb = "not significantly different from"
             if not delta.low <= 0 <= delta.high:
                 verb = "significantly above" if delta.mean > 0 else "significantly below"
-            place = f"On {named(runs)}{name}"
             seeds = len(ours.keys() & theirs.keys())
-            said.append(f"{place} PGCL is {verb} InfoNCE: {delta} points, {seeds} seeds.")
-    return "\n".join(said) or (
+            sentences.append(
+                f"On {named(runs)}{name} PGCL is {verb} InfoNCE: {delta} points, {seeds} seeds."
+            )
+    return "\n".join(sentences) or (
         "Fewer than three seeds do not tell PGCL and InfoNCE apart: take --seeds 5."
     )
 
 
-LOOKS = ("seeds", "best of its looks", "last epoch", "chosen epoch, fresh folds", "minus InfoNCE")
+EVERY_EPOCH = ("seeds", "best epoch", "last epoch", "best epoch, fresh folds", "minus InfoNCE")
 
 
-def of_looks(runs: Iterable[Run]) -> str:
-    """A Markdown table of one set under the paper's protocol."""
-    lines = [f"| | {' | '.join(LOOKS)} |", "| --- |" + " --- |" * len(LOOKS)]
-    lines += [f"| {row} | {' | '.join(cells)} |" for row, cells in cells_of_looks(runs).items()]
-    return "\n".join(lines)
+def every_epoch(runs: Iterable[Run]) -> str:
+    """A table of one set by the paper's protocol."""
+    lines = ([row, *cells] for row, cells in cells_of_rows(runs).items())
+    return markdown(["loss", *EVERY_EPOCH], lines)
 
 
-def cells_of_looks(runs: Iterable[Run]) -> dict[str, list[str]]:
-    """Row, with its lambda where that is another one -> its cells; differences on fresh folds."""
+def cells_of_rows(runs: Iterable[Run]) -> dict[str, list[str]]:
+    """Row, with its lambda if it is not the usual one -> its cells; differences on fresh folds."""
     order, rows = [UNTRAINED, *LOSSES], dict[str, list[Run]]()
     for run in sorted(runs, key=lambda run: order.index(run["config"]["row"])):
         weight = run["config"].get("consistency_weight", SETTING["consistency_weight"])

@@ -1,4 +1,4 @@
-"""One run: pre-train a fresh encoder on a set without labels, and see how good it becomes."""
+"""One run: pre-train a new encoder on a set without labels, and evaluate its embeddings."""
 
 import time
 from collections.abc import Callable
@@ -12,8 +12,8 @@ from torch import nn
 from torch_geometric.data import Batch, Data
 from torch_geometric.loader import DataLoader
 
-from experiments.shelf.probes import few_labels
-from experiments.shelf.rows import ROWS
+from experiments.common.probes import few_labels
+from experiments.common.rows import ROWS
 from pgcl_losses import PGCLLoss, diagnostics
 from pgcl_losses.adapters.pyg import ContrastiveModel, EdgePerturb, NodeDrop
 
@@ -28,7 +28,7 @@ ONE_SHOT = "labels_1"
 WINDOW = "PGCL, ranks 3 to 8"  # as the published code takes its negatives
 LOSSES = ROWS | {WINDOW: {"negative_ranks": (2, 8)}}
 
-# The paper's where it names one, but for the epochs, the learning rate and the share dropped.
+# The paper's options, but for the epochs, the learning rate and the fraction dropped.
 SETTING = {
     "num_prototypes": 10,
     "batch_size": 128,
@@ -40,15 +40,15 @@ SETTING = {
     "lr": 0.01,
 }
 
-# Of 12 million edges: 20 epochs would take most of an hour each run.
+# It has 12 million edges: 20 epochs would take most of an hour.
 SHORTER = {"COLLAB": {"epochs": 2}}
 
-Way = Callable[[dict[str, Any], list[Data]], dict[str, Any]]
+Protocol = Callable[[dict[str, Any], list[Data]], dict[str, Any]]
 Augment = Callable[[Data], Data]
 
 
 def usual(config: dict[str, Any], graphs: list[Data]) -> dict[str, Any]:
-    """Accuracies by epochs, that of few labels after the last one, and what each epoch was like."""
+    """Accuracies by epochs, one-shot accuracy after the last one, and diagnostics of each epoch."""
     seed = config["seed"]
     labels = torch.cat([graph.y for graph in graphs]).numpy()
     encoder = GIN(graphs[0].num_node_features)
@@ -73,17 +73,17 @@ def usual(config: dict[str, Any], graphs: list[Data]) -> dict[str, Any]:
 
 
 def run(
-    config: dict[str, Any], graphs_file: Path, logs: Path | None, way: Way = usual
+    config: dict[str, Any], graphs_file: Path, logs: Path | None, protocol: Protocol = usual
 ) -> dict[str, Any]:
-    """What came of a run with this configuration, ready for JSON."""
+    """The results of a run with this configuration, ready for JSON."""
     started = time.perf_counter()
     torch.set_num_threads(1)
     torch.manual_seed(config["seed"])
-    came = way(config, load(graphs_file))
+    values = protocol(config, load(graphs_file))
     seconds = time.perf_counter() - started
     if logs is not None:
-        log(logs, config, came["accuracy"], came["history"])
-    return {"config": config, **came, "seconds": round(seconds, 1)}
+        log(logs, config, values["accuracy"], values["history"])
+    return {"config": config, **values, "seconds": round(seconds, 1)}
 
 
 def build(
@@ -96,7 +96,7 @@ def build(
     augments = augments or (NodeDrop(config["drop"]), EdgePerturb(config["drop"]))
     options = {"consistency_weight": config["consistency_weight"], **LOSSES[config["row"]]}
     frozen = config["freeze_epochs"] * batches
-    with torch.random.fork_rng(devices=[]):  # rows of one seed see the same batches and views
+    with torch.random.fork_rng(devices=[]):  # all losses of one seed get the same batches and views
         loss = PGCLLoss(DIM, config["num_prototypes"], freeze_steps=frozen, **options)
     return ContrastiveModel(Projected(encoder), *augments, loss)
 
@@ -104,30 +104,29 @@ def build(
 def train_epoch(
     model: ContrastiveModel, loader: DataLoader, optimizer: torch.optim.Optimizer
 ) -> dict[str, float]:
-    """An epoch; returns the means of the terms, and what the last full batch's prototypes do."""
+    """An epoch; returns the means of the terms, and diagnostics of the last full batch."""
     model.train()
     sums = np.zeros(3)
-    seen = None
+    numbers = None
     for batch in loader:
         terms = model.loss.terms(*model.embeddings(batch))
         optimizer.zero_grad()
         terms.loss.backward()
         optimizer.step()
         sums += [terms.loss.item(), terms.contrast.item(), terms.consistency.item()]
-        if seen is None or batch.num_graphs == loader.batch_size:
-            seen = diagnostics(terms, model.loss.prototypes.weight)
+        if numbers is None or batch.num_graphs == loader.batch_size:
+            numbers = diagnostics(terms, model.loss.prototypes.weight)
     loss, contrast, consistency = (sums / len(loader)).tolist()
-    assert seen is not None
-    seen |= {"loss": loss, "contrast": contrast, "consistency": consistency}
-    # What is kept of every epoch of every run need not be exact.
-    return {name: round(value, 4) for name, value in seen.items()}
+    assert numbers is not None
+    numbers |= {"loss": loss, "contrast": contrast, "consistency": consistency}
+    return {name: round(value, 4) for name, value in numbers.items()}
 
 
 def log(
     logs: Path, config: dict[str, Any], scores: dict[int, float], history: list[dict[str, Any]]
 ) -> None:
     """A run's curves for TensorBoard."""
-    from torch.utils.tensorboard import SummaryWriter  # only if asked for: pip install tensorboard
+    from torch.utils.tensorboard import SummaryWriter  # optional: pip install tensorboard
 
     named = " ".join(str(value) for value in config.values())
     with SummaryWriter(str(logs / named.replace("/", "-"))) as writer:
@@ -140,10 +139,10 @@ def log(
 
 @torch.no_grad()
 def embed(encoder: nn.Module, graphs: list[Data]) -> np.ndarray:
-    """``[G, 96]``, without a random number drawn: looking does not change what is trained next."""
+    """``[G, 96]``. It draws no random number, so that evaluation does not change the training."""
     encoder.eval()
-    rows = []
+    embeddings = []
     for start in range(0, len(graphs), 128):
         batch = Batch.from_data_list(graphs[start : start + 128])
-        rows.append(encoder(batch.x, batch.edge_index, batch.batch, batch.num_graphs))
-    return torch.cat(rows).numpy()
+        embeddings.append(encoder(batch.x, batch.edge_index, batch.batch, batch.num_graphs))
+    return torch.cat(embeddings).numpy()

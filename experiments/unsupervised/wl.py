@@ -1,4 +1,4 @@
-"""A row that trains nothing: the Weisfeiler-Lehman kernel, how often two graphs share a colour."""
+"""The Weisfeiler-Lehman kernel, which needs no training."""
 
 import numpy as np
 import torch
@@ -10,7 +10,7 @@ ITERATIONS = 4
 
 
 def kernel(graphs: list[Data]) -> np.ndarray:
-    """``[N, N]`` cosines of the counts of colours, those of all iterations together."""
+    """Cosines ``[N, N]`` of the counts of colours, over all iterations."""
     batch = Batch.from_data_list(graphs)
     _, colours = batch.x.unique(dim=0, return_inverse=True)
     products = np.zeros((len(graphs), len(graphs)))

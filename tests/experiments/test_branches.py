@@ -1,4 +1,4 @@
-"""Rows that go on from one InfoNCE run: the same batches and views, whatever the loss draws."""
+"""Losses that branch off from one InfoNCE run: the same batches and views for all."""
 
 import itertools
 import json
@@ -12,12 +12,12 @@ from scipy import stats
 from threadpoolctl import threadpool_limits
 from torch_geometric.nn import GCNConv
 
+from experiments.common import results, tables
+from experiments.common.losses import Objective
 from experiments.nodes.branches import __main__ as program
 from experiments.nodes.branches import measure, report, rows, train
 from experiments.nodes.branches.rows import CANDIDATE, INFO_NCE, ROWS, STOPPED, UNTRAINED
 from experiments.nodes.data import block_model
-from experiments.shelf import results, tables
-from experiments.shelf.losses import Objective
 
 CONFIG = {**train.SETTING, "dataset": "blocks", "data": "", "batch": 64, "seed": 3, "width": 8}
 
@@ -40,7 +40,7 @@ def graph(tmp_path_factory):
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")  # said once a process
 @pytest.mark.parametrize("density", [0.05, 0.9])
 def test_the_encoder_is_two_layers_of_gcn_conv(graph, density):
-    known, _ = train.given(graph)
+    known, _ = train.graph_of(graph)
     torch.manual_seed(0)
     x = torch.rand(known.x.shape) * (torch.rand(known.x.shape) < density)
     known = train.Graph(x, known.edge_index)
@@ -62,12 +62,12 @@ def test_the_encoder_is_two_layers_of_gcn_conv(graph, density):
 def test_a_branch_that_stays_info_nce_is_the_run_itself(graph, monkeypatch):
     monkeypatch.setitem(ROWS, "again InfoNCE", rows.Row({"hardness": 0.0}))
     wanted = [(INFO_NCE, 8), ("again InfoNCE", 8), ("K=20, lambda 0", 8), (STOPPED, 8)]
-    found = {}
+    results_of = {}
     for run in train.runs(CONFIG, graph, wanted):
         values = {name: run[name] for name in measure.NAMES}
-        found[results.key(run["config"])] = values
+        results_of[results.key(run["config"])] = values
     trunk, branch, other, stopped = (
-        found[results.key(train.configuration(CONFIG, *each))] for each in wanted
+        results_of[results.key(train.configuration(CONFIG, *each))] for each in wanted
     )
     assert trunk == branch != other
     assert stopped != trunk
@@ -75,7 +75,7 @@ def test_a_branch_that_stays_info_nce_is_the_run_itself(graph, monkeypatch):
 
 def test_a_branch_by_itself_is_a_run_with_warm_up(graph):
     row = rows.Row(rows.pgcl(5, 0.0, by_itself=True), 0.5)
-    trunk = train.Run(CONFIG, train.given(graph)[0])
+    trunk = train.Run(CONFIG, train.graph_of(graph)[0])
     whole = Objective({"num_prototypes": 5, "consistency_weight": 0.0, "lead": 0.5}, 8, 0.4, 12)
     run = trunk.copy()
     torch.manual_seed(CONFIG["seed"])
@@ -86,8 +86,8 @@ def test_a_branch_by_itself_is_a_run_with_warm_up(graph):
     torch.testing.assert_close(branch.embeddings(), run.embeddings(), rtol=1e-4, atol=1e-5)
 
 
-def test_views_do_not_depend_on_what_a_loss_draws(graph):
-    view, _ = train.given(graph)
+def test_views_do_not_depend_on_the_generator(graph):
+    view, _ = train.graph_of(graph)
     run = train.Run(CONFIG, view)
     torch.manual_seed(1)
     first = run.views()
@@ -112,8 +112,8 @@ def test_the_script_resumes(tmp_path, monkeypatch, capsys):
     assert output.read_text().splitlines()[:-1] == lines[:-1]
     record = report.Record(results.read(output).values())
     monkeypatch.setattr(report, "LENGTHS", (4, 8))
-    made = report.described(record)
-    assert made.count("| Ring, batches of 32, tau=0.4, ") == made.count("| Barlow Twins | 2 |") == 2
+    text = report.described(record)
+    assert text.count("| Ring, batches of 32, tau=0.4, ") == text.count("| Barlow Twins | 2 |") == 2
 
 
 def test_the_decision_is_about_fixed_temperatures_and_length(monkeypatch):
@@ -121,14 +121,14 @@ def test_the_decision_is_about_fixed_temperatures_and_length(monkeypatch):
     monkeypatch.setitem(rows.TEMPERATURE, CANDIDATE, 1.2)
     gains = {"one_shot": (2.0, 0.1, 2.0, 2.0), "five_shot": (0.0, -1.0, -0.4, 0.0)}
     runs = []
-    for place, (dataset, batch) in enumerate(report.HELD_OUT):
+    for index, (dataset, batch) in enumerate(report.HELD_OUT):
         for row, temperature, seed in itertools.product(
             (INFO_NCE, CANDIDATE), report.TEMPERATURES, range(10)
         ):
             config = train.SETTING | {"dataset": dataset, "batch": batch, "seed": seed, "data": ""}
             noise = 0.3 * (-1) ** seed
             values = {
-                name: 70 + (row == CANDIDATE) * (gains[name][place] if name in gains else 0) + noise
+                name: 70 + (row == CANDIDATE) * (gains[name][index] if name in gains else 0) + noise
                 for name in measure.NAMES
             }
             if temperature != rows.TEMPERATURE[row]:

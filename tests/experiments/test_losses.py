@@ -1,10 +1,10 @@
-"""Losses by their options: a rival against literal loops, the schedule of prototypes."""
+"""Losses by their options: Barlow Twins against literal loops, the schedule of prototypes."""
 
 import pytest
 import torch
 
-from experiments.shelf.losses import Objective
-from experiments.shelf.rivals import BarlowTwins
+from experiments.common.losses import Objective
+from experiments.common.rivals import BarlowTwins
 from pgcl_losses import InfoNCE, PGCLLoss
 
 
@@ -32,40 +32,40 @@ def test_barlow_twins():
 
 def test_no_options_are_info_nce_and_others_pgcl():
     z1, z2 = views(6, 5, 0)
-    loss, seen = Objective({}, 5, 0.3, 10)(z1, z2)
+    loss, numbers = Objective({}, 5, 0.3, 10)(z1, z2)
     assert loss == InfoNCE(temperature=0.3)(z1, z2)
-    assert seen()["loss"] == loss.item()
+    assert numbers()["loss"] == loss.item()
     objective = Objective({"num_prototypes": 3, "consistency_weight": 2.0}, 5, 0.3, 10).double()
     same = PGCLLoss(5, 3, consistency_weight=2.0, temperature=0.3).double()
     same.load_state_dict(objective.loss.state_dict())
-    loss, seen = objective(z1, z2)
+    loss, numbers = objective(z1, z2)
     assert loss == same(z1, z2)
-    assert seen().keys() >= {"agreement", "mean_cosine", "loss"}
+    assert numbers().keys() >= {"agreement", "mean_cosine", "loss"}
 
 
-def test_prototypes_lead_and_start_at_their_shares_of_the_run():
+def test_warm_up_and_initialisation_at_fractions_of_the_run():
     options = {"num_prototypes": 3, "lead": 0.5, "start": (0.0, 0.5)}
     objective = Objective(options, 5, 0.3, 10).double()
-    rows = views(8, 5, 0, count=1)[0]
-    begun = []
+    embeddings = views(8, 5, 0, count=1)[0]
+    steps = []
     for step in range(10):
-        objective.begin(step, lambda step=step: (begun.append(step), rows)[1])
-        leading = step < 5
+        objective.begin(step, lambda step=step: (steps.append(step), embeddings)[1])
+        is_warm_up = step < 5
         z1, z2 = (z.requires_grad_() for z in views(8, 5, step))
         loss, _ = objective(z1, z2)
         (gradient,) = torch.autograd.grad(loss, z1)
         (plain,) = torch.autograd.grad(InfoNCE(temperature=0.3)(z1, z2), z1)
-        assert torch.allclose(gradient, plain) == leading
-    assert begun == [0, 5]
+        assert torch.allclose(gradient, plain) == is_warm_up
+    assert steps == [0, 5]
 
 
-def test_rows_at_rest_have_the_gradient_of_the_contrast_alone():
+def test_the_encoder_gets_the_gradient_of_the_contrast_alone():
     options = {"num_prototypes": 3, "consistency_weight": 2.0}
-    resting = Objective(options | {"rows_learn": False}, 5, 0.3, 10).double()
+    objective = Objective(options | {"rows_learn": False}, 5, 0.3, 10).double()
     z1, z2 = (z.requires_grad_() for z in views(8, 5, 0))
-    loss, _ = resting(z1, z2)
-    terms = resting.loss.eval().terms(z1, z2)
-    weight = resting.loss.prototypes.weight
+    loss, _ = objective(z1, z2)
+    terms = objective.loss.eval().terms(z1, z2)
+    weight = objective.loss.prototypes.weight
     assert loss.item() == pytest.approx(terms.loss.item())
     ours = torch.autograd.grad(loss, [z1, z2, weight], retain_graph=True)
     theirs = torch.autograd.grad(terms.contrast, [z1, z2], retain_graph=True)

@@ -7,12 +7,12 @@ import torch
 from helpers.graphs import ring_of_planetoid
 from helpers.scripts import kept_here
 
+from experiments.common import results
+from experiments.common.rows import INFO_NCE, NODES, PGCL
+from experiments.common.tables import fill
 from experiments.nodes import __main__ as program
 from experiments.nodes import data, report, train
 from experiments.nodes.rows import RAW, RECOMMENDED, TRAINED
-from experiments.shelf import results
-from experiments.shelf.rows import INFO_NCE, NODES, PGCL
-from experiments.shelf.tables import fill
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def test_the_script_resumes(planetoid, script):
     assert again == printed
 
 
-def test_the_made_graph_has_classes_to_find():
+def test_the_synthetic_graph_has_classes():
     graph = data.block_model()
     source, target = graph.edge_index
     own = (graph.y[source] == graph.y[target]).double().mean()
@@ -59,15 +59,15 @@ def test_the_made_graph_has_classes_to_find():
 def test_masking_hides_whole_columns_in_proportion():
     torch.manual_seed(0)
     x = torch.rand(5, 4000)
-    hidden = train.masked(train.sparse(x), 0.3).to_dense()
-    columns = (hidden == 0).all(0)
+    masked = train.masked(train.sparse(x), 0.3).to_dense()
+    columns = (masked == 0).all(0)
     assert columns.double().mean() == pytest.approx(0.3, abs=0.03)
-    assert torch.equal(hidden[:, ~columns], x[:, ~columns])
+    assert torch.equal(masked[:, ~columns], x[:, ~columns])
 
 
-def test_a_run_says_what_it_was():
-    known = data.Known(None, "d", 2708)
-    configs = {row: program.configuration("Cora", known, {}, row, 0) for row in (RAW, *TRAINED)}
+def test_configurations_of_rows():
+    graph = data.Stored(None, "d", 2708)
+    configs = {row: program.configuration("Cora", graph, {}, row, 0) for row in (RAW, *TRAINED)}
     assert len({results.key(config) for config in configs.values()}) == len(configs)
     assert configs[RAW] == {"dataset": "Cora", "data": "d", "seed": 0, "row": RAW}
     assert configs[PGCL]["loss"] == {"num_prototypes": 10, "consistency_weight": 6.0}
@@ -79,7 +79,7 @@ def test_a_run_says_what_it_was():
     ("given", "wrong"),
     [
         (["--rows", "PGCLL"], "--rows: 'PGCLL' is not one of"),
-        (["--root=."], "--root holds no 'blocks', which is made here"),
+        (["--root=."], "--root holds no 'blocks', which is synthetic"),
         (["--dataset=../Cora", "--root=."], "--dataset must be the name of a set"),
         (["--dataset=Cora", "--root=."], "--root . has no Cora: ind.cora.x is in none of"),
     ],
@@ -103,7 +103,7 @@ def test_the_page_has_the_tables_of_its_runs():
     page, runs = report.PAGE.read_text(), list(results.read(report.RUNS).values())
     assert fill(page, report.pages(runs)[report.PAGE]) == page
     for name, of_set in report.TABLES.items():
-        assert f"<!-- {name} -->\n| | seeds | probe |" in page
+        assert f"<!-- {name} -->\n| loss | seeds | probe |" in page
         by_row = report.by_row(runs, *of_set)
         assert by_row.keys() >= {INFO_NCE, RECOMMENDED}
         assert all(run["config"]["dataset"] == of_set[0] for run in by_row[INFO_NCE].values())
@@ -118,5 +118,5 @@ def test_a_table_is_of_one_temperature():
 
 
 def test_the_sizes_that_k_goes_by(tmp_path):
-    known = data.fetch(data.SYNTHETIC, None, tmp_path)
-    assert NODES[data.SYNTHETIC] == known.nodes
+    graph = data.fetch(data.SYNTHETIC, None, tmp_path)
+    assert NODES[data.SYNTHETIC] == graph.nodes

@@ -1,4 +1,4 @@
-"""Transfer learning on molecules: what is learnt, compared and refused."""
+"""Transfer learning on molecules: training, tables and errors."""
 
 import csv
 import os
@@ -17,14 +17,14 @@ from rdkit.Chem.Scaffolds.MurckoScaffold import MurckoScaffoldSmiles
 from torch_geometric.data import Batch
 from torch_geometric.utils.smiles import from_smiles
 
-from experiments.shelf import results
-from experiments.shelf.tables import fill
-from experiments.transfer import finetune, report, scaffold, tuning
+from experiments.common import results
+from experiments.common.tables import fill
+from experiments.transfer import finetune, finetune_run, report, scaffold
 from experiments.transfer import pretrain as program
-from experiments.transfer.given import Given
+from experiments.transfer.inputs import LabelledSet
 from experiments.transfer.model import MASK, MaskedAtoms, MoleculeGIN, Tasks, encoder_of
 from experiments.transfer.molecules import store
-from experiments.transfer.smiles import made
+from experiments.transfer.smiles import synthetic
 
 PRETRAIN = ("-m", "experiments.transfer.pretrain")
 SMALL = ("--limit=24", "--batch-size=12", "--workers=1")
@@ -33,7 +33,7 @@ SCHEDULE = {"epochs": 2, "batch_size": 32}
 
 @pytest.fixture
 def threads(monkeypatch):
-    """Work in threads, which import nothing once more."""
+    """Threads in place of processes, which would import everything again."""
     threads_for_processes(monkeypatch, results)
 
 
@@ -87,7 +87,7 @@ def test_killed_and_restarted_it_ends_with_the_same_weights(cache, tmp_path, pre
 
 
 def test_two_processes_pretrain_together(cache, tmp_path):
-    """By the row that has most to agree on: prototypes lead, and start from rows of both."""
+    """With a warm-up, after which prototypes are initialised from embeddings of both."""
     output = tmp_path / "recipe.pt"
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     given = [
@@ -114,14 +114,14 @@ def test_encoders_are_tuned_compared_and_predict(cache, tmp_path, pretrain, monk
     encoder = tmp_path / "masked.pt"
     pretrain(encoder, "--epochs=1", "--row=attribute masking", "--amp")
     table = tmp_path / "mine.csv"
-    with (cache / "made.smi").open() as file:
+    with (cache / "synthetic.smi").open() as file:
         smiles = [line.strip() for line in file][::12]
     with table.open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["id", "smi", "an acid, or not"])
         writer.writerow([0, "no molecule", 1])
         writer.writerows([i, s, int(s.startswith("O"))] for i, s in enumerate(smiles, 1))
-        writer.writerow([len(smiles) + 1])  # torn
+        writer.writerow([len(smiles) + 1])  # truncated
     given = (
         *(
             f"--csv={table}",
@@ -135,10 +135,10 @@ def test_encoders_are_tuned_compared_and_predict(cache, tmp_path, pretrain, monk
     main_here(monkeypatch, finetune, *given)
     printed = capsys.readouterr().out
     predicted = (tmp_path / "predicted" / "mine-masked.csv").read_text()
-    with pytest.raises(ValueError, match=r"--predictions: .*csv is there already: choose another"):
+    with pytest.raises(ValueError, match=r"--predictions: .*csv exists: choose another"):
         main_here(monkeypatch, finetune, *given)
     assert (tmp_path / "predicted" / "mine-masked.csv").read_text() == predicted
-    assert "94 molecules, 2 lines that are none, left out" in printed
+    assert "94 molecules, 2 invalid lines left out" in printed
     assert "| no pre-training | none | 2 | " in printed
     assert "| attribute masking, 24 molecules x 1 | masked | 2 | " in printed
     assert len((tmp_path / "runs.jsonl").read_text().splitlines()) == 4
@@ -185,28 +185,28 @@ def test_a_checkpoint_that_would_run_code_is_refused(tmp_path):
     assert not (tmp_path / "owned").exists()
 
 
-def test_few_molecules_are_learnt_from(tmp_path):
+def test_training_on_few_molecules(tmp_path):
     """Fewer than a batch."""
-    smiles, answers = made()
+    smiles, answers = synthetic()
     source = tmp_path / "few.smi"
     source.write_text("\n".join(smiles[::28]))
     parts = np.arange(40) % 5 // 3
     parts[parts == 1] = [1, 2] * 8
     with ThreadPoolExecutor(1) as pool:
         folder = store(source, None, tmp_path, pool).folder
-    given = Given(["acid"], folder, answers[::28, :1], "", parts, "cpu")
+    data = LabelledSet(["acid"], folder, answers[::28, :1], "", parts, "cpu")
     config = {"seed": 0, "epochs": 1, "batch_size": 32, "lr": 1e-3, "dropout": 0.0}
-    one, two = (tuning.run(config | {"epochs": epochs}, given, None) for epochs in (1, 2))
+    one, two = (finetune_run.run(config | {"epochs": epochs}, data, None) for epochs in (1, 2))
     for score in ("auc", "ap"):
         assert two[score]["test"][0] == one[score]["test"][0]
     predictions = tmp_path / "few-none.csv"
-    untrained = tuning.run(config | {"lr": 0.0}, given, None, predictions)
+    untrained = finetune_run.run(config | {"lr": 0.0}, data, None, predictions)
     assert untrained["auc"] != one["auc"]
     assert len(predictions.read_text().splitlines()) == 41
 
 
 def test_scaffolds_stay_together():
-    smiles, _ = made()
+    smiles, _ = synthetic()
     parts = scaffold.split(smiles)
     assert np.bincount(parts).tolist() == [896, 96, 128]
     frames = [set(), set(), set()]
@@ -216,7 +216,7 @@ def test_scaffolds_stay_together():
     assert (scaffold.split(smiles) == parts).all()
 
 
-def test_what_was_not_measured_teaches_nothing():
+def test_unmeasured_labels_have_no_gradient():
     torch.manual_seed(0)
     model = Tasks(MoleculeGIN(), 3)
     graphs = [from_smiles(text) for text in ("CCO", "CCN", "c1ccccc1", "CC=O")]
@@ -224,18 +224,18 @@ def test_what_was_not_measured_teaches_nothing():
         graph.y = torch.tensor([[label, torch.nan, 1 - label]])
     before = [head.clone() for head in model.head.weight]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    tuning.train_epoch(model, [Batch.from_data_list(graphs)], optimizer)
+    finetune_run.train_epoch(model, [Batch.from_data_list(graphs)], optimizer)
     changed = [not torch.equal(*pair) for pair in zip(before, model.head.weight, strict=True)]
     assert changed == [True, False, True]
 
 
-def test_masked_atoms_are_asked_for_their_elements():
+def test_elements_of_masked_atoms_are_predicted():
     torch.manual_seed(0)
     batch = Batch.from_data_list([from_smiles("CCO"), from_smiles("c1ccccc1N")])
-    model = MaskedAtoms(MoleculeGIN(), share=1.0)
+    model = MaskedAtoms(MoleculeGIN(), fraction=1.0)
     model.eval()
-    rows = model.encoder.nodes(torch.full_like(batch.x, MASK), batch.edge_index, batch.edge_attr)
-    probabilities = model.head(rows).softmax(1)
+    nodes = model.encoder.nodes(torch.full_like(batch.x, MASK), batch.edge_index, batch.edge_attr)
+    probabilities = model.head(nodes).softmax(1)
     right = [probabilities[i, element].log() for i, element in enumerate(batch.x[:, 0])]
     assert model(batch).item() == pytest.approx(-torch.stack(right).mean().item(), rel=1e-5)
     model.mask.p = 0.0
@@ -246,14 +246,14 @@ def test_masked_atoms_are_asked_for_their_elements():
 
 
 def test_the_page_has_the_tables_of_its_runs():
-    pages = report.pages(*(list(results.read(path).values()) for path in report.KEPT))
+    pages = report.pages(*(list(results.read(path).values()) for path in report.RECORDS))
     assert {*pages} == {report.PAGE, report.CONCLUSIONS}
     for path, tables in pages.items():
         assert fill(path.read_text(), tables) == path.read_text()
-    assert "<!-- transfer -->\n| | BBBP " in report.PAGE.read_text()
+    assert "<!-- transfer -->\n| pre-training | BBBP " in report.PAGE.read_text()
 
 
-def test_report_compares_what_the_validation_part_chose():
+def test_report_compares_the_epochs_with_the_best_validation_score():
     runs = tuned("bace.csv", "no pre-training", [70, 80, 90]) + tuned("bace.csv", "PGCL", [72, 82])
     runs += tuned("muv.csv.gz", "no pre-training", [60]) + tuned("muv.csv.gz", "PGCL", [59])
     runs += tuned("bace.csv", "InfoNCE (GraphCL)", [80, 81, 82])

@@ -12,9 +12,9 @@ import torch
 from torch_geometric.utils import coalesce
 from torch_geometric.utils.smiles import from_smiles
 
-from experiments.shelf import results
+from experiments.common import results
 from experiments.transfer import molecules
-from experiments.transfer.smiles import lines, made
+from experiments.transfer.smiles import lines, synthetic
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def test_more_than_a_tenth_that_is_no_molecule_is_an_error(store, tmp_path, name
     assert smiles.count("X-ray") == 99
     source.write_text("\n".join(["smiles"] * name.endswith("csv") + smiles))
     message = (
-        rf"{name}: 99 of its 199 lines \(50%\) are no molecules, the first on line {line}: 'X-"
+        rf"{name}: 99 of its 199 lines \(50%\) are not molecules, the first on line {line}: 'X-"
     )
     for _ in range(2):  # also when they have been featurised
         with pytest.raises(ValueError, match=message):
@@ -77,8 +77,8 @@ def test_bad_lines_at_the_end_are_found(store, tmp_path):
 def test_an_interrupted_featurisation_goes_on(store, tmp_path, monkeypatch):
     monkeypatch.setattr(molecules, "CHUNK", 10)
     monkeypatch.setattr(molecules, "AHEAD", 2)
-    source = tmp_path / "made.smi"
-    smiles = made()[0][:95]
+    source = tmp_path / "synthetic.smi"
+    smiles = synthetic()[0][:95]
     source.write_text("\n".join(smiles))
 
     def breaks(*given):
@@ -89,7 +89,7 @@ def test_an_interrupted_featurisation_goes_on(store, tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         store(source, None, tmp_path)
     monkeypatch.setattr(molecules, "lines", lines)
-    (folder,) = tmp_path.glob("made.smi-*")
+    (folder,) = tmp_path.glob("synthetic.smi-*")
     with (folder / "atoms").open("ab") as file:
         file.write(b"torn")  # as by a kill in the middle of a chunk
     featurised = []
@@ -107,15 +107,15 @@ def test_an_interrupted_featurisation_goes_on(store, tmp_path, monkeypatch):
     source.write_text("C\nCC\n")
     assert len(store(source, None, tmp_path)) == 2  # another file
     source.write_text("nothing\n")
-    with pytest.raises(ValueError, match=r"made.smi: none of its 1 lines is a molecule"):
+    with pytest.raises(ValueError, match=r"synthetic.smi: none of its 1 lines is a molecule"):
         store(source, None, tmp_path)
 
 
 def test_a_killed_process_keeps_what_is_featurised(tmp_path, monkeypatch):
     monkeypatch.setattr(molecules, "CHUNK", 10)
     monkeypatch.setattr(molecules, "AHEAD", 0)
-    source = tmp_path / "made.smi"
-    source.write_text("\n".join(made()[0][:95]))
+    source = tmp_path / "synthetic.smi"
+    source.write_text("\n".join(synthetic()[0][:95]))
 
     def stop():
         def kills(*given):
@@ -130,7 +130,7 @@ def test_a_killed_process_keeps_what_is_featurised(tmp_path, monkeypatch):
 
     with pytest.raises(results.Stopped, match=f"killed.*: stopped; .* is kept in {tmp_path}"):
         stop()
-    (progress,) = tmp_path.glob("made.smi-*/progress.json")
+    (progress,) = tmp_path.glob("synthetic.smi-*/progress.json")
     assert json.loads(progress.read_text())["lines"] == 30
 
 
@@ -158,16 +158,16 @@ def test_a_file_is_known_by_its_content(store, tmp_path):
 
 
 def test_a_file_of_someone_else_stays(tmp_path):
-    mine = tmp_path / "made.smi"
+    mine = tmp_path / "synthetic.smi"
     mine.write_text("CCO\n")
-    with pytest.raises(ValueError, match=r"made.smi is there, with another text than what is made"):
-        molecules.keep(mine, "CC\n")
+    with pytest.raises(ValueError, match=r"synthetic.smi exists and has other content"):
+        molecules.write_once(mine, "CC\n")
     assert mine.read_text() == "CCO\n"
 
 
 def test_two_processes_featurise_once(store, tmp_path):
-    source = tmp_path / "made.smi"
-    smiles = made()[0][:200]
+    source = tmp_path / "synthetic.smi"
+    smiles = synthetic()[0][:200]
     source.write_text("\n".join(smiles))
     with ThreadPoolExecutor(2) as pool:
         stored = [pool.submit(store, source, None, tmp_path) for _ in range(2)]

@@ -1,4 +1,4 @@
-"""Frozen encoders: how their rows are scored, and that no label they are tested on is seen."""
+"""Frozen encoders: scores of their embeddings, which use no label of the test part."""
 
 import json
 
@@ -9,9 +9,8 @@ from helpers.scripts import main_here, threads_for_processes
 from sklearn.metrics import average_precision_score, roc_auc_score
 from sklearn.preprocessing import normalize
 
-from experiments.shelf import results
-from experiments.transfer import pretrain, probe, probing
-from experiments.transfer import probed as probed_tables
+from experiments.common import results
+from experiments.transfer import pretrain, probe, probe_run, probe_tables
 from experiments.transfer.model import MoleculeGIN
 from experiments.transfer.molecules import graph_of
 from experiments.transfer.ranking import ranking
@@ -20,12 +19,12 @@ from experiments.transfer.scaffold import TEST, TRAIN, VALID
 
 @pytest.fixture(autouse=True)
 def threads(monkeypatch):
-    """Work in threads, which import nothing once more."""
+    """Threads in place of processes, which would import everything again."""
     threads_for_processes(monkeypatch, results)
 
 
-def planted(tasks=3, width=8):
-    """Rows in which each task is a direction, their labels and their parts."""
+def linear_tasks(tasks=3, width=8):
+    """Embeddings in which each task is a direction, their labels and their parts."""
     random = np.random.default_rng(0)
     rows = normalize(random.normal(size=(300, width)))
     labels = (rows @ random.normal(size=(width, tasks)) > 0).astype(float)
@@ -45,9 +44,9 @@ def test_scores_are_of_the_tasks_that_can_be_ranked():
         ones, noughts = ([x for x, y in pairs if y == value] for value in (1, 0))
         won = sum((one > nought) + (one == nought) / 2 for one in ones for nought in noughts)
         auc.append(100 * won / (len(ones) * len(noughts)))
-        # At the threshold of each one: which share of what is at least as high are ones?
-        shares = [np.mean([y for x, y in pairs if x >= one]) for one in ones]
-        precision.append(100 * np.mean(shares))
+        # At the threshold of each one: which fraction of the scores at least as high are ones?
+        fractions = [np.mean([y for x, y in pairs if x >= one]) for one in ones]
+        precision.append(100 * np.mean(fractions))
     expected = {"auc": np.mean(auc), "ap": np.mean(precision)}
     assert ranking(logits, labels) == pytest.approx(expected)
     known = ~np.isnan(labels[:, 0])
@@ -66,7 +65,7 @@ def test_few_labels_are_of_both_classes_and_of_measured_molecules():
     labels = np.full(500, np.nan)
     labels[100:400] = 0
     labels[[150, 399]] = 1  # rare: ten at random would hardly ever have one
-    draws = [probing.drawn(labels, 10, np.random.default_rng(seed)) for seed in range(400)]
+    draws = [probe_run.draw(labels, 10, np.random.default_rng(seed)) for seed in range(400)]
     for some in draws:
         assert len({*some.tolist()}) == 10
         assert {*labels[some].tolist()} == {0.0, 1.0}
@@ -77,65 +76,65 @@ def test_few_labels_are_of_both_classes_and_of_measured_molecules():
     assert abs(counts[150] - counts[399]) < 80
     assert counts[100:400].min() > 0
     assert counts[:100].sum() + counts[400:].sum() == 0
-    again = probing.drawn(labels, 10, np.random.default_rng(3))
+    again = probe_run.draw(labels, 10, np.random.default_rng(3))
     assert (again == draws[3]).all()
 
 
 @pytest.mark.parametrize("part", [VALID, TEST])
-def test_labels_of_other_parts_teach_nothing(monkeypatch, part):
+def test_labels_of_other_parts_are_not_used(monkeypatch, part):
     """Neither to the few nor to all: what is fitted is the same with other labels there."""
-    rows, labels, parts = planted()
-    fitted = []
-    probed = probing.probed
+    rows, labels, parts = linear_tasks()
+    calls = []
+    fitted = probe_run.fitted
 
     def noted(here, answers, others, strength=1.0):
-        fitted.append((here.tobytes(), answers.tobytes(), strength))
-        return probed(here, answers, others, strength)
+        calls.append((here.tobytes(), answers.tobytes(), strength))
+        return fitted(here, answers, others, strength)
 
-    monkeypatch.setattr(probing, "probed", noted)
+    monkeypatch.setattr(probe_run, "fitted", noted)
     runs = []
     others = np.where((parts == part)[:, None], 1 - labels, labels)
     for answers in (labels, others):
-        probing.few(rows, answers, parts, 10, draws=3, seed=0)
-        probing.every(rows, answers, parts, [0.1, 1.0])
-        runs.append(fitted.copy())
-        fitted.clear()
+        probe_run.few(rows, answers, parts, 10, draws=3, seed=0)
+        probe_run.every(rows, answers, parts, [0.1, 1.0])
+        runs.append(calls.copy())
+        calls.clear()
     assert runs[0] == runs[1]
     assert len(runs[0]) == 3 * 3 + 2 * 3
 
 
 def test_more_labels_rank_better_and_the_validation_part_chooses():
-    rows, labels, parts = planted()
-    found = [probing.few(rows, labels, parts, count, draws=8, seed=0) for count in (10, 100)]
-    every = probing.every(rows, labels, parts, [1e-6, 100.0])
+    rows, labels, parts = linear_tasks()
+    found = [probe_run.few(rows, labels, parts, count, draws=8, seed=0) for count in (10, 100)]
+    every = probe_run.every(rows, labels, parts, [1e-6, 100.0])
     assert 60 < found[0]["auc"] < found[1]["auc"] < every["auc"]
     assert every["strength"] == 100.0
-    assert probing.few(rows, labels, parts, 10, draws=8, seed=0) == found[0]
-    assert probing.few(rows, labels, parts, 10, draws=8, seed=1) != found[0]
+    assert probe_run.few(rows, labels, parts, 10, draws=8, seed=0) == found[0]
+    assert probe_run.few(rows, labels, parts, 10, draws=8, seed=1) != found[0]
     # A task with too few labels is left out; without any there is no score.
     labels[np.flatnonzero(parts == TRAIN)[50:], 1] = np.nan
-    assert [probing.few(rows, labels, parts, n, 1, 0)["tasks"] for n in (10, 100)] == [3, 2]
-    assert probing.few(rows, labels, parts, 1000, 1, 0) == {"tasks": 0}
+    assert [probe_run.few(rows, labels, parts, n, 1, 0)["tasks"] for n in (10, 100)] == [3, 2]
+    assert probe_run.few(rows, labels, parts, 1000, 1, 0) == {"tasks": 0}
     # By the labels of the validation part alone: with those turned round the worse one is taken.
     turned = np.where((parts == VALID)[:, None], 1 - labels, labels)
-    assert probing.every(rows, turned, parts, [1e-6, 100.0])["strength"] == 1e-6
+    assert probe_run.every(rows, turned, parts, [1e-6, 100.0])["strength"] == 1e-6
 
 
 def test_clusters_are_compared_where_there_is_one_class_for_all():
     rows = np.repeat(np.eye(4)[:2], 20, axis=0)
     labels = np.repeat([0.0, 1.0], 20)[:, None]
-    assert probing.clusters(rows, labels, 0) == {"nmi": 100, "ari": 100}
-    assert probing.clusters(rows, np.tile(labels, 2), 0) is None
-    assert probing.clusters(rows, np.where(rows[:, :1] > 0, np.nan, labels), 0) is None
+    assert probe_run.clusters(rows, labels, 0) == {"nmi": 100, "ari": 100}
+    assert probe_run.clusters(rows, np.tile(labels, 2), 0) is None
+    assert probe_run.clusters(rows, np.where(rows[:, :1] > 0, np.nan, labels), 0) is None
 
 
 def test_of_many_tasks_some_are_taken():
     labels = np.arange(617.0)[None]
-    some = probing.some_tasks(labels, 30)[0]
+    some = probe_run.some_tasks(labels, 30)[0]
     assert len(some) == 30
     assert (some[0], some[-1]) == (0, 616)
     assert {*np.diff(some)} <= {21, 22}
-    assert probing.some_tasks(labels[:, :30], 30).tolist() == labels[:, :30].tolist()
+    assert probe_run.some_tasks(labels[:, :30], 30).tolist() == labels[:, :30].tolist()
 
 
 @pytest.fixture
@@ -188,7 +187,7 @@ def test_encoders_are_probed_once_each(probed, tmp_path, monkeypatch, capsys):
     assert "| attribute masking, 24 molecules x 1 | 1 | " in printed
 
 
-def test_a_fresh_encoder_is_the_one_that_pretraining_begins_with(tmp_path, monkeypatch):
+def test_a_new_encoder_is_the_one_that_pretraining_begins_with(tmp_path, monkeypatch):
     """So that a row and its absence differ by the training alone."""
     begun = []
     build = pretrain.pretraining
@@ -206,23 +205,23 @@ def test_a_fresh_encoder_is_the_one_that_pretraining_begins_with(tmp_path, monke
         embedded.append(encoder.state_dict())
         raise ValueError("enough")
 
-    monkeypatch.setattr(probing, "embedded", seen)
-    monkeypatch.setattr(probing, "Molecules", lambda folder: None)
-    given = probing.Given([], tmp_path, torch.empty(0, 1), "", np.empty(0), "cpu")
+    monkeypatch.setattr(probe_run, "embedded", seen)
+    monkeypatch.setattr(probe_run, "Molecules", lambda folder: None)
+    data = probe_run.LabelledSet([], tmp_path, torch.empty(0, 1), "", np.empty(0), "cpu")
     with pytest.raises(ValueError, match="enough"):
-        probing.run({"seed": 2}, given, None)
+        probe_run.run({"seed": 2}, data, None)
     assert all(torch.equal(begun[0][name], value) for name, value in embedded[0].items())
 
 
-def test_rows_are_of_unit_length_and_of_a_frozen_encoder():
+def test_embeddings_have_unit_length_and_the_encoder_is_frozen():
     graphs = [graph_of(text) for text in ("CCO", "c1ccccc1", "CCN", "C1CC1", "CCCC")]
     encoder = MoleculeGIN(dropout=0.5)
     before = {name: value.clone() for name, value in encoder.state_dict().items()}
-    rows = probing.embedded(encoder, graphs)
+    rows = probe_run.embedded(encoder, graphs)
     assert rows.shape == (5, 300)
     assert (rows**2).sum(1).mean() == pytest.approx(1, abs=0.1)
     assert np.abs(rows.mean(0)).max() < 1e-6
-    assert (probing.embedded(encoder, graphs) == rows).all()
+    assert (probe_run.embedded(encoder, graphs) == rows).all()
     assert all(torch.equal(before[name], value) for name, value in encoder.state_dict().items())
 
 
@@ -262,7 +261,7 @@ def test_tables_are_over_seeds_of_pretraining():
     runs = [of_probe("muv.csv.gz", "no pre-training", seed, 50 + seed) for seed in range(2)]
     runs += [of_probe("muv.csv.gz", "PGCL", seed, 60 + 3 * seed) for seed in range(2)]
     runs.append(of_probe("bace.csv", "PGCL, recommended", 0, 70, {"nmi": 4, "ari": 3}))
-    tables = probed_tables.tables(runs)
+    tables = probe_tables.tables(runs)
     none, pgcl, recipe = tables["probe_10"].splitlines()[2:]
     assert none == "| no pre-training |  | 50.5 ± 0.7 |  |  |"
     assert pgcl == "| PGCL |  | 61.5 ± 2.1 |  |  |"
@@ -274,10 +273,10 @@ def test_tables_are_over_seeds_of_pretraining():
     assert chance == "| chance | 2.5 | 2.5 |"
     assert rows[1] == "| PGCL, 10 labels |  | 6.2 ± 0.2 |"
     assert tables["probe_clusters"].splitlines() == [
-        "| | BACE, NMI | BACE, ARI |",
+        "| pre-training | BACE, NMI | BACE, ARI |",
         "| --- | --- | --- |",
         "| PGCL, recommended | 4.0 | 3.0 |",
     ]
     runs[-2]["config"]["pretraining"]["row_of_more"] = 1
     with pytest.raises(ValueError, match=r"^MUV, PGCL: runs of two settings, .*row_of_more"):
-        probed_tables.tables(runs)
+        probe_tables.tables(runs)

@@ -1,10 +1,10 @@
-"""The row whose prototypes lead, and start from rows when the lead ends."""
+"""The row with a warm-up, after which prototypes are initialised from embeddings."""
 
 import pytest
 import torch
 from helpers.scripts import main_here, threads_for_processes
 
-from experiments.shelf import results
+from experiments.common import results
 from experiments.transfer import pretrain as program
 from experiments.transfer import rows
 from experiments.transfer.model import MoleculeGIN, encoder_of
@@ -20,20 +20,20 @@ SMALL = (
 
 @pytest.fixture
 def starts(monkeypatch):
-    """The steps after which prototypes started from rows, and how many rows there were."""
+    """The steps after which prototypes are initialised, and the numbers of embeddings."""
     made, steps = [], []
-    start, is_start = SinkhornPrototypes.start_from_, program.is_start
+    start, is_initialisation = SinkhornPrototypes.start_from_, program.is_initialisation
 
-    def noted(self, rows):
-        made.append((steps[-1], len(rows)))
-        return start(self, rows)
+    def spy(self, embeddings):
+        made.append((steps[-1], len(embeddings)))
+        return start(self, embeddings)
 
     def at(step, config):
         steps.append(step)
-        return is_start(step, config)
+        return is_initialisation(step, config)
 
-    monkeypatch.setattr(program, "is_start", at)
-    monkeypatch.setattr(SinkhornPrototypes, "start_from_", noted)
+    monkeypatch.setattr(program, "is_initialisation", at)
+    monkeypatch.setattr(SinkhornPrototypes, "start_from_", spy)
     return made
 
 
@@ -61,20 +61,20 @@ class Killed(Exception):
 
 
 @pytest.mark.parametrize(
-    ("lead", "shares", "wanted"),
+    ("warm_up", "fractions", "wanted"),
     [(0.5, (0.5,), [4]), (0.4, (0.0, 0.4), [0, 3])],  # of 8 steps; 3 is within an epoch
 )
-def test_a_run_that_is_stopped_starts_its_prototypes_as_often_as_a_whole_one(
-    monkeypatch, tmp_path, pretrain, starts, lead, shares, wanted
+def test_a_resumed_run_initialises_its_prototypes_as_often_as_an_uninterrupted_one(
+    monkeypatch, tmp_path, pretrain, starts, warm_up, fractions, wanted
 ):
-    monkeypatch.setattr(rows, "LEAD", lead)
-    monkeypatch.setattr(rows, "STARTS", shares)
+    monkeypatch.setattr(rows, "WARM_UP", warm_up)
+    monkeypatch.setattr(rows, "STARTS", fractions)
     whole, stopped = tmp_path / "whole.pt", tmp_path / "stopped.pt"
     pretrain(whole, "--epochs=4")
     assert starts == [(step, 2 * 2 * 12) for step in wanted]  # two views of two batches
     starts.clear()
     train_epoch = program.train_epoch
-    for last in (2, 3):  # at the end of the lead, and after it
+    for last in (2, 3):  # at the end of the warm-up, and after it
 
         def killed(epoch, *given, last=last):
             if epoch == last:
@@ -90,7 +90,7 @@ def test_a_run_that_is_stopped_starts_its_prototypes_as_often_as_a_whole_one(
     first, second = (torch.load(path, weights_only=True) for path in (whole, stopped))
     assert all(torch.equal(first["model"][name], second["model"][name]) for name in first["model"])
     assert first["config"]["lead_steps"] == wanted[-1]
-    # The share is of another number of steps.
+    # The fraction is of another number of steps.
     with pytest.raises(ValueError, match=r"is of another run, .*'lead_steps'.* choose another"):
         pretrain(stopped, "--epochs=6")
 
@@ -107,15 +107,19 @@ def test_its_numbers_are_in_the_file(monkeypatch, tmp_path, pretrain):
         pretrain(path, "--epochs=1")
 
 
-def test_prototypes_cannot_rest_and_lead(pretrain, tmp_path, capsys):
+def test_no_frozen_prototypes_in_a_warm_up(pretrain, tmp_path, capsys):
     with pytest.raises(SystemExit):
         pretrain(tmp_path / "recipe.pt", "--freeze-epochs=1")
-    assert "argument --freeze-epochs: must be 0, as the prot" in capsys.readouterr().err
+    assert (
+        "argument --freeze-epochs: must be 0, as 'PGCL, recommended' has a warm-up"
+        in capsys.readouterr().err
+    )
 
 
-def test_rows_of_the_paper_are_as_they_were():
-    """Configurations of old runs have nothing more."""
-    assert {row for row in rows.PRETRAINED if rows.beyond_the_paper(row, 10)} == {rows.RECOMMENDED}
+def test_configurations_of_the_papers_rows_have_no_further_options():
+    assert {row for row in rows.PRETRAINED if rows.recommended_options(row, 10)} == {
+        rows.RECOMMENDED
+    }
     config = {"row": "InfoNCE (GraphCL)", "freeze_epochs": 2}
     loss = {"weighting": "uniform", "exclude_same_cluster": False, "consistency_weight": 0.0}
     assert rows.options(config, 5) == {"freeze_steps": 10, "warmup_steps": 0, **loss}

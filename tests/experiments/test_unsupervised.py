@@ -16,10 +16,10 @@ from helpers.scripts import ROOT, kept_here, main_here
 from helpers.tu_sets import write_tu_set
 from sklearn.svm import SVC
 
-from benchmarks.evaluation import planted, refitted
-from experiments.shelf import results
-from experiments.shelf.rows import INFO_NCE
-from experiments.shelf.tables import fill
+from benchmarks.evaluation import clusters, refitted
+from experiments.common import results
+from experiments.common.rows import INFO_NCE
+from experiments.common.tables import fill
 from experiments.unsupervised import __main__ as program
 from experiments.unsupervised import data, evaluate, pictures, report, table, train
 
@@ -86,7 +86,7 @@ def test_no_path_is_taken_for_a_name(tmp_path, script, name):
 
 
 def test_a_changed_set_is_another_set(tmp_path, script):
-    """Its runs are made anew; those of the set as it was are found again."""
+    """It has new runs; those of the set as it was are found again."""
     given = (*SMALL, "--dataset=RINGS", f"--root={tmp_path}", "--rows", "WL kernel")
     labels = [0, 1] * 15
     write_tu_set(tmp_path / "RINGS", "RINGS", labels)
@@ -111,8 +111,8 @@ def test_a_changed_set_is_another_set(tmp_path, script):
 
 
 def test_one_kernel_gives_the_accuracy_of_refitting_from_vectors():
-    """The same folds on standardised rows; how large a feature is makes no difference."""
-    rows, labels = planted(num=120, classes=6)
+    """The same folds on standardised embeddings; the scale of a feature makes no difference."""
+    rows, labels = clusters(num=120, classes=6)
     scaled = rows * np.where(np.arange(rows.shape[1]) == 2, 1e5, 1)
     score = evaluate.accuracy(rows, labels, seed=4)
     assert score == pytest.approx(refitted(rows, labels, seed=4), abs=1e-9)
@@ -134,7 +134,7 @@ def test_many_graphs_choose_their_penalty_in_two_folds(monkeypatch):
     assert by_five > 80
 
 
-def test_looking_at_a_run_does_not_change_it(tmp_path):
+def test_evaluation_does_not_change_a_run(tmp_path):
     graphs, _ = data.fetch("motifs", None, tmp_path)
     config = {"row": "PGCL", "seed": 0, **train.SETTING, "epochs": 2}
     often, once = (train.run({**config, "look_every": every}, graphs, None) for every in (1, 2))
@@ -217,7 +217,7 @@ def test_few_labels_have_columns_and_a_sentence_of_their_own():
 
 
 def test_the_page_has_the_tables_of_its_runs():
-    files = report.RUNS, report.LOOKS, report.MEASURED
+    files = report.RUNS, report.PAPER_RUNS, report.MEASURED
     pages = report.pages(*(results.read(path).values() for path in files))
     assert {*pages} == {report.PAGE, report.CONCLUSIONS}
     for path, tables in pages.items():
@@ -225,7 +225,7 @@ def test_the_page_has_the_tables_of_its_runs():
         assert fill(page, tables) == page
         for name in re.findall(r"^<!-- ([\w ]+) -->\n<!-- end -->", page, flags=re.MULTILINE):
             pytest.fail(f"{name} has no runs")
-    assert "<!-- averages -->\n| | " in report.PAGE.read_text()
+    assert "<!-- averages -->\n| loss | " in report.PAGE.read_text()
 
 
 def test_the_report_takes_runs_of_one_set_alone():

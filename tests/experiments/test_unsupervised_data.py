@@ -79,8 +79,8 @@ def test_a_set_is_downloaded_once_and_whole(tmp_path, monkeypatch):
     assert downloads == ["RINGS"] * 2
 
 
-def test_planted_motifs_are_balanced_and_the_same_every_time():
-    first, second = data.planted_motifs(), data.planted_motifs()
+def test_synthetic_trees_are_balanced_and_the_same_every_time():
+    first, second = data.synthetic_trees(), data.synthetic_trees()
     assert torch.cat([graph.y for graph in first]).bincount().tolist() == [80] * 6
     assert all(torch.equal(a.edge_index, b.edge_index) for a, b in zip(first, second, strict=True))
     assert not any(graph.has_isolated_nodes() or graph.has_self_loops() for graph in first)

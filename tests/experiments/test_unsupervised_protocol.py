@@ -1,4 +1,4 @@
-"""The paper's protocol: its views, its looks, and runs beside those of the usual protocol."""
+"""The paper's protocol: its views, its evaluation, and runs beside those of the usual protocol."""
 
 import json
 
@@ -13,9 +13,9 @@ from sklearn.svm import SVC
 from torch import nn
 from torch_geometric.data import Batch, Data
 
-from benchmarks.evaluation import planted
-from experiments.shelf import results
-from experiments.shelf.rows import INFO_NCE, PGCL
+from benchmarks.evaluation import clusters
+from experiments.common import results
+from experiments.common.rows import INFO_NCE, PGCL
 from experiments.unsupervised import __main__ as program
 from experiments.unsupervised import protocol, table, train
 from experiments.unsupervised.evaluate import PENALTIES
@@ -34,9 +34,9 @@ def path_of(size):
     )
 
 
-def cheap_look(rows, labels, seed, draw):
-    """What tells rows, and the order of their graphs, apart without a machine."""
-    return float(np.abs(rows) @ np.ones(rows.shape[1]) @ labels) + draw
+def cheap_accuracy(z, labels, seed, draw):
+    """It depends on the embeddings and on their order, and trains no classifier."""
+    return float(np.abs(z) @ np.ones(z.shape[1]) @ labels) + draw
 
 
 def test_self_loops_are_on_all_nodes_but_the_last():
@@ -71,22 +71,22 @@ def test_a_tenth_of_the_nodes_is_dropped_and_no_self_loop_is_left():
     assert len({kept for kept in unlike if kept[0] == 0}) == 1
 
 
-def test_a_look_is_that_of_the_default_machine_on_unit_rows():
-    rows, labels = planted(num=60, classes=3)
+def test_the_accuracy_is_that_of_the_default_classifier_on_unit_embeddings():
+    rows, labels = clusters(num=60, classes=3)
     unit, scores = normalize(rows), []
     for fit, test in StratifiedKFold(10, shuffle=True, random_state=2007).split(rows, labels):
         search = GridSearchCV(SVC(), {"C": PENALTIES}, cv=5).fit(unit[fit], labels[fit])
         scores.append(search.score(unit[test], labels[test]))
-    score = protocol.look(rows, labels, seed=2, draw=7)
-    # The width of the kernel is that of all rows here, of the training part there.
+    score = protocol.accuracy(rows, labels, seed=2, draw=7)
+    # The width of the kernel is that of all embeddings here, of the training part there.
     assert score == pytest.approx(100 * np.mean(scores), abs=2)
     lengths = np.random.default_rng(0).uniform(0.1, 10, size=(60, 1))
-    assert protocol.look(lengths * rows, labels, seed=2, draw=7) == score
-    assert protocol.look(rows, labels, seed=2, draw=8) != score
+    assert protocol.accuracy(lengths * rows, labels, seed=2, draw=7) == score
+    assert protocol.accuracy(rows, labels, seed=2, draw=8) != score
 
 
-def test_rows_of_a_seed_start_alike_in_batches_that_stay(monkeypatch):
-    """Where nothing is learnt, PGCL is the untrained encoder, look by look."""
+def test_losses_of_a_seed_have_the_same_initial_values_and_batches(monkeypatch):
+    """Where nothing is learnt, PGCL is the untrained encoder, epoch by epoch."""
     batches = []
 
     def nothing_learnt(model, loader, optimizer):
@@ -101,13 +101,13 @@ def test_rows_of_a_seed_start_alike_in_batches_that_stay(monkeypatch):
         return {}
 
     monkeypatch.setattr(protocol, "train_epoch", nothing_learnt)
-    monkeypatch.setattr(protocol, "look", cheap_look)
+    monkeypatch.setattr(protocol, "accuracy", cheap_accuracy)
     graphs = [path_of(5 + number % 9) for number in range(40)]
     config = CONFIG | {"batch_size": 16}
     runs = []
     for row in (PGCL, train.UNTRAINED):
         torch.manual_seed(3)
-        runs.append(protocol.looks(config | {"row": row}, graphs))
+        runs.append(protocol.every_epoch(config | {"row": row}, graphs))
     assert runs[0]["accuracy"] == runs[1]["accuracy"]
     assert runs[0]["fresh"] == runs[1]["fresh"]
     assert list(runs[0]["accuracy"]) == [1, 2, 3]
@@ -115,22 +115,22 @@ def test_rows_of_a_seed_start_alike_in_batches_that_stay(monkeypatch):
     assert len(batches[0]) == 3
 
 
-def test_the_epoch_with_the_best_look_is_looked_at_again(monkeypatch):
-    seen = []
+def test_the_best_epoch_is_evaluated_again(monkeypatch):
+    calls = []
 
-    def look(rows, labels, seed, draw):
-        seen.append((rows, draw))
+    def accuracy(embeddings, labels, seed, draw):
+        calls.append((embeddings, draw))
         return [50.0, 70.0, 60.0, 1.0, 2.0, 3.0, 4.0, 5.0][draw - 1]
 
-    monkeypatch.setattr(protocol, "look", look)
+    monkeypatch.setattr(protocol, "accuracy", accuracy)
     torch.manual_seed(3)
     graphs = [path_of(5 + number % 9) for number in range(40)]
-    run = protocol.looks(CONFIG | {"row": INFO_NCE}, graphs)
+    run = protocol.every_epoch(CONFIG | {"row": INFO_NCE}, graphs)
     assert run["accuracy"] == {1: 50.0, 2: 70.0, 3: 60.0}
     assert run["fresh"] == [1.0, 2.0, 3.0, 4.0, 5.0]
-    assert [draw for _, draw in seen] == [*range(1, 9)]
-    assert all(rows is seen[1][0] for rows, _ in seen[3:])
-    assert not np.array_equal(seen[0][0], seen[1][0])
+    assert [draw for _, draw in calls] == [*range(1, 9)]
+    assert all(z is calls[1][0] for z, _ in calls[3:])
+    assert not np.array_equal(calls[0][0], calls[1][0])
     assert len(run["history"]) == 3
 
 
@@ -141,14 +141,14 @@ def test_the_program_keeps_both_protocols_apart(tmp_path, monkeypatch, capsys):
     given = ["--dataset=RINGS", f"--root={tmp_path}", f"--output={output}", "--seeds=1"]
     given += [f"--cache={tmp_path / 'cache'}", "--epochs=2", "--workers=1"]
     main_here(monkeypatch, program, *given, "--rows", "untrained GIN", "PGCL")
-    monkeypatch.setattr(protocol, "look", cheap_look)
+    monkeypatch.setattr(protocol, "accuracy", cheap_accuracy)
     usual = [json.loads(line)["config"] for line in output.read_text().splitlines()]
     assert not any("protocol" in config for config in usual)
     capsys.readouterr()
     paper = [*given, "--protocol=paper"]
     main_here(monkeypatch, program, *paper)
     printed = capsys.readouterr().out
-    assert "| | seeds | best of its looks | last epoch | chosen epoch, fresh folds |" in printed
+    assert "| loss | seeds | best epoch | last epoch | best epoch, fresh folds |" in printed
     runs = [json.loads(line) for line in output.read_text().splitlines()[2:]]
     assert [run["config"]["row"] for run in runs] == [train.UNTRAINED, INFO_NCE, PGCL]
     assert all(run["config"]["protocol"] == "paper" for run in runs)
@@ -165,7 +165,7 @@ def test_the_program_keeps_both_protocols_apart(tmp_path, monkeypatch, capsys):
         assert message in capsys.readouterr().err
 
 
-def test_the_table_of_looks():
+def test_the_table_of_best_and_last_epochs():
 
     def of(row, values, **options):
         return [
@@ -180,7 +180,7 @@ def test_the_table_of_looks():
     runs = of(PGCL, [71.0, 82.0], consistency_weight=6.0)
     runs += of(PGCL, [60.0, 60.0], consistency_weight=0.6)
     runs += of(INFO_NCE, [70.0, 80.0], consistency_weight=6.0)
-    _, _, info_nce, pgcl, other = table.of_looks(runs).splitlines()
+    _, _, info_nce, pgcl, other = table.every_epoch(runs).splitlines()
     assert info_nce == f"| {INFO_NCE} | 2 | 84.0 ± 7.1 | 75.0 ± 7.1 | 77.0 ± 7.1 |  |"
     assert pgcl.startswith("| PGCL | 2 | 85.5 ± 7.8 | 76.5 ± 7.8 | 78.5 ± 7.8 | +1.5 (two seeds, ")
     assert other.startswith("| PGCL, lambda=0.6 | 2 | 69.0 ± 0.0 | 60.0 ± 0.0 | 62.0 ± 0.0 |")

@@ -1,1 +1,1 @@
-"""Rows that go on from one InfoNCE run: ``python -m experiments.nodes.branches``."""
+"""Losses that branch off from one InfoNCE run: ``python -m experiments.nodes.branches``."""

@@ -1,8 +1,8 @@
-"""Rows that go on from one InfoNCE run on a real graph, with the same batches and views.
+"""Losses that branch off from one InfoNCE run on a real graph, with the same batches and views.
 
 python -m experiments.nodes.branches --dataset Cora --root data --seeds 0 1 2 --lengths 100 200 400
 
-Every result is one JSON line of --output; those that are there already are not computed again.
+Results are appended to --output, one JSON line each, and are not computed again.
 """
 
 import argparse
@@ -13,8 +13,8 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from experiments.shelf import results
-from experiments.shelf.arguments import at_least, count, positive
+from experiments.common import results
+from experiments.common.arguments import at_least, count, positive
 
 from ..data import fetch
 from .rows import ROWS, UNTRAINED
@@ -45,18 +45,21 @@ def main() -> None:
     args = parse()
     try:
         done = results.read(args.output)
+        graphs = {name: fetch(name, args.root, args.cache) for name in args.dataset}
         jobs = []
         for seed, dataset, batch, temperature in itertools.product(
             args.seeds, args.dataset, args.batch, args.temperature
         ):
-            known = fetch(dataset, args.root, args.cache)
-            config = {"dataset": dataset, "data": known.digest, "batch": batch, "seed": seed}
+            graph = graphs[dataset]
+            config = {"dataset": dataset, "data": graph.digest, "batch": batch, "seed": seed}
             config |= SETTING | {"temperature": temperature}
             rows = itertools.product(args.rows, args.lengths)
-            each = dict.fromkeys((row, length * (row != UNTRAINED)) for row, length in rows)
-            wanted = [one for one in each if results.key(configuration(config, *one)) not in done]
+            pairs = dict.fromkeys((row, length * (row != UNTRAINED)) for row, length in rows)
+            wanted = [
+                pair for pair in pairs if results.key(configuration(config, *pair)) not in done
+            ]
             if wanted:
-                jobs.append((config, known.file, wanted, args.output))
+                jobs.append((config, graph.file, wanted, args.output))
         with results.processes(args.workers, args.output) as pool, tqdm(total=len(jobs)) as bar:
             for future in as_completed([pool.submit(keep, *job) for job in jobs]):
                 future.result()

@@ -1,4 +1,4 @@
-"""What embeddings are good for: few labels, alone or with help of the others, k-means, a probe."""
+"""Measures of embeddings: few labels, also with label propagation, k-means, a linear probe."""
 
 import warnings
 
@@ -29,7 +29,7 @@ def measured(embeddings: np.ndarray, labels: np.ndarray, seed: int) -> dict[str,
     """All measures in per cent."""
     z = normalize(embeddings)
     labels = np.unique(labels, return_inverse=True)[1]
-    found = KMeans(labels.max() + 1, n_init=5, random_state=seed).fit_predict(z)
+    clusters = KMeans(labels.max() + 1, n_init=5, random_state=seed).fit_predict(z)
     one, five = (drawn(labels, each, seed) for each in (1, 5))
     centres = KMeans(CENTRES, n_init=1, random_state=seed).fit(z)
     clustered = normalize(centres.cluster_centers_)[centres.labels_]
@@ -38,7 +38,7 @@ def measured(embeddings: np.ndarray, labels: np.ndarray, seed: int) -> dict[str,
         "five_shot": nearest_mean(z, labels, five),
         "one_shot_clustered": nearest_mean(clustered, labels, one),
         "one_shot_propagated": propagated(z, labels, one),
-        "nmi": normalized_mutual_info_score(labels, found),
+        "nmi": normalized_mutual_info_score(labels, clusters),
     }
     in_per_cent = {name: 100 * float(value) for name, value in values.items()}
     in_per_cent["probe"] = linear(embeddings, labels, seed, 5, STRENGTHS[1:6], 300)
@@ -57,19 +57,19 @@ def drawn(labels: np.ndarray, each: int, seed: int) -> np.ndarray:
     )
 
 
-def accuracy(predicted: np.ndarray, labels: np.ndarray, known: np.ndarray) -> float:
+def accuracy(predicted: np.ndarray, labels: np.ndarray, labelled: np.ndarray) -> float:
     """Of nodes without a label."""
-    right = predicted == labels
-    return (right.sum() - right[known].sum()) / (len(labels) - known.size)
+    correct = predicted == labels
+    return (correct.sum() - correct[labelled].sum()) / (len(labels) - labelled.size)
 
 
 def nearest_mean(z: np.ndarray, labels: np.ndarray, draws: np.ndarray) -> float:
     """A node goes to the class whose labelled nodes have the nearest mean by cosine."""
-    found = []
-    for known in draws:
-        means = normalize(z[known].mean(1))
-        found.append(accuracy((z @ means.T).argmax(1), labels, known))
-    return float(np.mean(found))
+    accuracies = []
+    for labelled in draws:
+        means = normalize(z[labelled].mean(1))
+        accuracies.append(accuracy((z @ means.T).argmax(1), labels, labelled))
+    return float(np.mean(accuracies))
 
 
 def propagated(z: np.ndarray, labels: np.ndarray, draws: np.ndarray) -> float:
@@ -84,13 +84,13 @@ def propagated(z: np.ndarray, labels: np.ndarray, draws: np.ndarray) -> float:
         matrix = torch.sparse_csr_tensor(
             *of_graph, graph.shape, dtype=torch.float32, check_invariants=False
         )
-    found = []
-    for known in draws:  # one at a time: all scores of a draw fit into the processor's cache
-        start = torch.zeros(len(z), len(known))
-        for label, of_class in enumerate(known):
+    accuracies = []
+    for labelled in draws:  # one at a time: all scores of a draw fit into the processor's cache
+        start = torch.zeros(len(z), len(labelled))
+        for label, of_class in enumerate(labelled):
             start[of_class, label] = 1 - ALPHA
         scores = start
         for _ in range(ROUNDS):
             scores = torch.addmm(start, matrix, scores, alpha=ALPHA)
-        found.append(accuracy(scores.argmax(1).numpy(), labels, known))
-    return float(np.mean(found))
+        accuracies.append(accuracy(scores.argmax(1).numpy(), labels, labelled))
+    return float(np.mean(accuracies))

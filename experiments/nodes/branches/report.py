@@ -1,4 +1,4 @@
-"""Makes the tables of docs/real_graphs.md anew from the runs kept beside this file.
+"""Fills docs/real_graphs.md from the committed runs.
 
 python -m experiments.nodes.branches.report
 """
@@ -11,8 +11,17 @@ from typing import NamedTuple
 
 import numpy as np
 
-from experiments.shelf import results
-from experiments.shelf.tables import Delta, holm, is_met, is_missed, paired, refill, spread
+from experiments.common import results
+from experiments.common.tables import (
+    Delta,
+    holm,
+    is_met,
+    is_missed,
+    markdown,
+    paired,
+    refill,
+    spread,
+)
 
 from .measure import NAMES
 from .rows import CANDIDATE, INFO_NCE, LENGTH, ROWS, TEMPERATURE, UNTRAINED
@@ -22,6 +31,7 @@ HERE = Path(__file__).parent
 RECORDS = {name: HERE / f"{name}.jsonl" for name in ("development", "held_out")}  # by their tables
 LENGTHS = (100, 200, 400)
 TEMPERATURES = (0.4, 0.8, 1.2, 2.0)
+COLUMNS = [f"tau={temperature:g}" for temperature in TEMPERATURES]
 PRIMARY, NOT_INFERIOR = "one_shot", ("five_shot", "probe")
 FEW = (PRIMARY, "five_shot")
 DEVELOPMENT = [("Cora", 512), ("Cora", 4096), ("CiteSeer", 512), ("CiteSeer", 4096)]
@@ -33,7 +43,7 @@ Seeds = dict[int, results.Run]
 
 
 class Setting(NamedTuple):
-    """What rows are compared under."""
+    """Losses are compared in the same setting."""
 
     dataset: str
     batch: int
@@ -65,19 +75,16 @@ class Record:
 
 
 def table(record: Record, setting: Setting, length: int) -> str:
-    """Markdown: InfoNCE's values, and the differences of all other rows from them."""
+    """InfoNCE's values, and the differences of all other rows from them."""
     base = record.seeds(setting, INFO_NCE, length)
-    lines = [f"| {setting}, {length} steps | seeds | {' | '.join(NAMES.values())} |"]
-    lines.append("| --- | --- |" + " --- |" * len(NAMES))
     means = [spread([run[name] for run in base.values()]) for name in NAMES]
-    lines.append(f"| {INFO_NCE} | {len(base)} | {' | '.join(means)} |")
+    lines = [[INFO_NCE, len(base), *means]]
     for row in ROWS:
         of_row = record.seeds(setting, row, 0 if row == UNTRAINED else length)
         both = of_row.keys() & base.keys()
         if row != INFO_NCE and both:
-            cells = [gain(of_row, base, name) for name in NAMES]
-            lines.append(f"| {row} | {len(both)} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+            lines.append([row, len(both), *(gain(of_row, base, name) for name in NAMES)])
+    return markdown([f"{setting}, {length} steps", "seeds", *NAMES.values()], lines)
 
 
 def gain(seeds: Seeds, others: Seeds, name: str) -> str:
@@ -93,7 +100,7 @@ def values(seeds: Seeds, name: str) -> dict[int, float]:
 
 
 def described(record: Record) -> str:
-    """One after the other, of each setting and length with InfoNCE and more."""
+    """A table for each setting and length that has InfoNCE and another row."""
     return "\n\n".join(
         table(record, setting, length)
         for setting in record.settings
@@ -104,23 +111,22 @@ def described(record: Record) -> str:
 
 
 def all_measures(record: Record) -> str:
-    """Markdown: InfoNCE's values and what the candidate has more, each at its temperature."""
-    lines = [f"| {LENGTH} steps | seeds | {' | '.join(NAMES.values())} |"]
-    lines.append("| --- | --- |" + " --- |" * len(NAMES))
+    """InfoNCE's values and the candidate's differences, each at its temperature."""
+    lines = []
     for sizes in HELD_OUT:
         base = runs_of(record, sizes, INFO_NCE).values()
         means = [spread([run[name] for run in base]) for name in NAMES]
         setting = f"{sizes[0]}, batches of {sizes[1]}"
-        lines.append(f"| {setting}: InfoNCE | {len(base)} | {' | '.join(means)} |")
-        deltas = [str(compared(record, sizes, name)) for name in NAMES]
-        lines.append(f"| candidate minus InfoNCE | | {' | '.join(deltas)} |")
-    return "\n".join(lines)
+        lines.append([f"{setting}: InfoNCE", len(base), *means])
+        deltas = [compared(record, sizes, name) for name in NAMES]
+        lines.append(["candidate minus InfoNCE", len(base), *deltas])
+    return markdown([f"{LENGTH} steps", "seeds", *NAMES.values()], lines)
 
 
 def choice(record: Record) -> str:
-    """Markdown: what temperatures and length are chosen by, over the development settings."""
+    """Mean accuracies over the development settings, which choose temperatures and length."""
     small = [sizes for sizes in DEVELOPMENT if sizes[1] == 512]
-    lines = {}
+    lines = []
     for row, (length, settings) in itertools.product(
         (INFO_NCE, CANDIDATE), ((100, small), (200, small), (400, small), (200, DEVELOPMENT))
     ):
@@ -129,13 +135,13 @@ def choice(record: Record) -> str:
             runs = [record.seeds(Setting(*sizes, temperature), row, length) for sizes in settings]
             one, five = (means(runs, name) for name in FEW)
             cells.append(f"{one:.1f} / {five:.1f}" if all(runs) else "")
-        lines[f"{row} | {len(settings)} | {length}"] = cells
-    return by_temperature("1 / 5 labels per class | settings | steps", lines)
+        lines.append([row, len(settings), length, *cells])
+    return markdown(["1 / 5 labels per class", "settings", "steps", *COLUMNS], lines)
 
 
 def tried(record: Record) -> str:
-    """Markdown: every row minus InfoNCE at its temperature, a mean over development settings."""
-    lines = {}
+    """Every row minus InfoNCE at its temperature, a mean over development settings."""
+    lines = []
     for row in ROWS:
         cells = []
         for temperature in TEMPERATURES:
@@ -149,15 +155,8 @@ def tried(record: Record) -> str:
             one, five = np.mean(gains, axis=0) if gains else (0, 0)
             cells.append(f"{one:+.1f} / {five:+.1f} ({len(gains)})" if gains else "")
         if row != INFO_NCE and any(cells):
-            lines[row] = cells
-    return by_temperature("minus InfoNCE, 1 / 5 labels per class (settings)", lines)
-
-
-def by_temperature(first: str, lines: dict[str, list[str]]) -> str:
-    """Markdown: a column for each temperature, beside the first ones."""
-    head = [*first.split(" | "), *(f"tau={temperature:g}" for temperature in TEMPERATURES)]
-    made = [f"| {' | '.join(head)} |", "|" + " --- |" * len(head)]
-    return "\n".join([*made, *(f"| {row} | {' | '.join(cells)} |" for row, cells in lines.items())])
+            lines.append([row, *cells])
+    return markdown(["minus InfoNCE, 1 / 5 labels per class (settings)", *COLUMNS], lines)
 
 
 def means(of_settings: Collection[Seeds], name: str) -> float:
@@ -167,25 +166,24 @@ def means(of_settings: Collection[Seeds], name: str) -> float:
 
 
 def decision(record: Record) -> str:
-    """Markdown: the candidate minus InfoNCE on the held-out sets, each at its temperature."""
+    """The candidate minus InfoNCE on the held-out sets, each at its temperature."""
     primary = {sizes: compared(record, sizes, PRIMARY) for sizes in HELD_OUT}
-    left = holm(list(primary.values()))
-    head = " | ".join(NAMES[name] for name in (PRIMARY, *NOT_INFERIOR))
-    lines = [f"| candidate minus InfoNCE, {LENGTH} steps | seeds | {head} |"]
-    lines.append("| --- | --- | --- |" + " --- |" * len(NOT_INFERIOR))
+    significant = holm(list(primary.values()))
+    lines = []
     for (dataset, batch), delta in primary.items():
-        significant = "significant" if delta in left else "not significant"
-        cells = [f"{delta}, p = {delta.p:.2g}, {significant}"]
+        verb = "significant" if delta in significant else "not significant"
+        cells = [f"{delta}, p = {delta.p:.2g}, {verb}"]
         others = [compared(record, (dataset, batch), name) for name in NOT_INFERIOR]
         cells += [f"{other}, margin {verdict(other)}" for other in others]
         of_rows = (runs_of(record, (dataset, batch), row) for row in (CANDIDATE, INFO_NCE))
         seeds = set.intersection(*map(set, of_rows))
-        lines.append(f"| {dataset}, batches of {batch} | {len(seeds)} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+        lines.append([f"{dataset}, batches of {batch}", len(seeds), *cells])
+    names = [NAMES[name] for name in (PRIMARY, *NOT_INFERIOR)]
+    return markdown([f"candidate minus InfoNCE, {LENGTH} steps", "seeds", *names], lines)
 
 
 def runs_of(record: Record, sizes: tuple[str, int], row: str) -> Seeds:
-    """At the temperature and length that the plan has fixed."""
+    """At the temperature and length that the plan fixes."""
     return record.seeds(Setting(*sizes, TEMPERATURE[row]), row, LENGTH)
 
 
@@ -201,7 +199,7 @@ def verdict(delta: Delta) -> str:
     return "met" if is_met(delta) else "missed" if is_missed(delta) else "inconclusive"
 
 
-# By record, and with the names of their places on the page.
+# Name of the record -> functions, whose names are the markers on the page.
 TABLES: dict[str, list[Callable[[Record], str]]] = {
     "development": [choice, tried],
     "held_out": [decision, all_measures, described],

@@ -1,8 +1,8 @@
-"""What is compared: options of `Objective`, and when a row leaves the common InfoNCE run."""
+"""The losses compared: options of `Objective`, and when each branches off from InfoNCE."""
 
 from typing import Any, NamedTuple
 
-from experiments.shelf.losses import Options
+from experiments.common.losses import Options
 
 INFO_NCE, STOPPED, UNTRAINED = "InfoNCE", "InfoNCE, stopped at three quarters", "untrained"
 CANDIDATE = "K=50, lambda 0, from one half on, initialised by itself"
@@ -14,8 +14,8 @@ SCHEDULE = ("again", "by_itself", "fixed")  # options of a row that are not thos
 
 class Row(NamedTuple):
     """``again``: k-means of all embeddings, every so many steps. ``by_itself``: the prototypes are
-    initialised as `warmup_steps` of `PGCLLoss` does it, and else from all embeddings. ``fixed``:
-    they are no parameters of the optimizer, whose weight decay would move them without a gradient.
+    initialised as by `warmup_steps` of `PGCLLoss`, not from all embeddings. ``fixed``: they are not
+    in the optimizer, whose weight decay would move them without a gradient.
     """
 
     options: Options
@@ -23,7 +23,7 @@ class Row(NamedTuple):
 
 
 def pgcl(num_prototypes: int | str | tuple[int, ...], weight: float, **options: Any) -> Options:
-    fixed = {"fixed": True} if weight == 0 else {}  # nothing teaches them
+    fixed = {"fixed": True} if weight == 0 else {}  # they have no gradient
     return {"num_prototypes": num_prototypes, "consistency_weight": weight, **fixed, **options}
 
 

@@ -1,4 +1,4 @@
-"""One InfoNCE run of a GCN, and the rows that go on from it with the same batches and views."""
+"""One InfoNCE run of a GCN, and losses that branch off from it with the same batches and views."""
 
 import copy
 import time
@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.utils import add_self_loops, degree
 
-from experiments.shelf import results
-from experiments.shelf.losses import Objective
+from experiments.common import results
+from experiments.common.losses import Objective
 
 from ..data import load
 from .measure import measured
@@ -31,7 +31,7 @@ RECENT = 8192  # embeddings: more than a warm-up keeps
 
 
 class _Propagate(torch.autograd.Function):
-    """A sparse matrix times a dense one; the transposed matrix is there already."""
+    """A sparse matrix times a dense one, with the transposed matrix precomputed."""
 
     @staticmethod
     def forward(ctx: Any, matrix: Tensor, transposed: Tensor, x: Tensor) -> Tensor:
@@ -82,7 +82,7 @@ class View(NamedTuple):
 
 
 class Graph:
-    """A graph that views are made of."""
+    """A graph that views are drawn from."""
 
     def __init__(self, x: Tensor, edge_index: Tensor) -> None:
         count = len(x)
@@ -90,7 +90,7 @@ class Graph:
         self.edges, _ = add_self_loops(edge_index, num_nodes=count)
         self.adjacency = Sparse(self.edges.flip(0), (count, count))
         self.features = x, x.T
-        if (x != 0).float().mean() < 0.1:  # in others a dense product is faster
+        if (x != 0).float().mean() < 0.1:  # else a dense product is faster
             every = torch.ones(int(x.count_nonzero()), dtype=torch.bool)
             indices = x.nonzero().T
             self.features = Sparse(indices, (count, x.shape[1])).of(x[tuple(indices)], every)
@@ -130,7 +130,7 @@ class GCN(nn.Module):
 
 
 class Run:
-    """The state of a training, which can be copied and goes on the same way."""
+    """The state of a training, which can be copied and continued."""
 
     def __init__(self, config: dict[str, Any], graph: Graph) -> None:
         torch.manual_seed(config["seed"])
@@ -175,7 +175,7 @@ class Run:
         while self.step < until:
             begin(self.step)
             views = self.views()
-            loss = objective.value(*views)
+            loss = objective.loss(*views)
             self.optimizer.zero_grad()
             loss.backward()
             self.optimizer.step()
@@ -194,7 +194,7 @@ class Run:
 
 
 def configuration(config: dict[str, Any], row: str, length: int) -> dict[str, Any]:
-    """What a result is kept under: the options of the row, as its name may change."""
+    """The configuration of a record: the options of the row, as its name may change."""
     options, begins = ROWS[row]
     if row == UNTRAINED:
         return {**config, "row": row}
@@ -204,20 +204,20 @@ def configuration(config: dict[str, Any], row: str, length: int) -> dict[str, An
 def runs(
     config: dict[str, Any], file: Path, wanted: Collection[tuple[str, int]]
 ) -> Iterator[dict[str, Any]]:
-    """A result for each row and length that is wanted, of one set, batch and seed."""
+    """A result for each row and length in ``wanted``, of one set, batch and seed."""
     torch.set_num_threads(1)
-    graph, labels = given(file)
+    graph, labels = graph_of(file)
 
     def result(row: str, length: int, run: Run, started: float) -> dict[str, Any]:
         seconds = {"training": round(time.perf_counter() - started, 1)}
-        found = measured(run.embeddings().numpy(), labels, config["seed"])
+        values = measured(run.embeddings().numpy(), labels, config["seed"])
         seconds["all"] = round(time.perf_counter() - started, 1)
-        return {"config": configuration(config, row, length), **found, "seconds": seconds}
+        return {"config": configuration(config, row, length), **values, "seconds": seconds}
 
     trunk = Run(config, graph)
     if (UNTRAINED, 0) in wanted:
         yield result(UNTRAINED, 0, trunk, time.perf_counter())
-    stops: dict[int, list[tuple[str, int]]] = {}  # step -> rows that leave the trunk there
+    stops: dict[int, list[tuple[str, int]]] = {}  # step -> rows that branch off
     for row, length in wanted:
         if row != UNTRAINED:
             stops.setdefault(round(ROWS[row].begins * length), []).append((row, length))
@@ -225,7 +225,7 @@ def runs(
     for stop, leaving in sorted(stops.items()):
         started = time.perf_counter()
         trunk.train(plain, stop, lambda step: None)
-        # Rows that begin with the run are one run for all lengths.
+        # A row that branches off at step 0 is one run for all lengths.
         branches: dict[str, tuple[Run, Objective]] = {}
         for row, length in sorted(leaving, key=lambda each: each[1]):
             if row in (INFO_NCE, STOPPED):
@@ -242,19 +242,19 @@ def runs(
 def keep(
     config: dict[str, Any], file: Path, wanted: Collection[tuple[str, int]], output: Path
 ) -> None:
-    """Append each result to a file as soon as it is there."""
+    """Append each result to a file when it is finished."""
     for run in runs(config, file, wanted):
         results.append(output, run | {"versions": results.VERSIONS})
 
 
-def given(file: Path) -> tuple[Graph, np.ndarray]:
-    """The graph of a file, its rows of features of unit length, and its labels."""
+def graph_of(file: Path) -> tuple[Graph, np.ndarray]:
+    """The graph of a file, with features of unit length, and its labels."""
     data = load(file)
     return Graph(nn.functional.normalize(data.x), data.edge_index), data.y.numpy()
 
 
 def branched(trunk: Run, row: Row, length: int) -> tuple[Run, Objective]:
-    """A run that goes on with another loss, its prototypes initialised."""
+    """A copy of the run with another loss, its prototypes initialised."""
     branch, config = trunk.copy(), trunk.config
     torch.manual_seed(config["seed"])
     options = {name: value for name, value in row.options.items() if name not in SCHEDULE}
@@ -262,12 +262,12 @@ def branched(trunk: Run, row: Row, length: int) -> tuple[Run, Objective]:
         batch = min(config["batch"], len(trunk.graph.x))
         options["num_prototypes"] = batch // int(options["num_prototypes"].removeprefix("N/"))
     by_itself = row.options.get("by_itself", False)
-    if by_itself:  # its warm-up is as long as the embeddings of the common run are known
+    if by_itself:  # its warm-up has the last batches of the common run
         options["warmup_steps"] = len(branch.recent)
     objective = Objective(options, config["width"], config["temperature"], length)
     if by_itself:
         for views in branch.recent:
-            objective.value(*(view.requires_grad_() for view in views))
+            objective.loss(*(view.requires_grad_() for view in views))
     elif objective.has_prototypes() and trunk.step > 0:
         objective.loss.prototypes.start_from_(branch.projections())
     own = list(objective.parameters())
@@ -277,7 +277,7 @@ def branched(trunk: Run, row: Row, length: int) -> tuple[Run, Objective]:
 
 
 def again(branch: Run, objective: Objective, row: Row, begin: int) -> Callable[[int], None]:
-    """Initialise the prototypes again, every so many steps, if the row asks for it."""
+    """Initialise the prototypes again, every so many steps, if the row has ``again``."""
     every = row.options.get("again", 0)
 
     def begin_step(step: int) -> None:

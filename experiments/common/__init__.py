@@ -1,0 +1,1 @@
+"""What the experiments share: command-line values, records of runs, losses, probes, tables."""

@@ -1,0 +1,32 @@
+"""Data sets by their names: a name is not a path, a download is complete or absent."""
+
+import os
+import re
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+
+def check_name(name: str) -> None:
+    if not re.fullmatch(r"[\w-]+", name):
+        raise ValueError(
+            f"--dataset must be the name of a set, made of letters, digits, '-' and '_', but it is "
+            f"{name!r}: the folder where sets lie is --root"
+        )
+
+
+def downloaded(collection: Callable[[str, str], object], name: str, cache: Path) -> Path:
+    """A folder like ``--root``, with the set as PyG's ``collection(root, name)`` downloads it."""
+    root = cache / "downloaded"
+    if not (root / name).exists():
+        root.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=root) as part:
+            try:
+                collection(part, name)
+            except Exception as error:
+                raise ValueError(
+                    f"{name} cannot be downloaded ({type(error).__name__}: {error}): if it is on "
+                    "this machine, --root names the folder where it lies"
+                ) from error
+            os.rename(Path(part) / name, root / name)
+    return root

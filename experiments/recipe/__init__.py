@@ -1,1 +1,0 @@
-"""Whether the recommended setting is non-inferior to InfoNCE: ``python -m experiments.recipe``."""

@@ -1,0 +1,1 @@
+"""Where PGCL helps and where it hurts, on synthetic clusters."""
