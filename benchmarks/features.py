@@ -293,7 +293,7 @@ OPTIONS: dict[str, tuple[Check, Columns]] = {
             METRIC_LEARNING: lambda *items: peers.nt_xent_across(0.2, *items),
         },
     ),
-    "hard negatives: the weight of a close pair, as a ratio to InfoNCE's": (
+    "hard negatives: weight of a close pair, relative to InfoNCE": (
         nearest_to_info_nce,
         {
             INFO_NCE: ("hardness", partial(info_nce, hardness=1.0)),
@@ -301,7 +301,7 @@ OPTIONS: dict[str, tuple[Check, Columns]] = {
             METRIC_LEARNING: ("hard mining", partial(peers.mined, strategies=("all", "hard"))),
         },
     ),
-    "likely false negatives: the same ratio": (
+    "likely false negatives: the same weight": (
         nearest_to_info_nce,
         {
             PGCL: ("clusters", partial(pgcl, num_prototypes=4, consistency_weight=0)),

@@ -92,7 +92,17 @@ def link_pictures(app: Sphinx, tree: nodes.document, page: str) -> None:
             link += picture
 
 
+def mark_for_search(app: Sphinx, page: str, source: list[str]) -> None:
+    """`<!-- search: DDP, hang -->` under a heading: the search shows it first for these words."""
+    source[0] = re.sub(
+        r"<!-- search: (.+) -->",
+        lambda words: "```{index} ! " + words[1].replace(", ", ", ! ") + "\n```",
+        source[0],
+    )
+
+
 def setup(app: Sphinx) -> None:
+    app.connect("source-read", mark_for_search)
     app.connect("doctree-resolved", link_pictures)
     app.add_html_math_renderer("mathml", (visit_math, None), (visit_math_block, None))
     app.connect("autodoc-process-signature", as_with_frameworks)

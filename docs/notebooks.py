@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 DOCS = Path(__file__).parent
-TUTORIALS = [DOCS / "tutorials" / f"{name}.py" for name in ("swap", "mutag", "cora", "processes")]
+TUTORIALS = [DOCS / "tutorials" / f"{name}.py" for name in ("swap", "cora", "processes")]
 MARKDOWN = "[markdown]"
 
 

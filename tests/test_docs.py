@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 from helpers.scripts import ROOT, run
+from helpers.tu_sets import write_tu_set
 
 import pgcl_losses
 
 README = ROOT / "README.md"
+QUICKSTART = ROOT / "docs" / "quickstart.md"
 PAGES = sorted([*(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "tutorials").glob("*.md")])
 TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.py"))
 TEXTS = [README, ROOT / "CONTRIBUTING.md", *PAGES]
@@ -27,11 +29,25 @@ def blocks(page: Path, language: str) -> list[str]:
     "ignore:.*does not have many workers",
     "ignore:Using 'NeighborSampler' without",
 )
-@pytest.mark.parametrize("page", [p for p in PAGES if blocks(p, "python")], ids=lambda p: p.stem)
+@pytest.mark.parametrize(
+    "page", [p for p in PAGES if p != QUICKSTART and blocks(p, "python")], ids=lambda p: p.stem
+)
 def test_blocks_of_a_page_run_in_their_order(page):
     names = {"__name__": "page"}
     for block in blocks(page, "python"):
         exec(compile(block, page.name, "exec"), names)
+
+
+def test_the_quickstart_prints_what_it_shows(tmp_path, monkeypatch, capsys):
+    """On a small set in the folder that it names: without internet, with other numbers."""
+    monkeypatch.chdir(tmp_path)
+    write_tu_set(tmp_path / "data" / "MUTAG" / "raw", "MUTAG", [0, 1] * 12, node_types=7)
+    names = {"__name__": "page"}
+    for block in blocks(QUICKSTART, "python"):
+        exec(compile(block, QUICKSTART.name, "exec"), names)
+    (shown,) = blocks(QUICKSTART, "text")
+    numbers = re.compile(r"-?(\d+\.\d|nan)")
+    assert numbers.sub("", capsys.readouterr().out) == numbers.sub("", shown)
 
 
 @pytest.mark.parametrize("block", blocks(README, "python"))

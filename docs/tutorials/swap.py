@@ -1,9 +1,8 @@
 # %% [markdown]
 # # Swap it into a GraphCL script
 #
-# A GraphCL script computes its loss in a line such as `loss = model.loss_cal(x, x_aug)`. Here
-# is such a script, and the two lines that make it PGCL. Then the commonest mistake.
-# [`InfoNCE` with a tuned temperature](../swap.md) is what to try first: it has no prototypes.
+# Change two lines of a GraphCL script to train it with PGCL, and avoid the commonest mistake.
+# Try [`InfoNCE` with a tuned temperature](../swap.md) first: it has no prototypes.
 #
 # You need `torch-geometric`, `scikit-learn` and `matplotlib`. It takes a quarter of a minute on
 # one core.
@@ -29,15 +28,15 @@ from pgcl_losses.adapters.pyg import AttributeMask, EdgePerturb, NodeDrop, Rando
 # %% [markdown]
 # ## The script as it is
 #
-# The graphs are random trees. Nodes have one of 11 types, and most have their parent's type
-# plus a number that is the tree's class, from 0 to 5.
+# The graphs are synthetic: random trees in six classes, with nodes of 11 types. The class, from
+# 0 to 5, is the usual difference between the types of a node and its parent.
 
 # %%
 TYPES, CLASSES, GRAPHS = 11, 6, 256
-BATCH, WIDTH, EPOCHS = 64, 32, 12
+BATCH, DIM, EPOCHS = 64, 32, 12
 
 
-def planted_tree(label: int) -> Data:
+def random_tree(label: int) -> Data:
     nodes = int(torch.randint(20, 40, ()))
     parents = [int(torch.randint(child, ())) for child in range(1, nodes)]
     types = torch.randint(TYPES, (nodes,))
@@ -49,16 +48,16 @@ def planted_tree(label: int) -> Data:
 
 
 torch.manual_seed(0)
-graphs = [planted_tree(i % CLASSES) for i in range(GRAPHS)]
+graphs = [random_tree(i % CLASSES) for i in range(GRAPHS)]
 augment = RandomChoice([NodeDrop(), EdgePerturb(), AttributeMask(), Subgraph()])
 
 
 class GraphCL(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.gin = GIN(TYPES, WIDTH, num_layers=3, norm="batch_norm")
+        self.gin = GIN(TYPES, DIM, num_layers=3, norm="batch_norm")
         self.proj_head = torch.nn.Sequential(
-            torch.nn.Linear(WIDTH, WIDTH), torch.nn.ReLU(), torch.nn.Linear(WIDTH, WIDTH)
+            torch.nn.Linear(DIM, DIM), torch.nn.ReLU(), torch.nn.Linear(DIM, DIM)
         )
 
     def encode(self, data: Data) -> torch.Tensor:
@@ -94,10 +93,10 @@ def train_graphcl() -> tuple[GraphCL, list[float]]:
 #
 # Two changes, marked by numbers:
 #
-# 1. The loss becomes an attribute of the model, under a name that the class does not have yet.
-#    `dim` is the width of `x`. It comes before the optimizer is made, so the optimizer gets the
-#    prototypes.
-# 2. The loss line.
+# 1. The loss becomes an attribute of the model, under a name that no method of the class has, and
+#    before the optimizer is made: `model.parameters()` then holds the prototypes. `dim` is the
+#    embedding dimension, `x.shape[1]`.
+# 2. The line that computes the loss.
 
 
 # %%
@@ -106,7 +105,7 @@ def train_pgcl() -> tuple[GraphCL, list[float]]:
     loader = DataLoader(graphs, BATCH, shuffle=True)
     model = GraphCL()
     warmup_steps = 3 * EPOCHS * len(loader) // 4
-    model.pgcl = PGCLLoss(WIDTH, BATCH // 3, consistency_weight=1, warmup_steps=warmup_steps)  # 1
+    model.pgcl = PGCLLoss(DIM, BATCH // 3, consistency_weight=1, warmup_steps=warmup_steps)  # 1
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     losses = []
     for _ in range(EPOCHS):
@@ -114,7 +113,7 @@ def train_pgcl() -> tuple[GraphCL, list[float]]:
         for data in loader:
             x, x_aug = model(data), model(augment(data))
             terms = model.pgcl.terms(x, x_aug)
-            loss = terms.loss  # 2; without a picture to draw: loss = model.pgcl(x, x_aug)
+            loss = terms.loss  # 2; or: loss = model.pgcl(x, x_aug)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -123,9 +122,9 @@ def train_pgcl() -> tuple[GraphCL, list[float]]:
 
 
 # %% [markdown]
-# ## What the embeddings are good for
+# ## Linear probe
 #
-# A logistic regression on what `encode` gives, in five folds. It alone sees classes.
+# The probe is a logistic regression on the embeddings of `encode`, in five folds.
 
 
 # %%
@@ -139,22 +138,21 @@ def probe(model: GraphCL) -> float:
 
 
 torch.manual_seed(0)
-print(f"no training   {probe(GraphCL()):.1f} %")
+print(f"untrained     {probe(GraphCL()):.1f} %")
 graphcl, old_losses = train_graphcl()
 print(f"GraphCL       {probe(graphcl):.1f} %")
 swapped, new_losses = train_pgcl()
 print(f"PGCL          {probe(swapped):.1f} %")
 
 # %% [markdown]
-# Both learn. With one seed, a point or two between them is noise.
+# Both learn. Use several seeds to compare the losses.
 #
-# The picture shows the contrast of each step. For three quarters of the run it is InfoNCE in
-# both. PGCL's is larger there, because it takes negatives from both views. The script takes
-# them from the other view alone, as `PGCLLoss(..., negatives="cross")` does. After the
-# warm-up the two numbers cannot be compared: embeddings of one cluster are no negatives of each
-# other.
+# The picture shows the contrast by step. For three quarters of the run both losses are InfoNCE.
+# PGCL's is larger because it takes negatives from both views, the script from the other view alone
+# (`negatives="cross"`). After the warm-up the values cannot be compared, because PGCL leaves
+# embeddings of the query's cluster out of the negatives.
 
-# %% The contrast by step: of the script as it was, and with PGCL, which begins after the warm-up
+# %% Contrast by step: the script as it was, and with PGCL after a warm-up
 figure, axes = plt.subplots(figsize=(6, 3.2), layout="constrained")
 axes.plot(old_losses, label="loss_cal")
 axes.plot(new_losses, label="PGCL, contrast")
@@ -171,17 +169,17 @@ plt.show()
 # %% [markdown]
 # ## The commonest mistake
 #
-# Here the optimizer is made first. It does not have the prototypes, so they never move. Nothing
-# fails, but after 16 steps a warning says so:
+# If the optimizer is made before the loss, it does not have the prototypes, and they never move.
+# After 16 steps a warning says this:
 
 # %%
 model = GraphCL()
 optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-model.pgcl = PGCLLoss(WIDTH)  # too late
+model.pgcl = PGCLLoss(DIM)  # too late
 data = next(iter(DataLoader(graphs, BATCH)))
 
 
-def how_far_prototypes_move(steps: int) -> float:
+def movement(steps: int) -> float:
     before = model.pgcl.prototypes.weight.detach().clone()
     for _ in range(steps):
         optimizer.zero_grad()
@@ -192,19 +190,18 @@ def how_far_prototypes_move(steps: int) -> float:
 
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
-    print(f"prototypes moved by {how_far_prototypes_move(60):.3f}")
+    print(f"prototypes moved by {movement(60):.3f}")
 for warning in caught:
     print("warning:", warning.message)
 
 # %% [markdown]
-# Tell the optimizer that is there already:
+# Add the prototypes to the existing optimizer:
 
 # %%
 optimizer.add_param_group({"params": model.pgcl.parameters()})
-print(f"prototypes moved by {how_far_prototypes_move(10):.3f}")
+print(f"prototypes moved by {movement(10):.3f}")
 
 # %% [markdown]
-# ## Where to go from here
+# ## Next steps
 #
-# [Swap it into your pipeline](../swap.md) has PyGCL, DIG, Lightning, DGL, JOAO and AD-GCL, and
-# what to mind in each.
+# [Swap it into your script](../swap.md) covers PyGCL, DIG, Lightning, DGL, JOAO and AD-GCL.

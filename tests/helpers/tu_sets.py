@@ -3,7 +3,7 @@
 from pathlib import Path
 
 
-def write_tu_set(folder: Path, name: str, labels: list[int]) -> None:
+def write_tu_set(folder: Path, name: str, labels: list[int], node_types: int = 0) -> None:
     """Rings, those of label 1 with a chord, in the raw layout of TU."""
     folder.mkdir(parents=True, exist_ok=True)
     edges, graph_of, node = [], [], 1
@@ -15,9 +15,12 @@ def write_tu_set(folder: Path, name: str, labels: list[int]) -> None:
         edges += [f"{a}, {b}" for pair in pairs for a, b in (pair, pair[::-1])]
         graph_of += [str(number)] * size
         node += size
-    for part, lines in (
-        ("A", edges),
-        ("graph_indicator", graph_of),
-        ("graph_labels", map(str, labels)),
-    ):
+    files = {
+        "A": edges,
+        "graph_indicator": graph_of,
+        "graph_labels": [str(label) for label in labels],
+    }
+    if node_types:
+        files["node_labels"] = [str(i % node_types) for i in range(len(graph_of))]
+    for part, lines in files.items():
         (folder / f"{name}_{part}.txt").write_text("\n".join(lines) + "\n")
