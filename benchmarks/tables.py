@@ -1,0 +1,122 @@
+"""Fill the tables of docs/performance.md from the records in benchmarks/results.
+
+python -m benchmarks.tables
+"""
+
+import itertools
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from experiments.common.tables import refill
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "performance.md"
+MODES = {"prototype": ["streaming", "dense", "double loop, as published"], "sample": ["streaming"]}
+MODES["uniform"] = ["streaming", "dense", "InfoNCE, chunks as in Inf-CL", "PyGCL's InfoNCE"]
+MODES["uniform"] += ["lightly's NTXentLoss", "pytorch-metric-learning's NTXentLoss"]
+PYGCL, SHORTEST = "PyGCL's InfoNCE itself", "division loop, shortest"
+
+
+def rows_of(record: str, benchmark: str) -> list[dict[str, Any]]:
+    known = json.loads((ROOT / "benchmarks" / "results" / f"{record}.json").read_text())["rows"]
+    return [row for row in known if row["benchmark"] == benchmark]
+
+
+def text(metric: str, value: float) -> str:
+    if metric == "milliseconds":
+        return f"{value / 1000:.3g} s" if value >= 1000 else f"{value:.3g} ms"
+    if metric == "peak MiB":
+        return f"{value:.0f} MiB" if value >= 1 else f"{value:.1f} MiB"
+    return f"{value:.0f}" if value >= 10 else f"{value:.2f}"
+
+
+def cell(
+    rows: list[dict[str, Any]], metrics: Iterable[str], provider: str, size: str, mode: str
+) -> str:
+    """The metrics that were measured of one provider."""
+    known = {
+        row["metric"]: row["value"]
+        for row in rows
+        if (row["provider"], row["size"], row["mode"]) == (provider, size, mode)
+    }
+    return ", ".join(text(metric, known[metric]) for metric in metrics if metric in known)
+
+
+def table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    made = [head, ["---"] * len(head), *lines]
+    return "\n".join(f"| {' | '.join(line)} |" for line in made)
+
+
+def step() -> str:
+    rows, metrics = rows_of("step", "step"), ["milliseconds", f"ratio to {PYGCL}"]
+    columns = list(itertools.product((128, 512), (1, 2)))
+    cells = [(f"N={num} D=96 K=10", f"threads={threads}") for num, threads in columns]
+    lines = [
+        [provider, *(cell(rows, metrics, provider, *one) for one in cells)]
+        for provider in ("PGCLLoss", "pgcl_losses.InfoNCE", PYGCL)
+    ]
+    return table(["loss", *(f"N={num}, threads: {threads}" for num, threads in columns)], lines)
+
+
+def stages() -> str:
+    rows, sizes = rows_of("stages", "stages"), ("N=256 D=128", "N=2048 D=128")
+    lines = [
+        [name, *(cell(rows, ["ratio to InfoNCE"], name, size, "step") for size in sizes)]
+        for name in dict.fromkeys(row["provider"] for row in rows)
+    ]
+    return table(["training step", *sizes], lines)
+
+
+def contrast() -> str:
+    rows, sizes = rows_of("cpu", "engines"), (128, 512, 4096, 16384)
+    metrics = ["milliseconds", "ratio to GEMM limit", "peak MiB"]
+    lines = [
+        [mode, name, *(cell(rows, metrics, name, f"N={num} D=128 K=10", mode) for num in sizes)]
+        for mode, names in [*MODES.items(), ("prototype", ["three products as written"])]
+        for name in names
+    ]
+    return table(["weights", "by", *(f"N={num}" for num in sizes)], lines)
+
+
+def options() -> str:
+    rows = rows_of("options", "variants")
+    lines = [
+        [row["provider"], text("ratio", row["value"])]
+        for row in rows
+        if row["metric"] == "ratio to prototype, K=10"
+    ]
+    return table(["option", "ratio"], lines)
+
+
+def libraries() -> str:
+    rows, metrics = rows_of("libraries", "steps"), ("milliseconds", "ratio to InfoNCE", "peak MiB")
+    keys = sorted({(row["mode"], row["size"]) for row in rows if "B=16384" not in row["size"]})
+    lines = [
+        [mode, size, name, *(cell(rows, [m], name, size, mode) for m in metrics)]
+        for mode, size in keys
+        for name in dict.fromkeys(row["provider"] for row in rows)
+        if cell(rows, metrics, name, size, mode)
+    ]
+    return table(["step", "size", "loss", "time", "ratio to our InfoNCE", "peak memory"], lines)
+
+
+def sinkhorn() -> str:
+    rows, sizes = rows_of("cpu", "sinkhorn"), ("N=128 K=10", "N=4096 K=100", "N=16384 K=1000")
+    metrics, mode = ["milliseconds", f"ratio to {SHORTEST}"], "3 iterations"
+    lines = [
+        [name, *(cell(rows, metrics, name, size, mode) for size in sizes)]
+        for name in dict.fromkeys(row["provider"] for row in rows if row["mode"] == mode)
+    ]
+    return table(["implementation", *sizes], lines)
+
+
+def tables() -> dict[str, str]:
+    return {
+        made.__name__: made() for made in (step, stages, contrast, options, libraries, sinkhorn)
+    }
+
+
+if __name__ == "__main__":
+    refill({PAGE: tables()})
