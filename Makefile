@@ -36,4 +36,5 @@ ci:  # everything, from nothing, as continuous integration does it
 
 benchmarks:
 	$(BIN)/python -m benchmarks.run
+	$(BIN)/python -m benchmarks.tables
 	$(BIN)/python -m benchmarks.plot

@@ -19,6 +19,18 @@ MODES["uniform"] += ["lightly's NTXentLoss", "pytorch-metric-learning's NTXentLo
 PYGCL, SHORTEST = "PyGCL's InfoNCE itself", "division loop, shortest"
 
 
+OPTIONS = {  # by their names in the record
+    "uniform": 'weighting="uniform", exclude_same_cluster=False',
+    "sample": 'weighting="sample"',
+    "cross": 'negatives="cross"',
+    "K=1000": "num_prototypes=1000",
+    "temperature=0.01": "temperature=0.01",
+    "heads (10, 42, 84)": "num_prototypes=(10, 42, 84)",
+    "soft clusters": "soft_clusters=True",
+    "negative_ranks=(2, 8)": "negative_ranks=(2, 8)",
+}
+
+
 def rows_of(record: str, benchmark: str) -> list[dict[str, Any]]:
     known = json.loads((ROOT / "benchmarks" / "results" / f"{record}.json").read_text())["rows"]
     return [row for row in known if row["benchmark"] == benchmark]
@@ -81,11 +93,10 @@ def contrast() -> str:
 
 
 def options() -> str:
-    rows = rows_of("options", "variants")
+    rows, metrics = rows_of("options", "variants"), ["ratio to prototype, K=10"]
     lines = [
-        [row["provider"], text("ratio", row["value"])]
-        for row in rows
-        if row["metric"] == "ratio to prototype, K=10"
+        [f"`{option}`", cell(rows, metrics, name, "N=4096 D=128", "streaming")]
+        for name, option in OPTIONS.items()
     ]
     return table(["option", "ratio"], lines)
 

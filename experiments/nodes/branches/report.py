@@ -37,7 +37,8 @@ FEW = (PRIMARY, "five_shot")
 DEVELOPMENT = [("Cora", 512), ("Cora", 4096), ("CiteSeer", 512), ("CiteSeer", 4096)]
 DEVELOPMENT += [("DBLP", 512), ("DBLP", 2048)]  # sets and batches
 HELD_OUT = [("Photo", 512), ("Photo", 2048), ("CS", 512), ("CS", 2048)]
-PAGE = HERE.parents[2] / "docs" / "real_graphs.md"
+DOCS = HERE.parents[2] / "docs"
+PAGE, CONCLUSIONS = DOCS / "real_graphs.md", DOCS / "results.md"
 
 Seeds = dict[int, results.Run]
 
@@ -214,7 +215,7 @@ def main() -> None:
             sys.exit(f"experiments.nodes.branches.report: {file} has no runs")
         record = Record(runs)
         tables |= {made.__name__: made(record) for made in TABLES[name]}
-    refill({PAGE: tables})
+    refill({PAGE: tables, CONCLUSIONS: {"decision": tables["decision"]}})
 
 
 if __name__ == "__main__":
