@@ -33,22 +33,22 @@ def on_circle(angles: torch.Tensor) -> torch.Tensor:
 
 
 def scene() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Rows around six prototypes, their clusters, and the weights that clusters have for others."""
+    """Embeddings around six prototypes, their clusters, and the weights between clusters."""
     torch.manual_seed(3)
     prototypes = SinkhornPrototypes(dim=2, num_prototypes=len(DIRECTIONS))
     prototypes.weight.data = on_circle(DIRECTIONS)
-    rows = on_circle(DIRECTIONS.repeat(12) + 0.16 * torch.randn(12 * len(DIRECTIONS)))
-    (view,) = prototypes.eval()(rows)
+    z = on_circle(DIRECTIONS.repeat(12) + 0.16 * torch.randn(12 * len(DIRECTIONS)))
+    (view,) = prototypes.eval()(z)
     unit = unit_vectors(prototypes.weight.detach(), torch.float32)
-    shares = cluster_counts(view.clusters, len(unit)) / len(rows)
-    return rows, view.clusters, unit, prototype_log_weights(unit, shares).exp()
+    fractions = cluster_counts(view.clusters, len(unit)) / len(z)
+    return z, view.clusters, unit, prototype_log_weights(unit, fractions).exp()
 
 
 def draw_clusters(axes: Axes, query: int) -> None:
-    rows, clusters, prototypes, weights = scene()
+    z, clusters, prototypes, weights = scene()
     mine = int(clusters[query])
-    rows = rows * (1 + 0.08 * torch.randn(len(rows), 1))  # off the circle, to be told apart
-    for row, cluster in zip(rows.tolist(), clusters.tolist(), strict=True):
+    z = z * (1 + 0.08 * torch.randn(len(z), 1))  # off the circle, to be told apart
+    for row, cluster in zip(z.tolist(), clusters.tolist(), strict=True):
         if cluster == mine:
             axes.plot(*row, "o", mfc="white", mec=COLOURS[cluster], ms=8)
         else:
@@ -56,9 +56,9 @@ def draw_clusters(axes: Axes, query: int) -> None:
             axes.scatter(*row, s=size, color=COLOURS[cluster], alpha=0.7, linewidths=0)
     for cluster, prototype in enumerate(prototypes.tolist()):
         axes.plot(*prototype, "*", color=COLOURS[cluster], ms=20, mec="white")
-    axes.plot(*rows[query].tolist(), "o", color="black", ms=10)
+    axes.plot(*z[query].tolist(), "o", color="black", ms=10)
     axes.annotate(
-        "query", rows[query].tolist(), xytext=(12, 10), textcoords="offset points", fontsize=11
+        "query", z[query].tolist(), xytext=(12, 10), textcoords="offset points", fontsize=11
     )
     axes.text(0, 0.1, "hollow: own cluster,\nno negatives", ha="center", va="center", fontsize=11)
     axes.text(0, -0.25, "larger: counts more", ha="center", va="center", fontsize=11)
@@ -69,12 +69,12 @@ def draw_clusters(axes: Axes, query: int) -> None:
 def draw_weights(axes: Axes, mine: int) -> None:
     _, clusters, prototypes, weights = scene()
     distances = 1 - prototypes @ prototypes[mine]
-    shares = cluster_counts(clusters, len(prototypes)) / len(clusters)
-    mu = float(shares @ distances)
-    sigma = math.sqrt(float(shares @ (distances - mu) ** 2))
+    fractions = cluster_counts(clusters, len(prototypes)) / len(clusters)
+    mu = float(fractions @ distances)
+    sigma = math.sqrt(float(fractions @ (distances - mu) ** 2))
     curve = torch.linspace(0, 2, 200)
     gaussian = torch.exp(-((curve - mu) ** 2) / (2 * sigma**2))
-    scale = 1 / float(shares @ torch.exp(-((distances - mu) ** 2) / (2 * sigma**2)))
+    scale = 1 / float(fractions @ torch.exp(-((distances - mu) ** 2) / (2 * sigma**2)))
     axes.plot(curve, scale * gaussian, color="0.6", zorder=0)
     axes.axhline(1, color="0.8", ls="--", zorder=0)
     axes.text(2.05, 1.03, "InfoNCE: 1 for all", ha="right", color="0.4", backgroundcolor="white")
@@ -103,20 +103,20 @@ def draw_query() -> Figure:
     return figure
 
 
-def rows_between() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Rows around the same prototypes, many between two of them; their q, and the prototypes."""
+def embeddings_between() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Embeddings around the same prototypes, many between two of them; q, and the prototypes."""
     torch.manual_seed(4)
     prototypes = SinkhornPrototypes(dim=2, num_prototypes=len(DIRECTIONS), epsilon=0.2)
     prototypes.weight.data = on_circle(DIRECTIONS)
-    rows = on_circle(DIRECTIONS.repeat(12) + 0.3 * torch.randn(12 * len(DIRECTIONS)))
-    (view,) = prototypes.eval()(rows)
-    return rows, view.targets, unit_vectors(prototypes.weight.detach(), torch.float32)
+    z = on_circle(DIRECTIONS.repeat(12) + 0.3 * torch.randn(12 * len(DIRECTIONS)))
+    (view,) = prototypes.eval()(z)
+    return z, view.targets, unit_vectors(prototypes.weight.detach(), torch.float32)
 
 
 def hard_weights(targets: torch.Tensor, prototypes: torch.Tensor, query: int) -> torch.Tensor:
     clusters = targets.argmax(1)
-    shares = cluster_counts(clusters, len(prototypes)) / len(clusters)
-    table = prototype_log_weights(prototypes, shares).fill_diagonal_(-torch.inf).exp()
+    fractions = cluster_counts(clusters, len(prototypes)) / len(clusters)
+    table = prototype_log_weights(prototypes, fractions).fill_diagonal_(-torch.inf).exp()
     return table[clusters[query], clusters]
 
 
@@ -133,10 +133,10 @@ def soft_weights(targets: torch.Tensor, prototypes: torch.Tensor, query: int) ->
 def draw_family() -> Figure:
     """What one query sees with hard clusters, with a window of ranks and with soft clusters."""
     figure, panels = plt.subplots(1, 3, figsize=(12, 4.4), layout="constrained")
-    rows, targets, prototypes = rows_between()
+    z, targets, prototypes = embeddings_between()
     query = 1
     clusters = targets.argmax(1).tolist()
-    places = (rows * (1 + 0.08 * torch.randn(len(rows), 1))).tolist()
+    points = (z * (1 + 0.08 * torch.randn(len(z), 1))).tolist()
     cases = {
         "the paper": hard_weights,
         "negative_ranks=(2, 5)": window_weights,
@@ -144,15 +144,15 @@ def draw_family() -> Figure:
     }
     for axes, (title, weigh) in zip(panels, cases.items(), strict=True):
         weights = weigh(targets, prototypes, query).tolist()
-        for place, cluster, weight in zip(places, clusters, weights, strict=True):
+        for point, cluster, weight in zip(points, clusters, weights, strict=True):
             if weight == 0:
-                axes.plot(*place, "o", mfc="white", mec=COLOURS[cluster], ms=6)
+                axes.plot(*point, "o", mfc="white", mec=COLOURS[cluster], ms=6)
             else:
                 size = 50 * weight**2
-                axes.scatter(*place, s=size, color=COLOURS[cluster], alpha=0.7, linewidths=0)
+                axes.scatter(*point, s=size, color=COLOURS[cluster], alpha=0.7, linewidths=0)
         for cluster, prototype in enumerate(prototypes.tolist()):
             axes.plot(*prototype, "*", color=COLOURS[cluster], ms=16, mec="white")
-        axes.plot(*places[query], "o", color="black", ms=9)
+        axes.plot(*points[query], "o", color="black", ms=9)
         axes.set_title(title, family="monospace" if "=" in title else None)
         axes.set_aspect("equal")
         axes.set_axis_off()
@@ -164,19 +164,19 @@ def draw_start() -> Figure:
     figure, panels = plt.subplots(1, 2, figsize=(9, 4.4), layout="constrained")
     torch.manual_seed(0)
     groups = torch.tensor([20.0, 35.0, 50.0, 65.0]).deg2rad()
-    rows = on_circle(groups.repeat(15) + 0.05 * torch.randn(15 * len(groups)))
+    z = on_circle(groups.repeat(15) + 0.05 * torch.randn(15 * len(groups)))
     prototypes = SinkhornPrototypes(dim=2, num_prototypes=len(groups))
-    places = rows * (1 + 0.06 * torch.randn(len(rows), 1))
+    points = z * (1 + 0.06 * torch.randn(len(z), 1))
     for axes, title in zip(panels, ("random", "after start_from_(embeddings)"), strict=True):
-        for place, nearest in zip(places.tolist(), prototypes.assign(rows).tolist(), strict=True):
-            axes.plot(*place, "o", color=COLOURS[nearest], alpha=0.7, mew=0)
-        for number, prototype in enumerate(unit_vectors(prototypes.weight.detach(), rows.dtype)):
+        for point, nearest in zip(points.tolist(), prototypes.assign(z).tolist(), strict=True):
+            axes.plot(*point, "o", color=COLOURS[nearest], alpha=0.7, mew=0)
+        for number, prototype in enumerate(unit_vectors(prototypes.weight.detach(), z.dtype)):
             axes.plot(*prototype.tolist(), "*", color=COLOURS[number], ms=20, mec="white")
         axes.add_patch(Circle((0, 0), 1, fill=False, color="0.85", zorder=0))
         axes.set_title(title)
         axes.set_aspect("equal")
         axes.set_axis_off()
-        prototypes.start_from_(rows)
+        prototypes.start_from_(z)
     return figure
 
 
