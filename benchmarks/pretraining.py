@@ -1,6 +1,6 @@
-"""Measure how fast pre-training takes molecules, and which share of its time the loss takes.
+"""Measure how fast pre-training takes molecules, and which fraction of its time the loss takes.
 
-It takes molecules made in code, or the first ones of a file.
+It takes synthetic molecules, or the first ones of a file.
 
 python -m benchmarks.pretraining --smiles zinc.smi.gz
 python -m benchmarks.pretraining --rounds 1 --molecules 16 --output /tmp/pretraining.json
@@ -20,7 +20,7 @@ from experiments.common.arguments import count, file
 from experiments.common.rows import INFO_NCE, PGCL
 from experiments.transfer.model import WIDTH, MoleculeGIN, pretraining
 from experiments.transfer.molecules import graph_of
-from experiments.transfer.smiles import lines, made
+from experiments.transfer.smiles import lines, synthetic
 
 from . import measure
 
@@ -57,12 +57,12 @@ def step_times(graphs: list[Data], device: str, rounds: int) -> dict[str, list[f
 
 
 def tables(args: argparse.Namespace) -> Iterator[list[dict[str, Any]]]:
-    texts = lines(args.smiles) if args.smiles else iter(made()[0])
+    texts = lines(args.smiles) if args.smiles else iter(synthetic()[0])
     readable = filter(None, map(graph_of, texts))
     graphs = list(itertools.islice(readable, args.molecules))
     if not graphs:
         raise ValueError(f"{args.smiles}: none of its lines is a molecule")
-    source = args.smiles.name if args.smiles else "made in code"
+    source = args.smiles.name if args.smiles else "synthetic"
     size = f"N={len(graphs)} V={sum(graph.num_nodes for graph in graphs)}"
     times = step_times(graphs, args.device, args.rounds)
     yield measure.rows("pretraining", size, source, times, STEP)

@@ -56,8 +56,10 @@ class Failure(NamedTuple):
 
 
 def _gradient(step: Step) -> Numbers:
-    # If the prototypes need no gradient either, backward raises an error that says so.
-    return (not step.trains_encoder() and step.prototypes.weight.requires_grad,)
+    # If nothing else needs a gradient either, backward raises an error that says so.
+    others = step.prototypes.weight, step.prototypes.temperature
+    needed = any(getattr(other, "requires_grad", False) for other in others)
+    return (needed and not step.trains_encoder(),)
 
 
 def _motion(step: Step) -> Numbers:

@@ -80,8 +80,8 @@ class PGCLLoss(LossWithMemory):
         num_prototypes (int or sequence of int): how many prototypes, K; or several numbers, one for
             each head. Each head is a set of prototypes that is balanced by itself.
         consistency_weight (float): lambda, the weight of the consistency. 0 leaves the contrast
-            alone: ``consistency`` is not called, and the prototypes need no gradient, so that no
-            optimizer moves them.
+            alone: ``consistency`` is not called. Made with 0, the prototypes need no gradient, so
+            that weight decay does not move them; if 0 is assigned later, their gradient is zero.
         contrast_weight (float): weight of the contrast. 0 leaves the consistency alone: no pair is
             computed, ``contrast`` is not called (its hooks do not fire), and the contrast of
             :meth:`terms` is zero, with the shape of ``reduction``. In the warm-up it is not used.
@@ -229,6 +229,10 @@ class PGCLLoss(LossWithMemory):
         self.contrast = PrototypeReweightedNCE.of_options(locals())
         self.consistency = ConsistencyLoss.of_options(locals())
         self._assign_options(locals())
+        if self.consistency_weight == 0:
+            # Only the consistency has a gradient for the prototypes, and weight decay would move
+            # them by a gradient of zeros. (Assigned later, 0 has one: DDP expects it then.)
+            self.prototypes.weight.requires_grad_(False)
         self.memory = Memory(self.memory_size, dim) if self.memory_size > 0 else None
         self.warm_up: WarmUp | None = None
         if self.warmup_steps > 0:
@@ -238,13 +242,13 @@ class PGCLLoss(LossWithMemory):
         self._check_window()
 
     def __setattr__(self, name: str, value: Any) -> None:
+        before = self.__dict__.get(name)
         super().__setattr__(name, value)
         if name in self.shared:
             for module in self._loss_modules():
                 setattr(module, name, value)
-        if name == "consistency_weight":
-            # Nothing else teaches them. With a gradient of zeros, weight decay would move them.
-            self.prototypes.weight.requires_grad_(value > 0)
+        if name == "consistency_weight" and before == 0 and value > 0:
+            self.prototypes.weight.requires_grad_(True)
 
     def forward(self, *views: Tensor, items: Items | None = None) -> Tensor:
         """The loss."""

@@ -36,6 +36,27 @@ def test_compiled_models_take_batches_of_any_size():
     on_ranks(compiled, 2)
 
 
+def switched(rank, num_ranks, weights):
+    """The gradients of a wrapped model as lambda goes to 0 or from it, and those of one process."""
+    model, whole = (
+        Inside(*model_of(3, consistency_weight=weights[0], gather=g)) for g in (True, False)
+    )
+    wrapped = DistributedDataParallel(model)
+    random = of_seed(9)
+    for weight in weights:
+        model.pgcl.consistency_weight = whole.pgcl.consistency_weight = weight
+        model.zero_grad(), whole.zero_grad()
+        x1, x2 = torch.randn(2, 9, 3, dtype=torch.float64, generator=random)
+        wrapped(x1.split([4, 5])[rank], x2.split([4, 5])[rank]).backward()
+        whole(x1, x2).backward()
+        torch.testing.assert_close(gradients(model), gradients(whole), rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("weights", [(6, 0, 0, 6), (0, 0, 6, 0)])
+def test_the_consistency_may_be_switched_under_ddp(weights):
+    on_ranks(switched, 2, weights)
+
+
 def training(rank, num_ranks, wrapping):
     torch.manual_seed(0)
     encoder, pgcl = nn.Linear(3, DIM), PGCLLoss(DIM, 3, freeze_steps=5, queue_size=16)

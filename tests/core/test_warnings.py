@@ -100,7 +100,7 @@ class TestAnEncoderWithoutGradient:
         assert "torch.no_grad()" in messages[0]
 
     def test_warns_if_prototypes_are_frozen_too(self):
-        """The loss then has a gradient of zeros."""
+        """The prototypes then have a gradient of zeros."""
         pgcl = PGCLLoss(DIM, 4, freeze_steps=1000)
         messages = train(pgcl, optimizer_of(pgcl), loss_of=lambda z, _: pgcl(*z.detach()))
         assert len(messages) == 1
