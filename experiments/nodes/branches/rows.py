@@ -35,7 +35,7 @@ ROWS: dict[str, Row] = {
     UNTRAINED: Row({}, 1.0),
     INFO_NCE: Row({}, 1.0),
     STOPPED: Row({}),
-    "recommended so far: K=N/3, lambda 0.5": Row(pgcl("N/3", 0.5, **_AT_LEAST)),
+    "recommended in version 0.2: K=N/3, lambda 0.5": Row(pgcl("N/3", 0.5, **_AT_LEAST)),
     "K=20, lambda 0": Row(pgcl(20, 0.0)),
     "K=50, lambda 0": Row(pgcl(50, 0.0)),
     "K=50, lambda 0, initialised by itself": Row(pgcl(50, 0.0, by_itself=True)),
