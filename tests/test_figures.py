@@ -85,8 +85,8 @@ def claims():
     vectors = first_number(synthetic[tau]) - first_number(synthetic["tau=0.2"])
     yield (
         f"from 0.4 to 2 one-shot accuracy rises by {nodes:.0f} points on nodes of real graphs "
-        f"([development sets](real_graphs.md#development-cora-citeseer-dblp), 1 to 3 seeds), and from 0.2 to 2 "
-        f"by {vectors:.0f} on",
+        "([development sets](real_graphs.md#development-cora-citeseer-dblp), 1 to 3 seeds), "
+        f"and from 0.2 to 2 by {vectors:.0f} on",
         ["docs/choosing.md"],
     )
 
