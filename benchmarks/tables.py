@@ -5,20 +5,27 @@ python -m benchmarks.tables
 
 import itertools
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from experiments.common.tables import refill
+from experiments.common.tables import markdown, refill
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "performance.md"
-MODES = {"prototype": ["streaming", "dense", "double loop, as published"], "sample": ["streaming"]}
-MODES["uniform"] = ["streaming", "dense", "InfoNCE, chunks as in Inf-CL", "PyGCL's InfoNCE"]
-MODES["uniform"] += ["lightly's NTXentLoss", "pytorch-metric-learning's NTXentLoss"]
+MODES = {
+    "prototype": ["streaming", "dense", "double loop, as published"],
+    "sample": ["streaming"],
+    "uniform": [
+        "streaming",
+        "dense",
+        "InfoNCE, chunks as in Inf-CL",
+        "PyGCL's InfoNCE",
+        "lightly's NTXentLoss",
+        "pytorch-metric-learning's NTXentLoss",
+    ],
+}
 PYGCL, SHORTEST = "PyGCL's InfoNCE itself", "division loop, shortest"
-
-
 OPTIONS = {  # by their names in the record
     "uniform": 'weighting="uniform", exclude_same_cluster=False',
     "sample": 'weighting="sample"',
@@ -56,11 +63,6 @@ def cell(
     return ", ".join(text(metric, known[metric]) for metric in metrics if metric in known)
 
 
-def table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
-    made = [head, ["---"] * len(head), *lines]
-    return "\n".join(f"| {' | '.join(line)} |" for line in made)
-
-
 def step() -> str:
     rows, metrics = rows_of("step", "step"), ["milliseconds", f"ratio to {PYGCL}"]
     columns = list(itertools.product((128, 512), (1, 2)))
@@ -69,7 +71,7 @@ def step() -> str:
         [provider, *(cell(rows, metrics, provider, *one) for one in cells)]
         for provider in ("PGCLLoss", "pgcl_losses.InfoNCE", PYGCL)
     ]
-    return table(["loss", *(f"N={num}, threads: {threads}" for num, threads in columns)], lines)
+    return markdown(["loss", *(f"N={num}, threads: {threads}" for num, threads in columns)], lines)
 
 
 def stages() -> str:
@@ -78,7 +80,7 @@ def stages() -> str:
         [name, *(cell(rows, ["ratio to InfoNCE"], name, size, "step") for size in sizes)]
         for name in dict.fromkeys(row["provider"] for row in rows)
     ]
-    return table(["training step", *sizes], lines)
+    return markdown(["training step", *sizes], lines)
 
 
 def contrast() -> str:
@@ -89,7 +91,7 @@ def contrast() -> str:
         for mode, names in [*MODES.items(), ("prototype", ["three products as written"])]
         for name in names
     ]
-    return table(["weights", "by", *(f"N={num}" for num in sizes)], lines)
+    return markdown(["weights", "by", *(f"N={num}" for num in sizes)], lines)
 
 
 def options() -> str:
@@ -98,7 +100,7 @@ def options() -> str:
         [f"`{option}`", cell(rows, metrics, name, "N=4096 D=128", "streaming")]
         for name, option in OPTIONS.items()
     ]
-    return table(["option", "ratio"], lines)
+    return markdown(["option", "ratio"], lines)
 
 
 def libraries() -> str:
@@ -110,7 +112,7 @@ def libraries() -> str:
         for name in dict.fromkeys(row["provider"] for row in rows)
         if cell(rows, metrics, name, size, mode)
     ]
-    return table(["step", "size", "loss", "time", "ratio to our InfoNCE", "peak memory"], lines)
+    return markdown(["step", "size", "loss", "time", "ratio to our InfoNCE", "peak memory"], lines)
 
 
 def sinkhorn() -> str:
@@ -120,7 +122,7 @@ def sinkhorn() -> str:
         [name, *(cell(rows, metrics, name, size, mode) for size in sizes)]
         for name in dict.fromkeys(row["provider"] for row in rows if row["mode"] == mode)
     ]
-    return table(["implementation", *sizes], lines)
+    return markdown(["implementation", *sizes], lines)
 
 
 def tables() -> dict[str, str]:

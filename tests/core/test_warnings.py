@@ -105,6 +105,12 @@ class TestAnEncoderWithoutGradient:
         messages = train(pgcl, optimizer_of(pgcl), loss_of=lambda z, _: pgcl(*z.detach()))
         assert len(messages) == 1
 
+    def test_warns_if_the_temperature_alone_learns(self):
+        temperature = torch.nn.Parameter(torch.tensor(0.2))
+        pgcl = PGCLLoss(DIM, 4, consistency_weight=0, temperature=temperature)
+        messages = train(pgcl, optimizer_of(pgcl), loss_of=lambda z, _: pgcl(*z.detach()))
+        assert len(messages) == 1
+
     def test_steps_with_a_gradient_between_them_do_not_warn(self):
         pgcl = PGCLLoss(DIM, 4)
 
