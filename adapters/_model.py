@@ -1,6 +1,5 @@
 """Base classes of augmentations and models, the same for every framework."""
 
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -79,11 +78,6 @@ class Views(nn.Module):
         sizes = self._sizes("batch", batch)
         names = [f"augment{number}" for number in range(1, self.num_views + 1)]
         return tuple([self._embed(name, getattr(self, name)(batch), *sizes) for name in names])
-
-    def rows(self, batch: Any) -> tuple[Tensor, ...]:
-        """The former name of :meth:`embeddings`."""
-        warnings.warn("rows() is now embeddings()", DeprecationWarning, stacklevel=2)
-        return self.embeddings(batch)
 
     def _embed(self, name: str, view: Any, num_graphs: int, num_nodes: int) -> Tensor:
         view_graphs, view_nodes = self._sizes(f"what {name} returns", view)

@@ -25,13 +25,11 @@ from typing import Any, Concatenate, NamedTuple, ParamSpec
 import torch
 from torch import Tensor, distributed, nn
 from torch.autograd.graph import get_gradient_edge
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from pgcl_losses._warnings import NOT_THE_USER
-from pgcl_losses.agree import fingerprint
+from pgcl_losses.distributed import count_ranks
 from pgcl_losses.info_nce import InfoNCE
 from pgcl_losses.pgcl import PGCLLoss
-from pgcl_losses.ranks import count_ranks
 
 __all__ = ["AsTransform", "InfoNCEContrastLoss", "PGCLContrastLoss"]
 
@@ -47,35 +45,35 @@ def _takes_what(
     return lambda constructor: constructor
 
 
-class _Computation(NamedTuple):
-    """What decides the value and the gradient of a loss."""
+class _Pair(NamedTuple):
+    """The first call of a contrast model, and the loss of the second."""
 
-    options: tuple[Any, ...]
-    gradients: tuple[Any, ...]  # where those of both views and of a temperature go
-    numbers: Tensor  # a fingerprint of the views and of the state of the loss
-
-    def is_that(self, other: "_Computation") -> bool:
-        return self[:2] == other[:2] and torch.equal(self.numbers, other.numbers)
+    views: tuple[Tensor, Tensor]
+    sources: tuple[Any, Any]  # where their gradients go
+    state: list[Any]
+    gradients: list[Tensor]  # of the first loss; backward frees the graph of both
+    second: Tensor
 
 
 class _ContrastLoss(nn.Module):
     """A loss as contrast models call it: once for each view.
 
-    The first call of a pair computes the losses of both. The second call has the views swapped, and
-    returns its loss while the first one is in use and nothing else has changed.
+    The first call of a pair computes the losses of both, so that memory and queue change once. The
+    second call has the views swapped.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, options: Mapping[str, Any]) -> None:
         super().__init__()
+        for name in ("negatives", "reduction"):
+            if name in options:
+                raise TypeError(f"{name} is up to the contrast model, but got {options[name]!r}")
         # All that its Loss has to inherit is a __call__ that would bypass the hooks of a module.
         _import_losses().Loss.register(type(self))
-        # By the loss of the first call, while it is alive: what the second call has to be, and its
-        # loss.
-        self._second: WeakTensorKeyDictionary | None = None
+        self._pair: _Pair | None = None  # from the first call to the second
 
     @property
     def _loss(self) -> PGCLLoss | InfoNCE:
-        raise NotImplementedError
+        return next(self.children())  # type: ignore[return-value]  # the only one
 
     def _of_both(self, anchor: Tensor, other: Tensor) -> Sequence[Tensor]:
         """The losses of both calls; embedding i of both views is one item."""
@@ -92,59 +90,50 @@ class _ContrastLoss(nn.Module):
         pos_mask: Tensor | None = None,
         neg_mask: Tensor | None = None,
     ) -> Tensor:
-        return self.compute(anchor, sample, pos_mask, neg_mask)
-
-    def compute(
-        self,
-        anchor: Tensor,
-        sample: Tensor,
-        pos_mask: Tensor | None = None,
-        neg_mask: Tensor | None = None,
-    ) -> Tensor:
-        """What PyGCL calls by this name."""
-        intraview = _ends_with_anchors(sample, anchor)
-        other = sample[: len(anchor)] if intraview else sample
         for name, mask in (("pos_mask", pos_mask), ("neg_mask", neg_mask)):
             if mask is not None and mask.shape != (len(anchor), len(sample)):
                 raise ValueError(
                     f"{name} has shape {tuple(mask.shape)}, but anchor has {len(anchor)} "
                     f"embeddings and sample {len(sample)}"
                 )
+        intraview = _ends_with_anchors(sample, anchor)
+        other = sample[: len(anchor)] if intraview else sample
         _check_negatives(pos_mask, neg_mask, intraview)
         self._loss.negatives = "all" if intraview else "cross"
         if not _is_paired(anchor, other, pos_mask):
             return self._unpaired(anchor, other, pos_mask)
-        origins = _origin(anchor), _origin(sample, copied=intraview)
-        pending, self._second = self._second, None
-        for second, loss in pending.values() if pending else ():  # type: ignore[no-untyped-call]  # torch has no type there
-            if second.is_that(self._computation((anchor, other), origins)):
-                of_second: Tensor = loss
-                return of_second
-        first, loss = self._of_both(anchor, other)
-        second = self._computation((other, anchor), origins[::-1])
-        self._second = WeakTensorKeyDictionary({first: (second, loss)})
-        if first.requires_grad:  # backward frees its graph
-            first.register_hook(lambda _: setattr(self, "_second", None))  # type: ignore[no-untyped-call]  # torch has no type there
+        views, sources = (anchor, other), (_source(anchor), _source(sample, copied=intraview))
+        pair, self._pair = self._pair, None
+        # With intraview_negs the other view is a copy. So both views are compared by value and by
+        # where their gradients go. Versions tell whether one was changed since, in place.
+        if (
+            pair is not None
+            and pair.sources == sources[::-1]
+            and pair.state == self._state(pair.views)
+            and not pair.gradients
+            and all(map(_are_equal, pair.views, views[::-1]))
+        ):
+            return pair.second
+        first, second = self._of_both(anchor, other)
+        gradients: list[Tensor] = []
+        if first.requires_grad:
+            first.register_hook(gradients.append)  # type: ignore[no-untyped-call]  # torch has no type there
+        self._pair = _Pair(views, sources, self._state(views), gradients, second)
         return first
 
-    def _computation(self, views: tuple[Tensor, ...], origins: tuple[Any, ...]) -> _Computation:
-        loss, facts = self._loss, self._loss.facts()
-        given = {name: fact for name, fact in facts.items() if isinstance(fact, Tensor)}
-        state = [*loss.parameters(), *loss.buffers(), *given.values()]
-        origins += tuple([_origin(tensor) for tensor in given.values()])
-        options = (
-            facts | dict.fromkeys(given),  # a temperature may be a tensor
-            loss.gather,
-            loss.process_group,
-            [module.training for module in loss.modules()],
-            torch.is_grad_enabled(),
-            [(tensor.shape, tensor.dtype, tensor.requires_grad) for tensor in (*views, *state)],
-        )
-        return _Computation(options, origins, fingerprint([*views, *state], views[0].device))
+    compute = forward  # what PyGCL calls by this name
+
+    def _state(self, views: Sequence[Tensor]) -> list[Any]:
+        """What else decides the losses of both calls; tensors by identity and version."""
+        loss = self._loss
+        training = [module.training for module in loss.modules()]
+        values = [*loss.facts().values(), loss.gather, loss.process_group, *training]
+        values += [torch.is_grad_enabled(), *views, *loss.parameters(), *loss.buffers()]
+        return [_version(value) if isinstance(value, Tensor) else value for value in values]
 
     def __getstate__(self) -> dict[str, Any]:
-        # A weak reference cannot be pickled.
-        return {**self.__dict__, "_second": None}
+        # A graph cannot be copied.
+        return {**self.__dict__, "_pair": None}
 
 
 class PGCLContrastLoss(_ContrastLoss):
@@ -170,13 +159,8 @@ class PGCLContrastLoss(_ContrastLoss):
 
     @_takes_what(PGCLLoss.__init__)
     def __init__(self, dim: int, num_prototypes: int | Sequence[int] = 10, **options: Any) -> None:
-        super().__init__()
-        _check_options(options)
+        super().__init__(options)
         self.pgcl = PGCLLoss(dim, num_prototypes, **options)
-
-    @property
-    def _loss(self) -> PGCLLoss:
-        return self.pgcl
 
     def _of_both(self, anchor: Tensor, other: Tensor) -> Sequence[Tensor]:
         loss = self.pgcl(anchor, other)
@@ -214,7 +198,7 @@ class InfoNCEContrastLoss(_ContrastLoss):
 
     Args:
         options: those of :class:`~pgcl_losses.InfoNCE`, by the same names, except ``negatives`` and
-            ``reduction``. ``memory_size`` needs mode ``"G2G"`` or ``"L2L"``.
+            ``reduction``. ``memory_size`` needs ``dim``, and mode ``"G2G"`` or ``"L2L"``.
 
     Shape:
         - anchor: ``[N, D]``
@@ -225,18 +209,12 @@ class InfoNCEContrastLoss(_ContrastLoss):
 
     @_takes_what(InfoNCE.__init__)
     def __init__(self, **options: Any) -> None:
-        super().__init__()
-        _check_options(options)
+        super().__init__(options)
         self.info_nce = InfoNCE(reduction="none", **options)
-
-    @property
-    def _loss(self) -> InfoNCE:
-        return self.info_nce
 
     def _of_both(self, anchor: Tensor, other: Tensor) -> Sequence[Tensor]:
         losses = self.info_nce(anchor, other)
-        count = losses.new_tensor(len(anchor))
-        return self._means([losses[: len(anchor)], losses[len(anchor) :]], count)
+        return self._means(losses.tensor_split(2), losses.new_tensor(len(anchor)))
 
     def _unpaired(self, anchor: Tensor, other: Tensor, pos_mask: Tensor | None) -> Tensor:
         if pos_mask is None:
@@ -354,10 +332,7 @@ def _remembers(augmentor: Any) -> bool:
 def _import_losses() -> Any:
     try:
         return importlib.import_module("GCL.losses")
-    except (
-        ImportError,
-        OSError,
-    ) as error:  # OSError: a compiled dependency of it, built for other torch
+    except (ImportError, OSError) as error:  # OSError: a dependency built for another torch
         raise ImportError(
             f"PyGCL cannot be imported ({error}). With Python 3.11 or older, in this order: pip "
             "install torch wheel setuptools ninja; pip install --no-build-isolation torch-scatter "
@@ -365,26 +340,29 @@ def _import_losses() -> Any:
         ) from error
 
 
-def _check_options(options: Mapping[str, Any]) -> None:
-    for name in ("negatives", "reduction"):
-        if name in options:
-            raise TypeError(f"{name} is up to the contrast model, but got {options[name]!r}")
-
-
-def _origin(view: Tensor, copied: bool = False) -> tuple[Any, ...]:
-    """Where the gradient of a view goes; with intraview_negs PyGCL gives a copy of both views."""
+def _source(view: Tensor, copied: bool = False) -> Any:
+    """Where the gradient of a view goes; ``copied``: of the first view in a ``torch.cat``."""
     if not (torch.is_grad_enabled() and view.requires_grad):
         return None, 0
-    edge = get_gradient_edge(view)
-    return edge.node.next_functions[0] if copied and edge.node.next_functions else tuple(edge[:2])
+    node, number = get_gradient_edge(view)[:2]
+    return node.next_functions[0] if copied and node.next_functions else (node, number)
+
+
+def _version(tensor: Tensor) -> tuple[Any, ...]:
+    # Inference tensors have no version.
+    return id(tensor), tensor.requires_grad, tensor.is_inference() or tensor._version
+
+
+def _are_equal(one: Tensor, other: Tensor) -> bool:
+    """Whether both have the same values, NaN or not."""
+    if one.shape != other.shape:
+        return False
+    return bool(one.isclose(other.to(one), rtol=0, atol=0, equal_nan=True).all())
 
 
 def _ends_with_anchors(sample: Tensor, anchor: Tensor) -> bool:
     """Whether the second half of sample are the anchors, as with intraview_negs."""
-    if sample.shape != (2 * len(anchor), *anchor.shape[1:]):
-        return False
-    second = sample[len(anchor) :]
-    return bool(second.isclose(anchor.to(sample), rtol=0, atol=0, equal_nan=True).all())
+    return len(sample) == 2 * len(anchor) and _are_equal(sample[len(anchor) :], anchor)
 
 
 def _is_paired(anchor: Tensor, other: Tensor, pos_mask: Tensor | None) -> bool:

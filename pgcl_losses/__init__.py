@@ -1,8 +1,10 @@
 """Prototypical graph contrastive learning as loss modules for PyTorch."""
 
+import sys
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
-from pgcl_losses.batch import AssignedBatch, Assignment, Batch
+from pgcl_losses.batch import Assignment, Batch
 from pgcl_losses.consistency import ConsistencyLoss
 from pgcl_losses.contrast import PrototypeReweightedNCE
 from pgcl_losses.diagnostics import diagnostics
@@ -14,12 +16,15 @@ from pgcl_losses.sinkhorn import sinkhorn
 __version__ = "0.2.0"
 
 # The adapters of a checkout lie beside this package; of an installation, in it.
-_beside = Path(__file__).parents[1]
-if (_beside / "adapters" / "pygcl.py").exists() and (_beside / "pyproject.toml").exists():
-    __path__.append(str(_beside))
+_adapters = Path(__file__).parents[1] / "adapters" / "__init__.py"
+if not (Path(__file__).parent / "adapters").exists() and _adapters.exists():
+    _spec = spec_from_file_location("pgcl_losses.adapters", _adapters)
+    assert _spec is not None
+    assert _spec.loader is not None
+    adapters = sys.modules["pgcl_losses.adapters"] = module_from_spec(_spec)
+    _spec.loader.exec_module(adapters)
 
 __all__ = [
-    "AssignedBatch",
     "Assignment",
     "Batch",
     "ConsistencyLoss",

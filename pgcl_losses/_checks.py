@@ -68,6 +68,11 @@ def count(name: str, value: Any, minimum: int) -> int:
     return int(value)
 
 
+def optional_dim(name: str, value: Any) -> int | None:
+    """An embedding dimension; None where none is needed."""
+    return None if value is None else count(name, value, minimum=1)
+
+
 def heads(name: str, value: Any) -> int | tuple[int, ...]:
     """A number of prototypes, or several: one for each head."""
     if isinstance(value, Integral):
@@ -134,7 +139,7 @@ def matrix(name: str, value: Any, shape: str, may_be_empty: bool = False) -> Non
         raise ValueError(f"{name} must not be empty, but got shape {tuple(value.shape)}")
 
 
-def views(
+def matrices(
     views: Sequence[tuple[str, Any]],
     shape: str = "[N, D]",
     may_be_empty: bool = False,
@@ -169,6 +174,29 @@ def items(items: Any, sets: Sequence[Tensor]) -> None:
     for a, (numbers, z) in enumerate(zip(given, sets, strict=True)):
         name = "items" if isinstance(items, Tensor) else f"items[{a}]"
         clusters(name, numbers, f"z{a + 1}", z, rule="there must be one for each embedding")
+
+
+def loss_views(views: Sequence[Any], items_given: Any, fewest: int, may_be_empty: bool) -> None:
+    """Views of the same graphs, or with items sets of any lengths."""
+    if len(views) < fewest:
+        listed = len(views) == 1 and isinstance(views[0], Sequence)
+        raise TypeError(
+            f"views must be {('one', 'two')[fewest - 1]} or more Tensors of shape [N, D], but got "
+            f"{len(views)}" + (", a list: unpack it, *views" if listed else "")
+        )
+    for v, z in enumerate(views[2:], 3):
+        if isinstance(z, Tensor) and z.dim() == 1 and not z.is_floating_point():
+            raise TypeError(
+                f"z{v} is a Tensor of {z.dtype} and shape [N], but a view is [N, D]: give labels "
+                "as items="
+            )
+    rule = "row i of every view must be graph i (InfoNCE takes sets of other lengths with items=)"
+    if items_given is not None:
+        rule = "all sets must have the same dimension D"
+    named, differ = [(f"z{v}", z) for v, z in enumerate(views, 1)], items_given is not None
+    matrices(named, may_be_empty=may_be_empty, rule=rule, lengths_may_differ=differ)
+    if items_given is not None:
+        items(items_given, views)
 
 
 def prototypes(name: str, value: Tensor, z_name: str, z: Tensor, maker: str = "") -> None:

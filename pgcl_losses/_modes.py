@@ -1,17 +1,19 @@
 """How this code is being run: eagerly or traced, captured or not, on numbers that can be read."""
 
+from collections.abc import Callable
+from typing import Any, TypeVar
+
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-
-def is_eager() -> bool:
-    """Whether operations run as Python meets them: no transform, no compiler."""
-    return not (torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active())
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-def is_dual(values: Tensor) -> bool:
-    """Whether forward mode differentiates these values."""
+def is_transformed(values: Tensor) -> bool:
+    """Whether torch.func or forward mode differentiates these values."""
+    if torch._C._are_functorch_transforms_active():
+        return True
     tangent = forward_ad.unpack_dual(values).tangent  # type: ignore[no-untyped-call]  # torch has no type there
     return tangent is not None
 
@@ -19,7 +21,9 @@ def is_dual(values: Tensor) -> bool:
 def has_numbers(values: Tensor) -> bool:
     """Whether Python may read numbers, at once or later: in no graph and no transform."""
     plain = type(values) is Tensor and values.device.type in ("cpu", "cuda")
-    return plain and is_eager() and not is_capturing(values.device)
+    if not plain or torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        return False
+    return not is_capturing(values.device)
 
 
 def can_be_read(values: Tensor) -> bool:
@@ -33,3 +37,10 @@ def is_capturing(device: torch.device) -> bool:
         return False
     with torch.cuda.device(device):
         return torch.cuda.is_current_stream_capturing()
+
+
+def untraced(function: Function, reason: str = "engine='dense' can be traced whole") -> Function:
+    """The function, outside of a compiled graph; the reason is in the error of fullgraph=True."""
+    if not torch.compiler.is_compiling():
+        return function
+    return torch.compiler.disable(function, reason=reason)  # type: ignore[no-untyped-call, no-any-return]  # torch has no type there

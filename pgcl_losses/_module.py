@@ -1,5 +1,6 @@
 """What all modules have in common: options that may change, and processes that agree."""
 
+import difflib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
@@ -9,14 +10,14 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from pgcl_losses import _checks
-from pgcl_losses.agree import agreed_ranks
-from pgcl_losses.ranks import Ranks, count_ranks
+from pgcl_losses._modes import untraced
+from pgcl_losses.distributed import Processes, agreed_processes, count_ranks
 
 Check = Callable[[str, Any], Any]
-Result = TypeVar("Result")
+Function = TypeVar("Function", bound=Callable[..., Any])
 Self = TypeVar("Self", bound="LossModule")
 
-# Names of arguments in papers and other libraries, and their names here.
+# Names of options in papers and other libraries, and their names here.
 _OTHER_NAMES = {
     "tau": "temperature",
     "K": "num_prototypes",
@@ -25,18 +26,17 @@ _OTHER_NAMES = {
     "eps": "epsilon",
     "embedding_dim": "dim",
     "hidden_dim": "dim",
-    "lead_steps": "warmup_steps",
 }
-# From torch 2.8 on; older graph breaks have no message.
-_CAN_SAY_WHY = "reason" in inspect.signature(torch.compiler.disable).parameters
+# State changes in every step; comparing it over processes in each would cost a pass over it.
+_COMPARE_STATE_EVERY = 64
 
 
 class LossModule(nn.Module):
     """A module whose options are checked whenever they are assigned, and shown by its repr.
 
     With several processes it computes one result over the batches of all of them, as ``gather`` and
-    ``process_group`` say. A module that is given a batch of :mod:`pgcl_losses.batch` checks
-    nothing: the module that made the batch has done so.
+    ``process_group`` say. A module that is given a :class:`~pgcl_losses.Batch` checks nothing: the
+    module that made the batch has done so.
     """
 
     options: ClassVar[dict[str, Check]] = {}  # in the order of the constructor
@@ -48,11 +48,12 @@ class LossModule(nn.Module):
 
     gather: bool = True
     process_group: ProcessGroup | None = None
+    _calls: int = 0  # with other processes
 
     def __new__(cls: type[Self], *args: Any, **options: Any) -> Self:
-        for name in _OTHER_NAMES.keys() & options.keys():
-            right, names = _OTHER_NAMES[name], inspect.signature(cls.__init__).parameters
-            if right in names and name not in names:
+        names = inspect.signature(cls.__init__).parameters
+        for name in options.keys() - names.keys():
+            if right := _right_name(name, names):
                 raise TypeError(f"{cls.__name__} has no argument {name}: did you mean {right}?")
         return super().__new__(cls)
 
@@ -66,10 +67,22 @@ class LossModule(nn.Module):
                     f"{type(self).__name__}, but {value!r} was assigned: make a new one"
                 )
             self._parameters.pop(name, None)  # a number or tensor may follow a parameter
-        if isinstance(getattr(type(self), name, None), property):
-            object.__setattr__(self, name, value)  # torch would register a parameter beside it
-        else:
-            super().__setattr__(name, value)
+        elif not (name.startswith("_") or hasattr(self, name)):
+            self._check_name(name, value)
+        super().__setattr__(name, value)
+
+    def _check_name(self, name: str, value: Any) -> None:
+        """A subclass may have attributes of its own, but none that looks like an option."""
+        if any(name in inspect.get_annotations(base) for base in type(self).__mro__):
+            return
+        right = _right_name(name, self.all_options())
+        is_ours = type(self).__module__.startswith("pgcl_losses.")
+        if right or (is_ours and not isinstance(value, (Tensor, nn.Module))):
+            hint = f"did you mean {right}?" if right else f"it has {', '.join(self.all_options())}"
+            raise AttributeError(f"{type(self).__name__} has no option {name}: {hint}")
+
+    def all_options(self) -> list[str]:
+        return [*self.options, *self.shared]
 
     @classmethod
     def of_options(cls: type[Self], given: Mapping[str, Any]) -> Self:
@@ -98,10 +111,10 @@ class LossModule(nn.Module):
         self,
         call: str,
         check: Callable[[bool], None],
-        views: Sequence[Any],
+        sets: Sequence[Any],
         same: Callable[[], Mapping[str, Any]] = dict,
-    ) -> Ranks:
-        """The processes that hold a batch of views ``[N, ...]``: this one, or all that agree.
+    ) -> Processes:
+        """The processes that hold these sets ``[N, ...]``: this one, or all that agree.
 
         ``call``: the method that all must call. ``check(may_be_empty)`` raises an error if the
         input is wrong; of several processes either all raise it or none does. ``same()`` is called
@@ -109,51 +122,55 @@ class LossModule(nn.Module):
         """
         if not self.is_distributed():
             check(False)
-            return Ranks((len(views[0]),))
+            return Processes([(len(of_set),) for of_set in sets])
         problem: Exception | None = None
         facts: dict[str, Any] = {"call": f"{type(self).__name__}.{call}"}
-        tensors: list[Tensor] = []
-        num_graphs = 0
+        state: list[Tensor] = []
+        length = 0
         try:
             check(True)
-            num_graphs = len(views[0])
+            length = len(sets[0])
             facts |= self.facts() | {
                 "training": self.training,
                 "gradients enabled": torch.is_grad_enabled(),
-                "views": len(views),
-                "dimension": views[0].shape[-1],
-                "dtype": str(views[0].dtype),
-                "requires_grad": any(view.requires_grad for view in views),
+                "views": len(sets),
+                "dimension": sets[0].shape[-1],
+                "dtype": str(sets[0].dtype),
+                "requires_grad": any(of_set.requires_grad for of_set in sets),
             }
             for name, value in (facts | dict(same())).items():
                 if isinstance(value, Tensor):
-                    tensors.append(value)
+                    state.append(value)
                     value = f"{value.dtype}, requires_grad={value.requires_grad}"
                 facts[name] = value
         except Exception as error:  # whatever it is: the other processes must not wait for this one
             problem = error
         # NCCL sends nothing from a CPU, where half of a wrong input may be.
-        given = [*self.parameters(), *views]
+        given = [*self.parameters(), *sets]
         devices = [value.device for value in given if isinstance(value, Tensor)]
         device = max(devices or [torch.device("cpu")], key=lambda device: device.type != "cpu")
-        return agreed_ranks(num_graphs, facts, problem, tensors, device, self.process_group)
+        compared = None if self._calls % _COMPARE_STATE_EVERY else state
+        self._calls += 1
+        return agreed_processes(
+            len(sets), length, facts, problem, compared, device, self.process_group
+        )
 
     def is_distributed(self) -> bool:
         """Whether other processes hold portions of the same batch."""
         return self.gather and count_ranks(self.process_group) > 1
 
-    def untraced(self, function: Callable[..., Result]) -> Callable[..., Result]:
-        """The function; or one that runs outside of a compiled graph, if it must.
-
-        (As a decorator this would import the compiler with the package.)
-        """
-        if torch.compiler.is_compiling() and (reason := self.why_untraced()):
-            if _CAN_SAY_WHY:  # in the error of fullgraph=True
-                torch._dynamo.graph_break(msg=reason)
-            return torch.compiler.disable(function)  # type: ignore[no-untyped-call, no-any-return]  # torch has no type there
+    def untraced_collectives(self, function: Function) -> Function:
+        """The function; with several processes, outside of a compiled graph."""
+        # Inside it would be traced anew for each number of embeddings in each process.
+        if torch.compiler.is_compiling() and self.is_distributed():
+            return untraced(function, "collectives must not be traced")
         return function
 
-    def why_untraced(self) -> str:
-        """Why this must run outside of a compiled graph; empty if it need not."""
-        # Everything else would be traced anew for each number of embeddings in each process.
-        return "collectives must not be traced" if self.is_distributed() else ""
+
+def _right_name(name: str, names: Sequence[str] | Mapping[str, Any]) -> str:
+    """The option that a wrong name was meant to be; empty if none is like it."""
+    if name in names:
+        return ""
+    if _OTHER_NAMES.get(name) in names:
+        return _OTHER_NAMES[name]
+    return next(iter(difflib.get_close_matches(name, names, 1, cutoff=0.75)), "")

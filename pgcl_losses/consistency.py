@@ -16,15 +16,15 @@ from pgcl_losses import _checks as check
 from pgcl_losses._module import Check, LossModule
 from pgcl_losses._normalize import computing_dtype
 from pgcl_losses.batch import (
+    NOT_ASSIGNED,
     REDUCTIONS,
-    AssignedBatch,
     Assignment,
+    Batch,
     Reduction,
-    assigned,
     check_assignments,
     given_batch,
 )
-from pgcl_losses.ranks import Ranks
+from pgcl_losses.distributed import Processes
 
 
 class ConsistencyLoss(LossModule):
@@ -65,9 +65,9 @@ class ConsistencyLoss(LossModule):
         super().__init__()
         self._assign_options(locals())
 
-    def forward(self, *assignments: Assignment | AssignedBatch) -> Tensor:
+    def forward(self, *assignments: Assignment | Batch) -> Tensor:
         """The loss of two or more assignments, or of a batch that has them."""
-        return self.untraced(self._loss)(assignments)
+        return self.untraced_collectives(self._loss)(assignments)
 
     if TYPE_CHECKING:
         __call__ = forward
@@ -75,28 +75,37 @@ class ConsistencyLoss(LossModule):
     def _loss(self, assignments: tuple[Any, ...]) -> Tensor:
         batch = given_batch(assignments)
         if batch is not None:
-            of = assigned(batch)
-            return self._of(of.ranks, of.log_probs, of.targets, of.heads)
-        ranks = self.agree(
+            if batch.log_probs is None or batch.targets is None:
+                raise ValueError(NOT_ASSIGNED)
+            log_probs, targets = batch.views(batch.log_probs), batch.views(batch.targets)
+            return self._of(batch.processes, log_probs, targets, batch.heads)
+        processes = self.agree(
             "forward",
             partial(self._check, assignments),
             [getattr(assignment, "log_probs", assignment) for assignment in assignments],
             lambda: {"heads": assignments[0].all_heads()},
         )
-        dtype = computing_dtype(assignments[0].log_probs)
-        log_probs = torch.stack([assignment.log_probs.to(dtype) for assignment in assignments])
-        targets = torch.stack([assignment.targets.detach().to(dtype) for assignment in assignments])
-        heads = assignments[0].all_heads()
-        return self._of(ranks, ranks.gather(log_probs), ranks.gather(targets), heads)
+        dtype, heads = computing_dtype(assignments[0].log_probs), assignments[0].all_heads()
+        shape = len(assignments), -1, sum(heads)
+        log_probs, targets = (
+            processes.gather(torch.cat([x.to(dtype) for x in of_views])).view(shape)
+            for of_views in (
+                [assignment.log_probs for assignment in assignments],
+                [assignment.targets.detach() for assignment in assignments],
+            )
+        )
+        return self._of(processes, log_probs, targets, heads)
 
-    def _of(self, ranks: Ranks, log_probs: Tensor, targets: Tensor, heads: Sequence[int]) -> Tensor:
+    def _of(
+        self, processes: Processes, log_probs: Tensor, targets: Tensor, heads: Sequence[int]
+    ) -> Tensor:
         divisor = len(heads)
         if self.reduction == "mean":
             divisor *= targets.shape[0] * targets.shape[1]
         # The targets are divided, and not the sum: this adds no step to backward.
         terms = _cross_terms(log_probs, targets, divisor)
         if self.reduction == "none":
-            return ranks.own(terms.sum(-1)).flatten()
+            return processes.own(terms.sum(-1).flatten())
         return terms.sum()
 
     def _check(self, assignments: tuple[Any, ...], may_be_empty: bool) -> None:

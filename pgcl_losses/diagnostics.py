@@ -8,7 +8,7 @@ from torch import Tensor
 
 from pgcl_losses import _checks as check
 from pgcl_losses._normalize import unit_vectors
-from pgcl_losses.batch import Assignment, check_assignments, stacked_clusters
+from pgcl_losses.batch import Assignment, check_assignments
 from pgcl_losses.consistency import consistency_ratio
 from pgcl_losses.pgcl import PGCLTerms
 from pgcl_losses.weights import cluster_counts, prototype_log_weights
@@ -20,8 +20,7 @@ def diagnostics(
 ) -> dict[str, float]:
     """Numbers to log, from one step's terms or assignments. It waits for the device.
 
-    With several heads, ``head0/entropy`` is that of the first head, and so on. In the warm-up of
-    :class:`PGCLLoss` the dict has the terms and ``mean_cosine`` alone.
+    With several heads, ``head0/entropy`` is that of the first head, and so on.
 
     Args:
         source: what ``PGCLLoss.terms`` returned, or the assignments of ``SinkhornPrototypes``.
@@ -68,8 +67,6 @@ def diagnostics(
         numbers["contrast"] = source.contrast.mean().item()
         numbers["consistency"] = source.consistency.mean().item()
         numbers["mean_cosine"] = source.mean_cosine.item()
-        if not source.assignments:
-            return numbers
     assignments = source.assignments if isinstance(source, PGCLTerms) else source
     if (
         not isinstance(assignments, Sequence)
@@ -82,7 +79,8 @@ def diagnostics(
         )
     check_assignments(assignments, ("targets", "log_probs", "clusters"))
     heads = assignments[0].all_heads()
-    of_views = stacked_clusters([assignment.clusters for assignment in assignments])
+    clusters = torch.stack([assignment.clusters for assignment in assignments])
+    of_views = clusters.view(*clusters.shape[:2], len(heads))
     of_heads: Sequence[Tensor | None] = [None] * len(heads)
     if prototypes is not None:
         check.matrix("prototypes", prototypes, "[K, D]")

@@ -7,9 +7,8 @@ Debiased Contrastive Learning, NeurIPS 2020.
 """
 
 import math
-from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, get_args
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -19,36 +18,19 @@ from pgcl_losses import _checks as check
 from pgcl_losses._module import Check
 from pgcl_losses._normalize import full_precision
 from pgcl_losses.batch import (
+    NEGATIVES,
     REDUCTIONS,
-    AnyBatch,
+    Batch,
     Items,
     Negatives,
     Reduction,
-    Sets,
+    batch_of,
     given_batch,
-    sets_of,
-    unit_sets,
 )
-from pgcl_losses.engine.contract import (
-    Factors,
-    Gaussian,
-    Pairs,
-    Past,
-    Table,
-    compared_sets,
-    of_first,
-)
-from pgcl_losses.engine.dispatch import (
-    ENGINE_CHOICES,
-    Engine,
-    check_engine,
-    choice_facts,
-    log_weighted_sums,
-)
+from pgcl_losses.engine.dispatch import ENGINE_CHOICES, Engine, choose, log_weighted_sums
+from pgcl_losses.engine.pairs import Factors, Gaussian, Pairs, Table
 from pgcl_losses.memory import LossWithMemory, Memory
 from pgcl_losses.positives import ByItem, ByPosition, log_count_negatives
-
-NEGATIVES = get_args(Negatives)
 
 
 class InfoNCE(LossWithMemory):
@@ -65,6 +47,7 @@ class InfoNCE(LossWithMemory):
         temperature, negatives, reduction, engine, gather, process_group: as in :class:`PGCLLoss`.
         memory_size (int): how many embeddings of past batches are further negatives, see
             :meth:`remember`. With a memory, use activation checkpointing on the encoder alone.
+        dim (int or None): embedding dimension, D; a memory needs it.
         hardness (float): beta of Robinson et al. (2021). A negative has the weight
             :math:`e^{\beta s_{ij} / \tau}`, constant for the gradient and scaled to a mean of 1.
         debias (float): tau+ of Chuang et al. (2020), the probability that a negative is of the
@@ -99,16 +82,18 @@ class InfoNCE(LossWithMemory):
         "temperature": check.temperature,
         "negatives": partial(check.choice, choices=NEGATIVES),
         "memory_size": partial(check.count, minimum=0),
+        "dim": check.optional_dim,
         "hardness": partial(check.number, expected="a number from 0 to 1e6", highest=1e6),
         "debias": check.debias,
         "reduction": partial(check.choice, choices=REDUCTIONS),
         "engine": partial(check.choice, choices=ENGINE_CHOICES),
     }
-    fixed = frozenset({"memory_size"})
+    fixed = frozenset({"memory_size", "dim"})
 
     temperature: float | Tensor
     negatives: Negatives
     memory_size: int
+    dim: int | None
     hardness: float
     debias: float
     reduction: Reduction
@@ -120,6 +105,7 @@ class InfoNCE(LossWithMemory):
         temperature: float | Tensor = 0.2,
         negatives: Negatives = "all",
         memory_size: int = 0,
+        dim: int | None = None,
         hardness: float = 0.0,
         debias: float = 0.0,
         reduction: Reduction = "mean",
@@ -129,22 +115,27 @@ class InfoNCE(LossWithMemory):
     ) -> None:
         super().__init__()
         self._assign_options(locals())
-        self.memory = Memory(self.memory_size) if self.memory_size > 0 else None
+        self.memory = None
+        if self.memory_size > 0:
+            if dim is None:
+                raise TypeError(
+                    f"memory_size is {memory_size}, which needs the embedding dimension: "
+                    f"{type(self).__name__}(memory_size={memory_size}, dim=...)"
+                )
+            self.memory = Memory(self.memory_size, dim)
 
-    def forward(self, *views: Tensor | AnyBatch, items: Items | None = None) -> Tensor:
+    def forward(self, *views: Tensor | Batch, items: Items | None = None) -> Tensor:
         """The loss of two views or more, of sets with items, or of a batch."""
-        return self.untraced(self._loss)(views, items)
+        return self.untraced_collectives(self._loss)(views, items)
 
     if TYPE_CHECKING:
         __call__ = forward
 
-    def _loss(self, views: tuple[Tensor | AnyBatch, ...], items: Items | None) -> Tensor:
-        batch = given_batch(views, items)
-        sets = self._sets(views, items) if batch is None else sets_of(batch)
-        if self.memory is not None:
-            sets = sets._replace(memory=self.memory.contents(sets.embeddings))
+    def _loss(self, views: tuple[Any, ...], items: Items | None) -> Tensor:
+        given = given_batch(views, items=items)
+        batch = self._batch(views, items) if given is None else given
         loss = weighted_info_nce(
-            sets,
+            batch,
             self.temperature,
             self.negatives,
             self.engine,
@@ -152,107 +143,78 @@ class InfoNCE(LossWithMemory):
             hardness=self.hardness,
             debias=self.debias,
         )
-        if self.memory is not None and self.training and torch.is_grad_enabled():
-            self.memory.follow(sets.embeddings, sets.items)
+        if given is None and self.training and torch.is_grad_enabled():
+            self.remember_batch(batch)
         return loss
 
-    def _sets(self, views: tuple[Any, ...], items: Items | None) -> Sets:
+    def _batch(self, views: tuple[Any, ...], items: Items | None) -> Batch:
+        checked, same = partial(self._check, views, items), partial(self.memory_facts, items)
+        processes = self.agree("forward", checked, views, same)
+        return batch_of(processes, views, items=items, memory=self.memory)
+
+    def _check(self, views: tuple[Any, ...], items: Items | None, may_be_empty: bool) -> None:
         fewest = 2 if items is None or self.negatives == "cross" else 1  # two to compare
-        given = views, items, self.engine, [self.temperature], self.memory, fewest
-        ranks = self.agree(
-            "forward",
-            partial(check_loss_views, *given),
-            views,
-            lambda: self.memory_facts(items) | choice_facts(self.engine, views[0]),
-        )
-        return unit_sets(ranks, views, items)
-
-
-def check_loss_views(
-    views: Sequence[Any],
-    items: Items | None,
-    engine: str,
-    temperatures: Sequence[float | Tensor],
-    memory: Memory | None,
-    fewest: int,
-    may_be_empty: bool,
-) -> None:
-    """Views of the same graphs, or sets with items, that a loss with these options can take."""
-    if len(views) < fewest:
-        listed = len(views) == 1 and isinstance(views[0], Sequence)
-        raise TypeError(
-            f"views must be {('one', 'two')[fewest - 1]} or more Tensors of shape [N, D], but got "
-            f"{len(views)}" + (", a list: unpack it, *views" if listed else "")
-        )
-    for v, z in enumerate(views[2:], 3):
-        if isinstance(z, Tensor) and z.dim() == 1 and not z.is_floating_point():
-            raise TypeError(
-                f"z{v} is a Tensor of {z.dtype} and shape [N], but a view is [N, D]: give labels "
-                "as items="
-            )
-    rule = "row i of every view must be graph i (InfoNCE takes sets of other lengths with items=)"
-    if items is not None:
-        rule = "all sets must have the same dimension D"
-    named = [(f"z{v}", z) for v, z in enumerate(views, 1)]
-    check.views(named, may_be_empty=may_be_empty, rule=rule, lengths_may_differ=items is not None)
-    if items is not None:
-        check.items(items, views)
-    for temperature in temperatures:
-        check.temperature_value("temperature", temperature, views[0])
-    check_engine(engine, views[0])
-    if memory is not None:
-        memory.check("z1", views[0])
+        check.loss_views(views, items, fewest, may_be_empty)
+        check.temperature_value("temperature", self.temperature, views[0])
+        if self.memory is not None:
+            self.memory.check("z1", views[0])
 
 
 def weighted_info_nce(
-    sets: Sets,
+    batch: Batch,
     temperature: float | Tensor,
     negatives: Negatives,
     engine: Engine,
     reduction: Reduction,
-    by_cluster: Table | Factors | None = None,
-    by_cosine: Gaussian | None = None,
+    weights: Table | Factors | None = None,
+    pair_weight: Gaussian | None = None,
     *,
     hardness: float = 0.0,
     debias: float = 0.0,
 ) -> Tensor:
-    """InfoNCE of sets of embeddings with weighted negatives.
+    """InfoNCE of the sets of a batch, with weighted negatives.
 
     A query's loss is the mean over its positives, with one sum S of its negatives.
     """
-    with full_precision(sets.embeddings.device):
-        ranks = sets.ranks[0]
-        temperature = ranks.temperature(temperature, sets.embeddings.dtype)
-        lengths = tuple([sum(of_set.counts) for of_set in sets.ranks])
-        compared = compared_sets(len(lengths), negatives)
-        pairs = Pairs(sets.embeddings, lengths, compared, sets.items, by_cluster, by_cosine)
-        past = sets.memory and Past(*sets.memory[:3], by_cluster)
-        if past is not None:
-            count = len(sets.embeddings)
-            weights = of_first(by_cluster, count), of_first(by_cosine, count)
-            pairs = Pairs(*pairs[:4], *weights)
-        positives = ByPosition(pairs) if sets.items is None else ByItem(pairs, sets.items, ranks)
-        sums = partial(log_weighted_sums, engine=engine, ranks=ranks, past=past)
+    embeddings, processes = batch.embeddings, batch.processes
+    with full_precision(embeddings.device):
+        temperature = processes.temperature(temperature, embeddings.dtype)
+        pairs = Pairs(
+            embeddings,
+            processes.lengths(),
+            negatives == "all",
+            batch.items,
+            batch.past,
+            batch.present,
+            weights,
+            pair_weight,
+        )
+        chosen = choose(engine, embeddings, pairs.num_past(), processes.num_ranks())
+        if batch.items is None:
+            positives: ByPosition | ByItem = ByPosition(pairs)
+        else:
+            positives = ByItem(pairs, batch.items[: len(embeddings)], processes, chosen)
+        sums = partial(log_weighted_sums, pairs, engine=chosen, processes=processes)
         if hardness > 0 or debias > 0:
-            log_count = log_count_negatives(pairs, past)
+            log_count = log_count_negatives(pairs)
         if hardness > 0:
-            harder = sums(pairs, temperature / (1 + hardness))
+            harder = sums(temperature=temperature / (1 + hardness))
             with torch.no_grad():  # and detached, also for forward mode
-                log_weights = sums(pairs, temperature / hardness).detach()
+                log_weights = sums(temperature=temperature / hardness).detach()
             log_s = _scaled_to_mean_1(harder, log_weights, hardness, log_count)
         else:
-            log_s = sums(pairs, temperature)
+            log_s = sums(temperature=temperature)
         if debias > 0:
             log_p = positives.log_means(temperature)
             log_s = _debiased(log_s, log_p, log_count, temperature, debias)
         losses = positives.losses(log_s, temperature)
-        return sets.reduce(losses, positives.exist, reduction)
+        return batch.reduce(losses, positives.exist, reduction)
 
 
 def _scaled_to_mean_1(
     harder: Tensor, log_weights: Tensor, hardness: float, log_count: Tensor
 ) -> Tensor:
-    """Log S with weights e^{beta s / tau} of mean 1.
+    """log S with weights e^{beta s / tau} of mean 1.
 
     ``harder``: log of the sum of e^{(1 + beta) s / tau}; ``log_weights``: of e^{beta s / tau}. Of
     the exponent (1 + beta) s / tau, the term beta s / tau is the weight, which is constant.

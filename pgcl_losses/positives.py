@@ -13,11 +13,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pgcl_losses._modes import can_be_read
-from pgcl_losses.engine.blocks import in_blocks
-from pgcl_losses.engine.contract import Pairs, Past, Portion, check_once, d_temperature
-from pgcl_losses.engine.dispatch import traceable
-from pgcl_losses.ranks import Ranks
+from pgcl_losses._modes import can_be_read, untraced
+from pgcl_losses.distributed import Processes
+from pgcl_losses.engine.blocks import block_size, pairs_of_spans, spans
+from pgcl_losses.engine.dispatch import check_once
+from pgcl_losses.engine.pairs import NO_ITEM, Pairs, Portion
 
 # log(1 + e^x) is x from here on, even for float64.
 _LINEAR_FROM = 40.0
@@ -38,13 +38,13 @@ class ByPosition:
             self.cosines = [(views * views.roll(v, 0)).sum(-1) for v in range(1, self.num_views)]
 
     def losses(self, log_s: Tensor, temperature: float | Tensor) -> Tensor:
-        """Of -log( e^{s_ip / tau} / (e^{s_ip / tau} + S_i) ) the mean over positives p."""
+        """Of -log( e^{s_ip / tau} / (e^{s_ip / tau} + S_i) ) the mean over positives p: ``[M]``."""
         log_s = log_s.view(self.num_views, -1)
         each = [_losses(log_s, cosines, temperature) for cosines in self.cosines]
-        return each[0] if len(each) == 1 else torch.stack(each).mean(0)
+        return (each[0] if len(each) == 1 else torch.stack(each).mean(0)).flatten()
 
     def log_means(self, temperature: float | Tensor) -> Tensor:
-        """The logarithm of the mean of e^{s_ip / tau} over positives p: ``[Q]``."""
+        """The logarithm of the mean of e^{s_ip / tau} over positives p: ``[M]``."""
         each = [cosines.expand(self.num_views, -1) / temperature for cosines in self.cosines]
         return torch.stack(each).logsumexp(0).flatten() - math.log(len(each))
 
@@ -52,22 +52,23 @@ class ByPosition:
 class ByItem:
     """Queries in the order of their items, so that positives are near each other."""
 
-    def __init__(self, pairs: Pairs, items: Tensor, ranks: Ranks) -> None:
-        items_in_order, self.order = items.sort()
+    def __init__(self, pairs: Pairs, items: Tensor, processes: Processes, engine: str) -> None:
+        in_order, self.order = items.sort()
         self.embeddings = pairs.embeddings[self.order]
-        within_sets = (0, 0) in pairs.compared
-        self.counts = count_of_item(pairs, items) - int(within_sets)  # [Q]
+        self.counts = _count_of_item(pairs, items) - int(pairs.within_sets)  # [M]
         self.exist = self.counts > 0
         # No two of a group are positives of each other: an embedding itself, or those of a set.
         groups = self.order
-        if not within_sets:
-            lengths = enumerate(pairs.lengths)
-            sets = [self.order.new_full((length,), number) for number, length in lengths]
+        if not pairs.within_sets:
+            sets = [self.order.new_full((n,), a) for a, n in enumerate(pairs.lengths)]
             groups = torch.cat(sets)[self.order]
-        self.blocks = _Blocks(items_in_order, groups, ranks)
+        self.blocks = _Blocks(in_order, groups, processes)
+        self.is_one = engine == "dense"
 
     def losses(self, log_s: Tensor, temperature: float | Tensor) -> Tensor:
-        sums = self._sums(log_s[self.order], temperature, _LOSS)
+        # Where there is no positive, log S may be -inf, and its gradient NaN.
+        offsets = log_s.masked_fill(~self.exist, 0.0)[self.order]
+        sums = self._sums(offsets, temperature, _LOSS)
         return sums[self.order.argsort()] / self.counts.clamp_min(1)
 
     def log_means(self, temperature: float | Tensor) -> Tensor:
@@ -78,10 +79,14 @@ class ByItem:
         return logs[self.order.argsort()] - self.counts.clamp_min(1).to(sums.dtype).log()
 
     def _sums(self, offsets: Tensor, temperature: float | Tensor, term: "_Term") -> Tensor:
-        if self.blocks.is_one():
-            return self.blocks.plain_sums(self.embeddings, offsets, temperature, term)
-        function = traceable(_OverPositives.apply)
-        sums: Tensor = function(self.embeddings, temperature, offsets, term, self.blocks)
+        if self.is_one:  # in one matrix, differentiable any number of times
+            gaps = offsets.unsqueeze(1) - self.embeddings @ self.embeddings.T / temperature
+            everything = slice(0, len(offsets))
+            no_positives = self.blocks.are_no_positives(everything, everything)
+            return term.value(gaps).masked_fill(no_positives, 0.0).sum(1)
+        sums: Tensor = untraced(_OverPositives.apply)(  # type: ignore[no-untyped-call]  # torch has no type there
+            self.embeddings, temperature, offsets, term, self.blocks
+        )
         return sums
 
 
@@ -103,49 +108,40 @@ _EXPONENTIAL = _Term(_exponential, lambda gaps: -_exponential(gaps))
 class _Blocks(NamedTuple):
     """Blocks of pairs of sorted queries that may be of one item. Each process has a portion."""
 
-    items: Tensor  # [Q]
-    groups: Tensor  # [Q]
-    ranks: Ranks
-
-    def is_one(self) -> bool:
-        of_all = in_blocks(slice(0, len(self.items)), self.items.device)
-        return len(of_all) == 1 and len(self.ranks.counts) == 1
+    items: Tensor  # [M]
+    groups: Tensor  # [M]
+    processes: Processes
 
     def __iter__(self) -> Iterator[tuple[slice, slice]]:  # type: ignore[override]  # of blocks
-        low, high = 0, len(self.items)
-        device, portion = self.items.device, Portion(self.ranks.rank, len(self.ranks.counts))
-        for i in in_blocks(portion.of(high), device):
-            if can_be_read(self.items):
-                low = int(torch.searchsorted(self.items, self.items[i.start]))
-                high = int(torch.searchsorted(self.items, self.items[i.stop - 1], right=True))
-            yield from ((i, j) for j in in_blocks(slice(low, high), device))
+        portion = Portion(self.processes.rank, self.processes.num_ranks())
+        size = block_size(self.items.device)
+        of_all = spans(0, len(self.items), size, portion.num_ranks)
+        for i, j in pairs_of_spans(of_all, portion):
+            if i != j and can_be_read(self.items):  # what has items of both
+                first, last = self.items[j.start], self.items[i.stop - 1]
+                low = int(torch.searchsorted(self.items, first))
+                high = int(torch.searchsorted(self.items, last, right=True))
+                i, j = slice(max(low, i.start), i.stop), slice(j.start, min(high, j.stop))
+            if i.start < i.stop and j.start < j.stop:
+                yield i, j
 
     def are_no_positives(self, i: slice, j: slice) -> Tensor:
         other_item = self.items[i].unsqueeze(1) != self.items[j]
         return other_item | (self.groups[i].unsqueeze(1) == self.groups[j])
 
     def largest_cosines(self, embeddings: Tensor) -> Tensor:
-        """With a positive: ``[Q]``, -1 without one."""
-        largest = torch.zeros_like(embeddings[:, 0])
+        """With a positive: ``[M]``, -1 without one."""
+        largest = torch.full_like(embeddings[:, 0], -1.0)
         for i, j in self:
-            cosines = (embeddings[i] @ embeddings[j].T).masked_fill_(
-                self.are_no_positives(i, j), -1
-            )
-            largest[i] = torch.maximum(largest[i], cosines.amax(1) + 1)
-        return self.ranks.add(largest, "the largest cosines") - 1
-
-    def plain_sums(
-        self, embeddings: Tensor, offsets: Tensor, temperature: float | Tensor, term: _Term
-    ) -> Tensor:
-        """In one matrix, differentiable any number of times."""
-        gaps = offsets.unsqueeze(1) - embeddings @ embeddings.T / temperature
-        all_queries = slice(0, len(offsets))
-        no_positives = self.are_no_positives(all_queries, all_queries)
-        return term.value(gaps).masked_fill(no_positives, 0.0).sum(1)
+            cosines = embeddings[i] @ embeddings[j].T
+            cosines.masked_fill_(self.are_no_positives(i, j), -1.0)
+            largest[i] = torch.maximum(largest[i], cosines.amax(1))
+            largest[j] = torch.maximum(largest[j], cosines.amax(0))
+        return self.processes.largest(largest, "the largest cosines")
 
 
 class _OverPositives(torch.autograd.Function):
-    """Sums of a term over the positives of each query ``[Q]``; no block is kept."""
+    """Sums of a term over the positives of each query ``[M]``; no block is kept."""
 
     @staticmethod
     def forward(
@@ -158,36 +154,39 @@ class _OverPositives(torch.autograd.Function):
     ) -> Tensor:
         sums = torch.zeros_like(offsets)
         for i, j in blocks:
-            gaps = offsets[i].unsqueeze(1) - embeddings[i] @ embeddings[j].T / temperature
-            sums[i] += term.value(gaps).masked_fill_(blocks.are_no_positives(i, j), 0.0).sum(1)
+            logits = embeddings[i] @ embeddings[j].T / temperature  # [I, J]
+            none = blocks.are_no_positives(i, j)
+            sums[i] += term.value(offsets[i].unsqueeze(1) - logits).masked_fill_(none, 0.0).sum(1)
+            if i != j:
+                sums[j] += term.value(offsets[j] - logits).masked_fill_(none, 0.0).sum(0)
         ctx.save_for_backward(embeddings, offsets)
         ctx.temperature, ctx.term, ctx.blocks = temperature, term, blocks
-        return blocks.ranks.add(sums, "the sums over positives")
+        return blocks.processes.add(sums, "the sums over positives")
 
     @staticmethod
     def backward(ctx: Any, d_sums: Tensor) -> tuple[Tensor | None, ...]:
+        check_once()
         embeddings, offsets = ctx.saved_tensors
         temperature, term, blocks = ctx.temperature, ctx.term, ctx.blocks
-        if torch.is_grad_enabled():  # it is to be differentiated again
-            check_once(len(blocks.ranks.counts) == 1)
-            sums = blocks.plain_sums(embeddings, offsets, temperature, term)
-            inputs = [embeddings, offsets, *[temperature] * ctx.needs_input_grad[1]]
-            again = torch.autograd.grad(sums, inputs, d_sums, create_graph=True, allow_unused=True)
-            return again[0], again[2] if ctx.needs_input_grad[1] else None, again[1], None, None
-        d_sums = blocks.ranks.add(d_sums, "the gradient of sums over positives")
+        d_sums = blocks.processes.add(d_sums, "the gradient of sums over positives")
         d_embeddings, d_offsets = torch.zeros_like(embeddings), torch.zeros_like(offsets)
         for i, j in blocks:
-            gaps = offsets[i].unsqueeze(1) - embeddings[i] @ embeddings[j].T / temperature
-            d_pairs = term.derivative(gaps).masked_fill_(blocks.are_no_positives(i, j), 0.0)
-            d_pairs *= d_sums[i].unsqueeze(1)
-            d_offsets[i] += d_pairs.sum(1)
-            d_pairs /= -temperature
-            d_embeddings[i].addmm_(d_pairs, embeddings[j])
-            d_embeddings[j].addmm_(d_pairs.T, embeddings[i])
-        d_tau = None
-        if ctx.needs_input_grad[1]:
-            d_tau = d_temperature(embeddings, d_embeddings, temperature)
-        return d_embeddings, d_tau, d_offsets, None, None
+            logits = embeddings[i] @ embeddings[j].T / temperature
+            none = blocks.are_no_positives(i, j)
+            d_gaps = term.derivative(offsets[i].unsqueeze(1) - logits) * d_sums[i].unsqueeze(1)
+            d_offsets[i] += d_gaps.masked_fill_(none, 0.0).sum(1)
+            d_gaps_j = term.derivative(offsets[j] - logits) * d_sums[j]
+            d_gaps_j.masked_fill_(none, 0.0)
+            if i != j:
+                d_offsets[j] += d_gaps_j.sum(0)
+            d_cosines = d_gaps.add_(d_gaps_j).div_(-temperature)  # of both, as queries
+            d_embeddings[i].addmm_(d_cosines, embeddings[j])
+            if i != j:
+                d_embeddings[j].addmm_(d_cosines.T, embeddings[i])
+        d_temperature = None
+        if ctx.needs_input_grad[1]:  # sums depend on (z_i . z_j) / tau and offsets alone
+            d_temperature = (embeddings * d_embeddings).sum() / (-2 * temperature)
+        return d_embeddings, d_temperature, d_offsets, None, None
 
 
 def _losses(log_s: Tensor, cosines: Tensor, temperature: float | Tensor) -> Tensor:
@@ -198,37 +197,37 @@ def _losses(log_s: Tensor, cosines: Tensor, temperature: float | Tensor) -> Tens
     return F.softplus(gaps, threshold=_LINEAR_FROM)
 
 
-def count_of_item(pairs: Pairs, items: Tensor) -> Tensor:
-    """How many embeddings are of an embedding's item, itself among them: ``[Q]``.
+def _count_of_item(pairs: Pairs, items: Tensor) -> Tensor:
+    """How many embeddings are of an embedding's item, itself among them: ``[M]``.
 
     In the sets with which its own is compared.
     """
-    sets, of_sets = pairs.sets(), []
-    for number, members in enumerate(sets):
-        others = [items[sets[partner]] for partner in pairs.partners(number)]
-        of_sets.append(_count_in(others, items[members]))
-    return torch.cat(of_sets)
+    counts = _count_in(items, items)
+    if pairs.within_sets:
+        return counts
+    of_sets = items.split_with_sizes(pairs.lengths)
+    return counts - torch.cat([_count_in(of_set, of_set) for of_set in of_sets])
 
 
-def _count_in(others: list[Tensor], items: Tensor) -> Tensor:
+def _count_in(others: Tensor, items: Tensor) -> Tensor:
     """How often each item ``[I]`` is among the others."""
-    numbers = torch.cat([*others, items[:0]]).sort().values
+    numbers = others.sort().values
     above = torch.searchsorted(numbers, items, right=True)
     return above - torch.searchsorted(numbers, items)
 
 
-def log_count_negatives(pairs: Pairs, past: Past | None) -> Tensor:
-    """The logarithm of the number of each query's negatives: ``[Q]``."""
-    of_sets = []
-    by_position = pairs.items is None  # then one of each set is of its item
-    for number, length in enumerate(pairs.lengths):
-        count = sum(pairs.lengths[partner] - by_position for partner in pairs.partners(number))
-        of_sets.append(pairs.embeddings.new_full((length,), count))
-    counts = torch.cat(of_sets)
-    if past is not None:
-        counts += past.num_present()
-    if pairs.items is not None:
-        counts -= count_of_item(pairs, pairs.items)
-        if past is not None and past.items is not None:
-            counts -= _count_in([past.items], pairs.items)
+def log_count_negatives(pairs: Pairs) -> Tensor:
+    """The logarithm of the number of each query's negatives: ``[M]``."""
+    count, num_sets = len(pairs.embeddings), len(pairs.lengths)
+    own_set = [pairs.embeddings.new_full((n,), n) for n in pairs.lengths]
+    counts = pairs.num_samples() - (0 if pairs.within_sets else torch.cat(own_set))
+    counts = counts.expand(count).clone()
+    if pairs.items is None:  # one embedding of each compared set is of a query's item
+        return counts.sub_(num_sets if pairs.within_sets else num_sets - 1).log_()
+    items, of_past = pairs.items[:count], pairs.items[count:]
+    counts -= _count_of_item(pairs, items)
+    if len(of_past) > 0:
+        if pairs.present is not None:
+            of_past = of_past.where(pairs.present[count:], NO_ITEM)
+        counts -= _count_in(of_past, items)
     return counts.log_()

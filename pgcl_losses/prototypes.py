@@ -14,18 +14,9 @@ from torch.distributed import ProcessGroup
 from pgcl_losses import _checks as check
 from pgcl_losses._module import Check, LossModule
 from pgcl_losses._normalize import computing_dtype, full_precision, unit_vectors
-from pgcl_losses.batch import (
-    AnyBatch,
-    AssignedBatch,
-    Assignment,
-    Batch,
-    Remembered,
-    batch_of,
-    given_batch,
-)
+from pgcl_losses.batch import Assignment, Batch, batch_of, given_batch
 from pgcl_losses.kmeans import draw, spherical_kmeans
-from pgcl_losses.ranks import Ranks
-from pgcl_losses.sinkhorn import balance
+from pgcl_losses.sinkhorn import balance, ranking
 
 
 class SinkhornPrototypes(LossModule):
@@ -45,8 +36,7 @@ class SinkhornPrototypes(LossModule):
     Shape:
         - views: ``[N, D]`` each; row i of every view is graph i, with a norm of at most 1e18
         - output: an :class:`Assignment` per view
-        - weight: ``[K, D]``. Several heads follow each other: K is the sum of theirs, and a
-          checkpoint does not store where each head begins
+        - weight: ``[K, D]``. Several heads follow each other: K is the sum of theirs
 
     Examples:
         >>> import torch
@@ -84,7 +74,6 @@ class SinkhornPrototypes(LossModule):
     freeze_steps: int
     weight: nn.Parameter
     step: Tensor
-    initialised: Tensor  # whether the prototypes are, from embeddings
     queue: Tensor | None
     queue_filled: Tensor | None
     heads: tuple[int, ...]  # how many prototypes each head has
@@ -109,7 +98,9 @@ class SinkhornPrototypes(LossModule):
         self.heads = (sizes,) if isinstance(sizes, int) else tuple(sizes)
         self.weight = nn.Parameter(torch.empty(sum(self.heads), self.dim))
         self.register_buffer("step", torch.zeros((), dtype=torch.long))
-        self.register_buffer("initialised", torch.zeros((), dtype=torch.bool))
+        if len(self.heads) > 1:
+            # Empty; by its shape a checkpoint of other heads with the same K does not load.
+            self.register_buffer("head_sizes", torch.empty(*self.heads, 0))
         self.register_buffer("queue", None)
         self.register_buffer("queue_filled", None)
         if self.queue_size > 0:
@@ -124,50 +115,35 @@ class SinkhornPrototypes(LossModule):
         for buffer in self.buffers(recurse=False):
             buffer.zero_()
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name == "weight" and hasattr(value, "full_tensor"):
-            # FSDP2's own parameter. It is another Tensor in each forward, and after it may be a
-            # DTensor of another mesh until backward.
-            known = self.__dict__.get("_sharded")
-            if known is None or value.device_mesh == known.device_mesh:
-                self.__dict__["_sharded"] = value  # beside the parameters
-        super().__setattr__(name, value)
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
-        state_dict.setdefault(prefix + "initialised", torch.zeros_like(self.initialised))  # 0.2
-        super()._load_from_state_dict(state_dict, prefix, *others)
-
     @overload
     def forward(self, *views: Tensor) -> tuple[Assignment, ...]: ...
     @overload
-    def forward(self, *views: AnyBatch) -> AssignedBatch: ...
-    def forward(self, *views: Tensor | AnyBatch) -> tuple[Assignment, ...] | AssignedBatch:
+    def forward(self, *views: Batch) -> Batch: ...
+    def forward(self, *views: Tensor | Batch) -> tuple[Assignment, ...] | Batch:
         """Assign the embeddings of every view, each view balanced by itself.
 
-        Given a batch, it assigns all samples and returns an :class:`AssignedBatch`.
+        Given a :class:`~pgcl_losses.Batch`, it assigns all of its embeddings and returns it.
         """
-        return self.untraced(self._forward)(views)
+        return self.untraced_collectives(self._forward)(views)
 
     if TYPE_CHECKING:
         __call__ = forward
 
-    def _forward(
-        self, views: tuple[Tensor | AnyBatch, ...]
-    ) -> tuple[Assignment, ...] | AssignedBatch:
+    def _forward(self, views: tuple[Any, ...]) -> tuple[Assignment, ...] | Batch:
         batch = given_batch(views)
-        if batch is None:
-            return self._assigned(self._batch(views)).own_assignments()
-        return self._assigned(batch)
-
-    def _batch(self, views: tuple[Any, ...]) -> Batch:
-        ranks = self.agree("forward", partial(self._check, views), views, self.state)
-        return batch_of(ranks, views, self.weight)
+        if batch is not None:  # whose owner calls `advance`
+            return self._assigned(batch)
+        processes = self.agree("forward", partial(self._check, views), views, self.state)
+        batch = self._assigned(batch_of(processes, views, self.weight))
+        if self.training and torch.is_grad_enabled():
+            self.advance(batch)
+        return batch.assignments()
 
     def _check(self, views: tuple[Any, ...], may_be_empty: bool) -> None:
         if not views:
             raise TypeError("views must be one or more Tensors of shape [N, D], but got none")
         named = [(f"views[{v}]", view) for v, view in enumerate(views)]
-        check.views(named, may_be_empty=may_be_empty)
+        check.matrices(named, may_be_empty=may_be_empty)
         self._check_dim("views[0]", views[0])
         check.temperature_value("temperature", self.temperature, views[0])
         self.check_call(len(views))
@@ -192,7 +168,7 @@ class SinkhornPrototypes(LossModule):
 
         With several heads, one of each head: ``[N, H]``.
         """
-        check.views([("z", z)])
+        check.matrices([("z", z)])
         self._check_dim("z", z)
         dtype = computing_dtype(self.weight, z)
         with torch.no_grad(), full_precision(z.device):
@@ -205,10 +181,10 @@ class SinkhornPrototypes(LossModule):
         """Initialise the prototypes, in place, from embeddings ``[N, D]``: k-means by cosine.
 
         Prototypes are random at first, and in many dimensions a random direction is near no
-        embedding. Call this before training with the embeddings of a first batch, or of many. The
-        end of the ``warmup_steps`` of :class:`PGCLLoss` does the same by itself, unless this was
-        called before. With several processes, all of them call it, each with embeddings of its own,
-        and all get the prototypes that the first one computes.
+        embedding. Call this before training with the embeddings of a first batch, or of many; or
+        after some epochs of :class:`InfoNCE`, between two steps. With several processes, all of
+        them call it, each with embeddings of its own, and all get the prototypes that the first one
+        computes.
 
         Random numbers come from torch's generator on the CPU: use ``torch.manual_seed``. If there
         are fewer different directions than prototypes, the remaining prototypes do not move.
@@ -217,42 +193,21 @@ class SinkhornPrototypes(LossModule):
         """
         facts = {"weight": str(self.weight.dtype)}
         check_given = partial(self._check_start, embeddings)
-        ranks = self.agree("start_from_", check_given, (embeddings,), lambda: facts)
-        with full_precision(embeddings.device):
-            units = unit_vectors(embeddings, computing_dtype(self.weight, embeddings))
-            return self.initialise_(ranks.gather(units.unsqueeze(0))[0], ranks)
-
-    @torch.no_grad()
-    def initialise_(
-        self, embeddings: Tensor, ranks: Ranks, generator: torch.Generator | None = None
-    ) -> "SinkhornPrototypes":
-        """Initialise the prototypes from the embeddings ``[M, D]`` of all processes."""
+        processes = self.agree("start_from_", check_given, (embeddings,), lambda: facts)
         # All ranks draw, so that their generators stay in the same state.
-        draws = [draw(size, generator) for size in self.heads]
+        draws = [draw(size) for size in self.heads]
         with full_precision(embeddings.device):
-            weight = self.weight.to(computing_dtype(self.weight, embeddings))
-            if ranks.rank == 0:
+            dtype = computing_dtype(self.weight, embeddings)
+            units, weight = processes.gather(unit_vectors(embeddings, dtype)), self.weight.to(dtype)
+            if processes.rank == 0:
                 of_heads = zip(weight.split_with_sizes(self.heads), draws, strict=True)
-                new = torch.cat([spherical_kmeans(embeddings, *of_head) for of_head in of_heads])
+                new = torch.cat([spherical_kmeans(units, *of_head) for of_head in of_heads])
                 lengths = torch.linalg.vector_norm(weight, dim=1, keepdim=True)
-                weight = (new * torch.where(lengths > 0, lengths, 1)).to(weight.dtype)
+                weight = (new * torch.where(lengths > 0, lengths, 1)).to(dtype)
             else:
                 weight = torch.zeros_like(weight)
-            weight = ranks.add(weight, "the initial prototypes")
-        self.write_(weight)
-        self.initialised.fill_(True)
+            self.weight.copy_(processes.add(weight, "the initial prototypes"))
         return self
-
-    @torch.no_grad()
-    def write_(self, weight: Tensor) -> None:
-        """Write all prototypes ``[K, D]``: also in a forward of a module that FSDP2 shards."""
-        self.weight.copy_(weight)
-        sharded = self.__dict__.get("_sharded")
-        if sharded is not None:
-            from torch.distributed.tensor import distribute_tensor
-
-            new = distribute_tensor(weight, sharded.device_mesh, sharded.placements)
-            sharded.to_local().copy_(new.to_local())
 
     def _check_start(self, embeddings: Tensor, may_be_empty: bool) -> None:
         check.matrix("embeddings", embeddings, "[N, D]", may_be_empty)
@@ -263,45 +218,37 @@ class SinkhornPrototypes(LossModule):
     @torch.no_grad()
     def normalize_(self) -> "SinkhornPrototypes":
         """Renormalise the prototypes to unit length, in place."""
-        self.weight.copy_(unit_vectors(self.weight, computing_dtype(self.weight)))
+        with full_precision(self.weight.device):
+            self.weight.copy_(unit_vectors(self.weight, computing_dtype(self.weight)))
         return self
 
-    def _assigned(self, batch: AnyBatch) -> AssignedBatch:
+    def _assigned(self, batch: Batch) -> Batch:
         """The batch with its prototypes, log p, q and clusters."""
-        embeddings = batch.embeddings  # [V, N, D]
+        processes, embeddings, past = batch.processes, batch.embeddings, batch.past
         with full_precision(embeddings.device):
-            prototypes = batch.ranks.average_gradient(self._unit_prototypes(embeddings.dtype))
-            temperature = batch.ranks.temperature(self.temperature, embeddings.dtype)
-            logits = _logits(embeddings, prototypes, temperature)  # [V, N, K]
+            prototypes = processes.average_gradient(self._unit_prototypes(embeddings.dtype))
+            temperature = processes.temperature(self.temperature, embeddings.dtype)
+            logits = embeddings @ (prototypes / temperature).T  # [M, K]
             log_probs = self._by_head(partial(torch.log_softmax, dim=-1), logits)
-            learning = self.training and torch.is_grad_enabled()
             with torch.no_grad():
-                targets = self._balanced(logits.detach(), prototypes.detach())
-                if learning:
-                    self._advance(embeddings, targets)
-                clusters = self._nearest(targets)
-                memory = self._assigned_memory(batch.memory, prototypes.detach())
-        return AssignedBatch(
-            batch.ranks,
-            embeddings,
+                cosines, fixed = logits.detach() * temperature, prototypes.detach()
+                targets, biases = self._balanced(batch.views(cosines), fixed)
+                keys = ranking(batch.views(cosines), biases)
+                targets, keys, biases = targets.flatten(0, 1), keys.flatten(0, 1), biases.squeeze(1)
+                if past is not None and batch.present is not None:  # balanced as a view is
+                    present, cosines = batch.present[len(embeddings) :].unsqueeze(1), past @ fixed.T
+                    of_past, bias = self._balance(cosines, present)
+                    targets = torch.cat([targets, of_past.masked_fill_(~present, 0.0)])
+                    keys = torch.cat([keys, ranking(cosines, bias)])
+                    biases = torch.cat([biases, bias])
+        return batch._replace(
             prototypes=prototypes,
             log_probs=log_probs,
             targets=targets,
-            clusters=clusters,
+            clusters=self._nearest(keys),
             heads=self.heads,
-            items=batch.items,
-            memory=memory,
+            biases=biases,
         )
-
-    def _assigned_memory(self, memory: Remembered | None, prototypes: Tensor) -> Remembered | None:
-        """A memory is balanced by itself, as a view is."""
-        if memory is None:
-            return None
-        present = None if memory.present is None else memory.present.unsqueeze(1)
-        targets = self._balance(memory.embeddings @ prototypes.T, 1.0, present)
-        if present is not None:
-            targets.masked_fill_(~present, 0.0)
-        return memory._replace(targets=targets, clusters=self._nearest(targets))
 
     def _by_head(self, function: Callable[[Tensor], Tensor], scores: Tensor) -> Tensor:
         """A function of the columns of each head ``[..., K]``, the results side by side."""
@@ -322,43 +269,40 @@ class SinkhornPrototypes(LossModule):
             weight = torch.where(self.step < self.freeze_steps, weight.detach(), weight)
         return unit_vectors(weight, dtype)
 
-    def _balanced(self, logits: Tensor, prototypes: Tensor) -> Tensor:
-        """Targets from scores / temperature; scores are cosines."""
-        scale = self.temperature
-        if isinstance(scale, Tensor):
-            logits, scale = logits * scale.detach(), 1.0
+    def _balanced(self, cosines: Tensor, prototypes: Tensor) -> tuple[Tensor, Tensor]:
+        """Targets ``[V, N, K]`` and biases ``[V, 1, K]`` of views, with the help of the queue."""
         if self.queue is None or self.queue_filled is None:
-            return self._balance(logits, scale)
-        num_graphs = logits.shape[1]
-        past = _logits(self.queue.to(logits.dtype), prototypes, scale)  # [V, Q, K]
-        slots = torch.arange(-num_graphs, self.queue_size, device=logits.device)
+            return self._balance(cosines)
+        num_graphs = cosines.shape[1]
+        past = self.queue.to(cosines.dtype) @ prototypes.T  # [V, Q, K]
+        slots = torch.arange(-num_graphs, self.queue_size, device=cosines.device)
         present = (slots < self.queue_filled).unsqueeze(1)  # [N + Q, 1]
-        return self._balance(torch.cat([logits, past], dim=1), scale, present)[:, :num_graphs]
+        targets, biases = self._balance(torch.cat([cosines, past], dim=1), present)
+        return targets[:, :num_graphs], biases
 
-    def _balance(self, scores: Tensor, scale: float, present: Tensor | None = None) -> Tensor:
-        """Targets from cosines / scale, ``[..., K]``, each head by itself."""
-        return self._by_head(
-            lambda of_head: balance(
-                of_head, self.epsilon / scale, self.iterations, present, largest=1 / scale
-            ),
-            scores,
-        )
+    def _balance(self, cosines: Tensor, present: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Targets and biases, ``[..., K]``, each head by itself."""
+        of_heads = [
+            balance(of_head, self.epsilon, self.iterations, present)
+            for of_head in cosines.split_with_sizes(self.heads, -1)
+        ]
+        if len(of_heads) == 1:
+            return of_heads[0]
+        targets, biases = zip(*of_heads, strict=True)
+        return torch.cat(targets, -1), torch.cat(biases, -1)
 
-    def _advance(self, embeddings: Tensor, targets: Tensor) -> None:
-        """Count the batch and queue its embeddings, unless there is a NaN or inf in it."""
-        if self.queue is None and self.freeze_steps == 0:
+    @torch.no_grad()
+    def advance(self, batch: Batch) -> None:
+        """Count a training forward and queue its embeddings, unless there is a NaN or inf in it."""
+        if batch.targets is None or (self.queue is None and self.freeze_steps == 0):
             return
         # A NaN or inf in a view spoils sums over its columns and so all of its targets.
-        total = targets.sum()
+        total = batch.targets.sum()
         finite = total == total
         if self.freeze_steps > 0:
             self.step.add_(finite)
         if self.queue is not None and self.queue_filled is not None:
-            newest_first = torch.cat([embeddings.to(self.queue.dtype), self.queue], dim=1)
+            views = batch.views(batch.embeddings).to(self.queue.dtype)  # [V, N, D]
+            newest_first = torch.cat([views, self.queue], dim=1)
             self.queue.copy_(torch.where(finite, newest_first[:, : self.queue_size], self.queue))
-            self.queue_filled.add_(finite * embeddings.shape[1]).clamp_(max=self.queue_size)
-
-
-def _logits(embeddings: Tensor, prototypes: Tensor, temperature: float | Tensor) -> Tensor:
-    """Scores / temperature: ``[V, N, D]`` and ``[K, D]`` -> ``[V, N, K]``."""
-    return embeddings @ (prototypes / temperature).T  # fewer numbers to divide than scores
+            self.queue_filled.add_(finite * views.shape[1]).clamp_(max=self.queue_size)

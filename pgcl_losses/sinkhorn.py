@@ -10,15 +10,15 @@ import torch
 from torch import Tensor
 
 from pgcl_losses import _checks as check
-from pgcl_losses._modes import can_be_read
 from pgcl_losses._normalize import computing_dtype, full_precision
 
 # An iteration can raise an entry by N * K against the others of its row and column. Over three,
 # what is too small for float32 stays negligible for any N * K up to 1e9; then u and v are absorbed
 # into the exponents, where nothing is too small.
 _ITERATIONS_PER_ABSORPTION = 3
-# Up to here e^x and e^-x, and their products with u and v, are far from the ends of float32.
-_TAME = 25.0
+
+# Of cosines in a ranking: far above rounding errors of float32, far below most differences.
+_TILT = 1e-4
 
 
 def sinkhorn(scores: Tensor, *, epsilon: float = 0.05, iterations: int = 3) -> Tensor:
@@ -51,69 +51,65 @@ def sinkhorn(scores: Tensor, *, epsilon: float = 0.05, iterations: int = 3) -> T
     iterations = check.count("iterations", iterations, minimum=1)
     with full_precision(scores.device):
         scores = scores.detach().to(computing_dtype(scores))
-        return balance(scores, epsilon, iterations, largest=_largest(scores))
-
-
-def _largest(scores: Tensor) -> float:
-    """The largest absolute score, or inf if Python cannot read scores; NaN if one is NaN."""
-    if not can_be_read(scores):
-        return math.inf
-    low, high = scores.aminmax()
-    return max(-float(low), float(high))
+        return balance(scores, epsilon, iterations)[0]
 
 
 def balance(
-    scores: Tensor,
-    epsilon: float,
-    iterations: int,
-    present: Tensor | None = None,
-    largest: float = math.inf,
-) -> Tensor:
+    scores: Tensor, epsilon: float, iterations: int, present: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Sinkhorn-Knopp for ``[N, K]`` or a stack ``[V, N, K]``; scores without gradient.
 
     The result is diag(u) E diag(v) for a fixed matrix E, so an iteration is two matrix-vector
-    products.
+    products. The second result, ``[..., 1, K]``, are biases: in a row, log q is
+    (scores + biases) / epsilon up to a constant.
 
     ``present`` (``[N, 1]``, True or False) masks samples: False ones are ignored.
-    No score is above ``largest`` or below its negative, except -inf.
     """
-    tame = largest <= _TAME * epsilon
-    if tame:
-        exponent = scores / epsilon
-        u = torch.ones_like(scores[..., :1])  # [V, N, 1]
-    else:
-        exponent, u = _shifted(scores, epsilon, present)
+    exponent, u, shift = _shifted(scores, epsilon, present)
     product = torch.mm if scores.dim() == 2 else torch.bmm
     while True:
         # The exponents are kept only if a later iteration has to start from them again.
         last = iterations <= _ITERATIONS_PER_ABSORPTION
-        kernel = exponent if last else exponent.clone()
-        kernel = kernel.exp_() if tame else _exp_(kernel)
+        kernel = _exp_(exponent if last else exponent.clone())
         by_prototype = kernel.mT  # [V, K, N]
         for _ in range(min(iterations, _ITERATIONS_PER_ABSORPTION)):
             mass = u if present is None else u * present
             v = product(by_prototype, mass).reciprocal_()  # [V, K, 1]
             u = product(kernel, v).reciprocal_()  # [V, N, 1]
+        log_v = v.mT.log()
+        shift = torch.sub(shift, log_v, alpha=epsilon)
         if last:
-            return kernel.mul_(u).mul_(v.mT)
+            return kernel.mul_(u).mul_(v.mT), shift.neg_()
         iterations -= _ITERATIONS_PER_ABSORPTION
-        exponent.add_(u.log_()).add_(v.mT.log())
+        exponent.add_(u.log_()).add_(log_v)
         u = torch.ones_like(u)
 
 
-def _shifted(scores: Tensor, epsilon: float, present: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The exponents of E, shifted, and the u that undoes the shift of its rows.
+def ranking(cosines: Tensor, biases: Tensor) -> Tensor:
+    """What orders the columns of a row as q does, ``[..., K]``; it does not underflow to ties.
+
+    If one sample has nearly all of several columns, their q differ by less than any precision can
+    tell. There the cosines decide, and not rounding.
+    """
+    return torch.add(biases, cosines, alpha=1 + _TILT)
+
+
+def _shifted(
+    scores: Tensor, epsilon: float, present: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The exponents of E, shifted, the u that undoes the shift of its rows, and that of columns.
 
     Every column and every row of E has 1 as its largest entry: nothing overflows, and no sum over a
     row or column vanishes, however small epsilon is.
     """
     sharpness = 2 / epsilon  # of half scores: the difference of two halves is always finite
     peaks = scores if present is None else scores.masked_fill(~present, -torch.inf)
-    exponent = torch.add(-0.5 * peaks.amax(-2, keepdim=True), scores, alpha=0.5)  # [V, N, K]
+    peaks = peaks.amax(-2, keepdim=True)  # [V, 1, K]
+    exponent = torch.add(-0.5 * peaks, scores, alpha=0.5)  # [V, N, K]
     row_peaks = exponent.amax(-1, keepdim=True)  # [V, N, 1], above 0 in rows that are not present
     exponent = exponent.sub_(row_peaks).mul_(sharpness)
     u = row_peaks.mul_(sharpness).clamp_(_smallest(scores.dtype), 0).exp_()
-    return exponent, u
+    return exponent, u, peaks
 
 
 def _exp_(exponents: Tensor) -> Tensor:

@@ -68,36 +68,26 @@ def test_no_line_of_code_is_wider_than_a_browser_shows():
     assert max(len(line) for block in BLOCKS + DIFFS for line in block.splitlines()) <= 80
 
 
-INFO_NCE = ("InfoNCE(temperature=0.2)", "PGCLLoss(96, 50, consistency_weight=0, warmup_steps=4)")
+PGCL = {"pgcl": ("InfoNCE(temperature=0.2)", "PGCLLoss(96, 50)")}
+LOOPS = ["info_nce if epoch", "class GraphCL", "contrast_model(g1=", "lightning", "autocast"]
 
 
-@pytest.mark.parametrize("consistency_weight", [0, 1])
-@pytest.mark.parametrize("loop", ["class GraphCL", "contrast_model(g1=", "lightning", "autocast"])
-def test_a_script_warms_up_once_and_its_optimizer_has_the_prototypes(
-    loop, consistency_weight, monkeypatch
-):
+@pytest.mark.parametrize("loop", LOOPS)
+def test_the_optimizer_of_a_script_moves_the_prototypes(loop, monkeypatch):
     """As the page shows it for PGCL, or with PGCL in InfoNCE's place."""
-    initialised = []
-
-    def initialise_(prototypes, *given):
-        initialised.append(initialise(prototypes, *given).weight.detach().clone())
-
-    initialise = SinkhornPrototypes.initialise_
-    monkeypatch.setattr(SinkhornPrototypes, "initialise_", initialise_)
-    replaced = {"pgcl": INFO_NCE} if "InfoNCE" in the_one(BLOCKS, loop) else {}
-    replaced["weight"] = "consistency_weight=0", f"consistency_weight={consistency_weight}"
-    names = of_block(loop, **replaced)
+    starts, start_from_ = [], SinkhornPrototypes.start_from_
+    monkeypatch.setattr(
+        SinkhornPrototypes, "start_from_", lambda *given: starts.append(start_from_(*given))
+    )
+    names = of_block(loop, **(PGCL if "PGCL" not in the_one(BLOCKS, loop) else {}))
     optimizer, model = names.get("optimizer"), names.get("modules", names.get("model"))
     if loop == "lightning":
         trainer = names["trainer"]
         (optimizer,), model = trainer.optimizers, trainer.lightning_module
         assert {"loss", "mean_cosine", "agreement"} <= set(trainer.callback_metrics)
     (pgcl,) = [module for module in model.modules() if isinstance(module, PGCLLoss)]
-    assert pgcl.warm_up.step == pgcl.warmup_steps > 0
-    (weight,) = initialised
-    assert torch.equal(weight, pgcl.prototypes.weight) == (consistency_weight == 0)
-    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    assert id(pgcl.prototypes.weight) in held
+    assert optimizer.state[pgcl.prototypes.weight]["exp_avg"].any()
+    assert starts == [pgcl.prototypes] * (loop == LOOPS[0])
 
 
 def test_seed_nodes_come_first_and_stay_first_in_views():
@@ -131,13 +121,12 @@ def test_the_diffs_of_graphcl(pgcl):
         old = "+model.loss = InfoNCE(temperature=0.2)\n"
         assert old in diff
         diff = diff.replace(old, the_one(DIFFS, "-model.loss = InfoNCE(temperature=tau)"))
-        given |= {"PGCLLoss": PGCLLoss, "dim": 96, "tau": 0.2, "epochs": 2, "loader": range(3)}
+        given |= {"PGCLLoss": PGCLLoss, "dim": 96, "tau": 0.2}
     names = after(diff, **given)
     model = names["model"]
     names["loss"].backward()
     assert all(view.grad.abs().sum() > 0 for view in (x, x_aug))
     assert type(model.loss) is (PGCLLoss if pgcl else InfoNCE)
-    assert not pgcl or model.loss.warmup_steps == 3
     held = {id(p) for group in names["optimizer"].param_groups for p in group["params"]}
     assert held == {id(p) for p in model.parameters()}
 
@@ -164,7 +153,7 @@ def test_the_diffs_of_pygcl(name):
     contrast_model = of_block("contrast_model(g1=")["DualBranchContrast"]
     encoder = torch.nn.Linear(32, 96)
     given = {"DualBranchContrast": contrast_model, "device": "cpu", "encoder_model": encoder}
-    given |= {"dim": 96, "epochs": 2, "loader": range(3), "torch": torch, "Adam": torch.optim.Adam}
+    given |= {"dim": 96, "torch": torch, "Adam": torch.optim.Adam}
     names = after(the_one(DIFFS, f"import {name}"), **given)
     x, x_aug = embeddings()
     names["contrast_model"](g1=x, g2=x_aug).backward()
@@ -176,18 +165,17 @@ def test_the_diffs_of_pygcl(name):
         assert len(parameters) == 3
 
 
-def test_the_view_learner_of_adgcl_leaves_the_warm_up_alone():
+def test_the_view_learner_of_adgcl_leaves_the_prototypes_alone():
     names = of_block("class GraphCL")
     model, views = names["GraphCL"](), (names["view1"], names["view2"])
-    model.loss = PGCLLoss(96, 50, consistency_weight=1, warmup_steps=2)
-    for step_ in range(1, 5):  # warnings are errors here
-        model.eval()
-        (-model.loss(*map(model, views))).backward()
-        model.train()
-        model.zero_grad()
-        assert model.loss.prototypes.weight.grad is None
-        model.loss(*map(model, views)).backward()
-        assert model.loss.warm_up.step == min(step_, 2)
+    model.loss = PGCLLoss(96, 50)
+    model.eval()
+    (-model.loss(*map(model, views))).backward()  # warnings are errors here
+    model.train()
+    model.zero_grad()
+    assert model.loss.prototypes.weight.grad is None
+    model.loss(*map(model, views)).backward()
+    assert model.loss.prototypes.weight.grad.any()
 
 
 def on_a_rank(rank, num_ranks, options):
@@ -231,14 +219,11 @@ def test_an_old_checkpoint_is_loaded_before_the_loss_is_attached(attached):
     names = names_after(TROUBLE[0], block)
     model, optimizer, views = names["model"], names["optimizer"], torch.randn(2, 64, 32)
     pgcl = model.pgcl
-    pgcl.consistency_weight = 1
-    step(optimizer, pgcl(*map(model, views)))
-    assert pgcl.prototypes.initialised
     assert moved(pgcl.prototypes, lambda: step(optimizer, pgcl(*map(model, views))))
     # Built in the other order, model and optimizer take what is saved from now on.
     new = torch.nn.Linear(32, 96)
     of_new = torch.optim.Adam(new.parameters())
-    new.pgcl = PGCLLoss(96, 50, warmup_steps=1)
+    new.pgcl = PGCLLoss(96, 50)
     of_new.add_param_group({"params": new.pgcl.parameters()})
     new.load_state_dict(model.state_dict())
     of_new.load_state_dict(optimizer.state_dict())
@@ -308,7 +293,7 @@ class Evaluator:
 @pytest.fixture(params=[False, True], ids=["graphs", "nodes"])
 def dig(request):
     """A script with DIG's loop after the diff for InfoNCE, and names of the page."""
-    names = of_block("class Objective", weight=("consistency_weight=0", "consistency_weight=1"))
+    names = of_block("class Objective")
     given = {"GraphCL": lambda **_: Dig(request.param), "InfoNCE": InfoNCE}
     names |= given | {"encoder": torch.nn.Linear(32, 96), "batches": VIEWS.unsqueeze(0)}
     return after(the_one(DIFFS, "+graphcl.loss_fn = Objective(InfoNCE"), **names)
@@ -350,10 +335,8 @@ def test_dig_with_pgcl(dig, evaluator):
         else:
             names["evaluator"].evaluate(graphcl, encoder, names["batches"], epochs)
 
-    train(pgcl.warmup_steps)
-    assert pgcl.prototypes.initialised  # the warm-up went on, although an evaluator calls eval()
-    assert encoder.training == (evaluator is None)
     assert moved(pgcl.prototypes, lambda: train(2))
+    assert encoder.training == (evaluator is None)
 
 
 def test_an_evaluator_without_the_prototypes_is_reported(dig):

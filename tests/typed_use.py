@@ -10,7 +10,6 @@ from torch import Tensor
 from typing_extensions import assert_type
 
 from pgcl_losses import (
-    AssignedBatch,
     Assignment,
     Batch,
     ConsistencyLoss,
@@ -39,40 +38,39 @@ def calls(z1: Tensor, z2: Tensor) -> None:
     assert_type(ConsistencyLoss()(*assignments), Tensor)
     contrast = PrototypeReweightedNCE(negative_ranks=(2, 8), soft_clusters=True)
     weight = prototypes.weight
-    assert_type(contrast([z1, z2], assignments=assignments, prototypes=weight), Tensor)
-    assert_type(PGCLContrastLoss(8, (4, 6), warmup_steps=5).pgcl, PGCLLoss)
+    assert_type(contrast(z1, z2, assignments=assignments, prototypes=weight), Tensor)
+    assert_type(PGCLContrastLoss(8, (4, 6), queue_size=5).pgcl, PGCLLoss)
     assert_type(InfoNCEContrastLoss(temperature=0.5).info_nce, InfoNCE)
 
 
 def stages(batch: Batch) -> None:
     assigned = SinkhornPrototypes(8)(batch)
-    assert_type(assigned, AssignedBatch)
+    assert_type(assigned, Batch)
     assert_type(ConsistencyLoss()(assigned), Tensor)
     assert_type(PrototypeReweightedNCE()(assigned), Tensor)
     assert_type(InfoNCE()(batch), Tensor)
-    ConsistencyLoss()(batch)  # type: ignore[arg-type]  # it has no assignments yet
 
 
 def wrong_calls(z1: Tensor) -> None:
     PGCLLoss(8)(z1, None)  # type: ignore[arg-type]  # a view that is no Tensor
     InfoNCE()(z1, [z1])  # type: ignore[arg-type]  # a list in place of a view
-    ConsistencyLoss()(z1, z1)  # type: ignore[arg-type]  # rows in place of assignments
+    ConsistencyLoss()(z1, z1)  # type: ignore[arg-type]  # embeddings in place of assignments
 
 
 def wrong_choices() -> None:
     PGCLLoss(8, weighting="prototpye")  # type: ignore[arg-type]  # a slip of the pen
     PGCLLoss(8, negatives="al")  # type: ignore[arg-type]  # "all"
     PGCLLoss(8, reduction="average")  # type: ignore[arg-type]  # "mean"
-    PGCLLoss(8, engine="stream")  # type: ignore[arg-type]  # "streaming"
+    PGCLLoss(8, engine="block")  # type: ignore[arg-type]  # "blocks"
     PGCLLoss(8, negative_ranks=2)  # type: ignore[arg-type]  # a pair of numbers
     InfoNCE(negatives="al")  # type: ignore[arg-type]  # "all"
     InfoNCE(reduction="average")  # type: ignore[arg-type]  # "mean"
-    InfoNCE(engine="stream")  # type: ignore[arg-type]  # "streaming"
+    InfoNCE(engine="block")  # type: ignore[arg-type]  # "blocks"
     ConsistencyLoss(reduction="average")  # type: ignore[arg-type]  # "mean"
     PrototypeReweightedNCE(weighting="prototpye")  # type: ignore[arg-type]  # a slip of the pen
     PrototypeReweightedNCE(negatives="al")  # type: ignore[arg-type]  # "all"
     PrototypeReweightedNCE(reduction="average")  # type: ignore[arg-type]  # "mean"
-    PrototypeReweightedNCE(engine="stream")  # type: ignore[arg-type]  # "streaming"
+    PrototypeReweightedNCE(engine="block")  # type: ignore[arg-type]  # "blocks"
     PGCLContrastLoss(8, weighting="prototpye")  # type: ignore[arg-type]  # a slip of the pen
 
 

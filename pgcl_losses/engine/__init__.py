@@ -1,1 +1,1 @@
-"""The weighted sums over pairs: one contract (`contract.py`), several ways to compute it."""
+"""Weighted sums over pairs of embeddings: one contract (`pairs.py`), three ways to compute it."""

@@ -1,202 +1,290 @@
-"""Which pairs of embeddings are computed together, and by which process.
+"""Blocks of pairs: for batches of any size, with nothing of size M x M in memory.
 
-Where Python can read clusters, embeddings are sorted by them. A block then meets few clusters, and
-a cluster is not compared with itself if such pairs are no negatives.
+e^{s / tau} is symmetric, so a block of the pairs of queries I and J serves the sums of both; its
+matrices are ``[J, I]``, with the sums of I along axis 0 and those of J along axis 1. Blocks with
+past embeddings have sums along axis 0 alone. The gradient computes the blocks again, except for
+the past: its embeddings have no gradient, so one pass gives the sums and, as in attention, their
+gradient.
 """
 
 import itertools
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+import math
+from collections.abc import Iterator, Sequence
 
-import numpy
 import torch
 from torch import Tensor
 
-from pgcl_losses._modes import can_be_read
-from pgcl_losses.engine.contract import Factors, Pairs, Portion, Table, couples
+from pgcl_losses.engine.pairs import LOG2_E, Factors, Pairs, Portion, Sums, Table
 
 _BLOCK = 640  # embeddings of a block: on a CPU a block of pairs stays in the cache
 _BLOCK_ELSEWHERE = 4096  # where starting an operation takes longer than so many pairs do
+_KEPT_UP_TO = 1 << 20  # pairs: reading a kept block is faster than another product
+# Up to here e^{s / tau} of millions of pairs adds up in float32 without subtracting a maximum.
+_LARGEST_EXPONENT = 40.0
+# A pair that adds less than e^-60 of a sum counts as that, which is nothing beside the others.
+_SMALLEST_FRACTION = -60.0 * LOG2_E
 
 
-class Run(NamedTuple):
-    """Embeddings next to each other once sorted, and the clusters that they may have."""
-
-    span: slice
-    clusters: range  # of the head by which they are sorted; empty if they are not
-
-    def size(self) -> int:
-        return _length(self.span)
+def spans(start: int, stop: int, size: int, num_ranks: int = 1) -> list[slice]:
+    """Embeddings of each block, up to ``size``; of several processes each has a few blocks."""
+    fewest = math.isqrt(8 * num_ranks) if num_ranks > 1 else 1
+    count = min(max(fewest, -(-(stop - start) // size)), stop - start)
+    edges = [start + (stop - start) * n // max(1, count) for n in range(count + 1)]
+    return [slice(*both) for both in itertools.pairwise(edges)]
 
 
-class Block(NamedTuple):
-    """The pairs of embeddings I with embeddings J; its matrices are ``[J, I]``."""
-
-    i: Run
-    j: Run
-    negatives: bool  # whether there are any
-
-    def run(self, axis: int) -> Run:
-        """Those whose sums run along this axis."""
-        return self.j if axis else self.i
-
-    def axes(self) -> tuple[int, ...]:
-        """Of embeddings with themselves, one axis has all sums."""
-        return (0,) if self.i.span == self.j.span else (0, 1)
+def block_size(device: torch.device) -> int:
+    """How many embeddings a block has."""
+    return _BLOCK if device.type == "cpu" else _BLOCK_ELSEWHERE
 
 
-class Layout(NamedTuple):
-    """The blocks of a portion. Each pair of embeddings is in one block of one portion."""
+def pairs_of_spans(
+    queries: Sequence[slice],
+    portion: Portion,
+    past: Sequence[slice] = (),
+    first_partner: Sequence[int] | None = None,
+) -> Iterator[tuple[slice, slice]]:
+    """Each span of queries with itself, the later ones and the past: those of a portion, in turn.
 
-    pairs: Pairs
-    order: Tensor | None  # [M] the embedding at each position; None if not sorted
-    head: int  # by whose clusters they are
-    positions: Any  # [M, sets] of the embeddings of the same item, -1 for none; if sorted
-    blocks: list[Block]
+    ``first_partner``: the number of the first span that each one is paired with; itself if None.
+    """
+    offset = 0
+    for n, i in enumerate(queries):
+        partners = [*queries[n if first_partner is None else first_partner[n] :], *past]
+        for j in partners[(portion.rank - offset) % portion.num_ranks :: portion.num_ranks]:
+            yield i, j
+        offset += len(partners)
 
-    def sort(self, values: Tensor) -> Tensor:
-        return values if self.order is None else values.index_select(0, self.order)
 
-    def unsort(self, sorted_values: Tensor) -> Tensor:
-        if self.order is None:
-            return sorted_values
-        return torch.empty_like(sorted_values).index_copy_(0, self.order, sorted_values)
+class Blocks:
+    """The blocks of a portion, one after the other, and the sums over them."""
 
-    def fill_items(self, block: Block, matrix: Tensor, value: float) -> None:
-        """Fill the pairs of one item in a matrix of the block, in place."""
-        i, j = block.i.span, block.j.span
-        if self.positions is None:
-            self.pairs.fill_items(matrix, j, i, value)
+    def __init__(self, pairs: Pairs, temperature: float | Tensor, portion: Portion) -> None:
+        pairs.check_weights("blocks", Table, Factors)
+        self.pairs, self.temperature = pairs, temperature
+        self.queries = pairs.embeddings.detach()
+        self.weights, self.pair_weight = pairs.weights, pairs.pair_weight
+        self.scale = LOG2_E / temperature  # from cosines to exponents of 2
+        self.logs = _may_overflow(temperature)  # whether a maximum is subtracted from exponents
+        self.left_out = -math.inf if self.logs else 0.0
+        self.scaled = [] if pairs.weights is None else pairs.weights.scaled(self.logs)
+        self.numbers = pairs.pair_weight.numbers(self.scale) if pairs.pair_weight else ()
+        self.sets, count, num_ranks = pairs.sets(), len(self.queries), portion.num_ranks
+        size = block_size(self.queries.device)
+        queries: list[slice] = []
+        first_partner: list[int] = []
+        for of_set in [slice(0, count)] if pairs.within_sets else self.sets:
+            queries += spans(of_set.start, of_set.stop, size, num_ranks)
+            first_partner += [len(queries)] * (len(queries) - len(first_partner))
+        past = spans(count, count + pairs.num_past(), size, num_ranks)
+        # The totals of a pair weight need the blocks without negatives, too.
+        with_all = pairs.within_sets or self.pair_weight is not None
+        first = None if with_all else first_partner
+        self.blocks = list(pairs_of_spans(queries, portion, past, first))
+        self.scratch: dict[int, Tensor] = {}
+
+    def log_sums(self, with_gradient: bool) -> Sums:
+        sums = torch.zeros_like(self.queries[:, 0])  # [M]
+        peaks = torch.full_like(sums, -math.inf) if self.logs else sums  # exponents of 2
+        totals = None if self.pair_weight is None else torch.zeros_like(sums)
+        has_means = with_gradient and self.pairs.past is not None
+        means = torch.zeros_like(self.queries) if has_means else None  # [M, D]
+        lowest = 1 + math.log2(torch.finfo(sums.dtype).tiny)
+        keep = with_gradient and len(self.queries) ** 2 <= _KEPT_UP_TO
+        kept: list[Tensor] = []
+        for i, j in self._each(kept if keep else None):
+            for axis in (0,) if i == j or self.is_past else (0, 1):
+                mine = j if axis else i
+                terms = self._terms(axis, None if totals is None else totals[mine])
+                if not self.are_negatives:
+                    continue
+                if self.logs:
+                    peak = torch.maximum(peaks[mine], terms.amax(axis))
+                    finite = peak.masked_fill(peak == -math.inf, 0.0)
+                    smaller = (peaks[mine] - finite).exp2_()
+                    sums[mine] *= smaller
+                    if means is not None:
+                        means[mine] *= smaller.unsqueeze(1)
+                    peaks[mine] = peak
+                    terms = torch.sub(terms, finite.unsqueeze(axis), out=self._scratch(axis))
+                    # Denormal numbers make exponentials and matrix products slow.
+                    terms.clamp_min_(lowest).exp2_()
+                    if self.is_past:
+                        torch.threshold_(terms, 2.0**lowest, 0.0)
+                sums[mine] += terms.sum(axis)
+                if self.is_past and means is not None:
+                    means[mine].addmm_(terms.T, self._embeddings(j))
+        if means is not None:
+            means /= sums.masked_fill(sums == 0, math.inf).unsqueeze(1)
+        log_sums = sums.log()
+        if self.logs:
+            none = peaks == -math.inf
+            log_sums = (log_sums + peaks / LOG2_E).masked_fill_(none, -math.inf)
+        log_totals = None if totals is None else totals.log()
+        return Sums(log_sums, log_totals, (means, log_sums, *kept))
+
+    def gradient(
+        self, log_s: Tensor, d_log_s: Tensor, kept: Sequence[Tensor | None]
+    ) -> tuple[Tensor, Tensor | None]:
+        """Of the sum of d_log_s_i log S_i: by the queries ``[M, D]``, and by a temperature ``[]``.
+
+        ``log_s``: of all portions together, without the pair weight's scale.
+        """
+        means, log_sums, *exponents = kept
+        none = log_s == -math.inf
+        d_exponents = self.d = (d_log_s / self.temperature).masked_fill_(none, 0.0)
+        if self.logs:
+            self.log2_s = log_s.masked_fill(none, 0.0) * LOG2_E
+        else:  # by S
+            tiny = math.log(torch.finfo(log_s.dtype).tiny)
+            self.d = d_exponents * log_s.clamp_min(tiny).neg_().exp_()
+        d_queries, d_temperature = torch.zeros_like(self.queries), None
+        for i, j in self._each(kept=iter(exponents)):
+            d_pairs = self._d_pairs()
+            d_queries[i].addmm_(d_pairs.T, self.queries[j])
+            if i != j:
+                d_queries[j].addmm_(d_pairs, self.queries[i])
+        if isinstance(self.temperature, Tensor):
+            # Sums depend on (z_i . z_j) / tau alone; both i and j have their part of the gradient.
+            d_temperature = (self.queries * d_queries).sum() / (-2 * self.temperature)
+        if means is not None and log_sums is not None:
+            fractions = (log_sums - log_s).masked_fill_(none, 0.0).exp_()
+            d_of_past = means * (d_exponents * fractions).unsqueeze(1)
+            d_queries += d_of_past
+            if d_temperature is not None:
+                d_temperature -= (self.queries * d_of_past).sum() / self.temperature
+        return d_queries, d_temperature
+
+    def _each(
+        self, keep: list[Tensor] | None = None, kept: Iterator[Tensor | None] | None = None
+    ) -> Iterator[tuple[slice, slice]]:
+        """Go to the next block: exponents s / tau, or e^{s / tau} where nothing is added to them.
+
+        They are added to ``keep``, or taken from ``kept`` for blocks that have a gradient.
+        """
+        row: slice | None = None
+        for i, j in self.blocks:
+            self.i, self.j, self.is_past = i, j, j.start >= len(self.queries)
+            self.are_negatives = (
+                self.pairs.within_sets or self.is_past or self._set(i) != self._set(j)
+            )
+            has_gradient = self.are_negatives and not self.is_past
+            if kept is not None and not has_gradient:
+                continue
+            if i is not row:
+                row, of_row = i, self.queries[i].T * self.scale  # [D, I]
+                self.lines: dict[int, list[Tensor]] = {}
+            exponents = next(kept, None) if kept is not None else None
+            if exponents is None:
+                out = None if keep is not None and has_gradient else self._scratch(4)
+                exponents = torch.mm(self._embeddings(j), of_row, out=out)
+                if self.pair_weight is None:
+                    self._fill_left_out(exponents if self.logs else exponents.exp2_())
+                if keep is not None and has_gradient:
+                    keep.append(exponents)
+            self.exponents = self.powers = exponents
+            if self.pair_weight is not None and not self.logs and self.are_negatives:
+                self.powers = torch.exp2(exponents, out=self._scratch(3))
+                self._fill_left_out(self.powers)
+            yield i, j
+
+    def _scratch(self, number: int) -> Tensor:
+        """One of a few matrices ``[J, I]``, whose memory all blocks share."""
+        height, width = self.j.stop - self.j.start, self.i.stop - self.i.start
+        memory = self.scratch.get(number)
+        if memory is None or len(memory) < height * width:
+            memory = self.scratch[number] = self.queries.new_empty(height * width)
+        return memory[: height * width].view(height, width)
+
+    def _embeddings(self, j: slice) -> Tensor:
+        if self.pairs.past is None or not self.is_past:
+            return self.queries[j]
+        return self.pairs.past[j.start - len(self.queries) : j.stop - len(self.queries)]
+
+    def _set(self, span: slice) -> int:
+        return next(a for a, of_set in enumerate(self.sets) if span.start < of_set.stop)
+
+    def _fill_left_out(self, matrix: Tensor) -> None:
+        """Fill the pairs that are no negatives, in place."""
+        i, j, items = self.i, self.j, self.pairs.items
+        if self.is_past:
+            self._fill_absent(matrix, self.left_out)
+        if items is not None:
+            matrix.masked_fill_(items[j].unsqueeze(1) == items[i], self.left_out)
+        if items is not None or self.is_past:
             return
-        lines = self.positions[i] - j.start  # [I, sets]
-        inside = lines.view(numpy.uint64) < block.j.size()  # a negative one is too large
-        columns, _ = inside.nonzero()
-        flat = lines[inside] * block.i.size() + columns
-        matrix.view(-1).index_fill_(0, torch.from_numpy(flat), value)
+        for a, b in itertools.product(self.sets, self.sets):
+            # Pairs of one position lie on a diagonal.
+            start_i, start_j = a.start - i.start, b.start - j.start
+            first = max(0, -start_i, -start_j)
+            last = min(i.stop - a.start, j.stop - b.start, a.stop - a.start, b.stop - b.start)
+            if first < last:
+                diagonal = matrix.diagonal(start_i - start_j)
+                skipped = min(start_i, start_j)
+                diagonal[first + skipped : last + skipped].fill_(self.left_out)
 
+    def _fill_absent(self, matrix: Tensor, value: float) -> None:
+        if self.is_past and self.pairs.present is not None:
+            matrix.masked_fill_(~self.pairs.present[self.j].unsqueeze(1), value)
 
-def layout(pairs: Pairs, portion: Portion) -> Layout:
-    """Blocks without negatives are left out, but not for a pair weight: its totals need all."""
-    all_pairs = pairs.by_cosine is not None
-    parents = [slice(0, pairs.embeddings.shape[0])] if pairs.compares_all() else pairs.sets()
-    cut = [
-        (span, parent)
-        for parent, embeddings in enumerate(parents)
-        for span in _cut(embeddings, portion.num_ranks)
-    ]
-    compared = frozenset(couples(1) if pairs.compares_all() else pairs.compared)
-    clusters, head = _readable_clusters(pairs)
-    if clusters is None:
-        order, positions = None, None
-        device = pairs.embeddings.device
-        runs = [[Run(block, range(0)) for block in in_blocks(span, device)] for span, _ in cut]
-    else:
-        orders = [clusters[span].argsort(kind="stable") + span.start for span, _ in cut]
-        runs = [list(_by_cluster(span.start, numpy.bincount(clusters[span]))) for span, _ in cut]
-        by_position = numpy.concatenate(orders)
-        order = torch.from_numpy(by_position)
-        positions = _positions(pairs, by_position) if pairs.items is None else None
-        if pairs.items is not None:
-            pairs = pairs._replace(items=pairs.items.index_select(0, order))
-    without_weight = _without_weight(None if order is None else pairs.by_cluster)
-    blocks = []
-    wanted = [
-        (a, b) for a, b in couples(len(cut)) if all_pairs or (cut[a][1], cut[b][1]) in compared
-    ]
-    # Runs do not depend on clusters: in a close call two processes might see different ones.
-    for a, b in _of_portion(cut, wanted, portion):
-        are_compared = (cut[a][1], cut[b][1]) in compared
-        for n, i in enumerate(runs[a]):
-            for j in runs[b][n if a == b else 0 :]:
-                negatives = are_compared and not without_weight(i, j)
-                if negatives or all_pairs:
-                    blocks.append(Block(i, j, negatives))
-    return Layout(pairs, order, head, positions, blocks)
+    def _terms(self, axis: int, totals: Tensor | None = None) -> Tensor:
+        """W e^{s / tau} of the sums along an axis; log2 of it, if a maximum is to be subtracted.
 
+        Adds to the totals of the pair weight.
+        """
+        terms = self.powers
+        if self.pair_weight is not None:
+            mine = self.j if axis else self.i
+            numbers = [of_all[mine].unsqueeze(axis) for of_all in self.numbers]
+            terms = self.pair_weight.formula(self.exponents, *numbers, out=self._scratch(axis))
+            if totals is not None or not self.logs:
+                weights = torch.exp2(terms, out=self._scratch(2) if self.logs else terms)
+                if totals is not None:
+                    self._fill_absent(weights, 0.0)
+                    totals += weights.sum(axis)
+            if self.logs:
+                self._fill_left_out(terms.add_(self.exponents))
+            else:
+                terms.mul_(self.powers)
+        if self.weights is not None:
+            weights = self._weights(axis, axis if self.pair_weight is None else 2)
+            combine = torch.add if self.logs else torch.mul
+            terms = combine(terms, weights, out=self._scratch(axis))
+        return terms
 
-def _length(span: slice) -> int:
-    return int(span.stop - span.start)
+    def _weights(self, axis: int, number: int) -> Tensor:
+        """Of a table or factors, in that scratch matrix."""
+        assert self.weights is not None
+        if axis not in self.lines:
+            self.lines[axis] = self.weights.lines(self.scaled, self.i, axis)
+        return self.weights.fill(self.lines[axis], self.j, self.logs, self._scratch(number))
 
-
-def in_blocks(span: slice, device: torch.device) -> list[slice]:
-    """Blocks of embeddings for a device, as equal as can be."""
-    size = _BLOCK if device.type == "cpu" else _BLOCK_ELSEWHERE
-    return _cut(span, max(1, -(-_length(span) // size)))
-
-
-def _cut(span: slice, count: int) -> list[slice]:
-    """As equal as can be; none of them empty."""
-    bounds = [span.start + _length(span) * number // count for number in range(count + 1)]
-    return [slice(*both) for both in itertools.pairwise(bounds) if both[0] < both[1]]
-
-
-def _readable_clusters(pairs: Pairs) -> tuple[Any, int]:
-    """Those of all embeddings as an array, if Python can look at them; of the head with most."""
-    table = pairs.by_cluster
-    if not isinstance(table, Table):
-        return None, 0
-    if not all(map(can_be_read, (table.clusters, *table.log_weights, pairs.embeddings.detach()))):
-        return None, 0
-    of_heads = table.clusters.numpy()  # [M, H]
-    head = int(numpy.ptp(of_heads, axis=0).argmax())
-    return of_heads[:, head], head
-
-
-def _by_cluster(start: int, counts: Any) -> Iterator[Run]:
-    """Embeddings of one cluster, or of several small ones, for each block."""
-    first, held = 0, 0  # clusters first.. have so many embeddings that wait for a block
-    for cluster, count in enumerate(counts.tolist()):
-        if held + count > _BLOCK and held > 0:
-            yield Run(slice(start, start + held), range(first, cluster))
-            start, held = start + held, 0
-        if held == 0:
-            first = cluster
-        if count > _BLOCK:
-            for span in _cut(slice(start, start + count), -(-count // _BLOCK)):
-                yield Run(span, range(cluster, cluster + 1))
-            start += count
+    def _d_pairs(self) -> Tensor:
+        """Of the exponents: the sum over both embeddings of d_i W_ij e^{s / tau} / S_i."""
+        i, j = self.i, self.j
+        d_i, d_j = self.d[i], self.d[j].unsqueeze(1)
+        if self.logs:
+            fractions = []
+            for axis in (0, 1):
+                log2_s = self.log2_s[j if axis else i].unsqueeze(axis)
+                gaps = torch.sub(self._terms(axis), log2_s, out=self._scratch(axis))
+                # log S is rounded, but no pair is more than its sum.
+                fractions.append(gaps.clamp_(_SMALLEST_FRACTION, 0.0).exp2_())
+            return fractions[0].mul_(d_i).addcmul_(fractions[1], d_j)
+        if self.pair_weight is not None:
+            return self._terms(0).mul_(d_i).addcmul_(self._terms(1), d_j)
+        if self.weights is None:
+            factors = torch.add(d_i, d_j, out=self._scratch(0))
         else:
-            held += count
-    if held > 0:
-        yield Run(slice(start, start + held), range(first, len(counts)))
+            of_i, of_j = (self._weights(axis, axis) for axis in (0, 1))
+            factors = of_i.mul_(d_i).addcmul_(of_j, d_j)
+        return factors.mul_(self.powers)
 
 
-def _positions(pairs: Pairs, order: Any) -> Any:
-    """The position of each set's embedding of the same item: ``[M, sets]``."""
-    position = numpy.empty_like(order)
-    position[order] = numpy.arange(len(order))
-    item = numpy.concatenate([numpy.arange(length) for length in pairs.lengths])[order]
-    of_item = numpy.full((len(order), len(pairs.lengths)), -1)
-    for number, members in enumerate(pairs.sets()):
-        there = item < pairs.lengths[number]
-        of_item[there, number] = position[members][item[there]]
-    return of_item
-
-
-def _of_portion(
-    cut: list[tuple[slice, int]], wanted: list[tuple[int, int]], portion: Portion
-) -> Any:
-    """The pairs of runs that a process has: the largest are dealt out first, back and forth."""
-
-    def area(both: tuple[int, int]) -> int:
-        a, b = both
-        return _length(cut[a][0]) * _length(cut[b][0]) * (1 if a == b else 2)
-
-    if portion.num_ranks == 1:  # compilers cannot sort
-        return wanted
-    dealt = enumerate(sorted(wanted, key=area, reverse=True))
-    there, back = portion.rank, 2 * portion.num_ranks - 1 - portion.rank
-    return [both for k, both in dealt if k % (2 * portion.num_ranks) in (there, back)]
-
-
-def _without_weight(table: Table | Factors | None) -> Callable[[Run, Run], bool]:
-    """Whether sorted embeddings I and J have no weight for each other."""
-    if not isinstance(table, Table) or len(table.log_weights) > 1:
-        return lambda i, j: False
-    none = (table.log_weights[0] == -torch.inf).numpy()
-
-    def without_weight(i: Run, j: Run) -> bool:
-        a, b = (slice(run.clusters.start, run.clusters.stop) for run in (i, j))
-        return bool(none[a, b].all() and none[b, a].all())
-
-    return without_weight
+def _may_overflow(temperature: float | Tensor) -> bool:
+    """Whether sums of e^{s / tau} need a maximum subtracted, as far as Python can tell."""
+    if isinstance(temperature, Tensor):
+        temperature = temperature.detach()
+        if temperature.device.type != "cpu":
+            return True
+    return 1 / float(temperature) > _LARGEST_EXPONENT

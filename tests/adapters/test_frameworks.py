@@ -104,12 +104,12 @@ def test_same_graphs_same_weights_same_loss(name, p):
         own_layers.load_state_dict(layers.state_dict())  # PyG's GINConv has drawn new ones
         batch = Batch.from_data_list(graphs) if framework == "pyg" else dgl_batch(graphs)
         torch.manual_seed(3)
-        rows = model.embeddings(batch)
+        embeddings = model.embeddings(batch)
         torch.manual_seed(3)
         value = model(batch)
         value.backward()
         parameters = [*own_layers.parameters(), *own_loss.parameters()]
-        results.append([value, *rows, *(parameter.grad for parameter in parameters)])
+        results.append([value, *embeddings, *(parameter.grad for parameter in parameters)])
     torch.testing.assert_close(*results)
 
 

@@ -21,18 +21,14 @@ def test_value_agrees_with_the_oracle(case, mode):
     losses = oracle_losses(case, (case.z1, case.z2), **mode)
     expected = {"none": losses, "sum": sum(losses), "mean": oracle.mean(losses)}
     for reduction, value in expected.items():
-        ours = PrototypeReweightedNCE(**mode, reduction=reduction)(*case.tensors())
+        ours = PrototypeReweightedNCE(**mode, reduction=reduction)(*case.views(), **case.given())
         np.testing.assert_allclose(ours, value, rtol=1e-9, atol=1e-11)
 
 
 @given(case=cases(max_graphs=4, max_width=3), mode=st.fixed_dictionaries(MODES))
 def test_gradient_agrees_with_the_oracle(case, mode):
-    z1, z2, *others = case.tensors()
-    z1.requires_grad_()
-    z2.requires_grad_()
-    loss = PrototypeReweightedNCE(**mode)(z1, z2, *others)
-    loss.backward()
-
+    z1, z2 = [view.requires_grad_() for view in case.views()]
+    PrototypeReweightedNCE(**mode)(z1, z2, **case.given()).backward()
     for mine, ours, views in (
         (case.z1, z1.grad, lambda z: (z, case.z2)),
         (case.z2, z2.grad, lambda z: (case.z1, z)),
@@ -55,9 +51,8 @@ def test_gradient_agrees_with_the_oracle(case, mode):
 def test_float32_agrees_with_float64(case, mode):
     loss = PrototypeReweightedNCE(**mode, reduction="none")
     # No case has a spread of distances that float32 takes for rounding and float64 does not.
-    wide = loss(*case.tensors())
-    z1, z2, *others = case.tensors(torch.float32)
-    narrow = loss(z1, z2, *others)
+    wide = loss(*case.views(), **case.given())
+    narrow = loss(*case.views(torch.float32), **case.given(torch.float32))
     assert narrow.dtype == torch.float32
     torch.testing.assert_close(narrow.double(), wide, rtol=1e-3, atol=1e-3)
 
@@ -74,13 +69,14 @@ def test_gradcheck(weighting, exclude_same_cluster, negatives, reduction):
         exclude_same_cluster=exclude_same_cluster,
         negatives=negatives,
         reduction=reduction,
+        engine="dense",
     )
     views = torch.randn(2, 4, 3, dtype=torch.float64)
     clusters = torch.tensor([[0, 1, 1, 2], [0, 1, 0, 2]])
     prototypes = torch.randn(3, 3, dtype=torch.float64)
 
     def function(z1, z2):
-        return loss(z1, z2, *clusters, prototypes)
+        return loss(z1, z2, clusters=clusters, prototypes=prototypes)
 
     inputs = [view.requires_grad_() for view in views.unbind()]
     assert torch.autograd.gradcheck(function, inputs)
@@ -103,7 +99,7 @@ def test_weights_and_clusters_are_constants_for_the_gradient():
     prototypes = torch.randn(3, 4, requires_grad=True)
     z1, z2 = torch.randn(2, 5, 4, requires_grad=True).unbind()
     clusters = torch.randint(3, (5,))
-    PrototypeReweightedNCE()(z1, z2, clusters, clusters, prototypes).backward()
+    PrototypeReweightedNCE()(z1, z2, clusters=(clusters,) * 2, prototypes=prototypes).backward()
     assert prototypes.grad is None
 
 
@@ -129,7 +125,7 @@ class TestEdges:
         if clusters is None:
             clusters = torch.arange(2 * len(z1)) % num_prototypes
         prototypes = torch.randn(num_prototypes, z1.shape[1])
-        losses = loss(z1, z2, *clusters.chunk(2), prototypes)
+        losses = loss(z1, z2, clusters=clusters.chunk(2), prototypes=prototypes)
         losses.sum().backward()
         for tensor in (losses, z1.grad, z2.grad):
             assert tensor.isfinite().all()
@@ -160,21 +156,21 @@ class TestEdges:
         z1, z2 = torch.randn(2, 6, 4)
         plain = PrototypeReweightedNCE(weighting="uniform", exclude_same_cluster=False)(z1, z2)
         ours = PrototypeReweightedNCE(exclude_same_cluster=False)(
-            z1, z2, one_cluster, one_cluster, torch.randn(3, 4)
+            z1, z2, clusters=(one_cluster,) * 2, prototypes=torch.randn(3, 4)
         )
         torch.testing.assert_close(ours, plain)
 
     def test_a_spread_at_rounding_level_gives_equal_weights(self):
         z1, z2 = torch.randn(2, 8, 5)
-        clusters = torch.arange(8) % 3
+        clusters = (torch.arange(8) % 3,) * 2
         prototypes = torch.randn(1, 5) * torch.tensor([[0.3], [1.0], [7.0]])  # one direction
-        plain = PrototypeReweightedNCE(weighting="uniform")(z1, z2, clusters, clusters)
-        ours = PrototypeReweightedNCE()(z1, z2, clusters, clusters, prototypes)
+        plain = PrototypeReweightedNCE(weighting="uniform")(z1, z2, clusters=clusters)
+        ours = PrototypeReweightedNCE()(z1, z2, clusters=clusters, prototypes=prototypes)
         torch.testing.assert_close(ours, plain)
 
         same = torch.randn(1, 5) * torch.rand(8, 1)  # embeddings of one direction
-        plain = PrototypeReweightedNCE(weighting="uniform")(same, same, clusters, clusters)
-        ours = PrototypeReweightedNCE(weighting="sample")(same, same, clusters, clusters)
+        plain = PrototypeReweightedNCE(weighting="uniform")(same, same, clusters=clusters)
+        ours = PrototypeReweightedNCE(weighting="sample")(same, same, clusters=clusters)
         torch.testing.assert_close(ours, plain)
 
     @every_mode
@@ -222,8 +218,8 @@ class TestEdges:
         loss = PrototypeReweightedNCE(
             weighting=weighting, exclude_same_cluster=exclude, negatives=negatives, engine=engine
         )
-        clusters = torch.arange(6) % 3
-        assert loss(z1, z2, clusters, clusters, torch.randn(3, 4)).isnan()
+        clusters = (torch.arange(6) % 3,) * 2
+        assert loss(z1, z2, clusters=clusters, prototypes=torch.randn(3, 4)).isnan()
 
 
 class TestErrors:
@@ -232,38 +228,43 @@ class TestErrors:
     prototypes = torch.randn(3, 3)
 
     @pytest.mark.parametrize(
-        ("position", "value", "error", "message"),
+        ("name", "value", "error", "message"),
         [
-            (0, [[1.0]], TypeError, r"z1 must be a Tensor of shape \[N, D\], but got list"),
-            (0, torch.randn(4), ValueError, r"z1 must have shape \[N, D\], but got \(4,\)"),
-            (0, torch.ones(4, 3).long(), TypeError, "z1 must be a floating-point.*int64"),
-            (0, torch.randn(4, 3, dtype=torch.cfloat), TypeError, "z1 must be a floating.*complex"),
-            (0, torch.randn(0, 3), ValueError, "z1 must not be empty"),
-            (1, None, TypeError, "z2 must be a Tensor.*NoneType"),
-            (1, torch.randn(5, 3), ValueError, r"z2 has shape \(5, 3\) but z1 has \(4, 3\)"),
-            (1, torch.randn(4, 2), ValueError, r"z2 has shape \(4, 2\) but z1 has \(4, 3\)"),
-            (1, torch.randn(4, 3).double(), TypeError, "z2 is torch.float64 but z1 is torch.fl"),
-            (1, torch.randn(4, 3, device="meta"), ValueError, "z2 is on meta but z1 is on cpu"),
-            (2, None, ValueError, "clusters1 is None, but weighting='prototype'.*needs one"),
-            (3, None, ValueError, "clusters2 is None, but weighting='prototype'.*needs one"),
-            (2, [0, 1], TypeError, r"clusters1 must be a Tensor of shape \[N\], but got list"),
-            (2, clusters[:2], ValueError, "clusters1 has length 2 but z1 has 4"),
-            (2, clusters[None], ValueError, r"clusters1 must have shape \[N\], but got \(1, 4\)"),
-            (3, clusters.int(), TypeError, "clusters2 must be an int64 Tensor.*int32"),
-            (3, clusters.to("meta"), ValueError, "clusters2 is on meta but z1 is on cpu"),
-            (3, clusters + 1, ValueError, r"clusters2 must lie in 0..2.*span 1..3"),
-            (3, clusters - 1, ValueError, r"clusters2 must lie in 0..2.*span -1..1"),
-            (4, None, ValueError, "prototypes is None, but weighting='prototype' needs them"),
-            (4, torch.randn(3), ValueError, r"prototypes must have shape \[K, D\]"),
-            (4, torch.randn(3, 5), ValueError, "z1 has dimension 3 but prototypes has dimension 5"),
-            (4, torch.randn(3, 3, device="meta"), ValueError, "z1 is on cpu but prototypes is"),
+            ("z1", [[1.0]], TypeError, r"z1 must be a Tensor of shape \[N, D\], but got list"),
+            ("z1", torch.randn(4), ValueError, r"z1 must have shape \[N, D\], but got \(4,\)"),
+            ("z1", torch.ones(4, 3).long(), TypeError, "z1 must be a floating-point.*int64"),
+            ("z1", torch.randn(4, 3, dtype=torch.cfloat), TypeError, "z1 must be a fl.*complex"),
+            ("z1", torch.randn(0, 3), ValueError, "z1 must not be empty"),
+            ("z1", torch.eye(4, 3).to_sparse(), TypeError, "z1 must be a dense Tensor"),
+            ("z2", None, TypeError, "z2 must be a Tensor.*NoneType"),
+            ("z2", torch.randn(5, 3), ValueError, r"z2 has shape \(5, 3\) but z1 has \(4, 3\)"),
+            ("z2", torch.randn(4, 2), ValueError, r"z2 has shape \(4, 2\) but z1 has \(4, 3\)"),
+            ("z2", torch.randn(4, 3).double(), TypeError, "z2 is torch.float64 but z1 is torch.f"),
+            ("z2", torch.randn(4, 3, device="meta"), ValueError, "z2 is on meta but z1 is on cpu"),
+            ("clusters", None, ValueError, "clusters and assignments are None, but weighting='pro"),
+            ("clusters", (clusters,), ValueError, "clusters must be 2, one for each view, but got"),
+            ("c2", None, TypeError, r"clusters\[1\] must be a Tensor of shape \[N\].*NoneType"),
+            ("c1", [0, 1], TypeError, r"clusters\[0\] must be a Tensor.* \[N\], but got list"),
+            ("c1", clusters[:2], ValueError, r"clusters\[0\] has length 2 but z1 has 4"),
+            ("c1", clusters[None], ValueError, r"clusters\[0\] must have shape.*got \(1, 4\)"),
+            ("c2", clusters.int(), TypeError, r"clusters\[1\] must be an int64 Tensor.*int32"),
+            ("c2", clusters.to("meta"), ValueError, r"clusters\[1\] is on meta but z1 is on cpu"),
+            ("c2", clusters + 1, ValueError, r"clusters\[1\] must lie in 0..2.*span 1..3"),
+            ("c2", clusters - 1, ValueError, r"clusters\[1\] must lie in 0..2.*span -1..1"),
+            ("prototypes", None, ValueError, "prototypes is None, but weighting='prototype' need"),
+            ("prototypes", torch.randn(3), ValueError, r"prototypes must have shape \[K, D\]"),
+            ("prototypes", torch.randn(3, 5), ValueError, "dimension 3 but prototypes has .* 5"),
+            ("prototypes", torch.randn(3, 3, device="meta"), ValueError, "z1 is on cpu but proto"),
         ],
     )
-    def test_inputs(self, position, value, error, message):
-        arguments = [self.z, self.z, self.clusters, self.clusters, self.prototypes]
-        arguments[position] = value
+    def test_inputs(self, name, value, error, message):
+        given = {"z1": self.z, "z2": self.z, "c1": self.clusters, "c2": self.clusters}
+        given |= {"prototypes": self.prototypes, name: value}
+        clusters = given.get("clusters", (given["c1"], given["c2"]))
         with pytest.raises(error, match=message):
-            PrototypeReweightedNCE()(*arguments)
+            PrototypeReweightedNCE()(
+                given["z1"], given["z2"], clusters=clusters, prototypes=given["prototypes"]
+            )
 
     @pytest.mark.parametrize(
         ("options", "error", "message"),
@@ -286,7 +287,7 @@ class TestErrors:
             (
                 {"engine": "warp"},
                 ValueError,
-                "engine must be one of 'auto', 'dense', 'streaming', 'triton', but",
+                "engine must be one of 'auto', 'dense', 'blocks', 'flex', but",
             ),
             ({"engine": None}, ValueError, "engine must be one of.*None"),
             ({"exclude_same_cluster": 1}, TypeError, "exclude_same_cluster must be True or False"),
@@ -297,12 +298,11 @@ class TestErrors:
             PrototypeReweightedNCE(**options)
 
     def test_inputs_that_the_weighting_does_not_need_are_optional(self):
-        clusters = self.clusters
-        PrototypeReweightedNCE(weighting="uniform", exclude_same_cluster=False)(self.z, self.z)
-        PrototypeReweightedNCE(weighting="sample", exclude_same_cluster=False)(self.z, self.z)
-        PrototypeReweightedNCE(weighting="uniform")(self.z, self.z, clusters, clusters)
-        PrototypeReweightedNCE(weighting="sample")(self.z, self.z, clusters, clusters)
-        with pytest.raises(ValueError, match="clusters1 is None, but weighting='uniform' with"):
+        clusters = (self.clusters,) * 2
+        for weighting in ("uniform", "sample"):
+            PrototypeReweightedNCE(weighting=weighting, exclude_same_cluster=False)(self.z, self.z)
+            PrototypeReweightedNCE(weighting=weighting)(self.z, self.z, clusters=clusters)
+        with pytest.raises(ValueError, match=r"clusters and assignments are None.*='uniform'"):
             PrototypeReweightedNCE(weighting="uniform")(self.z, self.z)
 
 

@@ -1,416 +1,437 @@
-"""Engines agree with the oracle for blocks of any size; streaming needs memory for embeddings."""
+"""Engines agree with the oracle for blocks of any size; blocks need memory for embeddings."""
 
 import functools
 import math
-import os
-from typing import NamedTuple
 from unittest import mock
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from helpers.blocks import in_blocks
-from helpers.cases import MODES, cases, oracle_losses
-from helpers.engine_oracle import exact, log_scaled
-from helpers.marks import compiling, engines, negatives_of
-from hypothesis import given
+from helpers.engine_cases import any_pairs
+from helpers.engine_oracle import exact
+from helpers.marks import compiling, engines, few_graphs, negatives_of
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from live_bytes import LiveBytes
-from torch import Tensor
+from torch.autograd import forward_ad
 
-from pgcl_losses import Assignment, PGCLLoss, PrototypeReweightedNCE
-from pgcl_losses.contrast import NEGATIVES, WEIGHTINGS
-from pgcl_losses.engine import blocks, dense, streaming
-from pgcl_losses.engine.contract import (
-    Factors,
-    Gaussian,
-    Pairs,
-    Past,
-    Portion,
-    Table,
-    compared_sets,
-    couples,
+from pgcl_losses import Assignment, InfoNCE, PGCLLoss, PrototypeReweightedNCE
+from pgcl_losses.contrast import WEIGHTINGS
+from pgcl_losses.distributed import Processes
+from pgcl_losses.engine import blocks, dispatch
+from pgcl_losses.engine.pairs import Pairs, Portion
+
+pytestmark = few_graphs
+on_a_cpu = pytest.mark.filterwarnings("ignore:flex_attention called")  # without a compiler
+close = functools.partial(torch.testing.assert_close, rtol=1e-8, atol=1e-8)
+
+
+def sums_of(pairs, temperature, engine):
+    processes = Processes([(length,) for length in pairs.lengths])
+    return dispatch.log_weighted_sums(pairs, temperature, engine, processes)
+
+
+def upstream(pairs):
+    return torch.linspace(-1, 2, len(pairs.embeddings), dtype=torch.float64)
+
+
+def check_sums(pairs, temperature, engine, learned):
+    d_log_s = upstream(pairs)
+    expected = exact(pairs, temperature, d_log_s)
+    embeddings = pairs.embeddings.clone().requires_grad_()
+    tau = torch.tensor(temperature, dtype=torch.float64, requires_grad=True)
+    log_s = sums_of(pairs._replace(embeddings=embeddings), tau if learned else temperature, engine)
+    close(log_s.detach(), expected.log_s)
+    some = log_s.detach() > -torch.inf
+    d_embeddings, d_tau = torch.autograd.grad(
+        (log_s * d_log_s)[some].sum() + 0 * tau, (embeddings, tau), materialize_grads=True
+    )
+    close(d_embeddings, expected.gradient)
+    if learned:
+        close(d_tau, expected.d_temperature, atol=1e-6)
+
+
+@settings(max_examples=300)
+@given(
+    pairs=any_pairs(),
+    temperature=st.sampled_from([0.01, 0.02, 0.2, 1.0]),
+    engine=st.sampled_from(["dense", "blocks"]),
+    block=st.sampled_from([1, 3, 640]),
+    kept_up_to=st.sampled_from([0, 1 << 20]),
+    learned=st.booleans(),
 )
-from pgcl_losses.engine.dispatch import TRACEABLE, log_weighted_sums
-from pgcl_losses.ranks import Ranks
+def test_sums_and_gradients(pairs, temperature, engine, block, kept_up_to, learned):
+    with in_blocks(block), mock.patch.object(blocks, "_KEPT_UP_TO", kept_up_to):
+        check_sums(pairs, temperature, engine, learned)
 
 
-def losses_and_gradients(case, engine, mode):
-    z1, z2, *others = case.tensors()
-    z1.requires_grad_()
-    z2.requires_grad_()
-    losses = PrototypeReweightedNCE(**mode, reduction="none", engine=engine)(z1, z2, *others)
-    losses.backward(torch.linspace(-1, 2, len(losses), dtype=torch.float64))
-    lengths = torch.cat([z1, z2]).detach().norm(dim=1, keepdim=True)
-    return losses.detach(), torch.cat([z1.grad, z2.grad]) * lengths
+def check_portions(pairs, temperature, num_ranks, engine):
+    d_log_s = upstream(pairs)
+    expected = exact(pairs, temperature, d_log_s)
+    portions = [Portion(rank, num_ranks) for rank in range(num_ranks)]
+    computations = [engine(pairs, temperature, portion) for portion in portions]
+    each = [of_portion.log_sums(with_gradient=True) for of_portion in computations]
+    log_s = torch.stack([sums.log_sums for sums in each]).logsumexp(0)
+    gradients = [
+        of_portion.gradient(log_s, d_log_s, sums.kept)[0]
+        for of_portion, sums in zip(computations, each, strict=True)
+    ]
+    if pairs.pair_weight is not None:
+        log_totals = torch.stack([sums.log_totals for sums in each]).logsumexp(0)
+        log_s = log_s + pairs.num_samples().log() - log_totals
+    close(log_s, expected.log_s)
+    close(sum(gradients), expected.gradient)
 
 
 @given(
-    case=cases(),
-    mode=st.fixed_dictionaries({**MODES, "temperature": st.sampled_from([0.01, 0.2, 1.0])}),
-    block=st.sampled_from([1, 2, 3, 512]),
+    pairs=any_pairs(),
+    temperature=st.sampled_from([0.005, 0.02, 0.2]),
+    num_ranks=st.integers(1, 4),
+    block=st.sampled_from([1, 3, 640]),
 )
-def test_streaming_agrees_with_the_oracle_and_the_dense_gradient(case, mode, block):
+def test_portions_of_blocks_add_up(pairs, temperature, num_ranks, block):
     with in_blocks(block):
-        ours, gradient = losses_and_gradients(case, "streaming", mode)
-    _, dense_gradient = losses_and_gradients(case, "dense", mode)
-    torch.testing.assert_close(gradient, dense_gradient, rtol=1e-9, atol=1e-9)
-    if mode["temperature"] > 0.01:  # the oracle takes its exponentials as they come
-        expected = oracle_losses(case, (case.z1, case.z2), **mode)
-        np.testing.assert_allclose(ours, expected, rtol=1e-9, atol=1e-11)
+        check_portions(pairs, temperature, num_ranks, blocks.Blocks)
 
 
-@pytest.mark.parametrize("weighting", WEIGHTINGS)
-@negatives_of
-@pytest.mark.parametrize("temperature", [0.01, 0.03, 0.2])
-def test_streaming_in_float32(weighting, negatives, temperature):
-    z1, z2 = torch.randn(2, 700, 16)
-    clusters = torch.randint(5, (2, 700))
-    prototypes = torch.randn(5, 16)
-    results = []
-    for engine, dtype in (("streaming", torch.float32), ("dense", torch.float64)):
-        views = [z.detach().to(dtype).requires_grad_() for z in (z1, z2)]
-        loss = PrototypeReweightedNCE(
-            weighting=weighting, negatives=negatives, temperature=temperature, engine=engine
-        )(*views, *clusters, prototypes)
-        loss.backward()
-        results.append([tensor.double() for tensor in (loss, *(view.grad for view in views))])
-    torch.testing.assert_close(*results, rtol=1e-3, atol=1e-6)
+def flex_engine():
+    return pytest.importorskip("pgcl_losses.engine.flex", exc_type=ImportError).Flex
 
 
-def test_large_cluster_numbers_that_are_equal_as_floats():
-    z1, z2 = torch.randn(2, 20, 4)
-    near = 2**60 + torch.randint(3, (2, 20))  # one number in float64
-    loss = PrototypeReweightedNCE(weighting="sample", engine="streaming")
-    torch.testing.assert_close(loss(z1, z2, *near), loss(z1, z2, *(near - 2**60)))
-
-
-def test_streaming_with_many_small_clusters():
-    z1, z2 = torch.randn(2, 20, 4)
-    clusters, prototypes = torch.randint(300, (2, 20)), torch.randn(300, 4)
-    streaming, dense = (
-        PrototypeReweightedNCE(engine=engine)(z1, z2, *clusters, prototypes)
-        for engine in ("streaming", "dense")
+@on_a_cpu
+class TestFlex:
+    @settings(max_examples=20)
+    @given(
+        pairs=any_pairs(factors=False),
+        temperature=st.sampled_from([0.01, 0.2, 1.0]),
+        learned=st.booleans(),
     )
-    torch.testing.assert_close(streaming, dense)
+    def test_sums_and_gradients(self, pairs, temperature, learned):
+        flex_engine()
+        check_sums(pairs, temperature, "flex", learned)
 
+    @settings(max_examples=10)
+    @given(
+        pairs=any_pairs(factors=False),
+        temperature=st.sampled_from([0.005, 0.02, 0.2]),
+        num_ranks=st.integers(1, 3),
+    )
+    def test_portions_add_up(self, pairs, temperature, num_ranks):
+        check_portions(pairs, temperature, num_ranks, flex_engine())
 
-def peak_bytes(engine, n, **mode):
-    torch.manual_seed(0)  # how large blocks are depends on clusters
-    z1, z2 = (torch.randn(n, 8, requires_grad=True) for _ in range(2))
-    clusters = torch.randint(4, (n,))
-    prototypes = torch.randn(4, 8)
-    loss = PrototypeReweightedNCE(engine=engine, **mode)
-    with LiveBytes() as live:
-        loss(z1, z2, clusters, clusters, prototypes).backward()
-    return live.peak
+    @pytest.mark.parametrize(
+        ("views", "problem"),
+        [
+            (torch.empty(2, 4, 257), "embeddings of a dimension up to 256, but got 257"),
+            (torch.empty(2, 4097, 2), "at most 8192 embeddings on a CPU, but got 8194"),
+            (torch.empty(2, 4, 8).double().to("meta"), "float32 on meta, but got torch.float64"),
+        ],
+    )
+    def test_what_it_refuses(self, views, problem):
+        message = rf"engine='flex' takes {problem}: choose engine='blocks'"
+        with pytest.raises(ValueError, match=message):
+            InfoNCE(engine="flex")(*views)
 
-
-@pytest.mark.parametrize("weighting", WEIGHTINGS)
-@negatives_of
-@pytest.mark.parametrize("temperature", [0.01, 0.2])
-def test_memory_of_streaming_grows_with_embeddings_not_pairs(weighting, negatives, temperature):
-    mode = {"weighting": weighting, "negatives": negatives, "temperature": temperature}
-    with in_blocks(128):
-        small, large = (peak_bytes("streaming", n, **mode) for n in (300, 1200))
-    assert large < 5 * small  # four times the embeddings, sixteen times the pairs
-    assert large < peak_bytes("dense", 1200, **mode) / 8
-
-
-def test_auto_is_dense_for_small_batches_and_streaming_for_large():
-    for n, expected in ((64, "dense"), (1500, "streaming")):
-        other = {"dense": "streaming", "streaming": "dense"}[expected]
-        assert peak_bytes("auto", n) == peak_bytes(expected, n) != peak_bytes(other, n)
+    @pytest.mark.parametrize("option", [{"soft_clusters": True}, {"negative_ranks": (1, 3)}])
+    def test_factors_are_refused(self, option):
+        with pytest.raises(TypeError, match="'flex' computes weights of the kinds Table, but got"):
+            PGCLLoss(4, 3, engine="flex", **option)(*torch.randn(2, 6, 4))
 
 
 @engines
 def test_an_unknown_kind_of_weight_is_an_error(engine):
-    pairs = Pairs(F.normalize(torch.randn(8, 3)), (4, 4), ((0, 1),), by_cluster=torch.ones(8, 8))
+    pairs = Pairs(F.normalize(torch.randn(8, 3)), (4, 4), weights=torch.ones(8, 8))
     message = f"engine='{engine}' computes weights of the kinds Table and Factors, but got Tensor"
     with pytest.raises(TypeError, match=message):
-        log_weighted_sums(pairs, 0.2, engine, Ranks((4,)))
+        sums_of(pairs, 0.2, engine)
 
 
-class Beta(NamedTuple):
-    """A pair weight that no engine was written for: (1 + s)^a (1 - s)^b, a mixture's component."""
-
-    a: Tensor  # [M]
-    b: Tensor
-
-    def numbers(self, scale):
-        return self.a, self.b, torch.full_like(self.a, 1 / scale)
-
-    def formula(self, scaled, *numbers, out=None):
-        a, b, unit = numbers
-        cosines = scaled * unit
-        return torch.add(a * (1.1 + cosines).log2(), b * (1.1 - cosines).log2(), out=out)
-
-
-@st.composite
-def pairs_of_any_kind(draw):
-    generator = torch.Generator().manual_seed(draw(st.integers(0, 10**6)))
-    random = functools.partial(torch.rand, generator=generator, dtype=torch.float64)
-
-    def number(below, *shape):
-        return torch.randint(below, shape, generator=generator)
-
-    lengths = tuple(draw(st.lists(st.integers(0, 5), min_size=1, max_size=4)))
-    if draw(st.booleans()):
-        lengths = (draw(st.integers(1, 4)),) * len(lengths)
-    m = max(1, sum(lengths))
-    lengths = lengths if sum(lengths) else (1,)
-    compared = draw(
-        st.one_of(
-            st.sampled_from([compared_sets(len(lengths), name) for name in ("all", "cross")]),
-            st.sets(st.sampled_from(couples(len(lengths)))).map(sorted).map(tuple),
-        )
+class TestChoice:
+    @pytest.mark.parametrize(
+        ("device", "num", "num_past", "num_ranks", "expected"),
+        [
+            ("cpu", 64, 0, 1, "blocks"),
+            ("cpu", 10**6, 0, 1, "blocks"),
+            ("meta", 8192, 0, 1, "dense"),
+            ("meta", 8193, 0, 1, "blocks"),
+            ("meta", 4096, 4096, 1, "dense"),
+            ("meta", 4096, 4097, 1, "blocks"),
+            ("meta", 64, 0, 2, "blocks"),
+        ],
     )
-    items = draw(st.sampled_from([None, number(3, m), 2**60 + number(50, m)]))
+    def test_auto_by_shapes_and_device(self, device, num, num_past, num_ranks, expected):
+        embeddings = torch.empty(num, 2, device=device)
+        assert dispatch.choose("auto", embeddings, num_past, num_ranks) == expected
+        assert dispatch.choose("flex", embeddings, num_past, num_ranks) == "flex"
 
-    def log_table(size):
-        table = random(size, size)
-        return table.masked_fill(random(size, size) < 0.3, 0.0).log()
+    def test_auto_is_dense_under_a_transform(self):
+        chosen = []
 
-    sizes = draw(st.sampled_from([(1,), (4,), (30,), (3, 5, 2)]))
-    tables = tuple([log_table(size) for size in sizes])
-    table = Table(tables, torch.stack([number(size, m) for size in sizes], dim=1))
-    excluding = Table((torch.log(1 - torch.eye(4).double()),), number(4, m, 1))
-    left, right = (random(m, 3) * (random(m, 3) > 0.3) for _ in range(2))
-    by_cluster = draw(st.sampled_from([None, table, excluding, Factors(left, right)]))
-    by_cosine = draw(
-        st.sampled_from(
-            [None, Gaussian(random(m) - 0.5, random(m) + 0.05), Beta(random(m), random(m))]
-        )
+        def choose(z):
+            chosen.append(dispatch.choose("auto", z, 0, 1))
+            return z.sum()
+
+        z = torch.zeros(20_000, 1)
+        torch.func.grad(choose)(z)
+        torch.func.jvp(choose, (z,), (z,))
+        with forward_ad.dual_level():
+            choose(forward_ad.make_dual(z, z))
+        choose(z)
+        assert chosen == ["dense", "dense", "dense", "blocks"]
+
+    def test_dense_is_for_one_process(self):
+        with pytest.raises(ValueError, match="engine='dense' computes one matrix in one process"):
+            dispatch.choose("dense", torch.empty(8, 2), 0, 2)
+
+
+class TestBlocks:
+    @given(
+        lengths=st.lists(st.integers(0, 9), min_size=1, max_size=3),
+        num_past=st.integers(0, 5),
+        within_sets=st.booleans(),
+        num_ranks=st.integers(1, 5),
+        block=st.sampled_from([1, 3, 100]),
     )
-    embeddings = F.normalize(random(m, 3) - 0.5)
-    return Pairs(embeddings, lengths, compared, items, by_cluster, by_cosine)
+    def test_each_pair_is_in_one_portion(self, lengths, num_past, within_sets, num_ranks, block):
+        count, past = sum(lengths), torch.randn(num_past, 2)
+        pairs = Pairs(torch.randn(count, 2), tuple(lengths), within_sets, past=past)
+        times = torch.zeros(count, count + num_past, dtype=torch.int64)
+        for rank in range(num_ranks):
+            with in_blocks(block):
+                of_portion = blocks.Blocks(pairs, 0.2, Portion(rank, num_ranks)).blocks
+            for i, j in of_portion:
+                times[i, j] += 1
+                if i != j and j.start < count:
+                    times[j, i] += 1
+        expected = torch.ones_like(times)
+        if not within_sets:
+            of_set = torch.repeat_interleave(torch.tensor(lengths))
+            expected[:, :count] = of_set.unsqueeze(1) != of_set
+        assert torch.equal(times, expected)
+
+    def test_ranks_have_about_equally_many_pairs(self):
+        for num_ranks in (2, 3, 4, 8, 13):
+            of_all = blocks.spans(0, 6000, 640, num_ranks)
+            portions = [
+                [*blocks.pairs_of_spans(of_all, Portion(rank, num_ranks))]
+                for rank in range(num_ranks)
+            ]
+            counts = [
+                sum((i.stop - i.start) * (j.stop - j.start) * (1 + (i != j)) for i, j in portion)
+                for portion in portions
+            ]
+            assert sum(counts) == 6000**2
+            assert max(counts) < 1.6 * min(counts)
+
+    def test_their_sizes(self):
+        for device, size in (("cpu", 640), ("meta", 4096)):
+            for num, num_blocks in ((size, 1), (size + 1, 3), (32 * size, 32 * 33 // 2)):
+                pairs = Pairs(torch.empty(num, 1, device=device), (num,))
+                assert len(blocks.Blocks(pairs, 0.2, Portion()).blocks) == num_blocks
+
+    @pytest.mark.parametrize("weighting", WEIGHTINGS)
+    @negatives_of
+    @pytest.mark.parametrize("temperature", [0.01, 0.2])
+    def test_memory_grows_with_embeddings_not_pairs(self, weighting, negatives, temperature):
+        mode = {"weighting": weighting, "negatives": negatives, "temperature": temperature}
+        with in_blocks(128):
+            small, large = (peak_bytes("blocks", num, **mode) for num in (300, 1200))
+        assert large < 5 * small  # four times the embeddings, sixteen times the pairs
+        assert large < peak_bytes("dense", 1200, **mode) / 8
 
 
-@st.composite
-def pairs_and_past(draw):
-    """Some of the embeddings, and others behind them as the past."""
-    every = draw(pairs_of_any_kind())
-    size = draw(st.integers(0, 9))
-    if size == 0:
-        return every, None
-    numbers = torch.arange(len(every.embeddings) + size) % len(every.embeddings)  # m, and B of them
-
-    def longer(weights):
-        if isinstance(weights, Table):
-            return weights._replace(clusters=weights.clusters[numbers])
-        return weights and type(weights)(*[of_all[numbers] for of_all in weights])
-
-    of_past = numbers[-size:].flip(0)
-    return every, Past(
-        F.normalize(every.embeddings[of_past] + 0.3),
-        None if every.items is None else every.items[of_past],
-        draw(st.sampled_from([None, of_past % 2 == 0, of_past < 0])),
-        longer(every.by_cluster),
-    )
+def contrast_of(views, clusters, prototypes, **options):
+    return PrototypeReweightedNCE(**options)(*views, clusters=clusters, prototypes=prototypes)
 
 
-@given(
-    both=pairs_and_past(),
-    temperature=st.sampled_from([0.02, 0.2, 1.0]),
-    engine=st.sampled_from(["dense", "streaming"]),
-    block=st.sampled_from([1, 3, 640]),
-    in_cache=st.sampled_from([0, 1 << 20]),
-    learned=st.booleans(),
-)
-def test_engines_agree_with_the_contract(both, temperature, engine, block, in_cache, learned):
-    pairs, past = both
-    d_log_s = torch.linspace(-1, 2, len(pairs.embeddings), dtype=torch.float64)
-    expected = exact(pairs, temperature, d_log_s, past)
-    embeddings = pairs.embeddings.clone().requires_grad_()
-    constant = pairs._replace(embeddings=embeddings)
-    tau = torch.tensor(temperature, dtype=torch.float64, requires_grad=learned)
-    inputs = [embeddings, tau] if learned else [embeddings]
-    with in_blocks(block), mock.patch.object(dense, "_IN_CACHE", in_cache):
-        log_s = log_weighted_sums(
-            constant, inputs[1] if learned else temperature, engine, Ranks((1,)), past
-        )
-        some = log_s.detach() > -torch.inf
-        gradients = [torch.zeros_like(of) for of in inputs]
-        if some.any():
-            gradients = torch.autograd.grad((log_s * d_log_s)[some].sum(), inputs)
-    close = functools.partial(torch.testing.assert_close, rtol=1e-8, atol=1e-8)
-    close(log_s.detach(), log_scaled(expected, pairs, past))
-    close(gradients[0], expected.gradient)
-    if learned:
-        close(gradients[1], expected.d_temperature, atol=1e-6)
+def peak_bytes(engine, num, **mode):
+    views = [torch.randn(num, 8, requires_grad=True) for _ in range(2)]
+    clusters, prototypes = torch.randint(4, (2, num)), torch.randn(4, 8)
+    with LiveBytes() as live:
+        contrast_of(views, clusters, prototypes, engine=engine, **mode).backward()
+    return live.peak
 
 
-@given(
-    pairs=pairs_of_any_kind(),
-    temperature=st.sampled_from([0.005, 0.02, 0.2]),
-    num_ranks=st.integers(1, 4),
-    block=st.sampled_from([1, 3, 640]),
-    readable=st.booleans(),
-    kept=st.booleans(),
-)
-def test_portions_of_streaming_add_up(pairs, temperature, num_ranks, block, readable, kept):
-    """Also unsorted, as on a GPU, where blocks have another size."""
-    d_log_s = torch.linspace(-1, 2, len(pairs.embeddings), dtype=torch.float64)
-    expected = exact(pairs, temperature, d_log_s)
-    portions = [Portion(rank, num_ranks) for rank in range(num_ranks)]
-    with in_blocks(block), mock.patch.object(blocks, "can_be_read", return_value=readable):
-        sums = [streaming.log_sums(pairs, temperature, portion) for portion in portions]
-        log_sums = torch.stack([of_portion.log_sums for of_portion in sums]).logsumexp(0)
-        gradients = [
-            streaming.gradient(
-                pairs, temperature, log_sums, d_log_s, portion, of_portion.layout if kept else None
-            )
-            for portion, of_portion in zip(portions, sums, strict=True)
+class TestNumbers:
+    @engines
+    @pytest.mark.parametrize("temperature", [0.002, 0.01, 0.02])
+    @pytest.mark.parametrize("num_heads", [1, 2])
+    def test_tiny_weights_count_at_low_temperatures(self, engine, temperature, num_heads):
+        # One outlier has a weight of e^-128, and is the only negative of the others.
+        views = F.normalize(torch.randn(2, 128, 3) + torch.tensor([2.0, -2.0]).view(2, 1, 1), dim=2)
+        clusters = torch.zeros(2, 128, num_heads, dtype=torch.long)
+        clusters[0, 0] = 1
+        q = F.one_hot(clusters, 2).flatten(2).double()  # [2, N, H * 2], alike in all heads
+        if num_heads == 1:
+            clusters = clusters.squeeze(-1)
+        assignments = [Assignment(q[v].log(), q[v], clusters[v], (2,) * num_heads) for v in (0, 1)]
+        prototypes = torch.eye(3)[:2].repeat(num_heads, 1)
+        loss = PrototypeReweightedNCE(temperature=temperature, engine=engine, reduction="none")
+        losses = [
+            loss(*views.to(dtype), assignments=assignments, prototypes=prototypes.to(dtype))
+            for dtype in (torch.float32, torch.float64)
         ]
-    torch.testing.assert_close(log_sums, expected.log_sums, rtol=1e-8, atol=1e-8)
-    torch.testing.assert_close(sum(gradients), expected.gradient, rtol=1e-8, atol=1e-8)
-    if expected.log_totals is not None:
-        log_totals = torch.stack([of_portion.log_totals for of_portion in sums]).logsumexp(0)
-        torch.testing.assert_close(log_totals, expected.log_totals, rtol=1e-8, atol=1e-8)
+        assert losses[1].max() > 0.3 / temperature
+        torch.testing.assert_close(losses[0].double(), losses[1], rtol=1e-3, atol=1e-3)
 
+    @pytest.mark.parametrize("num", [10, 700])
+    @pytest.mark.parametrize("angle", [0.5, 0.55, 0.6])
+    def test_sums_that_underflow_in_float32_are_not_empty(self, num, angle):
+        # The only negative of most embeddings is far from them and has a small weight.
+        def point(at):
+            return torch.tensor([math.cos(at), math.sin(at), 0.0])
 
-def test_dense_is_for_one_process():
-    pairs = Pairs(torch.randn(8, 3), (4, 4), ((0, 1),))
-    with pytest.raises(ValueError, match="engine='dense' computes one matrix in one process"):
-        log_weighted_sums(pairs, 0.2, "dense", Ranks((2, 2)))
+        views = torch.stack([point(0), point(math.pi)]).unsqueeze(1).repeat(1, num, 1)
+        views[:, 0] = point(math.pi / 2 + angle)
+        clusters = torch.zeros(2, num, dtype=torch.long)
+        clusters[:, 0] = 1
+        results = []
+        for engine in ("blocks", "dense"):
+            leaf = views.clone().requires_grad_()
+            options = {"temperature": 0.0101, "engine": engine, "reduction": "none"}
+            losses = contrast_of(leaf, clusters, torch.eye(3)[:2], **options)
+            losses.sum().backward()
+            results.append((losses.detach(), leaf.grad[0]))
+        torch.testing.assert_close(*results, rtol=1e-3, atol=0.05)  # of gradients of 84
 
-
-@engines
-@pytest.mark.parametrize("temperature", [0.002, 0.01, 0.02])
-@pytest.mark.parametrize("num_heads", [1, 2])
-def test_tiny_weights_count_at_low_temperatures(engine, temperature, num_heads):
-    # One outlier has a weight of e^-128, and is the only negative of the others.
-    z1 = F.normalize(torch.randn(128, 3) + 2, dim=-1)
-    z2 = F.normalize(torch.randn(128, 3) - 2, dim=-1)
-    clusters = torch.zeros(2, 128, num_heads, dtype=torch.long)
-    clusters[0, 0] = 1
-    q = F.one_hot(clusters, 2).flatten(2)  # [2, N, H * 2], alike in all heads
-    if num_heads == 1:
-        clusters = clusters.squeeze(-1)
-    assignments = [
-        Assignment(q.log(), q.double(), of_view, (2,) * num_heads)
-        for q, of_view in zip(q.double(), clusters, strict=True)
-    ]
-    prototypes = torch.eye(3)[:2].repeat(num_heads, 1)
-    loss = PrototypeReweightedNCE(temperature=temperature, engine=engine, reduction="none")
-    losses = [
-        loss([z1.to(dtype), z2.to(dtype)], assignments=assignments, prototypes=prototypes.to(dtype))
-        for dtype in (torch.float32, torch.float64)
-    ]
-    assert losses[1].max() > 0.3 / temperature
-    torch.testing.assert_close(losses[0].double(), losses[1], rtol=1e-3, atol=1e-3)
-
-
-@pytest.mark.parametrize("num", [10, 58, 700])
-@pytest.mark.parametrize("angle", [0.5, 0.55, 0.6])
-def test_sums_that_underflow_in_float32_are_not_empty(num, angle):
-    # The only negative of most embeddings is far from them and has a small weight.
-    def point(at):
-        return [math.cos(at), math.sin(at), 0.0]
-
-    z1, z2 = torch.tensor([[point(0)] * num, [point(math.pi)] * num])
-    z1[0] = z2[0] = torch.tensor(point(math.pi / 2 + angle))
-    clusters = torch.zeros(num, dtype=torch.long)
-    clusters[0] = 1
-    results = []
-    for engine in ("streaming", "dense"):
-        leaf = z1.clone().requires_grad_()
-        losses = PrototypeReweightedNCE(temperature=0.0101, engine=engine, reduction="none")(
-            leaf, z2, clusters, clusters, torch.eye(3)[:2]
+    @pytest.mark.parametrize("weighting", WEIGHTINGS)
+    @negatives_of
+    @pytest.mark.parametrize("temperature", [1e-30, 1e-20, 1e-8, 0.01, 0.03, 0.2, 1e9, 1e30])
+    def test_float32(self, weighting, negatives, temperature):
+        options = {"weighting": weighting, "negatives": negatives, "temperature": temperature}
+        views, clusters, prototypes = (
+            torch.randn(2, 700, 4),
+            torch.randint(3, (2, 700)),
+            torch.randn(3, 4),
         )
-        losses.sum().backward()
-        results.append((losses.detach(), leaf.grad))
-    torch.testing.assert_close(*results, rtol=1e-3, atol=0.05)  # of gradients of 84
+        results = []
+        for engine, dtype in (
+            ("blocks", torch.float32),
+            ("dense", torch.float32),
+            ("dense", torch.float64),
+        ):
+            leaf = views.clone().to(dtype).requires_grad_()
+            loss = contrast_of(leaf, clusters, prototypes, engine=engine, **options)
+            loss.backward()
+            assert leaf.grad.isfinite().all()
+            results.append([loss.double(), leaf.grad.double()])
+        for result in results[:2]:
+            of_which = slice(2 if 0.01 <= temperature <= 1 else 1)
+            torch.testing.assert_close(result[of_which], results[2][of_which], rtol=1e-3, atol=1e-6)
 
 
-@pytest.mark.parametrize("weighting", WEIGHTINGS)
-@pytest.mark.parametrize("temperature", [1e-30, 1e-20, 1e-9, 1e-8, 1e9, 1e20, 1e30])
-def test_any_temperature_gives_finite_losses_and_gradients(weighting, temperature):
-    views = torch.randn(2, 40, 4)
-    clusters, prototypes = torch.randint(3, (2, 40)), torch.randn(3, 4)
-    losses = []
-    for engine in ("streaming", "dense"):
-        leaves = [view.clone().requires_grad_() for view in views]
-        loss = PrototypeReweightedNCE(weighting=weighting, temperature=temperature, engine=engine)
-        losses.append(loss(*leaves, *clusters, prototypes))
-        losses[-1].backward()
-        assert all(leaf.grad.isfinite().all() for leaf in leaves)
-    torch.testing.assert_close(*losses, rtol=1e-4, atol=1e-4)
+# Losses in eval mode, of which a call is like another, with a memory that is half full.
+LOSSES = {
+    "InfoNCE": InfoNCE,
+    "hard and debiased": functools.partial(InfoNCE, hardness=0.5, debias=0.2),
+    "items": functools.partial(InfoNCE, debias=0.2),
+    "memory": lambda **options: remembering(InfoNCE(memory_size=10, dim=4, **options)),
+    "PGCL": lambda **options: PGCLLoss(4, 3, **options),
+    "PGCL with memory": lambda **options: remembering(
+        PGCLLoss(4, (3, 4), memory_size=10, soft_clusters=True, **options)
+    ),
+}
+losses_of = pytest.mark.parametrize("name", LOSSES)
 
 
-def test_forward_mode_derivatives_of_dense():
-    pgcl = PGCLLoss(4, 3, engine="dense").double().eval()
-    views = torch.randn(2, 5, 4, dtype=torch.float64)
-    directions = torch.randn(2, 5, 4, dtype=torch.float64)
-    with torch.autograd.forward_ad.dual_level():
-        duals = [
-            torch.autograd.forward_ad.make_dual(*pair)
-            for pair in zip(views, directions, strict=True)
-        ]
-        derivative = torch.autograd.forward_ad.unpack_dual(pgcl(*duals)).tangent
-    leaf = views.clone().requires_grad_()
-    pgcl(*leaf).backward()
-    torch.testing.assert_close(derivative, (leaf.grad * directions).sum())
+def remembering(loss):
+    loss.double().remember(torch.randn(5, 4).double())
+    return loss
 
 
-def test_streaming_is_differentiable_once():
-    z1, z2 = torch.randn(2, 6, 4, requires_grad=True).unbind()
-    loss = PrototypeReweightedNCE(
-        weighting="uniform", exclude_same_cluster=False, engine="streaming"
-    )(z1, z2)
-    with pytest.raises(RuntimeError, match="differentiable once here: engine='dense'"):
-        torch.autograd.grad(loss * z1.sum(), z1, create_graph=True)
+def views_of(num):
+    return torch.randn(2, num, 4, dtype=torch.float64)
+
+
+class TestDerivatives:
+    @losses_of
+    @pytest.mark.parametrize("num", [5, 700])
+    def test_torch_func_and_forward_mode_of_auto(self, name, num):
+        loss = LOSSES[name]().double().eval()
+        if name == "items":
+            loss = functools.partial(loss, items=torch.arange(num) // 2)
+        leaf, direction = views_of(num).requires_grad_(), views_of(num)
+        value = loss(*leaf)
+        (expected,) = torch.autograd.grad(value, leaf)
+        by_func = torch.func.grad_and_value(lambda views: loss(*views))(leaf.detach())
+        torch.testing.assert_close(by_func, (expected, value.detach()))
+        with forward_ad.dual_level():
+            views = forward_ad.make_dual(leaf.detach(), direction)
+            derivative = forward_ad.unpack_dual(loss(*views)).tangent
+        torch.testing.assert_close(derivative, (expected * direction).sum())
+
+    @pytest.mark.parametrize("name", ["InfoNCE", "memory", "contrast"])
+    def test_second_derivatives_of_dense(self, name):
+        """Of losses whose weights do not depend on the views: they are constants."""
+        loss_of = functools.partial(contrast_of, clusters=torch.arange(8).view(2, 4) % 3)
+        loss_of = functools.partial(loss_of, prototypes=torch.randn(3, 4), engine="dense")
+        if name != "contrast":
+            loss = LOSSES[name](engine="dense").eval()
+            loss_of = lambda views: loss(*views)  # noqa: E731
+        assert torch.autograd.gradgradcheck(loss_of, views_of(4).requires_grad_())
+
+    def test_jacobian_and_hessian(self):
+        loss = InfoNCE(reduction="none")
+        views = views_of(4)
+        jacobian = torch.func.jacrev(lambda views: loss(*views))(views)
+        leaf = views.clone().requires_grad_()
+        losses = loss(*leaf)
+        for row, each in zip(jacobian, losses, strict=True):
+            torch.testing.assert_close(row, torch.autograd.grad(each, leaf, retain_graph=True)[0])
+        hessian = torch.func.hessian(lambda views: InfoNCE()(*views))(views).view(32, 32)
+        torch.testing.assert_close(hessian, hessian.T)
+
+    @pytest.mark.parametrize("items", [None, torch.tensor([0, 0, 1, 2, 1])])
+    def test_by_the_temperature_alone(self, items):
+        """With a frozen encoder."""
+        views = views_of(5)
+
+        def loss_of(tau):
+            return InfoNCE(temperature=tau, engine="dense")(*views, items=items)
+
+        tau = torch.tensor(0.3, dtype=torch.float64, requires_grad=True)
+        assert torch.autograd.gradcheck(loss_of, tau)
+        assert torch.autograd.gradgradcheck(loss_of, tau)
+
+    @pytest.mark.parametrize("items", [None, torch.arange(6) // 2])
+    def test_blocks_are_differentiable_once(self, items):
+        views = torch.randn(2, 6, 4, requires_grad=True)
+        loss = InfoNCE(engine="blocks")(*views, items=items)
+        with pytest.raises(RuntimeError, match="differentiable once: engine='dense', in one"):
+            torch.autograd.grad(loss, views, create_graph=True)
 
 
 @compiling
-@pytest.mark.parametrize(
-    ("weighting", "negatives", "block"),
-    [
-        ("prototype", "all", 1000),
-        ("sample", "cross", 1000),
-        *((weighting, negatives, 25) for weighting in WEIGHTINGS[:2] for negatives in NEGATIVES),
-    ],
-)
-def test_streaming_compiles(weighting, negatives, block):
-    torch.compiler.reset()
-    pgcl = PGCLLoss(4, 3, engine="streaming", weighting=weighting, negatives=negatives)
-    compiled = torch.compile(pgcl, fullgraph=TRACEABLE, backend="aot_eager")
-    views = torch.randn(2, 30, 4)
-    results = []
-    for loss in (pgcl, compiled):
-        mine = [view.clone().requires_grad_() for view in views]
-        with in_blocks(block):
-            value = loss(*mine)
-            value.backward()
-        results.append((value, *(view.grad for view in mine)))
-    torch.testing.assert_close(*results)
+class TestCompiled:
+    def compare(self, compiled, loss, num):
+        views = [torch.randn(num, 4, requires_grad=True) for _ in range(2)]
+        expected, ours = loss(*views), compiled(*views)
+        torch.testing.assert_close(ours, expected)
+        torch.testing.assert_close(
+            torch.autograd.grad(ours, views), torch.autograd.grad(expected, views)
+        )
 
+    @pytest.mark.parametrize(("engine", "dynamic"), [("auto", True), ("dense", None)])
+    def test_one_graph_that_follows_the_temperature(self, engine, dynamic):
+        torch.compiler.reset()
+        loss = PGCLLoss(4, 3, engine=engine)
+        compiled = torch.compile(loss, fullgraph=True, backend="aot_eager", dynamic=dynamic)
+        for num, temperature in ((9, 0.2), (12, 0.3), (12, 0.02)):
+            loss.temperature = temperature
+            self.compare(compiled, loss, num)
 
-@compiling
-@engines
-@pytest.mark.skipif(not TRACEABLE, reason="torch.compile sees autograd functions wrong there")
-def test_a_compiled_loss_follows_its_temperature(engine):
-    torch.compiler.reset()
-    loss = PGCLLoss(4, 3, engine=engine)
-    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
-    for temperature in (0.2, 0.3, 0.02):
-        loss.temperature = temperature
-        views = [view.requires_grad_() for view in torch.randn(2, 9, 4)]
-        expected = torch.autograd.grad(loss(*views), views)
-        torch.testing.assert_close(torch.autograd.grad(compiled(*views), views), expected)
-
-
-def test_triton_without_its_package_or_a_gpu_is_an_error():
-    z = torch.randn(4, 3)
-    uniform = {"weighting": "uniform", "exclude_same_cluster": False, "engine": "triton"}
-    with (
-        mock.patch("importlib.util.find_spec", return_value=None),
-        pytest.raises(ModuleNotFoundError, match="pip install triton"),
-    ):
-        PrototypeReweightedNCE(**uniform)(z, z)
-    with (
-        mock.patch.dict(os.environ, {"TRITON_INTERPRET": "0"}),
-        pytest.raises(ValueError, match=r"engine='triton' needs embeddings on a CUDA device.*cpu"),
-    ):
-        PrototypeReweightedNCE(**uniform)(z, z)
+    # torch's own, where a graph begins within the loss.
+    @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+    @pytest.mark.parametrize("options", [{"engine": "blocks"}, {"weighting": "sample"}])
+    def test_blocks_run_outside_of_the_graph(self, options, monkeypatch):
+        """So do large batches, here more than 8 embeddings."""
+        monkeypatch.setattr(dispatch, "_DENSE_UP_TO", 8)
+        torch.compiler.reset()
+        loss = PGCLLoss(4, 3, **options)
+        compiled = torch.compile(loss, backend="aot_eager")
+        for num in (4, 9, 30):
+            with in_blocks(25):
+                self.compare(compiled, loss, num)
+        with pytest.raises(torch._dynamo.exc.Unsupported):
+            torch.compile(loss, fullgraph=True, backend="aot_eager")(*torch.randn(2, 9, 4))

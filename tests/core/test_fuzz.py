@@ -19,14 +19,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pgcl_losses import (
-    Assignment,
-    ConsistencyLoss,
     InfoNCE,
     PGCLLoss,
-    PrototypeReweightedNCE,
     SinkhornPrototypes,
     diagnostics,
-    sinkhorn,
 )
 from pgcl_losses.engine.dispatch import ENGINE_CHOICES
 
@@ -39,7 +35,7 @@ fuzz = settings(
 FLOATS = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
 OTHERS = [torch.int64, torch.bool, torch.complex64]
 SIZES = st.integers(0, 5)
-ENGINES = sorted({*ENGINE_CHOICES} - {"triton"})  # its interpreter is too slow for that
+ENGINES = sorted({*ENGINE_CHOICES} - {"flex"})  # it is slow on a CPU
 # One in eight draws is invalid or unusual.
 ODD = st.integers(0, 7).map(lambda number: number == 0)
 
@@ -47,16 +43,10 @@ ODD = st.integers(0, 7).map(lambda number: number == 0)
 @st.composite
 def layouts(draw, rows):
     """The same values in memory of another shape."""
-    kind = draw(st.sampled_from(["plain", "transposed", "every other", "offset"]))
-    if kind == "transposed":
-        return rows.mT.contiguous().mT if rows.dim() > 1 else rows
-    if kind == "every other":
-        wide = rows.new_zeros(*rows.shape[:-1], 2 * rows.shape[-1])
-        wide[..., ::2] = rows
-        return wide[..., ::2]
-    if kind == "offset":
-        return torch.cat([rows[:1], rows])[1:] if len(rows) else rows
-    return rows
+    wide = rows.new_zeros(*rows.shape[:-1], 2 * rows.shape[-1])
+    wide[..., ::2] = rows
+    kinds = [rows, rows.mT.contiguous().mT if rows.dim() > 1 else rows, wide[..., ::2]]
+    return draw(st.sampled_from(kinds))
 
 
 @st.composite
@@ -84,17 +74,12 @@ def tensors(draw, shape, dtype):
 
 @st.composite
 def problems(draw):
-    """Two views, prototypes and clusters that mostly fit together."""
+    """Two views and prototypes that mostly fit together."""
     n, d, k = draw(st.integers(1, 5)), draw(st.integers(1, 4)), draw(st.integers(1, 4))
     dtype = draw(st.sampled_from(FLOATS))
     views = [draw(tensors((n, d), dtype)) for _ in range(2)]
     prototypes = draw(tensors((k, d), draw(st.sampled_from(FLOATS))))
-    random = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    most = k + 1 if draw(ODD) else k
-    clusters = [torch.from_numpy(random.integers(0, most, size=n)) for _ in range(2)]
-    if draw(ODD):
-        clusters[0] = draw(tensors((n,), torch.int64))
-    return *views, *clusters, prototypes
+    return *views, prototypes
 
 
 def attempt(function, *given):
@@ -135,46 +120,9 @@ def check_gradients(loss, *inputs):
 
 
 @fuzz
-@given(scores=tensors((4, 3), torch.float32), iterations=st.integers(1, 5))
-def test_sinkhorn(scores, iterations):
-    result = attempt(lambda: sinkhorn(scores, iterations=iterations))
-    if result is None or not known(scores):
-        return
-    np.testing.assert_allclose(
-        result.double(), oracle.sinkhorn(exact(scores), 0.05, iterations), **tolerance(scores)
-    )
-
-
-@fuzz
-@given(
-    problem=problems(),
-    mode=st.fixed_dictionaries(MODES),
-    engine=st.sampled_from(ENGINES),
-)
-def test_contrast(problem, mode, engine):
-    z1, z2, clusters1, clusters2, prototypes = problem
-    loss = PrototypeReweightedNCE(**mode, engine=engine, reduction="none")
-    result = attempt(loss, *problem)
-    if result is None:
-        return
-    check_gradients(result.sum(), z1, z2, prototypes)
-    by_prototype = mode["weighting"] == "prototype"
-    if not known(z1, z2, *([prototypes] if by_prototype else [])):
-        return
-    rows = np.concatenate([exact(z1), exact(z2)])
-    clusters, centers = None, exact(prototypes) if by_prototype else None
-    if by_prototype or mode["exclude_same_cluster"]:
-        clusters = torch.cat([clusters1, clusters2]).tolist()
-    weights = oracle.pair_weights(rows, clusters, centers, mode["weighting"])
-    given = mode["temperature"], mode["exclude_same_cluster"], mode["negatives"]
-    expected = oracle.contrast((exact(z1), exact(z2)), weights, clusters, *given)
-    np.testing.assert_allclose(result.detach().double(), expected, **tolerance(z1, prototypes))
-
-
-@fuzz
 @given(problem=problems(), queue_size=st.sampled_from([0, 0, 3]))
 def test_prototypes(problem, queue_size):
-    z1, z2, *_, weight = problem
+    z1, z2, weight = problem
     if weight.dim() != 2 or not weight.dtype.is_floating_point or 0 in weight.shape:
         return
     num_prototypes, dim = weight.shape
@@ -201,22 +149,6 @@ def test_prototypes(problem, queue_size):
         )
 
 
-@fuzz
-@given(problem=problems())
-def test_consistency(problem):
-    scores1, scores2, *clusters, _ = problem
-    views = [
-        Assignment(scores.detach(), scores.detach(), of_view)  # the loss needs no probabilities
-        for scores, of_view in zip((scores1, scores2), clusters, strict=True)
-    ]
-    result = attempt(ConsistencyLoss(reduction="none"), *views)
-    if result is None or not known(scores1, scores2):
-        return
-    log_p = [exact(view.log_probs).tolist() for view in views]
-    expected = oracle.consistency(log_p, [exact(view.targets) for view in views])
-    np.testing.assert_allclose(result.double(), expected, **tolerance(scores1))
-
-
 @st.composite
 def families(draw, num_prototypes):
     """Options of PGCLLoss for so many prototypes in all; some windows are invalid."""
@@ -228,7 +160,6 @@ def families(draw, num_prototypes):
         "num_prototypes": heads,
         "negative_ranks": draw(st.sampled_from([None, (draw(st.integers(0, end - 1)), end)])),
         "soft_clusters": draw(st.booleans()),
-        "warmup_steps": draw(st.sampled_from([0, 0, 1])),
     }
 
 
@@ -241,7 +172,7 @@ def families(draw, num_prototypes):
     data=st.data(),
 )
 def test_pgcl(problem, mode, num_views, engine, data):
-    z1, z2, *_, weight = problem
+    z1, z2, weight = problem
     if weight.dim() != 2 or not weight.dtype.is_floating_point or 0 in weight.shape:
         return
     views = [z1, z2, z2.flip(0), z1][:num_views]
@@ -260,17 +191,12 @@ def test_pgcl(problem, mode, num_views, engine, data):
     if weight.device.type == "cpu":
         assert attempt(diagnostics, terms, weight)
     rows = [exact(z) for z in views]
-    if member["warmup_steps"]:
-        options = {name: mode[name] for name in ("temperature", "negatives")}
-        plain, *_ = oracle.info_nce(rows, **options)
-        assert terms.loss.item() == pytest.approx(
-            oracle.mean(plain), rel=tolerance(*views, weight)["rtol"], abs=1e-3
-        )
-        return
     heads = pgcl.prototypes.heads
     prototypes = [exact(of_head) for of_head in weight.split(heads)]
     targets = exact(torch.cat([view.targets for view in terms.assignments]))
     q_of_heads = np.split(targets, np.cumsum(heads)[:-1], axis=1)
+    if member["negative_ranks"] and any((np.diff(np.sort(q)) < 1e-6).any() for q in q_of_heads):
+        return  # rounding decides which of them is the better one
     weights = oracle.family_weights(
         np.concatenate(rows),
         q_of_heads,
@@ -334,7 +260,7 @@ def remembers(loss, *given):
 )
 def test_info_nce(options, learned, with_items, dim, dtype, by_hand, data):
     """Three steps; before one of them the memory may be given embeddings by hand."""
-    loss = attempt(lambda: InfoNCE(**options, reduction="none"))
+    loss = attempt(lambda: InfoNCE(**options, dim=dim, reduction="none").double())
     assert (loss is not None) == (options["hardness"] >= 0 and options["debias"] < 1)
     if loss is None:
         return

@@ -1,10 +1,12 @@
-"""The loss over many ranks: that of one process on the whole batch, or a clear error."""
+"""The loss over many ranks: that of one process on the whole batch, or a clear error.
+
+And the bytes that ranks send, and the memory that they need.
+"""
 
 import copy
 import datetime
 import itertools
 import os
-import re
 import time
 
 import pytest
@@ -21,81 +23,73 @@ from helpers.rank_models import (
     of_seed,
 )
 from helpers.ranks import TIMEOUT, on_ranks
+from live_bytes import LiveBytes
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from pgcl_losses import PGCLLoss
+from pgcl_losses._module import _COMPARE_STATE_EVERY
 
 pytestmark = pytest.mark.slow
 
 
-def counts_of(layout, num_ranks, generator):
-    """How many graphs each rank holds."""
-    if layout == "equal":
-        return [int(torch.randint(1, 5, (), generator=generator))] * num_ranks
-    counts = torch.randint(1, 8, (num_ranks,), generator=generator).tolist()
-    if layout == "some empty" and num_ranks > 1:
-        empty = torch.randperm(num_ranks, generator=generator).tolist()[1:]
-        for rank in empty[: num_ranks // 2]:
-            counts[rank] = 0
-    return counts
-
-
 LAYOUTS = ("equal", "unequal", "some empty")
 WRAPPINGS = ("inside", "beside")
-BLOCKS = (1, 3, 640)  # of streaming
+BLOCKS = (1, 3, 640)
+
+
+def counts_of(layout, num_ranks, generator):
+    """How many graphs each rank holds."""
+    counts = torch.randint(1, 8, (num_ranks,), generator=generator)
+    if layout == "equal":
+        return [int(counts[0])] * num_ranks
+    if layout == "some empty":
+        counts[torch.randperm(num_ranks, generator=generator)[: num_ranks // 2]] = 0
+    return counts.tolist()
 
 
 def check_case(rank, num_ranks, options, layout, wrapping, random):
     counts = counts_of(layout, num_ranks, random)
-    encoder, pgcl = model_of(7, **options)
-    whole_encoder, whole = model_of(7, **options, gather=False)
+    model, whole = (Inside(*model_of(7, **options, gather=gather)) for gather in (True, False))
     inside = wrapping == "inside"
-    wrapped = DistributedDataParallel(Inside(encoder, pgcl) if inside else encoder)
+    wrapped = DistributedDataParallel(model if inside else model.encoder)
     for _ in range(2):  # in the second step the queue holds embeddings of the first
-        x1, x2 = torch.randn(2, sum(counts), 3, dtype=torch.float64, generator=random)
-        mine1, mine2 = x1.split(counts)[rank], x2.split(counts)[rank]
-        loss = wrapped(mine1, mine2) if inside else pgcl(*wrapped(torch.stack([mine1, mine2])))
-        expected = whole(whole_encoder(x1), whole_encoder(x2))
+        views = torch.randn(2, sum(counts), 3, dtype=torch.float64, generator=random)
+        mine = views.split(counts, dim=1)[rank]
+        loss = wrapped(*mine) if inside else model.pgcl(*wrapped(mine))
+        expected = whole(*views)
         loss.backward()
         expected.backward()
         torch.testing.assert_close(
-            [mean_over_ranks(loss), *gradients(encoder, pgcl), *pgcl.buffers()],
-            [expected.detach(), *gradients(whole_encoder, whole), *whole.buffers()],
+            [mean_over_ranks(loss), *gradients(model), *model.buffers()],
+            [expected.detach(), *gradients(whole), *whole.buffers()],
             rtol=1e-9,
             atol=1e-10,
             msg=lambda message: f"{options} {counts} {wrapping}: {message}",
         )
 
 
-def every_mode(rank, num_ranks, engines):
+def every_mode(rank, num_ranks):
     random = of_seed(num_ranks)
 
     def draw(choices):
         return choices[int(torch.randint(len(choices), (), generator=random))]
 
-    for engine in engines:
-        # Triton's interpreter is slow: one of each weighting, and one of the wrappings.
-        wrappings = WRAPPINGS[:1] if engine == "triton" else WRAPPINGS
-        for layout, wrapping in itertools.product(LAYOUTS, wrappings):
-            with in_blocks(draw(BLOCKS)):
-                check_case(rank, num_ranks, {"engine": engine}, layout, wrapping, random)
-        for mode in EVERY_MODE[:: 5 if engine == "triton" else 1]:
-            options = {"engine": engine, **mode, "reduction": draw(("mean", "sum"))}
-            options["queue_size"] = draw((0, 3, 20))
-            with in_blocks(draw(BLOCKS)):
-                check_case(rank, num_ranks, options, draw(LAYOUTS), draw(WRAPPINGS), random)
-        for member in FAMILY:
-            options = {"engine": engine, **draw(EVERY_MODE), **member}
-            options |= {"queue_size": draw((0, 3)), "warmup_steps": draw((0, 1))}
-            with in_blocks(draw(BLOCKS)):
-                check_case(rank, num_ranks, options, draw(LAYOUTS), draw(WRAPPINGS), random)
+    cases = [({}, *case) for case in itertools.product(LAYOUTS, WRAPPINGS)]
+    for mode in EVERY_MODE:
+        options = {**mode, "reduction": draw(("mean", "sum")), "queue_size": draw((0, 3, 20))}
+        cases.append((options, draw(LAYOUTS), draw(WRAPPINGS)))
+    for member in FAMILY:
+        options = {**draw(EVERY_MODE), **member, "queue_size": draw((0, 3))}
+        cases.append((options, draw(LAYOUTS), draw(WRAPPINGS)))
+    for case in cases:
+        with in_blocks(draw(BLOCKS)):
+            check_case(rank, num_ranks, *case, random)
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 3, 4])
 def test_value_and_gradients_are_those_of_one_process(num_ranks):
-    engines = {1: ["dense", "streaming"], 2: ["triton", "streaming"]}
-    on_ranks(every_mode, num_ranks, engines.get(num_ranks, ["streaming"]))
+    on_ranks(every_mode, num_ranks)
 
 
 def without_reduction(rank, num_ranks):
@@ -129,69 +123,37 @@ def test_ranks_may_differ_in_the_views_that_have_a_gradient():
     on_ranks(gradient_of_one_view, 2)
 
 
-def gradient_of_peers(rank, num_ranks):
-    """One process, our loss, the mean of local losses, and embeddings gathered without gradient."""
-    x1, x2 = torch.randn(2, 8, 3, dtype=torch.float64, generator=of_seed(1))
-    mine = slice(4 * rank, 4 * rank + 4)
-    gradient_of = {}
-    for name in ("whole", "ours", "averaged", "detached"):
-        reduction = "none" if name == "detached" else "mean"
-        options = {"reduction": reduction, "gather": name == "ours", "consistency_weight": 0.0}
-        encoder, pgcl = model_of(0, **options, weighting="uniform")
-        z1, z2 = encoder(x1), encoder(x2)
-        if name == "whole":
-            loss = pgcl(z1, z2)
-        elif name == "detached":  # its own queries against all embeddings
-            of_others = torch.ones(8, 1, dtype=torch.bool)
-            of_others[mine] = False
-            z1, z2 = (torch.where(of_others, z.detach(), z) for z in (z1, z2))
-            loss = pgcl(z1, z2).view(2, -1)[:, mine].mean()
-        else:
-            loss = pgcl(z1[mine], z2[mine])
-        loss.backward()
-        gradient_of[name] = mean_over_ranks(encoder.weight.grad)
-    return gradient_of
-
-
-def test_local_losses_and_detached_gathering_have_another_gradient():
-    (gradient_of, _) = on_ranks(gradient_of_peers, 2)
-    whole = gradient_of["whole"]
-    assert (gradient_of["ours"] - whole).norm() < 1e-9 * whole.norm()
-    for name in ("averaged", "detached"):
-        # Not even up to a factor, which a learning rate could undo.
-        factor = (gradient_of[name] * whole).sum() / whole.square().sum()
-        assert (gradient_of[name] / factor - whole).norm() > 0.05 * whole.norm(), name
+def differing(rank):
+    """Losses and embeddings of a rank, of which one of two differs, with the error."""
+    z, first = torch.randn(4, DIM, generator=of_seed(rank), requires_grad=True), rank == 0
+    too_wide = torch.randn(4, 9)
+    ready = "rank 0: ready\n  rank 1: "
+    return [
+        (PGCLLoss(DIM), z if first else too_wide, ready + "ValueError: z1 has dimension 9 but"),
+        (PGCLLoss(DIM), z if first else None, ready + "TypeError: z1 must be a Tensor"),
+        (PGCLLoss(DIM), z if first else z.double(), "dtype=torch.float32.*1: dtype=torch.float64"),
+        (PGCLLoss(DIM), z if first else z.detach(), "requires_grad=True.*1: requires_grad=False"),
+        (PGCLLoss(DIM, temperature=0.2 + 0.1 * rank), z, "temperature=0.2.*1: .*temperature=0.3"),
+        (PGCLLoss(DIM, 10 + rank), z, "num_prototypes=10.*1: .*num_prototypes=11"),
+        (PGCLLoss(DIM, queue_size=4 * rank), z, "queue_size=0.*1: .*queue_size=4"),
+        (PGCLLoss(DIM, engine=["auto", "blocks"][rank]), z, "engine=auto.*1: .*engine=blocks"),
+        (PGCLLoss(DIM).train(first), z, "training=True.*1: training=False"),
+        (PGCLLoss(DIM).requires_grad_(first), z, "requires_grad=True.*1: .*requires_grad=False"),
+        (PGCLLoss(DIM, engine="dense"), z, "one matrix in one process, but 2 processes"),
+        (PGCLLoss(DIM), z[:0], "the batch must not be empty on every rank"),
+        (PGCLLoss(DIM), too_wide, "^z1 has dimension 9"),
+        (PGCLLoss(DIM, iterations=1 + rank), too_wide, "^z1 has dimension 9"),
+    ]
 
 
 def errors(rank, num_ranks):
-    os.environ.pop("TRITON_INTERPRET", None)
-    rows = torch.randn(4, DIM, generator=of_seed(rank), requires_grad=True)
-    first = rank == 0
-    cases = {
-        "width": (PGCLLoss(DIM), rows if first else torch.randn(4, 9)),
-        "dtype": (PGCLLoss(DIM), rows if first else rows.double()),
-        "options": (PGCLLoss(DIM, temperature=0.2 if first else 0.3), rows),
-        "K": (PGCLLoss(DIM, 10 if first else 11), rows),
-        "mode": (PGCLLoss(DIM).train(first), rows),
-        "queue": (PGCLLoss(DIM, queue_size=0 if first else 4), rows),
-        "frozen": (PGCLLoss(DIM).requires_grad_(first), rows),
-        "engine": (PGCLLoss(DIM, engine="triton" if first else "dense"), rows),
-        "gradient": (PGCLLoss(DIM), rows if first else rows.detach()),
-        "empty": (PGCLLoss(DIM), rows[:0]),
-        "no tensor": (PGCLLoss(DIM), rows if first else None),
-        "all alike": (PGCLLoss(DIM), torch.randn(4, 9)),
-        "alike, but for options": (PGCLLoss(DIM, iterations=1 if first else 2), torch.randn(4, 9)),
-    }
-    torch.manual_seed(rank)
-    cases["prototypes"] = (PGCLLoss(DIM), rows)
-    messages = {}
-    for name, (pgcl, z) in cases.items():
-        if name != "prototypes":
-            nn.init.ones_(pgcl.prototypes.weight)
+    messages = []
+    for pgcl, z, words in differing(rank):
+        nn.init.ones_(pgcl.prototypes.weight)
         start = time.monotonic()
-        with pytest.raises((ValueError, TypeError)) as caught:
+        with pytest.raises((ValueError, TypeError), match=f"(?s){words}") as caught:
             pgcl(z, z)
-        messages[name] = str(caught.value)
+        messages.append(str(caught.value))
         assert time.monotonic() - start < 10
     return messages
 
@@ -199,23 +161,25 @@ def errors(rank, num_ranks):
 def test_ranks_that_differ_raise_the_same_error():
     first, second = on_ranks(errors, 2)
     assert first == second
-    for name, words in {
-        "width": "rank 0: ready\n  rank 1: ValueError: z1 has dimension 9 but prototypes",
-        "dtype": "rank 0: dtype=torch.float32\n  rank 1: dtype=torch.float64",
-        "options": "temperature=0.2.*\n  rank 1: .*temperature=0.3",
-        "K": "num_prototypes=10.*\n  rank 1: .*num_prototypes=11",
-        "mode": "training=True.*\n  rank 1: training=False",
-        "gradient": "requires_grad=True.*\n  rank 1: .*requires_grad=False",
-        "empty": "the batch must not be empty on every rank",
-        "no tensor": "rank 1: TypeError: z1 must be a Tensor",
-        "queue": "queue_size=0.*\n  rank 1: .*queue_size=4",
-        "frozen": "float32, requires_grad=True\n  rank 1: .*requires_grad=False",
-        "engine": "rank 0: [A-Za-z]+Error: engine='triton' needs.*\n  rank 1: ready",
-        "all alike": "^z1 has dimension 9",
-        "alike, but for options": "^z1 has dimension 9",
-        "prototypes": "prototypes.*not the same on all ranks",
-    }.items():
-        assert re.search(words, first[name]), first[name]
+
+
+def diverging(rank, num_ranks):
+    z = torch.randn(3, DIM, dtype=torch.float64)
+    message = "prototypes.*not the same on all ranks"
+    with pytest.raises(ValueError, match=message):
+        model_of(rank)[1](z, z)
+    _, pgcl = model_of(0)
+    pgcl(z, z)
+    with torch.no_grad():
+        pgcl.prototypes.weight += rank
+    for _ in range(1, _COMPARE_STATE_EVERY):
+        pgcl(z, z)
+    with pytest.raises(ValueError, match=message):
+        pgcl(z, z)
+
+
+def test_state_is_compared_in_the_first_call_and_then_now_and_again():
+    on_ranks(diverging, 2)
 
 
 def nan_on_one(rank, num_ranks):
@@ -260,8 +224,8 @@ def dying(rank, num_ranks, when):
     ("when", "collective"),
     [
         ("forward", "the all-gather of batch sizes failed on rank 0 of 2; has another rank died"),
-        ("backward", "gradient failed on rank 0 of 2; has another rank died"),
-        ("late", "gradient failed on rank 0 of 2; has another rank died, or does it not take part"),
+        ("backward", "gradient of sums over pairs failed on rank 0 of 2; has another rank died"),
+        ("late", "failed on rank 0 of 2; has another rank died, or does it not take part"),
     ],
 )
 def test_a_dead_rank_raises_an_error_that_names_the_collective(when, collective):
@@ -306,3 +270,45 @@ def alone(rank, num_ranks):
 def test_without_gather_each_rank_has_the_loss_of_its_own_batch():
     (expected,) = on_ranks(alone, 1)
     torch.testing.assert_close(on_ranks(without_gather, 2), expected, rtol=0, atol=0)
+
+
+def backward(num_graphs, **options):
+    torch.manual_seed(0)
+    pgcl = PGCLLoss(DIM, 3, **options)
+    views = torch.randn(2, num_graphs, DIM, requires_grad=True)
+    pgcl(*views).backward()
+
+
+def counted(rank, num_ranks, batches):
+    given = []
+    for counts in batches:
+        with SentBytes() as sent:
+            backward(counts[rank], queue_size=8)
+        given.append(sent.given)
+    return given
+
+
+@pytest.mark.parametrize("batches", [[[50]], [[1, 1], [50, 50], [3, 8]], [[7, 7, 7], [2, 30, 0]]])
+def test_bytes_are_those_of_the_documentation(batches):
+    num_ranks = len(batches[0])
+    for of_rank in on_ranks(counted, num_ranks, batches):
+        for given, counts in zip(of_rank, batches, strict=True):
+            embeddings, prototypes = 2 * max(counts) * DIM * 4, 3 * DIM * 4
+            sums = 2 * sum(counts) * 4
+            documented = {
+                "allgather_base": embeddings + sums + 3 * 8,
+                "reduce_scatter_base": num_ranks * embeddings,
+                "allreduce": sums + prototypes,
+            }
+            assert given == (documented if num_ranks > 1 else {})
+
+
+def peak(rank, num_ranks, num_graphs):
+    with in_blocks(64), LiveBytes() as live:
+        backward(num_graphs)
+    return live.peak
+
+
+def test_memory_grows_with_embeddings_and_not_with_pairs():
+    (small, _), (large, _) = (on_ranks(peak, 2, num_graphs) for num_graphs in (150, 600))
+    assert large < 5 * small  # four times the embeddings, sixteen times the pairs

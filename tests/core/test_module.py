@@ -17,7 +17,7 @@ from pgcl_losses import (
     PrototypeReweightedNCE,
     SinkhornPrototypes,
 )
-from pgcl_losses.ranks import Ranks
+from pgcl_losses.distributed import Processes
 
 MODULES = ("prototypes", "contrast", "consistency")
 DIM = 4
@@ -44,6 +44,11 @@ class NextCluster(SinkhornPrototypes):
 def views_of(num_views, num_graphs=6, seed=1):
     random = of_seed(seed)
     return torch.randn(num_views, num_graphs, DIM, dtype=torch.float64, generator=random)
+
+
+def batch_of_views():
+    units = torch.nn.functional.normalize(views_of(2), dim=-1)
+    return Batch(Processes([(6,), (6,)]), units.flatten(0, 1))
 
 
 def pgcl_of(**options):
@@ -89,7 +94,7 @@ def test_hooks_fire_and_subclasses_replace_modules_on_two_ranks():
 
 
 def test_a_batch_without_assignments_is_an_error():
-    batch = Batch(Ranks((6,)), torch.nn.functional.normalize(views_of(2), dim=-1))
+    batch = batch_of_views()
     for module in (ConsistencyLoss(), PrototypeReweightedNCE(weighting="uniform")):
         with pytest.raises(ValueError, match=r"has no prototypes, log_probs.*: call Sinkh"):
             module(batch)
@@ -98,23 +103,19 @@ def test_a_batch_without_assignments_is_an_error():
 
 
 def test_a_batch_is_the_only_argument():
-    batch, views = pgcl_of().prototypes(Batch(Ranks((6,)), embeddings=views_of(2))), views_of(2)
+    pgcl = pgcl_of()
+    batch = pgcl.prototypes(batch_of_views())
     for name in MODULES:
         with pytest.raises(TypeError, match="a batch has all views and items in it: give it alone"):
-            getattr(pgcl_of(), name)(batch, views[0])
+            getattr(pgcl, name)(batch, views_of(2)[0])
 
 
-class TestViews:
-    def test_the_queue_has_as_many_views_as_its_option_says(self):
-        pgcl = pgcl_of(queue_size=8, queue_views=3)
-        assert pgcl(*views_of(3)).isfinite()
-        assert pgcl.prototypes.queue.shape == (3, 8, DIM)
-        with pytest.raises(ValueError, match="views must be 3 when queue_size > 0, but got 2"):
-            pgcl(*views_of(2))
-
-    def test_one_view_is_an_error(self):
-        with pytest.raises(TypeError, match=r"views must be two or more Tensors.*but got 1"):
-            pgcl_of()(views_of(1)[0])
+def test_the_queue_has_as_many_views_as_its_option_says():
+    pgcl = pgcl_of(queue_size=8, queue_views=3)
+    assert pgcl(*views_of(3)).isfinite()
+    assert pgcl.prototypes.queue.shape == (3, 8, DIM)
+    with pytest.raises(ValueError, match="views must be 3 when queue_size > 0, but got 2"):
+        pgcl(*views_of(2))
 
 
 ASSIGNED = {
@@ -125,9 +126,10 @@ ASSIGNED = {
     "exclude_same_cluster": False,
     "negatives": "cross",
     "reduction": "sum",
-    "engine": "streaming",
+    "engine": "dense",
     "consistency_weight": 2.0,
     "contrast_weight": 3.0,
+    "gather": False,
 }
 
 
@@ -173,11 +175,32 @@ class TestOptions:
             setattr(pgcl, name, value)
         assert repr(pgcl) == before
 
-    def test_gather_reaches_the_modules(self):
-        pgcl = pgcl_of(gather=False)
-        assert not any(getattr(pgcl, name).gather for name in MODULES)
-        pgcl.gather = True
-        assert all(getattr(pgcl, name).gather for name in MODULES)
+    @pytest.mark.parametrize(
+        ("make", "name", "message"),
+        [
+            (pgcl_of, "tau", "^PGCLLoss has no option tau: did you mean temperature"),
+            (pgcl_of, "temprature", "no option temprature: did you mean temperature"),
+            (lambda: pgcl_of().prototypes, "K", "K: did you mean num_prototypes"),
+            (InfoNCE, "foo", "^InfoNCE has no option foo: it has temperature, negatives, memory_s"),
+        ],
+    )
+    def test_assigning_an_unknown_option_is_an_error(self, make, name, message):
+        with pytest.raises(AttributeError, match=message):
+            setattr(make(), name, 3)
+
+    def test_attributes_that_are_no_options(self):
+        class Mine(PGCLLoss):
+            def __init__(self):
+                super().__init__(DIM)
+                self.note = "mine"
+
+        for loss in (PGCLLoss(DIM), InfoNCE(), Mine()):
+            loss._x, loss.z, loss.head = 3, torch.zeros(2), torch.nn.Linear(2, 2)
+            assert (loss._x, loss.z.shape, loss.head.in_features) == (3, (2,), 2)
+        loss.steps = 7
+        assert (loss.note, loss.steps) == ("mine", 7)
+        with pytest.raises(AttributeError, match="Mine has no option tau: did you mean temp"):
+            loss.tau = 0.1
 
 
 @pytest.mark.parametrize(
@@ -191,7 +214,7 @@ class TestOptions:
         (lambda: PGCLLoss(9, eps=3), "eps: did you mean epsilon"),
         (lambda: PGCLLoss(embedding_dim=9), "embedding_dim: did you mean dim"),
         (lambda: PGCLLoss(hidden_dim=9), "hidden_dim: did you mean dim"),
-        (lambda: PGCLLoss(9, lead_steps=3), "lead_steps: did you mean warmup_steps"),
+        (lambda: PGCLLoss(9, queue_sise=3), "queue_sise: did you mean queue_size"),
         (lambda: InfoNCE(K=3), "unexpected keyword argument 'K'"),
         (lambda: PGCLLoss(4)(*views_of(2), torch.arange(6)), "z3 .*: give labels as items="),
         (lambda: InfoNCE()(*views_of(2), torch.arange(6)), "z3 .*: give labels as items="),
@@ -221,24 +244,27 @@ def modules_over_ranks(rank, num_ranks):
     views = views_of(3, sum(counts)).requires_grad_()
     mine = [view.split(counts)[rank] for view in views]
     family = {"num_prototypes": (3, 4), "negative_ranks": (0, 2), "soft_clusters": True}
-    for options in ({"reduction": "mean"}, {"reduction": "sum"}, family):
+    cross = {"reduction": "sum", "negatives": "cross", "weighting": "sample"}
+    for options in ({"reduction": "mean"}, cross, family):
         pgcl, whole = pgcl_of(**options), pgcl_of(**options, gather=False)
         assignments, expected = pgcl.prototypes(*mine), whole.prototypes(*whole_views)
         for ours, theirs in zip(assignments, expected, strict=True):
             for one, other in zip(ours[:3], theirs[:3], strict=True):
                 torch.testing.assert_close(one, other.split(counts)[rank])
-        clusters, of_all = ([a.clusters for a in some[:2]] for some in (assignments, expected))
+        clusters, of_all = ([a.clusters for a in some] for some in (assignments, expected))
         weight, whole_weight = pgcl.prototypes.weight, whole.prototypes.weight
         pairs = [
+            (pgcl(*mine), whole(*whole_views)),
             (pgcl.consistency(*assignments), whole.consistency(*expected)),
             (
-                pgcl.contrast(mine, assignments=assignments, prototypes=weight),
-                whole.contrast(list(whole_views), assignments=expected, prototypes=whole_weight),
+                pgcl.contrast(*mine, assignments=assignments, prototypes=weight),
+                whole.contrast(*whole_views, assignments=expected, prototypes=whole_weight),
             ),
         ]
         if options is not family:
-            by_numbers = pgcl.contrast(*mine[:2], *clusters, weight)
-            pairs.append((by_numbers, whole.contrast(*whole_views[:2], *of_all, whole_weight)))
+            by_numbers = pgcl.contrast(*mine, clusters=clusters, prototypes=weight)
+            numbers_of_all = {"clusters": of_all, "prototypes": whole_weight}
+            pairs.append((by_numbers, whole.contrast(*whole_views, **numbers_of_all)))
         for loss, other in pairs:
             torch.testing.assert_close(mean_over_ranks(loss), other.detach())
             options = {"retain_graph": True, "materialize_grads": True}
@@ -250,26 +276,6 @@ def modules_over_ranks(rank, num_ranks):
 @pytest.mark.parametrize("num_ranks", [1, 2, 3])
 def test_modules_over_ranks_are_those_of_one_process(num_ranks):
     on_ranks(modules_over_ranks, num_ranks)
-
-
-def three_views(rank, num_ranks):
-    counts = COUNTS[num_ranks]
-    for negatives in ("all", "cross"):
-        for weighting in ("prototype", "sample"):
-            options = {"negatives": negatives, "weighting": weighting}
-            views = views_of(3, sum(counts)).requires_grad_()
-            whole_views = views_of(3, sum(counts)).requires_grad_()
-            loss = pgcl_of(**options)(*(view.split(counts)[rank] for view in views))
-            expected = pgcl_of(**options, gather=False)(*whole_views)
-            loss.backward()
-            expected.backward()
-            torch.testing.assert_close(loss, expected)  # the same on every rank
-            torch.testing.assert_close(mean_over_ranks(views.grad), whole_views.grad)
-
-
-@pytest.mark.parametrize("num_ranks", [2, 3])
-def test_the_loss_of_three_views_over_ranks_is_that_of_one_process(num_ranks):
-    on_ranks(three_views, num_ranks)
 
 
 class WithStrength(ConsistencyLoss):
@@ -301,7 +307,7 @@ def different_strengths(rank, num_ranks):
         pgcl_of(negatives=("all", "cross")[rank])(*views_of(2))
     alone = PrototypeReweightedNCE(temperature=0.1 + rank, weighting="uniform")
     with pytest.raises(ValueError, match=r"rank 0: temperature=0\.1\n  rank 1: temperature=1\.1"):
-        alone(*views_of(2), *torch.zeros(2, 6, dtype=torch.long))
+        alone(*views_of(2), clusters=torch.zeros(2, 6, dtype=torch.long))
 
 
 def test_ranks_compare_every_option():
@@ -311,6 +317,17 @@ def test_ranks_compare_every_option():
 def errors_on_one_rank(rank, num_ranks):
     """All ranks raise the error of one, without waiting for a timeout."""
     first = rank == 0
+    pgcl = pgcl_of(memory_size=3)
+    calls = {
+        "SinkhornPrototypes.start_from_": lambda z: pgcl.prototypes.start_from_(z),
+        "PGCLLoss.remember": lambda z: pgcl.remember(z),
+        "InfoNCE.forward": lambda z: InfoNCE()(z, z),
+    }
+    for name, call in calls.items():
+        text = f"^rank 0 calls {name}, rank 1 calls PGCLLoss.forward: all ranks must make the same"
+        with pytest.raises(ValueError, match=text):
+            call(views_of(1)[0]) if first else pgcl(*views_of(2))
+    assert (pgcl.terms(*views_of(2)).loss if first else pgcl(*views_of(2))).isfinite()  # one call
     views, wide = views_of(2), torch.randn(2, 6, DIM + 2, dtype=torch.float64)
     info_nce = PrototypeReweightedNCE(weighting="uniform", exclude_same_cluster=False)
     with pytest.raises(ValueError, match=f"rank 0: dimension={DIM}\n  rank 1: dimension={DIM + 2}"):
@@ -322,7 +339,7 @@ def errors_on_one_rank(rank, num_ranks):
     for prototypes in ([[1.0] * DIM], torch.ones(3, DIM, dtype=torch.bool)):
         given = torch.ones(3, DIM, dtype=torch.float64) if first else prototypes
         with pytest.raises(ValueError, match="rank 0: ready\n  rank 1: TypeError: prototypes must"):
-            PrototypeReweightedNCE()(*views, *clusters, given)
+            PrototypeReweightedNCE()(*views, clusters=clusters, prototypes=given)
     foreign = pgcl_of()
     if not first:
         foreign.contrast = Broken()

@@ -23,7 +23,6 @@ print(*sorted(new - set(sys.stdlib_module_names)))
 
 def test_public_names():
     assert pgcl_losses.__all__ == [
-        "AssignedBatch",
         "Assignment",
         "Batch",
         "ConsistencyLoss",
@@ -37,18 +36,34 @@ def test_public_names():
     ]
 
 
-def test_adapters_are_found_from_inside_of_a_checkout():
-    """There this folder hides the installed package."""
+def test_imports_from_inside_of_a_checkout():
+    """Where this folder hides the installed package: adapters, and no other folder or package."""
     checkout = Path(__file__).parents[2]
     code = """
-import sys
+import importlib, sys
 sys.meta_path = [finder for finder in sys.meta_path if "editable" not in repr(finder).lower()]
 import pgcl_losses.adapters
 print(pgcl_losses.adapters.__file__)
+for name in ("pgcl_losses", "benchmarks", "experiments"):
+    try:
+        importlib.import_module("pgcl_losses." + name)
+    except ModuleNotFoundError as error:
+        print(error)
 """
-    command = [sys.executable, "-c", code]
-    result = subprocess.run(command, capture_output=True, text=True, cwd=checkout, check=True)
-    assert Path(result.stdout.strip()) == checkout / "adapters" / "__init__.py"
+    result = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        cwd=checkout,
+        env={"PYTHONPATH": str(checkout)},
+        check=True,
+    )
+    assert result.stdout.splitlines() == [
+        str(checkout / "adapters" / "__init__.py"),
+        "No module named 'pgcl_losses.pgcl_losses'",
+        "No module named 'pgcl_losses.benchmarks'",
+        "No module named 'pgcl_losses.experiments'",
+    ]
 
 
 def test_version_and_typing_marker():

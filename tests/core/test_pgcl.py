@@ -16,13 +16,7 @@ from helpers.marks import engines, few_graphs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pgcl_losses import (
-    ConsistencyLoss,
-    InfoNCE,
-    PGCLLoss,
-    PrototypeReweightedNCE,
-    SinkhornPrototypes,
-)
+from pgcl_losses import InfoNCE, PGCLLoss
 from pgcl_losses.contrast import NEGATIVES, WEIGHTINGS
 
 LAMBDA = 6.0
@@ -98,9 +92,12 @@ def test_terms_agree_with_the_oracle(problem, memory_size, with_items, engine, b
             terms = pgcl.terms(*views, items=items)
         z, of_views = arrays(views), numbers([items] * len(views)) if with_items else None
         q_of_heads = [[oracle.targets(view, c, 0.05, 3) for view in z] for c in prototypes]
-        for view, q in zip(terms.assignments, zip(*q_of_heads, strict=True), strict=True):
+        for view, at, q in zip(terms.assignments, z, zip(*q_of_heads, strict=True), strict=True):
             np.testing.assert_allclose(view.targets, np.hstack(q), rtol=1e-9, atol=1e-12)
-            clusters = np.stack([of_head.argmax(1) for of_head in q], axis=1)
+            keys = [
+                oracle.ranking(of_head, at, c) for of_head, c in zip(q, prototypes, strict=True)
+            ]
+            clusters = np.stack([of_head.argmax(1) for of_head in keys], axis=1)
             assert (view.clusters.reshape(clusters.shape).numpy() == clusters).all()
         contrast = oracle.pgcl_contrast(
             z, prototypes, of_views, memory.embeddings, memory.items, **mode
@@ -122,7 +119,7 @@ def test_gradients_agree_with_the_oracle(problem, block):
     """To embeddings and prototypes, with targets, clusters and weights held fixed."""
     views, _ = problem.views()
     results = []
-    for engine in ("dense", "streaming"):
+    for engine in ("dense", "blocks"):
         pgcl = problem.pgcl(engine=engine, reduction="none")
         inputs = [*views, pgcl.prototypes.weight]
         with in_blocks(block):
@@ -170,7 +167,7 @@ def test_gradients_agree_with_the_oracle(problem, block):
 @pytest.mark.parametrize("with_items", [False, True])
 def test_engines_have_the_same_gradient_with_a_memory(weighting, member, with_items):
     results = []
-    for engine in ("dense", "streaming"):
+    for engine in ("dense", "blocks"):
         torch.manual_seed(0)
         options = {"weighting": weighting, "engine": engine, "memory_size": 9, **member}
         pgcl, of_engine = PGCLLoss(DIM, **options).double(), []
@@ -192,7 +189,7 @@ def test_uniform_weights_without_consistency_are_info_nce(engine, memory_size, w
     pgcl = PGCLLoss(
         DIM, weighting="uniform", exclude_same_cluster=False, consistency_weight=0, **options
     ).double()
-    info_nce = InfoNCE(**options)
+    info_nce = InfoNCE(**options, dim=DIM).double()
     for seed in range(3):
         views, (items, *_) = random_sets((6, 6, 6), seed, num_items=3)
         items = items if with_items else None
@@ -205,60 +202,20 @@ def test_uniform_weights_without_consistency_are_info_nce(engine, memory_size, w
 def test_gradcheck_without_consistency():
     # Targets depend on the embeddings but are constants for the gradient. The oracle holds them
     # fixed; differences of the loss do not.
-    pgcl = PGCLLoss(3, 2, weighting="uniform", exclude_same_cluster=False, consistency_weight=0)
+    options = {"weighting": "uniform", "exclude_same_cluster": False, "engine": "dense"}
+    pgcl = PGCLLoss(3, 2, **options, consistency_weight=0)
     z1, z2 = torch.randn(2, 4, 3, dtype=torch.float64, requires_grad=True).unbind()
     assert torch.autograd.gradcheck(pgcl.double(), (z1, z2))
     assert torch.autograd.gradgradcheck(pgcl, (z1, z2))
 
 
-class TestAblation:
-    """Each row of the paper's ablation is a configuration."""
-
-    z1, z2 = torch.randn(2, 12, 5, generator=torch.Generator().manual_seed(1))
-
-    def terms_of_modules(self, weighting, exclude):
-        prototypes = SinkhornPrototypes(5, 4)
-        first, second = prototypes(self.z1, self.z2)
-        contrast = PrototypeReweightedNCE(weighting=weighting, exclude_same_cluster=exclude)(
-            self.z1, self.z2, first.clusters, second.clusters, prototypes.weight
-        )
-        return prototypes, contrast, ConsistencyLoss()(first, second)
-
-    @pytest.mark.parametrize(
-        ("weighting", "exclude", "contrast_weight", "consistency_weight"),
-        [
-            pytest.param("uniform", False, 1.0, 0.0, id="InfoNCE"),
-            pytest.param("uniform", False, 0.0, 1.0, id="consistency"),
-            pytest.param("sample", False, 1.0, 0.0, id="sample-reweighted"),
-            pytest.param("prototype", True, 1.0, 0.0, id="prototype-reweighted"),
-            pytest.param("uniform", False, 1.0, 6.0, id="InfoNCE + consistency"),
-            pytest.param("sample", False, 1.0, 6.0, id="sample-reweighted + consistency"),
-            pytest.param("prototype", True, 1.0, 6.0, id="PGCL"),
-        ],
-    )
-    def test_the_loss_is_that_of_its_modules(
-        self, weighting, exclude, contrast_weight, consistency_weight
-    ):
-        prototypes, contrast, consistency = self.terms_of_modules(weighting, exclude)
-        pgcl = PGCLLoss(
-            5,
-            4,
-            weighting=weighting,
-            exclude_same_cluster=exclude,
-            contrast_weight=contrast_weight,
-            consistency_weight=consistency_weight,
-        )
-        pgcl.prototypes.load_state_dict(prototypes.state_dict())
-        terms = pgcl.terms(self.z1, self.z2)
-        if contrast_weight > 0:
-            torch.testing.assert_close(terms.contrast, contrast)
-        if consistency_weight > 0:
-            torch.testing.assert_close(terms.consistency, consistency)
-        torch.testing.assert_close(
-            terms.loss, contrast_weight * contrast + consistency_weight * consistency
-        )
-        assert terms.loss.requires_grad == pgcl.prototypes.weight.requires_grad
-        assert terms.loss.requires_grad == (consistency_weight > 0)
+def test_the_loss_is_the_sum_of_its_weighted_terms():
+    views = torch.randn(2, 12, DIM)
+    terms = PGCLLoss(DIM, 4, contrast_weight=2.0, consistency_weight=3.0).terms(*views)
+    torch.testing.assert_close(terms.loss, 2 * terms.contrast + 3 * terms.consistency)
+    for weight in (0.0, 3.0):
+        loss = PGCLLoss(DIM, 4, consistency_weight=weight)(*views)
+        assert loss.requires_grad == (weight > 0)
 
 
 def test_weight_decay_does_not_move_prototypes_without_consistency():
@@ -276,51 +233,36 @@ def test_weight_decay_does_not_move_prototypes_without_consistency():
     assert not pgcl.prototypes.weight.requires_grad  # the user's own choice
 
 
-def test_terms_and_reductions():
-    torch.manual_seed(3)
-    z1, z2 = torch.randn(2, 7, 4)
-    terms = {}
-    for reduction in ("none", "sum", "mean"):
-        torch.manual_seed(0)
-        terms[reduction] = PGCLLoss(4, 3, reduction=reduction).terms(z1, z2)
-    each = terms["none"]
-    assert each.loss.shape == each.contrast.shape == each.consistency.shape == (14,)
-    for name in ("loss", "contrast", "consistency"):
-        torch.testing.assert_close(getattr(each, name).sum(), getattr(terms["sum"], name))
-        torch.testing.assert_close(getattr(each, name).mean(), getattr(terms["mean"], name))
-    assert len(each.assignments) == 2
-    assert each.assignments[0].targets.shape == (7, 3)
+def test_reductions_of_the_terms():
+    pgcl, views, terms = PGCLLoss(4, 3), torch.randn(2, 7, 4), {}
+    for pgcl.reduction in ("none", "sum", "mean"):
+        terms[pgcl.reduction] = pgcl.terms(*views)[:3]
+    for each, total, mean in zip(terms["none"], terms["sum"], terms["mean"], strict=True):
+        assert each.shape == (14,)
+        torch.testing.assert_close([each.sum(), each.mean()], [total, mean])
 
 
 def test_paper_defaults():
     pgcl = PGCLLoss(96)
-    assert (pgcl.consistency_weight, pgcl.contrast_weight) == (6.0, 1.0)
     assert pgcl.prototypes.weight.shape == (10, 96)
-    assert (pgcl.prototypes.temperature, pgcl.contrast.temperature) == (0.2, 0.2)
-    assert pgcl.prototypes.epsilon == 0.05
-    assert "weighting='prototype'" in repr(pgcl)
+    options = ("consistency_weight", "contrast_weight", "temperature", "epsilon", "weighting")
+    assert [getattr(pgcl, name) for name in options] == [6.0, 1.0, 0.2, 0.05, "prototype"]
     assert "consistency_weight=6.0" in repr(pgcl)
 
 
-class TestHalfPrecision:
-    @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-    def test_computes_in_float32_and_returns_gradients_in_the_dtype_of_the_input(self, dtype):
-        pgcl = PGCLLoss(4, 3)
-        z1, z2 = (v.to(dtype).requires_grad_() for v in torch.randn(2, 6, 4).unbind())
-        loss = pgcl(z1, z2)
-        loss.backward()
-        torch.testing.assert_close(loss, pgcl(z1.float(), z2.float()))
-        assert loss.dtype == torch.float32
-        assert z1.grad.dtype == z2.grad.dtype == dtype
-        assert pgcl.prototypes.weight.grad.dtype == torch.float32
-
-    @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-    def test_autocast_changes_nothing(self, dtype):
-        pgcl = PGCLLoss(4, 3)
-        z1, z2 = torch.randn(2, 6, 4)
-        with torch.autocast("cpu", dtype=dtype):
-            inside = pgcl(z1, z2)
-        assert torch.equal(inside, pgcl(z1, z2))
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_computed_in_float32_and_autocast_changes_nothing(dtype):
+    pgcl = PGCLLoss(4, 3)
+    z1, z2 = (v.to(dtype).requires_grad_() for v in torch.randn(2, 6, 4).unbind())
+    loss = pgcl(z1, z2)
+    loss.backward()
+    torch.testing.assert_close(loss, pgcl(z1.float(), z2.float()))
+    assert loss.dtype == torch.float32
+    assert z1.grad.dtype == z2.grad.dtype == dtype
+    assert pgcl.prototypes.weight.grad.dtype == torch.float32
+    with torch.autocast("cpu", dtype=dtype):
+        inside = pgcl(z1.float(), z2.float())
+    assert torch.equal(inside, pgcl(z1.float(), z2.float()))
 
 
 @pytest.mark.parametrize(
@@ -341,13 +283,6 @@ def test_finite_input_gives_finite_losses_and_gradients(n, d, k, length, alike):
         assert loss.isfinite()
         gradients = torch.autograd.grad(loss, [z1, z2, pgcl.prototypes.weight])
         assert all(gradient.isfinite().all() for gradient in gradients)
-
-
-def test_the_length_of_embeddings_does_not_matter():
-    pgcl = PGCLLoss(4, 3)
-    z1, z2 = torch.randn(2, 6, 4)
-    losses = [pgcl(length * z1, z2) for length in (1e-8, 1.0, 1e18)]
-    torch.testing.assert_close(losses, [losses[1]] * 3)
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -404,14 +339,7 @@ def test_shapes_can_be_traced_without_data():
         ({"consistency_weight": -1.0}, ValueError, "consistency_weight must be a finite.*-1.0"),
         ({"consistency_weight": math.nan}, ValueError, "consistency_weight.*nan"),
         ({"contrast_weight": "1"}, TypeError, "contrast_weight must be a finite number.*'1'"),
-        ({"temperature": 0.0}, ValueError, "temperature"),
-        ({"engine": "fast"}, ValueError, "engine must be one of"),
-        ({"num_prototypes": 0}, ValueError, "num_prototypes"),
-        (
-            {"temperature": 10**400},
-            ValueError,
-            "temperature must be a finite number",
-        ),
+        ({"temperature": 10**400}, ValueError, "temperature must be a finite number"),
         ({"gather": None}, TypeError, "gather must be True or False, but got None"),
         ({"process_group": "all"}, TypeError, "process_group must be a ProcessGroup or None"),
     ],
@@ -419,25 +347,3 @@ def test_shapes_can_be_traced_without_data():
 def test_wrong_options_are_errors(options, error, message):
     with pytest.raises(error, match=message):
         PGCLLoss(**{"dim": 4, **options})
-
-
-@pytest.mark.parametrize(
-    ("z1", "z2", "error", "message"),
-    [
-        (torch.randn(4, 5), torch.randn(4, 5), ValueError, "z1 has dimension 5 but"),
-        (torch.randn(4, 3), torch.randn(5, 3), ValueError, r"z2 has shape \(5, 3\) but z1"),
-        (torch.randn(4, 3), torch.randn(4, 3).half(), TypeError, "z2 is torch.float16 but z1"),
-        (torch.randn(0, 3), torch.randn(0, 3), ValueError, "z1 must not be empty"),
-        (torch.eye(3).to_sparse(), torch.eye(3), TypeError, "z1 must be a dense Tensor"),
-        (torch.randn(4, 3), "z", TypeError, "z2 must be a Tensor.*but got str"),
-        (
-            torch.randn(4),
-            torch.randn(4),
-            ValueError,
-            r"z1 must have shape \[N, D\], but got \(4,\)",
-        ),
-    ],
-)
-def test_wrong_inputs_are_errors(z1, z2, error, message):
-    with pytest.raises(error, match=message):
-        PGCLLoss(3)(z1, z2)

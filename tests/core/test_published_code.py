@@ -50,10 +50,8 @@ def test_each_query_has_a_denominator_of_its_own():
     y, z = rotated[..., 1].clone(), rotated[..., 2].clone()
     rotated[..., 1] = angle.cos() * y - angle.sin() * z
     rotated[..., 2] = angle.sin() * y + angle.cos() * z
-    clusters = torch.tensor([0, 1, 1, 2, 2])
-    prototypes = torch.randn(3, 3)
-    before = loss(z1, z2, clusters, clusters, prototypes)
-    after = loss(*rotated, clusters, clusters, prototypes)
+    given = {"clusters": (torch.tensor([0, 1, 1, 2, 2]),) * 2, "prototypes": torch.randn(3, 3)}
+    before, after = loss(z1, z2, **given), loss(*rotated, **given)
     torch.testing.assert_close(before[[0, 5]], after[[0, 5]])
     assert not torch.isclose(before[1:5], after[1:5]).any()
 

@@ -73,7 +73,7 @@ def test_a_branch_that_stays_info_nce_is_the_run_itself(graph, monkeypatch):
     assert stopped != trunk
 
 
-def test_a_branch_by_itself_is_a_run_with_warm_up(graph):
+def test_a_branch_by_itself_is_one_run_of_info_nce_and_pgcl(graph):
     row = rows.Row(rows.pgcl(5, 0.0, by_itself=True), 0.5)
     trunk = train.Run(CONFIG, train.graph_of(graph)[0])
     whole = Objective({"num_prototypes": 5, "consistency_weight": 0.0, "lead": 0.5}, 8, 0.4, 12)

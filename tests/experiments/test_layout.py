@@ -30,7 +30,7 @@ def test_folders_import_from_common_alone():
 
 def test_common_is_small():
     lines = [path.read_text().count("\n") for path in (EXPERIMENTS / "common").glob("*.py")]
-    assert sum(lines) < 600
+    assert sum(lines) < 640
 
 
 def test_no_program_changes_the_path_of_imports():

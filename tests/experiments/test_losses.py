@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from experiments.common.losses import Objective
+from experiments.common.losses import FirstInfoNCE, Objective
 from experiments.common.rivals import BarlowTwins
-from pgcl_losses import InfoNCE, PGCLLoss
+from pgcl_losses import InfoNCE, PGCLLoss, SinkhornPrototypes
 
 
 def views(n, d, seed, count=2):
@@ -43,20 +43,40 @@ def test_no_options_are_info_nce_and_others_pgcl():
     assert numbers().keys() >= {"agreement", "mean_cosine", "loss"}
 
 
-def test_warm_up_and_initialisation_at_fractions_of_the_run():
-    options = {"num_prototypes": 3, "lead": 0.5, "start": (0.0, 0.5)}
+@pytest.mark.parametrize("starts", [(), (0.0, 0.5)])
+def test_info_nce_and_initialisation_at_fractions_of_the_run(starts):
+    options = {"num_prototypes": 3, "lead": 0.5, "start": starts}
     objective = Objective(options, 5, 0.3, 10).double()
+    before = objective.pgcl().prototypes.weight.detach().clone()
     embeddings = views(8, 5, 0, count=1)[0]
     steps = []
     for step in range(10):
         objective.begin(step, lambda step=step: (steps.append(step), embeddings)[1])
-        is_warm_up = step < 5
+        is_first = step < 5
         z1, z2 = (z.requires_grad_() for z in views(8, 5, step))
         loss, _ = objective(z1, z2)
         (gradient,) = torch.autograd.grad(loss, z1)
         (plain,) = torch.autograd.grad(InfoNCE(temperature=0.3)(z1, z2), z1)
-        assert torch.allclose(gradient, plain) == is_warm_up
-    assert steps == [0, 5]
+        assert torch.allclose(gradient, plain) == is_first
+    assert steps == [10 * fraction for fraction in starts]
+    assert not torch.equal(objective.pgcl().prototypes.weight, before)
+
+
+def test_prototypes_are_initialised_once_from_the_last_embeddings(monkeypatch):
+    given = []
+    monkeypatch.setattr(SinkhornPrototypes, "start_from_", lambda _, z: given.append(z.clone()))
+    loss_of = FirstInfoNCE(PGCLLoss(5, 3, temperature=0.3).double(), 3, kept=20).double()
+    batches = [views(4, 5, seed) for seed in range(5)]
+    for z1, z2 in batches[:2]:
+        loss_of(z1, z2)
+    state = loss_of.state_dict()  # half of the kept embeddings are there
+    loss_of = FirstInfoNCE(PGCLLoss(5, 3, temperature=0.3).double(), 3, kept=20).double()
+    loss_of.load_state_dict(state)
+    for z1, z2 in batches[2:]:
+        assert len(given) == (int(loss_of.step) > 3)
+        loss_of(z1, z2)
+    (last,) = given
+    assert torch.equal(last, torch.cat([z for pair in batches[:3] for z in pair])[-20:])
 
 
 def test_the_encoder_gets_the_gradient_of_the_contrast_alone():

@@ -7,10 +7,11 @@ import pytest
 from helpers.scripts import ROOT, main_here, threads_for_processes
 
 from experiments.common import results
+from experiments.common.losses import FirstInfoNCE
 from experiments.common.rows import INFO_NCE
 from experiments.synthetic import __main__ as program
 from experiments.synthetic import clusters, settings
-from pgcl_losses import PGCLLoss, SinkhornPrototypes
+from pgcl_losses import SinkhornPrototypes
 
 FAMILY = {
     "num_prototypes": (10, 20),
@@ -76,36 +77,35 @@ def test_options_reach_the_loss():
     for name in ("num_prototypes", "negative_ranks", "soft_clusters"):
         assert getattr(pgcl, name) == config[name]
     steps = clusters.TRAIN // config["batch_size"]
-    assert pgcl.warmup_steps == steps
-    config |= {"lead_epochs": 0, "freeze_epochs": 2}
-    assert clusters.build(config).freeze_steps == 2 * steps
+    assert clusters.build(config | {"freeze_epochs": 2}).freeze_steps == 2 * steps
 
 
 @pytest.mark.parametrize(
     ("options", "starts"),
     [
         ({}, []),
-        ({"lead_epochs": 1}, []),
+        ({"lead_epochs": 1}, [8]),
         ({"start_from_rows": True}, [0]),
         ({"start_from_rows": True, "lead_epochs": 1}, [0, 8]),
     ],
 )
 def test_prototypes_are_initialised_from_embeddings(monkeypatch, options, starts):
-    """Before training and at the end of a warm-up, from one embedding of each sample."""
+    """Before training and after InfoNCE, from one embedding of each sample, or the last ones."""
     calls = []
     start = SinkhornPrototypes.start_from_
 
-    forwards, forward = [], PGCLLoss.forward
+    forwards, forward = [], FirstInfoNCE.next_loss
 
     def spy(self, embeddings):
         calls.append((len(forwards), len(embeddings)))
         return start(self, embeddings)
 
-    def counted(self, *views):
+    def counted(self, views):
+        loss = forward(self, views)
         forwards.append(self)
-        return forward(self, *views)
+        return loss
 
-    monkeypatch.setattr(PGCLLoss, "forward", counted)
+    monkeypatch.setattr(FirstInfoNCE, "next_loss", counted)
     monkeypatch.setattr(SinkhornPrototypes, "start_from_", spy)
     config = {**clusters.DEFAULTS, "batch_size": 512, "epochs": 2, "row": "PGCL", "seed": 0}
     clusters.run({**config, **options})

@@ -87,7 +87,7 @@ def test_killed_and_restarted_it_ends_with_the_same_weights(cache, tmp_path, pre
 
 
 def test_two_processes_pretrain_together(cache, tmp_path):
-    """With a warm-up, after which prototypes are initialised from embeddings of both."""
+    """InfoNCE first, after which prototypes are initialised from embeddings of both."""
     output = tmp_path / "recipe.pt"
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     given = [

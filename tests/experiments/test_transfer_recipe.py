@@ -1,4 +1,4 @@
-"""The row with a warm-up, after which prototypes are initialised from embeddings."""
+"""The row that begins with InfoNCE, after which prototypes are initialised from embeddings."""
 
 import pytest
 import torch
@@ -61,20 +61,20 @@ class Killed(Exception):
 
 
 @pytest.mark.parametrize(
-    ("warm_up", "fractions", "wanted"),
+    ("lead", "fractions", "wanted"),
     [(0.5, (0.5,), [4]), (0.4, (0.0, 0.4), [0, 3])],  # of 8 steps; 3 is within an epoch
 )
 def test_a_resumed_run_initialises_its_prototypes_as_often_as_an_uninterrupted_one(
-    monkeypatch, tmp_path, pretrain, starts, warm_up, fractions, wanted
+    monkeypatch, tmp_path, pretrain, starts, lead, fractions, wanted
 ):
-    monkeypatch.setattr(rows, "WARM_UP", warm_up)
+    monkeypatch.setattr(rows, "LEAD", lead)
     monkeypatch.setattr(rows, "STARTS", fractions)
     whole, stopped = tmp_path / "whole.pt", tmp_path / "stopped.pt"
     pretrain(whole, "--epochs=4")
     assert starts == [(step, 2 * 2 * 12) for step in wanted]  # two views of two batches
     starts.clear()
     train_epoch = program.train_epoch
-    for last in (2, 3):  # at the end of the warm-up, and after it
+    for last in (2, 3):  # at the end of InfoNCE, and after it
 
         def killed(epoch, *given, last=last):
             if epoch == last:
@@ -107,11 +107,11 @@ def test_its_numbers_are_in_the_file(monkeypatch, tmp_path, pretrain):
         pretrain(path, "--epochs=1")
 
 
-def test_no_frozen_prototypes_in_a_warm_up(pretrain, tmp_path, capsys):
+def test_no_frozen_prototypes_while_info_nce_trains(pretrain, tmp_path, capsys):
     with pytest.raises(SystemExit):
         pretrain(tmp_path / "recipe.pt", "--freeze-epochs=1")
     assert (
-        "argument --freeze-epochs: must be 0, as 'PGCL, recommended' has a warm-up"
+        "argument --freeze-epochs: must be 0, as 'PGCL, recommended' begins with InfoNCE"
         in capsys.readouterr().err
     )
 
@@ -122,4 +122,4 @@ def test_configurations_of_the_papers_rows_have_no_further_options():
     }
     config = {"row": "InfoNCE (GraphCL)", "freeze_epochs": 2}
     loss = {"weighting": "uniform", "exclude_same_cluster": False, "consistency_weight": 0.0}
-    assert rows.options(config, 5) == {"freeze_steps": 10, "warmup_steps": 0, **loss}
+    assert rows.options(config, 5) == {"freeze_steps": 10, **loss}

@@ -7,13 +7,13 @@ import pytest
 import torch
 from helpers.scripts import main_here, threads_for_processes
 from helpers.tu_sets import write_tu_set
+from sklearn.datasets import make_blobs
 from sklearn.model_selection import GridSearchCV, StratifiedKFold
 from sklearn.preprocessing import normalize
 from sklearn.svm import SVC
 from torch import nn
 from torch_geometric.data import Batch, Data
 
-from benchmarks.evaluation import clusters
 from experiments.common import results
 from experiments.common.rows import INFO_NCE, PGCL
 from experiments.unsupervised import __main__ as program
@@ -72,7 +72,7 @@ def test_a_tenth_of_the_nodes_is_dropped_and_no_self_loop_is_left():
 
 
 def test_the_accuracy_is_that_of_the_default_classifier_on_unit_embeddings():
-    rows, labels = clusters(num=60, classes=3)
+    rows, labels = make_blobs(60, 96, centers=3, center_box=(-0.5, 0.5), random_state=0)
     unit, scores = normalize(rows), []
     for fit, test in StratifiedKFold(10, shuffle=True, random_state=2007).split(rows, labels):
         search = GridSearchCV(SVC(), {"C": PENALTIES}, cv=5).fit(unit[fit], labels[fit])

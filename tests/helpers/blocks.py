@@ -1,9 +1,9 @@
-"""The streaming engine in blocks of another size than its own, on every device."""
+"""The engine of blocks with blocks of another size than its own, on every device."""
 
 from unittest import mock
 
 from pgcl_losses.engine import blocks
 
 
-def in_blocks(rows):
-    return mock.patch.multiple(blocks, _BLOCK=rows, _BLOCK_ELSEWHERE=rows)
+def in_blocks(size):
+    return mock.patch.multiple(blocks, _BLOCK=size, _BLOCK_ELSEWHERE=size)

@@ -1,68 +1,71 @@
-"""Random pairs for engines: sets of any lengths, any of them compared, items, and weights."""
+"""Random pairs for engines: sets of any lengths, items, a memory, and weights of every kind."""
+
+import functools
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from hypothesis import strategies as st
+from torch import Tensor
 
-from pgcl_losses.engine.contract import Factors, Gaussian, Pairs, Table, compared_sets, couples
-
-# Kinds of weights. Most embeddings are in one cluster of a table, and others in several.
-BY_CLUSTER = ["table", "large table", "heads", "soft", "many soft"]
-WEIGHTINGS = ["uniform", *BY_CLUSTER, "gaussian", *(f"gaussian, {kind}" for kind in BY_CLUSTER)]
-# Tables and factors with more columns than the 16 that kernels take at a time.
-NUM_CLUSTERS = {"large table": 40, "many soft": 40}
+from pgcl_losses.engine.pairs import NO_ITEM, Factors, Gaussian, Pairs, Table
 
 
-def problem(lengths, dim, weighting="uniform", *, compared=None, items=None):
-    """Pairs in float64, of which some weigh nothing. By default all sets are compared."""
-    torch.manual_seed(0)
-    count = sum(lengths)
-    embeddings = F.normalize(torch.randn(count, dim, dtype=torch.float64), dim=1)
-    if compared is None:
-        compared = compared_sets(len(lengths), "all")
-    by_cosine = None
-    if "gaussian" in weighting:
-        mean, variance = torch.rand(2, count, dtype=torch.float64)
-        by_cosine = Gaussian(mean - 0.5, variance + 0.05)
-        by_cosine.variance[0] = torch.inf
-    kind = weighting.removeprefix("gaussian").removeprefix(", ")
-    by_cluster = _by_cluster(kind, count)
-    return Pairs(embeddings, tuple(lengths), tuple(compared), items, by_cluster, by_cosine)
+class Beta(NamedTuple):
+    """A pair weight that no engine was written for: (1 + s)^a (1 - s)^b, a mixture's component."""
 
+    a: Tensor  # [M + B]
+    b: Tensor
 
-def _by_cluster(kind, count):
-    size = NUM_CLUSTERS.get(kind, 5)
-    if kind in ("table", "large table"):
-        return _table(count, size)
-    if kind == "heads":
-        return _table(count, 3, size, 2)
-    if kind in ("soft", "many soft"):
-        left, right = torch.rand(2, count, size, dtype=torch.float64)
-        return Factors(left.where(left > 0.3, 0.0), right.where(right > 0.7, 0.0))
-    return None
+    def numbers(self, scale):
+        return self.a, self.b, torch.full_like(self.a, 1 / scale)
 
-
-def _table(count, *sizes):
-    log_weights, clusters = [], []
-    for size in sizes:
-        table = torch.rand(size, size, dtype=torch.float64)
-        log_weights.append(table.where(table > 0.3, 0.0).fill_diagonal_(0.0).log())
-        of_head = torch.randint(size, (count,))
-        clusters.append(of_head.where(torch.rand(count) > 0.6, size // 2))
-    return Table(tuple(log_weights), torch.stack(clusters, 1))
+    def formula(self, scaled, *numbers, out=None):
+        a, b, unit = numbers
+        cosines = scaled * unit
+        return torch.add(a * (1.1 + cosines).log2(), b * (1.1 - cosines).log2(), out=out)
 
 
 @st.composite
-def any_pairs(draw, weightings=tuple(WEIGHTINGS), max_length=7):
-    lengths = draw(st.lists(st.integers(0, max_length), min_size=1, max_size=4).filter(any))
-    compared = draw(
-        st.sampled_from([compared_sets(len(lengths), negatives) for negatives in ("all", "cross")])
-        | st.lists(st.sampled_from(couples(len(lengths))), unique=True)
-    )
-    items = None
+def any_pairs(draw, factors=True):
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 10**6)))
+    random = functools.partial(torch.rand, generator=generator, dtype=torch.float64)
+
+    def number(below, *shape):
+        return torch.randint(below, shape, generator=generator)
+
+    lengths = tuple(draw(st.lists(st.integers(0, 5), min_size=1, max_size=4)))
     if draw(st.booleans()):
-        numbers = st.sampled_from([0, 1, 2, 7, -3, 2**40, 2**40 + 1])
-        count = sum(lengths)
-        items = torch.tensor(draw(st.lists(numbers, min_size=count, max_size=count)))
-    weighting = draw(st.sampled_from(weightings))
-    return problem(lengths, draw(st.integers(1, 6)), weighting, compared=compared, items=items)
+        lengths = (draw(st.integers(1, 4)),) * len(lengths)
+    lengths = lengths if sum(lengths) else (1,)
+    m, past = sum(lengths), draw(st.sampled_from([0, 0, 1, 7]))
+    of_past = draw(st.sampled_from([None, number(2, past) == 0, number(1, past) > 0]))
+    present = None
+    if past and of_past is not None:
+        present = torch.cat([torch.ones(m, dtype=torch.bool), of_past])
+    items = draw(st.sampled_from([None, number(3, m + past), 2**60 + number(50, m + past)]))
+    if items is not None and past > 0 and draw(st.booleans()):
+        items[m:] = NO_ITEM
+
+    def log_table(size):
+        table = random(size, size)
+        return table.masked_fill(random(size, size) < 0.3, 0.0).log()
+
+    sizes = draw(st.sampled_from([(1,), (4,), (30,), (3, 5, 2)]))
+    tables = tuple([log_table(size) for size in sizes])
+    table = Table(tables, torch.stack([number(size, m + past) for size in sizes], dim=1))
+    excluding = Table((torch.log(1 - torch.eye(4).double()),), number(4, m + past, 1))
+    left, right = (random(m + past, 3) * (random(m + past, 3) > 0.3) for _ in range(2))
+    kinds = [None, table, excluding, *([Factors(left, right)] if factors else [])]
+    mean, variance = random(m + past) - 0.5, random(m + past) + 0.05
+    pair_weights = [None, Gaussian(mean, variance), Beta(random(m + past), random(m + past))]
+    return Pairs(
+        F.normalize(random(m, 3) - 0.5),
+        lengths,
+        draw(st.booleans()),
+        items,
+        F.normalize(random(past, 3) - 0.5) if past else None,
+        present,
+        draw(st.sampled_from(kinds)),
+        draw(st.sampled_from(pair_weights)),
+    )

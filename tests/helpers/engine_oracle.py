@@ -1,93 +1,78 @@
-"""The contract of the engines word by word: in float64, with [M, M] matrices and autograd."""
+"""The contract of the engines word by word: in float64, with [M, M + B] matrices and autograd."""
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from pgcl_losses.engine.contract import Factors, Pairs, Past, Sums, Table
+from pgcl_losses.engine.pairs import Factors, Pairs, Table
 
 
 class Exact(NamedTuple):
     """What an engine's results are compared with."""
 
-    log_sums: Tensor  # [M] without the pair weight's scale, as engines return them
-    log_totals: Tensor | None  # [M] of the pair weight
-    gradient: Tensor  # [M, D] of the sum of d_log_sums_i log S_i
+    log_s: Tensor  # [M]
+    gradient: Tensor  # [M, D] of the sum of d_log_s_i log S_i
     d_temperature: Tensor
 
 
-def exact(pairs: Pairs, temperature: float, d_log_sums: Tensor, past: Past | None = None) -> Exact:
-    """An embedding without a negative has log S = -inf, of which no gradient comes."""
-    pairs, past = of_dtype(pairs, torch.float64), of_dtype(past, torch.float64)
-    tau = torch.tensor(temperature, dtype=torch.float64, device=pairs.embeddings.device)
-    tau.requires_grad_()
-    embeddings = pairs.embeddings.detach().requires_grad_()
-    others = embeddings if past is None else torch.cat([embeddings, past.embeddings])
-    cosines = embeddings @ others.T
-    log_weights, log_totals = log_by_cluster(pairs, past), None
-    if pairs.by_cosine is not None:
-        log_of_cosines = log_by_cosine(pairs, cosines.detach())
-        there = are_present(pairs, past)  # all embeddings, itself among them
-        log_totals = log_of_cosines.masked_fill(~there, -torch.inf).logsumexp(1)
-        log_weights = log_weights + log_of_cosines
-    counts = are_negatives(pairs, past) & (log_weights != -torch.inf)
+def exact(pairs: Pairs, temperature: float, d_log_s: Tensor) -> Exact:
+    """A query without negatives has log S = -inf, of which no gradient comes."""
+    tau = torch.tensor(temperature, dtype=torch.float64, requires_grad=True)
+    queries = pairs.embeddings.detach().requires_grad_()
+    keys = queries if pairs.past is None else torch.cat([queries, pairs.past])
+    cosines, log_weights = queries @ keys.T, log_of_weights(pairs)
+    if pairs.pair_weight is not None:
+        numbers = [of_each[: len(queries), None] for of_each in pairs.pair_weight.numbers(1.0)]
+        by_cosine = pairs.pair_weight.formula(cosines.detach(), *numbers) * math.log(2)
+        present = torch.tensor(are_present(pairs))
+        totals = by_cosine.masked_fill(~present, -torch.inf).logsumexp(1, keepdim=True)
+        log_weights = log_weights + by_cosine - totals + present.sum().double().log()
+    counts = torch.tensor(are_negatives(pairs)) & (log_weights != -torch.inf)
     logits = (cosines / tau + log_weights).masked_fill(~counts, -torch.inf)
     some = counts.any(1)
-    log_sums = cosines.new_full(some.shape, -torch.inf)
-    log_sums[some] = logits[some].logsumexp(1)
-    total = (d_log_sums.double() * log_sums)[some].sum()
-    gradient, d_temperature = torch.zeros_like(embeddings), torch.zeros_like(tau)
+    log_s = cosines.new_full(some.shape, -torch.inf)
+    log_s[some] = logits[some].logsumexp(1)
+    gradient, d_temperature = torch.zeros_like(queries), torch.zeros_like(tau)
     if some.any():
-        gradient, d_temperature = torch.autograd.grad(total, (embeddings, tau))
-    return Exact(log_sums.detach(), log_totals, gradient, d_temperature)
+        total = (d_log_s * log_s)[some].sum()
+        gradient, d_temperature = torch.autograd.grad(total, (queries, tau))
+    return Exact(log_s.detach(), gradient, d_temperature)
 
 
-def log_scaled(sums: Exact | Sums, pairs: Pairs, past: Past | None = None) -> Tensor:
-    """Log S whose pair weight has the mean 1 over all embeddings."""
-    if sums.log_totals is None:
-        return sums.log_sums
-    return sums.log_sums + are_present(pairs, past).sum().double().log() - sums.log_totals
+def are_present(pairs: Pairs) -> list[bool]:
+    """Which embeddings of the batch and of the past take part: ``[M + B]``."""
+    if pairs.present is None:
+        return [True] * (len(pairs.embeddings) + pairs.num_past())
+    return pairs.present.tolist()
 
 
-def are_present(pairs: Pairs, past: Past | None) -> Tensor:
-    """Which embeddings of the pairs and of the past take part: ``[M + B]``."""
-    device = pairs.embeddings.device
-    present = [torch.ones(len(pairs.embeddings), dtype=torch.bool, device=device)]
-    if past is not None:
-        all_of_past = torch.ones(len(past.embeddings), dtype=torch.bool, device=device)
-        present.append(all_of_past if past.present is None else past.present)
-    return torch.cat(present)
-
-
-def are_negatives(pairs: Pairs, past: Past | None = None) -> Tensor:
-    """Whether j is of another item than i, and in a set that the set of i is compared with.
-
-    Or of the past, which is compared with all. ``[M, M + B]``.
-    """
-    sets = [number for number, length in enumerate(pairs.lengths) for _ in range(length)]
-    items = [place for length in pairs.lengths for place in range(length)]
+def are_negatives(pairs: Pairs) -> list[list[bool]]:
+    """Whether j is of another item than i, and in a set that i's is compared with, or past."""
+    count, num_past = len(pairs.embeddings), pairs.num_past()
+    sets = [a for a, length in enumerate(pairs.lengths) for _ in range(length)]
+    items = [place for length in pairs.lengths for place in range(length)] + [None] * num_past
     if pairs.items is not None:
         items = pairs.items.tolist()
-    compared = {*pairs.compared, *((b, a) for a, b in pairs.compared)}
-    each = list(zip(sets, items, strict=True))
-    of_past = []
-    if past is not None:
-        of_past = [None] * len(past.embeddings) if pairs.items is None else past.items.tolist()
-    are = [
-        [(a, b) in compared and of_i != of_j for b, of_j in each] + [of_i != j for j in of_past]
-        for a, of_i in each
+    present = are_present(pairs)
+    return [
+        [
+            present[j]
+            and items[i] != items[j]
+            and (j >= count or pairs.within_sets or sets[i] != sets[j])
+            for j in range(count + num_past)
+        ]
+        for i in range(count)
     ]
-    device = pairs.embeddings.device
-    return torch.tensor(are, dtype=torch.bool, device=device) & are_present(pairs, past)
 
 
-def log_by_cluster(pairs: Pairs, past: Past | None = None) -> Tensor:
-    weights, count = pairs.by_cluster if past is None else past.by_cluster, len(pairs.embeddings)
+def log_of_weights(pairs: Pairs) -> Tensor:
+    """Of a table or factors, ``[M, M + B]``."""
+    weights, count = pairs.weights, len(pairs.embeddings)
     if isinstance(weights, Table):
         of_heads = [
-            log_table[clusters[:count].unsqueeze(1), clusters]  # [M, M + B]
+            log_table[clusters[:count].unsqueeze(1), clusters]
             for log_table, clusters in zip(
                 weights.log_weights, weights.clusters.unbind(1), strict=True
             )
@@ -95,20 +80,4 @@ def log_by_cluster(pairs: Pairs, past: Past | None = None) -> Tensor:
         return torch.stack(of_heads).logsumexp(0) - math.log(len(of_heads))
     if isinstance(weights, Factors):
         return (weights.left[:count] @ weights.right.T).log()
-    return pairs.embeddings.new_zeros(count, len(are_present(pairs, past)))
-
-
-def log_by_cosine(pairs: Pairs, cosines: Tensor) -> Tensor:
-    assert pairs.by_cosine is not None
-    numbers = (of_each.double().unsqueeze(1) for of_each in pairs.by_cosine.numbers(1.0))
-    return pairs.by_cosine.formula(cosines, *numbers) * math.log(2)
-
-
-def of_dtype(value: Any, dtype: torch.dtype) -> Any:
-    """The same pairs with floating-point numbers of another type."""
-    if isinstance(value, Tensor):
-        return value.to(dtype) if value.is_floating_point() else value
-    if isinstance(value, tuple):
-        parts = [of_dtype(part, dtype) for part in value]
-        return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
-    return value
+    return pairs.embeddings.new_zeros(count, count + pairs.num_past())

@@ -10,12 +10,12 @@ from pgcl_losses.contrast import NEGATIVES
 
 NUMBERS = (0, 1, 2, -1, -3, 2**40, 2**40 + 1, 1 - 2**63, 2**63 - 1)
 DIM = 3
-# What decides about pairs, their temperature and the blocks of streaming.
+# What decides about pairs, their temperature and the blocks of pairs.
 PAIR_MODES = {
     "temperature": st.sampled_from([0.01, 0.05, 0.2, 1.0]),
     "negatives": st.sampled_from(NEGATIVES),
 }
-ENGINES = st.sampled_from(["dense", "streaming"])
+ENGINES = st.sampled_from(["dense", "blocks"])
 BLOCKS = st.sampled_from([1, 3, 640])
 
 

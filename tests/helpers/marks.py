@@ -4,7 +4,7 @@ import pytest
 
 from pgcl_losses.contrast import NEGATIVES
 
-engines = pytest.mark.parametrize("engine", ["dense", "streaming"])
+engines = pytest.mark.parametrize("engine", ["dense", "blocks"])
 negatives_of = pytest.mark.parametrize("negatives", NEGATIVES)
 # The loss warns of batches with fewer graphs than prototypes.
 few_graphs = pytest.mark.filterwarnings("ignore:PGCLLoss")

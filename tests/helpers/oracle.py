@@ -24,12 +24,12 @@ def unit(rows: Rows) -> Rows:
 
 
 def cosine(a: Rows, b: Rows) -> float:
-    """Of unit rows."""
+    """Of unit vectors."""
     return float(sum(x * y for x, y in zip(a, b, strict=True)))
 
 
 def cosines(rows: Rows, others: Rows) -> list[list[float]]:
-    """Of every pair of unit rows."""
+    """Of every pair of unit vectors."""
     others = others.tolist()  # Python adds its own floats several times as fast
     return [[cosine(a, b) for b in others] for a in rows.tolist()]
 
@@ -63,6 +63,21 @@ def log_softmax(values: list[float]) -> list[float]:
 
 def targets(z: Rows, prototypes: Rows, epsilon: float, iterations: int) -> Rows:
     return sinkhorn(cosines(unit(z), unit(prototypes)), epsilon, iterations)
+
+
+def ranking(q: Rows, z: Rows, prototypes: Rows, epsilon: float = 0.05) -> Rows:
+    """What orders the clusters of each embedding: log q, and among equal ones the cosine."""
+    return np.array(
+        [
+            [
+                epsilon * math.log(max(q_ik, 1e-300)) + 1e-4 * score
+                for q_ik, score in zip(of_query, scores, strict=True)
+            ]
+            for of_query, scores in zip(
+                np.asarray(q).tolist(), cosines(unit(z), unit(prototypes)), strict=True
+            )
+        ]
+    )
 
 
 def log_predictions(z: Rows, prototypes: Rows, temperature: float) -> list[list[float]]:
@@ -148,7 +163,7 @@ def family_weights(
     by_sample = pair_weights(z, None, None, "sample" if weighting == "sample" else "uniform")
     for q, prototypes in zip(q_of_heads, prototypes_of_heads, strict=True):
         q, clusters = np.asarray(q).tolist(), range(len(prototypes))
-        positions = [positions_of(of_query) for of_query in q]
+        positions = [positions_of(of_query) for of_query in ranking(q, z, prototypes).tolist()]
         if not soft_clusters:  # all of an embedding is in its best cluster
             q = [[float(position == 0) for position in of_query] for of_query in positions]
         fractions = [sum(of_query[k] for of_query in q) / count for k in clusters]
@@ -351,7 +366,7 @@ def gradient(value: Callable[[Rows], float], at: Rows, step: float = 1e-6) -> Ro
 
 
 def kmeans(rows: Rows, start: Rows, draws: Sequence[Sequence[float]], rounds: int) -> Rows:
-    """Centres of unit rows: greedy k-means++ with the draws from 0 to 1, and Lloyd's rounds."""
+    """Centres of unit vectors: greedy k-means++ with the draws from 0 to 1, and Lloyd's rounds."""
 
     def distances_to(seeds: list[Rows]) -> list[float]:
         nearest = [min([1 - cosine(row, seed) for seed in seeds], default=1.0) for row in rows]

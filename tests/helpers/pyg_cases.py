@@ -33,7 +33,7 @@ def molecules(count, **changes):
 
 
 class Encoder(torch.nn.Module):
-    """GIN on tensors, told the number of graphs."""
+    """GIN on tensors and the number of graphs."""
 
     def __init__(self, width=4, dim=8, **options):
         super().__init__()

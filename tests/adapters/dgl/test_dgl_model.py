@@ -1,4 +1,4 @@
-"""The model of DGL's adapter: the loss of its views' rows, encoders of all kinds, and training."""
+"""The model of DGL's adapter: its loss, encoders of all kinds, and training."""
 
 import functools
 
@@ -25,17 +25,17 @@ from pgcl_losses.adapters.dgl import (
 @settings(max_examples=30)
 @given(graphs=graph_lists(), seed=st.integers(0, 1000))
 @pytest.mark.filterwarnings("ignore:the batch is one graph alone")
-def test_model_is_the_loss_of_the_views_rows(graphs, seed):
+def test_model_is_the_loss_of_the_views_embeddings(graphs, seed):
     graph = batch_of(graphs)
     model = model_of(augment2=RandomChoice([kind(0.5) for kind in KINDS]))
     torch.manual_seed(seed)
     loss = model(graph)
     torch.manual_seed(seed)
     views = model.augment1(graph), model.augment2(graph)
-    rows = [model.encoder(view, view.ndata["feat"]) for view in views]
-    torch.testing.assert_close(loss, model.loss(*rows))
+    embeddings = [model.encoder(view, view.ndata["feat"]) for view in views]
+    torch.testing.assert_close(loss, model.loss(*embeddings))
     torch.manual_seed(seed)
-    torch.testing.assert_close(list(model.embeddings(graph)), rows)
+    torch.testing.assert_close(list(model.embeddings(graph)), embeddings)
     assert loss.isfinite()
     loss.backward()
     assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
@@ -48,9 +48,9 @@ def test_three_views():
     torch.manual_seed(1)
     value = model(graph)
     torch.manual_seed(1)
-    rows = model.embeddings(graph)
-    assert len(rows) == 3
-    torch.testing.assert_close(value, loss(*rows))
+    embeddings = model.embeddings(graph)
+    assert len(embeddings) == 3
+    torch.testing.assert_close(value, loss(*embeddings))
 
 
 @pytest.mark.parametrize("name", LOSSES_OF_THREE_VIEWS)
@@ -60,26 +60,26 @@ def test_any_loss_of_three_views(name):
     assert_model_is_its_loss(model, batch_of([ring(size) for size in (8, 5, 9, 4, 7, 6)]))
 
 
-def test_rows_of_each_view_are_graph_i():
+def test_embeddings_of_each_view_are_graph_i():
     graph = batch_of([(0, []), ring(8), (1, []), ring(9), (0, [])])
     for augment in (kind(0.4) for kind in KINDS[:3]):
         model = model_of(AvgPooling(), augment, NodeDrop(0.2))
-        for rows in model.embeddings(graph):
-            left = rows[:, 0] != 0  # a graph that lost all its nodes
-            assert torch.equal(rows[left, 0], torch.arange(1.0, 6)[left])
+        for embeddings in model.embeddings(graph):
+            left = embeddings[:, 0] != 0  # a graph that lost all its nodes
+            assert torch.equal(embeddings[left, 0], torch.arange(1.0, 6)[left])
             assert left[[1, 3]].all()
 
 
 def test_an_encoder_of_the_graph_alone():
     graph = batch_of([ring(4), ring(5)])
     model = model_of(lambda view: dgl.sum_nodes(view, "feat"), feat_name=None)
-    assert [rows.shape for rows in model.embeddings(graph)] == [(2, 3)] * 2
+    assert [z.shape for z in model.embeddings(graph)] == [(2, 3)] * 2
 
 
-def test_rows_of_nodes():
+def test_embeddings_of_nodes():
     graph = batch_of([ring(30)])
     model = model_of(GINConv(nn.Linear(3, 16)), EdgePerturb(0.2), AttributeMask(0.2))
-    assert [rows.shape for rows in model.embeddings(graph)] == [(30, 16)] * 2
+    assert [z.shape for z in model.embeddings(graph)] == [(30, 16)] * 2
     model(graph).backward()
     model.augment1 = NodeDrop(0.5)
     with pytest.raises(

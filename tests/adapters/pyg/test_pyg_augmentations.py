@@ -18,7 +18,7 @@ from pgcl_losses.adapters.pyg import AttributeMask, EdgePerturb, NodeDrop, Rando
 
 @st.composite
 def graph_lists(draw, undirected=False):
-    """Graphs whose rows carry the number of their graph, and their own."""
+    """Graphs whose nodes carry the number of their graph, and their own."""
     sizes = draw(st.lists(st.integers(0, 5), min_size=1, max_size=6))
     with_x = draw(st.booleans())
     graphs = []

@@ -140,12 +140,12 @@ def first_only(batch):
 
 
 class Returns(torch.nn.Module):
-    def __init__(self, rows):
+    def __init__(self, embeddings):
         super().__init__()
-        self.rows = rows
+        self.embeddings = embeddings
 
     def forward(self, batch):
-        return self.rows
+        return self.embeddings
 
 
 class TestBadModels:
@@ -163,7 +163,7 @@ class TestBadModels:
             (Returns((torch.ones(5, 8),)), "must return a Tensor of shape.*but got tuple"),
         ],
     )
-    def test_rows_of_the_encoder(self, encoder, message):
+    def test_embeddings_of_the_encoder(self, encoder, message):
         with pytest.raises(ValueError, match=message):
             model_of(encoder, NodeDrop(1.0), NodeDrop())(molecules(5))
 
@@ -178,13 +178,13 @@ class TestBadModels:
             model_of(Forgetful(), AttributeMask(), empty_last)(molecules(5))
         assert model_of(Encoder(), AttributeMask(), empty_last)(molecules(5)).isfinite()
 
-    def test_rows_of_nodes_need_all_nodes(self):
+    def test_embeddings_of_nodes_need_all_nodes(self):
         model = model_of(NodeEncoder(), EdgePerturb(), NodeDrop(0.5))
         for batch in (molecules(2), molecules(2)[0]):
             with pytest.raises(ValueError, match=r"augment2.*must leave the nodes alone"):
                 model(batch)
 
-    def test_rows_of_graphs_need_a_batch(self):
+    def test_embeddings_of_graphs_need_a_batch(self):
         class Pooled(Encoder):
             def forward(self, data):
                 return self.gin(data.x, data.edge_index).sum(0, keepdim=True)

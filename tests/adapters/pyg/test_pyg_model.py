@@ -1,4 +1,4 @@
-"""The model of PyG's adapter: the loss of its views' rows, encoders of all kinds, and training."""
+"""The model of PyG's adapter: its loss, encoders of all kinds, and training."""
 
 import copy
 
@@ -28,7 +28,7 @@ class BatchEncoder(Encoder):
 
 class TestContrastiveModel:
     @pytest.mark.parametrize("kind", [Encoder, BatchEncoder, Forgetful])
-    def test_the_loss_is_that_of_the_rows_of_the_views(self, kind):
+    def test_the_loss_is_that_of_the_embeddings_of_the_views(self, kind):
         batch = molecules(6)
         model = model_of(kind(), Subgraph(0.3), EdgePerturb(0.2))
         torch.manual_seed(1)
@@ -42,9 +42,6 @@ class TestContrastiveModel:
         torch.testing.assert_close(loss, copy.deepcopy(model.loss)(z1, z2))
         torch.manual_seed(1)
         torch.testing.assert_close(model.embeddings(batch), (z1, z2))
-        torch.manual_seed(1)
-        with pytest.warns(DeprecationWarning, match=r"rows\(\) is now embeddings\(\)"):
-            torch.testing.assert_close(model.rows(batch), (z1, z2))
 
     def test_three_views(self):
         batch, loss = molecules(6), PGCLLoss(8, 4)
@@ -52,9 +49,9 @@ class TestContrastiveModel:
         torch.manual_seed(1)
         value = model(batch)
         torch.manual_seed(1)
-        rows = model.embeddings(batch)
-        assert len(rows) == 3
-        torch.testing.assert_close(value, copy.deepcopy(loss)(*rows))
+        embeddings = model.embeddings(batch)
+        assert len(embeddings) == 3
+        torch.testing.assert_close(value, copy.deepcopy(loss)(*embeddings))
         model.augment3 = lambda view: None
         with pytest.raises(TypeError, match="what augment3 returns must be"):
             model(batch)
@@ -69,7 +66,7 @@ class TestContrastiveModel:
         graph = molecules(6)
         for conv in (GINConv(torch.nn.Linear(4, 8)), GCNConv(4, 8), SAGEConv(4, 8)):
             model = model_of(conv, EdgePerturb(0.2), AttributeMask(0.2))
-            assert [rows.shape for rows in model.embeddings(graph)] == [(60, 8)] * 2
+            assert [z.shape for z in model.embeddings(graph)] == [(60, 8)] * 2
 
     def test_an_encoder_of_a_batch_may_have_other_arguments(self):
         class OfBatch(Encoder):
@@ -90,12 +87,12 @@ class TestContrastiveModel:
         loss.backward()
         assert loss.isfinite()
 
-    def test_rows_of_nodes(self):
+    def test_embeddings_of_nodes(self):
         model = model_of(NodeEncoder(), EdgePerturb(0.2), AttributeMask(0.2))
         batch = molecules(4)
-        assert [rows.shape for rows in model.embeddings(batch)] == [(40, 8)] * 2
+        assert [z.shape for z in model.embeddings(batch)] == [(40, 8)] * 2
         one = batch[0]
-        assert [rows.shape for rows in model.embeddings(one)] == [(10, 8)] * 2
+        assert [z.shape for z in model.embeddings(one)] == [(10, 8)] * 2
         model(one).backward()
 
     def test_models_of_pyg(self):

@@ -1,21 +1,17 @@
 """What processes compare before they exchange embeddings."""
 
-import itertools
-
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pgcl_losses.agree import fingerprint
+from pgcl_losses.distributed import fingerprint
 
 CPU = torch.device("cpu")
 DTYPES = [torch.float16, torch.float32, torch.float64, torch.int64, torch.bool]
 
 
 def of(*tensors):
-    (number,) = fingerprint(tensors, CPU).tolist()
-    return number
+    return fingerprint(tensors, CPU).item()
 
 
 @given(
@@ -33,16 +29,6 @@ def test_swapped_numbers_have_another_fingerprint(shape, dtype, positions, seed)
     assert (of(state) == of(other)) == torch.equal(state, other)
     step = torch.tensor(3)
     assert (of(step, state) == of(step, other)) == torch.equal(state, other)
-
-
-@pytest.mark.parametrize("shape", [(12,), (3, 4)])
-def test_all_orders_of_zeros_and_ones_have_different_fingerprints(shape):
-    different = set()
-    for ones in itertools.combinations(range(12), 5):
-        state = torch.zeros(12)
-        state[list(ones)] = 1
-        different.add(of(state.view(shape)))
-    assert len(different) == 792
 
 
 def test_swapped_tensors_and_changed_bits_have_another_fingerprint():
