@@ -1,7 +1,7 @@
 """Compare the bytes that gloo really sends in a step over many processes with the formula.
 
-Ranks on this machine talk over the loopback interface. Its counter has the bytes of all ranks
-together, and of whatever else uses it (Linux).
+Processes on this machine talk over the loopback interface. Its counter has the bytes of all
+processes together, and of whatever else uses it (Linux).
 
     python -m benchmarks.communication --ranks 2 4 8
 """
@@ -20,15 +20,15 @@ from .ranks import on_ranks
 STEPS = 5
 
 
-def sent(num_ranks: int, rows: int, dim: int, num_prototypes: int, scatter: int) -> float:
-    """Bytes one rank sends in a step if it holds so many rows of each view, in float32.
+def sent(num_ranks: int, num: int, dim: int, num_prototypes: int, scatter: int) -> float:
+    """Bytes one process sends in a step with so many embeddings of each view, in float32.
 
     A ring reduce-scatter sends what an all-gather does (scatter=1). Gloo makes it out of an
     all-reduce (scatter=2).
     """
     others = num_ranks - 1
-    views = 2 * rows * dim * 4
-    sums = 2 * rows * num_ranks * 4  # gathered forward, their gradients added backward
+    views = 2 * num * dim * 4
+    sums = 2 * num * num_ranks * 4  # gathered forward, their gradients added backward
     reduced = num_prototypes * dim * 4 + sums
     return others * (views + scatter * views + sums + 2 / num_ranks * reduced + 3 * 8)
 
@@ -39,12 +39,12 @@ def loopback_bytes() -> int:
 
 
 def measured_bytes(args: argparse.Namespace) -> float:
-    """That one rank sends in a step, on average."""
+    """That one process sends in a step, on average."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     pgcl = PGCLLoss(args.dim, args.prototypes)
     torch.manual_seed(distributed.get_rank())
-    z1, z2 = torch.randn(2, args.rows, args.dim, requires_grad=True).unbind()
+    z1, z2 = torch.randn(2, args.num, args.dim, requires_grad=True).unbind()
     pgcl(z1, z2).backward()
     distributed.barrier()
     before = loopback_bytes()
@@ -58,16 +58,16 @@ def measured_bytes(args: argparse.Namespace) -> float:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--ranks", type=at_least(2), nargs="+", default=[2, 3, 4, 8])
-    parser.add_argument("--rows", type=count, default=1024, help="of each view, on every rank")
+    parser.add_argument("--num", type=count, default=1024, help="graphs of each process")
     parser.add_argument("--dim", type=count, default=128)
     parser.add_argument("--prototypes", type=count, default=10)
     args = parser.parse_args()
-    print("MiB that one rank sends in a step")
-    print("ranks        measured   formula of gloo   ratio   formula of a ring")
+    print("MiB that one process sends in a step")
+    print("processes    measured   formula of gloo   ratio   formula of a ring")
     for num_ranks in args.ranks:
         measured = on_ranks(measured_bytes, num_ranks, args)
         ring, gloo = (
-            sent(num_ranks, args.rows, args.dim, args.prototypes, scatter) for scatter in (1, 2)
+            sent(num_ranks, args.num, args.dim, args.prototypes, scatter) for scatter in (1, 2)
         )
         print(
             f"{num_ranks:5d}{measured / 2**20:16.3f}{gloo / 2**20:18.3f}{measured / gloo:8.3f}"

@@ -4,17 +4,13 @@
 
 python -m benchmarks.libraries --output benchmarks/results/libraries.json
 python -m benchmarks.libraries --only steps --sizes 256 --rounds 5 --output /tmp/steps.json
-python -m benchmarks.libraries --only memory --stored 16384 65536 --output /tmp/memory.json
 
 - `values`: relative differences of value and gradient in float64, where both are defined alike.
 - `steps`: value and gradient of each loss as people call it; the ratio is to our time. In lightly's
   memory bank queries are one view, in all others both.
-- `memory`: a step with a memory of past batches, beside the matrix products of queries and memory,
-  Q K^T and P K. A loss that keeps no logits computes Q K^T twice: three products.
 """
 
 import math
-import warnings
 from argparse import Namespace
 from collections.abc import Callable
 from functools import partial
@@ -26,7 +22,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from experiments.common.arguments import count
-from pgcl_losses import InfoNCE, PGCLLoss
+from pgcl_losses import InfoNCE
 
 from . import measure, peers
 
@@ -66,7 +62,7 @@ def decoupled(device: str) -> Alike:
 
 def memory_bank(device: str) -> Alike:
     stored = unit(64, device, torch.float64)
-    ours = InfoNCE(temperature=TAU, negatives="cross", memory_size=64)
+    ours = InfoNCE(temperature=TAU, negatives="cross", memory_size=64, dim=DIM).to(stored)
     ours.remember(stored)
 
     first, second = (peers.lightly_nt_xent(TAU, stored) for _ in range(2))  # a call changes them
@@ -79,7 +75,7 @@ def memory_bank(device: str) -> Alike:
 
 def cross_batch(loss: str, device: str) -> Alike:
     stored = unit(64, device, torch.float64)
-    ours = InfoNCE(temperature=TAU, memory_size=64)
+    ours = InfoNCE(temperature=TAU, memory_size=64, dim=DIM).to(stored)
     ours.remember(stored)
     return Alike(ours, peers.cross_batch_memory(stored, 2 * 48, TAU, loss))
 
@@ -100,57 +96,29 @@ def modalities(device: str) -> Alike:
     return Alike(ours, peers.clip(temperature), temperature=(temperature,))
 
 
-PAST_POSITIVES = "past embeddings of the query's label are positives; only queries have a gradient"
-# Each with where both are defined alike, and how they differ otherwise.
-VALUES: dict[str, tuple[Callable[[str], Alike], str, str]] = {
-    "lightly NTXentLoss": (two_views, "two views", ""),
-    "lightly DCLLoss": (
-        decoupled,
-        "log(e^l - 1) of our losses",
-        "its denominator does not contain the positive",
-    ),
-    "lightly NTXentLoss, memory bank": (
-        memory_bank,
-        "one graph, mean of both orders",
-        "its queries are one view, its negatives the bank alone, which is random at first",
-    ),
-    "pytorch-metric-learning SupConLoss": (
-        one_positive,
-        "one positive for each query",
-        "its denominator contains the query's other positives",
-    ),
-    "pytorch-metric-learning NTXentLoss": (
-        labelled,
-        "labels, classes of one size",
-        "its mean is over pairs, so large classes count more",
-    ),
+# Each with where both are defined alike.
+VALUES: dict[str, tuple[Callable[[str], Alike], str]] = {
+    "lightly NTXentLoss": (two_views, "two views"),
+    "lightly DCLLoss": (decoupled, "log(e^l - 1) of our losses"),
+    "lightly NTXentLoss, memory bank": (memory_bank, "one graph, mean of both orders"),
+    "pytorch-metric-learning SupConLoss": (one_positive, "one positive for each query"),
+    "pytorch-metric-learning NTXentLoss": (labelled, "labels, classes of one size"),
     "pytorch-metric-learning CrossBatchMemory(NTXentLoss)": (
         partial(cross_batch, "NTXentLoss"),
         "labels that never recur",
-        PAST_POSITIVES,
     ),
     "pytorch-metric-learning CrossBatchMemory(SupConLoss)": (
         partial(cross_batch, "SupConLoss"),
         "labels that never recur",
-        PAST_POSITIVES,
     ),
-    "open_clip ClipLoss": (modalities, "negatives='cross', temperature 1 / logit_scale", ""),
+    "open_clip ClipLoss": (modalities, "negatives='cross', temperature 1 / logit_scale"),
 }
-
-
-def if_installed(name: str, make: Callable[[], Any]) -> Any:
-    """What ``make`` returns; None if the library is not installed."""
-    try:
-        return make()
-    except ImportError as error:
-        tqdm.write(f"{name} is left out: {error}")
-        return None
 
 
 def value_differences(args: Namespace) -> list[dict[str, Any]]:
     table = []
-    for name, (make, where, _) in VALUES.items():
-        alike = if_installed(name, partial(make, args.device))
+    for name, (make, where) in VALUES.items():
+        alike = peers.if_installed(name, partial(make, args.device))
         if alike is None:
             continue
         leaves = (*views(alike.num, args.device, torch.float64), *alike.temperature)
@@ -187,7 +155,7 @@ def timed(
     for name, rival in rivals.items():
         if rival.needs > measure.available_bytes(args.device):
             tqdm.write(f"{mode} {size}: {name} needs about {rival.needs / 2**30:.0f} GiB")
-        elif loss := if_installed(name, rival.make):
+        elif loss := peers.if_installed(name, rival.make):
             steps[name] = partial(step, loss, *leaves)
             steps[name]()  # memories get their buffers
             peak = measure.peak_mib(steps[name], args.device)
@@ -230,8 +198,9 @@ def modality_steps(num: int, args: Namespace) -> list[dict[str, Any]]:
     return timed(rivals, leaves, f"N={num} D={DIM}", mode, args)
 
 
-def filled(loss: InfoNCE | PGCLLoss, num: int, size: int, device: str) -> InfoNCE | PGCLLoss:
+def filled(num: int, size: int, device: str) -> InfoNCE:
     """With a memory that training steps have filled."""
+    loss = InfoNCE(temperature=TAU, memory_size=size, dim=DIM).to(device)
     for _ in range(math.ceil(size / (2 * num))):
         loss(*views(num, device))
     return loss
@@ -241,9 +210,7 @@ def memory_steps(num: int, size: int, args: Namespace) -> list[dict[str, Any]]:
     stored = unit(size, args.device)
     logits = 2 * num * (size + 2 * num)
     rivals = {
-        "InfoNCE": Rival(
-            lambda: filled(InfoNCE(temperature=TAU, memory_size=size), num, size, args.device)
-        ),
+        "InfoNCE": Rival(partial(filled, num, size, args.device)),
         "lightly NTXentLoss": Rival(partial(peers.lightly_nt_xent, TAU, stored), 12 * logits),
     }
     # NTXentLoss takes 22 GiB at N=256 and B=4096.
@@ -266,36 +233,7 @@ def step_times(args: Namespace) -> list[dict[str, Any]]:
     return table
 
 
-def memory_costs(args: Namespace) -> list[dict[str, Any]]:
-    table = []
-    for size in args.stored:
-        leaves = views(BATCH, args.device)
-        queries, stored = unit(2 * BATCH, args.device), unit(size, args.device)
-        losses = {
-            "InfoNCE": InfoNCE(temperature=TAU, memory_size=size),
-            "PGCLLoss": PGCLLoss(DIM, temperature=TAU, memory_size=size).to(args.device),
-            "InfoNCE without a memory": InfoNCE(temperature=TAU),
-            "PGCLLoss without a memory": PGCLLoss(DIM, temperature=TAU).to(args.device),
-        }
-        steps: dict[str, Callable[[], Any]] = {
-            "two products": peers.memory_products(queries, stored, logits=1),
-            "three products": peers.memory_products(queries, stored, logits=2),
-        }
-        cell, mode = f"N={BATCH} D={DIM} B={size}", "value and gradient"
-        for name, loss in losses.items():
-            if "without" not in name:
-                filled(loss, BATCH, size, args.device)
-            steps[name] = partial(step, loss, *leaves, *loss.parameters())
-            peak = measure.peak_mib(steps[name], args.device)
-            state = sum(buffer.nbytes for buffer in loss.buffers()) / measure.MIB
-            table.append(measure.row("memory", name, cell, mode, "peak MiB", peak))
-            table.append(measure.row("memory", name, cell, mode, "state MiB", state))
-        times = measure.time_in_turn(steps, args.rounds)
-        table += measure.rows("memory", cell, mode, times, "two products", "three products")
-    return table
-
-
-BENCHMARKS = {"values": value_differences, "steps": step_times, "memory": memory_costs}
+BENCHMARKS = {"values": value_differences, "steps": step_times}
 
 if __name__ == "__main__":
     parser = measure.parser(__doc__, rounds=21)
@@ -306,10 +244,5 @@ if __name__ == "__main__":
     args = parser.parse_args()
 
     torch.manual_seed(0)
-    warnings.filterwarnings("ignore", "PGCLLoss: the prototypes have not moved")  # no optimizer
     chosen = [args.only] if args.only else BENCHMARKS
-    table = measure.report(args, (BENCHMARKS[name](args) for name in chosen))
-    print(f"\n{measure.markdown(table)}\n")
-    for name, (_, where, otherwise) in VALUES.items():
-        if otherwise:
-            print(f"- {name}, the same as ours: {where}. Otherwise {otherwise}.")
+    measure.report(args, (BENCHMARKS[name](args) for name in chosen))

@@ -23,6 +23,12 @@ from .live_bytes import LiveBytes
 MIB = 2**20
 SECONDS_PER_ROUND = 0.05
 WARM_UP = 0.1  # seconds of calls, about 100 small steps
+RENAMED = {
+    "streaming": "blocks",
+    "unit rows": "normalisation",
+    "whole step": "step",
+    "share of the step": "fraction of the step",
+}
 
 
 def parser(about: str, rounds: int, *, cpu_alone: bool = False) -> argparse.ArgumentParser:
@@ -38,23 +44,20 @@ def parser(about: str, rounds: int, *, cpu_alone: bool = False) -> argparse.Argu
     return made
 
 
-def report(
-    args: argparse.Namespace, tables: Iterable[list[dict[str, Any]]]
-) -> list[dict[str, Any]]:
-    """Show tables as they are made, write all of them, and return their rows.
+def report(args: argparse.Namespace, tables: Iterable[list[dict[str, Any]]]) -> None:
+    """Show tables as they are made, and write all of them.
 
     Whether they can be written is known before the first one is made.
     """
     described = machine(getattr(args, "device", "cpu"))
     path = output(args, described)
     print(described)
-    whole = []
+    every = []
     for table in tables:
         show(table)
-        whole += table
-    save(path, whole, described)
+        every += table
+    save(path, every, described)
     print(f"written to {path}")
-    return whole
 
 
 def output(args: argparse.Namespace, machine: dict[str, Any]) -> Path:
@@ -79,6 +82,13 @@ def kept(path: Path, machine: dict[str, Any]) -> list[dict[str, Any]]:
         there = ", ".join(f"{name} {other.get(name)}" for name in differing)
         raise SystemExit(f"{path} was measured elsewhere, with {there}: choose another --output")
     return rows
+
+
+def read(path: Path) -> dict[str, Any]:
+    """A record, in today's names."""
+    record = json.loads(path.read_text())
+    rows = [{key: RENAMED.get(old, old) for key, old in row.items()} for row in record["rows"]]
+    return {**record, "rows": rows}
 
 
 def machine(device: str = "cpu") -> dict[str, Any]:
@@ -128,7 +138,7 @@ def peak_mib(run: Callable[[], Any], device: str) -> float:
 
 
 def seconds_of(run: Callable[[], Any], calls: int = 1) -> float:
-    """Seconds per call, until a GPU in use has finished too."""
+    """Seconds per call, until a GPU in use has finished."""
     wait = torch.cuda.synchronize if torch.cuda.is_initialized() else lambda: None
     wait()
     start = time.perf_counter()
@@ -226,22 +236,6 @@ def show(table: list[dict[str, Any]]) -> None:
         print(f"{benchmark:10s} {size:18s} {mode:17s} {provider:34s} {'  '.join(values)}")
 
 
-def markdown(table: list[dict[str, Any]]) -> str:
-    """A table for each benchmark, with a line per size, mode and provider, a column per metric."""
-    tables = []
-    for benchmark in dict.fromkeys(row["benchmark"] for row in table):
-        rows = [row for row in table if row["benchmark"] == benchmark]
-        metrics = list(dict.fromkeys(row["metric"] for row in rows))
-        lines: dict[tuple[str, ...], dict[str, str]] = {}
-        for row in rows:
-            key = row["mode"], row["size"], row["provider"]
-            lines.setdefault(key, {})[row["metric"]] = f"{row['value']:.3g}"
-        cells = [["mode", "size", benchmark, *metrics], ["---"] * (3 + len(metrics))]
-        cells += [[*key, *(values.get(m, "") for m in metrics)] for key, values in lines.items()]
-        tables.append("\n".join(f"| {' | '.join(line)} |" for line in cells))
-    return "\n\n".join(tables)
-
-
 def save(path: Path, table: list[dict[str, Any]], machine: dict[str, Any]) -> None:
     """Write the rows, beside those the file has of other benchmarks on the same machine."""
     measured = {row["benchmark"] for row in table}
@@ -249,4 +243,4 @@ def save(path: Path, table: list[dict[str, Any]], machine: dict[str, Any]) -> No
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f"{path.name}.part")
     part.write_text(json.dumps({"machine": machine, "rows": others + table}, indent=1) + "\n")
-    os.replace(part, path)  # whole or not at all
+    os.replace(part, path)

@@ -1,8 +1,7 @@
 """Measure what a training step of PGCL spends on each of its parts, forward and backward.
 
-A stopwatch is told when a part begins and ends; nothing else is changed. A backward operation
-counts for the part whose forward operation caused it. Only for a CPU, where work is over once a
-call returns.
+A stopwatch runs while a part does; nothing else is changed. A backward operation counts for the
+part whose forward operation caused it. Only for a CPU, where work is over once a call returns.
 
 python -m benchmarks.parts
 python -m benchmarks.parts --sizes 128 --rounds 5 --output /tmp/parts.json
@@ -30,16 +29,17 @@ from . import measure
 
 DIM = 96
 NUM_PROTOTYPES = 10
+NORMALISATION = "normalisation"
 REST = "rest"  # checks, positives, reduction, and autograd itself
 FORWARD, BACKWARD = "pairs, forward", "pairs, backward"
-# Modules of the loss and functions; what runs within another of them is taken out of it.
+# Modules of the loss and functions; the time of one that runs within another is subtracted.
 MODULES = {"prototypes": "prototypes", "consistency": "consistency", "contrast": "weights"}
 FUNCTIONS = {
-    "pgcl_losses.batch.unit_vectors": "unit rows",
+    "pgcl_losses.batch.unit_vectors": NORMALISATION,
     "pgcl_losses.contrast.weighted_info_nce": REST,
     "pgcl_losses.info_nce.log_weighted_sums": FORWARD,
 }
-PARTS = ["unit rows", *MODULES.values(), FORWARD, BACKWARD, REST]
+PARTS = [NORMALISATION, *MODULES.values(), FORWARD, BACKWARD, REST]
 
 
 class Stopwatch:
@@ -66,7 +66,7 @@ class Stopwatch:
             result = function(*args, **kwargs)
             self._end()
             self._follow(BACKWARD if part == FORWARD else part, result)
-            self._since = time.perf_counter()  # following takes time, too
+            self._since = time.perf_counter()  # following takes time
             return result
 
         return timed
@@ -121,10 +121,10 @@ def part_times(num: int, rounds: int) -> list[dict[str, Any]]:
         pgcl(z1, z2).backward()
 
     calls = max(1, int(measure.SECONDS_PER_ROUND / min(measure.seconds_of(step) for _ in range(3))))
-    times: dict[str, list[float]] = {"whole step": [], "watched step": []}
+    times: dict[str, list[float]] = {"step": [], "watched step": []}
     of_parts: dict[str, list[float]] = {part: [] for part in PARTS}
     for _ in range(rounds):
-        times["whole step"].append(1e3 * measure.seconds_of(step, calls))
+        times["step"].append(1e3 * measure.seconds_of(step, calls))
         with watched(pgcl) as watch:
             for _ in range(calls):
                 watch.run(step)
@@ -133,12 +133,12 @@ def part_times(num: int, rounds: int) -> list[dict[str, Any]]:
             of_parts[part].append(1e3 * seconds / calls)
 
     size, mode = f"N={num} D={DIM} K={NUM_PROTOTYPES}", "PGCLLoss"
-    table = measure.rows("parts", size, mode, times, "whole step")
+    table = measure.rows("parts", size, mode, times, "step")
     for part, values in of_parts.items():
-        shares = [value / whole for value, whole in zip(values, times["watched step"], strict=True)]
+        fractions = [part / of for part, of in zip(values, times["watched step"], strict=True)]
         key = "parts", part, size, mode
         table.append(measure.row(*key, "milliseconds", statistics.median(values)))
-        table.append(measure.row(*key, "share of the step", statistics.median(shares)))
+        table.append(measure.row(*key, "fraction of the step", statistics.median(fractions)))
     return table
 
 

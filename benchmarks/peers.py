@@ -16,11 +16,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, distributed
 from torch.autograd.function import once_differentiable
-from torch.utils.checkpoint import checkpoint
+from tqdm import tqdm
 
 CHUNK = 256  # rows
 
 Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+def if_installed(name: str, make: Callable[[], Any]) -> Any:
+    """What ``make`` returns; None if the library is not installed."""
+    try:
+        return make()
+    except ImportError as error:
+        tqdm.write(f"{name} is left out: {error}")
+        return None
 
 
 def division_loop(scores: Tensor, epsilon: float = 0.05, iterations: int = 3) -> Tensor:
@@ -55,51 +64,15 @@ def log_domain_loop(scores: Tensor, epsilon: float = 0.05, iterations: int = 3) 
     return log_q.exp()
 
 
-def masked_info_nce(z1: Tensor, z2: Tensor, temperature: float = 0.2) -> Tensor:
-    """InfoNCE with intra-view negatives in PyGCL's form: 0/1 masks multiplied into exponentials."""
-
-    def one_way(anchor: Tensor, other: Tensor) -> Tensor:
-        same = torch.eye(len(anchor), dtype=anchor.dtype, device=anchor.device)
-        sample = torch.cat([other, anchor])
-        positive = torch.cat([same, torch.zeros_like(same)], dim=1)
-        negative = torch.cat([1 - same, torch.ones_like(same) - same], dim=1)
-        similarity = F.normalize(anchor) @ F.normalize(sample).T / temperature
-        exponentials = torch.exp(similarity) * (positive + negative)
-        log_prob = similarity - torch.log(exponentials.sum(dim=1, keepdim=True))
-        return -((log_prob * positive).sum(dim=1) / positive.sum(dim=1)).mean()
-
-    return (one_way(z1, z2) + one_way(z2, z1)) / 2
-
-
-def checkpointed_info_nce(z1: Tensor, z2: Tensor, temperature: float = 0.2) -> Tensor:
-    """The same as people write it where the matrix does not fit: a cross-entropy by row chunks.
-
-    Each chunk is under `torch.utils.checkpoint`, so that no logits are kept, and all of a chunk is
-    computed again backward.
-    """
-    rows = F.normalize(torch.cat([z1, z2]))
-
-    def of_chunk(start: int) -> Tensor:
-        chunk = rows[start : start + CHUNK]
-        numbers = torch.arange(len(chunk), device=rows.device)
-        logits = chunk @ rows.T / temperature
-        logits[numbers, start + numbers] = -torch.inf
-        partners = (start + numbers + len(z1)) % len(rows)
-        return F.cross_entropy(logits, partners, reduction="sum")
-
-    chunks = range(0, len(rows), CHUNK)
-    return sum(checkpoint(of_chunk, start, use_reentrant=False) for start in chunks) / len(rows)
-
-
 def chunked_info_nce(z1: Tensor, z2: Tensor, temperature: float = 0.2) -> Tensor:
-    """The same with Inf-CL's gradient, by row chunks.
+    """InfoNCE where the matrix does not fit: by row chunks, with Inf-CL's gradient.
 
     Forward keeps one log-sum a row. Backward computes the logits again, and the softmax from them.
     Inf-CL itself (inf-cl 1.2.1) has kernels for CUDA alone, and no mask for a row's own column.
     """
-    rows = F.normalize(torch.cat([z1, z2]))
-    log_sums: Tensor = _ChunkedLogSums.apply(rows, temperature)
-    positives = (rows * rows.roll(len(z1), 0)).sum(1) / temperature
+    z = F.normalize(torch.cat([z1, z2]))
+    log_sums: Tensor = _ChunkedLogSums.apply(z, temperature)
+    positives = (z * z.roll(len(z1), 0)).sum(1) / temperature
     return (log_sums - positives).mean()
 
 
@@ -107,32 +80,32 @@ class _ChunkedLogSums(torch.autograd.Function):
     """log of the sum over j other than i of e^{s_ij / tau}: ``[M, D] -> [M]``."""
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, temperature: float) -> Tensor:
-        chunks = _ChunkedLogSums.logits(rows, temperature)
+    def forward(ctx: Any, z: Tensor, temperature: float) -> Tensor:
+        chunks = _ChunkedLogSums.logits(z, temperature)
         log_sums = torch.cat([logits.logsumexp(1) for _, logits in chunks])
-        ctx.save_for_backward(rows, log_sums)
+        ctx.save_for_backward(z, log_sums)
         ctx.temperature = temperature
         return log_sums
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, slopes: Tensor) -> tuple[Tensor, None]:
-        rows, log_sums = ctx.saved_tensors
-        d_rows = torch.zeros_like(rows)
-        for chunk, logits in _ChunkedLogSums.logits(rows, ctx.temperature):
+        z, log_sums = ctx.saved_tensors
+        d_z = torch.zeros_like(z)
+        for chunk, logits in _ChunkedLogSums.logits(z, ctx.temperature):
             softmax = logits.sub_(log_sums[chunk].unsqueeze(1)).exp_()
             d_logits = softmax.mul_((slopes[chunk] / ctx.temperature).unsqueeze(1))
-            d_rows[chunk].addmm_(d_logits, rows)
-            d_rows.addmm_(d_logits.T, rows[chunk])
-        return d_rows, None
+            d_z[chunk].addmm_(d_logits, z)
+            d_z.addmm_(d_logits.T, z[chunk])
+        return d_z, None
 
     @staticmethod
-    def logits(rows: Tensor, temperature: float) -> Iterator[tuple[slice, Tensor]]:
-        """Each chunk's, in one buffer."""
-        scaled, buffer = rows / temperature, rows.new_empty(min(CHUNK, len(rows)), len(rows))
-        for start in range(0, len(rows), CHUNK):
-            chunk = slice(start, min(start + CHUNK, len(rows)))
-            logits = torch.mm(scaled[chunk], rows.T, out=buffer[: chunk.stop - start])
+    def logits(z: Tensor, temperature: float) -> Iterator[tuple[slice, Tensor]]:
+        """Those of each chunk of rows, in one buffer."""
+        scaled, buffer = z / temperature, z.new_empty(min(CHUNK, len(z)), len(z))
+        for start in range(0, len(z), CHUNK):
+            chunk = slice(start, min(start + CHUNK, len(z)))
+            logits = torch.mm(scaled[chunk], z.T, out=buffer[: chunk.stop - start])
             logits[:, chunk].fill_diagonal_(-torch.inf)
             yield chunk, logits
 
@@ -264,8 +237,7 @@ def clip(temperature: float | Tensor = 0.2) -> Loss:
 def double_loop_pgcl(
     z1: Tensor,
     z2: Tensor,
-    clusters1: Tensor,
-    clusters2: Tensor,
+    clusters: tuple[Tensor, Tensor],
     prototypes: Tensor,
     temperature: float = 0.2,
 ) -> Tensor:
@@ -274,98 +246,52 @@ def double_loop_pgcl(
     The loop is what is kept; the formula is the paper's, so the value is that of
     ``PrototypeReweightedNCE``.
     """
-    rows = F.normalize(torch.cat([z1, z2]))
-    clusters = torch.cat([clusters1, clusters2])
+    z = F.normalize(torch.cat([z1, z2]))
+    of_both = torch.cat(clusters)
     centers = F.normalize(prototypes)
     distances = 1 - centers @ centers.T
-    shares = torch.bincount(clusters, minlength=len(prototypes)) / len(clusters)
-    deviations = distances - (distances @ shares)[:, None]
-    variance = deviations.square() @ shares
+    fractions = torch.bincount(of_both, minlength=len(prototypes)) / len(of_both)
+    deviations = distances - (distances @ fractions)[:, None]
+    variance = deviations.square() @ fractions
     by_cluster = torch.exp(-deviations.square() / (2 * variance[:, None]))
-    by_cluster /= (by_cluster @ shares)[:, None]
+    by_cluster /= (by_cluster @ fractions)[:, None]
 
-    weights = torch.zeros(len(rows), len(rows), device=rows.device)
-    of_row = clusters.tolist()
+    weights = torch.zeros(len(z), len(z), device=z.device)
+    of_row = of_both.tolist()
     for i, own in enumerate(of_row):
         for j, other in enumerate(of_row):
             if own != other and (i - j) % len(z1) != 0:
                 weights[i, j] = by_cluster[own, other]
 
-    exponentials = torch.exp(rows @ rows.T / temperature)
+    exponentials = torch.exp(z @ z.T / temperature)
     positives = exponentials.diagonal(len(z1))
     positives = torch.cat([positives, positives])
     return -torch.log(positives / (positives + (weights * exponentials).sum(dim=1))).mean()
 
 
-def flex_attention_pgcl(
-    rows: Tensor, clusters: Tensor, table: Tensor, temperature: float = 0.2
-) -> Callable[[], Tensor]:
-    """The reweighted contrast by flex_attention, forward alone, of unit rows in bfloat16.
-
-    ``table``: logarithms of weights ``[K, K]``. PyTorch compiles it for CUDA alone.
-    """
-    from torch.nn.attention.flex_attention import flex_attention
-
-    num = len(rows) // 2
-    half = rows[None, None].bfloat16()  # [1, 1, M, D]
-    positives = (rows[:num] * rows[num:]).sum(1).repeat(2) / temperature
-    attention: Callable[..., Any] = torch.compile(flex_attention)
-
-    def weighted(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        is_positive = (i - j).abs() == num
-        return torch.where(is_positive, score, score + table[clusters[i], clusters[j]])
-
-    def forward() -> Tensor:
-        _, log_sums = attention(half, half, half, weighted, scale=1 / temperature, return_lse=True)
-        return (log_sums.flatten() - positives).mean()
-
-    return forward
-
-
-def gemm_limit(rows: Tensor, block: int) -> Callable[[], None]:
+def gemm_limit(z: Tensor, block: int) -> Callable[[], None]:
     """The products no dense value and gradient do without, Z Z^T, P Z and P^T Z, by row blocks.
 
     The blocks of the ``[M, M]`` matrix share one buffer.
     """
-    buffer = rows.new_empty(min(block, len(rows)), len(rows))
+    buffer = z.new_empty(min(block, len(z)), len(z))
 
     def products() -> None:
-        gradient = torch.zeros_like(rows)
-        for start in range(0, len(rows), block):
-            some = rows[start : start + block]
-            p = torch.mm(some, rows.T, out=buffer[: len(some)])
-            gradient[start : start + block].addmm_(p, rows)
+        gradient = torch.zeros_like(z)
+        for start in range(0, len(z), block):
+            some = z[start : start + block]
+            p = torch.mm(some, z.T, out=buffer[: len(some)])
+            gradient[start : start + block].addmm_(p, z)
             gradient.addmm_(p.T, some)
 
     return products
 
 
-def memory_products(
-    queries: Tensor, memory: Tensor, logits: int, block: int = 4096
-) -> Callable[[], None]:
-    """The products of queries [M, D] with a memory [B, D] for value and gradient, Q K^T and P K.
-
-    By blocks of the memory, which share one buffer. ``logits``: how often Q K^T is computed. Two
-    times is what a loss needs that does not keep the logits for the gradient.
-    """
-    buffer = queries.new_empty(len(queries), min(block, len(memory)))
-
-    def products() -> None:
-        gradient = torch.zeros_like(queries)
-        for keys in memory.split(block):
-            p = buffer[:, : len(keys)]
-            for _ in range(logits):
-                torch.mm(queries, keys.T, out=p)
-            gradient.addmm_(p, keys)
-
-    return products
-
-
-def three_products(rows: Tensor) -> Callable[[], Tensor]:
+def three_products(z: Tensor) -> Callable[[], Tensor]:
     """The same products as one writes them down: every result is new memory."""
 
     def products() -> Tensor:
-        p = rows @ rows.T
-        return p @ rows + p.T @ rows
+        p = z @ z.T
+        return p @ z + p.T @ z
 
     return products

@@ -1,4 +1,4 @@
-"""Measure what augmenting and PGCL add to a step over PyG batches; prints a table, writes JSON.
+"""Measure what PGCL adds to a step over PyG batches; prints a table, writes JSON.
 
 Also a whole epoch, data loader included, against one in the pattern of the code published with the
 paper: graphs augmented one by one in Python, weights of negatives filled in by a Python loop.
@@ -25,13 +25,7 @@ from torch_geometric.utils import to_undirected
 
 from experiments.common.arguments import count
 from pgcl_losses import ConsistencyLoss, PGCLLoss
-from pgcl_losses.adapters.pyg import (
-    AttributeMask,
-    ContrastiveModel,
-    EdgePerturb,
-    NodeDrop,
-    Subgraph,
-)
+from pgcl_losses.adapters.pyg import ContrastiveModel, EdgePerturb, NodeDrop
 
 from . import measure, peers
 
@@ -63,7 +57,7 @@ class Encoder(nn.Module):
 
 
 class CrossViewInfoNCE(nn.Module):
-    """Queries of one view against all rows of the other, as GraphCL-style scripts have it."""
+    """Queries of one view against all embeddings of the other, as in scripts like GraphCL."""
 
     def forward(self, z1: Tensor, z2: Tensor) -> Tensor:
         cosines = F.normalize(z1) @ F.normalize(z2).T
@@ -71,28 +65,13 @@ class CrossViewInfoNCE(nn.Module):
 
 
 class NTXent(nn.Module):
-    """Queries of both views against the rows of both."""
+    """Queries of both views against the embeddings of both."""
 
     def forward(self, z1: Tensor, z2: Tensor) -> Tensor:
-        rows = F.normalize(torch.cat([z1, z2]))
-        index = torch.arange(len(rows), device=rows.device)
-        logits = (rows @ rows.T / 0.2).fill_diagonal_(-torch.inf)
+        z = F.normalize(torch.cat([z1, z2]))
+        index = torch.arange(len(z), device=z.device)
+        logits = (z @ z.T / 0.2).fill_diagonal_(-torch.inf)
         return F.cross_entropy(logits, index.roll(len(z1)))
-
-
-def augment_times(batch: Batch, rounds: int) -> dict[str, list[float]]:
-    """Each augmentation, and the pair that makes two views, beside one encoder's forward."""
-    encoder = Encoder().to(batch.x.device)
-    augments = [kind(0.2) for kind in (NodeDrop, EdgePerturb, Subgraph, AttributeMask)]
-    node_drop, edge_perturb, *_ = augments
-    rivals: dict[str, Callable[[], Any]] = {
-        "encoder forward": lambda: encoder(
-            batch.x, batch.edge_index, batch.batch, batch.num_graphs
-        ),
-        "NodeDrop and EdgePerturb": lambda: (node_drop(batch), edge_perturb(batch)),
-        **{str(augment): lambda augment=augment: augment(batch) for augment in augments},
-    }
-    return measure.time_in_turn(rivals, rounds)
 
 
 def step_times(batch: Batch, rounds: int) -> dict[str, list[float]]:
@@ -162,10 +141,10 @@ def epoch_times(graphs: list[Data], rounds: int) -> dict[str, list[float]]:
 
     def published() -> None:
         for views in DataLoader(OneByOne(graphs), PER_BATCH, shuffle=True):
-            rows = [encoder(v.x, v.edge_index, v.batch, v.num_graphs) for v in views]
-            assignments = prototypes(*rows)
-            clusters = [assignment.clusters for assignment in assignments]
-            contrast = peers.double_loop_pgcl(*rows, *clusters, prototypes.weight.detach())
+            z1, z2 = [encoder(v.x, v.edge_index, v.batch, v.num_graphs) for v in views]
+            assignments = prototypes(z1, z2)
+            clusters = tuple(assignment.clusters for assignment in assignments)
+            contrast = peers.double_loop_pgcl(z1, z2, clusters, prototypes.weight.detach())
             encoder.zero_grad()
             (contrast + 6 * consistency(*assignments)).backward()
 
@@ -176,8 +155,6 @@ def tables(args: argparse.Namespace) -> Iterator[list[dict[str, Any]]]:
     graphs = [molecule() for _ in range(args.graphs)]
     batch = Batch.from_data_list(graphs).to(args.device)
     size = f"G={args.graphs} V={batch.num_nodes} E={batch.num_edges}"
-    times = augment_times(batch, args.rounds)
-    yield measure.rows("augment", size, "PyG", times, "encoder forward")
     yield measure.rows("pipeline", size, "PyG", step_times(batch, args.rounds), CROSS_VIEW)
     times = epoch_times(graphs, args.rounds)
     yield measure.rows("epoch", size, "PyG, on CPU", times, PUBLISHED)

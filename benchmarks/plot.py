@@ -6,7 +6,6 @@ python -m benchmarks.plot figures.json --output images
 
 import argparse
 import itertools
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -19,20 +18,18 @@ from matplotlib.axes import Axes
 
 from experiments.common.arguments import file
 
+from . import measure
 from .parts import PARTS
 
 ROOT = Path(__file__).parents[1]
 # Drawn in this order; with it a provider has one look in every picture.
 LOOKS = {
-    "auto": ("#111111", ":", ""),
     "dense": ("#1f77b4", "-", "o"),
-    "streaming": ("#d62728", "-", "s"),
-    "triton": ("#9467bd", "-", "D"),
+    "blocks": ("#d62728", "-", "s"),
+    "flex": ("#9467bd", "-", "D"),
     "torch.compile of dense": ("#17becf", "--", "^"),
     "PyGCL's InfoNCE": ("#ff7f0e", "--", "v"),
-    "InfoNCE in PyGCL's form": ("#ffbb78", "--", "v"),
     "lightly's NTXentLoss": ("#bcbd22", "--", "<"),
-    "InfoNCE, checkpointed chunks": ("#e377c2", "--", "h"),
     "InfoNCE, chunks as in Inf-CL": ("#7f3f98", "--", "d"),
     "pytorch-metric-learning's NTXentLoss": ("#2ca02c", "--", "P"),
     "double loop, as published": ("#8c564b", "--", "X"),
@@ -71,8 +68,7 @@ def guide(axes: Axes, sizes: list[int], end: float, power: int) -> None:
 def draw(axes: Axes, lines: dict[str, list[tuple[int, float]]]) -> None:
     for name, points in lines.items():
         color, style, marker = LOOKS[name]
-        order = 3 if name == "auto" else 2
-        axes.plot(*zip(*points, strict=True), style, color=color, marker=marker, ms=5, zorder=order)
+        axes.plot(*zip(*points, strict=True), style, color=color, marker=marker, ms=5)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     sizes = sorted({num for points in lines.values() for num, _ in points})
@@ -128,13 +124,13 @@ def picture_of_parts(result: dict[str, Any], path: Path) -> None:
     figure, axes = plt.subplots(figsize=(8.6, 0.6 * len(sizes) + 1.6), layout="constrained")
     ends = [0.0] * len(sizes)
     for part, color in zip(PARTS, PART_COLORS, strict=True):
-        shares = [100 * value[part, num, "share of the step"] for num in sizes]
-        bars = axes.barh(range(len(sizes)), shares, left=ends, color=color, label=part, height=0.7)
-        labels = [f"{share:.0f}" if share >= 3 else "" for share in shares]
+        percent = [100 * value[part, num, "fraction of the step"] for num in sizes]
+        bars = axes.barh(range(len(sizes)), percent, left=ends, color=color, label=part, height=0.7)
+        labels = [f"{each:.0f}" if each >= 3 else "" for each in percent]
         axes.bar_label(bars, labels, label_type="center", fontsize=9)
-        ends = [end + share for end, share in zip(ends, shares, strict=True)]
-    whole = [value["whole step", num, "milliseconds"] for num in sizes]
-    names = [f"N={num}\n{time:.3g} ms" for num, time in zip(sizes, whole, strict=True)]
+        ends = [end + each for end, each in zip(ends, percent, strict=True)]
+    steps = [value["step", num, "milliseconds"] for num in sizes]
+    names = [f"N={num}\n{time:.3g} ms" for num, time in zip(sizes, steps, strict=True)]
     axes.set_yticks(range(len(sizes)), names)
     axes.invert_yaxis()
     axes.set_xlim(0, 100)
@@ -158,7 +154,7 @@ if __name__ == "__main__":
     if args.output is not None and args.output.exists():
         parser.error(f"--output {args.output} is there already: choose another folder")
 
-    results = [json.loads(path.read_text()) for path in args.results or committed]
+    results = [measure.read(path) for path in args.results or committed]
     folder = args.output or ROOT / "docs" / "images"
     for name, (metric, label) in PICTURES.items():
         picture(results, metric, label, folder / f"engines-{name}.png")

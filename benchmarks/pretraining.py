@@ -24,7 +24,7 @@ from experiments.transfer.smiles import lines, synthetic
 
 from . import measure
 
-STEP = "whole step, PGCL"
+STEP = "step, PGCL"
 
 
 def step_times(graphs: list[Data], device: str, rounds: int) -> dict[str, list[float]]:
@@ -47,11 +47,11 @@ def step_times(graphs: list[Data], device: str, rounds: int) -> dict[str, list[f
 
     model, pgcl = stepping(PGCL)
     _, info_nce = stepping(INFO_NCE)
-    rows = [torch.randn(len(graphs), WIDTH, device=device, requires_grad=True) for _ in range(2)]
+    views = [torch.randn(len(graphs), WIDTH, device=device, requires_grad=True) for _ in range(2)]
     rivals = {
         STEP: pgcl,
-        "whole step, InfoNCE": info_nce,
-        "loss alone, PGCL": lambda: model.loss(*rows).backward(),
+        "step, InfoNCE": info_nce,
+        "loss alone, PGCL": lambda: model.loss(*views).backward(),
     }
     return measure.time_in_turn(rivals, rounds)
 

@@ -1,4 +1,4 @@
-"""Run a function on several gloo ranks of this machine."""
+"""Run a function in several gloo processes on this machine."""
 
 import tempfile
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from torch import distributed, multiprocessing
 
 
 def on_ranks(function: Callable[..., Any], num_ranks: int, *args: Any) -> Any:
-    """What ``function(*args)`` returns on rank 0 of so many."""
+    """What ``function(*args)`` returns in process 0 of so many."""
     with tempfile.TemporaryDirectory() as folder:
         # What forkserver starts ends without tearing Python down. Threads of DistributedData-
         # Parallel's group outlive it, and one that lets go of a tensor meanwhile aborts.

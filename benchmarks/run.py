@@ -27,7 +27,6 @@ from pgcl_losses import (
     SinkhornPrototypes,
     sinkhorn,
 )
-from pgcl_losses.engine.dispatch import ENGINE_CHOICES
 from pgcl_losses.sinkhorn import balance
 
 from . import measure, peers
@@ -36,6 +35,7 @@ DIM = 128
 NUM_PROTOTYPES = 10
 EPSILONS = [0.05, 0.02, 0.01, 0.005, 0.002, 0.001]
 SECONDS_PER_RIVAL = 3.0
+PYGCL = "PyGCL's InfoNCE itself"
 MODES = {
     "prototype": {"weighting": "prototype"},
     "sample": {"weighting": "sample"},
@@ -47,13 +47,11 @@ VARIANTS: dict[str, tuple[int | tuple[int, ...], dict[str, Any]]] = {
     "uniform": (NUM_PROTOTYPES, MODES["uniform"]),
     "sample": (NUM_PROTOTYPES, MODES["sample"]),
     "cross": (NUM_PROTOTYPES, {"negatives": "cross"}),
-    "sample, cross": (NUM_PROTOTYPES, {"weighting": "sample", "negatives": "cross"}),
     "K=1000": (1000, {}),
     "temperature=0.05": (NUM_PROTOTYPES, {"temperature": 0.05}),
     "temperature=0.02": (NUM_PROTOTYPES, {"temperature": 0.02}),
     "temperature=0.01": (NUM_PROTOTYPES, {"temperature": 0.01}),
     "heads (10, 42, 84)": ((10, 42, 84), {}),
-    "heads (200, 200)": ((200, 200), {}),
     "soft clusters": (NUM_PROTOTYPES, {"soft_clusters": True}),
     "negative_ranks=(2, 8)": (NUM_PROTOTYPES, {"negative_ranks": (2, 8)}),
 }
@@ -73,7 +71,7 @@ def sinkhorn_times(args: argparse.Namespace) -> list[dict[str, Any]]:
         uniform = scores.new_full((n,), 1 / n), scores.new_full((k,), 1 / k)
         rivals: dict[str, Callable[[], Any]] = {
             "pgcl_losses.sinkhorn": lambda s=scores: sinkhorn(s),
-            "the same within PGCLLoss": lambda s=scores: balance(s, 0.05, 3, largest=1.0),
+            "the same within PGCLLoss": lambda s=scores: balance(s, 0.05, 3),
             "division loop (SwAV's)": lambda s=scores: peers.division_loop(s),
             "division loop, shortest": lambda s=scores: peers.shortest_division_loop(s),
             "log domain": lambda s=scores: peers.log_domain_loop(s),
@@ -102,7 +100,7 @@ def train(loss: Loss, z1: Tensor, z2: Tensor, weight: Tensor) -> None:
 
 
 def step_times(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Forward and backward of the whole PGCL loss against InfoNCE alone, ours and others'.
+    """Forward and backward of PGCLLoss against InfoNCE, ours and others'.
 
     Also on one thread: a small step waits for the other threads dozens of times, and if another
     program runs on their cores, the step consists of these waits.
@@ -116,19 +114,14 @@ def step_times(args: argparse.Namespace) -> list[dict[str, Any]]:
         losses: dict[str, Loss] = {
             "PGCLLoss": pgcl,
             "pgcl_losses.InfoNCE": InfoNCE(),
-            "InfoNCE in PyGCL's form": peers.masked_info_nce,
         }
-        against = ["InfoNCE in PyGCL's form"]
-        try:
-            losses["PyGCL's InfoNCE itself"] = peers.pygcl_info_nce()
-            against.append("PyGCL's InfoNCE itself")
-        except ImportError as error:
-            print(f"PyGCL's InfoNCE itself is left out: {error}")
+        if theirs := peers.if_installed(PYGCL, peers.pygcl_info_nce):
+            losses[PYGCL] = theirs
         rivals = {name: partial(train, loss, *leaves) for name, loss in losses.items()}
         with measure.on_threads(threads):
             times = measure.time_in_turn(rivals, args.rounds)
         size, mode = f"N={num} D=96 K={NUM_PROTOTYPES}", f"threads={threads}"
-        table += measure.rows("step", size, mode, times, *against)
+        table += measure.rows("step", size, mode, times, *[name for name in times if name == PYGCL])
     return table
 
 
@@ -136,8 +129,9 @@ def contrast_rivals(
     mode: str, clusters: tuple[Tensor, Tensor], prototypes: Tensor
 ) -> dict[str, tuple[Loss, float]]:
     """The losses for one mode and size, each with how many ``[2N, 2N]`` matrices it holds."""
-    given = clusters if mode == "sample" else ()
-    given = (*clusters, prototypes) if mode == "prototype" else given
+    given: dict[str, Any] = {} if mode == "uniform" else {"clusters": clusters}
+    if mode == "prototype":
+        given["prototypes"] = prototypes
     num = len(clusters[0])
     dense = 5 if mode == "sample" else 4
 
@@ -145,29 +139,22 @@ def contrast_rivals(
         return PrototypeReweightedNCE(engine=engine, **MODES[mode])
 
     rivals: dict[str, tuple[Loss, float]] = {}
-    for engine in ENGINE_CHOICES:
-        if engine == "triton" and not prototypes.is_cuda:
-            continue
+    for engine in ("dense", "blocks", "flex") if prototypes.is_cuda else ("dense", "blocks"):
         loss = ours(engine)
         needs = dense if engine == "dense" else 0
-        rivals[engine] = (lambda a, b, loss=loss: loss(a, b, *given), needs)
+        rivals[engine] = (lambda a, b, loss=loss: loss(a, b, **given), needs)
     compiled = torch.compile(ours("dense"))
-    rivals["torch.compile of dense"] = (lambda a, b: compiled(a, b, *given), dense)
+    rivals["torch.compile of dense"] = (lambda a, b: compiled(a, b, **given), dense)
     if mode == "prototype" and num <= 128:
-        double_loop = peers.double_loop_pgcl
-        rivals["double loop, as published"] = (lambda a, b: double_loop(a, b, *given), 5)
+        rivals["double loop, as published"] = (partial(peers.double_loop_pgcl, **given), 5)
     if mode == "uniform":
-        rivals["InfoNCE, checkpointed chunks"] = (peers.checkpointed_info_nce, 0)
         rivals["InfoNCE, chunks as in Inf-CL"] = (peers.chunked_info_nce, 0)
-        try:
-            rivals["PyGCL's InfoNCE"] = (peers.pygcl_info_nce(), 7)
-        except ImportError as error:
-            tqdm.write(f"PyGCL's InfoNCE is replaced by its form: {error}")
-            rivals["InfoNCE in PyGCL's form"] = (peers.masked_info_nce, 7)
-        try:
-            rivals["lightly's NTXentLoss"] = (peers.lightly_nt_xent(), 5)
-        except ImportError as error:
-            tqdm.write(f"lightly's NTXentLoss is left out: {error}")
+        for name, make, matrices in (
+            ("PyGCL's InfoNCE", peers.pygcl_info_nce, 7),
+            ("lightly's NTXentLoss", peers.lightly_nt_xent, 5),
+        ):
+            if theirs := peers.if_installed(name, make):
+                rivals[name] = (theirs, matrices)
         if num <= 256:  # 38 s at 512 on two cores
             # All positives times all negatives: a third axis, several times over.
             rivals["pytorch-metric-learning's NTXentLoss"] = (peers.nt_xent(), 5 * 2 * num)
@@ -183,11 +170,11 @@ def engine_cell(mode: str, num: int, args: argparse.Namespace) -> list[dict[str,
     torch.compiler.reset()  # one size after the other, as if each were the only one
 
     matrix = 4 * (2 * num) ** 2
-    rows = F.normalize(torch.cat([z1, z2]).detach())
-    limit = peers.gemm_limit(rows, block=2048 if matrix > 2**30 else 2 * num)
+    z = F.normalize(torch.cat([z1, z2]).detach())
+    limit = peers.gemm_limit(z, block=2048 if matrix > 2**30 else 2 * num)
     steps: dict[str, Callable[[], Any]] = {"GEMM limit": limit}
     if 2 * matrix < measure.available_bytes(args.device):
-        steps["three products as written"] = peers.three_products(rows)
+        steps["three products as written"] = peers.three_products(z)
     table = []
     for name, (loss, matrices) in contrast_rivals(mode, clusters, prototypes).items():
 
@@ -224,23 +211,23 @@ def engine_times(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def variant_times(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Forward and backward of the contrast by streaming, as one option after another is changed."""
+    """Forward and backward of the contrast by blocks, as one option after another is changed."""
     num = args.variants_at
     z1, z2 = (torch.randn(num, DIM, device=args.device, requires_grad=True) for _ in range(2))
     variants: dict[str, Callable[[], Any]] = {}
     for name, (num_prototypes, options) in VARIANTS.items():
         prototypes = SinkhornPrototypes(DIM, num_prototypes).to(args.device)
         with torch.no_grad():
-            assignments = prototypes(z1, z2)  # evenly, and of random rows at random
-        loss = PrototypeReweightedNCE(engine="streaming", **options)
+            assignments = prototypes(z1, z2)
+        loss = PrototypeReweightedNCE(engine="blocks", **options)
         given = {"assignments": assignments, "prototypes": prototypes.weight.detach()}
 
         def step(loss: Loss = loss, given: dict[str, Any] = given) -> None:
-            torch.autograd.grad(loss([z1, z2], **given), (z1, z2))
+            torch.autograd.grad(loss(z1, z2, **given), (z1, z2))
 
         variants[name] = step
     times = measure.time_in_turn(variants, args.rounds)
-    return measure.rows("variants", f"N={num} D={DIM}", "streaming", times, next(iter(VARIANTS)))
+    return measure.rows("variants", f"N={num} D={DIM}", "blocks", times, next(iter(VARIANTS)))
 
 
 BENCHMARKS = {

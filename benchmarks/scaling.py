@@ -1,15 +1,15 @@
-"""Measure one loss over several processes: its time against one process, and how evenly they share.
+"""Measure one loss over several processes: time against one process, and the work of each.
 
-Ranks with one thread each take turns with one process that has as many threads. The work of each
-rank is counted as the multiplications of its matrix products, which needs no quiet machine.
+Processes of one thread take turns with one process that has as many threads. The work of a process
+is counted as the multiplications of its matrix products, which needs no quiet machine.
 
 python -m benchmarks.scaling
-python -m benchmarks.scaling --num 512 --shares 2 4 --output /tmp/scaling.json
+python -m benchmarks.scaling --num 512 --counted 2 4 --output /tmp/scaling.json
 """
 
 import argparse
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -22,8 +22,8 @@ from pgcl_losses import PGCLLoss, PrototypeReweightedNCE
 from . import measure
 from .ranks import on_ranks
 
-DIM = 128
-NUM_PROTOTYPES = 10
+DIM, NUM_PROTOTYPES = 128, 10
+ALONE, TOGETHER = "1 process, {} threads", "{} processes, a thread each"
 PRODUCTS = {
     getattr(torch.ops.aten, name)
     for name in ("mm", "addmm", "addmm_", "bmm", "baddbmm", "baddbmm_")
@@ -44,41 +44,38 @@ class Multiplications(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def steps(counts: Sequence[int], rank: int, **options: Any) -> dict[str, Callable[[], None]]:
-    """Forward and backward, of the whole loss and of the contrast, with one rank's rows of all."""
-    torch.manual_seed(0)  # the same rows in all, however many ranks there are
-    of_ranks = torch.randn(2, sum(counts), DIM).split(list(counts), dim=1)
-    z1, z2 = (view.clone().requires_grad_() for view in of_ranks[rank])
-    clusters = torch.randint(NUM_PROTOTYPES, (2, sum(counts))).split(list(counts), dim=1)[rank]
+def steps(num: int, rank: int, num_ranks: int, **options: Any) -> dict[str, Callable[[], None]]:
+    """Forward and backward of PGCLLoss and of the contrast, with one process's part of N graphs."""
+    torch.manual_seed(0)  # the same graphs, however many processes there are
+    views, clusters = torch.randn(2, num, DIM), torch.randint(NUM_PROTOTYPES, (2, num))
     prototypes = torch.randn(NUM_PROTOTYPES, DIM)
-    pgcl = PGCLLoss(DIM, NUM_PROTOTYPES, **options)
-    contrast = PrototypeReweightedNCE(**options)
+    z1, z2 = (view.clone().requires_grad_() for view in views.tensor_split(num_ranks, 1)[rank])
+    given = {
+        "clusters": tuple(clusters.tensor_split(num_ranks, 1)[rank]),
+        "prototypes": prototypes,
+    }
+    pgcl, contrast = PGCLLoss(DIM, NUM_PROTOTYPES, **options), PrototypeReweightedNCE(**options)
 
-    def whole() -> None:
+    def pgcl_step() -> None:
         z1.grad = z2.grad = pgcl.prototypes.weight.grad = None
         pgcl(z1, z2).backward()
 
-    def contrast_alone() -> None:
+    def contrast_step() -> None:
         z1.grad = z2.grad = None
-        contrast(z1, z2, *clusters, prototypes).backward()
+        contrast(z1, z2, **given).backward()
 
-    return {"PGCLLoss": whole, "contrast": contrast_alone}
-
-
-def names(num_ranks: int) -> tuple[str, str]:
-    return f"1 process, {num_ranks} threads", f"{num_ranks} ranks, a thread each"
+    return {"PGCLLoss": pgcl_step, "contrast": contrast_step}
 
 
 def times_in_turn(num: int, rounds: int) -> dict[str, dict[str, list[float]]]:
-    """Milliseconds a step, one value a round, of rank 0 alone and of all ranks together."""
+    """Milliseconds a step, one value a round, of one process alone and of all together."""
     rank, num_ranks = distributed.get_rank(), distributed.get_world_size()
-    counts = [len(part) for part in torch.arange(num).tensor_split(num_ranks)]
-    alone, together = names(num_ranks)
-    sides = {alone: steps([num], 0, gather=False), together: steps(counts, rank)}
+    alone, together = (name.format(num_ranks) for name in (ALONE, TOGETHER))
+    sides = {alone: steps(num, 0, 1, gather=False), together: steps(num, rank, num_ranks)}
     times: dict[str, dict[str, list[float]]] = {
         name: {side: [] for side in sides} for name in sides[alone]
     }
-    for turn in range(-1, rounds):  # the first one warms up
+    for turn in range(-1, rounds):  # the first one is discarded
         for side in (alone, together) if turn % 2 else (together, alone):
             torch.set_num_threads(num_ranks if side == alone else 1)
             for name, step in sides[side].items():
@@ -86,67 +83,57 @@ def times_in_turn(num: int, rounds: int) -> dict[str, dict[str, list[float]]]:
                 start = time.perf_counter()
                 if side == together or rank == 0:
                     step()
-                distributed.barrier()  # the others sleep here while rank 0 is alone
+                distributed.barrier()  # the others sleep here while process 0 is alone
                 milliseconds = 1e3 * (time.perf_counter() - start)
                 if turn >= 0:
                     times[name][side].append(milliseconds)
     return times
 
 
-def work_of_ranks(counts: Sequence[int]) -> list[int]:
-    """How much each rank multiplies in a step of the contrast, if it brings so many graphs."""
+def work_of_processes(num: int) -> list[int]:
+    """How much each process multiplies in a step of the contrast."""
     torch.set_num_threads(1)
-    step = steps(counts, distributed.get_rank(), engine="streaming")["contrast"]
+    rank, num_ranks = distributed.get_rank(), distributed.get_world_size()
+    step = steps(num, rank, num_ranks, engine="blocks")["contrast"]
     with Multiplications() as mine:
         step()
-    of_ranks = [0] * len(counts)
-    distributed.all_gather_object(of_ranks, mine.count)
-    return of_ranks
+    work = [0] * num_ranks
+    distributed.all_gather_object(work, mine.count)
+    return work
 
 
-def split(num: int, num_ranks: int, mode: str) -> list[int]:
-    """Graphs of each rank, as many as of the others, or in the proportion 1 : 2 : 3 and so on."""
-    parts = [1] * num_ranks if mode == "equal rows" else range(1, num_ranks + 1)
-    ends = [num * sum(parts[: end + 1]) // sum(parts) for end in range(num_ranks)]
-    return [end - start for start, end in zip([0, *ends], ends, strict=False)]
-
-
-def share_rows(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """What the ranks with the most and the least work have, in parts of an equal share."""
-    (of_one,) = on_ranks(work_of_ranks, 1, [args.num])
+def work_table(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """The most and the least work, relative to the mean, and all of it relative to one process."""
+    (of_one,) = on_ranks(work_of_processes, 1, args.num)
     table = []
-    print("work of each rank (1 is an equal share), and of all (1 is that of one process)")
-    for num_ranks in args.shares:
-        for mode in ("equal rows", "unequal rows")[: 1 if num_ranks == 1 else 2]:
-            counts = split(args.num, num_ranks, mode)
-            work = on_ranks(work_of_ranks, num_ranks, counts)
-            parts = [num_ranks * one / sum(work) for one in work]
-            measured = {
-                "largest share times ranks": max(parts),
-                "smallest share times ranks": min(parts),
-                "work of all to that of one process": sum(work) / of_one,
-            }
-            each = " ".join(f"{part:.3f}" for part in parts)
-            print(f"{num_ranks:5d} ranks, {mode}: {each}; {sum(work) / of_one:.3f}")
-            key = "shares", f"{num_ranks} ranks", f"N={args.num} D={DIM} K={NUM_PROTOTYPES}", mode
-            table += [measure.row(*key, *one) for one in measured.items()]
+    for num_ranks in args.counted:
+        work = on_ranks(work_of_processes, num_ranks, args.num)
+        measured = {
+            "most to mean": max(work) * num_ranks / sum(work),
+            "least to mean": min(work) * num_ranks / sum(work),
+            "all to one process": sum(work) / of_one,
+        }
+        size = f"N={args.num} D={DIM} K={NUM_PROTOTYPES}"
+        key = "work", f"{num_ranks} processes", size, "contrast"
+        table += [measure.row(*key, *one) for one in measured.items()]
     return table
 
 
-def time_rows(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Milliseconds a step of ranks together, and as a ratio to one process."""
+def time_table(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Milliseconds a step of processes together, and as a ratio to one process."""
     size = f"N={args.num} D={DIM} K={NUM_PROTOTYPES}"
-    alone, _ = names(args.ranks)
     table = []
     for name, times in on_ranks(times_in_turn, args.ranks, args.num, args.rounds).items():
-        table += measure.rows("scaling", size, name, times, alone)
+        table += measure.rows("scaling", size, name, times, ALONE.format(args.ranks))
     return table
 
 
 if __name__ == "__main__":
     parser = measure.parser(__doc__, rounds=21, cpu_alone=True)
-    parser.add_argument("--num", type=count, default=4096, help="N, graphs of all ranks together")
-    parser.add_argument("--ranks", type=count, default=2, help="how many to time: as many as cores")
-    parser.add_argument("--shares", type=count, nargs="+", default=[1, 2, 3, 4, 8], help="counted")
+    parser.add_argument("--num", type=count, default=4096, help="N, graphs of all processes")
+    parser.add_argument("--ranks", type=count, default=2, help="processes that are timed")
+    parser.add_argument(
+        "--counted", type=count, nargs="+", default=[1, 2, 3, 4, 8], help="processes, for work"
+    )
     args = parser.parse_args()
-    measure.report(args, (made(args) for made in (share_rows, time_rows)))
+    measure.report(args, (table(args) for table in (work_table, time_table)))

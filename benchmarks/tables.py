@@ -4,20 +4,21 @@ python -m benchmarks.tables
 """
 
 import itertools
-import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from experiments.common.tables import markdown, refill
 
+from . import measure
+
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "performance.md"
 MODES = {
-    "prototype": ["streaming", "dense", "double loop, as published"],
-    "sample": ["streaming"],
+    "prototype": ["blocks", "dense", "double loop, as published"],
+    "sample": ["blocks"],
     "uniform": [
-        "streaming",
+        "blocks",
         "dense",
         "InfoNCE, chunks as in Inf-CL",
         "PyGCL's InfoNCE",
@@ -39,7 +40,7 @@ OPTIONS = {  # by their names in the record
 
 
 def rows_of(record: str, benchmark: str) -> list[dict[str, Any]]:
-    known = json.loads((ROOT / "benchmarks" / "results" / f"{record}.json").read_text())["rows"]
+    known = measure.read(ROOT / "benchmarks" / "results" / f"{record}.json")["rows"]
     return [row for row in known if row["benchmark"] == benchmark]
 
 
@@ -74,15 +75,6 @@ def step() -> str:
     return markdown(["loss", *(f"N={num}, threads: {threads}" for num, threads in columns)], lines)
 
 
-def stages() -> str:
-    rows, sizes = rows_of("stages", "stages"), ("N=256 D=128", "N=2048 D=128")
-    lines = [
-        [name, *(cell(rows, ["ratio to InfoNCE"], name, size, "step") for size in sizes)]
-        for name in dict.fromkeys(row["provider"] for row in rows)
-    ]
-    return markdown(["training step", *sizes], lines)
-
-
 def contrast() -> str:
     rows, sizes = rows_of("cpu", "engines"), (128, 512, 4096, 16384)
     metrics = ["milliseconds", "ratio to GEMM limit", "peak MiB"]
@@ -97,7 +89,7 @@ def contrast() -> str:
 def options() -> str:
     rows, metrics = rows_of("options", "variants"), ["ratio to prototype, K=10"]
     lines = [
-        [f"`{option}`", cell(rows, metrics, name, "N=4096 D=128", "streaming")]
+        [f"`{option}`", cell(rows, metrics, name, "N=4096 D=128", "blocks")]
         for name, option in OPTIONS.items()
     ]
     return markdown(["option", "ratio"], lines)
@@ -126,9 +118,7 @@ def sinkhorn() -> str:
 
 
 def tables() -> dict[str, str]:
-    return {
-        made.__name__: made() for made in (step, stages, contrast, options, libraries, sinkhorn)
-    }
+    return {made.__name__: made() for made in (step, contrast, options, libraries, sinkhorn)}
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Draws what one query sees, where prototypes start, what to choose, how files hang together.
+"""Draws the negatives of a query, initialised prototypes, and how files use each other.
 
 python docs/draw.py         # writes docs/images/{how,family,start,architecture}.png
 """
@@ -47,7 +47,7 @@ def scene() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
 def draw_clusters(axes: Axes, query: int) -> None:
     z, clusters, prototypes, weights = scene()
     mine = int(clusters[query])
-    z = z * (1 + 0.08 * torch.randn(len(z), 1))  # off the circle, to be told apart
+    z = z * (1 + 0.08 * torch.randn(len(z), 1))  # off the circle, or points would overlap
     for row, cluster in zip(z.tolist(), clusters.tolist(), strict=True):
         if cluster == mine:
             axes.plot(*row, "o", mfc="white", mec=COLOURS[cluster], ms=8)
@@ -131,7 +131,7 @@ def soft_weights(targets: torch.Tensor, prototypes: torch.Tensor, query: int) ->
 
 
 def draw_family() -> Figure:
-    """What one query sees with hard clusters, with a window of ranks and with soft clusters."""
+    """The negatives of one query with hard clusters, with a window of positions, soft clusters."""
     figure, panels = plt.subplots(1, 3, figsize=(12, 4.4), layout="constrained")
     z, targets, prototypes = embeddings_between()
     query = 1
@@ -186,8 +186,7 @@ ROOMS = {
     "adapters/dgl": (1.2, 0.0),
     "adapters/pygcl": (2.4, 0.0),
     "pgcl": (1.2, 1.0),
-    "agree": (2.9, 1.0),
-    "ranks": (4.3, 1.0),
+    "distributed": (2.9, 1.0),
     "prototypes": (0.0, 2.0),
     "consistency": (1.2, 2.0),
     "contrast": (2.4, 2.0),
@@ -197,17 +196,15 @@ ROOMS = {
     "info_nce": (2.9, 3.0),
     "engine/dispatch": (2.9, 4.0),
     "engine/dense": (1.5, 5.0),
-    "engine/streaming": (2.9, 5.0),
-    "engine/triton/": (4.3, 5.0),
-    "engine/blocks": (3.6, 6.0),
-    "engine/lookup": (2.2, 6.0),
+    "engine/blocks": (2.9, 5.0),
+    "engine/flex": (4.3, 5.0),
+    "engine/pairs": (2.9, 6.0),
 }
 USES = [
     ("adapters/pyg", "pgcl", ""),
     ("adapters/dgl", "pgcl", "embeddings"),
     ("adapters/pygcl", "pgcl", ""),
-    ("pgcl", "agree", ""),
-    ("agree", "ranks", "counts"),
+    ("pgcl", "distributed", "counts"),
     ("pgcl", "prototypes", "embeddings"),
     ("pgcl", "consistency", "log p, q"),
     ("pgcl", "contrast", "assignments"),
@@ -217,22 +214,22 @@ USES = [
     ("contrast", "info_nce", "weights"),
     ("info_nce", "engine/dispatch", "pairs"),
     ("engine/dispatch", "engine/dense", ""),
-    ("engine/dispatch", "engine/streaming", "portions"),
-    ("engine/dispatch", "engine/triton/", ""),
-    ("engine/streaming", "engine/blocks", "pairs"),
-    ("engine/streaming", "engine/lookup", "clusters"),
-    ("engine/dense", "engine/lookup", ""),
+    ("engine/dispatch", "engine/blocks", "portions"),
+    ("engine/dispatch", "engine/flex", ""),
+    ("engine/dense", "engine/pairs", ""),
+    ("engine/blocks", "engine/pairs", "weights"),
+    ("engine/flex", "engine/pairs", ""),
 ]
 
 
 def draw_rooms() -> Figure:
     figure, axes = plt.subplots(figsize=(10, 7.6), layout="constrained")
     for name, (x, y) in ROOMS.items():
-        optional = name.startswith("adapters/") or name == "engine/triton/"
+        optional = name.startswith("adapters/") or name == "engine/flex"
         axes.text(
             x,
             -y,
-            name if name.endswith("/") else f"{name}.py",
+            f"{name}.py",
             ha="center",
             va="center",
             bbox={

@@ -217,12 +217,9 @@ def main() -> None:
         parser.error(f"--dataset {args.dataset} cannot be used ({reason})")
     halves = train_test_split(range(len(labels)), test_size=0.5, stratify=labels, random_state=0)
     batch_size = min(args.batch_size, len(graphs))
-    warmup_steps = args.epochs * (len(graphs) // batch_size) // 2
-    options = {"consistency_weight": 0, "warmup_steps": warmup_steps}
-    pgcl_loss = partial(PGCLLoss, HIDDEN, min(50, batch_size // 2), **options)
     info_nce, pgcl = (
         {f"{name} at temperature {t:g}": partial(make, temperature=t) for t in args.temperatures}
-        for name, make in (("InfoNCE", InfoNCE), ("PGCL", pgcl_loss))
+        for name, make in (("InfoNCE", InfoNCE), ("PGCL", partial(PGCLLoss, HIDDEN)))
     )
     losses = {"untrained": None, **info_nce, **pgcl}
 

@@ -1,13 +1,13 @@
 """PGCL on one process or many, the same training: synthetic clusters, DistributedDataParallel.
 
-Each process encodes its own share of a batch of 256. PGCLLoss makes one loss over the shares of
-all, so the printed losses are the same for 1 and 2 processes, up to rounding. Each process takes
+Each process encodes its own portion of a batch of 256. PGCLLoss computes one loss over the portions
+of all: the printed losses are the same for 1 and 2 processes, up to rounding. Each process takes
 the GPU of its local rank (nccl), or a CPU (gloo).
 
     python examples/distributed.py
     torchrun --nproc-per-node=2 examples/distributed.py
 
-`purity` is the share of samples whose hidden class is the most frequent one at their prototype.
+`purity` is the fraction of samples whose hidden class is the most frequent one at their prototype.
 """
 
 import argparse
@@ -46,10 +46,10 @@ class SyntheticClusters:
         return view1, view2
 
     def batches(self, epoch: int, rank: int, num_ranks: int) -> DataLoader:
-        """This rank's share of each batch of an epoch."""
+        """This process's portion of each batch of an epoch."""
         views = TensorDataset(*self.views(epoch))
-        # Ranks are dealt one shuffled list in turns: step by step their shares make up the batch
-        # that one process would take.
+        # The sampler deals one shuffled list to the processes in turns: step by step their portions
+        # make up the batch that one process would take.
         sampler = DistributedSampler(views, num_ranks, rank)
         sampler.set_epoch(epoch)
         return DataLoader(views, BATCH // num_ranks, sampler=sampler)
@@ -60,7 +60,7 @@ def new_encoder() -> nn.Module:
 
 
 class Model(nn.Module):
-    """Encoder and loss in one, for DistributedDataParallel to look after the prototypes too."""
+    """Encoder and loss in one: DistributedDataParallel then synchronises the prototypes as well."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -90,8 +90,8 @@ def parse_args(parser: argparse.ArgumentParser) -> argparse.Namespace:
     return args
 
 
-def report(epoch: int, loss: float, share: float) -> str:
-    return f"epoch {epoch + 1:2d}   loss {loss:.6f}   purity {share:.3f}"
+def report(epoch: int, loss: float, purity: float) -> str:
+    return f"epoch {epoch + 1:2d}   loss {loss:.6f}   purity {purity:.3f}"
 
 
 def train(args: argparse.Namespace, rank: int, num_ranks: int, device: torch.device) -> None:
@@ -112,12 +112,12 @@ def train(args: argparse.Namespace, rank: int, num_ranks: int, device: torch.dev
                 mean += loss.detach() / args.steps
                 progress.update()
             if num_ranks > 1:
-                # The loss of the whole batch is the mean of what the ranks return.
+                # The loss of the whole batch is the mean of what the processes return.
                 distributed.all_reduce(mean)
                 mean /= num_ranks
             if rank == 0:
-                share = purity(model.encoder, model.pgcl, data)
-                progress.write(report(epoch, mean.item(), share))
+                reached = purity(model.encoder, model.pgcl, data)
+                progress.write(report(epoch, mean.item(), reached))
 
 
 def main() -> None:

@@ -89,7 +89,7 @@ class GraphCL(nn.Module):
         x, pooled = data.x, []
         for conv, norm in zip(self.convs, self.norms, strict=True):
             x = norm(F.relu(conv(x, data.edge_index)))
-            # size: a graph at the end that lost all its nodes keeps its row.
+            # size: a graph at the end that lost all its nodes keeps its embedding.
             pooled.append(global_add_pool(x, data.batch, size=data.num_graphs))
         return torch.cat(pooled, 1)
 
@@ -105,10 +105,10 @@ class GraphCL(nn.Module):
 def probe(model: GraphCL, dataset: list[Data], device: torch.device) -> float:
     model.eval()
     batches = [data.to(device) for data in DataLoader(dataset, BATCH)]
-    rows = torch.cat([model.encode(data) for data in batches]).cpu().numpy()
+    z = torch.cat([model.encode(data) for data in batches]).cpu().numpy()
     labels = torch.cat([data.y for data in batches]).cpu().numpy()
     classifier = make_pipeline(StandardScaler(), LogisticRegression(C=0.1, max_iter=1000))
-    return cross_val_score(classifier, rows, labels, cv=FOLDS).mean()
+    return cross_val_score(classifier, z, labels, cv=FOLDS).mean()
 
 
 def main() -> None:
@@ -125,9 +125,7 @@ def main() -> None:
 
     model = GraphCL(dataset[0].num_features)
     if args.pgcl:
-        # PGCL: a new name, and before the optimizer is made.
-        warmup_steps = 3 * args.epochs * len(loader) // 4
-        model.pgcl = PGCLLoss(DIM, BATCH // 3, consistency_weight=1, warmup_steps=warmup_steps)
+        model.pgcl = PGCLLoss(DIM)  # PGCL: a new name, and before the optimizer is made.
     model.to(device)
     optimizer = torch.optim.Adam(model.parameters(), lr=RATE)
 

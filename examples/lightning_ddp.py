@@ -2,7 +2,7 @@
 
     python examples/lightning_ddp.py --devices 2
 
-With encoder and loss as attributes, `strategy="ddp"` looks after both; PGCLLoss finds the other
+With encoder and loss as attributes, `strategy="ddp"` synchronises both; PGCLLoss finds the other
 processes by itself.
 """
 
@@ -30,14 +30,14 @@ class PGCL(lightning.LightningModule):
     def training_step(self, views: list[Tensor]) -> Tensor:
         view1, view2 = views
         loss = self.pgcl(self.encoder(view1), self.encoder(view2))
-        # Every rank returns the loss of the whole batch. Lightning warns without sync_dist.
+        # Every process returns the loss of the whole batch. Lightning warns without sync_dist.
         self.log("loss", loss, on_step=False, on_epoch=True, sync_dist=True)
         return loss
 
     def on_train_epoch_end(self) -> None:
         loss = self.trainer.callback_metrics["loss"].item()
-        share = purity(self.encoder, self.pgcl, self.data)
-        self.print(report(self.current_epoch, loss, share))
+        reached = purity(self.encoder, self.pgcl, self.data)
+        self.print(report(self.current_epoch, loss, reached))
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.Adam(self.parameters(), lr=1e-3)
@@ -56,7 +56,7 @@ def main() -> None:
         strategy="ddp",
         devices=args.devices,
         max_epochs=args.epochs,
-        # `batches` deals out shares already, of views that are new in every epoch.
+        # `batches` deals out portions already, of views that are new in every epoch.
         use_distributed_sampler=False,
         reload_dataloaders_every_n_epochs=1,
         logger=False,

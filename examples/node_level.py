@@ -1,14 +1,14 @@
 """GRACE-style contrast of the nodes of one graph, 100,000 of them, with PGCL and PyG.
 
-Two layers of GCN encode the whole graph in two views, which drop edges and mask features; row i of
-both is node i. A dense loss over every node would hold a 200,000 x 200,000 matrix, 160 GB. The
-streaming engine, which "auto" takes, holds none (the process takes 0.7 GB, 0.4 of them for its
-imports). But it still computes every pair: 80 s for a step on two cores. So each step contrasts
-only --contrast-nodes random nodes, as is usual for GRACE on large graphs; 16,384 of them take 3 s.
-Each step then has other negatives, and the encoder still sees all nodes.
+Two layers of GCN encode the graph in two views, which drop edges and mask features; row i of both
+is node i. A dense loss over every node would store a 200,000 x 200,000 matrix, 160 GB. On a CPU
+PGCLLoss computes blocks of pairs and stores none (the process takes 0.7 GB, 0.4 of them for its
+imports). A step over every pair takes 80 s on two cores. Each step therefore contrasts
+--contrast-nodes random nodes, as is usual for GRACE on large graphs; 16,384 of them take 3 s.
+Each step has other negatives, and the encoder encodes all nodes.
 
     python examples/node_level.py
-    python examples/node_level.py --contrast-nodes 0 --steps 1   # every node; better on a GPU
+    python examples/node_level.py --contrast-nodes 0 --steps 1   # every node
 
 The graph is a stochastic block model: nodes have more neighbours in their own community, and faint
 features of it. Communities are used only after training: by a linear probe on held-out nodes, and
@@ -82,43 +82,37 @@ class Encoder(nn.Module):
 augment = Compose([EdgePerturb(0.3), AttributeMask(0.3)])
 
 
-def rows_of_a_view(encoder: Encoder, x: Tensor, edge_index: Tensor) -> Tensor:
+def view_of(encoder: Encoder, x: Tensor, edge_index: Tensor) -> Tensor:
     view = augment(Data(x, edge_index))
     return encoder(view.x, view.edge_index)
 
 
-class SampledPGCL(PGCLLoss):
-    """PGCL of some of the nodes, drawn anew for each step and the same in both views."""
-
-    def __init__(self, dim: int, num_rows: int) -> None:
-        super().__init__(dim)
-        self.num_rows = num_rows
-
-    def forward(self, z1: Tensor, z2: Tensor) -> Tensor:
-        if self.num_rows < len(z1):
-            rows = torch.randperm(len(z1), device=z1.device)[: self.num_rows]
-            z1, z2 = z1[rows], z2[rows]
-        return super().forward(z1, z2)
+def sampled(z1: Tensor, z2: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """So many nodes, drawn anew for each step and the same in both views."""
+    if count == len(z1):
+        return z1, z2
+    nodes = torch.randperm(len(z1), device=z1.device)[:count]
+    return z1[nodes], z2[nodes]
 
 
 @torch.no_grad()
 def look(encoder: Encoder, pgcl: PGCLLoss, graph: Data) -> str:
-    rows = encoder(graph.x, graph.edge_index)
-    nearest = pgcl.prototypes.assign(rows).cpu()
-    nodes = torch.randperm(len(rows))[: 6 * PROBED]
-    rows, labels = rows.cpu()[nodes], graph.y.cpu()[nodes]
-    rows = torch.cat([rows, torch.ones(len(rows), 1)], dim=1).double()
-    probe = torch.linalg.lstsq(rows[:PROBED], one_hot(labels[:PROBED]).double()).solution
-    accuracy = ((rows[PROBED:] @ probe).argmax(1) == labels[PROBED:]).double().mean()
+    z = encoder(graph.x, graph.edge_index)
+    nearest = pgcl.prototypes.assign(z).cpu()
+    nodes = torch.randperm(len(z))[: 6 * PROBED]
+    z, labels = z.cpu()[nodes], graph.y.cpu()[nodes]
+    z = torch.cat([z, torch.ones(len(z), 1)], dim=1).double()
+    probe = torch.linalg.lstsq(z[:PROBED], one_hot(labels[:PROBED]).double()).solution
+    accuracy = ((z[PROBED:] @ probe).argmax(1) == labels[PROBED:]).double().mean()
     nmi = mutual_information(graph.y.cpu(), nearest)
     return f"linear probe {accuracy:.3f}, NMI of prototypes {nmi:.3f}"
 
 
 def mutual_information(labels: Tensor, clusters: Tensor) -> Tensor:
-    """Of two ways to divide the nodes, as a share of their mean entropy."""
+    """Of two ways to divide the nodes, as a fraction of their mean entropy."""
     both = one_hot(labels).float().T @ one_hot(clusters).float() / len(labels)
     of_both, of_labels, of_clusters = (
-        torch.special.entr(shares).sum() for shares in (both, both.sum(1), both.sum(0))
+        torch.special.entr(p).sum() for p in (both, both.sum(1), both.sum(0))
     )
     return 2 * (of_labels + of_clusters - of_both) / (of_labels + of_clusters)
 
@@ -144,7 +138,7 @@ def main() -> None:
     if contrasted == args.nodes:
         give_memory_back()
     graph = block_model(args.nodes).to(device)
-    encoder, pgcl = Encoder().to(device), SampledPGCL(DIM, contrasted).to(device)
+    encoder, pgcl = Encoder().to(device), PGCLLoss(DIM).to(device)
     optimizer = torch.optim.Adam([*encoder.parameters(), *pgcl.parameters()], lr=RATE)
 
     print(f"{graph.num_nodes} nodes, {graph.num_edges // 2} edges, {contrasted} contrasted a step")
@@ -152,10 +146,10 @@ def main() -> None:
     start = time.perf_counter()
     with tqdm(range(args.steps), unit="step") as progress:
         for _ in progress:
-            # Of a view its rows alone are kept: backward draws and encodes it once more.
+            # Of a view its embeddings alone are kept: backward draws and encodes it once more.
             given = encoder, graph.x, graph.edge_index
-            views = (checkpoint(rows_of_a_view, *given, use_reentrant=False) for _ in range(2))
-            loss = pgcl(*views)
+            views = (checkpoint(view_of, *given, use_reentrant=False) for _ in range(2))
+            loss = pgcl(*sampled(*views, contrasted))
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -163,7 +157,7 @@ def main() -> None:
     seconds = (time.perf_counter() - start) / args.steps
     print("after: ", look(encoder, pgcl, graph))
 
-    own, whole = ((2 * rows) ** 2 * 4 / 1e9 for rows in (contrasted, args.nodes))
+    own, whole = ((2 * nodes) ** 2 * 4 / 1e9 for nodes in (contrasted, args.nodes))
     print(f"{seconds:.2f} s a step; peak memory of the process {peak_gb():.2f} GB")
     print(f"one matrix of a dense loss would take {own:.2f} GB, over every node {whole:.2f} GB")
 

@@ -45,9 +45,7 @@ class Model(torch.nn.Module):
         self.encoder = torch.nn.Sequential(
             torch.nn.Linear(FEATURES, 64), torch.nn.ReLU(), torch.nn.Linear(64, DIM)
         )
-        self.pgcl = PGCLLoss(
-            DIM, BATCH // 3, consistency_weight=1, warmup_steps=3 * STEPS // 4, gather=gather
-        )
+        self.pgcl = PGCLLoss(DIM, BATCH // 3, consistency_weight=1, gather=gather)
 
     def forward(self, view1: torch.Tensor, view2: torch.Tensor) -> torch.Tensor:
         return self.pgcl(self.encoder(view1), self.encoder(view2))
@@ -56,8 +54,7 @@ class Model(torch.nn.Module):
 # %% [markdown]
 # ## One training for any number of processes
 #
-# Each process trains on its own slice of both views and calls the loss equally often. The end of
-# the warm-up gives all processes the same prototypes.
+# Each process trains on its own slice of both views and calls the loss equally often.
 
 
 # %%

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from sklearn.neighbors import KNeighborsClassifier
 from torch import Tensor, nn
 
+from experiments.common.losses import KEPT, FirstInfoNCE
 from experiments.common.rows import ROWS
 from pgcl_losses import PGCLLoss, diagnostics
 
@@ -30,8 +31,8 @@ DEFAULTS: dict[str, Any] = {
     "warm_up_epochs": 0,  # over which the consistency weight rises from 0
     "negative_ranks": None,  # or a window of positions that negatives are taken from
     "soft_clusters": False,
-    "start_from_rows": False,  # initialise prototypes from embeddings, again after a warm-up
-    "lead_epochs": 0,  # of a warm-up by InfoNCE (in version 0.2 the prototypes learned in it)
+    "start_from_rows": False,  # initialise prototypes from embeddings, again after InfoNCE
+    "lead_epochs": 0,  # of InfoNCE alone (in version 0.2 the prototypes learned meanwhile)
 }
 
 
@@ -98,12 +99,11 @@ def initial(config: dict[str, Any]) -> Initial:
 
 
 def build(config: dict[str, Any]) -> PGCLLoss:
-    steps = TRAIN // config["batch_size"]
-    names = {"freeze_epochs": "freeze_steps", "lead_epochs": "warmup_steps"}
-    schedule = {name: config[epochs] * steps for epochs, name in names.items()}
+    frozen = config["freeze_epochs"] * (TRAIN // config["batch_size"])
     options = {"consistency_weight": config["consistency_weight"], **ROWS[config["row"]]}
     same = ("num_prototypes", "temperature", "epsilon", "negative_ranks", "soft_clusters")
-    return PGCLLoss(DIM, **options, **schedule, **{name: config[name] for name in same})
+    options |= {name: config[name] for name in same}
+    return PGCLLoss(DIM, freeze_steps=frozen, **options)
 
 
 def train(
@@ -112,6 +112,8 @@ def train(
     optimizer = torch.optim.Adam([*encoder.parameters(), *pgcl.parameters()], lr=1e-3)
     weight = pgcl.consistency_weight
     starts = {0, config["lead_epochs"]} if config["start_from_rows"] else set()
+    lead = config["lead_epochs"] * (TRAIN // config["batch_size"])
+    loss_of = FirstInfoNCE(pgcl, lead, 0 if starts else KEPT)
     for epoch in range(config["epochs"]):
         if epoch <= config["warm_up_epochs"] > 0:
             pgcl.consistency_weight = weight * epoch / config["warm_up_epochs"]
@@ -119,7 +121,7 @@ def train(
             with torch.no_grad():
                 pgcl.prototypes.start_from_(encoder(data.view(signal)))
         for batch in signal[torch.randperm(len(signal))].split(config["batch_size"]):
-            loss = pgcl(encoder(data.view(batch)), encoder(data.view(batch)))
+            loss = loss_of(encoder(data.view(batch)), encoder(data.view(batch)))
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()

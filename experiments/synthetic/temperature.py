@@ -46,7 +46,7 @@ def settings(development: bool) -> list[dict[str, Any]]:
 
 
 def config(setting: dict[str, Any], label: str, temperature: float, seed: int) -> results.Config:
-    """The prototypes are initialised by the loss itself, at the end of its warm-up."""
+    """The prototypes are initialised from the last batches of InfoNCE."""
     loss: Options = {}
     if label == PGCL:
         loss = {"epsilon": setting["epsilon"], **recipe(setting["batch_size"], temperature)}

@@ -11,6 +11,7 @@ from torch_geometric.data import Batch
 from torch_geometric.nn import GINEConv, global_mean_pool
 from torch_geometric.utils.smiles import e_map, x_map
 
+from experiments.common.losses import FirstInfoNCE
 from pgcl_losses import PGCLLoss
 from pgcl_losses.adapters.pyg import AttributeMask, ContrastiveModel, EdgePerturb, NodeDrop
 
@@ -116,7 +117,9 @@ def pretraining(config: dict[str, Any], encoder: MoleculeGIN, batches: int) -> n
     if config["row"] == MASKING:
         return MaskedAtoms(encoder)
     drop = config["drop"]
-    loss = PGCLLoss(WIDTH, **options(config, batches))
+    loss = FirstInfoNCE(
+        PGCLLoss(WIDTH, **options(config, batches)), config.get("lead_steps", 0), kept=0
+    )
     return ContrastiveModel(Projected(encoder), NodeDrop(drop), EdgePerturb(drop), loss)
 
 

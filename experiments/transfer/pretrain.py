@@ -32,7 +32,7 @@ from experiments.common.rows import PGCL
 
 from .model import MoleculeGIN, checkpoint, pretraining
 from .molecules import Molecules, store, write_once
-from .rows import PRETRAINED, has_warm_up, recommended_options
+from .rows import PRETRAINED, is_first_info_nce, recommended_options
 from .smiles import synthetic
 
 NAME = "experiments.transfer.pretrain"
@@ -62,7 +62,7 @@ def parse() -> argparse.Namespace:
     add(
         "--freeze-epochs",
         type=at_least(0),
-        help="epochs with frozen prototypes (default: 1, or 0 with a warm-up)",
+        help="epochs with frozen prototypes (default: 1, or 0 if InfoNCE comes first)",
     )
     add("--seed", type=at_least(0), default=0)
     add("--amp", action="store_true", help="bfloat16 where that is safe")
@@ -72,9 +72,9 @@ def parse() -> argparse.Namespace:
     add("--output", type=Path, help="default: runs/transfer/ROW.pt, or ROW-SEED.pt")
     args = parser.parse_args()
     if args.freeze_epochs is None:
-        args.freeze_epochs = 0 if has_warm_up(args.row) else 1
-    if has_warm_up(args.row) and args.freeze_epochs:
-        parser.error(f"argument --freeze-epochs: must be 0, as {args.row!r} has a warm-up")
+        args.freeze_epochs = 0 if is_first_info_nce(args.row) else 1
+    if is_first_info_nce(args.row) and args.freeze_epochs:
+        parser.error(f"argument --freeze-epochs: must be 0, as {args.row!r} begins with InfoNCE")
     if args.output is None:
         name = re.sub(r"\W+", "-", args.row.partition(" (")[0])
         name += f"-{args.seed}" if args.seed else ""
@@ -114,7 +114,7 @@ def initialise_prototypes(model: nn.Module, loader: DataLoader, batches: int) ->
     device = next(model.parameters()).device
     first = itertools.islice(loader, batches)
     projections = [z for batch in first for z in model.embeddings(batch.to(device))]
-    model.loss.prototypes.start_from_(torch.cat(projections))
+    model.loss.pgcl.prototypes.start_from_(torch.cat(projections))
 
 
 def train_epoch(

@@ -12,14 +12,14 @@ PRETRAINED = (*LOSSES, RECOMMENDED, MASKING)
 # Other numbers are another run.
 _RECIPE = recipe(256, 0.2)
 LOSS = {name: _RECIPE[name] for name in ("num_prototypes", "consistency_weight")}
-WARM_UP: float = _RECIPE["lead"]  # fraction of the steps by InfoNCE
+LEAD: float = _RECIPE["lead"]  # fraction of the steps that are InfoNCE
 STARTS: tuple[float, ...] = _RECIPE["start"]  # fractions after which prototypes are initialised
 START_BATCHES = 8  # whose embeddings initialise them
 
 
-def has_warm_up(row: str) -> bool:
-    """Whether it begins with a warm-up, and not with frozen prototypes."""
-    return row == RECOMMENDED and WARM_UP > 0
+def is_first_info_nce(row: str) -> bool:
+    """Whether it begins with InfoNCE, and not with frozen prototypes."""
+    return row == RECOMMENDED and LEAD > 0
 
 
 def recommended_options(row: str, steps: int) -> dict[str, Any]:
@@ -28,7 +28,7 @@ def recommended_options(row: str, steps: int) -> dict[str, Any]:
         return {}
     return {
         "loss": LOSS,
-        "lead_steps": round(WARM_UP * steps),
+        "lead_steps": round(LEAD * steps),
         "start_steps": [round(fraction * steps) for fraction in STARTS],
         "start_batches": START_BATCHES,
     }
@@ -36,8 +36,5 @@ def recommended_options(row: str, steps: int) -> dict[str, Any]:
 
 def options(config: dict[str, Any], batches: int) -> dict[str, Any]:
     """Options of `PGCLLoss`, for a run with so many batches an epoch."""
-    steps = {
-        "freeze_steps": config["freeze_epochs"] * batches,
-        "warmup_steps": config.get("lead_steps", 0),
-    }
-    return steps | (config["loss"] if "loss" in config else LOSSES[config["row"]])
+    frozen = {"freeze_steps": config["freeze_epochs"] * batches}
+    return frozen | (config["loss"] if "loss" in config else LOSSES[config["row"]])

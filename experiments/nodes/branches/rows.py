@@ -14,8 +14,8 @@ SCHEDULE = ("again", "by_itself", "fixed")  # options of a row that are not thos
 
 class Row(NamedTuple):
     """``again``: k-means of all embeddings, every so many steps. ``by_itself``: the prototypes are
-    initialised as by `warmup_steps` of `PGCLLoss`, not from all embeddings. ``fixed``: they are not
-    in the optimizer, whose weight decay moved prototypes without a gradient.
+    initialised from embeddings of the last batches, not of all nodes. ``fixed``: they are not in
+    the optimizer, whose weight decay moved prototypes without a gradient.
     """
 
     options: Options

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch_geometric.utils import add_self_loops, degree
 
 from experiments.common import results
-from experiments.common.losses import Objective
+from experiments.common.losses import KEPT, Objective, initialise
 
 from ..data import load
 from .measure import measured
@@ -27,7 +27,6 @@ SETTING: dict[str, Any] = {
     "edges_dropped": (0.2, 0.4),
     "features_masked": (0.3, 0.4),
 }
-RECENT = 8192  # embeddings: more than a warm-up keeps
 
 
 class _Propagate(torch.autograd.Function):
@@ -181,7 +180,7 @@ class Run:
             self.optimizer.step()
             self.step += 1
             self.recent.append([view.detach() for view in views])
-            if len(self.recent) * len(views[0]) > RECENT:
+            if 2 * (len(self.recent) - 1) * len(views[0]) >= KEPT:
                 self.recent.popleft()
 
     @torch.no_grad()
@@ -261,15 +260,12 @@ def branched(trunk: Run, row: Row, length: int) -> tuple[Run, Objective]:
     if isinstance(options.get("num_prototypes"), str):  # a divisor of the batch
         batch = min(config["batch"], len(trunk.graph.x))
         options["num_prototypes"] = batch // int(options["num_prototypes"].removeprefix("N/"))
-    by_itself = row.options.get("by_itself", False)
-    if by_itself:  # its warm-up has the last batches of the common run
-        options["warmup_steps"] = len(branch.recent)
     objective = Objective(options, config["width"], config["temperature"], length)
-    if by_itself:
-        for views in branch.recent:
-            objective.loss(*(view.requires_grad_() for view in views))
-    elif objective.has_prototypes() and trunk.step > 0:
-        objective.loss.prototypes.start_from_(branch.projections())
+    pgcl = objective.pgcl()
+    if row.options.get("by_itself", False):
+        initialise(pgcl, torch.cat([view for views in branch.recent for view in views])[-KEPT:])
+    elif pgcl is not None and trunk.step > 0:
+        pgcl.prototypes.start_from_(branch.projections())
     own = list(objective.parameters())
     if own and not row.options.get("fixed", False):
         branch.optimizer.add_param_group({"params": own})
@@ -282,6 +278,6 @@ def again(branch: Run, objective: Objective, row: Row, begin: int) -> Callable[[
 
     def begin_step(step: int) -> None:
         if every and step > begin and (step - begin) % every == 0:
-            objective.loss.prototypes.start_from_(branch.projections())
+            objective.pgcl().prototypes.start_from_(branch.projections())
 
     return begin_step
