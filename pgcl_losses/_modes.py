@@ -10,12 +10,12 @@ from torch.autograd import forward_ad
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-def is_transformed(values: Tensor) -> bool:
-    """Whether torch.func or forward mode differentiates these values."""
+def is_transformed(*values: object) -> bool:
+    """Whether torch.func or forward mode differentiates one of these values."""
     if torch._C._are_functorch_transforms_active():
         return True
-    tangent = forward_ad.unpack_dual(values).tangent  # type: ignore[no-untyped-call]  # torch has no type there
-    return tangent is not None
+    tensors = [value for value in values if isinstance(value, Tensor)]
+    return any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors)  # type: ignore[no-untyped-call]  # torch has no type there
 
 
 def has_numbers(values: Tensor) -> bool:
@@ -43,4 +43,5 @@ def untraced(function: Function, reason: str = "engine='dense' can be traced who
     """The function, outside of a compiled graph; the reason is in the error of fullgraph=True."""
     if not torch.compiler.is_compiling():
         return function
-    return torch.compiler.disable(function, reason=reason)  # type: ignore[no-untyped-call, no-any-return]  # torch has no type there
+    torch._dynamo.graph_break(msg=reason)
+    return torch.compiler.disable(function)  # type: ignore[no-untyped-call, no-any-return]  # torch has no type there

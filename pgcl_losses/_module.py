@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from pgcl_losses import _checks
-from pgcl_losses._modes import untraced
+from pgcl_losses._modes import is_transformed, untraced
 from pgcl_losses.distributed import Processes, agreed_processes, count_ranks
 
 Check = Callable[[str, Any], Any]
@@ -154,6 +154,10 @@ class LossModule(nn.Module):
         return agreed_processes(
             len(sets), length, facts, problem, compared, device, self.process_group
         )
+
+    def moves_state(self, embeddings: Tensor) -> bool:
+        """Whether a forward is a training step; a function that is transformed has no state."""
+        return self.training and torch.is_grad_enabled() and not is_transformed(embeddings)
 
     def is_distributed(self) -> bool:
         """Whether other processes hold portions of the same batch."""

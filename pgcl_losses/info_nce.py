@@ -143,7 +143,7 @@ class InfoNCE(LossWithMemory):
             hardness=self.hardness,
             debias=self.debias,
         )
-        if given is None and self.training and torch.is_grad_enabled():
+        if given is None and self.moves_state(batch.embeddings):
             self.remember_batch(batch)
         return loss
 
@@ -189,7 +189,8 @@ def weighted_info_nce(
             weights,
             pair_weight,
         )
-        chosen = choose(engine, embeddings, pairs.num_past(), processes.num_ranks())
+        num_past, num_ranks = pairs.num_past(), processes.num_ranks()
+        chosen = choose(engine, embeddings, temperature, num_past, num_ranks)
         if batch.items is None:
             positives: ByPosition | ByItem = ByPosition(pairs)
         else:

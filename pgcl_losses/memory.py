@@ -102,9 +102,10 @@ class LossWithMemory(LossModule):
         """Store embeddings ``[N, D]`` in the memory by hand, such as those of a momentum encoder.
 
         Without this, each training forward stores the embeddings of its batch over the oldest
-        ones. From the first call on, only this method does; that call empties the memory
-        first. With several processes, all of them call it, each with embeddings of its own. With
-        ``items`` ``[N]``, those stored are no negatives of queries of the same item.
+        ones, except under a transform of ``torch.func``. From the first call on, only this method
+        does; that call empties the memory first. With several processes, all of them call it, each
+        with embeddings of its own. With ``items`` ``[N]``, those stored are no negatives of queries
+        of the same item.
         """
         self.untraced_collectives(self._remember)(embeddings, items)
 

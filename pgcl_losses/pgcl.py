@@ -236,7 +236,7 @@ class PGCLLoss(LossWithMemory):
             consistency = torch.zeros_like(contrast)
             for parameter in self.parameters():
                 loss = loss + parameter.flatten()[:0].sum().to(loss)
-        if self.training and torch.is_grad_enabled():  # state moves here alone
+        if self.moves_state(batch.embeddings):  # and here alone
             self.prototypes.advance(batch)
             self.remember_batch(batch)
         if batch.processes.rank == 0 and has_numbers(batch.embeddings):

@@ -135,7 +135,7 @@ class SinkhornPrototypes(LossModule):
             return self._assigned(batch)
         processes = self.agree("forward", partial(self._check, views), views, self.state)
         batch = self._assigned(batch_of(processes, views, self.weight))
-        if self.training and torch.is_grad_enabled():
+        if self.moves_state(batch.embeddings):
             self.advance(batch)
         return batch.assignments()
 
@@ -182,9 +182,9 @@ class SinkhornPrototypes(LossModule):
 
         Prototypes are random at first, and in many dimensions a random direction is near no
         embedding. Call this before training with the embeddings of a first batch, or of many; or
-        after some epochs of :class:`InfoNCE`, between two steps. With several processes, all of
-        them call it, each with embeddings of its own, and all get the prototypes that the first one
-        computes.
+        after some epochs of :class:`InfoNCE`, between two steps. Call it before ``fully_shard``.
+        With several processes, all of them call it, each with embeddings of its own, and all get
+        the prototypes that the first one computes.
 
         Random numbers come from torch's generator on the CPU: use ``torch.manual_seed``. If there
         are fewer different directions than prototypes, the remaining prototypes do not move.

@@ -20,8 +20,10 @@ ENGINE_CHOICES = get_args(Engine)
 _DENSE_UP_TO = 8192  # embeddings: about four matrices of a quarter of a GiB each
 
 
-def choose(engine: str, embeddings: Tensor, num_past: int, num_ranks: int) -> str:
-    """What "auto" is: a function of shapes and device, the same on all processes."""
+def choose(
+    engine: str, embeddings: Tensor, temperature: float | Tensor, num_past: int, num_ranks: int
+) -> str:
+    """What "auto" is: a function of shapes, device and mode, the same on all processes."""
     if engine == "dense" and num_ranks > 1:
         raise ValueError(
             f"engine='dense' computes one matrix in one process, but {num_ranks} processes hold a "
@@ -31,7 +33,7 @@ def choose(engine: str, embeddings: Tensor, num_past: int, num_ranks: int) -> st
         return engine
     if num_ranks > 1:
         return "blocks"
-    if is_transformed(embeddings):
+    if is_transformed(embeddings, temperature):
         return "dense"
     may_be_dense = torch.compiler.is_compiling() or embeddings.device.type != "cpu"
     return "dense" if may_be_dense and len(embeddings) + num_past <= _DENSE_UP_TO else "blocks"
