@@ -65,8 +65,9 @@ class Batch(NamedTuple):
 
     def views(self, of_all: Tensor) -> Tensor:
         """What all views have, ``[M, ...]`` or ``[M + B, ...]`` -> ``[V, N, ...]``."""
-        count = self.embeddings.shape[0]
-        return of_all[:count].view(len(self.processes.counts), -1, *of_all.shape[1:])
+        if of_all.shape[0] > self.embeddings.shape[0]:
+            of_all = of_all[: self.embeddings.shape[0]]
+        return of_all.view(len(self.processes.counts), -1, *of_all.shape[1:])
 
     def assignments(self) -> tuple[Assignment, ...]:
         """Those of this process's samples, one for each view; none without prototypes."""

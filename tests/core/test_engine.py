@@ -361,6 +361,19 @@ class TestDerivatives:
             derivative = forward_ad.unpack_dual(loss(*views)).tangent
         torch.testing.assert_close(derivative, (expected * direction).sum())
 
+    def test_a_training_forward_under_a_transform_stores_nothing(self):
+        loss = InfoNCE(memory_size=10, dim=4).double()
+        torch.func.grad(lambda views: loss(*views))(views_of(5))
+        assert loss.memory.written == 0
+
+    def test_forward_mode_by_the_temperature_alone(self):
+        views, tau = views_of(5), torch.tensor(0.3, dtype=torch.float64, requires_grad=True)
+        (expected,) = torch.autograd.grad(InfoNCE(temperature=tau)(*views), tau)
+        with forward_ad.dual_level():
+            dual = forward_ad.make_dual(tau.detach(), torch.ones_like(tau))
+            derivative = forward_ad.unpack_dual(InfoNCE(temperature=dual)(*views)).tangent
+        torch.testing.assert_close(derivative, expected)
+
     @pytest.mark.parametrize("name", ["InfoNCE", "memory", "contrast"])
     def test_second_derivatives_of_dense(self, name):
         """Of losses whose weights do not depend on the views: they are constants."""
