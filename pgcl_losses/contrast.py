@@ -28,7 +28,7 @@ from pgcl_losses.batch import (
     check_assignments,
     given_batch,
 )
-from pgcl_losses.engine.dispatch import ENGINE_CHOICES, Engine
+from pgcl_losses.engine.dispatch import ENGINE_CHOICES, Engine, untraced_unless_dense
 from pgcl_losses.engine.pairs import Factors, Gaussian, Table
 from pgcl_losses.info_nce import weighted_info_nce
 from pgcl_losses.sinkhorn import ranking
@@ -132,7 +132,8 @@ class PrototypeReweightedNCE(LossModule):
         assignments: Sequence[Assignment] | None = None,
     ) -> Tensor:
         """The loss of two views or more, or of a batch."""
-        return self.untraced_collectives(self._loss)(views, clusters, prototypes, assignments)
+        loss = self.untraced_collectives(untraced_unless_dense(self._loss, self.engine, views))
+        return loss(views, clusters, prototypes, assignments)
 
     if TYPE_CHECKING:
         __call__ = forward

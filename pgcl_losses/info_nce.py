@@ -27,7 +27,13 @@ from pgcl_losses.batch import (
     batch_of,
     given_batch,
 )
-from pgcl_losses.engine.dispatch import ENGINE_CHOICES, Engine, choose, log_weighted_sums
+from pgcl_losses.engine.dispatch import (
+    ENGINE_CHOICES,
+    Engine,
+    choose,
+    log_weighted_sums,
+    untraced_unless_dense,
+)
 from pgcl_losses.engine.pairs import Factors, Gaussian, Pairs, Table
 from pgcl_losses.memory import LossWithMemory, Memory
 from pgcl_losses.positives import ByItem, ByPosition, log_count_negatives
@@ -126,7 +132,8 @@ class InfoNCE(LossWithMemory):
 
     def forward(self, *views: Tensor | Batch, items: Items | None = None) -> Tensor:
         """The loss of two views or more, of sets with items, or of a batch."""
-        return self.untraced_collectives(self._loss)(views, items)
+        loss = untraced_unless_dense(self._loss, self.engine, views, self.memory_size)
+        return self.untraced_collectives(loss)(views, items)
 
     if TYPE_CHECKING:
         __call__ = forward
@@ -189,8 +196,8 @@ def weighted_info_nce(
             weights,
             pair_weight,
         )
-        num_past, num_ranks = pairs.num_past(), processes.num_ranks()
-        chosen = choose(engine, embeddings, temperature, num_past, num_ranks)
+        num = len(embeddings) + pairs.num_past()
+        chosen = choose(engine, embeddings, temperature, num, processes.num_ranks())
         if batch.items is None:
             positives: ByPosition | ByItem = ByPosition(pairs)
         else:

@@ -18,7 +18,7 @@ from pgcl_losses._normalize import mean_cosine
 from pgcl_losses.batch import Assignment, Batch, Items, Negatives, Reduction, batch_of
 from pgcl_losses.consistency import ConsistencyLoss
 from pgcl_losses.contrast import PrototypeReweightedNCE, Weighting
-from pgcl_losses.engine.dispatch import Engine
+from pgcl_losses.engine.dispatch import Engine, untraced_unless_dense
 from pgcl_losses.memory import LossWithMemory, Memory
 from pgcl_losses.prototypes import SinkhornPrototypes
 from pgcl_losses.watch import Watch
@@ -201,16 +201,22 @@ class PGCLLoss(LossWithMemory):
 
     def forward(self, *views: Tensor, items: Items | None = None) -> Tensor:
         """The loss."""
-        return self.untraced_collectives(self._compute)(views, items)[0]
+        loss: Tensor = self._computation(views)(views, items)[0]
+        return loss
 
     if TYPE_CHECKING:
         __call__ = forward
 
     def terms(self, *views: Tensor, items: Items | None = None) -> PGCLTerms:
         """The loss with its two terms and the assignments, for logging."""
-        loss, contrast, consistency, batch = self.untraced_collectives(self._compute)(views, items)
+        loss, contrast, consistency, batch = self._computation(views)(views, items)
         cosine = mean_cosine(batch.embeddings.detach())
         return PGCLTerms(loss, contrast, consistency, batch.assignments(), cosine)
+
+    def _computation(self, views: tuple[Tensor, ...]) -> Any:
+        engine = getattr(self.contrast, "engine", "auto")  # a module of yours may have none
+        compute = untraced_unless_dense(self._compute, engine, views, self.memory_size)
+        return self.untraced_collectives(compute)
 
     def _compute(
         self, views: tuple[Tensor, ...], items: Items | None
@@ -302,6 +308,8 @@ class PGCLLoss(LossWithMemory):
 def _option_of_modules(name: str) -> property:
     def value(self: PGCLLoss) -> Any:
         values = {type(x).__name__: getattr(x, name) for x in self._modules_with(name)}
+        if not values:
+            raise AttributeError(f"no module of this {type(self).__name__} has an option {name}")
         first, *others = values.values()
         if any(other is not first and other != first for other in others):
             raise ValueError(f"{name} differs from module to module: {values}")

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pgcl_losses._modes import can_be_read, untraced
+from pgcl_losses._modes import can_be_read
 from pgcl_losses.distributed import Processes
 from pgcl_losses.engine.blocks import block_size, pairs_of_spans, spans
 from pgcl_losses.engine.dispatch import check_once
@@ -84,7 +84,7 @@ class ByItem:
             everything = slice(0, len(offsets))
             no_positives = self.blocks.are_no_positives(everything, everything)
             return term.value(gaps).masked_fill(no_positives, 0.0).sum(1)
-        sums: Tensor = untraced(_OverPositives.apply)(  # type: ignore[no-untyped-call]  # torch has no type there
+        sums: Tensor = _OverPositives.apply(  # type: ignore[no-untyped-call]  # torch has no type there
             self.embeddings, temperature, offsets, term, self.blocks
         )
         return sums
@@ -112,7 +112,7 @@ class _Blocks(NamedTuple):
     groups: Tensor  # [M]
     processes: Processes
 
-    def __iter__(self) -> Iterator[tuple[slice, slice]]:  # type: ignore[override]  # of blocks
+    def each(self) -> Iterator[tuple[slice, slice]]:
         portion = Portion(self.processes.rank, self.processes.num_ranks())
         size = block_size(self.items.device)
         of_all = spans(0, len(self.items), size, portion.num_ranks)
@@ -132,7 +132,7 @@ class _Blocks(NamedTuple):
     def largest_cosines(self, embeddings: Tensor) -> Tensor:
         """With a positive: ``[M]``, -1 without one."""
         largest = torch.full_like(embeddings[:, 0], -1.0)
-        for i, j in self:
+        for i, j in self.each():
             cosines = embeddings[i] @ embeddings[j].T
             cosines.masked_fill_(self.are_no_positives(i, j), -1.0)
             largest[i] = torch.maximum(largest[i], cosines.amax(1))
@@ -153,7 +153,7 @@ class _OverPositives(torch.autograd.Function):
         blocks: _Blocks,
     ) -> Tensor:
         sums = torch.zeros_like(offsets)
-        for i, j in blocks:
+        for i, j in blocks.each():
             logits = embeddings[i] @ embeddings[j].T / temperature  # [I, J]
             none = blocks.are_no_positives(i, j)
             sums[i] += term.value(offsets[i].unsqueeze(1) - logits).masked_fill_(none, 0.0).sum(1)
@@ -170,7 +170,7 @@ class _OverPositives(torch.autograd.Function):
         temperature, term, blocks = ctx.temperature, ctx.term, ctx.blocks
         d_sums = blocks.processes.add(d_sums, "the gradient of sums over positives")
         d_embeddings, d_offsets = torch.zeros_like(embeddings), torch.zeros_like(offsets)
-        for i, j in blocks:
+        for i, j in blocks.each():
             logits = embeddings[i] @ embeddings[j].T / temperature
             none = blocks.are_no_positives(i, j)
             d_gaps = term.derivative(offsets[i].unsqueeze(1) - logits) * d_sums[i].unsqueeze(1)

@@ -1,11 +1,12 @@
 """log S of every query by one engine: which one, with its gradient, over all processes."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
-from pgcl_losses._modes import is_transformed, untraced
+from pgcl_losses._modes import Function, is_transformed, untraced
 from pgcl_losses.distributed import Processes
 from pgcl_losses.engine import dense
 from pgcl_losses.engine.blocks import Blocks
@@ -21,7 +22,11 @@ _DENSE_UP_TO = 8192  # embeddings: about four matrices of a quarter of a GiB eac
 
 
 def choose(
-    engine: str, embeddings: Tensor, temperature: float | Tensor, num_past: int, num_ranks: int
+    engine: str,
+    embeddings: Tensor,
+    temperature: float | Tensor,
+    num_embeddings: int,
+    num_ranks: int,
 ) -> str:
     """What "auto" is: a function of shapes, device and mode, the same on all processes."""
     if engine == "dense" and num_ranks > 1:
@@ -36,7 +41,19 @@ def choose(
     if is_transformed(embeddings, temperature):
         return "dense"
     may_be_dense = torch.compiler.is_compiling() or embeddings.device.type != "cpu"
-    return "dense" if may_be_dense and len(embeddings) + num_past <= _DENSE_UP_TO else "blocks"
+    return "dense" if may_be_dense and num_embeddings <= _DENSE_UP_TO else "blocks"
+
+
+def untraced_unless_dense(
+    function: Function, engine: str, views: Sequence[Any], memory_size: int = 0
+) -> Function:
+    """A loss of these views; outside of a compiled graph, if its engine cannot be traced."""
+    if not torch.compiler.is_compiling() or not all(isinstance(z, Tensor) for z in views):
+        return function
+    num = sum(len(z) for z in views) + memory_size
+    if choose(engine, views[0], 1.0, num, 1) == "dense":
+        return function
+    return untraced(function, "engine='dense' can be traced whole")
 
 
 def log_weighted_sums(
@@ -49,12 +66,6 @@ def log_weighted_sums(
     """
     if engine == "dense":
         return dense.log_sums(pairs, temperature)
-    return untraced(_over_processes)(pairs, temperature, engine, processes)
-
-
-def _over_processes(
-    pairs: Pairs, temperature: float | Tensor, engine: str, processes: Processes
-) -> Tensor:
     log_sums: Tensor
     log_totals: Tensor | None
     log_sums, log_totals = _LogSums.apply(  # type: ignore[no-untyped-call]  # torch has no type there

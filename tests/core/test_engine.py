@@ -162,14 +162,14 @@ class TestChoice:
     )
     def test_auto_by_shapes_and_device(self, device, num, num_past, num_ranks, expected):
         embeddings = torch.empty(num, 2, device=device)
-        assert dispatch.choose("auto", embeddings, 0.2, num_past, num_ranks) == expected
-        assert dispatch.choose("flex", embeddings, 0.2, num_past, num_ranks) == "flex"
+        assert dispatch.choose("auto", embeddings, 0.2, num + num_past, num_ranks) == expected
+        assert dispatch.choose("flex", embeddings, 0.2, num + num_past, num_ranks) == "flex"
 
     def test_auto_is_dense_under_a_transform(self):
         chosen = []
 
         def choose(z):
-            chosen.append(dispatch.choose("auto", z, 0.2, 0, 1))
+            chosen.append(dispatch.choose("auto", z, 0.2, len(z), 1))
             return z.sum()
 
         z = torch.zeros(20_000, 1)
@@ -182,7 +182,7 @@ class TestChoice:
 
     def test_dense_is_for_one_process(self):
         with pytest.raises(ValueError, match="engine='dense' computes one matrix in one process"):
-            dispatch.choose("dense", torch.empty(8, 2), 0.2, 0, 2)
+            dispatch.choose("dense", torch.empty(8, 2), 0.2, 8, 2)
 
 
 class TestBlocks:
