@@ -29,7 +29,9 @@ def number(
 
 
 # 1/temperature and 1/epsilon multiply cosines in float32; down to here they stay finite.
-scale = partial(number, expected="a finite number of at least 1e-30", lowest=1e-30)
+scale = partial(
+    number, expected="a finite number of at least 1e-30, at most 1e30", lowest=1e-30, highest=1e30
+)
 weight = partial(number, expected="a finite number of at least 0")
 fraction = partial(number, expected="a number from 0 to 1", highest=1.0)
 # 1 - tau+ is divided by.

@@ -141,7 +141,7 @@ class LossModule(nn.Module):
             for name, value in (facts | dict(same())).items():
                 if isinstance(value, Tensor):
                     state.append(value)
-                    value = f"{value.dtype}, requires_grad={value.requires_grad}"
+                    value = f"{value.dtype}{[*value.shape]}, requires_grad={value.requires_grad}"
                 facts[name] = value
         except Exception as error:  # whatever it is: the other processes must not wait for this one
             problem = error
@@ -149,7 +149,7 @@ class LossModule(nn.Module):
         given = [*self.parameters(), *sets]
         devices = [value.device for value in given if isinstance(value, Tensor)]
         device = max(devices or [torch.device("cpu")], key=lambda device: device.type != "cpu")
-        compared = None if self._calls % _COMPARE_STATE_EVERY else state
+        compared = None if self._calls % _COMPARE_STATE_EVERY or not state else state
         self._calls += 1
         return agreed_processes(
             len(sets), length, facts, problem, compared, device, self.process_group

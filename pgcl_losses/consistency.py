@@ -78,6 +78,8 @@ class ConsistencyLoss(LossModule):
             if batch.log_probs is None or batch.targets is None:
                 raise ValueError(NOT_ASSIGNED)
             log_probs, targets = batch.views(batch.log_probs), batch.views(batch.targets)
+            if len(targets) < 2:
+                raise ValueError("the batch has 1 view, but the consistency is between two or more")
             return self._of(batch.processes, log_probs, targets, batch.heads)
         processes = self.agree(
             "forward",

@@ -168,12 +168,13 @@ class PrototypeReweightedNCE(LossModule):
         """M w of two clusters, 0 for what is no negative."""
         if not self._needs_clusters():
             return None
-        if batch.clusters is None:
-            raise ValueError(NOT_ASSIGNED)
-        tables = [self._log_table(batch, h) for h in range(len(batch.heads))]
-        if not self._needs_targets() or batch.targets is None:
-            return Table(tuple(tables), batch.clusters)
         heads, clusters, targets = batch.heads, batch.clusters, batch.targets
+        missing = clusters is None or (self.weighting == "prototype" and batch.prototypes is None)
+        if clusters is None or missing or (self._needs_targets() and targets is None):
+            raise ValueError(NOT_ASSIGNED)
+        tables = [self._log_table(batch, h) for h in range(len(heads))]
+        if targets is None or not self._needs_targets():
+            return Table(tuple(tables), clusters)
         keys = self._keys(batch, targets).split_with_sizes(heads, 1)
         of_heads = zip(targets.split_with_sizes(heads, 1), clusters.unbind(1), keys, strict=True)
         left, right = [], []
@@ -205,7 +206,9 @@ class PrototypeReweightedNCE(LossModule):
         return table.fill_diagonal_(-torch.inf) if self.exclude_same_cluster else table
 
     def _keys(self, batch: Batch, targets: Tensor) -> Tensor:
-        """What orders the clusters of each embedding, ``[M + B, K]``; targets of yours do."""
+        """By which the clusters of each embedding are ordered, ``[M + B, K]``: targets, if they
+        came without biases.
+        """
         if batch.biases is None or batch.prototypes is None:
             return targets
         prototypes, parts = batch.prototypes.detach(), [*batch.views(batch.embeddings.detach())]
@@ -232,8 +235,6 @@ class PrototypeReweightedNCE(LossModule):
         return self._needs_clusters() and (self.soft_clusters or self.negative_ranks is not None)
 
     def _batch(self, views: Any, clusters: Any, prototypes: Any, assignments: Any) -> Batch:
-        if not self._needs_clusters():
-            clusters = prototypes = assignments = None
         processes = self.agree(
             "forward",
             partial(self._check, views, clusters, prototypes, assignments),
@@ -243,9 +244,9 @@ class PrototypeReweightedNCE(LossModule):
                 "heads": assignments and assignments[0].all_heads(),
             },
         )
-        batch = batch_of(processes, views, *(() if prototypes is None else (prototypes,)))
         if not self._needs_clusters():
-            return batch
+            return batch_of(processes, views)
+        batch = batch_of(processes, views, *(() if prototypes is None else (prototypes,)))
         dtype, targets, biases = batch.embeddings.dtype, None, None
         heads: tuple[int, ...] = ()
         if prototypes is not None:
@@ -277,8 +278,6 @@ class PrototypeReweightedNCE(LossModule):
     ) -> None:
         check.loss_views(views, None, 2, may_be_empty)
         check.temperature_value("temperature", self.temperature, views[0])
-        if not self._needs_clusters():
-            return
         if prototypes is not None:
             check.matrix("prototypes", prototypes, "[K, D]")
             check.prototypes("prototypes", prototypes, "z1", views[0])
@@ -289,6 +288,8 @@ class PrototypeReweightedNCE(LossModule):
                 raise ValueError(
                     f"{name} must be {len(views)}, one for each view, but got {len(given)}"
                 )
+        if assignments is None and clusters is None and not self._needs_clusters():
+            return
         if assignments is None:
             heads = () if prototypes is None else (len(prototypes),)
             self._check_clusters(views, clusters, heads)

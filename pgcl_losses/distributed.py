@@ -133,15 +133,14 @@ def agreed_processes(
     """
     claims = dict(facts) if problem is None else {"call": facts["call"]}
     claims["problem"] = "" if problem is None else f"{type(problem).__name__}: {problem}"
-    header = torch.tensor([length, zlib.crc32(repr(claims).encode()), 0], device=device)
-    if state is not None:
-        header[2] = fingerprint(state, device)
-    counts, summaries, states = _gathered(header, group, "batch sizes").T.tolist()
+    summary = [length, zlib.crc32(repr(claims).encode()), int(state is not None)]
+    header = torch.tensor(summary, device=device)
+    counts, summaries, compares = _gathered(header, group, "batch sizes").T.tolist()
     if len(set(summaries)) > 1:
         raise ValueError(_differences(claims, group)) from problem
     if problem is not None:
         raise problem
-    if all(states) and len(set(states)) > 1:
+    if state is not None and all(compares) and _differs(state, device, group):
         raise ValueError(
             "the prototypes, their step counter or queue, the memory or the temperature are not "
             "the same on all ranks: give all ranks one seed or put the loss into the module that "
@@ -153,28 +152,14 @@ def agreed_processes(
     return Processes([counts] * num_sets, distributed.get_rank(group), group)
 
 
-_WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-
-
-def fingerprint(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
-    """One odd number ``[]``: most probably another one if any bit or the order differs."""
-    sums = [torch.zeros(1, dtype=torch.int64, device=device)]
-    for tensor in tensors:
-        tensor = tensor.detach().contiguous()
-        words = tensor.view(tensor.shape or 1).view(_WORDS[tensor.element_size()]).to(torch.int64)
-        # Columns and rows have factors of their own, so that none is needed for each number.
-        sums.append((words * _factors(words.shape[-1], 0, tensor.device)).sum(-1).view(-1))
-    of_rows = torch.cat([of_tensor.to(device) for of_tensor in sums])
-    return (of_rows * _factors(len(of_rows), 1 << 32, device)).sum() | 1
-
-
-def _factors(count: int, first: int, device: torch.device) -> Tensor:
-    """Odd numbers without a pattern ``[count]``, for the positions from ``first`` on."""
-    # The mixing of SplitMix64: with factors in proportion to positions, moves could cancel out.
-    mixed = torch.arange(first + 1, first + 1 + count, device=device) * -0x61C8864680B583EB
-    mixed = (mixed ^ (mixed >> 30)) * -0x40A7B892E31B1A47
-    mixed = (mixed ^ (mixed >> 27)) * -0x6B2FB644ECCEEE15
-    return (mixed ^ (mixed >> 31)) | 1
+def _differs(tensors: Sequence[Tensor], device: torch.device, group: ProcessGroup | None) -> bool:
+    """Whether any bit of tensors, whose shapes are the same, differs between ranks."""
+    words = [tensor.detach().reshape(-1).contiguous().view(torch.uint8) for tensor in tensors]
+    own = torch.cat([of_tensor.to(device) for of_tensor in words])
+    largest = torch.stack([own, 255 - own])
+    with named("all-reduce of the state", group):
+        distributed.all_reduce(largest, distributed.ReduceOp.MAX, group=group)
+    return not torch.equal(largest[0], 255 - largest[1])  # the largest and the smallest
 
 
 def _differences(claims: Mapping[str, object], group: ProcessGroup | None) -> str:

@@ -121,7 +121,7 @@ class InfoNCE(LossWithMemory):
     ) -> None:
         super().__init__()
         self._assign_options(locals())
-        self.memory = None
+        self.register_module("memory", None)
         if self.memory_size > 0:
             if dim is None:
                 raise TypeError(
@@ -140,6 +140,8 @@ class InfoNCE(LossWithMemory):
 
     def _loss(self, views: tuple[Any, ...], items: Items | None) -> Tensor:
         given = given_batch(views, items=items)
+        if given is not None and self.memory is not None:
+            raise TypeError("a batch has a memory of its own: call this InfoNCE with tensors")
         batch = self._batch(views, items) if given is None else given
         loss = weighted_info_nce(
             batch,

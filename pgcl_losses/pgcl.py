@@ -173,7 +173,7 @@ class PGCLLoss(LossWithMemory):
             # Only the consistency has a gradient for the prototypes, and weight decay would move
             # them by a gradient of zeros. (Assigned later, 0 has one: DDP expects it then.)
             self.prototypes.weight.requires_grad_(False)
-        self.memory = Memory(self.memory_size, dim) if self.memory_size > 0 else None
+        self.register_module("memory", Memory(memory_size, dim) if memory_size > 0 else None)
         self._watch = Watch()
         self._check_window()
 

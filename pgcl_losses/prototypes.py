@@ -76,7 +76,6 @@ class SinkhornPrototypes(LossModule):
     step: Tensor
     queue: Tensor | None
     queue_filled: Tensor | None
-    heads: tuple[int, ...]  # how many prototypes each head has
 
     def __init__(
         self,
@@ -94,13 +93,11 @@ class SinkhornPrototypes(LossModule):
     ) -> None:
         super().__init__()
         self._assign_options(locals())
-        sizes = self.num_prototypes
-        self.heads = (sizes,) if isinstance(sizes, int) else tuple(sizes)
         self.weight = nn.Parameter(torch.empty(sum(self.heads), self.dim))
         self.register_buffer("step", torch.zeros((), dtype=torch.long))
         if len(self.heads) > 1:
             # Empty; by its shape a checkpoint of other heads with the same K does not load.
-            self.register_buffer("head_sizes", torch.empty(*self.heads, 0))
+            self.register_buffer("head_sizes", torch.empty(0, *self.heads))
         self.register_buffer("queue", None)
         self.register_buffer("queue_filled", None)
         if self.queue_size > 0:
@@ -109,6 +106,12 @@ class SinkhornPrototypes(LossModule):
             self.queue_filled = torch.zeros((), dtype=torch.long)
         self.reset_parameters()
         self.check_call(self.queue_views)
+
+    @property
+    def heads(self) -> tuple[int, ...]:
+        """How many prototypes each head has."""
+        sizes = self.num_prototypes
+        return (sizes,) if isinstance(sizes, int) else tuple(sizes)
 
     def reset_parameters(self) -> None:
         nn.init.kaiming_normal_(self.weight)
@@ -195,19 +198,30 @@ class SinkhornPrototypes(LossModule):
         check_given = partial(self._check_start, embeddings)
         processes = self.agree("start_from_", check_given, (embeddings,), lambda: facts)
         # All ranks draw, so that their generators stay in the same state.
-        draws = [draw(size) for size in self.heads]
+        draws, problem = [draw(size) for size in self.heads], None
         with full_precision(embeddings.device):
             dtype = computing_dtype(self.weight, embeddings)
             units, weight = processes.gather(unit_vectors(embeddings, dtype)), self.weight.to(dtype)
+            new = torch.zeros_like(weight)
             if processes.rank == 0:
-                of_heads = zip(weight.split_with_sizes(self.heads), draws, strict=True)
-                new = torch.cat([spherical_kmeans(units, *of_head) for of_head in of_heads])
-                lengths = torch.linalg.vector_norm(weight, dim=1, keepdim=True)
-                weight = (new * torch.where(lengths > 0, lengths, 1)).to(dtype)
-            else:
-                weight = torch.zeros_like(weight)
-            self.weight.copy_(processes.add(weight, "the initial prototypes"))
+                try:
+                    new = self._initialised(weight, units, draws)
+                except Exception as error:  # also a warning: the other ranks must not wait
+                    problem, new = error, torch.full_like(weight, torch.nan)
+            new = processes.add(new, "the initial prototypes")
+        if problem is not None:
+            raise problem
+        if new.isnan().any():
+            raise RuntimeError("rank 0 could not compute the initial prototypes: see its error")
+        self.weight.copy_(new)
         return self
+
+    def _initialised(self, weight: Tensor, units: Tensor, draws: Sequence[Tensor]) -> Tensor:
+        """Prototypes ``[K, D]`` from embeddings of unit length, with the lengths of the present."""
+        of_heads = zip(weight.split_with_sizes(self.heads), draws, strict=True)
+        new = torch.cat([spherical_kmeans(units, *of_head) for of_head in of_heads])
+        lengths = torch.linalg.vector_norm(weight, dim=1, keepdim=True)
+        return (new * torch.where(lengths > 0, lengths, 1)).to(weight.dtype)
 
     def _check_start(self, embeddings: Tensor, may_be_empty: bool) -> None:
         check.matrix("embeddings", embeddings, "[N, D]", may_be_empty)
@@ -228,10 +242,10 @@ class SinkhornPrototypes(LossModule):
         with full_precision(embeddings.device):
             prototypes = processes.average_gradient(self._unit_prototypes(embeddings.dtype))
             temperature = processes.temperature(self.temperature, embeddings.dtype)
-            logits = embeddings @ (prototypes / temperature).T  # [M, K]
-            log_probs = self._by_head(partial(torch.log_softmax, dim=-1), logits)
+            scores = embeddings @ prototypes.T  # [M, K]
+            log_probs = self._by_head(partial(torch.log_softmax, dim=-1), scores / temperature)
             with torch.no_grad():
-                cosines, fixed = logits.detach() * temperature, prototypes.detach()
+                cosines, fixed = scores.detach(), prototypes.detach()  # also for forward mode
                 targets, biases = self._balanced(batch.views(cosines), fixed)
                 keys = ranking(batch.views(cosines), biases)
                 targets, keys, biases = targets.flatten(0, 1), keys.flatten(0, 1), biases.squeeze(1)

@@ -272,7 +272,7 @@ class TestErrors:
             (
                 {"temperature": 0},
                 ValueError,
-                "temperature must be .* at least 1e-30, but got 0",
+                "temperature must be .* at least 1e-30, at most 1e30, but got 0",
             ),
             ({"temperature": -0.1}, ValueError, "temperature.*-0.1"),
             ({"temperature": math.nan}, ValueError, "temperature must be a finite number.*nan"),

@@ -1,42 +1,29 @@
 """What processes compare before they exchange embeddings."""
 
+import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from helpers.ranks import on_ranks
 
-from pgcl_losses.distributed import fingerprint
+from pgcl_losses.distributed import _differs
 
-CPU = torch.device("cpu")
-DTYPES = [torch.float16, torch.float32, torch.float64, torch.int64, torch.bool]
-
-
-def of(*tensors):
-    return fingerprint(tensors, CPU).item()
-
-
-@given(
-    shape=st.sampled_from([(7,), (1, 6), (6, 1), (3, 5), (2, 3, 4)]),
-    dtype=st.sampled_from(DTYPES),
-    positions=st.tuples(st.integers(0, 5), st.integers(0, 5)),
-    seed=st.integers(0, 1000),
-)
-def test_swapped_numbers_have_another_fingerprint(shape, dtype, positions, seed):
-    random = torch.Generator().manual_seed(seed)
-    state = (10 * torch.randn(shape, generator=random)).to(dtype)
-    other = state.clone()
-    one, two = positions
-    other.view(-1)[[one, two]] = state.view(-1)[[two, one]]
-    assert (of(state) == of(other)) == torch.equal(state, other)
-    step = torch.tensor(3)
-    assert (of(step, state) == of(step, other)) == torch.equal(state, other)
+STATES = {
+    "the same": lambda rank: [torch.ones(3, 4), torch.tensor(5)],
+    "another bit": lambda rank: [torch.ones(3, 4) * (1 + 2e-7 * rank), torch.tensor(5)],
+    "another count": lambda rank: [torch.ones(3, 4), torch.tensor(5 + rank)],
+    "swapped": lambda rank: [torch.ones(2) * rank, torch.ones(2) * (1 - rank)],
+    "NaN alike": lambda rank: [torch.full((3,), torch.nan), torch.zeros(0, 4)],
+    "another layout": lambda rank: [torch.arange(6.0).view(2, 3).mT.contiguous().mT],
+}
 
 
-def test_swapped_tensors_and_changed_bits_have_another_fingerprint():
-    weight, queue, step = torch.randn(3, 4), torch.randn(3, 4), torch.tensor(5)
-    expected = of(weight, queue, step)
-    assert of(weight.clone(), queue.mT.contiguous().mT, step) == expected
-    assert of(queue, weight, step) != expected
-    assert of(weight, queue, step + 1) != expected
-    assert of(weight.clone().T.reshape(3, 4), queue, step) != expected
-    assert of(weight * (1 + 2e-7), queue, step) != expected
-    assert of() == of(torch.zeros(0, 4))
+def differs(rank, num_ranks):
+    device = torch.device("cpu")
+    return {name: _differs(state(rank), device, None) for name, state in STATES.items()}
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3])
+def test_any_bit_that_differs_is_noticed_on_all_ranks(num_ranks):
+    expected = dict.fromkeys(STATES, False)
+    expected |= dict.fromkeys(["another bit", "another count", "swapped"], True)
+    for found in on_ranks(differs, num_ranks):
+        assert found == expected

@@ -366,12 +366,22 @@ class TestDerivatives:
         torch.func.grad(lambda views: loss(*views))(views_of(5))
         assert loss.memory.written == 0
 
-    def test_forward_mode_by_the_temperature_alone(self):
+    @pytest.mark.parametrize(
+        "make",
+        [
+            InfoNCE,
+            functools.partial(PGCLLoss, 4, 3),
+            functools.partial(PGCLLoss, 4, 3, soft_clusters=True, queue_size=4),
+        ],
+    )
+    def test_forward_mode_by_the_temperature_alone(self, make):
         views, tau = views_of(5), torch.tensor(0.3, dtype=torch.float64, requires_grad=True)
-        (expected,) = torch.autograd.grad(InfoNCE(temperature=tau)(*views), tau)
+        loss = make().double().eval()
+        loss.temperature = tau
+        (expected,) = torch.autograd.grad(loss(*views), tau)
         with forward_ad.dual_level():
-            dual = forward_ad.make_dual(tau.detach(), torch.ones_like(tau))
-            derivative = forward_ad.unpack_dual(InfoNCE(temperature=dual)(*views)).tangent
+            loss.temperature = forward_ad.make_dual(tau.detach(), torch.ones_like(tau))
+            derivative = forward_ad.unpack_dual(loss(*views)).tangent
         torch.testing.assert_close(derivative, expected)
 
     @pytest.mark.parametrize("name", ["InfoNCE", "memory", "contrast"])

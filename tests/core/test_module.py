@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import warnings
 from typing import ClassVar
 
 import pytest
@@ -356,3 +357,42 @@ def errors_on_one_rank(rank, num_ranks):
 
 def test_an_error_on_one_rank_is_raised_on_all():
     on_ranks(errors_on_one_rank, 2)
+
+
+def test_what_a_batch_lacks_is_an_error():
+    units = torch.nn.functional.normalize(torch.randn(8, 3), dim=1)
+    batch = Batch(Processes([(4,), (4,)]), units)
+    clusters = torch.zeros(8, 1, dtype=torch.long)
+    with pytest.raises(ValueError, match="the batch has no prototypes"):
+        PrototypeReweightedNCE()(batch._replace(clusters=clusters, heads=(1,)))
+    with pytest.raises(ValueError, match="the batch has no prototypes"):
+        PrototypeReweightedNCE(weighting="uniform", soft_clusters=True)(
+            batch._replace(clusters=clusters, heads=(1,))
+        )
+    with pytest.raises(TypeError, match="a batch has a memory of its own"):
+        InfoNCE(memory_size=8, dim=3)(batch)
+    one_view = SinkhornPrototypes(3, 2)(Batch(Processes([(8,)]), units))
+    with pytest.raises(ValueError, match="the batch has 1 view"):
+        ConsistencyLoss()(one_view)
+
+
+def test_what_is_made_of_options_cannot_be_assigned():
+    pgcl = PGCLLoss(3, 4)
+    with pytest.raises(AttributeError, match="heads"):
+        pgcl.prototypes.heads = (1, 3)
+    with pytest.raises(TypeError, match="memory"):
+        pgcl.memory = 3
+
+
+def initialise(rank, num_ranks):
+    prototypes = SinkhornPrototypes(3, 6)
+    with warnings.catch_warnings(), pytest.raises((UserWarning, RuntimeError)) as caught:
+        warnings.simplefilter("error")
+        prototypes.start_from_(torch.ones(2, 3))
+    return str(caught.value)
+
+
+def test_an_error_of_kmeans_on_one_rank_is_one_on_all():
+    first, second = on_ranks(initialise, 2)
+    assert "1 different embeddings initialise 6 prototypes" in first
+    assert "rank 0 could not compute the initial prototypes" in second

@@ -187,8 +187,12 @@ def test_has_no_gradient_and_leaves_its_input_alone():
         ({"scores": torch.rand(3)}, ValueError, r"scores must have shape \[N, K\], but got \(3,\)"),
         ({"scores": torch.rand(0, 3)}, ValueError, r"scores must not be empty.*\(0, 3\)"),
         ({"scores": torch.ones(2, 2).long()}, TypeError, "scores must be a floating.*int64"),
-        ({"epsilon": 0.0}, ValueError, "epsilon must be .* at least 1e-30"),
-        ({"epsilon": -1}, ValueError, "epsilon must be .* at least 1e-30, but got -1"),
+        ({"epsilon": 0.0}, ValueError, "epsilon must be .* at least 1e-30, at most 1e30"),
+        (
+            {"epsilon": -1},
+            ValueError,
+            "epsilon must be .* at least 1e-30, at most 1e30, but got -1",
+        ),
         (
             {"epsilon": math.nan},
             ValueError,
