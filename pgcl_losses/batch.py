@@ -36,7 +36,7 @@ class Assignment(NamedTuple):
     targets: Tensor  # [N, K] q, the balanced assignment, without
     clusters: Tensor  # [N] argmax_k q; [N, H] with several heads
     heads: tuple[int, ...] = ()  # how many prototypes each head has
-    biases: Tensor | None = None  # [K] log q grows with the cosine of a prototype plus its bias
+    ranking: Tensor | None = None  # [N, K] orders clusters as q does, without underflow
 
     def all_heads(self) -> tuple[int, ...]:
         """How many prototypes each head has, also of a single head."""
@@ -46,8 +46,8 @@ class Assignment(NamedTuple):
 class Batch(NamedTuple):
     """The embeddings of all sets, of all processes that hold a batch together, and of a memory.
 
-    Sets lie one after the other: views, or sets of any lengths. What is ``[M + B]`` has the past
-    embeddings of the memory behind those of the batch. :class:`SinkhornPrototypes` fills the
+    Sets lie one after the other: views, or sets of any lengths. Tensors of ``[M + B]`` hold the past
+    embeddings of a memory behind those of the batch. :class:`SinkhornPrototypes` fills the
     fields from ``prototypes`` on, for views; each loss takes a batch in place of tensors.
     """
 
@@ -61,10 +61,10 @@ class Batch(NamedTuple):
     targets: Tensor | None = None  # [M + B, K] q, the balanced assignment, without
     clusters: Tensor | None = None  # [M + B, H] numbered from 0 in each head
     heads: tuple[int, ...] = ()  # how many of the K prototypes each head has
-    biases: Tensor | None = None  # [V + 1, K] as in an Assignment: of each view, and of the past
+    ranking: Tensor | None = None  # [M + B, K] orders clusters as q does, without underflow
 
     def views(self, of_all: Tensor) -> Tensor:
-        """What all views have, ``[M, ...]`` or ``[M + B, ...]`` -> ``[V, N, ...]``."""
+        """The part of a tensor that belongs to the views, ``[M (+ B), ...] -> [V, N, ...]``."""
         if of_all.shape[0] > self.embeddings.shape[0]:
             of_all = of_all[: self.embeddings.shape[0]]
         return of_all.view(len(self.processes.counts), -1, *of_all.shape[1:])
@@ -74,14 +74,15 @@ class Batch(NamedTuple):
         if self.log_probs is None or self.targets is None or self.clusters is None:
             return ()
         count, num_views = len(self.embeddings), len(self.processes.counts)
-        clusters = self.clusters[:count].squeeze(-1) if len(self.heads) == 1 else self.clusters
-        of_all = self.log_probs, self.targets[:count], clusters[:count]
-        log_probs, targets, numbers = [
-            self.processes.own(part).tensor_split(num_views) for part in of_all
-        ]
-        biases = [None] * num_views if self.biases is None else self.biases[:num_views]
-        of_views = zip(log_probs, targets, numbers, biases, strict=True)
-        return tuple([Assignment(log_p, q, c, self.heads, b) for log_p, q, c, b in of_views])
+        clusters = self.clusters.squeeze(-1) if len(self.heads) == 1 else self.clusters
+        log_probs, targets, numbers, ranking = (
+            [None] * num_views
+            if part is None
+            else self.processes.own(part[:count]).tensor_split(num_views)
+            for part in (self.log_probs, self.targets, clusters, self.ranking)
+        )
+        fields: Any = zip(log_probs, targets, numbers, ranking, strict=True)
+        return tuple([Assignment(p, q, c, self.heads, keys) for p, q, c, keys in fields])
 
     def reduce(self, losses: Tensor, exist: Tensor | None, reduction: str) -> Tensor:
         """The mean of losses ``[M]`` that exist, their sum, or those of this process."""
@@ -128,7 +129,10 @@ def given_batch(given: Sequence[object], **others: object) -> Batch | None:
 
 
 def check_assignments(
-    assignments: Sequence[Any], fields: Sequence[str], may_be_empty: bool = False
+    assignments: Sequence[Any],
+    fields: Sequence[str],
+    prototypes: Any = None,
+    may_be_empty: bool = False,
 ) -> None:
     """Assignments of the same graphs to the same heads, with these fields."""
     for v, assignment in enumerate(assignments):
@@ -148,6 +152,10 @@ def check_assignments(
         raise ValueError(
             f"assignments[0].heads is {heads}, {sum(heads)} prototypes in all, "
             f"but {name} has {matrix.shape[1]} columns"
+        )
+    if prototypes is not None and len(prototypes) != sum(heads):
+        raise ValueError(
+            f"prototypes are {len(prototypes)} but the assignments are to {sum(heads)} prototypes"
         )
     for v, assignment in enumerate(assignments):
         if (assignment.heads or (matrix.shape[1],)) != heads:

@@ -113,7 +113,7 @@ class ConsistencyLoss(LossModule):
     def _check(self, assignments: tuple[Any, ...], may_be_empty: bool) -> None:
         if len(assignments) < 2:
             raise TypeError(f"assignments must be two or more, but got {len(assignments)}")
-        check_assignments(assignments, ("log_probs", "targets"), may_be_empty)
+        check_assignments(assignments, ("log_probs", "targets"), may_be_empty=may_be_empty)
 
 
 def _cross_terms(log_probs: Tensor, targets: Tensor, divisor: float = 1) -> Tensor:

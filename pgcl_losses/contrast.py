@@ -31,7 +31,6 @@ from pgcl_losses.batch import (
 from pgcl_losses.engine.dispatch import ENGINE_CHOICES, Engine, untraced_unless_dense
 from pgcl_losses.engine.pairs import Factors, Gaussian, Table
 from pgcl_losses.info_nce import weighted_info_nce
-from pgcl_losses.sinkhorn import ranking
 from pgcl_losses.weights import (
     cluster_counts,
     cosine_moments,
@@ -175,8 +174,13 @@ class PrototypeReweightedNCE(LossModule):
         tables = [self._log_table(batch, h) for h in range(len(heads))]
         if targets is None or not self._needs_targets():
             return Table(tuple(tables), clusters)
-        keys = self._keys(batch, targets).split_with_sizes(heads, 1)
-        of_heads = zip(targets.split_with_sizes(heads, 1), clusters.unbind(1), keys, strict=True)
+        ranking = targets if batch.ranking is None else batch.ranking
+        of_heads = zip(
+            targets.split_with_sizes(heads, 1),
+            clusters.unbind(1),
+            ranking.split_with_sizes(heads, 1),
+            strict=True,
+        )
         left, right = [], []
         for table, (q, numbers, key) in zip(tables, of_heads, strict=True):
             by_cluster = q if self.soft_clusters else one_hot(numbers, q)
@@ -204,18 +208,6 @@ class PrototypeReweightedNCE(LossModule):
         else:
             table = torch.zeros(size, size, dtype=dtype, device=clusters.device)
         return table.fill_diagonal_(-torch.inf) if self.exclude_same_cluster else table
-
-    def _keys(self, batch: Batch, targets: Tensor) -> Tensor:
-        """By which the clusters of each embedding are ordered, ``[M + B, K]``: targets, if they
-        came without biases.
-        """
-        if batch.biases is None or batch.prototypes is None:
-            return targets
-        prototypes, parts = batch.prototypes.detach(), [*batch.views(batch.embeddings.detach())]
-        if batch.past is not None:
-            parts.append(batch.past)
-        each = zip(parts, batch.biases, strict=True)
-        return torch.cat([ranking(z @ prototypes.T, biases) for z, biases in each])
 
     def check_window(self, heads: Sequence[int]) -> None:
         """Whether ``negative_ranks`` fits the number of prototypes in each head."""
@@ -247,7 +239,7 @@ class PrototypeReweightedNCE(LossModule):
         if not self._needs_clusters():
             return batch_of(processes, views)
         batch = batch_of(processes, views, *(() if prototypes is None else (prototypes,)))
-        dtype, targets, biases = batch.embeddings.dtype, None, None
+        dtype, targets, ranking = batch.embeddings.dtype, None, None
         heads: tuple[int, ...] = ()
         if prototypes is not None:
             heads = (len(prototypes),)
@@ -259,8 +251,9 @@ class PrototypeReweightedNCE(LossModule):
             if self._needs_targets():
                 targets = torch.cat([assignment.targets.detach() for assignment in assignments])
                 targets = processes.gather(targets.to(dtype))
-                if assignments[0].biases is not None:
-                    biases = torch.stack([assignment.biases for assignment in assignments])
+                if assignments[0].ranking is not None:
+                    ranking = torch.cat([assignment.ranking for assignment in assignments])
+                    ranking = processes.gather(ranking.to(dtype))
         numbers = processes.gather(torch.cat(tuple(clusters)))
         if not heads:
             different, numbers = torch.unique(numbers, return_inverse=True)
@@ -270,7 +263,7 @@ class PrototypeReweightedNCE(LossModule):
             targets=targets,
             clusters=numbers.view(len(numbers), -1),
             heads=heads,
-            biases=biases,
+            ranking=ranking,
         )
 
     def _check(
@@ -296,14 +289,9 @@ class PrototypeReweightedNCE(LossModule):
             return
         if clusters is not None:
             raise TypeError("clusters and assignments both hold clusters: give one of them")
-        check_assignments(assignments, ("targets", "clusters"), may_be_empty=True)
+        check_assignments(assignments, ("targets", "clusters"), prototypes, may_be_empty=True)
         heads = assignments[0].all_heads()
         check.clusters("assignments[0].clusters", assignments[0].clusters, "z1", views[0], heads)
-        if prototypes is not None and len(prototypes) != sum(heads):
-            raise ValueError(
-                f"prototypes are {len(prototypes)} but the assignments are to {sum(heads)} "
-                "prototypes"
-            )
         self.check_window(heads)
 
     def _check_clusters(self, views: Any, clusters: Any, heads: Sequence[int]) -> None:

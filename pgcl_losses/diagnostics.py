@@ -77,18 +77,13 @@ def diagnostics(
             "source must be PGCLTerms or a sequence of Assignments, "
             f"but got {type(source).__name__}"
         )
-    check_assignments(assignments, ("targets", "log_probs", "clusters"))
+    check_assignments(assignments, ("targets", "log_probs", "clusters"), prototypes)
     heads = assignments[0].all_heads()
     clusters = torch.stack([assignment.clusters for assignment in assignments])
     of_views = clusters.view(*clusters.shape[:2], len(heads))
     of_heads: Sequence[Tensor | None] = [None] * len(heads)
     if prototypes is not None:
         check.matrix("prototypes", prototypes, "[K, D]")
-        if len(prototypes) != sum(heads):
-            raise ValueError(
-                f"prototypes are {len(prototypes)} but the assignments are to {sum(heads)} "
-                "prototypes"
-            )
         of_heads = unit_vectors(prototypes, torch.float64).split_with_sizes(heads)
     log_probs = torch.stack([assignment.log_probs for assignment in assignments])
     targets = torch.stack([assignment.targets for assignment in assignments])

@@ -82,8 +82,9 @@ class PGCLLoss(LossWithMemory):
             batches of any size, on any device. ``"dense"``: as one matrix, in one process;
             differentiable any number of times, also by ``torch.func``, in forward mode and in
             ``torch.compile(fullgraph=True)``. ``"flex"``: by FlexAttention, for CUDA, not with
-            ``soft_clusters`` or ``negative_ranks``. ``"auto"``: blocks on a CPU; on other devices,
-            and where torch.compile traces the loss, dense up to 8,192 embeddings and blocks beyond.
+            ``soft_clusters`` or ``negative_ranks``. ``"auto"``: blocks on a CPU and with several
+            processes; on other devices, and where torch.compile traces the loss, dense up to 8,192
+            embeddings and blocks beyond; dense under ``torch.func`` and in forward mode.
         gather (bool): with several processes, one loss over the batches of all of them: it, and
             the mean over processes of its gradients, are those of one process on the whole batch
             (``reduction="none"`` gives each process the values of its own embeddings).

@@ -1,7 +1,7 @@
 """The positives of each query: embeddings of its item, in the sets that its own is compared with.
 
 Where row i of every view is item i, positives are looked up. Where items are given, pairs are
-computed in blocks, so that a few large items need no matrix of all pairs.
+computed in blocks (with `dense`, in one matrix), so that a few large items need little memory.
 """
 
 import math

@@ -16,7 +16,7 @@ from pgcl_losses._module import Check, LossModule
 from pgcl_losses._normalize import computing_dtype, full_precision, unit_vectors
 from pgcl_losses.batch import Assignment, Batch, batch_of, given_batch
 from pgcl_losses.kmeans import draw, spherical_kmeans
-from pgcl_losses.sinkhorn import balance, ranking
+from pgcl_losses.sinkhorn import balance
 
 
 class SinkhornPrototypes(LossModule):
@@ -246,22 +246,19 @@ class SinkhornPrototypes(LossModule):
             log_probs = self._by_head(partial(torch.log_softmax, dim=-1), scores / temperature)
             with torch.no_grad():
                 cosines, fixed = scores.detach(), prototypes.detach()  # also for forward mode
-                targets, biases = self._balanced(batch.views(cosines), fixed)
-                keys = ranking(batch.views(cosines), biases)
-                targets, keys, biases = targets.flatten(0, 1), keys.flatten(0, 1), biases.squeeze(1)
+                targets, keys = (x.flatten(0, 1) for x in self._balanced(cosines, batch, fixed))
                 if past is not None and batch.present is not None:  # balanced as a view is
-                    present, cosines = batch.present[len(embeddings) :].unsqueeze(1), past @ fixed.T
-                    of_past, bias = self._balance(cosines, present)
+                    present = batch.present[len(embeddings) :].unsqueeze(1)
+                    of_past, keys_of_past = self._balance(past @ fixed.T, present)
                     targets = torch.cat([targets, of_past.masked_fill_(~present, 0.0)])
-                    keys = torch.cat([keys, ranking(cosines, bias)])
-                    biases = torch.cat([biases, bias])
+                    keys = torch.cat([keys, keys_of_past])
         return batch._replace(
             prototypes=prototypes,
             log_probs=log_probs,
             targets=targets,
             clusters=self._nearest(keys),
             heads=self.heads,
-            biases=biases,
+            ranking=keys,
         )
 
     def _by_head(self, function: Callable[[Tensor], Tensor], scores: Tensor) -> Tensor:
@@ -283,27 +280,28 @@ class SinkhornPrototypes(LossModule):
             weight = torch.where(self.step < self.freeze_steps, weight.detach(), weight)
         return unit_vectors(weight, dtype)
 
-    def _balanced(self, cosines: Tensor, prototypes: Tensor) -> tuple[Tensor, Tensor]:
-        """Targets ``[V, N, K]`` and biases ``[V, 1, K]`` of views, with the help of the queue."""
+    def _balanced(self, cosines: Tensor, batch: Batch, prototypes: Tensor) -> tuple[Tensor, Tensor]:
+        """Targets and ranking of views ``[V, N, K]``, with the help of the queue."""
+        of_views = batch.views(cosines)
         if self.queue is None or self.queue_filled is None:
-            return self._balance(cosines)
-        num_graphs = cosines.shape[1]
+            return self._balance(of_views)
+        num_graphs = of_views.shape[1]
         past = self.queue.to(cosines.dtype) @ prototypes.T  # [V, Q, K]
         slots = torch.arange(-num_graphs, self.queue_size, device=cosines.device)
         present = (slots < self.queue_filled).unsqueeze(1)  # [N + Q, 1]
-        targets, biases = self._balance(torch.cat([cosines, past], dim=1), present)
-        return targets[:, :num_graphs], biases
+        targets, keys = self._balance(torch.cat([of_views, past], dim=1), present)
+        return targets[:, :num_graphs], keys[:, :num_graphs]
 
     def _balance(self, cosines: Tensor, present: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Targets and biases, ``[..., K]``, each head by itself."""
+        """Targets and ranking, ``[..., K]``, each head by itself."""
         of_heads = [
             balance(of_head, self.epsilon, self.iterations, present)
             for of_head in cosines.split_with_sizes(self.heads, -1)
         ]
         if len(of_heads) == 1:
             return of_heads[0]
-        targets, biases = zip(*of_heads, strict=True)
-        return torch.cat(targets, -1), torch.cat(biases, -1)
+        targets, keys = zip(*of_heads, strict=True)
+        return torch.cat(targets, -1), torch.cat(keys, -1)
 
     @torch.no_grad()
     def advance(self, batch: Batch) -> None:

@@ -17,7 +17,7 @@ from pgcl_losses._normalize import computing_dtype, full_precision
 # into the exponents, where nothing is too small.
 _ITERATIONS_PER_ABSORPTION = 3
 
-# Of cosines in a ranking: far above rounding errors of float32, far below most differences.
+# Of cosines: far above rounding errors of float32, far below most differences.
 _TILT = 1e-4
 
 
@@ -60,8 +60,9 @@ def balance(
     """Sinkhorn-Knopp for ``[N, K]`` or a stack ``[V, N, K]``; scores without gradient.
 
     The result is diag(u) E diag(v) for a fixed matrix E, so an iteration is two matrix-vector
-    products. The second result, ``[..., 1, K]``, are biases: in a row, log q is
-    (scores + biases) / epsilon up to a constant.
+    products. The second result orders the columns of a row as q does, and does not underflow. If
+    one sample has nearly all of several columns, their q differ by less than any precision can
+    tell: there the scores decide, and not rounding.
 
     ``present`` (``[N, 1]``, True or False) masks samples: False ones are ignored.
     """
@@ -79,19 +80,11 @@ def balance(
         log_v = v.mT.log()
         shift = torch.sub(shift, log_v, alpha=epsilon)
         if last:
-            return kernel.mul_(u).mul_(v.mT), shift.neg_()
+            # In a row, log q is (scores - shift) / epsilon up to a constant.
+            return kernel.mul_(u).mul_(v.mT), torch.sub((1 + _TILT) * scores, shift)
         iterations -= _ITERATIONS_PER_ABSORPTION
         exponent.add_(u.log_()).add_(log_v)
         u = torch.ones_like(u)
-
-
-def ranking(cosines: Tensor, biases: Tensor) -> Tensor:
-    """What orders the columns of a row as q does, ``[..., K]``; it does not underflow to ties.
-
-    If one sample has nearly all of several columns, their q differ by less than any precision can
-    tell. There the cosines decide, and not rounding.
-    """
-    return torch.add(biases, cosines, alpha=1 + _TILT)
 
 
 def _shifted(

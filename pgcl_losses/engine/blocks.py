@@ -77,7 +77,7 @@ class Blocks:
             queries += spans(of_set.start, of_set.stop, size, num_ranks)
             first_partner += [len(queries)] * (len(queries) - len(first_partner))
         past = spans(count, count + pairs.num_past(), size, num_ranks)
-        # The totals of a pair weight need the blocks without negatives, too.
+        # The totals of a pair weight also need the blocks without negatives.
         with_all = pairs.within_sets or self.pair_weight is not None
         first = None if with_all else first_partner
         self.blocks = list(pairs_of_spans(queries, portion, past, first))

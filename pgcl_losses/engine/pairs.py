@@ -98,7 +98,7 @@ class Pairs(NamedTuple):
     """Which embeddings are negatives of each other, and how much each pair counts.
 
     Queries lie in sets, one after the other: views, or sets of any lengths. Past embeddings, those
-    of a memory, are negatives of every query, and have no gradient. What is ``[M + B]`` has the
+    of a memory, are negatives of every query, and have no gradient. Tensors of ``[M + B]`` hold the
     past behind the queries. Weights multiply, and are constants for the gradient.
     """
 
@@ -131,7 +131,7 @@ class Pairs(NamedTuple):
         return self.embeddings if self.past is None else torch.cat([self.embeddings, self.past])
 
     def left_out(self) -> "LeftOut":
-        """What says which pairs are no negatives, for engines that mask them one by one."""
+        """Which pairs are no negatives, for engines that mask them one by one."""
         device, past = self.embeddings.device, [(NO_ITEM, self.num_past())]
         numbers = [*enumerate(self.lengths), *past]
         sets = torch.cat([torch.full((length,), a, device=device) for a, length in numbers])
@@ -170,7 +170,7 @@ class LeftOut(NamedTuple):
 class Sums(NamedTuple):
     """The sums of one process's portion of the pairs; over all portions e^log_sums add up to S.
 
-    With a pair weight they add up to S_i / Z_i, and Z_i = (M + B) / e^log_totals_i.
+    With a pair weight they add up to S_i / Z_i, Z_i = num_samples / e^log_totals_i.
     """
 
     log_sums: Tensor  # [M] -inf where a query has no negatives

@@ -33,8 +33,8 @@ def test_gradcheck(options, negatives):
     pgcl = PGCLLoss(DIM, **options, negatives=negatives, engine="dense").double().eval()
     inputs = [view.requires_grad_() for view in torch.randn(3, 4, DIM, dtype=torch.float64)]
     assignments = pgcl.prototypes(*inputs)
-    # Without biases the constant targets alone order the clusters.
-    constants = [a._replace(log_probs=a.log_probs.detach(), biases=None) for a in assignments]
+    # Without a ranking the constant targets alone order the clusters.
+    constants = [a._replace(log_probs=a.log_probs.detach(), ranking=None) for a in assignments]
 
     def contrast(*views):
         return pgcl.contrast(*views, assignments=constants, prototypes=pgcl.prototypes.weight)
