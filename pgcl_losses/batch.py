@@ -46,8 +46,8 @@ class Assignment(NamedTuple):
 class Batch(NamedTuple):
     """The embeddings of all sets, of all processes that hold a batch together, and of a memory.
 
-    Sets lie one after the other: views, or sets of any lengths. Tensors of ``[M + B]`` hold the past
-    embeddings of a memory behind those of the batch. :class:`SinkhornPrototypes` fills the
+    Sets lie one after the other: views, or sets of any lengths. Tensors of ``[M + B]`` hold the
+    past embeddings of a memory behind those of the batch. :class:`SinkhornPrototypes` fills the
     fields from ``prototypes`` on, for views; each loss takes a batch in place of tensors.
     """
 
