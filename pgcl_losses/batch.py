@@ -1,7 +1,7 @@
 """What the modules of the loss pass to each other: one batch, of one process or of many."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -9,9 +9,6 @@ from torch import Tensor
 from pgcl_losses import _checks as check
 from pgcl_losses._normalize import computing_dtype, full_precision, unit_vectors
 from pgcl_losses.distributed import Processes
-
-if TYPE_CHECKING:
-    from pgcl_losses.memory import Memory
 
 Negatives = Literal["all", "cross"]
 NEGATIVES = get_args(Negatives)
@@ -98,9 +95,12 @@ def batch_of(
     sets: Sequence[Tensor],
     *others: Tensor,
     items: Items | None = None,
-    memory: "Memory | None" = None,
+    past: tuple[Tensor, Tensor, Tensor] | None = None,
 ) -> Batch:
-    """The embeddings of all processes, in the precision that sets and others ask for."""
+    """The embeddings of all processes, in the precision that sets and others ask for.
+
+    ``past``: of a memory its embeddings ``[B, D]``, their items ``[B]`` and which are present.
+    """
     if items is not None:
         processes = processes.of_sets([len(of_set) for of_set in sets], sets[0].device)
         each = (items,) * len(sets) if isinstance(items, Tensor) else items
@@ -108,12 +108,13 @@ def batch_of(
     with full_precision(sets[0].device):
         units = unit_vectors(torch.cat(tuple(sets)), computing_dtype(sets[0], *others))
         embeddings = processes.gather(units)
-    if memory is None:
+    if past is None:
         return Batch(processes, embeddings, items)
+    of_past, past_items, present = past
     if items is not None:
-        items = torch.cat([items, memory.items])
-    present = torch.cat([torch.ones_like(embeddings[:, 0], dtype=torch.bool), memory.present()])
-    return Batch(processes, embeddings, items, memory.embeddings.to(embeddings.dtype), present)
+        items = torch.cat([items, past_items])
+    present = torch.cat([torch.ones_like(embeddings[:, 0], dtype=torch.bool), present])
+    return Batch(processes, embeddings, items, of_past.to(embeddings.dtype), present)
 
 
 def given_batch(given: Sequence[object], **others: object) -> Batch | None:

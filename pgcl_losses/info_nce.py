@@ -159,7 +159,7 @@ class InfoNCE(LossWithMemory):
     def _batch(self, views: tuple[Any, ...], items: Items | None) -> Batch:
         checked, same = partial(self._check, views, items), partial(self.memory_facts, items)
         processes = self.agree("forward", checked, views, same)
-        return batch_of(processes, views, items=items, memory=self.memory)
+        return batch_of(processes, views, items=items, past=self.past())
 
     def _check(self, views: tuple[Any, ...], items: Items | None, may_be_empty: bool) -> None:
         fewest = 2 if items is None or self.negatives == "cross" else 1  # two to compare

@@ -52,9 +52,10 @@ class Memory(nn.Module):
         sample = self.embeddings[:: 1 + len(self.embeddings) // 256]
         return {"memory": sample, "written": self.written, "by_hand": self.by_hand}
 
-    def present(self) -> Tensor:
-        """Which slots hold an embedding, ``[B]`` bool."""
-        return torch.arange(len(self.items), device=self.items.device) < self.written
+    def contents(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Its embeddings ``[B, D]``, their items ``[B]``, and which slots hold one, ``[B]``."""
+        present = torch.arange(len(self.items), device=self.items.device) < self.written
+        return self.embeddings, self.items, present
 
     @torch.no_grad()
     def remember(self, embeddings: Tensor, items: Tensor | None) -> None:
@@ -127,6 +128,10 @@ class LossWithMemory(LossModule):
         with torch.no_grad():
             batch = batch_of(processes, (embeddings,), items=of_set)
             memory.remember(batch.embeddings, batch.items)
+
+    def past(self) -> tuple[Tensor, Tensor, Tensor] | None:
+        """The contents of the memory, if there is one."""
+        return None if self.memory is None else self.memory.contents()
 
     def remember_batch(self, batch: Batch) -> None:
         """Store the embeddings of a training forward."""

@@ -268,7 +268,7 @@ class PGCLLoss(LossWithMemory):
             views,
             lambda: {**self.memory_facts(items), **self.prototypes.state()},
         )
-        return batch_of(processes, views, self.prototypes.weight, items=items, memory=self.memory)
+        return batch_of(processes, views, self.prototypes.weight, items=items, past=self.past())
 
     def _check(self, views: tuple[Tensor, ...], items: Items | None, may_be_empty: bool) -> None:
         check.loss_views(views, None, 2, may_be_empty)
