@@ -18,28 +18,25 @@ def is_transformed(*values: object) -> bool:
     return any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors)  # type: ignore[no-untyped-call]  # torch has no type there
 
 
-def has_numbers(values: Tensor) -> bool:
-    """Whether Python may read numbers, at once or later: in no graph and no transform."""
-    plain = type(values) is Tensor and values.device.type in ("cpu", "cuda")
-    if not plain or torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+def is_eager(values: Tensor) -> bool:
+    """Whether Python may read numbers, now or later: in no compiled or CUDA graph, no transform."""
+    device = values.device
+    if type(values) is not Tensor or device.type not in ("cpu", "cuda"):
         return False
-    return not is_capturing(values.device)
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        return False
+    if device.type == "cpu":
+        return True
+    with torch.cuda.device(device):
+        return not torch.cuda.is_current_stream_capturing()
 
 
 def can_be_read(values: Tensor) -> bool:
     """Whether Python may read numbers at once: with no device to wait for."""
-    return values.device.type == "cpu" and has_numbers(values)
+    return values.device.type == "cpu" and is_eager(values)
 
 
-def is_capturing(device: torch.device) -> bool:
-    """Whether work for this device is recorded for a CUDA graph, and not done now."""
-    if device.type != "cuda":
-        return False
-    with torch.cuda.device(device):
-        return torch.cuda.is_current_stream_capturing()
-
-
-def untraced(function: Function, reason: str = "engine='dense' can be traced whole") -> Function:
+def untraced(function: Function, reason: str) -> Function:
     """The function, outside of a compiled graph; the reason is in the error of fullgraph=True."""
     if not torch.compiler.is_compiling():
         return function

@@ -271,42 +271,37 @@ class PrototypeReweightedNCE(LossModule):
     ) -> None:
         check.loss_views(views, None, 2, may_be_empty)
         check.temperature_value("temperature", self.temperature, views[0])
+        heads: tuple[int, ...] = ()
         if prototypes is not None:
             check.matrix("prototypes", prototypes, "[K, D]")
             check.prototypes("prototypes", prototypes, "z1", views[0])
+            heads = (len(prototypes),)
         elif self.weighting == "prototype":
             raise ValueError("prototypes is None, but weighting='prototype' needs them: [K, D]")
+        if clusters is not None and assignments is not None:
+            raise TypeError("clusters and assignments both hold clusters: give one of them")
         for name, given in (("clusters", clusters), ("assignments", assignments)):
             if given is not None and len(given) != len(views):
                 raise ValueError(
                     f"{name} must be {len(views)}, one for each view, but got {len(given)}"
                 )
-        if assignments is None and clusters is None and not self._needs_clusters():
-            return
-        if assignments is None:
-            heads = () if prototypes is None else (len(prototypes),)
-            self._check_clusters(views, clusters, heads)
-            return
-        if clusters is not None:
-            raise TypeError("clusters and assignments both hold clusters: give one of them")
-        check_assignments(assignments, ("targets", "clusters"), prototypes, may_be_empty=True)
-        heads = assignments[0].all_heads()
-        check.clusters("assignments[0].clusters", assignments[0].clusters, "z1", views[0], heads)
-        self.check_window(heads)
-
-    def _check_clusters(self, views: Any, clusters: Any, heads: Sequence[int]) -> None:
-        options = {"negative_ranks": self.negative_ranks, "soft_clusters": self.soft_clusters}
-        needing = [f"{name}={value}" for name, value in options.items() if value]
-        if needing:
+        if assignments is not None:
+            check_assignments(assignments, ("targets", "clusters"), prototypes, may_be_empty=True)
+            heads, clusters = assignments[0].all_heads(), [assignments[0].clusters]
+            self.check_window(heads)
+        elif self._needs_targets():
+            options = {"negative_ranks": self.negative_ranks, "soft_clusters": self.soft_clusters}
+            needing = [f"{name}={value}" for name, value in options.items() if value]
             raise ValueError(
                 f"assignments is None, but {', '.join(needing)} needs one for each view: take "
                 "those of SinkhornPrototypes"
             )
-        if clusters is None:
+        elif clusters is None and self._needs_clusters():
             raise ValueError(
                 f"clusters and assignments are None, but weighting={self.weighting!r} with "
                 f"exclude_same_cluster={self.exclude_same_cluster} needs one cluster for each "
                 "embedding"
             )
-        for v, of_view in enumerate(clusters):
-            check.clusters(f"clusters[{v}]", of_view, "z1", views[0], heads)
+        kind = "clusters" if assignments is None else "assignments"
+        for v, of_view in enumerate(() if clusters is None else clusters):
+            check.clusters(f"{kind}[{v}]", of_view, "z1", views[0], heads)

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from pgcl_losses import _checks as check
-from pgcl_losses._modes import has_numbers
+from pgcl_losses._modes import is_eager
 from pgcl_losses._module import Check, LossModule
 from pgcl_losses._normalize import mean_cosine
 from pgcl_losses.batch import Assignment, Batch, Items, Negatives, Reduction, batch_of
@@ -246,7 +246,7 @@ class PGCLLoss(LossWithMemory):
         if self.moves_state(batch.embeddings):  # and here alone
             self.prototypes.advance(batch)
             self.remember_batch(batch)
-        if batch.processes.rank == 0 and has_numbers(batch.embeddings):
+        if batch.processes.rank == 0 and is_eager(batch.embeddings):
             self._look(loss, batch, learns and self.consistency_weight > 0)
         return loss, contrast, consistency, batch
 
