@@ -302,6 +302,6 @@ class PrototypeReweightedNCE(LossModule):
                 f"exclude_same_cluster={self.exclude_same_cluster} needs one cluster for each "
                 "embedding"
             )
-        kind = "clusters" if assignments is None else "assignments"
+        name = "clusters[{}]" if assignments is None else "assignments[{}].clusters"
         for v, of_view in enumerate(() if clusters is None else clusters):
-            check.clusters(f"{kind}[{v}]", of_view, "z1", views[0], heads)
+            check.clusters(name.format(v), of_view, "z1", views[0], heads)
