@@ -12,6 +12,7 @@ from torch.distributed import ProcessGroup
 from pgcl_losses import _checks
 from pgcl_losses._modes import is_transformed, untraced
 from pgcl_losses.distributed import Processes, agreed_processes, count_ranks
+from pgcl_losses.engine.dispatch import choose
 
 Check = Callable[[str, Any], Any]
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -163,11 +164,19 @@ class LossModule(nn.Module):
         """Whether other processes hold portions of the same batch."""
         return self.gather and count_ranks(self.process_group) > 1
 
-    def untraced_collectives(self, function: Function) -> Function:
-        """The function; with several processes, outside of a compiled graph."""
-        # Inside it would be traced anew for each number of embeddings in each process.
-        if torch.compiler.is_compiling() and self.is_distributed():
+    def traceable(self, function: Function, sets: Sequence[Any] = ()) -> Function:
+        """The function; outside of a compiled graph, if it exchanges data or no graph can hold it.
+
+        ``sets``: the embeddings ``[N, D]`` of a loss that has an engine.
+        """
+        if not torch.compiler.is_compiling():
+            return function
+        if self.is_distributed():  # traced anew for each number of embeddings in each process
             return untraced(function, "collectives must not be traced")
+        if len(sets) > 0 and all(isinstance(z, Tensor) for z in sets):
+            num = sum(len(z) for z in sets) + getattr(self, "memory_size", 0)
+            if choose(getattr(self, "engine", "dense"), sets[0], 1.0, num, 1) != "dense":
+                return untraced(function, "engine='dense' can be traced whole")
         return function
 
 

@@ -67,7 +67,7 @@ class ConsistencyLoss(LossModule):
 
     def forward(self, *assignments: Assignment | Batch) -> Tensor:
         """The loss of two or more assignments, or of a batch that has them."""
-        return self.untraced_collectives(self._loss)(assignments)
+        return self.traceable(self._loss)(assignments)
 
     if TYPE_CHECKING:
         __call__ = forward

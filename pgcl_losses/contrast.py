@@ -28,7 +28,7 @@ from pgcl_losses.batch import (
     check_assignments,
     given_batch,
 )
-from pgcl_losses.engine.dispatch import ENGINE_CHOICES, Engine, untraced_unless_dense
+from pgcl_losses.engine.dispatch import ENGINE_CHOICES, Engine
 from pgcl_losses.engine.pairs import Factors, Gaussian, Table
 from pgcl_losses.info_nce import weighted_info_nce
 from pgcl_losses.weights import (
@@ -131,8 +131,7 @@ class PrototypeReweightedNCE(LossModule):
         assignments: Sequence[Assignment] | None = None,
     ) -> Tensor:
         """The loss of two views or more, or of a batch."""
-        loss = self.untraced_collectives(untraced_unless_dense(self._loss, self.engine, views))
-        return loss(views, clusters, prototypes, assignments)
+        return self.traceable(self._loss, views)(views, clusters, prototypes, assignments)
 
     if TYPE_CHECKING:
         __call__ = forward

@@ -32,7 +32,6 @@ from pgcl_losses.engine.dispatch import (
     Engine,
     choose,
     log_weighted_sums,
-    untraced_unless_dense,
 )
 from pgcl_losses.engine.pairs import Factors, Gaussian, Pairs, Table
 from pgcl_losses.memory import LossWithMemory, Memory
@@ -132,8 +131,7 @@ class InfoNCE(LossWithMemory):
 
     def forward(self, *views: Tensor | Batch, items: Items | None = None) -> Tensor:
         """The loss of two views or more, of sets with items, or of a batch."""
-        loss = untraced_unless_dense(self._loss, self.engine, views, self.memory_size)
-        return self.untraced_collectives(loss)(views, items)
+        return self.traceable(self._loss, views)(views, items)
 
     if TYPE_CHECKING:
         __call__ = forward

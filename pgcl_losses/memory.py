@@ -108,7 +108,7 @@ class LossWithMemory(LossModule):
         with embeddings of its own. With ``items`` ``[N]``, those stored are no negatives of queries
         of the same item.
         """
-        self.untraced_collectives(self._remember)(embeddings, items)
+        self.traceable(self._remember)(embeddings, items)
 
     def _remember(self, embeddings: Tensor, items: Tensor | None) -> None:
         memory, of_set = self.memory, None if items is None else (items,)

@@ -18,7 +18,7 @@ from pgcl_losses._normalize import mean_cosine
 from pgcl_losses.batch import Assignment, Batch, Items, Negatives, Reduction, batch_of
 from pgcl_losses.consistency import ConsistencyLoss
 from pgcl_losses.contrast import PrototypeReweightedNCE, Weighting
-from pgcl_losses.engine.dispatch import Engine, untraced_unless_dense
+from pgcl_losses.engine.dispatch import Engine
 from pgcl_losses.memory import LossWithMemory, Memory
 from pgcl_losses.prototypes import SinkhornPrototypes
 from pgcl_losses.watch import Watch
@@ -202,22 +202,16 @@ class PGCLLoss(LossWithMemory):
 
     def forward(self, *views: Tensor, items: Items | None = None) -> Tensor:
         """The loss."""
-        loss: Tensor = self._computation(views)(views, items)[0]
-        return loss
+        return self.traceable(self._compute, views)(views, items)[0]
 
     if TYPE_CHECKING:
         __call__ = forward
 
     def terms(self, *views: Tensor, items: Items | None = None) -> PGCLTerms:
         """The loss with its two terms and the assignments, for logging."""
-        loss, contrast, consistency, batch = self._computation(views)(views, items)
+        loss, contrast, consistency, batch = self.traceable(self._compute, views)(views, items)
         cosine = mean_cosine(batch.embeddings.detach())
         return PGCLTerms(loss, contrast, consistency, batch.assignments(), cosine)
-
-    def _computation(self, views: tuple[Tensor, ...]) -> Any:
-        engine = getattr(self.contrast, "engine", "auto")  # a module of yours may have none
-        compute = untraced_unless_dense(self._compute, engine, views, self.memory_size)
-        return self.untraced_collectives(compute)
 
     def _compute(
         self, views: tuple[Tensor, ...], items: Items | None

@@ -127,7 +127,7 @@ class SinkhornPrototypes(LossModule):
 
         Given a :class:`~pgcl_losses.Batch`, it assigns all of its embeddings and returns it.
         """
-        return self.untraced_collectives(self._forward)(views)
+        return self.traceable(self._forward)(views)
 
     if TYPE_CHECKING:
         __call__ = forward

@@ -1,12 +1,11 @@
 """log S of every query by one engine: which one, with its gradient, over all processes."""
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
-from pgcl_losses._modes import Function, is_transformed, untraced
+from pgcl_losses._modes import is_transformed
 from pgcl_losses.distributed import Processes
 from pgcl_losses.engine import dense
 from pgcl_losses.engine.blocks import Blocks
@@ -42,18 +41,6 @@ def choose(
         return "dense"
     may_be_dense = torch.compiler.is_compiling() or embeddings.device.type != "cpu"
     return "dense" if may_be_dense and num_embeddings <= _DENSE_UP_TO else "blocks"
-
-
-def untraced_unless_dense(
-    function: Function, engine: str, views: Sequence[Any], memory_size: int = 0
-) -> Function:
-    """A loss of these views; outside of a compiled graph, if its engine cannot be traced."""
-    if not torch.compiler.is_compiling() or not all(isinstance(z, Tensor) for z in views):
-        return function
-    num = sum(len(z) for z in views) + memory_size
-    if choose(engine, views[0], 1.0, num, 1) == "dense":
-        return function
-    return untraced(function, "engine='dense' can be traced whole")
 
 
 def log_weighted_sums(
