@@ -22,7 +22,6 @@ MODES = {
         "dense",
         "InfoNCE, chunks as in Inf-CL",
         "PyGCL's InfoNCE",
-        "lightly's NTXentLoss",
         "pytorch-metric-learning's NTXentLoss",
     ],
 }
