@@ -207,8 +207,7 @@ class Blocks:
     def _fill_left_out(self, matrix: Tensor) -> None:
         """Fill the pairs that are no negatives, in place."""
         i, j, items = self.i, self.j, self.pairs.items
-        if self.is_past:
-            self._fill_absent(matrix, self.left_out)
+        self._fill_absent(matrix, self.left_out)
         if items is not None:
             matrix.masked_fill_(items[j].unsqueeze(1) == items[i], self.left_out)
         if items is not None or self.is_past:
