@@ -1,10 +1,10 @@
 """Input checks: each says which argument is wrong, what came and what was expected."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, distributed
@@ -13,12 +13,19 @@ from torch.distributed import ProcessGroup
 from pgcl_losses._modes import can_be_read
 
 
+def shown(value: Any) -> str:
+    """A value and its type on one line; of a matrix the shape."""
+    if isinstance(value, Tensor) and value.dim() > 0:
+        return f"a Tensor of shape {tuple(value.shape)}"
+    return f"{' '.join(repr(value).split()):.60} ({type(value).__name__})"
+
+
 def number(
     name: str, value: Any, *, expected: str, lowest: float = 0.0, highest: float = math.inf
 ) -> float:
     """A finite number between two bounds, which ``expected`` describes."""
     if isinstance(value, bool) or not isinstance(value, Real):
-        raise TypeError(f"{name} must be {expected}, but got {value!r} ({type(value).__name__})")
+        raise TypeError(f"{name} must be {expected}, but got {shown(value)}")
     try:
         number = float(value)
     except OverflowError:
@@ -43,9 +50,7 @@ def temperature(name: str, value: Any) -> float | Tensor:
     if not isinstance(value, Tensor):
         return scale(name, value)
     if value.dim() != 0:
-        raise ValueError(
-            f"{name} must be a number or a Tensor of shape (), but got shape {tuple(value.shape)}"
-        )
+        raise ValueError(f"{name} must be a number or have shape (), but got {tuple(value.shape)}")
     if not value.is_floating_point():
         raise TypeError(f"{name} must be a floating-point Tensor, but got {value.dtype}")
     return value
@@ -62,9 +67,7 @@ def temperature_value(name: str, value: float | Tensor, z: Tensor) -> None:
 def count(name: str, value: Any, minimum: int) -> int:
     """A whole number of at least ``minimum``."""
     if isinstance(value, bool) or not isinstance(value, Integral):
-        raise TypeError(
-            f"{name} must be a whole number, but got {value!r} ({type(value).__name__})"
-        )
+        raise TypeError(f"{name} must be a whole number, but got {shown(value)}")
     if value < minimum:
         raise ValueError(f"{name} must be at least {minimum}, but got {value!r}")
     return int(value)
@@ -82,7 +85,7 @@ def heads(name: str, value: Any) -> int | tuple[int, ...]:
     if not isinstance(value, Sequence) or isinstance(value, str):
         raise TypeError(
             f"{name} must be a whole number, or a sequence of them with one for each head, "
-            f"but got {value!r} ({type(value).__name__})"
+            f"but got {shown(value)}"
         )
     heads = tuple([count(f"{name}[{h}]", size, minimum=1) for h, size in enumerate(value)])
     if not heads:
@@ -102,22 +105,18 @@ def window(name: str, value: Any) -> tuple[int, int] | None:
     return first, end
 
 
-def window_fits(name: str, window: tuple[int, int] | None, heads: Sequence[int]) -> None:
-    """A window of positions among those that every head has."""
-    if window is not None and window[1] > min(heads):
-        raise ValueError(
-            f"{name} must lie in 0..{min(heads)}, as there are {min(heads)} prototypes, "
-            f"but got {window}"
-        )
-
-
 def flag(name: str, value: Any) -> bool:
     if not isinstance(value, bool):
-        raise TypeError(f"{name} must be True or False, but got {value!r} ({type(value).__name__})")
+        raise TypeError(f"{name} must be True or False, but got {shown(value)}")
     return value
 
 
-def choice(name: str, value: Any, choices: Sequence[str]) -> str:
+def one_of(literal: Any) -> Callable[[str, Any], str]:
+    """The check of a value that is one of a ``Literal``'s."""
+    return partial(_choice, choices=get_args(literal))
+
+
+def _choice(name: str, value: Any, choices: Sequence[str]) -> str:
     if not isinstance(value, str) or value not in choices:
         listed = ", ".join(repr(choice) for choice in choices)
         raise ValueError(f"{name} must be one of {listed}, but got {value!r}")
@@ -148,12 +147,14 @@ def matrices(
     rule: str = "row i of every view must be graph i",
     lengths_may_differ: bool = False,
 ) -> None:
-    """Named matrices of one dtype and device, and of one shape, as ``rule`` says in the message."""
+    """Named matrices of one dtype, device and shape; ``rule`` says why they have one length."""
     first_name, first = views[0]
     for name, view in views:
         matrix(name, view, shape, may_be_empty)
         start = 1 if lengths_may_differ else 0
         if view.shape[start:] != first.shape[start:]:
+            if view.shape[1] != first.shape[1]:
+                rule = f"the dimension {shape[-2]} must be the same"
             raise ValueError(
                 f"{name} has shape {tuple(view.shape)} but {first_name} has {tuple(first.shape)}: "
                 f"{rule}"
@@ -166,10 +167,10 @@ def matrices(
 def items(items: Any, sets: Sequence[Tensor]) -> None:
     """Items of sets ``[N_a, D]``: one tensor for each set, or one for all sets."""
     given = [items] * len(sets) if isinstance(items, Tensor) else items
-    if not isinstance(given, Sequence) or isinstance(given, str):
+    if not isinstance(given, Sequence) or any(isinstance(one, Real | str) for one in given):
         raise TypeError(
-            "items must be a Tensor of shape [N], or a sequence with one for each set, "
-            f"but got {type(items).__name__}"
+            "items must be a Tensor of shape [N], or a sequence of Tensors with one for each set, "
+            f"but got {shown(items)}"
         )
     if len(given) != len(sets):
         raise ValueError(f"items must be {len(sets)}, one for each set, but got {len(given)}")
@@ -181,24 +182,54 @@ def items(items: Any, sets: Sequence[Tensor]) -> None:
 def loss_views(views: Sequence[Any], items_given: Any, fewest: int, may_be_empty: bool) -> None:
     """Views of the same graphs, or with items sets of any lengths."""
     if len(views) < fewest:
-        listed = len(views) == 1 and isinstance(views[0], Sequence)
+        kinds = ["a list" if isinstance(z, Sequence) else "a stacked Tensor" for z in views]
+        unpack = len(views) == 1 and (kinds == ["a list"] or getattr(views[0], "ndim", 0) == 3)
         raise TypeError(
             f"views must be {('one', 'two')[fewest - 1]} or more Tensors of shape [N, D], but got "
-            f"{len(views)}" + (", a list: unpack it, *views" if listed else "")
+            f"{len(views)}" + (f", {kinds[0]}: unpack it, *views" if unpack else "")
         )
-    for v, z in enumerate(views[2:], 3):
-        if isinstance(z, Tensor) and z.dim() == 1 and not z.is_floating_point():
+    for v, z in enumerate(views[1:], 2):
+        if isinstance(z, Tensor) and z.dim() == 1 and getattr(views[0], "ndim", 0) == 2:
             raise TypeError(
-                f"z{v} is a Tensor of {z.dtype} and shape [N], but a view is [N, D]: give labels "
-                "as items="
+                f"z{v} is a Tensor of {z.dtype} and shape {tuple(z.shape)}, but a view is [N, D]: "
+                "give labels as items= (int64)"
             )
     rule = "row i of every view must be graph i (InfoNCE takes sets of other lengths with items=)"
-    if items_given is not None:
-        rule = "all sets must have the same dimension D"
     named, differ = [(f"z{v}", z) for v, z in enumerate(views, 1)], items_given is not None
     matrices(named, may_be_empty=may_be_empty, rule=rule, lengths_may_differ=differ)
     if items_given is not None:
         items(items_given, views)
+
+
+def positives(value: Any, weights: Any, sets: Sequence[Tensor], queries: str) -> None:
+    """Pairs of positions ``[2, P]`` in the concatenated sets, with a weight each ``[P]``."""
+    if value is None:
+        if weights is not None:
+            raise TypeError("positive_weights need positives, [2, P] as an edge_index")
+        return
+    if not isinstance(value, Tensor) or value.dim() != 2 or len(value) != 2:
+        raise TypeError(f"positives must be a Tensor of shape [2, P], but got {shown(value)}")
+    if value.dtype != torch.long:
+        raise TypeError(f"positives must be an int64 Tensor, but got {value.dtype}")
+    device("positives", value, "z1", sets[0])
+    if weights is not None:
+        if not isinstance(weights, Tensor) or weights.shape != value.shape[1:]:
+            raise TypeError(
+                f"positive_weights must be a Tensor of shape [{value.shape[1]}], one for each pair "
+                f"of positives, but got {shown(weights)}"
+            )
+        device("positive_weights", weights, "z1", sets[0])
+        if can_be_read(weights.detach()) and not ((weights >= 0) & (weights < math.inf)).all():
+            raise ValueError("positive_weights must be finite numbers of at least 0")
+    if can_be_read(value):
+        count = sum(len(z) for z in sets)
+        ends = value.new_tensor([[len(sets[0]) if queries == "first" else count], [count]])
+        wrong = (value < 0) | (value >= ends) | (value[0] == value[1])
+        for pair in value.T[wrong.any(0)]:
+            raise ValueError(
+                "positives must be pairs of two different embeddings, a query from 0 to "
+                f"{int(ends[0]) - 1} and a key from 0 to {count - 1}, but got {pair.tolist()}"
+            )
 
 
 def prototypes(name: str, value: Tensor, z_name: str, z: Tensor, maker: str = "") -> None:
@@ -257,7 +288,5 @@ def clusters(
     for num_prototypes, of_head in zip(heads, value.view(len(value), -1).unbind(1), strict=False):
         low, high = (int(bound) for bound in of_head.aminmax())
         if low < 0 or high >= num_prototypes:
-            raise ValueError(
-                f"{name} must lie in 0..{num_prototypes - 1}, one number per prototype, "
-                f"but its values span {low}..{high}"
-            )
+            all_of = f"0..{num_prototypes - 1}, one number per prototype"
+            raise ValueError(f"{name} must lie in {all_of}, but its values span {low}..{high}")

@@ -18,15 +18,17 @@ Check = Callable[[str, Any], Any]
 Function = TypeVar("Function", bound=Callable[..., Any])
 Self = TypeVar("Self", bound="LossModule")
 
-# Names of options in papers and other libraries, and their names here.
+# Names in papers and other libraries for each argument.
 _OTHER_NAMES = {
-    "tau": "temperature",
-    "K": "num_prototypes",
-    "lambda_": "consistency_weight",
-    "lam": "consistency_weight",
-    "eps": "epsilon",
-    "embedding_dim": "dim",
-    "hidden_dim": "dim",
+    "temperature": "tau temp T",
+    "num_prototypes": "K n_clusters num_clusters",
+    "consistency_weight": "lambda_ lambd lmbda lam",
+    "epsilon": "eps",
+    "dim": "embedding_dim embed_dim emb_dim hidden_dim",
+    "memory_size": "memory memory_bank_size",
+    "gather": "gather_distributed",
+    "items": "labels label targets target y",
+    "positives": "edge_index pairs",
 }
 # State changes in every step; comparing it over processes in each would cost a pass over it.
 _COMPARE_STATE_EVERY = 64
@@ -52,11 +54,15 @@ class LossModule(nn.Module):
     _calls: int = 0  # with other processes
 
     def __new__(cls: type[Self], *args: Any, **options: Any) -> Self:
-        names = inspect.signature(cls.__init__).parameters
-        for name in options.keys() - names.keys():
-            if right := _right_name(name, names):
-                raise TypeError(f"{cls.__name__} has no argument {name}: did you mean {right}?")
+        _check_arguments(cls.__name__, cls.__init__, options, args)
         return super().__new__(cls)
+
+    def __call__(self, *args: Any, **given: Any) -> Any:
+        try:
+            return super().__call__(*args, **given)
+        except TypeError:
+            _check_arguments(f"a call of {type(self).__name__}", self.forward, given)
+            raise
 
     def __setattr__(self, name: str, value: Any) -> None:
         check = self.options.get(name) or self.shared.get(name)
@@ -76,10 +82,9 @@ class LossModule(nn.Module):
         """A subclass may have attributes of its own, but none that looks like an option."""
         if any(name in inspect.get_annotations(base) for base in type(self).__mro__):
             return
-        right = _right_name(name, self.all_options())
         is_ours = type(self).__module__.startswith("pgcl_losses.")
-        if right or (is_ours and not isinstance(value, (Tensor, nn.Module))):
-            hint = f"did you mean {right}?" if right else f"it has {', '.join(self.all_options())}"
+        is_wrong = is_ours and not isinstance(value, (Tensor, nn.Module))
+        if hint := _hint(name, self.all_options(), is_wrong):
             raise AttributeError(f"{type(self).__name__} has no option {name}: {hint}")
 
     def all_options(self) -> list[str]:
@@ -180,10 +185,28 @@ class LossModule(nn.Module):
         return function
 
 
-def _right_name(name: str, names: Sequence[str] | Mapping[str, Any]) -> str:
-    """The option that a wrong name was meant to be; empty if none is like it."""
+def _check_arguments(owner: str, function: Any, given: Mapping[str, Any], args: Any = ()) -> None:
+    """An error for arguments that a constructor or a call does not have."""
+    has = inspect.getfullargspec(function)
+    if has.kwonlyargs and not has.varargs and len(args) >= len(has.args):
+        option, came = has.kwonlyargs[0], _checks.shown(args[len(has.args) - 1])
+        raise TypeError(f"{owner} takes options by name, such as {option}=, but got {came}")
+    views = [f"{has.varargs} (by position)"] if has.varargs else []
+    names = [*views, *(name for name in (*has.args, *has.kwonlyargs) if name != "self")]
+    for name in given:
+        if hint := _hint(name, names, has.varkw is None):
+            raise TypeError(f"{owner} has no argument {name}: {hint}") from None
+
+
+def _hint(name: str, names: Sequence[str], is_wrong: bool) -> str:
+    """What a name that is not among these was meant to be; empty if it may be the caller's own."""
     if name in names:
         return ""
-    if _OTHER_NAMES.get(name) in names:
-        return _OTHER_NAMES[name]
-    return next(iter(difflib.get_close_matches(name, names, 1, cutoff=0.75)), "")
+    meant = [right for right, others in _OTHER_NAMES.items() if name in others.split()]
+    meant += difflib.get_close_matches(name, names, 1, cutoff=0.75)
+    for right in meant:
+        if right in names:
+            return f"did you mean {right}?"
+    if name.startswith("warm") and is_wrong:
+        return "for a warm-up train by InfoNCE first and by PGCLLoss later, see docs/swap.md"
+    return f"it has {', '.join(names)}" if is_wrong else ""

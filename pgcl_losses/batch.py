@@ -1,7 +1,7 @@
 """What the modules of the loss pass to each other: one batch, of one process or of many."""
 
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -9,16 +9,28 @@ from torch import Tensor
 from pgcl_losses import _checks as check
 from pgcl_losses._normalize import computing_dtype, full_precision, unit_vectors
 from pgcl_losses.distributed import Processes
+from pgcl_losses.positives import Listed, listed_pairs
 
-Negatives = Literal["all", "cross"]
-NEGATIVES = get_args(Negatives)
+Negatives = Literal["all", "cross", "memory"]
+Queries = Literal["all", "first"]
 Reduction = Literal["mean", "sum", "none"]
-REDUCTIONS = get_args(Reduction)
-NOT_ASSIGNED = (
-    "the batch has no prototypes, log_probs, targets and clusters: call SinkhornPrototypes on it "
-    "first"
-)
+NOT_ASSIGNED = "the batch has no prototypes and targets: call SinkhornPrototypes on it first"
 Items = Tensor | Sequence[Tensor]  # one tensor for all sets, or one for each
+
+
+class Related(NamedTuple):
+    """Which embeddings are positives of each other, as a loss is told beside its sets."""
+
+    items: Items | None = None
+    positives: Tensor | None = None  # [2, P] positions in the concatenated sets
+    positive_weights: Tensor | None = None  # [P]
+
+    def facts(self) -> dict[str, Any]:
+        """What must be the same in all processes."""
+        learned = getattr(self.positive_weights, "requires_grad", False)
+        return {"learned positive_weights": learned} | {
+            name: value is not None for name, value in self._asdict().items()
+        }
 
 
 class Assignment(NamedTuple):
@@ -59,6 +71,7 @@ class Batch(NamedTuple):
     clusters: Tensor | None = None  # [M + B, H] numbered from 0 in each head
     heads: tuple[int, ...] = ()  # how many of the K prototypes each head has
     ranking: Tensor | None = None  # [M + B, K] orders clusters as q does, without underflow
+    listed: Listed | None = None  # positives by index
 
     def views(self, of_all: Tensor) -> Tensor:
         """The part of a tensor that belongs to the views, ``[M (+ B), ...] -> [V, N, ...]``."""
@@ -82,9 +95,11 @@ class Batch(NamedTuple):
         return tuple([Assignment(p, q, c, self.heads, keys) for p, q, c, keys in fields])
 
     def reduce(self, losses: Tensor, exist: Tensor | None, reduction: str) -> Tensor:
-        """The mean of losses ``[M]`` that exist, their sum, or those of this process."""
+        """The mean of losses ``[Q]`` that exist, their sum, or those of this process."""
         if reduction == "none":
-            return self.processes.own(losses)
+            is_first = len(losses) < len(self.embeddings)
+            counts = self.processes.counts[:1] if is_first else self.processes.counts
+            return self.processes._replace(counts=counts).own(losses)
         if reduction == "sum":
             return losses.sum()
         return losses.mean() if exist is None else losses.sum() / exist.sum().clamp_min(1)
@@ -94,38 +109,43 @@ def batch_of(
     processes: Processes,
     sets: Sequence[Tensor],
     *others: Tensor,
-    items: Items | None = None,
+    related: Related | None = None,
     past: tuple[Tensor, Tensor, Tensor] | None = None,
 ) -> Batch:
     """The embeddings of all processes, in the precision that sets and others ask for.
 
     ``past``: of a memory its embeddings ``[B, D]``, their items ``[B]`` and which are present.
     """
-    if items is not None:
+    items: Tensor | None = None
+    related = related or Related()
+    if related.items is not None:
         processes = processes.of_sets([len(of_set) for of_set in sets], sets[0].device)
-        each = (items,) * len(sets) if isinstance(items, Tensor) else items
+        if 0 in processes.lengths():
+            empty = f"z{processes.lengths().index(0) + 1}"
+            raise ValueError(f"{empty} must not be empty on every rank")
+        given = related.items
+        each = (given,) * len(sets) if isinstance(given, Tensor) else given
         items = processes.gather(torch.cat(tuple(each)))
     with full_precision(sets[0].device):
         units = unit_vectors(torch.cat(tuple(sets)), computing_dtype(sets[0], *others))
         embeddings = processes.gather(units)
+    listed = listed_pairs(processes, *related[1:], embeddings)
     if past is None:
-        return Batch(processes, embeddings, items)
+        return Batch(processes, embeddings, items, listed=listed)
     of_past, past_items, present = past
     if items is not None:
         items = torch.cat([items, past_items])
     present = torch.cat([torch.ones_like(embeddings[:, 0], dtype=torch.bool), present])
-    return Batch(processes, embeddings, items, of_past.to(embeddings.dtype), present)
+    past_embeddings = of_past.to(embeddings.dtype)
+    return Batch(processes, embeddings, items, past_embeddings, present, listed=listed)
 
 
-def given_batch(given: Sequence[object], **others: object) -> Batch | None:
+def given_batch(given: Sequence[object], others: Sequence[object] = ()) -> Batch | None:
     """The batch that a module is called with, if it is; a batch has everything in it."""
     if not given or not isinstance(given[0], Batch):
         return None
-    num_given = len(given) + sum(value is not None for value in others.values())
-    if num_given > 1:
-        raise TypeError(
-            f"a batch has all views and items in it: give it alone, but got {num_given} arguments"
-        )
+    if len(given) > 1 or any(value is not None for value in others):
+        raise TypeError("a batch has all views and items in it: give it alone")
     return given[0]
 
 

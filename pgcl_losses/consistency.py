@@ -17,7 +17,6 @@ from pgcl_losses._module import Check, LossModule
 from pgcl_losses._normalize import computing_dtype
 from pgcl_losses.batch import (
     NOT_ASSIGNED,
-    REDUCTIONS,
     Assignment,
     Batch,
     Reduction,
@@ -51,7 +50,7 @@ class ConsistencyLoss(LossModule):
 
     """
 
-    options: ClassVar[dict[str, Check]] = {"reduction": partial(check.choice, choices=REDUCTIONS)}
+    options: ClassVar[dict[str, Check]] = {"reduction": check.one_of(Reduction)}
 
     reduction: Reduction
 
@@ -88,13 +87,11 @@ class ConsistencyLoss(LossModule):
             lambda: {"heads": assignments[0].all_heads()},
         )
         dtype, heads = computing_dtype(assignments[0].log_probs), assignments[0].all_heads()
-        shape = len(assignments), -1, sum(heads)
+        own = torch.cat([view.log_probs for view in assignments])
+        own_targets = torch.cat([view.targets.detach() for view in assignments])
         log_probs, targets = (
-            processes.gather(torch.cat([x.to(dtype) for x in of_views])).view(shape)
-            for of_views in (
-                [assignment.log_probs for assignment in assignments],
-                [assignment.targets.detach() for assignment in assignments],
-            )
+            processes.gather(x.to(dtype)).view(len(assignments), -1, sum(heads))
+            for x in (own, own_targets)
         )
         return self._of(processes, log_probs, targets, heads)
 
@@ -112,7 +109,8 @@ class ConsistencyLoss(LossModule):
 
     def _check(self, assignments: tuple[Any, ...], may_be_empty: bool) -> None:
         if len(assignments) < 2:
-            raise TypeError(f"assignments must be two or more, but got {len(assignments)}")
+            count = len(assignments)
+            raise TypeError(f"assignments must be two or more, but got {count}: give *assignments")
         check_assignments(assignments, ("log_probs", "targets"), may_be_empty=may_be_empty)
 
 

@@ -10,31 +10,30 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from pgcl_losses import _checks as check
-from pgcl_losses._module import Check, LossModule
+from pgcl_losses._module import Check
 from pgcl_losses._normalize import full_precision, unit_vectors
 from pgcl_losses.batch import (
-    NEGATIVES,
     NOT_ASSIGNED,
-    REDUCTIONS,
     Assignment,
     Batch,
     Negatives,
+    Queries,
     Reduction,
     batch_of,
     check_assignments,
     given_batch,
 )
-from pgcl_losses.engine.dispatch import ENGINE_CHOICES, Engine
+from pgcl_losses.engine.dispatch import Engine
 from pgcl_losses.engine.pairs import Factors, Gaussian, Table
-from pgcl_losses.info_nce import weighted_info_nce
+from pgcl_losses.info_nce import WeightedInfoNCE
 from pgcl_losses.weights import (
     cluster_counts,
     cosine_moments,
-    one_hot,
     present_mean,
     prototype_log_weights,
     within_positions,
@@ -44,7 +43,7 @@ Weighting = Literal["prototype", "sample", "uniform"]
 WEIGHTINGS = get_args(Weighting)
 
 
-class PrototypeReweightedNCE(LossModule):
+class PrototypeReweightedNCE(WeightedInfoNCE):
     r"""InfoNCE that leaves out likely false negatives and favours moderately distant ones.
 
     The mean over all 2N queries i of
@@ -66,9 +65,8 @@ class PrototypeReweightedNCE(LossModule):
         - assignments: one for each view, from :class:`SinkhornPrototypes`
         - clusters: in place of assignments, ``[N]`` int64 for each view. ``negative_ranks`` and
           ``soft_clusters`` need assignments.
-        - prototypes: ``[K, D]``, needed by ``weighting="prototype"``. Otherwise they only give the
-          number of clusters. With clusters alone, the loss looks at their numbers: it waits for a
-          GPU to do so, and breaks a compiled graph.
+        - prototypes: ``[K, D]``, needed by ``weighting="prototype"``. With clusters alone, the loss
+          waits for a GPU and breaks a compiled graph.
         - output: scalar, or ``[V * N]`` for ``reduction="none"``
 
     Examples:
@@ -87,24 +85,17 @@ class PrototypeReweightedNCE(LossModule):
     """
 
     options: ClassVar[dict[str, Check]] = {
-        "temperature": check.temperature,
-        "weighting": partial(check.choice, choices=WEIGHTINGS),
+        **WeightedInfoNCE.options,
+        "weighting": check.one_of(Weighting),
         "exclude_same_cluster": check.flag,
         "negative_ranks": check.window,
         "soft_clusters": check.flag,
-        "negatives": partial(check.choice, choices=NEGATIVES),
-        "reduction": partial(check.choice, choices=REDUCTIONS),
-        "engine": partial(check.choice, choices=ENGINE_CHOICES),
     }
 
-    temperature: float | Tensor
     weighting: Weighting
     exclude_same_cluster: bool
     negative_ranks: tuple[int, int] | None
     soft_clusters: bool
-    negatives: Negatives
-    reduction: Reduction
-    engine: Engine
 
     def __init__(
         self,
@@ -115,6 +106,8 @@ class PrototypeReweightedNCE(LossModule):
         negative_ranks: tuple[int, int] | None = None,
         soft_clusters: bool = False,
         negatives: Negatives = "all",
+        queries: Queries = "all",
+        decoupled: bool = False,
         reduction: Reduction = "mean",
         engine: Engine = "auto",
         gather: bool = True,
@@ -137,21 +130,12 @@ class PrototypeReweightedNCE(LossModule):
         __call__ = forward
 
     def _loss(self, views: tuple[Any, ...], *given: Any) -> Tensor:
-        names = ("clusters", "prototypes", "assignments")
-        batch = given_batch(views, **dict(zip(names, given, strict=True)))
+        batch = given_batch(views, given)
         if batch is None:
             batch = self._batch(views, *given)
         with torch.no_grad(), full_precision(batch.embeddings.device):
             weights, pair_weight = self._weights(batch), self._pair_weight(batch)
-        return weighted_info_nce(
-            batch,
-            self.temperature,
-            self.negatives,
-            self.engine,
-            self.reduction,
-            weights,
-            pair_weight,
-        )
+        return self.of_batch(batch, weights, pair_weight)
 
     def _pair_weight(self, batch: Batch) -> Gaussian | None:
         """The weight of a pair by its own cosine."""
@@ -182,7 +166,7 @@ class PrototypeReweightedNCE(LossModule):
         )
         left, right = [], []
         for table, (q, numbers, key) in zip(tables, of_heads, strict=True):
-            by_cluster = q if self.soft_clusters else one_hot(numbers, q)
+            by_cluster = q if self.soft_clusters else F.one_hot(numbers, q.shape[1]).to(q)
             weights = by_cluster @ table.exp()
             if self.negative_ranks is not None:
                 weights.masked_fill_(~within_positions(key, *self.negative_ranks), 0.0)
@@ -210,7 +194,11 @@ class PrototypeReweightedNCE(LossModule):
 
     def check_window(self, heads: Sequence[int]) -> None:
         """Whether ``negative_ranks`` fits the number of prototypes in each head."""
-        check.window_fits("negative_ranks", self.negative_ranks, heads)
+        if self.negative_ranks is not None and self.negative_ranks[1] > min(heads):
+            raise ValueError(
+                f"negative_ranks must lie in 0..{min(heads)}, as there are {min(heads)} "
+                f"prototypes, but got {self.negative_ranks}"
+            )
         own_alone = self.negative_ranks == (0, 1) and not self.soft_clusters
         if own_alone and self.exclude_same_cluster:
             raise ValueError(
@@ -230,10 +218,7 @@ class PrototypeReweightedNCE(LossModule):
             "forward",
             partial(self._check, views, clusters, prototypes, assignments),
             views,
-            lambda: {
-                "prototypes": prototypes,
-                "heads": assignments and assignments[0].all_heads(),
-            },
+            lambda: {"prototypes": prototypes, "heads": assignments and assignments[0].all_heads()},
         )
         if not self._needs_clusters():
             return batch_of(processes, views)
@@ -280,26 +265,24 @@ class PrototypeReweightedNCE(LossModule):
         if clusters is not None and assignments is not None:
             raise TypeError("clusters and assignments both hold clusters: give one of them")
         for name, given in (("clusters", clusters), ("assignments", assignments)):
-            if given is not None and len(given) != len(views):
+            if given is not None and (isinstance(given, int) or len(given) != len(views)):
                 raise ValueError(
-                    f"{name} must be {len(views)}, one for each view, but got {len(given)}"
+                    f"{name} must be a sequence of {len(views)}, one for each view, but got "
+                    f"{check.shown(given)}"
                 )
         if assignments is not None:
             check_assignments(assignments, ("targets", "clusters"), prototypes, may_be_empty=True)
             heads, clusters = assignments[0].all_heads(), [assignments[0].clusters]
             self.check_window(heads)
         elif self._needs_targets():
-            options = {"negative_ranks": self.negative_ranks, "soft_clusters": self.soft_clusters}
-            needing = [f"{name}={value}" for name, value in options.items() if value]
             raise ValueError(
-                f"assignments is None, but {', '.join(needing)} needs one for each view: take "
-                "those of SinkhornPrototypes"
+                "assignments is None, but negative_ranks and soft_clusters need one for each view: "
+                "take those of SinkhornPrototypes"
             )
         elif clusters is None and self._needs_clusters():
             raise ValueError(
-                f"clusters and assignments are None, but weighting={self.weighting!r} with "
-                f"exclude_same_cluster={self.exclude_same_cluster} needs one cluster for each "
-                "embedding"
+                "clusters and assignments are None: give one of them, or set weighting='uniform' "
+                "and exclude_same_cluster=False"
             )
         name = "clusters[{}]" if assignments is None else "assignments[{}].clusters"
         for v, of_view in enumerate(() if clusters is None else clusters):

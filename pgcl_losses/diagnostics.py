@@ -63,16 +63,10 @@ def diagnostics(
     """
     numbers: dict[str, float] = {}
     if isinstance(source, PGCLTerms):
-        numbers["loss"] = source.loss.mean().item()
-        numbers["contrast"] = source.contrast.mean().item()
-        numbers["consistency"] = source.consistency.mean().item()
-        numbers["mean_cosine"] = source.mean_cosine.item()
+        for name in ("loss", "contrast", "consistency", "mean_cosine"):
+            numbers[name] = getattr(source, name).mean().item()
     assignments = source.assignments if isinstance(source, PGCLTerms) else source
-    if (
-        not isinstance(assignments, Sequence)
-        or len(assignments) == 0
-        or not all(isinstance(assignment, Assignment) for assignment in assignments)
-    ):
+    if not isinstance(assignments, Sequence) or len(assignments) == 0:
         raise TypeError(
             "source must be PGCLTerms or a sequence of Assignments, "
             f"but got {type(source).__name__}"
@@ -99,8 +93,7 @@ def _of_head(clusters: Tensor, num_prototypes: int, prototypes: Tensor | None) -
     counts = cluster_counts(clusters.flatten(), num_prototypes).double()  # [K]
     fractions = counts / counts.sum()
 
-    # How many negatives the samples of cluster a have in cluster b: all pairs of samples except
-    # those of one graph.
+    # Of samples of cluster a, how many negatives are in cluster b: all but those of one graph.
     per_graph = F.one_hot(clusters, num_prototypes).sum(0).double()  # [N, K]
     negatives = counts.outer(counts) - per_graph.T @ per_graph  # [K, K]
     remaining = negatives - negatives.diag().diag()

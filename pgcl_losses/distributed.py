@@ -5,8 +5,8 @@ those of the others. So all have the loss of the whole batch, and each calls bac
 gradient of an embedding is then the sum over the losses of all processes. DistributedDataParallel
 takes the mean over them, which is the gradient of one loss.
 
-Processes that differ would wait for each other for ever, or compute a wrong loss. So each compares
-what it is about to do with the others, and if they differ, all raise the same error.
+Processes that differ would wait for each other for ever: each compares what it is about to do with
+the others, and if they differ, all raise the same error.
 """
 
 import zlib
@@ -39,11 +39,7 @@ class Processes(NamedTuple):
         if self.num_ranks() == 1:
             return self._replace(counts=[(length,) for length in lengths])
         by_rank = _gathered(torch.tensor(lengths, device=device), self.group, "lengths")
-        counts = by_rank.T.tolist()
-        for a, of_ranks in enumerate(counts, 1):
-            if sum(of_ranks) == 0:
-                raise ValueError(f"z{a} must not be empty on every rank")
-        return self._replace(counts=counts)
+        return self._replace(counts=by_rank.T.tolist())
 
     def gather(self, own: Tensor) -> Tensor:
         """The sets of this process, one after the other, ``[m, ...]`` -> those of all ``[M, ...]``.
@@ -59,13 +55,8 @@ class Processes(NamedTuple):
         """What :meth:`gather` made ``of_all`` of."""
         if self.num_ranks() == 1:
             return of_all
-        return torch.cat(self.by_rank(of_all)[self.rank])
-
-    def by_rank(self, of_all: Tensor) -> list[list[Tensor]]:
-        """The sets of each rank."""
-        lengths = [count for of_ranks in self.counts for count in of_ranks]
-        parts = of_all.split_with_sizes(lengths)
-        return [list(parts[rank :: self.num_ranks()]) for rank in range(self.num_ranks())]
+        parts = of_all.split_with_sizes([n for of_ranks in self.counts for n in of_ranks])
+        return torch.cat(list(parts[self.rank :: self.num_ranks()]))
 
     def add(self, values: Tensor, name: str) -> Tensor:
         """The sum over processes of a tensor that each of them has."""
@@ -75,13 +66,6 @@ class Processes(NamedTuple):
         with named(f"all-reduce of {name}", self.group):
             distributed.all_reduce(total, group=self.group)
         return total
-
-    def largest(self, values: Tensor, name: str) -> Tensor:
-        """The largest over processes of each number of a tensor that all of them have."""
-        if self.num_ranks() > 1:
-            with named(f"all-reduce of {name}", self.group):
-                distributed.all_reduce(values, distributed.ReduceOp.MAX, group=self.group)
-        return values
 
     def add_logs(self, logs: Tensor) -> Tensor:
         """Logs ``[M]`` of each process's sums -> of their total, the same bits on all ranks."""
@@ -166,14 +150,11 @@ def _differences(claims: Mapping[str, object], group: ProcessGroup | None) -> st
     """What ranks disagree on; every rank gets the same message."""
     by_rank: list[dict[str, object]] = [{} for _ in range(distributed.get_world_size(group))]
     distributed.all_gather_object(by_rank, dict(claims), group)
-    first_by_call = {of_rank["call"]: rank for rank, of_rank in reversed([*enumerate(by_rank)])}
-    if len(first_by_call) > 1:
-        in_order = sorted(first_by_call.items(), key=lambda pair: pair[1])
-        calls = ", ".join(f"rank {rank} calls {call}" for call, rank in in_order)
-        return f"{calls}: all ranks must make the same calls"
     names = sorted({name for of_rank in by_rank for name in of_rank})
     if any(of_rank["problem"] for of_rank in by_rank):
         names = ["problem"]
+    if len({of_rank["call"] for of_rank in by_rank}) > 1:  # all else differs then
+        names = ["call"]
     lines = ["the ranks of process_group cannot compute one loss, because they differ:"]
     for name in names:
         values = [of_rank.get(name, "absent") for of_rank in by_rank]
@@ -196,44 +177,26 @@ def _gathered(own: Tensor, group: ProcessGroup | None, name: str) -> Tensor:
 
 
 class _Gather(torch.autograd.Function):
-    """All-gather, and reduce-scatter backward; ranks with fewer embeddings are padded for both."""
+    """All-gather, of ranks with fewer embeddings padded; its gradient is summed over ranks."""
 
     @staticmethod
     def forward(ctx: Any, own: Tensor, processes: Processes) -> Tensor:
         ctx.processes = processes
-        padded = own.new_zeros(_longest(processes), *own.shape[1:])
+        longest = max([sum(of_rank) for of_rank in zip(*processes.counts, strict=True)])
+        padded = own.new_zeros(longest, *own.shape[1:])
         padded[: len(own)] = own
         by_rank = _gathered(padded, processes.group, "embeddings")
-        starts = [0] * processes.num_ranks()
-        parts = []
-        for of_ranks in processes.counts:
-            for rank, count in enumerate(of_ranks):
-                parts.append(by_rank[rank, starts[rank] : starts[rank] + count])
-                starts[rank] += count
-        return torch.cat(parts)
+        of_ranks = [
+            rows.split_with_sizes([*counts, longest - sum(counts)])[:-1]
+            for rows, counts in zip(by_rank, zip(*processes.counts, strict=True), strict=True)
+        ]
+        return torch.cat([part for of_set in zip(*of_ranks, strict=True) for part in of_set])
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_gathered: Tensor) -> tuple[Tensor, None]:
-        processes: Processes = ctx.processes
-        d_by_rank = [torch.cat(sets) for sets in processes.by_rank(d_gathered)]
-        longest, num_ranks = _longest(processes), processes.num_ranks()
-        d_padded = d_gathered.new_zeros(num_ranks, longest, *d_gathered.shape[1:])
-        for padded, d_own in zip(d_padded, d_by_rank, strict=True):
-            padded[: len(d_own)] = d_own
-        d_own = torch.empty_like(d_padded[0])
-        scatter = getattr(distributed, "reduce_scatter_single", None)
-        with named("reduce-scatter of the embeddings' gradient", processes.group):
-            (scatter or distributed.reduce_scatter_tensor)(
-                d_own, d_padded.flatten(0, 1), group=processes.group
-            )
-        return d_own[: len(d_by_rank[processes.rank])], None
-
-
-def _longest(processes: Processes) -> int:
-    """How many embeddings the rank with most of them holds, of all sets together."""
-    longest: int = max([sum(of_rank) for of_rank in zip(*processes.counts, strict=True)])
-    return longest
+        d_of_all = ctx.processes.add(d_gathered, "the gradient of embeddings")
+        return ctx.processes.own(d_of_all), None
 
 
 @contextmanager

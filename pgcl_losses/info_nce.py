@@ -15,30 +15,95 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from pgcl_losses import _checks as check
-from pgcl_losses._module import Check
+from pgcl_losses._module import Check, LossModule
 from pgcl_losses._normalize import full_precision
 from pgcl_losses.batch import (
-    NEGATIVES,
-    REDUCTIONS,
     Batch,
     Items,
     Negatives,
+    Queries,
     Reduction,
+    Related,
     batch_of,
     given_batch,
 )
-from pgcl_losses.engine.dispatch import (
-    ENGINE_CHOICES,
-    Engine,
-    choose,
-    log_weighted_sums,
-)
+from pgcl_losses.engine.dispatch import Engine, choose, log_weighted_sums
 from pgcl_losses.engine.pairs import Factors, Gaussian, Pairs, Table
 from pgcl_losses.memory import LossWithMemory, Memory
-from pgcl_losses.positives import ByItem, ByPosition, log_count_negatives
+from pgcl_losses.positives import (
+    COUPLED,
+    ByIndex,
+    ByItem,
+    ByPosition,
+    decoupled,
+    exponential,
+    log_count_negatives,
+)
 
 
-class InfoNCE(LossWithMemory):
+class WeightedInfoNCE(LossModule):
+    """InfoNCE of the sets of a batch, whose negatives may have weights."""
+
+    options: ClassVar[dict[str, Check]] = {
+        "temperature": check.temperature,
+        "negatives": check.one_of(Negatives),
+        "queries": check.one_of(Queries),
+        "decoupled": check.flag,
+        "reduction": check.one_of(Reduction),
+        "engine": check.one_of(Engine),
+    }
+
+    temperature: float | Tensor
+    negatives: Negatives
+    queries: Queries
+    decoupled: bool
+    reduction: Reduction
+    engine: Engine
+
+    def of_batch(
+        self,
+        batch: Batch,
+        weights: Table | Factors | None = None,
+        pair_weight: Gaussian | None = None,
+        *,
+        hardness: float = 0.0,
+        debias: float = 0.0,
+    ) -> Tensor:
+        """A query's loss is the mean over its positives, with one sum S of its negatives."""
+        embeddings, processes, listed = batch.embeddings, batch.processes, batch.listed
+        if self.negatives == "memory" and batch.past is None:
+            raise ValueError("negatives is 'memory', which needs a memory: memory_size is 0")
+        with full_precision(embeddings.device):
+            temperature = processes.temperature(self.temperature, embeddings.dtype)
+            which = processes.lengths(), self.negatives, batch.items, batch.past, batch.present
+            left_out = self.queries == "first", listed and listed[:2]
+            pairs = Pairs(embeddings, *which, weights, pair_weight, *left_out)
+            num = len(embeddings) + pairs.num_past()
+            engine = choose(self.engine, embeddings, temperature, num, processes.num_ranks())
+            of_items = (
+                ByPosition(pairs) if pairs.items is None else ByItem(pairs, processes, engine)
+            )
+            positives = ByIndex(pairs, listed, of_items) if listed else of_items
+            sums = partial(log_weighted_sums, pairs, engine=engine, processes=processes)
+            if hardness > 0 or debias > 0:
+                log_count = log_count_negatives(pairs, of_items)
+            if hardness > 0:
+                harder = sums(temperature=temperature / (1 + hardness))
+                with torch.no_grad():  # and detached, also for forward mode
+                    log_weights = sums(temperature=temperature / hardness).detach()
+                log_s = _scaled_to_mean_1(harder, log_weights, hardness, log_count)
+            else:
+                log_s = sums(temperature=temperature)
+            if debias > 0:
+                log_mean = (log_s - log_count).masked_fill(log_s == -math.inf, 0.0)
+                of_positives = positives.losses(log_mean, temperature, exponential)
+                log_s = _debiased(log_mean, log_count, debias * of_positives, temperature, debias)
+            term = decoupled if self.decoupled else COUPLED
+            losses = positives.losses(log_s, temperature, term)
+            return batch.reduce(losses, positives.exist, self.reduction)
+
+
+class InfoNCE(WeightedInfoNCE, LossWithMemory):
     r"""InfoNCE (NT-Xent), at any batch size and exact on many processes.
 
     The mean over all queries i, and over the positives p of each, of
@@ -46,10 +111,18 @@ class InfoNCE(LossWithMemory):
     .. math:: -\log \frac{e^{s_{ip} / \tau}}{e^{s_{ip} / \tau} + \sum_j e^{s_{ij} / \tau}}
 
     with s the cosine of two embeddings, and j over the negatives of i: embeddings of other items.
-    Two views of N graphs have 2N queries, with one positive each.
+    Two views of N graphs have 2N queries, with one positive each. It is the loss of
+
+    - SimCLR, GRACE and GCA: by default
+    - CLIP, MoleculeSTM, PyGCL without ``intraview_negs``: ``negatives="cross"``
+    - GraphCL, SimGRACE, DIG and AD-GCL without ``sym``: ``negatives="cross", queries="first",
+      decoupled=True``; AD-GCL with ``sym``: ``queries="all"``
+    - MoCo and GCC: ``negatives="memory", queries="first"``, with :meth:`remember`
+    - DCL: ``decoupled=True``
 
     Args:
-        temperature, negatives, reduction, engine, gather, process_group: as in :class:`PGCLLoss`.
+        temperature, negatives, queries, decoupled, reduction, engine, gather, process_group: as in
+            :class:`PGCLLoss`.
         memory_size (int): how many embeddings of past batches are further negatives, see
             :meth:`remember`. With a memory, use activation checkpointing on the encoder alone.
         dim (int or None): embedding dimension, D; a memory needs it.
@@ -63,11 +136,18 @@ class InfoNCE(LossWithMemory):
     tensor for all. Without them, row i of every view is item i. A query without a positive has loss
     0 and is left out of the mean. An item's own embeddings in the memory are no negatives.
 
+    ``positives`` are further pairs (query, key), as an ``edge_index`` of positions in the
+    concatenated sets: key is a positive of query, not the other way round. A query's loss is the
+    mean over its positives with their ``positive_weights``; those of its item weigh 1, and weights
+    of a pair that is given twice add up. A pair of weight 0 is left out: it is no negative either.
+    With several processes, each gives pairs of its own embeddings. Values are checked on a CPU.
+
     Shape:
-        - views: two or more, ``[N, D]`` each, or with items one or more sets of any lengths; norms
-          of at most 1e18
+        - views: two or more, ``[N, D]`` each, or with items one or more sets of any lengths, or
+          with positives one; norms of at most 1e18
         - items: ``[N]`` int64 for each set, or for all
-        - output: scalar, or one loss for each embedding of each set for ``reduction="none"``
+        - positives: ``[2, P]`` int64; positive_weights: ``[P]``
+        - output: scalar, or one loss for each query for ``reduction="none"``
 
     Examples:
         >>> import torch
@@ -80,35 +160,33 @@ class InfoNCE(LossWithMemory):
         >>> items = torch.tensor([0, 1]), torch.tensor([0, 1, 1])
         >>> InfoNCE(negatives="cross")(z1, captions, items=items)
         tensor(0.0944)
+        >>> edges = torch.tensor([[0, 1], [1, 0]])  # of a graph with these three nodes
+        >>> InfoNCE()(captions, positives=edges)
+        tensor(0.6809)
 
     """
 
     options: ClassVar[dict[str, Check]] = {
-        "temperature": check.temperature,
-        "negatives": partial(check.choice, choices=NEGATIVES),
+        **WeightedInfoNCE.options,
         "memory_size": partial(check.count, minimum=0),
         "dim": check.optional_dim,
         "hardness": partial(check.number, expected="a number from 0 to 1e6", highest=1e6),
         "debias": check.debias,
-        "reduction": partial(check.choice, choices=REDUCTIONS),
-        "engine": partial(check.choice, choices=ENGINE_CHOICES),
     }
     fixed = frozenset({"memory_size", "dim"})
 
-    temperature: float | Tensor
-    negatives: Negatives
     memory_size: int
     dim: int | None
     hardness: float
     debias: float
-    reduction: Reduction
-    engine: Engine
 
     def __init__(
         self,
         *,
         temperature: float | Tensor = 0.2,
         negatives: Negatives = "all",
+        queries: Queries = "all",
+        decoupled: bool = False,
         memory_size: int = 0,
         dim: int | None = None,
         hardness: float = 0.0,
@@ -129,94 +207,43 @@ class InfoNCE(LossWithMemory):
                 )
             self.memory = Memory(self.memory_size, dim)
 
-    def forward(self, *views: Tensor | Batch, items: Items | None = None) -> Tensor:
-        """The loss of two views or more, of sets with items, or of a batch."""
-        return self.traceable(self._loss, views)(views, items)
+    def forward(
+        self,
+        *views: Tensor | Batch,
+        items: Items | None = None,
+        positives: Tensor | None = None,
+        positive_weights: Tensor | None = None,
+    ) -> Tensor:
+        """The loss of two views or more, of sets with items or positives, or of a batch."""
+        loss = self.traceable(self._loss, views)
+        return loss(views, Related(items, positives, positive_weights))
 
     if TYPE_CHECKING:
         __call__ = forward
 
-    def _loss(self, views: tuple[Any, ...], items: Items | None) -> Tensor:
-        given = given_batch(views, items=items)
+    def _loss(self, views: tuple[Any, ...], related: Related) -> Tensor:
+        given = given_batch(views, related)
         if given is not None and self.memory is not None:
             raise TypeError("a batch has a memory of its own: call this InfoNCE with tensors")
-        batch = self._batch(views, items) if given is None else given
-        loss = weighted_info_nce(
-            batch,
-            self.temperature,
-            self.negatives,
-            self.engine,
-            self.reduction,
-            hardness=self.hardness,
-            debias=self.debias,
-        )
+        if given is None:
+            same = partial(self.memory_facts, related)
+            processes = self.agree("forward", partial(self._check, views, related), views, same)
+            batch = batch_of(processes, views, related=related, past=self.past())
+        else:
+            batch = given
+        loss = self.of_batch(batch, hardness=self.hardness, debias=self.debias)
         if given is None and self.moves_state(batch.embeddings):
             self.remember_batch(batch)
         return loss
 
-    def _batch(self, views: tuple[Any, ...], items: Items | None) -> Batch:
-        checked, same = partial(self._check, views, items), partial(self.memory_facts, items)
-        processes = self.agree("forward", checked, views, same)
-        return batch_of(processes, views, items=items, past=self.past())
-
-    def _check(self, views: tuple[Any, ...], items: Items | None, may_be_empty: bool) -> None:
-        fewest = 2 if items is None or self.negatives == "cross" else 1  # two to compare
-        check.loss_views(views, items, fewest, may_be_empty)
+    def _check(self, views: tuple[Any, ...], related: Related, may_be_empty: bool) -> None:
+        related_given = related.items is not None or related.positives is not None
+        may_be_one = related_given and self.negatives == "all"  # else two to compare
+        check.loss_views(views, related.items, 1 if may_be_one else 2, may_be_empty)
+        check.positives(*related[1:], views, self.queries)
         check.temperature_value("temperature", self.temperature, views[0])
         if self.memory is not None:
             self.memory.check("z1", views[0])
-
-
-def weighted_info_nce(
-    batch: Batch,
-    temperature: float | Tensor,
-    negatives: Negatives,
-    engine: Engine,
-    reduction: Reduction,
-    weights: Table | Factors | None = None,
-    pair_weight: Gaussian | None = None,
-    *,
-    hardness: float = 0.0,
-    debias: float = 0.0,
-) -> Tensor:
-    """InfoNCE of the sets of a batch, with weighted negatives.
-
-    A query's loss is the mean over its positives, with one sum S of its negatives.
-    """
-    embeddings, processes = batch.embeddings, batch.processes
-    with full_precision(embeddings.device):
-        temperature = processes.temperature(temperature, embeddings.dtype)
-        pairs = Pairs(
-            embeddings,
-            processes.lengths(),
-            negatives == "all",
-            batch.items,
-            batch.past,
-            batch.present,
-            weights,
-            pair_weight,
-        )
-        num = len(embeddings) + pairs.num_past()
-        chosen = choose(engine, embeddings, temperature, num, processes.num_ranks())
-        if batch.items is None:
-            positives: ByPosition | ByItem = ByPosition(pairs)
-        else:
-            positives = ByItem(pairs, batch.items[: len(embeddings)], processes, chosen)
-        sums = partial(log_weighted_sums, pairs, engine=chosen, processes=processes)
-        if hardness > 0 or debias > 0:
-            log_count = log_count_negatives(pairs)
-        if hardness > 0:
-            harder = sums(temperature=temperature / (1 + hardness))
-            with torch.no_grad():  # and detached, also for forward mode
-                log_weights = sums(temperature=temperature / hardness).detach()
-            log_s = _scaled_to_mean_1(harder, log_weights, hardness, log_count)
-        else:
-            log_s = sums(temperature=temperature)
-        if debias > 0:
-            log_p = positives.log_means(temperature)
-            log_s = _debiased(log_s, log_p, log_count, temperature, debias)
-        losses = positives.losses(log_s, temperature)
-        return batch.reduce(losses, positives.exist, reduction)
 
 
 def _scaled_to_mean_1(
@@ -233,17 +260,13 @@ def _scaled_to_mean_1(
 
 
 def _debiased(
-    log_s: Tensor, log_p: Tensor, log_count: Tensor, temperature: float | Tensor, debias: float
+    log_mean: Tensor, log_count: Tensor, ratio: Tensor, temperature: float | Tensor, debias: float
 ) -> Tensor:
     """Log of N max((S / N - tau+ P) / (1 - tau+), e^{-1 / tau}), N the number of negatives.
 
-    ``log_p``: log P, of the mean over positives of e^{s / tau}.
+    ``log_mean``: of S / N. ``ratio``: tau+ P over S / N, P the mean over positives of e^{s / tau}.
     """
-    none = log_s == -math.inf
-    log_mean = log_s.masked_fill(none, 0.0) - log_count.masked_fill(none, 0.0)
-    gap = log_p + math.log(debias) - log_mean  # log of tau+ P over S / N
-    lowest = gap.new_full((), -1.0) / temperature
-    log_remainder = torch.log1p(-gap.clamp_max(-torch.finfo(gap.dtype).eps).exp())
+    lowest = log_mean.new_full((), -1.0) / temperature
+    log_remainder = torch.log1p(-ratio.clamp_max(1.0 - torch.finfo(ratio.dtype).eps))
     corrected = torch.maximum(log_mean + log_remainder - math.log1p(-debias), lowest)
-    corrected = torch.where(gap < 0, corrected, lowest)
-    return torch.where(none, log_s, corrected + log_count)
+    return torch.where(ratio < 1.0, corrected, lowest) + log_count

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from pgcl_losses import _checks as check
 from pgcl_losses._module import LossModule
-from pgcl_losses.batch import Batch, batch_of
+from pgcl_losses.batch import Batch, Related, batch_of
 from pgcl_losses.engine.pairs import NO_ITEM
 
 
@@ -52,11 +52,6 @@ class Memory(nn.Module):
         sample = self.embeddings[:: 1 + len(self.embeddings) // 256]
         return {"memory": sample, "written": self.written, "by_hand": self.by_hand}
 
-    def contents(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Its embeddings ``[B, D]``, their items ``[B]``, and which slots hold one, ``[B]``."""
-        present = torch.arange(len(self.items), device=self.items.device) < self.written
-        return self.embeddings, self.items, present
-
     @torch.no_grad()
     def remember(self, embeddings: Tensor, items: Tensor | None) -> None:
         """Store embeddings ``[M, D]`` of unit length by hand: from now on, only these."""
@@ -83,9 +78,6 @@ class Memory(nn.Module):
         self.items.index_copy_(0, slots, items.where(wanted, self.items[slots]))
         self.written += wanted * len(slots)
 
-    def extra_repr(self) -> str:
-        return f"size={len(self.embeddings)}"
-
 
 def _is_finite(embeddings: Tensor) -> Tensor:
     """Whether there is no NaN; a NaN or inf in a batch becomes one in unit vectors."""
@@ -111,7 +103,7 @@ class LossWithMemory(LossModule):
         self.traceable(self._remember)(embeddings, items)
 
     def _remember(self, embeddings: Tensor, items: Tensor | None) -> None:
-        memory, of_set = self.memory, None if items is None else (items,)
+        memory, related = self.memory, Related(None if items is None else (items,))
 
         def checked(may_be_empty: bool) -> None:
             if memory is None:
@@ -122,16 +114,20 @@ class LossWithMemory(LossModule):
             if items is not None:
                 check.clusters("items", items, "embeddings", embeddings, rule="one for each")
 
-        same = partial(self.memory_facts, items)
+        same = partial(self.memory_facts, related)
         processes = self.agree("remember", checked, (embeddings,), same)
         assert memory is not None  # as checked
         with torch.no_grad():
-            batch = batch_of(processes, (embeddings,), items=of_set)
+            batch = batch_of(processes, (embeddings,), related=related)
             memory.remember(batch.embeddings, batch.items)
 
     def past(self) -> tuple[Tensor, Tensor, Tensor] | None:
-        """The contents of the memory, if there is one."""
-        return None if self.memory is None else self.memory.contents()
+        """Of the memory its embeddings ``[B, D]``, their items and which are present, ``[B]``."""
+        if self.memory is None:
+            return None
+        embeddings, items = self.memory.embeddings, self.memory.items
+        slots = torch.arange(len(items), device=items.device)
+        return embeddings, items, slots < self.memory.written
 
     def remember_batch(self, batch: Batch) -> None:
         """Store the embeddings of a training forward."""
@@ -139,7 +135,7 @@ class LossWithMemory(LossModule):
             items = None if batch.items is None else batch.items[: len(batch.embeddings)]
             self.memory.follow(batch.embeddings, items)
 
-    def memory_facts(self, items: object) -> dict[str, Any]:
+    def memory_facts(self, related: Related) -> dict[str, Any]:
         """What must be the same in all processes."""
         state = {} if self.memory is None else self.memory.state()
-        return {"items": items is not None, **state}
+        return {**related.facts(), **state}

@@ -15,7 +15,16 @@ from pgcl_losses import _checks as check
 from pgcl_losses._modes import is_eager
 from pgcl_losses._module import Check, LossModule
 from pgcl_losses._normalize import mean_cosine
-from pgcl_losses.batch import Assignment, Batch, Items, Negatives, Reduction, batch_of
+from pgcl_losses.batch import (
+    Assignment,
+    Batch,
+    Items,
+    Negatives,
+    Queries,
+    Reduction,
+    Related,
+    batch_of,
+)
 from pgcl_losses.consistency import ConsistencyLoss
 from pgcl_losses.contrast import PrototypeReweightedNCE, Weighting
 from pgcl_losses.engine.dispatch import Engine
@@ -33,6 +42,11 @@ class PGCLTerms(NamedTuple):
     assignments: tuple[Assignment, ...]  # of each view
     mean_cosine: Tensor  # of two embeddings
 
+    def __repr__(self) -> str:
+        terms = [(name, x) for name, x in self._asdict().items() if isinstance(x, Tensor)]
+        shown = [f"{name}={[*x.shape] if x.dim() else x.detach()!r}" for name, x in terms]
+        return f"PGCLTerms({', '.join(shown)}, assignments of {len(self.assignments)} views)"
+
 
 class PGCLLoss(LossWithMemory):
     r"""PGCL: reweighted contrast + :math:`\lambda` consistency, with its prototypes.
@@ -43,24 +57,20 @@ class PGCLLoss(LossWithMemory):
         dim (int): embedding dimension, D.
         num_prototypes (int or sequence of int): how many prototypes, K; or several numbers, one for
             each head. Each head is a set of prototypes that is balanced by itself.
-        consistency_weight (float): lambda, the weight of the consistency. 0 leaves the contrast
-            alone: ``consistency`` is not called. Made with 0, the prototypes need no gradient, so
-            that weight decay does not move them; if 0 is assigned later, their gradient is zero.
-        contrast_weight (float): weight of the contrast. 0 leaves the consistency alone: no pair is
-            computed, ``contrast`` is not called (its hooks do not fire), and the contrast of
-            :meth:`terms` is zero, with the shape of ``reduction``.
+        consistency_weight (float): lambda, the weight of the consistency. With 0, ``consistency``
+            is not called. Made with 0, the prototypes need no gradient, so that weight decay does
+            not move them; if 0 is assigned later, their gradient is zero.
+        contrast_weight (float): weight of the contrast. With 0, ``contrast`` is not called.
         temperature (float or Tensor): tau of both the contrast and the prediction. Smaller is
             sharper. A tensor of shape ``()``, such as an ``nn.Parameter``, gets a gradient. It must
             stay above 0; this is checked on a CPU alone.
         epsilon (float): sharpness of the balanced targets. Smaller is nearer to one prototype each.
         iterations (int): steps of Sinkhorn-Knopp. More of them balance more exactly.
-        queue_size (int): how many past embeddings of each view help to balance the batch. For
-            batches with few graphs for each prototype; 0 is no queue.
+        queue_size (int): how many past embeddings of each view help to balance small batches.
         queue_views (int): how many views the queue keeps embeddings of.
         memory_size (int): how many embeddings of past batches are further negatives, see
             :meth:`remember`. They are assigned to the present prototypes, balanced by themselves,
-            and weigh like all others. Activation checkpointing runs a second training forward:
-            with a memory, checkpoint the encoder and not the loss.
+            and weigh like all others. Use activation checkpointing on the encoder alone.
         freeze_steps (int): for so many training forwards the prototypes are frozen: their gradient
             is zero. Weight decay still moves them.
         weighting (str): what the weight of a negative depends on. ``"prototype"``: the distance of
@@ -69,44 +79,43 @@ class PGCLLoss(LossWithMemory):
         exclude_same_cluster (bool): whether graphs of the query's own cluster are left out of its
             negatives.
         negative_ranks ((int, int) or None): take negatives only from the clusters at the positions
-            first to end - 1 of the query's own assignment, best first and from 0. ``(2, 8)`` is
-            the default of the published code; None takes them from all.
+            first to end - 1 of the query's own assignment, best first; ``(2, 8)`` in the published
+            code.
         soft_clusters (bool): whether an embedding belongs to every cluster, by its balanced target,
-            or to the best one alone. The weight of a pair is then its mean over both targets, and
-            leaving out the query's own cluster lowers it by the probability that both are in one.
+            or to the best one alone. The weight of a pair is then its mean over both targets.
         negatives (str): ``"all"`` takes negatives from all views, ``"cross"`` from the other views
-            alone.
+            alone, both also from the memory; ``"memory"`` from the memory alone.
+        queries (str): ``"all"``: all embeddings have a contrast; ``"first"``: those of the first
+            view (or set), with all others as their positives and negatives.
+        decoupled (bool): leaves a query's positive out of the denominator; the contrast may be
+            negative.
         reduction (str): ``"mean"``, ``"sum"``, or ``"none"`` for one value per embedding (V * N,
             view 1 first).
         engine (str): how the pairs are computed, with the same result. ``"blocks"``: in blocks, for
             batches of any size, on any device. ``"dense"``: as one matrix, in one process;
             differentiable any number of times, also by ``torch.func``, in forward mode and in
             ``torch.compile(fullgraph=True)``. ``"flex"``: by FlexAttention, for CUDA, not with
-            ``soft_clusters`` or ``negative_ranks``. ``"auto"``: blocks on a CPU and with several
-            processes; on other devices, and where torch.compile traces the loss, dense up to 8,192
+            ``soft_clusters``, ``negative_ranks`` or ``positives``. ``"auto"``: blocks on a CPU and
+            with several processes; else, and where torch.compile traces the loss, dense up to 8,192
             embeddings and blocks beyond; dense under ``torch.func`` and in forward mode.
-        gather (bool): with several processes, one loss over the batches of all of them: it, and
-            the mean over processes of its gradients, are those of one process on the whole batch
+        gather (bool): with several processes, whether they compute one loss: its value, and the
+            mean over processes of its gradients, are those of one process on the whole batch
             (``reduction="none"`` gives each process the values of its own embeddings).
-            ``gather=False`` gives each process the loss of its own batch.
-        process_group (ProcessGroup or None): the processes meant by ``gather``; None is all of
-            them.
+        process_group (ProcessGroup or None): these processes; None is all of them.
 
     Options may be assigned at any time: ``pgcl.temperature = 0.1`` reaches all modules that have
     it. The modules, ``prototypes``, ``contrast`` and ``consistency``, may be replaced by subclasses
     of yours. ``prototypes`` is called with a :class:`Batch`, the others with what it returns.
 
-    ``items`` ``[N]`` numbers what each graph shows, if several graphs of a batch may show the same:
-    graphs of one item are positives of each other and never negatives. They change the contrast
-    alone.
+    ``items`` ``[N]`` and ``positives`` change the contrast alone, as they do :class:`InfoNCE`:
+    graphs of one item are positives of each other and never negatives.
 
     With several processes every one has to call the loss, and its backward, the same number of
     times; a batch may be empty on some of them. The loss is then differentiable once.
 
-    Warns, once each, of prototypes that no optimizer moves, of an encoder without gradient, of
-    batches smaller than K, of one cluster that has nearly all graphs, of collapsed embeddings and
-    of training in ``eval()`` mode; not in compiled and CUDA graphs.
-    ``warnings.filterwarnings("ignore", "PGCLLoss")`` silences it.
+    Warns, once each, of silent failures, such as prototypes that no optimizer moves, an encoder
+    without gradient, NaN, batches smaller than K, or collapsed embeddings; not in compiled and CUDA
+    graphs. ``warnings.filterwarnings("ignore", "PGCLLoss")`` silences it.
 
     Shape:
         - views: two or more, ``[N, D]`` each; row i of every view is graph i, with a norm of at
@@ -160,6 +169,8 @@ class PGCLLoss(LossWithMemory):
         negative_ranks: tuple[int, int] | None = None,
         soft_clusters: bool = False,
         negatives: Negatives = "all",
+        queries: Queries = "all",
+        decoupled: bool = False,
         reduction: Reduction = "mean",
         engine: Engine = "auto",
         gather: bool = True,
@@ -200,24 +211,39 @@ class PGCLLoss(LossWithMemory):
         of_modules = [name for module in self._loss_modules() for name in module.all_options()]
         return list(dict.fromkeys([*self.options, *of_modules]))
 
-    def forward(self, *views: Tensor, items: Items | None = None) -> Tensor:
+    def forward(
+        self,
+        *views: Tensor,
+        items: Items | None = None,
+        positives: Tensor | None = None,
+        positive_weights: Tensor | None = None,
+    ) -> Tensor:
         """The loss."""
-        return self.traceable(self._compute, views)(views, items)[0]
+        related = Related(items, positives, positive_weights)
+        return self.traceable(self._compute, views)(views, related)[0]
 
     if TYPE_CHECKING:
         __call__ = forward
 
-    def terms(self, *views: Tensor, items: Items | None = None) -> PGCLTerms:
+    def terms(
+        self,
+        *views: Tensor,
+        items: Items | None = None,
+        positives: Tensor | None = None,
+        positive_weights: Tensor | None = None,
+    ) -> PGCLTerms:
         """The loss with its two terms and the assignments, for logging."""
-        loss, contrast, consistency, batch = self.traceable(self._compute, views)(views, items)
+        related = Related(items, positives, positive_weights)
+        compute = self.traceable(self._compute, views)
+        loss, contrast, consistency, batch = compute(views, related)
         cosine = mean_cosine(batch.embeddings.detach())
         return PGCLTerms(loss, contrast, consistency, batch.assignments(), cosine)
 
     def _compute(
-        self, views: tuple[Tensor, ...], items: Items | None
+        self, views: tuple[Tensor, ...], related: Related
     ) -> tuple[Tensor, Tensor, Tensor, Batch]:
         """The loss, its contrast and its consistency, and the batch."""
-        batch = self._batch(views, items)
+        batch = self._batch(views, related)
         learns = self.consistency_weight > 0 or self.contrast_weight == 0
         if learns:
             batch = self.prototypes(batch)
@@ -241,36 +267,34 @@ class PGCLLoss(LossWithMemory):
             self.prototypes.advance(batch)
             self.remember_batch(batch)
         if batch.processes.rank == 0 and is_eager(batch.embeddings):
-            self._look(loss, batch, learns and self.consistency_weight > 0)
+            self._watch.look(self, loss, batch)
         return loss, contrast, consistency, batch
 
-    def _look(self, loss: Tensor, batch: Batch, learns: bool) -> None:
-        """Look for silent failures."""
-        if self.training and torch.is_grad_enabled():
-            excludes = self.contrast_weight > 0 and self._excludes_clusters()
-            self._watch.look(self.prototypes, batch, learns, excludes)
-        elif loss.requires_grad and not self.training:
-            state = {"the memory": self.memory_size, "the queue": self.prototypes.queue_size}
-            if names := [name for name, size in state.items() if size > 0]:
-                self._watch.look_in_eval(loss, " and ".join(names))
-
-    def _batch(self, views: tuple[Tensor, ...], items: Items | None = None) -> Batch:
+    def _batch(self, views: tuple[Tensor, ...], related: Related) -> Batch:
         """The unit embeddings of all views, of this process or of all."""
         processes = self.agree(
             "forward",
-            partial(self._check, views, items),
+            partial(self._check, views, related),
             views,
-            lambda: {**self.memory_facts(items), **self.prototypes.state()},
+            lambda: {**self.memory_facts(related), **self.prototypes.state()},
         )
-        return batch_of(processes, views, self.prototypes.weight, items=items, past=self.past())
+        weight = self.prototypes.weight
+        return batch_of(processes, views, weight, related=related, past=self.past())
 
-    def _check(self, views: tuple[Tensor, ...], items: Items | None, may_be_empty: bool) -> None:
+    def _check(self, views: tuple[Tensor, ...], related: Related, may_be_empty: bool) -> None:
         check.loss_views(views, None, 2, may_be_empty)
         for module in (self.prototypes, self.contrast):  # a module of yours may have none
             temperature = getattr(module, "temperature", 1.0)
             check.temperature_value("temperature", temperature, views[0])
-        if items is not None:
-            check.items(items, views)
+        if related.items is not None:
+            check.items(related.items, views)
+        queries = getattr(self.contrast, "queries", "all")
+        check.positives(*related[1:], views, queries)
+        if queries == "first" and self.consistency.reduction == "none":
+            raise ValueError(
+                "reduction='none' gives a consistency for each embedding of all views, but "
+                "queries='first' a contrast for those of the first: choose 'mean' or 'sum'"
+            )
         weight = self.prototypes.weight
         check.prototypes("prototypes.weight", weight, "z1", views[0], type(self).__name__)
         self.prototypes.check_call(len(views))
@@ -280,7 +304,7 @@ class PGCLLoss(LossWithMemory):
         if isinstance(self.contrast, PrototypeReweightedNCE):
             self.contrast.check_window(self.prototypes.heads)
 
-    def _excludes_clusters(self) -> bool:
+    def excludes_clusters(self) -> bool:
         """Whether all embeddings of a cluster are left out."""
         contrast = self.contrast
         if not isinstance(contrast, PrototypeReweightedNCE):

@@ -2,8 +2,10 @@
 
 Where row i of every view is item i, positives are looked up. Where items are given, pairs are
 computed in blocks (with `dense`, in one matrix), so that a few large items need little memory.
+Pairs given by index are further positives.
 """
 
+import itertools
 import math
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -15,129 +17,171 @@ from torch import Tensor
 
 from pgcl_losses._modes import can_be_read
 from pgcl_losses.distributed import Processes
-from pgcl_losses.engine.blocks import block_size, pairs_of_spans, spans
+from pgcl_losses.engine.blocks import block_size, spans
 from pgcl_losses.engine.dispatch import check_once
-from pgcl_losses.engine.pairs import NO_ITEM, Pairs, Portion
+from pgcl_losses.engine.pairs import NO_ITEM, Pairs
 
 # log(1 + e^x) is x from here on, even for float64.
 _LINEAR_FROM = 40.0
+_SMALLEST_BLOCK = 128  # embeddings, where items have few of them
+
+
+# What a positive adds to its query's loss, of the gap log S_i - s_ip / tau: with itself in the
+# denominator, without, and, of a gap without S, for the mean of e^{s_ip / tau}.
+Term = Callable[[Tensor], Tensor]
+COUPLED = partial(F.softplus, threshold=_LINEAR_FROM)
+
+
+def decoupled(gaps: Tensor) -> Tensor:
+    return gaps.masked_fill(gaps == -math.inf, 0.0)  # no negatives, no loss
+
+
+def exponential(gaps: Tensor) -> Tensor:
+    return gaps.clamp_min(-_LINEAR_FROM).neg().exp()
 
 
 class ByPosition:
     """Row i of every view is item i."""
 
-    exist: None = None  # each query has one
+    exist: Tensor | None = None  # each query has one
 
     def __init__(self, pairs: Pairs) -> None:
-        self.num_views = len(pairs.lengths)
-        if self.num_views == 2:
+        num_views = len(pairs.lengths)
+        self.num_queries = 1 if pairs.first_queries else num_views  # of an item
+        self.counts = num_views - 1
+        if num_views == 2:
             first, second = pairs.embeddings.split_with_sizes(pairs.lengths)
             self.cosines = [(first * second).sum(-1)]  # [N] of both
         else:
-            views = pairs.embeddings.view(self.num_views, -1, pairs.embeddings.shape[1])
-            self.cosines = [(views * views.roll(v, 0)).sum(-1) for v in range(1, self.num_views)]
+            views = pairs.embeddings.view(num_views, -1, pairs.embeddings.shape[1])
+            queries, shifts = views[: self.num_queries], range(1, num_views)
+            others = [views.roll(v, 0)[: self.num_queries] for v in shifts]
+            self.cosines = [(queries * of_other).sum(-1) for of_other in others]
 
-    def losses(self, log_s: Tensor, temperature: float | Tensor) -> Tensor:
-        """Of -log( e^{s_ip / tau} / (e^{s_ip / tau} + S_i) ) the mean over positives p: ``[M]``."""
-        log_s = log_s.view(self.num_views, -1)
-        each = [_losses(log_s, cosines, temperature) for cosines in self.cosines]
+    def losses(self, log_s: Tensor, temperature: float | Tensor, term: Term) -> Tensor:
+        """The mean of a term over the positives of each query: ``[Q]``."""
+        if not self.cosines:  # of one set
+            return torch.zeros_like(log_s)
+        log_s = log_s.view(self.num_queries, -1)
+        each = [term(_gaps(log_s, cosines, temperature)) for cosines in self.cosines]
         return (each[0] if len(each) == 1 else torch.stack(each).mean(0)).flatten()
-
-    def log_means(self, temperature: float | Tensor) -> Tensor:
-        """The logarithm of the mean of e^{s_ip / tau} over positives p: ``[M]``."""
-        each = [cosines.expand(self.num_views, -1) / temperature for cosines in self.cosines]
-        return torch.stack(each).logsumexp(0).flatten() - math.log(len(each))
 
 
 class ByItem:
-    """Queries in the order of their items, so that positives are near each other."""
+    """Embeddings of one item, in the sets that are compared."""
 
-    def __init__(self, pairs: Pairs, items: Tensor, processes: Processes, engine: str) -> None:
-        in_order, self.order = items.sort()
-        self.embeddings = pairs.embeddings[self.order]
-        self.counts = _count_of_item(pairs, items) - int(pairs.within_sets)  # [M]
-        self.exist = self.counts > 0
+    def __init__(self, pairs: Pairs, processes: Processes, engine: str) -> None:
+        assert pairs.items is not None
+        items = pairs.items[: len(pairs.embeddings)]
+        self.embeddings, self.num_queries = pairs.embeddings, pairs.num_queries()
         # No two of a group are positives of each other: an embedding itself, or those of a set.
-        groups = self.order
-        if not pairs.within_sets:
-            sets = [self.order.new_full((n,), a) for a, n in enumerate(pairs.lengths)]
-            groups = torch.cat(sets)[self.order]
-        self.blocks = _Blocks(in_order, groups, processes)
+        within_sets = pairs.negatives == "all"
+        groups = torch.arange(len(items), device=items.device)
+        if not within_sets:
+            sets = [groups.new_full((n,), a) for a, n in enumerate(pairs.lengths)]
+            groups = torch.cat(sets)
+        self.counts = (_count_of_item(pairs, items) - int(within_sets))[: self.num_queries]
+        self.exist = self.counts > 0
+        self.blocks = _Blocks(items, groups, self.counts, processes)
         self.is_one = engine == "dense"
 
-    def losses(self, log_s: Tensor, temperature: float | Tensor) -> Tensor:
+    def losses(self, log_s: Tensor, temperature: float | Tensor, term: Term) -> Tensor:
         # Where there is no positive, log S may be -inf, and its gradient NaN.
-        offsets = log_s.masked_fill(~self.exist, 0.0)[self.order]
-        sums = self._sums(offsets, temperature, _LOSS)
-        return sums[self.order.argsort()] / self.counts.clamp_min(1)
-
-    def log_means(self, temperature: float | Tensor) -> Tensor:
-        with torch.no_grad():
-            peaks = self.blocks.largest_cosines(self.embeddings.detach()) / temperature
-        sums = self._sums(peaks, temperature, _EXPONENTIAL)
-        logs = sums.clamp_min(torch.finfo(sums.dtype).tiny).log() + peaks
-        return logs[self.order.argsort()] - self.counts.clamp_min(1).to(sums.dtype).log()
-
-    def _sums(self, offsets: Tensor, temperature: float | Tensor, term: "_Term") -> Tensor:
+        offsets = log_s.masked_fill(~self.exist, 0.0)
         if self.is_one:  # in one matrix, differentiable any number of times
-            gaps = offsets.unsqueeze(1) - self.embeddings @ self.embeddings.T / temperature
-            everything = slice(0, len(offsets))
-            no_positives = self.blocks.are_no_positives(everything, everything)
-            return term.value(gaps).masked_fill(no_positives, 0.0).sum(1)
-        sums: Tensor = _OverPositives.apply(  # type: ignore[no-untyped-call]  # torch has no type there
-            self.embeddings, temperature, offsets, term, self.blocks
-        )
-        return sums
+            i, j = (torch.arange(len(x), device=x.device) for x in (offsets, self.embeddings))
+            none, z = self.blocks.are_no_positives(i, j), self.embeddings
+            sums = _over_block(z[i], z, offsets, temperature, term, none)
+        else:
+            offsets = F.pad(offsets, (0, len(self.embeddings) - len(offsets)))
+            sums = _OverPositives.apply(  # type: ignore[no-untyped-call]  # torch has no type there
+                self.embeddings, temperature, offsets, term, self.blocks
+            )[: self.num_queries]
+        return sums / self.counts.clamp_min(1)
 
 
-class _Term(NamedTuple):
-    """What a pair of positives adds, as a function of offset_i - s_ij / tau, and its derivative."""
+class Listed(NamedTuple):
+    """Pairs given by index, those of a query together; a weight of 0 leaves a pair out."""
 
-    value: Callable[[Tensor], Tensor]
-    derivative: Callable[[Tensor], Tensor]
-
-
-def _exponential(gaps: Tensor) -> Tensor:
-    return gaps.clamp_min(-1.0).neg().exp()  # offsets are maxima: only other pairs are below 0
+    query: Tensor  # [P] positions among all M embeddings
+    key: Tensor  # [P]
+    weights: Tensor  # [P]
 
 
-_LOSS = _Term(partial(F.softplus, threshold=_LINEAR_FROM), torch.sigmoid)
-_EXPONENTIAL = _Term(_exponential, lambda gaps: -_exponential(gaps))
+def listed_pairs(
+    processes: Processes, pairs: Tensor | None, weights: Tensor | None, like: Tensor
+) -> Listed | None:
+    """Those of all processes, from positions ``[2, P]`` among the embeddings of this one."""
+    if pairs is None:
+        return None
+    weights = like.new_ones(pairs.shape[1]) if weights is None else weights.to(like.dtype)
+    if processes.num_ranks() > 1:
+        of_all = torch.arange(sum(processes.lengths()), device=pairs.device)
+        pairs = processes.own(of_all)[pairs]
+        processes = processes.of_sets([len(weights)], pairs.device)
+        pairs, weights = processes.gather(pairs.T).T, processes.gather(weights)
+    order = (pairs[0] * len(like) + pairs[1]).argsort()
+    return Listed(pairs[0][order], pairs[1][order], weights[order])
+
+
+class ByIndex:
+    """Pairs given by index, beside the positives of each query's item, if it has any."""
+
+    def __init__(self, pairs: Pairs, listed: Listed, of_items: ByPosition | ByItem) -> None:
+        (self.query, self.key, self.weights), self.of_items = listed, of_items
+        self.cosines = (pairs.embeddings[self.query] * pairs.embeddings[self.key]).sum(-1)  # [P]
+        # How many positives are of a query's item.
+        self.counts = pairs.embeddings.new_zeros(pairs.num_queries()) + of_items.counts
+        self.totals = self.counts.index_add(0, self.query, self.weights)  # [Q]
+        self.exist = self.totals > 0
+
+    def losses(self, log_s: Tensor, temperature: float | Tensor, term: Term) -> Tensor:
+        each = self.weights * term(_gaps(log_s[self.query], self.cosines, temperature))
+        sums = self.of_items.losses(log_s, temperature, term) * self.counts
+        return sums.index_add(0, self.query, each) / self.totals.masked_fill(~self.exist, 1.0)
 
 
 class _Blocks(NamedTuple):
-    """Blocks of pairs of sorted queries that may be of one item. Each process has a portion."""
+    """Blocks of pairs that may be of one item. Each process has a portion."""
 
     items: Tensor  # [M]
     groups: Tensor  # [M]
+    counts: Tensor  # [Q] of the positives
     processes: Processes
 
-    def each(self) -> Iterator[tuple[slice, slice]]:
-        portion = Portion(self.processes.rank, self.processes.num_ranks())
-        size = block_size(self.items.device)
-        of_all = spans(0, len(self.items), size, portion.num_ranks)
-        for i, j in pairs_of_spans(of_all, portion):
-            if i != j and can_be_read(self.items):  # what has items of both
-                first, last = self.items[j.start], self.items[i.stop - 1]
-                low = int(torch.searchsorted(self.items, first))
-                high = int(torch.searchsorted(self.items, last, right=True))
-                i, j = slice(max(low, i.start), i.stop), slice(j.start, min(high, j.stop))
-            if i.start < i.stop and j.start < j.stop:
-                yield i, j
+    def each(self) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
+        """Positions I and J, both together unless I is J, and which pairs are no positives."""
+        (items, order), number = self.items.sort(), itertools.count()
+        end, size, num_ranks = len(items), block_size(items.device), self.processes.num_ranks()
+        if can_be_read(items):
+            most = int(self.counts.max())
+            end, size = end if most > 0 else 0, min(size, _SMALLEST_BLOCK + 4 * most)
+        for a in spans(0, end, size, num_ranks):
+            first, last = a.start, end
+            if can_be_read(items):  # in later blocks, positives of this one are of its last item
+                item = items[a.stop - 1]
+                first = max(first, int(torch.searchsorted(items, item)))
+                last = int(torch.searchsorted(items, item, right=True))
+            for b in [a, *spans(a.stop, last, size)]:
+                if next(number) % num_ranks == self.processes.rank:
+                    i, j = order[a if b is a else slice(first, a.stop)], order[b]
+                    yield i, j, i if b is a else torch.cat([i, j]), self.are_no_positives(i, j)
 
-    def are_no_positives(self, i: slice, j: slice) -> Tensor:
+    def are_no_positives(self, i: Tensor, j: Tensor) -> Tensor:
         other_item = self.items[i].unsqueeze(1) != self.items[j]
         return other_item | (self.groups[i].unsqueeze(1) == self.groups[j])
 
-    def largest_cosines(self, embeddings: Tensor) -> Tensor:
-        """With a positive: ``[M]``, -1 without one."""
-        largest = torch.full_like(embeddings[:, 0], -1.0)
-        for i, j in self.each():
-            cosines = embeddings[i] @ embeddings[j].T
-            cosines.masked_fill_(self.are_no_positives(i, j), -1.0)
-            largest[i] = torch.maximum(largest[i], cosines.amax(1))
-            largest[j] = torch.maximum(largest[j], cosines.amax(0))
-        return self.processes.largest(largest, "the largest cosines")
+
+def _over_block(
+    z_i: Tensor, z_j: Tensor, offsets: Tensor, temperature: float | Tensor, term: Term, none: Tensor
+) -> Tensor:
+    """Sums of a term over the positives J of queries I, and, if they have offsets, over I of J."""
+    cosines, sums = z_i @ z_j.T, []
+    for axis, of_queries in ((1, offsets[: len(z_i)]), (0, offsets[len(z_i) :])):
+        if len(of_queries) > 0:
+            terms = term(_gaps(of_queries.unsqueeze(axis), cosines, temperature))
+            sums.append(terms.masked_fill(none, 0.0).sum(axis))
+    return torch.cat(sums)
 
 
 class _OverPositives(torch.autograd.Function):
@@ -149,16 +193,13 @@ class _OverPositives(torch.autograd.Function):
         embeddings: Tensor,
         temperature: float | Tensor,
         offsets: Tensor,
-        term: _Term,
+        term: Term,
         blocks: _Blocks,
     ) -> Tensor:
-        sums = torch.zeros_like(offsets)
-        for i, j in blocks.each():
-            logits = embeddings[i] @ embeddings[j].T / temperature  # [I, J]
-            none = blocks.are_no_positives(i, j)
-            sums[i] += term.value(offsets[i].unsqueeze(1) - logits).masked_fill_(none, 0.0).sum(1)
-            if i != j:
-                sums[j] += term.value(offsets[j] - logits).masked_fill_(none, 0.0).sum(0)
+        sums, z = torch.zeros_like(offsets), embeddings
+        for i, j, both, none in blocks.each():
+            of_both = _over_block(z[i], z[j], offsets[both], temperature, term, none)
+            sums.index_add_(0, both, of_both)
         ctx.save_for_backward(embeddings, offsets)
         ctx.temperature, ctx.term, ctx.blocks = temperature, term, blocks
         return blocks.processes.add(sums, "the sums over positives")
@@ -166,44 +207,34 @@ class _OverPositives(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, d_sums: Tensor) -> tuple[Tensor | None, ...]:
         check_once()
-        embeddings, offsets = ctx.saved_tensors
-        temperature, term, blocks = ctx.temperature, ctx.term, ctx.blocks
-        d_sums = blocks.processes.add(d_sums, "the gradient of sums over positives")
-        d_embeddings, d_offsets = torch.zeros_like(embeddings), torch.zeros_like(offsets)
-        for i, j in blocks.each():
-            logits = embeddings[i] @ embeddings[j].T / temperature
-            none = blocks.are_no_positives(i, j)
-            d_gaps = term.derivative(offsets[i].unsqueeze(1) - logits) * d_sums[i].unsqueeze(1)
-            d_offsets[i] += d_gaps.masked_fill_(none, 0.0).sum(1)
-            d_gaps_j = term.derivative(offsets[j] - logits) * d_sums[j]
-            d_gaps_j.masked_fill_(none, 0.0)
-            if i != j:
-                d_offsets[j] += d_gaps_j.sum(0)
-            d_cosines = d_gaps.add_(d_gaps_j).div_(-temperature)  # of both, as queries
-            d_embeddings[i].addmm_(d_cosines, embeddings[j])
-            if i != j:
-                d_embeddings[j].addmm_(d_cosines.T, embeddings[i])
+        z, offsets = ctx.saved_tensors
+        d_sums = ctx.blocks.processes.add(d_sums, "the gradient of sums over positives")
+        d_z, d_offsets = torch.zeros_like(z), torch.zeros_like(offsets)
+        for i, j, both, none in ctx.blocks.each():
+            parts = z_i, z_j, of_both = [
+                part.requires_grad_() for part in (z[i], z[j], offsets[both])
+            ]
+            with torch.enable_grad():
+                sums = _over_block(z_i, z_j, of_both, ctx.temperature, ctx.term, none)
+            d_z_i, d_z_j, d_of_both = torch.autograd.grad(sums, parts, d_sums[both])
+            d_z.index_add_(0, i, d_z_i).index_add_(0, j, d_z_j)
+            d_offsets.index_add_(0, both, d_of_both)
         d_temperature = None
         if ctx.needs_input_grad[1]:  # sums depend on (z_i . z_j) / tau and offsets alone
-            d_temperature = (embeddings * d_embeddings).sum() / (-2 * temperature)
-        return d_embeddings, d_temperature, d_offsets, None, None
+            d_temperature = (z * d_z).sum() / (-2 * ctx.temperature)
+        return d_z, d_temperature, d_offsets, None, None
 
 
-def _losses(log_s: Tensor, cosines: Tensor, temperature: float | Tensor) -> Tensor:
+def _gaps(log_s: Tensor, cosines: Tensor, temperature: float | Tensor) -> Tensor:
     if isinstance(temperature, Tensor):
-        gaps = log_s - cosines / temperature
-    else:
-        gaps = torch.sub(log_s, cosines, alpha=1 / temperature)
-    return F.softplus(gaps, threshold=_LINEAR_FROM)
+        return log_s - cosines / temperature
+    return torch.sub(log_s, cosines, alpha=1 / temperature)
 
 
 def _count_of_item(pairs: Pairs, items: Tensor) -> Tensor:
-    """How many embeddings are of an embedding's item, itself among them: ``[M]``.
-
-    In the sets with which its own is compared.
-    """
+    """How many embeddings of the sets compared with its own are of an embedding's item: ``[M]``."""
     counts = _count_in(items, items)
-    if pairs.within_sets:
+    if pairs.negatives == "all":
         return counts
     of_sets = items.split_with_sizes(pairs.lengths)
     return counts - torch.cat([_count_in(of_set, of_set) for of_set in of_sets])
@@ -216,18 +247,23 @@ def _count_in(others: Tensor, items: Tensor) -> Tensor:
     return above - torch.searchsorted(numbers, items)
 
 
-def log_count_negatives(pairs: Pairs) -> Tensor:
-    """The logarithm of the number of each query's negatives: ``[M]``."""
-    count, num_sets = len(pairs.embeddings), len(pairs.lengths)
-    own_set = [pairs.embeddings.new_full((n,), n) for n in pairs.lengths]
-    counts = pairs.num_samples() - (0 if pairs.within_sets else torch.cat(own_set))
-    counts = counts.expand(count).clone()
-    if pairs.items is None:  # one embedding of each compared set is of a query's item
-        return counts.sub_(num_sets if pairs.within_sets else num_sets - 1).log_()
-    items, of_past = pairs.items[:count], pairs.items[count:]
-    counts -= _count_of_item(pairs, items)
-    if len(of_past) > 0:
+def log_count_negatives(pairs: Pairs, of_items: ByPosition | ByItem) -> Tensor:
+    """The logarithm of the number of each query's negatives: ``[Q]``."""
+    count, num_queries = len(pairs.embeddings), pairs.num_queries()
+    counts = pairs.embeddings.new_zeros(num_queries)
+    if pairs.negatives != "memory":  # of those that a query is compared with
+        own = [(n, 1 if pairs.negatives == "all" else n) for n in pairs.lengths]
+        compared = torch.cat([counts.new_full((n,), count - left_out) for n, left_out in own])
+        counts = compared[:num_queries] - of_items.counts
+    counts = counts + (pairs.num_samples() - count)
+    if pairs.items is not None and pairs.num_past() > 0:
+        of_past = pairs.items[count:]
         if pairs.present is not None:
             of_past = of_past.where(pairs.present[count:], NO_ITEM)
-        counts -= _count_in(of_past, items)
-    return counts.log_()
+        counts -= _count_in(of_past, pairs.items[:num_queries])
+    if pairs.listed is not None:
+        query, key = pairs.listed
+        repeated = F.pad((query[1:] == query[:-1]) & (key[1:] == key[:-1]), (1, 0))
+        fewer = ~(repeated | pairs.left_out().mask(query, key))
+        counts = counts.index_add(0, query, fewer.to(counts), alpha=-1)
+    return counts.log()

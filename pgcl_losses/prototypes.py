@@ -28,10 +28,9 @@ class SinkhornPrototypes(LossModule):
     Args:
         options: as in :class:`PGCLLoss`, by the same names.
 
-    ``step`` counts training forwards while ``freeze_steps`` is above 0. ``step`` and the queue
-    change only in ``train()`` mode with gradients enabled, and not on a batch with NaN or inf in
-    it. Without freezing and queue a forward changes no state. Activation checkpointing runs a
-    second training forward: with one of the two, checkpoint the encoder and not this module.
+    ``step``, which counts training forwards while ``freeze_steps`` is above 0, and the queue change
+    only in ``train()`` mode with gradients enabled, and not on a batch with NaN or inf in it. With
+    one of the two, use activation checkpointing on the encoder alone.
 
     Shape:
         - views: ``[N, D]`` each; row i of every view is graph i, with a norm of at most 1e18
@@ -183,16 +182,13 @@ class SinkhornPrototypes(LossModule):
     def start_from_(self, embeddings: Tensor) -> "SinkhornPrototypes":
         """Initialise the prototypes, in place, from embeddings ``[N, D]``: k-means by cosine.
 
-        Prototypes are random at first, and in many dimensions a random direction is near no
-        embedding. Call this before training with the embeddings of a first batch, or of many; or
-        after some epochs of :class:`InfoNCE`, between two steps. Call it before ``fully_shard``.
-        With several processes, all of them call it, each with embeddings of its own, and all get
-        the prototypes that the first one computes.
+        Call this before training, or after some epochs of :class:`InfoNCE`, between two steps, with
+        the embeddings of a batch or of many; and before ``fully_shard``. With several processes,
+        all of them call it, each with embeddings of its own, and the first one computes.
 
         Random numbers come from torch's generator on the CPU: use ``torch.manual_seed``. If there
         are fewer different directions than prototypes, the remaining prototypes do not move.
-        Prototypes keep their lengths. The queue keeps its embeddings, which are compared with the
-        new prototypes from now on. This call waits for the device.
+        Prototypes keep their lengths, and the queue its embeddings. This call waits for the device.
         """
         facts = {"weight": str(self.weight.dtype)}
         check_given = partial(self._check_start, embeddings)
@@ -228,13 +224,6 @@ class SinkhornPrototypes(LossModule):
         self._check_dim("embeddings", embeddings)
         if not embeddings.isfinite().all():
             raise ValueError("embeddings must be finite, but there is a NaN or an inf among them")
-
-    @torch.no_grad()
-    def normalize_(self) -> "SinkhornPrototypes":
-        """Renormalise the prototypes to unit length, in place."""
-        with full_precision(self.weight.device):
-            self.weight.copy_(unit_vectors(self.weight, computing_dtype(self.weight)))
-        return self
 
     def _assigned(self, batch: Batch) -> Batch:
         """The batch with its prototypes, log p, q and clusters."""

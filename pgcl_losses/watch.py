@@ -1,6 +1,8 @@
 """Silent failures of a training: each is reported by one warning, which names the fix."""
 
+import math
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -12,10 +14,17 @@ from pgcl_losses.consistency import consistency_ratio
 from pgcl_losses.prototypes import SinkhornPrototypes
 from pgcl_losses.weights import cluster_counts
 
+if TYPE_CHECKING:
+    from pgcl_losses.pgcl import PGCLLoss
+
 # Gradients are hardly ever accumulated over more batches than this before an optimizer steps. And
 # complete trainings on a small set have 20 to 40 steps: a later warning would come after their end.
 _PATIENCE = 16
 _EVERY = 20  # training forwards from one look at clusters and directions to the next
+_NOT_FINITE = "the embeddings hold NaN or inf: check the input of the encoder and its gradients"
+_NO_WEIGHTS = "consistency_weight and contrast_weight are both 0, and so is the loss"
+_ONE_PROTOTYPE = "num_prototypes is 1: clusters leave no negatives and the consistency is 0"
+_ONE_GRAPH = "batches of one graph have no negatives: use larger batches or memory_size"
 
 
 class Watch:
@@ -33,16 +42,24 @@ class Watch:
     def __reduce__(self) -> tuple[type["Watch"], tuple[()]]:
         return Watch, ()  # a copy begins anew
 
-    def look(
-        self, prototypes: SinkhornPrototypes, batch: Batch, learns: bool, excludes: bool
-    ) -> None:
-        """At a training forward, after all modules have processed its batch.
+    def look(self, pgcl: "PGCLLoss", loss: Tensor, batch: Batch) -> None:
+        """At a forward, after all modules have processed its batch."""
+        if pgcl.training and torch.is_grad_enabled():
+            self._look_in_training(pgcl, batch)
+        elif loss.requires_grad and not pgcl.training:
+            state = {"the memory": pgcl.memory_size, "the queue": pgcl.prototypes.queue_size}
+            if names := [name for name, size in state.items() if size > 0]:
+                self._look_in_eval(loss, " and ".join(names))
 
-        ``learns``: whether the loss has a gradient for the prototypes. ``excludes``: whether
-        clusters decide which samples are negatives.
-        """
+    def _look_in_training(self, pgcl: "PGCLLoss", batch: Batch) -> None:
         self.steps += 1
         self.backward_in_eval = False
+        prototypes, learns = pgcl.prototypes, pgcl.consistency_weight > 0
+        contrasts = pgcl.contrast_weight > 0
+        excludes = contrasts and pgcl.excludes_clusters()
+        if self.steps == 1 or self.steps % _EVERY == 0:
+            total = batch.embeddings.detach().sum().view(1)
+            self._later(total, "finite", math.isnan, _NOT_FINITE)
         trains_encoder = batch.embeddings.requires_grad
         # If nothing else needs a gradient either, backward raises an error that says so.
         others = prototypes.weight, prototypes.temperature
@@ -59,7 +76,11 @@ class Watch:
         if trains_encoder:
             self._look_at_prototypes(prototypes, learns)
             num_graphs, largest = batch.processes.lengths()[0], max(prototypes.heads)
-            if learns or excludes:
+            alone = contrasts and num_graphs == 1 and batch.past is None
+            self._report("weights", not (learns or contrasts), _NO_WEIGHTS, 3)
+            self._report("prototypes", largest == 1 and (learns or excludes), _ONE_PROTOTYPE, 3)
+            self._report("negatives", alone, _ONE_GRAPH, 3)
+            if (learns or excludes) and not alone:
                 self._report(
                     "size",
                     num_graphs + prototypes.queue_size < largest,
@@ -80,9 +101,8 @@ class Watch:
         self.steps_of_prototypes += 1
         if self.steps_of_prototypes == 1:
             self.start = unit_vectors(weight, torch.float32)
-        if self.start is not None and self.steps_of_prototypes > (
-            prototypes.freeze_steps + _PATIENCE
-        ):
+        waited = self.steps_of_prototypes - prototypes.freeze_steps > _PATIENCE
+        if self.start is not None and waited:
             moved = unit_vectors(weight, torch.float32) - self.start.to(weight.device)
             self.start = None
             self._later(
@@ -98,12 +118,13 @@ class Watch:
         if batch.clusters is None or batch.log_probs is None or batch.targets is None:
             return
         if excludes:
-            # Hardly any negatives are left only if every head has one cluster with nearly all.
+            # Hardly any negatives are left only if every head has one cluster with nearly all. An
+            # embedding that is NaN makes the fraction NaN.
             clusters = batch.clusters[: len(batch.embeddings)]
             of_heads = zip(clusters.unbind(1), batch.heads, strict=True)
             counts = [cluster_counts(of_head, size).max() for of_head, size in of_heads]
             self._later(
-                torch.stack(counts).amin(0, True) / len(clusters),
+                torch.stack(counts).amin(0, True) / len(clusters) + 0 * batch.embeddings.sum(),
                 "clusters",
                 lambda fraction: fraction > 0.9,
                 "one cluster has {:.0%} of the embeddings, so hardly any negatives are left: if "
@@ -127,8 +148,7 @@ class Watch:
                 patience=3,
             )
 
-    def look_in_eval(self, loss: Tensor, unchanged: str) -> None:
-        """At a forward in eval() mode, which leaves state unchanged that training should update."""
+    def _look_in_eval(self, loss: Tensor, unchanged: str) -> None:
         self._report(
             "eval",
             self.backward_in_eval,

@@ -8,8 +8,7 @@ weights to an average of 1 over all samples. Where sigma_i is no larger than rou
 are equally far and all weights are 1.
 
 With soft clusters the weight of a pair is the mean of the table of M w, if each embedding belongs
-to cluster k with probability q_ik. With a window, negatives of a query are only the embeddings of
-clusters whose position in its own assignment, best first, is in the window.
+to cluster k with probability q_ik.
 
 Distances are 1 - cosine. Everything here is written in cosines: mirroring and shifting all d_ij
 changes neither sigma nor |d_ij - mu|.
@@ -41,11 +40,6 @@ def prototype_log_weights(prototypes: Tensor, fractions: Tensor) -> Tensor:
     log_fractions = fractions.clamp_min(torch.finfo(fractions.dtype).tiny).log_()
     log_w = torch.addcdiv(log_fractions, squares, variances, value=-0.5)
     return log_w.log_softmax(1).sub_(log_fractions)
-
-
-def one_hot(clusters: Tensor, targets: Tensor) -> Tensor:
-    """A 1 in the column of each cluster, ``[M] -> [M, K]``, as targets are."""
-    return torch.zeros_like(targets).scatter_(1, clusters.unsqueeze(1), 1.0)
 
 
 def within_positions(targets: Tensor, first: int, end: int) -> Tensor:

@@ -1,20 +1,20 @@
 """Blocks of pairs: for batches of any size, with nothing of size M x M in memory.
 
 e^{s / tau} is symmetric, so a block of the pairs of queries I and J serves the sums of both; its
-matrices are ``[J, I]``, with the sums of I along axis 0 and those of J along axis 1. Blocks with
-past embeddings have sums along axis 0 alone. The gradient computes the blocks again, except for
-the past: its embeddings have no gradient, so one pass gives the sums and, as in attention, their
-gradient.
+matrices are ``[J, I]``, with the sums of I along axis 0 and those of J along axis 1. Where J are no
+queries, only axis 0 has sums. The gradient computes the blocks again, except for the past: its
+embeddings have no gradient, so one pass gives the sums and, as in attention, their gradient.
 """
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
-from pgcl_losses.engine.pairs import LOG2_E, Factors, Pairs, Portion, Sums, Table
+from pgcl_losses._modes import can_be_read
+from pgcl_losses.engine.pairs import LOG2_E, Factors, Pairs, Sums, Table
 
 _BLOCK = 640  # embeddings of a block: on a CPU a block of pairs stays in the cache
 _BLOCK_ELSEWHERE = 4096  # where starting an operation takes longer than so many pairs do
@@ -38,62 +38,54 @@ def block_size(device: torch.device) -> int:
     return _BLOCK if device.type == "cpu" else _BLOCK_ELSEWHERE
 
 
-def pairs_of_spans(
-    queries: Sequence[slice],
-    portion: Portion,
-    past: Sequence[slice] = (),
-    first_partner: Sequence[int] | None = None,
-) -> Iterator[tuple[slice, slice]]:
-    """Each span of queries with itself, the later ones and the past: those of a portion, in turn.
-
-    ``first_partner``: the number of the first span that each one is paired with; itself if None.
-    """
-    offset = 0
-    for n, i in enumerate(queries):
-        partners = [*queries[n if first_partner is None else first_partner[n] :], *past]
-        for j in partners[(portion.rank - offset) % portion.num_ranks :: portion.num_ranks]:
-            yield i, j
-        offset += len(partners)
-
-
 class Blocks:
-    """The blocks of a portion, one after the other, and the sums over them."""
+    """Blocks, one after the other, and the sums over them."""
 
-    def __init__(self, pairs: Pairs, temperature: float | Tensor, portion: Portion) -> None:
+    def __init__(
+        self, pairs: Pairs, temperature: float | Tensor, rank: int = 0, num_ranks: int = 1
+    ) -> None:
         pairs.check_weights("blocks", Table, Factors)
         self.pairs, self.temperature = pairs, temperature
-        self.queries = pairs.embeddings.detach()
+        self.embeddings = pairs.embeddings.detach()
         self.weights, self.pair_weight = pairs.weights, pairs.pair_weight
         self.scale = LOG2_E / temperature  # from cosines to exponents of 2
         self.logs = _may_overflow(temperature)  # whether a maximum is subtracted from exponents
         self.left_out = -math.inf if self.logs else 0.0
         self.scaled = [] if pairs.weights is None else pairs.weights.scaled(self.logs)
         self.numbers = pairs.pair_weight.numbers(self.scale) if pairs.pair_weight else ()
-        self.sets, count, num_ranks = pairs.sets(), len(self.queries), portion.num_ranks
-        size = block_size(self.queries.device)
-        queries: list[slice] = []
-        first_partner: list[int] = []
-        for of_set in [slice(0, count)] if pairs.within_sets else self.sets:
-            queries += spans(of_set.start, of_set.stop, size, num_ranks)
-            first_partner += [len(queries)] * (len(queries) - len(first_partner))
-        past = spans(count, count + pairs.num_past(), size, num_ranks)
+        self.sets, count = pairs.sets(), len(self.embeddings)
+        self.num_queries, size = pairs.num_queries(), block_size(self.embeddings.device)
+        keys: list[slice] = []
+        first_keys: list[int] = []  # those of later sets
+        joined = pairs.negatives != "cross" and not pairs.first_queries
+        for of_set in [slice(0, count)] if joined else self.sets:
+            keys += spans(of_set.start, of_set.stop, size, num_ranks)
+            first_keys += [len(keys)] * (len(keys) - len(first_keys))
+        num_spans = len(keys)
         # The totals of a pair weight also need the blocks without negatives.
-        with_all = pairs.within_sets or self.pair_weight is not None
-        first = None if with_all else first_partner
-        self.blocks = list(pairs_of_spans(queries, portion, past, first))
+        if pairs.negatives == "all" or self.pair_weight is not None:
+            first_keys = list(range(num_spans))
+        elif pairs.negatives == "memory":
+            first_keys = [num_spans] * num_spans
+        queries = [span for span in keys if span.start < self.num_queries]
+        keys += spans(count, count + pairs.num_past(), size, num_ranks)
+        partners = zip(queries, first_keys, strict=False)
+        blocks = [(i, j) for i, first in partners for j in keys[first:]]
+        self.blocks = blocks[rank::num_ranks]  # one process's portion
         self.scratch: dict[int, Tensor] = {}
 
     def log_sums(self, with_gradient: bool) -> Sums:
-        sums = torch.zeros_like(self.queries[:, 0])  # [M]
+        queries = self.embeddings[: self.num_queries]
+        sums = torch.zeros_like(queries[:, 0])  # [Q]
         peaks = torch.full_like(sums, -math.inf) if self.logs else sums  # exponents of 2
         totals = None if self.pair_weight is None else torch.zeros_like(sums)
         has_means = with_gradient and self.pairs.past is not None
-        means = torch.zeros_like(self.queries) if has_means else None  # [M, D]
+        means = torch.zeros_like(queries) if has_means else None  # [Q, D]
         lowest = 1 + math.log2(torch.finfo(sums.dtype).tiny)
-        keep = with_gradient and len(self.queries) ** 2 <= _KEPT_UP_TO
+        keep = with_gradient and len(queries) * len(self.embeddings) <= _KEPT_UP_TO
         kept: list[Tensor] = []
         for i, j in self._each(kept if keep else None):
-            for axis in (0,) if i == j or self.is_past else (0, 1):
+            for axis in (0,) if i == j or self.is_one_sided else (0, 1):
                 mine = j if axis else i
                 terms = self._terms(axis, None if totals is None else totals[mine])
                 if not self.are_negatives:
@@ -113,7 +105,7 @@ class Blocks:
                         torch.threshold_(terms, 2.0**lowest, 0.0)
                 sums[mine] += terms.sum(axis)
                 if self.is_past and means is not None:
-                    means[mine].addmm_(terms.T, self._embeddings(j))
+                    means[mine].addmm_(terms.T, self._keys(j))
         if means is not None:
             means /= sums.masked_fill(sums == 0, math.inf).unsqueeze(1)
         log_sums = sums.log()
@@ -126,7 +118,7 @@ class Blocks:
     def gradient(
         self, log_s: Tensor, d_log_s: Tensor, kept: Sequence[Tensor | None]
     ) -> tuple[Tensor, Tensor | None]:
-        """Of the sum of d_log_s_i log S_i: by the queries ``[M, D]``, and by a temperature ``[]``.
+        """Of the sum of d_log_s_i log S_i, by embeddings ``[M, D]`` and by a temperature ``[]``.
 
         ``log_s``: of all portions together, without the pair weight's scale.
         """
@@ -138,22 +130,24 @@ class Blocks:
         else:  # by S
             tiny = math.log(torch.finfo(log_s.dtype).tiny)
             self.d = d_exponents * log_s.clamp_min(tiny).neg_().exp_()
-        d_queries, d_temperature = torch.zeros_like(self.queries), None
+        embeddings, d_temperature = self.embeddings, None
+        d_embeddings = torch.zeros_like(embeddings)
         for i, j in self._each(kept=iter(exponents)):
             d_pairs = self._d_pairs()
-            d_queries[i].addmm_(d_pairs.T, self.queries[j])
+            d_embeddings[i].addmm_(d_pairs.T, embeddings[j])
             if i != j:
-                d_queries[j].addmm_(d_pairs, self.queries[i])
+                d_embeddings[j].addmm_(d_pairs, embeddings[i])
         if isinstance(self.temperature, Tensor):
             # Sums depend on (z_i . z_j) / tau alone; both i and j have their part of the gradient.
-            d_temperature = (self.queries * d_queries).sum() / (-2 * self.temperature)
+            d_temperature = (embeddings * d_embeddings).sum() / (-2 * self.temperature)
         if means is not None and log_sums is not None:
             fractions = (log_sums - log_s).masked_fill_(none, 0.0).exp_()
             d_of_past = means * (d_exponents * fractions).unsqueeze(1)
-            d_queries += d_of_past
+            d_embeddings[: self.num_queries] += d_of_past
             if d_temperature is not None:
-                d_temperature -= (self.queries * d_of_past).sum() / self.temperature
-        return d_queries, d_temperature
+                d_of_pairs = embeddings[: self.num_queries] * d_of_past
+                d_temperature -= d_of_pairs.sum() / self.temperature
+        return d_embeddings, d_temperature
 
     def _each(
         self, keep: list[Tensor] | None = None, kept: Iterator[Tensor | None] | None = None
@@ -164,20 +158,21 @@ class Blocks:
         """
         row: slice | None = None
         for i, j in self.blocks:
-            self.i, self.j, self.is_past = i, j, j.start >= len(self.queries)
-            self.are_negatives = (
-                self.pairs.within_sets or self.is_past or self._set(i) != self._set(j)
-            )
+            self.i, self.j, self.is_past = i, j, j.start >= len(self.embeddings)
+            self.is_one_sided = j.start >= self.num_queries
+            self.are_negatives = self.is_past or self.pairs.negatives == "all"
+            if self.pairs.negatives == "cross" and not self.is_past:
+                self.are_negatives = self._set(i) != self._set(j)
             has_gradient = self.are_negatives and not self.is_past
             if kept is not None and not has_gradient:
                 continue
             if i is not row:
-                row, of_row = i, self.queries[i].T * self.scale  # [D, I]
+                row, of_row = i, self.embeddings[i].T * self.scale  # [D, I]
                 self.lines: dict[int, list[Tensor]] = {}
             exponents = next(kept, None) if kept is not None else None
             if exponents is None:
                 out = None if keep is not None and has_gradient else self._scratch(4)
-                exponents = torch.mm(self._embeddings(j), of_row, out=out)
+                exponents = torch.mm(self._keys(j), of_row, out=out)
                 if self.pair_weight is None:
                     self._fill_left_out(exponents if self.logs else exponents.exp2_())
                 if keep is not None and has_gradient:
@@ -193,13 +188,13 @@ class Blocks:
         height, width = self.j.stop - self.j.start, self.i.stop - self.i.start
         memory = self.scratch.get(number)
         if memory is None or len(memory) < height * width:
-            memory = self.scratch[number] = self.queries.new_empty(height * width)
+            memory = self.scratch[number] = self.embeddings.new_empty(height * width)
         return memory[: height * width].view(height, width)
 
-    def _embeddings(self, j: slice) -> Tensor:
+    def _keys(self, j: slice) -> Tensor:
         if self.pairs.past is None or not self.is_past:
-            return self.queries[j]
-        return self.pairs.past[j.start - len(self.queries) : j.stop - len(self.queries)]
+            return self.embeddings[j]
+        return self.pairs.past[j.start - len(self.embeddings) : j.stop - len(self.embeddings)]
 
     def _set(self, span: slice) -> int:
         return next(a for a, of_set in enumerate(self.sets) if span.start < of_set.stop)
@@ -246,38 +241,61 @@ class Blocks:
             else:
                 terms.mul_(self.powers)
         if self.weights is not None:
-            weights = self._weights(axis, axis if self.pair_weight is None else 2)
+            weights = self._weights(axis)
             combine = torch.add if self.logs else torch.mul
             terms = combine(terms, weights, out=self._scratch(axis))
+        if self.pairs.listed is not None and not self.is_past:
+            if terms is self.powers:  # of both axes
+                terms = self._scratch(axis).copy_(terms)
+            self._fill_listed(terms, axis, *self.pairs.listed)
         return terms
 
-    def _weights(self, axis: int, number: int) -> Tensor:
-        """Of a table or factors, in that scratch matrix."""
+    def _fill_listed(self, terms: Tensor, axis: int, query: Tensor, key: Tensor) -> None:
+        """Fill the pairs given by index whose queries are along the other axis, in place."""
+        queries, keys = (self.j, self.i) if axis else (self.i, self.j)
+        if can_be_read(query):
+            first, last = torch.searchsorted(query, query.new_tensor([queries.start, queries.stop]))
+            query, key = query[first:last], key[first:last]
+        inside = (query >= queries.start) & (query < queries.stop)
+        inside &= (key >= keys.start) & (key < keys.stop)
+        query, key = query - queries.start, key - keys.start
+        positions = query * terms.shape[1] + key if axis else key * terms.shape[1] + query
+        # No mask selects pairs, as a GPU would wait; terms are left_out at least.
+        values = terms.new_full(query.shape, math.inf).masked_fill_(inside, self.left_out)
+        terms.view(-1).scatter_reduce_(0, positions.where(inside, 0), values, "amin")
+
+    def _weights(self, axis: int) -> Tensor:
+        """Of a table or factors."""
         assert self.weights is not None
+        number = axis if self.pair_weight is None else 2
         if axis not in self.lines:
             self.lines[axis] = self.weights.lines(self.scaled, self.i, axis)
         return self.weights.fill(self.lines[axis], self.j, self.logs, self._scratch(number))
 
     def _d_pairs(self) -> Tensor:
         """Of the exponents: the sum over both embeddings of d_i W_ij e^{s / tau} / S_i."""
-        i, j = self.i, self.j
-        d_i, d_j = self.d[i], self.d[j].unsqueeze(1)
         if self.logs:
-            fractions = []
-            for axis in (0, 1):
-                log2_s = self.log2_s[j if axis else i].unsqueeze(axis)
-                gaps = torch.sub(self._terms(axis), log2_s, out=self._scratch(axis))
-                # log S is rounded, but no pair is more than its sum.
-                fractions.append(gaps.clamp_(_SMALLEST_FRACTION, 0.0).exp2_())
-            return fractions[0].mul_(d_i).addcmul_(fractions[1], d_j)
-        if self.pair_weight is not None:
-            return self._terms(0).mul_(d_i).addcmul_(self._terms(1), d_j)
-        if self.weights is None:
-            factors = torch.add(d_i, d_j, out=self._scratch(0))
-        else:
-            of_i, of_j = (self._weights(axis, axis) for axis in (0, 1))
-            factors = of_i.mul_(d_i).addcmul_(of_j, d_j)
-        return factors.mul_(self.powers)
+            return self._of_both(self._fractions)
+        if self.pair_weight is not None or self.pairs.listed is not None:
+            return self._of_both(self._terms)
+        if self.weights is not None:
+            return self._of_both(self._weights).mul_(self.powers)
+        d_i = self.d[self.i]
+        if not self.is_one_sided:
+            d_i = torch.add(d_i, self.d[self.j, None], out=self._scratch(0))
+        return torch.mul(self.powers, d_i, out=self._scratch(0))
+
+    def _of_both(self, matrix: Callable[[int], Tensor]) -> Tensor:
+        """d_i times the matrix of axis 0 and, if J are queries, d_j times that of axis 1."""
+        total = matrix(0).mul_(self.d[self.i])
+        return total if self.is_one_sided else total.addcmul_(matrix(1), self.d[self.j, None])
+
+    def _fractions(self, axis: int) -> Tensor:
+        """W e^{s / tau} / S of the sums along an axis."""
+        log2_s = self.log2_s[self.j if axis else self.i].unsqueeze(axis)
+        gaps = torch.sub(self._terms(axis), log2_s, out=self._scratch(axis))
+        # log S is rounded, but no pair is more than its sum.
+        return gaps.clamp_(_SMALLEST_FRACTION, 0.0).exp2_()
 
 
 def _may_overflow(temperature: float | Tensor) -> bool:

@@ -9,13 +9,13 @@ from pgcl_losses.engine.pairs import LOG2_E, Factors, Pairs, Table
 
 
 def log_sums(pairs: Pairs, temperature: float | Tensor) -> Tensor:
-    """log S ``[M]``, -inf where a query has no negatives; differentiable any number of times."""
+    """log S ``[Q]``, -inf where a query has no negatives; differentiable any number of times."""
     pairs.check_weights("dense", Table, Factors)
-    queries, keys = pairs.embeddings, pairs.keys()
+    queries, keys = pairs.embeddings[: pairs.num_queries()], pairs.keys()
     with torch.no_grad():
         log_weights = _log_weights(pairs, keys.detach() @ queries.detach().T)
-    logits = log_weights + keys @ queries.T / temperature  # [M + B, M]
-    peaks = logits.detach().amax(0)  # [M] -inf where a query has no negatives
+    logits = log_weights + keys @ queries.T / temperature  # [M + B, Q]
+    peaks = logits.detach().amax(0)  # [Q] -inf where a query has no negatives
     limits = torch.finfo(logits.dtype)
     # Smaller exponentials take a CPU up to thirty times as long, and are nothing beside a 1.
     above = (logits - peaks.clamp_min(limits.min)).clamp_min(1 + math.log(limits.tiny))
@@ -24,7 +24,7 @@ def log_sums(pairs: Pairs, temperature: float | Tensor) -> Tensor:
 
 
 def _log_weights(pairs: Pairs, cosines: Tensor) -> Tensor:
-    """log W ``[M + B, M]`` by key and query, -inf for pairs that are no negatives."""
+    """log W ``[M + B, Q]`` by key and query, -inf for pairs that are no negatives."""
     queries, keys = (slice(0, count) for count in reversed(cosines.shape))
     left_out = pairs.left_out()
     log_weights = torch.zeros_like(cosines)
@@ -37,6 +37,10 @@ def _log_weights(pairs: Pairs, cosines: Tensor) -> Tensor:
         lines = pairs.weights.lines(pairs.weights.scaled(logs=True), queries, axis=0)
         log_weights = log_weights + pairs.weights.fill(lines, keys, logs=True) / LOG2_E
     log_weights = log_weights + left_out.log_present.unsqueeze(1)
-    i = torch.arange(len(pairs.embeddings), device=cosines.device)
+    i = torch.arange(cosines.shape[1], device=cosines.device)
     j = torch.arange(len(cosines), device=cosines.device).unsqueeze(1)
-    return log_weights.masked_fill(left_out.mask(i, j), -math.inf)
+    log_weights = log_weights.masked_fill(left_out.mask(i, j), -math.inf)
+    if pairs.listed is not None:
+        query, key = pairs.listed
+        log_weights[key, query] = -math.inf
+    return log_weights

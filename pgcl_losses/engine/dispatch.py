@@ -1,6 +1,6 @@
 """log S of every query by one engine: which one, with its gradient, over all processes."""
 
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -9,13 +9,12 @@ from pgcl_losses._modes import is_transformed
 from pgcl_losses.distributed import Processes
 from pgcl_losses.engine import dense
 from pgcl_losses.engine.blocks import Blocks
-from pgcl_losses.engine.pairs import Pairs, Portion
+from pgcl_losses.engine.pairs import Pairs
 
 if TYPE_CHECKING:
     from pgcl_losses.engine.flex import Flex
 
 Engine = Literal["auto", "dense", "blocks", "flex"]
-ENGINE_CHOICES = get_args(Engine)
 
 _DENSE_UP_TO = 8192  # embeddings: about four matrices of a quarter of a GiB each
 
@@ -46,7 +45,7 @@ def choose(
 def log_weighted_sums(
     pairs: Pairs, temperature: float | Tensor, engine: str, processes: Processes
 ) -> Tensor:
-    """log S ``[M]``, -inf where a query has no negatives, with gradient to the embeddings.
+    """log S ``[Q]``, -inf where a query has no negatives, with gradient to the embeddings.
 
     All processes have the same pairs, and each computes its portion of them. A tensor as
     temperature ``[]`` gets a gradient as well. ``engine`` is not "auto".
@@ -75,14 +74,14 @@ class _LogSums(torch.autograd.Function):
         engine: str,
         processes: Processes,
     ) -> tuple[Tensor, Tensor | None]:
-        portion = Portion(processes.rank, processes.num_ranks())
-        sums = _engine(engine)(pairs, temperature, portion).log_sums(any(ctx.needs_input_grad))
+        given = pairs, temperature, processes.rank, processes.num_ranks()
+        sums = _engine(engine)(*given).log_sums(any(ctx.needs_input_grad))
         log_s, log_totals = processes.add_logs(sums.log_sums), sums.log_totals
         if log_totals is not None:
             log_totals = processes.add_logs(log_totals)
             ctx.mark_non_differentiable(log_totals)
         ctx.save_for_backward(log_s, *sums.kept)
-        ctx.given, ctx.engine, ctx.processes = (pairs, temperature, portion), engine, processes
+        ctx.given, ctx.engine, ctx.processes = given, engine, processes
         return log_s, log_totals
 
     @staticmethod

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.flex_attention import AuxRequest, flex_attention
 
-from pgcl_losses.engine.pairs import LOG2_E, Pairs, Portion, Sums, Table
+from pgcl_losses.engine.pairs import LOG2_E, Pairs, Sums, Table
 
 _LARGEST_DIM = 256  # of a kernel
 _CPU_UP_TO = 8192  # embeddings: without a compiler, one matrix of all scores
@@ -26,15 +26,17 @@ Score = Callable[[Tensor, Tensor, Tensor], Tensor]  # of (cosine / tau, query, k
 
 
 class Flex:
-    """The sums over all keys for the queries of a portion."""
+    """The sums over all keys for one process's portion of the queries."""
 
-    def __init__(self, pairs: Pairs, temperature: float | Tensor, portion: Portion) -> None:
+    def __init__(
+        self, pairs: Pairs, temperature: float | Tensor, rank: int = 0, num_ranks: int = 1
+    ) -> None:
         pairs.check_weights("flex", Table)
-        _check(pairs.embeddings, pairs.num_past())
+        _check(pairs)
         self.pairs, self.temperature, self.left_out = pairs, temperature, pairs.left_out()
         self.embeddings = pairs.embeddings.detach()
-        count, rank = len(self.embeddings), portion.rank
-        self.own = slice(*[count * edge // portion.num_ranks for edge in (rank, rank + 1)])
+        count = pairs.num_queries()
+        self.own = slice(*[count * edge // num_ranks for edge in (rank, rank + 1)])
         self.tables: list[tuple[Tensor, Tensor]] = []
         if isinstance(pairs.weights, Table):
             of_heads = zip(pairs.weights.scaled(logs=True), pairs.weights.clusters.T, strict=True)
@@ -74,14 +76,14 @@ class Flex:
         return d_embeddings, (queries * d * means).sum() / -self.temperature.square()
 
     def _attend_to_all(self, score: Score) -> tuple[Tensor, Tensor]:
-        """Means of the keys for the queries of the portion, and log-sum-exps among all ``[M]``."""
+        """Means of the keys for the queries of the portion, and log-sum-exps among all ``[Q]``."""
         queries, keys = self.embeddings[self.own], self.pairs.keys().detach()
 
         def of_query(s: Tensor, i: Tensor, j: Tensor) -> Tensor:
             return score(s, i + self.own.start, j)
 
         means, logs = _attend(queries, keys, keys, of_query, self.temperature)
-        of_all = logs.new_full(self.embeddings.shape[:1], -math.inf)
+        of_all = logs.new_full((self.pairs.num_queries(),), -math.inf)
         of_all[self.own] = logs
         return means, of_all
 
@@ -133,10 +135,13 @@ def _kernel(device_type: str) -> Any:
     return torch.compile(flex_attention, dynamic=True)
 
 
-def _check(embeddings: Tensor, num_past: int) -> None:
-    count, dim = len(embeddings) + num_past, embeddings.shape[1]
+def _check(pairs: Pairs) -> None:
+    embeddings = pairs.embeddings
+    count, dim = len(embeddings) + pairs.num_past(), embeddings.shape[1]
     problem = ""
-    if dim > _LARGEST_DIM:
+    if pairs.listed is not None:
+        problem = "no positives by index"
+    elif dim > _LARGEST_DIM:
         problem = f"embeddings of a dimension up to {_LARGEST_DIM}, but got {dim}"
     elif embeddings.device.type == "cpu" and count > _CPU_UP_TO:
         problem = f"at most {_CPU_UP_TO} embeddings on a CPU, but got {count}"

@@ -97,24 +97,30 @@ class Gaussian(NamedTuple):
 class Pairs(NamedTuple):
     """Which embeddings are negatives of each other, and how much each pair counts.
 
-    Queries lie in sets, one after the other: views, or sets of any lengths. Past embeddings, those
-    of a memory, are negatives of every query, and have no gradient. Tensors of ``[M + B]`` hold the
-    past behind the queries. Weights multiply, and are constants for the gradient.
+    Embeddings lie in sets, one after the other: views, or sets of any lengths. All of them are
+    queries, or those of the first set. Past embeddings, those of a memory, are negatives of every
+    query, and have no gradient. Tensors of ``[M + B]`` hold the past behind the batch. Weights
+    multiply, and are constants for the gradient.
     """
 
-    embeddings: Tensor  # [M, D] the queries, of unit length
+    embeddings: Tensor  # [M, D] of unit length
     lengths: tuple[int, ...]  # of each set
-    within_sets: bool = True  # whether embeddings of one set are negatives of each other
+    negatives: str = "all"  # "cross": of other sets and the past; "memory": the past
     items: Tensor | None = None  # [M + B] int64; None: an embedding's position in its set
     past: Tensor | None = None  # [B, D] of unit length
     present: Tensor | None = None  # [M + B] bool, False for empty slots of the memory; None: all
     weights: Table | Factors | None = None
     pair_weight: Gaussian | None = None
+    first_queries: bool = False  # whether only the first set has queries
+    listed: tuple[Tensor, Tensor] | None = None  # [P] queries in order, [P] keys: no negatives
 
     def sets(self) -> list[slice]:
-        """The queries of each set."""
+        """The embeddings of each set."""
         ends = list(itertools.accumulate(self.lengths))
         return [slice(end - length, end) for end, length in zip(ends, self.lengths, strict=True)]
+
+    def num_queries(self) -> int:
+        return self.lengths[0] if self.first_queries else len(self.embeddings)
 
     def num_past(self) -> int:
         return 0 if self.past is None else self.past.shape[0]
@@ -133,7 +139,9 @@ class Pairs(NamedTuple):
     def left_out(self) -> "LeftOut":
         """Which pairs are no negatives, for engines that mask them one by one."""
         device, past = self.embeddings.device, [(NO_ITEM, self.num_past())]
-        numbers = [*enumerate(self.lengths), *past]
+        # In one set all are no negatives of each other.
+        joined = self.negatives == "memory"
+        numbers = [*((0 if joined else a, n) for a, n in enumerate(self.lengths)), *past]
         sets = torch.cat([torch.full((length,), a, device=device) for a, length in numbers])
         items = self.items
         if items is None:
@@ -142,16 +150,14 @@ class Pairs(NamedTuple):
         log_present = self.embeddings.new_zeros(len(sets))
         if self.present is not None:
             log_present = log_present.masked_fill(~self.present, -math.inf)
-        return LeftOut(items, None if self.within_sets else sets, log_present)
+        return LeftOut(items, None if self.negatives == "all" else sets, log_present)
 
     def check_weights(self, engine: str, *kinds: type) -> None:
         """An engine names the kinds of weights that it computes; any other is an error."""
         if self.weights is not None and not isinstance(self.weights, kinds):
             names = " and ".join([kind.__name__ for kind in kinds])
-            raise TypeError(
-                f"engine={engine!r} computes weights of the kinds {names}, but got "
-                f"{type(self.weights).__name__}"
-            )
+            got = type(self.weights).__name__
+            raise TypeError(f"engine={engine!r} computes weights of kind {names}, but got {got}")
 
 
 class LeftOut(NamedTuple):
@@ -173,16 +179,9 @@ class Sums(NamedTuple):
     With a pair weight they add up to S_i / Z_i, Z_i = num_samples / e^log_totals_i.
     """
 
-    log_sums: Tensor  # [M] -inf where a query has no negatives
-    log_totals: Tensor | None  # [M] of the pair weight over all embeddings
+    log_sums: Tensor  # [Q] of the queries, -inf where one has no negatives
+    log_totals: Tensor | None  # [Q] of the pair weight over all embeddings
     kept: tuple[Tensor | None, ...]  # what the gradient can use again
-
-
-class Portion(NamedTuple):
-    """The pairs that one of several processes computes; a single process computes all."""
-
-    rank: int = 0
-    num_ranks: int = 1
 
 
 def _normal(weights: Any) -> Any:

@@ -20,7 +20,7 @@ from pgcl_losses import Assignment, InfoNCE, PGCLLoss, PrototypeReweightedNCE
 from pgcl_losses.contrast import WEIGHTINGS
 from pgcl_losses.distributed import Processes
 from pgcl_losses.engine import blocks, dispatch
-from pgcl_losses.engine.pairs import Pairs, Portion
+from pgcl_losses.engine.pairs import Pairs
 
 pytestmark = few_graphs
 on_a_cpu = pytest.mark.filterwarnings("ignore:flex_attention called")  # without a compiler
@@ -33,7 +33,7 @@ def sums_of(pairs, temperature, engine):
 
 
 def upstream(pairs):
-    return torch.linspace(-1, 2, len(pairs.embeddings), dtype=torch.float64)
+    return torch.linspace(-1, 2, pairs.num_queries(), dtype=torch.float64)
 
 
 def check_sums(pairs, temperature, engine, learned):
@@ -69,8 +69,7 @@ def test_sums_and_gradients(pairs, temperature, engine, block, kept_up_to, learn
 def check_portions(pairs, temperature, num_ranks, engine):
     d_log_s = upstream(pairs)
     expected = exact(pairs, temperature, d_log_s)
-    portions = [Portion(rank, num_ranks) for rank in range(num_ranks)]
-    computations = [engine(pairs, temperature, portion) for portion in portions]
+    computations = [engine(pairs, temperature, rank, num_ranks) for rank in range(num_ranks)]
     each = [of_portion.log_sums(with_gradient=True) for of_portion in computations]
     log_s = torch.stack([sums.log_sums for sums in each]).logsumexp(0)
     gradients = [
@@ -103,7 +102,7 @@ def flex_engine():
 class TestFlex:
     @settings(max_examples=20)
     @given(
-        pairs=any_pairs(factors=False),
+        pairs=any_pairs(factors=False, by_index=False),
         temperature=st.sampled_from([0.01, 0.2, 1.0]),
         learned=st.booleans(),
     )
@@ -113,7 +112,7 @@ class TestFlex:
 
     @settings(max_examples=10)
     @given(
-        pairs=any_pairs(factors=False),
+        pairs=any_pairs(factors=False, by_index=False),
         temperature=st.sampled_from([0.005, 0.02, 0.2]),
         num_ranks=st.integers(1, 3),
     )
@@ -135,14 +134,14 @@ class TestFlex:
 
     @pytest.mark.parametrize("option", [{"soft_clusters": True}, {"negative_ranks": (1, 3)}])
     def test_factors_are_refused(self, option):
-        with pytest.raises(TypeError, match="'flex' computes weights of the kinds Table, but got"):
+        with pytest.raises(TypeError, match="'flex' computes weights of kind Table, but got"):
             PGCLLoss(4, 3, engine="flex", **option)(*torch.randn(2, 6, 4))
 
 
 @engines
 def test_an_unknown_kind_of_weight_is_an_error(engine):
     pairs = Pairs(F.normalize(torch.randn(8, 3)), (4, 4), weights=torch.ones(8, 8))
-    message = f"engine='{engine}' computes weights of the kinds Table and Factors, but got Tensor"
+    message = f"engine='{engine}' computes weights of kind Table and Factors, but got Tensor"
     with pytest.raises(TypeError, match=message):
         sums_of(pairs, 0.2, engine)
 
@@ -189,37 +188,39 @@ class TestBlocks:
     @given(
         lengths=st.lists(st.integers(0, 9), min_size=1, max_size=3),
         num_past=st.integers(0, 5),
-        within_sets=st.booleans(),
+        negatives=st.sampled_from(["all", "cross", "memory"]),
+        first_queries=st.booleans(),
         num_ranks=st.integers(1, 5),
         block=st.sampled_from([1, 3, 100]),
     )
-    def test_each_pair_is_in_one_portion(self, lengths, num_past, within_sets, num_ranks, block):
+    def test_each_pair_is_in_one_portion(
+        self, lengths, num_past, negatives, first_queries, num_ranks, block
+    ):
         count, past = sum(lengths), torch.randn(num_past, 2)
-        pairs = Pairs(torch.randn(count, 2), tuple(lengths), within_sets, past=past)
+        z, options = torch.randn(count, 2), {"past": past, "first_queries": first_queries}
+        pairs = Pairs(z, tuple(lengths), negatives, **options)
         times = torch.zeros(count, count + num_past, dtype=torch.int64)
         for rank in range(num_ranks):
             with in_blocks(block):
-                of_portion = blocks.Blocks(pairs, 0.2, Portion(rank, num_ranks)).blocks
+                of_portion = blocks.Blocks(pairs, 0.2, rank, num_ranks).blocks
             for i, j in of_portion:
                 times[i, j] += 1
-                if i != j and j.start < count:
+                if i != j and j.start < pairs.num_queries():
                     times[j, i] += 1
         expected = torch.ones_like(times)
-        if not within_sets:
+        if negatives != "all":
             of_set = torch.repeat_interleave(torch.tensor(lengths))
-            expected[:, :count] = of_set.unsqueeze(1) != of_set
+            expected[:, :count] = of_set.unsqueeze(1) != of_set if negatives == "cross" else 0
+        expected[pairs.num_queries() :] = 0
         assert torch.equal(times, expected)
 
     def test_ranks_have_about_equally_many_pairs(self):
         for num_ranks in (2, 3, 4, 8, 13):
-            of_all = blocks.spans(0, 6000, 640, num_ranks)
-            portions = [
-                [*blocks.pairs_of_spans(of_all, Portion(rank, num_ranks))]
-                for rank in range(num_ranks)
-            ]
+            pairs = Pairs(torch.empty(6000, 1), (6000,))
+            each = [blocks.Blocks(pairs, 0.2, rank, num_ranks).blocks for rank in range(num_ranks)]
             counts = [
-                sum((i.stop - i.start) * (j.stop - j.start) * (1 + (i != j)) for i, j in portion)
-                for portion in portions
+                sum((i.stop - i.start) * (j.stop - j.start) * (1 + (i != j)) for i, j in of_rank)
+                for of_rank in each
             ]
             assert sum(counts) == 6000**2
             assert max(counts) < 1.6 * min(counts)
@@ -228,7 +229,7 @@ class TestBlocks:
         for device, size in (("cpu", 640), ("meta", 4096)):
             for num, num_blocks in ((size, 1), (size + 1, 3), (32 * size, 32 * 33 // 2)):
                 pairs = Pairs(torch.empty(num, 1, device=device), (num,))
-                assert len(blocks.Blocks(pairs, 0.2, Portion()).blocks) == num_blocks
+                assert len(blocks.Blocks(pairs, 0.2).blocks) == num_blocks
 
     @pytest.mark.parametrize("weighting", WEIGHTINGS)
     @negatives_of

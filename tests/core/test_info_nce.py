@@ -26,7 +26,7 @@ from helpers.item_cases import (
     random_sets,
     weighted,
 )
-from helpers.marks import compiling, engines, negatives_of
+from helpers.marks import NEGATIVES, compiling, engines, negatives_of
 from helpers.rank_models import mean_over_ranks
 from helpers.ranks import on_ranks
 from hypothesis import given, settings
@@ -34,7 +34,6 @@ from hypothesis import strategies as st
 from live_bytes import LiveBytes
 
 from pgcl_losses import Batch, InfoNCE, PGCLLoss
-from pgcl_losses.contrast import NEGATIVES
 from pgcl_losses.distributed import Processes
 
 LENGTHS = (3, 5, 4)

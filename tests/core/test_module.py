@@ -97,7 +97,7 @@ def test_hooks_fire_and_subclasses_replace_modules_on_two_ranks():
 def test_a_batch_without_assignments_is_an_error():
     batch = batch_of_views()
     for module in (ConsistencyLoss(), PrototypeReweightedNCE(weighting="uniform")):
-        with pytest.raises(ValueError, match=r"has no prototypes, log_probs.*: call Sinkh"):
+        with pytest.raises(ValueError, match=r"has no prototypes and targets: call Sinkh"):
             module(batch)
     plain = PrototypeReweightedNCE(weighting="sample", exclude_same_cluster=False)
     torch.testing.assert_close(plain(batch), plain(*views_of(2)))
@@ -159,11 +159,7 @@ class TestOptions:
         [
             ("temperature", -1, ValueError, "temperature must be .* at least"),
             ("weighting", "prototpye", ValueError, "weighting must be one of 'prototype'"),
-            ("engine", "fast", ValueError, "engine must be one of"),
             ("consistency_weight", "6", TypeError, "consistency_weight must be a finite number"),
-            ("freeze_steps", -1, ValueError, "freeze_steps must be at least 0"),
-            ("gather", 1, TypeError, "gather must be True or False"),
-            ("process_group", "all", TypeError, "process_group must be a ProcessGroup or None"),
             ("dim", 5, AttributeError, "dim is 4 and cannot change in this Sinkh"),
             ("num_prototypes", 4, AttributeError, "num_prototypes is 3 and cannot change"),
             ("queue_size", 4, AttributeError, "queue_size is 0 and cannot change"),
@@ -182,7 +178,7 @@ class TestOptions:
             (pgcl_of, "tau", "^PGCLLoss has no option tau: did you mean temperature"),
             (pgcl_of, "temprature", "no option temprature: did you mean temperature"),
             (lambda: pgcl_of().prototypes, "K", "K: did you mean num_prototypes"),
-            (InfoNCE, "foo", "^InfoNCE has no option foo: it has temperature, negatives, memory_s"),
+            (InfoNCE, "foo", "^InfoNCE has no option foo: it has temperature, negatives, "),
         ],
     )
     def test_assigning_an_unknown_option_is_an_error(self, make, name, message):
@@ -202,28 +198,6 @@ class TestOptions:
         assert (loss.note, loss.steps) == ("mine", 7)
         with pytest.raises(AttributeError, match="Mine has no option tau: did you mean temp"):
             loss.tau = 0.1
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: PGCLLoss(9, tau=0.1), "^PGCLLoss has no argument tau: did you mean temperature"),
-        (lambda: InfoNCE(tau=0.1), "^InfoNCE has no argument tau: did you mean temperature"),
-        (lambda: PGCLLoss(9, K=3), "K: did you mean num_prototypes"),
-        (lambda: PGCLLoss(9, lambda_=3), "lambda_: did you mean consistency_weight"),
-        (lambda: PGCLLoss(9, lam=3), "lam: did you mean consistency_weight"),
-        (lambda: PGCLLoss(9, eps=3), "eps: did you mean epsilon"),
-        (lambda: PGCLLoss(embedding_dim=9), "embedding_dim: did you mean dim"),
-        (lambda: PGCLLoss(hidden_dim=9), "hidden_dim: did you mean dim"),
-        (lambda: PGCLLoss(9, queue_sise=3), "queue_sise: did you mean queue_size"),
-        (lambda: InfoNCE(K=3), "unexpected keyword argument 'K'"),
-        (lambda: PGCLLoss(4)(*views_of(2), torch.arange(6)), "z3 .*: give labels as items="),
-        (lambda: InfoNCE()(*views_of(2), torch.arange(6)), "z3 .*: give labels as items="),
-    ],
-)
-def test_errors_suggest_the_name_of_an_argument(make, message):
-    with pytest.raises(TypeError, match=message):
-        make()
 
 
 def test_a_subclass_may_have_an_argument_tau():
@@ -325,7 +299,7 @@ def errors_on_one_rank(rank, num_ranks):
         "InfoNCE.forward": lambda z: InfoNCE()(z, z),
     }
     for name, call in calls.items():
-        text = f"^rank 0 calls {name}, rank 1 calls PGCLLoss.forward: all ranks must make the same"
+        text = rf"differ:\n  rank 0: call={name}\n  rank 1: call=PGCLLoss.forward$"
         with pytest.raises(ValueError, match=text):
             call(views_of(1)[0]) if first else pgcl(*views_of(2))
     assert (pgcl.terms(*views_of(2)).loss if first else pgcl(*views_of(2))).isfinite()  # one call

@@ -12,12 +12,12 @@ from helpers import oracle
 from helpers.blocks import in_blocks
 from helpers.cases import EVERY_MODE, FAMILY
 from helpers.item_cases import BLOCKS, DIM, ENGINES, arrays, gradients, numbers, random_sets
-from helpers.marks import engines, few_graphs
+from helpers.marks import NEGATIVES, engines, few_graphs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pgcl_losses import InfoNCE, PGCLLoss
-from pgcl_losses.contrast import NEGATIVES, WEIGHTINGS
+from pgcl_losses.contrast import WEIGHTINGS
 
 LAMBDA = 6.0
 HEADS = [4, (3, 5), (2, 4, 3), (5, 1, 2, 6), 1]

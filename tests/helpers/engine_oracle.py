@@ -12,7 +12,7 @@ from pgcl_losses.engine.pairs import Factors, Pairs, Table
 class Exact(NamedTuple):
     """What an engine's results are compared with."""
 
-    log_s: Tensor  # [M]
+    log_s: Tensor  # [Q]
     gradient: Tensor  # [M, D] of the sum of d_log_s_i log S_i
     d_temperature: Tensor
 
@@ -20,8 +20,9 @@ class Exact(NamedTuple):
 def exact(pairs: Pairs, temperature: float, d_log_s: Tensor) -> Exact:
     """A query without negatives has log S = -inf, of which no gradient comes."""
     tau = torch.tensor(temperature, dtype=torch.float64, requires_grad=True)
-    queries = pairs.embeddings.detach().requires_grad_()
-    keys = queries if pairs.past is None else torch.cat([queries, pairs.past])
+    embeddings = pairs.embeddings.detach().requires_grad_()
+    queries = embeddings[: pairs.num_queries()]
+    keys = embeddings if pairs.past is None else torch.cat([embeddings, pairs.past])
     cosines, log_weights = queries @ keys.T, log_of_weights(pairs)
     if pairs.pair_weight is not None:
         numbers = [of_each[: len(queries), None] for of_each in pairs.pair_weight.numbers(1.0)]
@@ -34,10 +35,10 @@ def exact(pairs: Pairs, temperature: float, d_log_s: Tensor) -> Exact:
     some = counts.any(1)
     log_s = cosines.new_full(some.shape, -torch.inf)
     log_s[some] = logits[some].logsumexp(1)
-    gradient, d_temperature = torch.zeros_like(queries), torch.zeros_like(tau)
+    gradient, d_temperature = torch.zeros_like(embeddings), torch.zeros_like(tau)
     if some.any():
         total = (d_log_s * log_s)[some].sum()
-        gradient, d_temperature = torch.autograd.grad(total, (queries, tau))
+        gradient, d_temperature = torch.autograd.grad(total, (embeddings, tau))
     return Exact(log_s.detach(), gradient, d_temperature)
 
 
@@ -49,27 +50,30 @@ def are_present(pairs: Pairs) -> list[bool]:
 
 
 def are_negatives(pairs: Pairs) -> list[list[bool]]:
-    """Whether j is of another item than i, and in a set that i's is compared with, or past."""
+    """Whether j is of another item than i, in a set compared with i's or past, and not listed."""
     count, num_past = len(pairs.embeddings), pairs.num_past()
     sets = [a for a, length in enumerate(pairs.lengths) for _ in range(length)]
     items = [place for length in pairs.lengths for place in range(length)] + [None] * num_past
     if pairs.items is not None:
         items = pairs.items.tolist()
     present = are_present(pairs)
+    listed = [] if pairs.listed is None else torch.stack(pairs.listed, 1).tolist()
     return [
         [
             present[j]
             and items[i] != items[j]
-            and (j >= count or pairs.within_sets or sets[i] != sets[j])
+            and (j >= count or pairs.negatives != "memory")
+            and (j >= count or pairs.negatives == "all" or sets[i] != sets[j])
+            and [i, j] not in listed
             for j in range(count + num_past)
         ]
-        for i in range(count)
+        for i in range(pairs.num_queries())
     ]
 
 
 def log_of_weights(pairs: Pairs) -> Tensor:
     """Of a table or factors, ``[M, M + B]``."""
-    weights, count = pairs.weights, len(pairs.embeddings)
+    weights, count = pairs.weights, pairs.num_queries()
     if isinstance(weights, Table):
         of_heads = [
             log_table[clusters[:count].unsqueeze(1), clusters]
@@ -80,4 +84,4 @@ def log_of_weights(pairs: Pairs) -> Tensor:
         return torch.stack(of_heads).logsumexp(0) - math.log(len(of_heads))
     if isinstance(weights, Factors):
         return (weights.left[:count] @ weights.right.T).log()
-    return pairs.embeddings.new_zeros(count, count + pairs.num_past())
+    return pairs.embeddings.new_zeros(count, len(pairs.keys()))

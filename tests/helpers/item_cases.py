@@ -5,8 +5,8 @@ import torch
 from hypothesis import strategies as st
 
 from helpers import oracle
+from helpers.marks import NEGATIVES
 from helpers.rank_models import of_seed
-from pgcl_losses.contrast import NEGATIVES
 
 NUMBERS = (0, 1, 2, -1, -3, 2**40, 2**40 + 1, 1 - 2**63, 2**63 - 1)
 DIM = 3

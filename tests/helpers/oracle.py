@@ -7,6 +7,7 @@ takes differences of the loss.
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 from hypothesis import assume
@@ -197,15 +198,25 @@ def contrast(
 
 
 def partners(
-    items: Sequence[Sequence[int]], memory_items: Sequence[int | None], negatives: str
-) -> list[tuple[list[int], list[int]]]:
-    """The positives and the negatives of each query, set 1 first; the memory follows the sets."""
+    items: Sequence[Sequence[int]],
+    memory_items: Sequence[int | None],
+    negatives: str,
+    listed: Sequence[tuple[int, int, float]] = (),
+) -> list[tuple[list[tuple[int, float]], list[int]]]:
+    """The positives, with their weights, and the negatives of each query, set 1 first.
+
+    The memory follows the sets. Listed are a query, a key and the weight of each pair.
+    """
     each = [(number, item) for number, of_set in enumerate(items) for item in of_set]
     pairs = []
     for i, (mine, item) in enumerate(each):
+        of_query = {b for a, b, _ in listed if a == i}
         compared = [j for j in range(len(each)) if negatives == "all" or each[j][0] != mine]
-        positives = [j for j in compared if j != i and each[j][1] == item]
-        others = [j for j in compared if each[j][1] != item]
+        positives = [(j, 1.0) for j in compared if j != i and each[j][1] == item]
+        positives += [(b, weight) for a, b, weight in listed if a == i and weight > 0]
+        others = [j for j in compared if each[j][1] != item and j not in of_query]
+        if negatives == "memory":
+            others = []
         past = [len(each) + j for j, other in enumerate(memory_items) if other != item]
         pairs.append((positives, others + past))
     return pairs
@@ -220,14 +231,17 @@ def hard_weights(
     temperature: float = 0.2,
     negatives: str = "all",
     hardness: float = 0.0,
+    listed: Sequence[tuple[int, int, float]] = (),
 ) -> Rows:
     """N_i w_ij / sum_j w_ij with w_ij = e^(hardness s_ij / tau), for the N_i negatives of i."""
-    scores, pairs = _scores_and_partners(sets, items, memory, memory_items, negatives)
+    scores, pairs = _scores_and_partners(sets, items, memory, memory_items, negatives, listed)
     return np.array(_hard_weights(scores, pairs, hardness / temperature))
 
 
 def _hard_weights(
-    scores: list[list[float]], pairs: list[tuple[list[int], list[int]]], sharpness: float
+    scores: list[list[float]],
+    pairs: list[tuple[list[tuple[int, float]], list[int]]],
+    sharpness: float,
 ) -> list[list[float]]:
     weights = [[0.0] * len(of_query) for of_query in scores]
     for i, (_, others) in enumerate(pairs):
@@ -248,13 +262,19 @@ def info_nce(
     hardness: float = 0.0,
     debias: float = 0.0,
     weights: Rows | None = None,
+    queries: str = "all",
+    decoupled: bool = False,
+    listed: Sequence[tuple[int, int, float]] = (),
 ) -> tuple[list[float], list[bool]]:
     """Each query's loss, set 1 first, and whether it has a positive.
 
     Without items row i of every set is item i. A memory item of None is that of no query. Weights
     ``[M, M + B]`` of the negatives, 0 for what is none, are those of ``hardness`` if not given.
+    Listed are a query, a key and the weight of each pair given by index.
     """
-    scores, pairs = _scores_and_partners(sets, items, memory, memory_items, negatives)
+    scores, pairs = _scores_and_partners(sets, items, memory, memory_items, negatives, listed)
+    if queries == "first":
+        scores, pairs = scores[: len(sets[0])], pairs[: len(sets[0])]
     if weights is None:
         weights = _hard_weights(scores, pairs, hardness / temperature)
     losses = []
@@ -267,11 +287,18 @@ def info_nce(
             [-math.inf, *(math.log(weights_of_query[j]) + logits[j] for j in others)]
         )
         if debias > 0 and positives and others:
-            of_positives = mean([math.exp(logits[p]) for p in positives])
+            of_positives = weighted_mean([(math.exp(logits[p]), w) for p, w in positives])
             average = math.exp(log_s) / len(others)
             corrected = (average - debias * of_positives) / (1 - debias)
             log_s = math.log(len(others) * max(corrected, math.exp(-1 / temperature)))
-        losses.append(mean([log_sum_exp([0.0, log_s - logits[p]]) for p in positives] or [0.0]))
+        terms = []
+        for p, weight in positives:
+            gap = log_s - logits[p]
+            term = log_sum_exp([0.0, gap])
+            if decoupled:
+                term = gap if others else 0.0
+            terms.append((term, weight))
+        losses.append(weighted_mean(terms) if terms else 0.0)
     return losses, [len(positives) > 0 for positives, _ in pairs]
 
 
@@ -281,14 +308,15 @@ def _scores_and_partners(
     memory: Sequence[Rows],
     memory_items: Sequence[int | None] | None,
     negatives: str,
-) -> tuple[list[list[float]], list[tuple[list[int], list[int]]]]:
+    listed: Sequence[tuple[int, int, float]],
+) -> tuple[list[list[float]], list[tuple[list[tuple[int, float]], list[int]]]]:
     """The cosines of each query with all embeddings, the memory's last, and its partners."""
     if items is None:
         items = [range(len(of_set)) for of_set in sets]
     if memory_items is None:
         memory_items = [None] * len(memory)
     z = unit(np.concatenate([np.asarray(of_set) for of_set in [*sets, memory] if len(of_set)]))
-    pairs = partners(items, memory_items, negatives)
+    pairs = partners(items, memory_items, negatives, listed)
     return cosines(z[: len(pairs)], z), pairs
 
 
@@ -330,6 +358,7 @@ def pgcl_contrast(
     exclude_same_cluster: bool = True,
     negative_ranks: tuple[int, int] | None = None,
     soft_clusters: bool = False,
+    **pairs: Any,
 ) -> list[float]:
     """Each query's reweighted contrast. The memory is balanced by itself, as a view is."""
     balanced = [*views, np.array(memory)] if len(memory) else [*views]
@@ -347,7 +376,11 @@ def pgcl_contrast(
         soft_clusters,
     )
     mode = {"temperature": temperature, "negatives": negatives, "weights": weights}
-    return info_nce(views, items, memory, memory_items, **mode)[0]
+    return info_nce(views, items, memory, memory_items, **mode, **pairs)[0]
+
+
+def weighted_mean(values: list[tuple[float, float]]) -> float:
+    return sum(value * weight for value, weight in values) / sum(weight for _, weight in values)
 
 
 def mean(values: list[float]) -> float:
