@@ -9,10 +9,17 @@ import torch
 from torch import Tensor
 
 
+def draw_nodes(ptr: Tensor, graph: Tensor, p: float) -> Tensor:
+    """Which nodes ``[V]`` to keep: each with probability 1 - ``p``; where none would stay, one."""
+    draws = torch.rand(len(graph), device=graph.device)  # [V]
+    largest = draws.new_zeros(len(ptr) - 1).scatter_reduce(0, graph, draws, "amax")  # [G]
+    return (draws >= p) | (draws == largest.index_select(0, graph))
+
+
 def draw_connected(source: Tensor, target: Tensor, ptr: Tensor, graph: Tensor, p: float) -> Tensor:
     """Which nodes ``[V]`` to keep: a random connected subgraph of each graph, a fraction 1 - ``p``.
 
-    The subgraph grows from a random node by one random neighbour at a time.
+    The subgraph grows from a random node, which stays, by one random neighbour at a time.
     """
     sizes = ptr.diff()  # [G]
     seeds = (ptr[:-1] + _random_below(sizes))[sizes > 0]
@@ -31,7 +38,7 @@ def draw_connected(source: Tensor, target: Tensor, ptr: Tensor, graph: Tensor, p
     # By graph, then by arrival: floats from 0 on have the order of their bits.
     order = (graph << 32 | arrival.view(torch.int32)).argsort()
     position = torch.arange(len(graph), device=graph.device) - ptr.index_select(0, graph)
-    early = position < (sizes - (p * sizes).floor()).index_select(0, graph)
+    early = position < (sizes - (p * sizes).floor()).clamp(min=1).index_select(0, graph)
     return torch.empty_like(early).scatter(0, order, early) & arrival.isfinite()
 
 

@@ -47,8 +47,8 @@ class Choice:
 class Views(nn.Module):
     """From a batch to the embeddings of its views, and to their loss.
 
-    The model of a framework says how many graphs and nodes a batch has, how to encode a view, and
-    what may be the cause of an error.
+    The model of a framework says which graphs and nodes a batch has, how to encode a view, and what
+    may be the cause of an error.
     """
 
     def __init__(
@@ -75,12 +75,13 @@ class Views(nn.Module):
 
     def embeddings(self, batch: Any) -> tuple[Tensor, ...]:
         """The embeddings of every view, as the loss gets them."""
-        sizes = self._sizes("batch", batch)
+        batch = self._numbered(batch)
+        contents = self._contents("batch", batch)
         names = [f"augment{number}" for number in range(1, self.num_views + 1)]
-        return tuple([self._embed(name, getattr(self, name)(batch), *sizes) for name in names])
+        return tuple([self._embed(name, getattr(self, name)(batch), *contents) for name in names])
 
-    def _embed(self, name: str, view: Any, num_graphs: int, num_nodes: int) -> Tensor:
-        view_graphs, view_nodes = self._sizes(f"what {name} returns", view)
+    def _embed(self, name: str, view: Any, num_graphs: int, nodes: Tensor) -> Tensor:
+        view_graphs, view_nodes = self._contents(f"what {name} returns", view)
         if view_graphs != num_graphs:
             raise ValueError(
                 f"{name} made {view_graphs} graphs of {num_graphs}: row i of every view must be "
@@ -92,22 +93,32 @@ class Views(nn.Module):
             raise ValueError(
                 f"encoder must return a Tensor of shape [graphs, D] or [nodes, D], but got {got}"
             )
-        if len(z) == view_nodes == num_nodes:
+        if len(z) == len(nodes) and torch.equal(view_nodes.cpu(), nodes.cpu()):
             return z
         if len(z) == num_graphs:
             if num_graphs == 1:
                 self._check_one_graph(view)
             return z
         reason = self._why_other_count(len(z), num_graphs)
-        if len(z) == view_nodes and not reason:
-            reason = "; with node embeddings the augmentations must leave the nodes alone"
+        if len(z) == len(view_nodes) and not reason:
+            reason = (
+                "; nodes as samples need views that keep all nodes in their order, as those of "
+                "EdgePerturb and AttributeMask do"
+            )
         raise ValueError(
             f"encoder returned {len(z)} embeddings for the view of {name}, which has {num_graphs} "
-            f"graphs and {view_nodes} nodes, while the batch has {num_nodes} nodes{reason}"
+            f"graphs and {len(view_nodes)} nodes, while the batch has {len(nodes)} nodes{reason}"
         )
 
-    def _sizes(self, name: str, batch: Any) -> tuple[int, int]:
-        """Numbers of graphs and of nodes; an error if it is no batch."""
+    def _numbered(self, batch: Any) -> Any:
+        """A copy whose nodes carry ``node_position`` ``[V]``; an error if it is no batch.
+
+        Like every attribute of nodes, it says of a view which nodes it has kept.
+        """
+        raise NotImplementedError
+
+    def _contents(self, name: str, batch: Any) -> tuple[int, Tensor]:
+        """The number of graphs, and ``node_position`` ``[V]``; an error if it is no batch."""
         raise NotImplementedError
 
     def _encode(self, view: Any) -> Any:

@@ -1,7 +1,9 @@
 """DGL: augmentations that act on whole batches, and a module from batch to loss.
 
-Whatever an augmentation does, row i of every view stays graph i: a graph that loses all its nodes
-stays in the batch, as one without nodes. The input batch does not change.
+Whatever an augmentation does, row i of every view stays graph i: a graph with nodes keeps at least
+one. The input batch does not change.
+
+To know which nodes a view has kept, number them in ``ndata["node_id"]``: views carry it.
 """
 
 import warnings
@@ -21,7 +23,7 @@ except Exception as error:  # beside an unsuitable torch it fails in many ways
         "pgcl-losses: pip install '.[dgl]'"
     ) from error
 
-from ._draws import draw_connected, draw_edges
+from ._draws import draw_connected, draw_edges, draw_nodes
 from ._model import Choice, RandomFraction, Views
 
 __all__ = [
@@ -41,19 +43,21 @@ _FORGETTERS = "dgl.add_self_loop, AddEdge and others forget the batch: use them 
 class NodeDrop(RandomFraction, dgl.BaseTransform):
     """Drops every node, with its edges, with probability ``p``.
 
+    A graph that would lose all its nodes keeps a random one.
+
     Examples:
         >>> import dgl
         >>> from pgcl_losses.adapters.dgl import NodeDrop
         >>> path = dgl.graph(([0, 1, 1, 2], [1, 0, 2, 1]))
         >>> view = NodeDrop(p=1.0)(dgl.batch([path, path]))
         >>> view.batch_size, view.num_nodes(), view.batch_num_nodes()
-        (2, 0, tensor([0, 0]))
+        (2, 2, tensor([1, 1]))
 
     """
 
     def __call__(self, graph: DGLGraph) -> DGLGraph:
-        _, owner = _structure(graph)
-        return _keep_nodes(graph, torch.rand(len(owner), device=owner.device) >= self.p, owner)
+        ptr, owner = _structure(graph)
+        return _keep_nodes(graph, draw_nodes(ptr, owner, self.p), owner)
 
 
 class Subgraph(RandomFraction, dgl.BaseTransform):
@@ -61,7 +65,7 @@ class Subgraph(RandomFraction, dgl.BaseTransform):
 
     It drops a fraction ``p`` of the nodes, rounded down. The subgraph grows from a random node by
     one random neighbour at a time, along the edges, as GraphCL's does. It ends when no neighbour is
-    left, so a graph of several components may lose more. At ``p`` = 1 nothing is left.
+    left, so a graph of several components may lose more. At ``p`` = 1 one node is left.
     """
 
     def __call__(self, graph: DGLGraph) -> DGLGraph:
@@ -92,8 +96,7 @@ class AttributeMask(RandomFraction, dgl.BaseTransform):
     """Sets all of a node's feature ``feat_name`` to ``fill_value``, with probability ``p`` for each
     node.
 
-    If features are categories, ``fill_value`` may be the number of a mask token. If the nodes have
-    no features at all, nothing changes.
+    If features are categories, ``fill_value`` may be the number of a mask token.
     """
 
     def __init__(self, p: float = 0.2, fill_value: float = 0.0, feat_name: str = "feat") -> None:
@@ -103,11 +106,10 @@ class AttributeMask(RandomFraction, dgl.BaseTransform):
 
     def __call__(self, graph: DGLGraph) -> DGLGraph:
         _check_graph("graph", graph)
+        feat = _node_feature(graph, self.feat_name).clone()  # [V, ...]
+        feat[torch.rand(len(feat), device=feat.device) < self.p] = self.fill_value
         view = graph.clone()  # local_var() would share the sizes of the batch's graphs
-        if graph.ndata:
-            feat = _node_feature(graph, self.feat_name).clone()  # [V, ...]
-            feat[torch.rand(len(feat), device=feat.device) < self.p] = self.fill_value
-            view.ndata[self.feat_name] = feat
+        view.ndata[self.feat_name] = feat
         return view
 
 
@@ -124,12 +126,11 @@ class RandomChoice(Choice, dgl.BaseTransform):
 class ContrastiveModel(Views):
     """Encoder, augmentations and a loss as one module, batched ``DGLGraph -> loss``.
 
-    The encoder returns one embedding per graph, or one per node. With one per node the
-    augmentations must leave the nodes alone (:class:`EdgePerturb`, :class:`AttributeMask`).
+    The encoder returns one embedding per graph, or one per node. Embeddings of nodes need views
+    that keep all nodes (:class:`EdgePerturb`, :class:`AttributeMask`).
 
-    Views may have graphs without nodes, and nodes without edges. For graphs without nodes readouts
-    give zeros, but ``dgl.mean_nodes`` gives NaN if no graph of the batch has a node left. With
-    ``allow_zero_in_degree=True``, ``GraphConv`` and similar layers accept nodes without edges.
+    Views may have nodes without edges: ``GraphConv`` and similar layers accept them with
+    ``allow_zero_in_degree=True``.
 
     Args:
         encoder: called with the view, or with ``(view, view.ndata[feat_name])``.
@@ -171,14 +172,28 @@ class ContrastiveModel(Views):
         super().__init__(encoder, augment1, augment2, loss, *further)
         self.feat_name = feat_name
 
-    def _sizes(self, name: str, batch: Any) -> tuple[int, int]:
+    def _contents(self, name: str, batch: Any) -> tuple[int, Tensor]:
         _check_graph(name, batch)
-        return batch.batch_size, batch.num_nodes()
+        return batch.batch_size, batch.ndata.get("node_position", torch.arange(batch.num_nodes()))
+
+    def _numbered(self, batch: Any) -> Any:
+        _check_graph("batch", batch)
+        batch = batch.clone()
+        batch.ndata["node_position"] = torch.arange(batch.num_nodes(), device=batch.device)
+        return batch
 
     def _encode(self, view: DGLGraph) -> Any:
-        if self.feat_name is None:
+        if self.feat_name is not None:
+            return self.encoder(view, _node_feature(view, self.feat_name))
+        try:
             return self.encoder(view)
-        return self.encoder(view, _node_feature(view, self.feat_name))
+        except TypeError as error:
+            if "missing" not in str(error):
+                raise
+            raise TypeError(
+                f"{error}: the encoder gets node features only with ContrastiveModel(..., "
+                f"feat_name=...), one of {sorted({*view.ndata} - {'node_position'})}"
+            ) from error
 
     def _check_one_graph(self, view: DGLGraph) -> None:
         warnings.warn(f"the batch is one graph alone; {_FORGETTERS}", stacklevel=2)

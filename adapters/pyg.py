@@ -1,10 +1,14 @@
 """PyTorch Geometric: augmentations that act on whole batches, and a module from batch to loss.
 
-Whatever an augmentation does, row i of every view stays graph i: a graph that loses all its nodes
-stays in the batch, as one without nodes. Attributes stay with their nodes and edges. If graphs have
-as many edges as nodes, an attribute with "edge" in its name belongs to the edges.
+Whatever an augmentation does, row i of every view stays graph i: a graph with nodes keeps at least
+one. Attributes stay with their nodes and edges. If graphs have as many edges as nodes, an attribute
+with "edge" in its name belongs to the edges.
+
+To know which nodes a view has kept, number them: ``batch.node_id = torch.arange(batch.num_nodes)``.
+Two views share the nodes ``torch.isin(view1.node_id, view2.node_id)`` of view 1.
 """
 
+import copy
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -22,7 +26,7 @@ except ImportError as error:
         "pip install 'torch-geometric>=2.8', or in a checkout of pgcl-losses: pip install '.[pyg]'"
     ) from error
 
-from ._draws import draw_connected, draw_edges
+from ._draws import draw_connected, draw_edges, draw_nodes
 from ._model import Choice, RandomFraction, Views
 from ._pyg_batch import count_graphs, is_batch, keep_nodes, structure
 
@@ -43,6 +47,8 @@ _COUNTS = ("num_graphs", "batch_size", "size")
 class NodeDrop(RandomFraction, BaseTransform):
     """Drops every node, with its edges, with probability ``p``.
 
+    A graph that would lose all its nodes keeps a random one.
+
     Examples:
         >>> import torch
         >>> from torch_geometric.data import Batch, Data
@@ -50,13 +56,13 @@ class NodeDrop(RandomFraction, BaseTransform):
         >>> path = Data(x=torch.eye(3), edge_index=torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]]))
         >>> view = NodeDrop(p=1.0)(Batch.from_data_list([path, path]))
         >>> view.num_graphs, view.x.shape, view.ptr
-        (2, torch.Size([0, 3]), tensor([0, 0, 0]))
+        (2, torch.Size([2, 3]), tensor([0, 1, 2]))
 
     """
 
     def forward(self, data: Data) -> Data:
         ptr, graph = structure(data)
-        return keep_nodes(data, torch.rand(len(graph), device=graph.device) >= self.p, ptr)
+        return keep_nodes(data, draw_nodes(ptr, graph, self.p), ptr)
 
 
 class Subgraph(RandomFraction, BaseTransform):
@@ -64,7 +70,7 @@ class Subgraph(RandomFraction, BaseTransform):
 
     It drops a fraction ``p`` of the nodes, rounded down. The subgraph grows from a random node by
     one random neighbour at a time, along the edges, as GraphCL's does. It ends when no neighbour is
-    left, so a graph of several components may lose more. At ``p`` = 1 nothing is left.
+    left, so a graph of several components may lose more. At ``p`` = 1 one node is left.
     """
 
     def forward(self, data: Data) -> Data:
@@ -92,8 +98,7 @@ class EdgePerturb(RandomFraction, BaseTransform):
 class AttributeMask(RandomFraction, BaseTransform):
     """Sets all features ``x`` of a node to ``fill_value``, with probability ``p`` for each node.
 
-    If features are categories, ``fill_value`` may be the number of a mask token. Without ``x``
-    nothing changes.
+    If features are categories, ``fill_value`` may be the number of a mask token.
     """
 
     def __init__(self, p: float = 0.2, fill_value: float = 0.0) -> None:
@@ -102,10 +107,11 @@ class AttributeMask(RandomFraction, BaseTransform):
 
     def forward(self, data: Data) -> Data:
         is_batch(data)
-        if data.x is not None:
-            features = data.x.unsqueeze(-1).flatten(1)  # [V, F]
-            features, _ = mask_feature(features, self.p, mode="row", fill_value=self.fill_value)
-            data.x = features.view_as(data.x)
+        if data.x is None:
+            raise ValueError(f"data must have node features x, but is {data}")
+        features = data.x.unsqueeze(-1).flatten(1)  # [V, F]
+        features, _ = mask_feature(features, self.p, mode="row", fill_value=self.fill_value)
+        data.x = features.view_as(data.x)
         return data
 
 
@@ -126,10 +132,10 @@ class ContrastiveModel(Views):
     ``edge_index``, ``edge_attr``, ``edge_weight`` and ``batch`` that it names. It gets the number
     of graphs as ``num_graphs``, ``batch_size`` or ``size``. Any other encoder gets the view itself.
 
-    It returns one embedding per graph, or one per node. Graphs may lose all their nodes, so give
-    pooling their number: ``global_add_pool(x, batch, size=batch.num_graphs)``. With one per node
-    the augmentations must leave the nodes alone (:class:`EdgePerturb`, :class:`AttributeMask`). The
-    batch may then be a plain ``Data``.
+    It returns one embedding per graph, or one per node. Pooling needs ``size=num_graphs`` only if
+    graphs come without nodes; on a GPU it saves a synchronisation. Embeddings of nodes need views
+    that keep all nodes (:class:`EdgePerturb`, :class:`AttributeMask`). The batch may then be a
+    plain ``Data``.
 
     Args:
         encoder: a module; see above.
@@ -154,8 +160,8 @@ class ContrastiveModel(Views):
         ...     def __init__(self):
         ...         super().__init__()
         ...         self.conv = GCNConv(3, 16)
-        ...     def forward(self, x, edge_index, batch, num_graphs):
-        ...         return global_mean_pool(self.conv(x, edge_index), batch, num_graphs)
+        ...     def forward(self, x, edge_index, batch):
+        ...         return global_mean_pool(self.conv(x, edge_index), batch)
         >>> path = Data(x=torch.eye(3), edge_index=torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]]))
         >>> model = ContrastiveModel(Encoder(), NodeDrop(), AttributeMask(), PGCLLoss(dim=16))
         >>> model(Batch.from_data_list([path] * 8)).backward()
@@ -173,8 +179,15 @@ class ContrastiveModel(Views):
         super().__init__(encoder, augment1, augment2, loss, *further)
         self._names = _argument_names(encoder)
 
-    def _sizes(self, name: str, batch: Any) -> tuple[int, int]:
-        return count_graphs(batch, name), batch.num_nodes
+    def _contents(self, name: str, batch: Any) -> tuple[int, Tensor]:
+        num_graphs = count_graphs(batch, name)
+        return num_graphs, batch.get("node_position", torch.arange(batch.num_nodes))
+
+    def _numbered(self, batch: Any) -> Any:
+        is_batch(batch, "batch")
+        batch, device = copy.copy(batch), getattr(batch.edge_index, "device", None)
+        batch.node_position = torch.arange(batch.num_nodes, device=device)
+        return batch
 
     def _encode(self, view: Data) -> Any:
         if not self._names:
@@ -193,7 +206,7 @@ class ContrastiveModel(Views):
     def _why_other_count(self, count: int, num_graphs: int) -> str:
         if count >= num_graphs:
             return ""
-        return "; pool with size=batch.num_graphs, as graphs at the end may have no nodes"
+        return "; pool with size=batch.num_graphs if graphs at the end have no nodes"
 
 
 def _argument_names(encoder: Callable[..., Tensor]) -> list[str]:
@@ -213,8 +226,15 @@ def _argument_names(encoder: Callable[..., Tensor]) -> list[str]:
     if "edge_index" not in names or (len(needed) == 1 and needed[0] not in names):
         names = []
     if len(needed) > 1 and not set(needed) <= set(names):
+        renames = [
+            f"{name} to {full}"
+            for name in needed
+            for full in ("edge_index", "batch")
+            if full.startswith(name) and full not in needed
+        ]
+        hint = f": rename {', '.join(renames)}" if renames else ""
         raise TypeError(
             f"encoder.forward takes {', '.join(needed)}: it must take one Batch and nothing else, "
-            f"or edge_index and others of {', '.join(_TENSORS + _COUNTS)}, by these names"
+            f"or edge_index and others of {', '.join(_TENSORS + _COUNTS)}, by these names{hint}"
         )
     return names

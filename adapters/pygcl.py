@@ -23,6 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Concatenate, NamedTuple, ParamSpec
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, distributed, nn
 from torch.autograd.graph import get_gradient_edge
 
@@ -64,7 +65,7 @@ class _ContrastLoss(nn.Module):
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         super().__init__()
-        for name in ("negatives", "reduction"):
+        for name in ("negatives", "queries", "reduction"):
             if name in options:
                 raise TypeError(f"{name} is up to the contrast model, but got {options[name]!r}")
         # All that its Loss has to inherit is a __call__ that would bypass the hooks of a module.
@@ -75,12 +76,15 @@ class _ContrastLoss(nn.Module):
     def _loss(self) -> PGCLLoss | InfoNCE:
         return next(self.children())  # type: ignore[return-value]  # the only one
 
-    def _of_both(self, anchor: Tensor, other: Tensor) -> Sequence[Tensor]:
-        """The losses of both calls; embedding i of both views is one item."""
+    def _of_both(self, anchor: Tensor, other: Tensor, own_negative: bool) -> Sequence[Tensor]:
+        """The losses of both calls; embedding i of both views is one item.
+
+        ``own_negative``: whether each anchor is a negative of itself.
+        """
         raise NotImplementedError
 
-    def _unpaired(self, anchor: Tensor, other: Tensor, pos_mask: Tensor | None) -> Tensor:
-        """The loss of one call with other positives, or none."""
+    def _unpaired(self, anchor: Tensor, sample: Tensor, *masks: Tensor | None) -> Tensor:
+        """The loss of one call with positives and negatives as masks say."""
         raise NotImplementedError
 
     def forward(
@@ -98,10 +102,10 @@ class _ContrastLoss(nn.Module):
                 )
         intraview = _ends_with_anchors(sample, anchor)
         other = sample[: len(anchor)] if intraview else sample
-        _check_negatives(pos_mask, neg_mask, intraview)
         self._loss.negatives = "all" if intraview else "cross"
-        if not _is_paired(anchor, other, pos_mask):
-            return self._unpaired(anchor, other, pos_mask)
+        if not _is_paired(anchor, other, pos_mask, neg_mask, intraview):
+            return self._unpaired(anchor, sample, pos_mask, neg_mask)
+        own_negative = intraview and neg_mask is not None and bool(neg_mask[0, len(anchor)])
         views, sources = (anchor, other), (_source(anchor), _source(sample, copied=intraview))
         pair, self._pair = self._pair, None
         # With intraview_negs the other view is a copy. So both views are compared by value and by
@@ -114,7 +118,7 @@ class _ContrastLoss(nn.Module):
             and all(map(_are_equal, pair.views, views[::-1]))
         ):
             return pair.second
-        first, second = self._of_both(anchor, other)
+        first, second = self._of_both(anchor, other, own_negative)
         gradients: list[Tensor] = []
         if first.requires_grad:
             first.register_hook(gradients.append)  # type: ignore[no-untyped-call]  # torch has no type there
@@ -162,17 +166,18 @@ class PGCLContrastLoss(_ContrastLoss):
         super().__init__(options)
         self.pgcl = PGCLLoss(dim, num_prototypes, **options)
 
-    def _of_both(self, anchor: Tensor, other: Tensor) -> Sequence[Tensor]:
+    def _of_both(self, anchor: Tensor, other: Tensor, own_negative: bool) -> Sequence[Tensor]:
         loss = self.pgcl(anchor, other)
         return loss, loss.clone()
 
-    def _unpaired(self, anchor: Tensor, other: Tensor, pos_mask: Tensor | None) -> Tensor:
-        num_positives = "no" if pos_mask is None else int((pos_mask != 0).sum())
+    def _unpaired(self, anchor: Tensor, sample: Tensor, *masks: Tensor | None) -> Tensor:
+        given = ["no" if mask is None else int(mask.count_nonzero()) for mask in masks]
         raise ValueError(
-            "mode must be 'G2G' or 'L2L', without extra_pos_mask: PGCL takes embedding i of the "
-            f"other view as the only positive of anchor i, but got {len(anchor)} anchors, "
-            f"{len(other)} samples and {num_positives} positives in pos_mask. With other positives "
-            "call pgcl_losses.PGCLLoss with items"
+            "mode must be 'G2G' or 'L2L', without extra_pos_mask and extra_neg_mask: PGCL takes "
+            "embedding i of the other view as the only positive of anchor i, and all others as "
+            f"negatives, but got {len(anchor)} anchors, {len(sample)} samples, {given[0]} "
+            f"positives in pos_mask and {given[1]} negatives in neg_mask. Call "
+            "pgcl_losses.PGCLLoss with items or positives"
         )
 
 
@@ -184,65 +189,73 @@ class InfoNCEContrastLoss(_ContrastLoss):
     each call sets that option of ``loss.info_nce``.
 
     A contrast model calls the loss once for each view and takes the mean. A call returns the mean
-    over its anchors. For ``"G2G"`` and ``"L2L"`` both calls are computed at once. For ``"G2L"`` the
-    positives of a graph are its nodes; a graph without nodes is left out of the mean.
+    over its anchors. For ``"G2G"`` and ``"L2L"`` both calls are computed at once. With
+    ``extra_pos_mask`` or ``extra_neg_mask``, and for ``"G2L"``, where the positives of a graph are
+    its nodes, the positives of the masks are positives by index; an anchor without any is left out
+    of the mean.
 
-    Where each anchor has one positive, values and gradients are those of PyGCL's ``InfoNCE``. They
-    differ in two cases:
-
-    - With several positives p of anchor i, as in ``"G2L"``, its loss is their mean of
-      :math:`-\log( e^{s_{ip} / \tau} / ( e^{s_{ip} / \tau} + \sum_j e^{s_{ij} / \tau} ) )`, with j
-      over its negatives. In PyGCL's sum j runs over its other positives as well.
-    - With ``intraview_negs`` the contrast model makes each anchor a negative of itself. Here it is
-      not. PyGCL computes the same if ``extra_neg_mask=torch.ones(N, 2 * N)`` is given.
+    Where each anchor has one positive, values and gradients are those of PyGCL's ``InfoNCE``, also
+    with ``intraview_negs``, where the contrast model makes each anchor a negative of itself (it
+    does not if ``extra_neg_mask=torch.ones(N, 2 * N)`` is given). With several positives p of
+    anchor i, its loss is their mean of
+    :math:`-\log( e^{s_{ip} / \tau} / ( e^{s_{ip} / \tau} + \sum_j e^{s_{ij} / \tau} ) )`, with j
+    over its negatives. In PyGCL's sum j runs over its other positives as well.
 
     Args:
-        options: those of :class:`~pgcl_losses.InfoNCE`, by the same names, except ``negatives`` and
-            ``reduction``. ``memory_size`` needs ``dim``, and mode ``"G2G"`` or ``"L2L"``.
+        options: those of :class:`~pgcl_losses.InfoNCE`, by the same names, except ``negatives``,
+            ``queries`` and ``reduction``. ``memory_size`` needs ``dim``, and masks of pairs i, i.
 
     Shape:
         - anchor: ``[N, D]``
         - sample: ``[M, D]``; with ``intraview_negs`` the anchors follow, ``[M + N, D]``
-        - pos_mask, neg_mask: ``[N, M]`` or ``[N, M + N]``, as the contrast model makes them; no
-          sample is a positive of two anchors
+        - pos_mask, neg_mask: ``[N, M]`` or ``[N, M + N]``, of zeros and ones; pairs in neither are
+          left out. Other values of ``pos_mask`` are weights.
     """
 
     @_takes_what(InfoNCE.__init__)
     def __init__(self, **options: Any) -> None:
         super().__init__(options)
-        self.info_nce = InfoNCE(reduction="none", **options)
+        self.info_nce = InfoNCE(**options)
 
-    def _of_both(self, anchor: Tensor, other: Tensor) -> Sequence[Tensor]:
+    def _of_both(self, anchor: Tensor, other: Tensor, own_negative: bool) -> Sequence[Tensor]:
+        self.info_nce.queries, self.info_nce.reduction = "all", "none"
         losses = self.info_nce(anchor, other)
+        if own_negative:  # e^{1 / tau} is added to its sum over negatives
+            cosines = F.cosine_similarity(anchor.to(losses), other.to(losses)).repeat(2)
+            losses = torch.logaddexp(losses, (1.0 - cosines) / self.info_nce.temperature)
         return self._means(losses.tensor_split(2), losses.new_tensor(len(anchor)))
 
-    def _unpaired(self, anchor: Tensor, other: Tensor, pos_mask: Tensor | None) -> Tensor:
+    def _unpaired(self, anchor: Tensor, sample: Tensor, *masks: Tensor | None) -> Tensor:
+        pos_mask, neg_mask = masks
         if pos_mask is None:
             raise ValueError(
-                f"anchor has {len(anchor)} embeddings and sample {len(other)}: without pos_mask, "
+                f"anchor has {len(anchor)} embeddings and sample {len(sample)}: without pos_mask, "
                 "embedding i of both must be one graph or node"
-            )
-        own = pos_mask[:, : len(other)] != 0
-        if (own.sum(0) > 1).any() or pos_mask[:, len(other) :].any():
-            raise ValueError(
-                "pos_mask makes a sample the positive of several anchors, or an anchor that of "
-                "another (extra_pos_mask): call pgcl_losses.InfoNCE with items, which takes "
-                "embeddings of one item as positives of each other"
             )
         if self.info_nce.memory_size:
             raise ValueError(
-                f"memory_size is {self.info_nce.memory_size}, but it must be 0 for mode 'G2L': "
-                "graph i of a batch is not graph i of the next one. Call pgcl_losses.InfoNCE with "
-                "items that number the graphs of the dataset"
+                f"memory_size is {self.info_nce.memory_size}, but it must be 0 for mode 'G2L' and "
+                "with extra masks: graph i of a batch is not graph i of the next one. Call "
+                "pgcl_losses.InfoNCE with items that number the graphs of the dataset"
             )
-        items = torch.arange(len(anchor) + 1, device=anchor.device)
-        if count_ranks(None) > 1:  # each process has items of its own
-            items = items * count_ranks(None) + distributed.get_rank()
-        # A sample that is no anchor's positive belongs to an item that no anchor has.
-        of_samples = items[torch.where(own.any(0), own.int().argmax(0), len(anchor))]
-        losses = self.info_nce(anchor, other, items=(items[:-1], of_samples))
-        (mean,) = self._means([losses[: len(anchor)]], own.any(1).sum())
-        return mean
+        listed = pos_mask != 0
+        if neg_mask is not None:
+            if (listed & (neg_mask != 0)).any():
+                raise ValueError("pos_mask and neg_mask must not have a pair in common")
+            listed = listed | (neg_mask == 0)
+        i, j = listed.nonzero(as_tuple=True)
+        # Positives are those of the mask alone: no two embeddings are of one item.
+        items = torch.arange(len(anchor) + len(sample), device=anchor.device)
+        items = items * count_ranks(None) + (distributed.get_rank() if count_ranks(None) > 1 else 0)
+        loss = self.info_nce
+        loss.negatives, loss.queries, loss.reduction = "cross", "first", "mean"
+        return loss(
+            anchor,
+            sample,
+            items=(items[: len(anchor)], items[len(anchor) :]),
+            positives=torch.stack([i, j + len(anchor)]),
+            positive_weights=pos_mask[i, j].float(),
+        )
 
     def _means(self, losses: Sequence[Tensor], count: Tensor) -> Sequence[Tensor]:
         """Sums of losses over a count, both added over processes."""
@@ -365,27 +378,28 @@ def _ends_with_anchors(sample: Tensor, anchor: Tensor) -> bool:
     return len(sample) == 2 * len(anchor) and _are_equal(sample[len(anchor) :], anchor)
 
 
-def _is_paired(anchor: Tensor, other: Tensor, pos_mask: Tensor | None) -> bool:
-    """Whether embedding i of the other view is the only positive of anchor i."""
-    if len(anchor) != len(other):
-        return False
-    return pos_mask is None or bool(
-        pos_mask.count_nonzero() == len(anchor) and pos_mask.diagonal().all()
-    )
+def _is_paired(
+    anchor: Tensor,
+    other: Tensor,
+    pos_mask: Tensor | None,
+    neg_mask: Tensor | None,
+    intraview: bool,
+) -> bool:
+    """Whether embedding i of the other view is the only positive of anchor i.
 
-
-def _check_negatives(pos_mask: Tensor | None, neg_mask: Tensor | None, intraview: bool) -> None:
-    """All samples but the positives, as a contrast model makes them by itself.
-
-    By mistake it leaves each anchor in ``neg_mask`` as a negative of itself; our losses do not.
+    And all others are negatives, with an anchor itself, as a contrast model makes them, or without.
     """
+    count = len(anchor)
+    if count != len(other):
+        return False
+    if pos_mask is not None and not (
+        pos_mask.count_nonzero() == count and pos_mask.diagonal().all()
+    ):
+        return False
     if neg_mask is None:
-        return
-    num_positives = len(neg_mask) if pos_mask is None else int((pos_mask != 0).sum())
-    left_out = int((neg_mask == 0).sum())
-    if left_out not in (num_positives, num_positives + len(neg_mask) * intraview):
-        raise ValueError(
-            f"neg_mask leaves out {left_out} pairs, but of these {num_positives} are positives: "
-            "all others must be negatives, as the sampler makes them (extra_neg_mask is not "
-            "supported)"
-        )
+        return True
+    left_out, own = neg_mask == 0, neg_mask.diagonal(count) == 0
+    num_own = int(own.sum()) if intraview else 0
+    return bool(left_out.sum() == count + num_own and left_out.diagonal().all()) and (
+        num_own in (0, count)
+    )

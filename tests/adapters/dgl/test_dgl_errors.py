@@ -6,7 +6,7 @@ import sys
 import dgl
 import pytest
 import torch
-from dgl.nn import SumPooling
+from dgl.nn import GraphConv, Sequential, SumPooling
 from helpers.dgl_cases import GIN, KINDS, batch_of, model_of, ring
 
 from pgcl_losses import PGCLLoss
@@ -64,6 +64,12 @@ def test_errors_of_the_model():
             model_of(encoder)(dgl.heterograph({("a", "to", "b"): ([0], [1])}))
     with pytest.raises(ValueError, match=r"must have the feature 'attr', but have \['graph', "):
         model_of(feat_name="attr")(graph)
+    message = r"missing .*: 'feat': .* feat_name=\.\.\.\), one of \['_ID', 'feat', 'graph'\]"
+    for encoder in (GIN(), Sequential(GraphConv(3, 16), SumPooling())):
+        with pytest.raises(TypeError, match=message):
+            model_of(encoder, feat_name=None)(graph)
+    with pytest.raises(TypeError, match=r"^object of type .int. has no len\(\)$"):
+        model_of(lambda view: len(3), feat_name=None)(graph)
 
 
 @pytest.mark.parametrize(

@@ -11,16 +11,18 @@ from helpers.pyg_cases import ALL, DROPPING, molecules
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch_geometric.data import Batch, Data
+from torch_geometric.loader import DataLoader
+from torch_geometric.nn import global_add_pool
 from torch_geometric.utils import degree, is_undirected, to_undirected
 
 from pgcl_losses.adapters.pyg import AttributeMask, EdgePerturb, NodeDrop, RandomChoice, Subgraph
 
 
 @st.composite
-def graph_lists(draw, undirected=False):
+def graph_lists(draw, undirected=False, min_nodes=0, with_x=None):
     """Graphs whose nodes carry the number of their graph, and their own."""
-    sizes = draw(st.lists(st.integers(0, 5), min_size=1, max_size=6))
-    with_x = draw(st.booleans())
+    sizes = draw(st.lists(st.integers(min_nodes, 5), min_size=1, max_size=6))
+    with_x = draw(st.booleans()) if with_x is None else with_x
     graphs = []
     for i, size in enumerate(sizes):
         pair = st.tuples(*[st.integers(0, size - 1)] * 2)
@@ -49,6 +51,7 @@ def graph_lists(draw, undirected=False):
 def assert_consistent(view, graphs):
     """Whatever happened, row i is graph i, and everything is where it belongs."""
     num_graphs = len(graphs)
+    assert torch.equal(view.ptr.diff() > 0, torch.tensor([data.num_nodes > 0 for data in graphs]))
     assert view.num_graphs == num_graphs
     assert view.ptr.tolist() == [0, *degree(view.batch, num_graphs, torch.long).cumsum(0).tolist()]
     assert torch.equal(view.batch, view.batch.sort().values)
@@ -81,8 +84,9 @@ def assert_separable(view):
 
 
 @pytest.mark.parametrize("augmentation", ALL)
-@given(graphs=graph_lists(), p=st.sampled_from([0.0, 0.3, 0.7, 1.0]), seed=st.integers(0, 99))
-def test_row_i_stays_graph_i(augmentation, graphs, p, seed):
+@given(data=st.data(), p=st.sampled_from([0.0, 0.3, 0.7, 1.0]), seed=st.integers(0, 99))
+def test_row_i_stays_graph_i(augmentation, data, p, seed):
+    graphs = data.draw(graph_lists(with_x=True if augmentation is AttributeMask else None))
     torch.manual_seed(seed)
     batch = Batch.from_data_list(graphs)
     before = copy.deepcopy(batch)
@@ -114,8 +118,29 @@ def test_what_is_left_is_as_it_was(augmentation, graphs, seed):
     assert dict(zip(map(tuple, view.edge_attr.tolist()), ends, strict=True)) == edges
 
 
+@given(
+    graphs=graph_lists(min_nodes=1, with_x=True),
+    kinds=st.lists(st.sampled_from(ALL), min_size=1, max_size=3),
+    p=st.sampled_from([0.0, 0.5, 1.0]),
+)
+def test_views_carry_the_ids_of_the_nodes_they_kept(graphs, kinds, p):
+    batch = Batch.from_data_list(graphs)
+    for given_nodes in (batch, graphs[0]):
+        given_nodes.node_id = torch.arange(given_nodes.num_nodes)
+        view = T.Compose([kind(p) for kind in kinds])(given_nodes)
+        assert torch.equal(view.node_mark, given_nodes.node_mark[view.node_id])
+    view = T.Compose([kind(p) for kind in kinds])(batch)
+    assert len(global_add_pool(view.x, view.batch)) == len(graphs)
+
+
+def test_graphs_augmented_one_by_one_make_a_batch():
+    choice = RandomChoice([torch.nn.Identity(), *(kind(0.5) for kind in ALL)])
+    for batch in DataLoader([choice(data) for data in molecules(20).to_data_list()], batch_size=10):
+        assert len(NodeDrop(0.5)(batch).to_data_list()) == 10
+
+
 @pytest.mark.parametrize("augmentation", ALL)
-@given(graphs=graph_lists(), p=st.sampled_from([0.0, 0.5, 1.0]))
+@given(graphs=graph_lists(with_x=True), p=st.sampled_from([0.0, 0.5, 1.0]))
 def test_one_data_is_one_graph(augmentation, graphs, p):
     data = graphs[0]
     view = augmentation(p)(data)
@@ -146,6 +171,12 @@ class TestRates:
 
     def test_node_drop(self):
         self.assert_share(1 - NodeDrop(0.3)(self.batch).num_nodes / 10_000, 0.3, 10_000)
+        pair = Data(x=torch.arange(2), edge_index=torch.empty(2, 0).long())
+        view = NodeDrop(0.6)(Batch.from_data_list([pair] * 10_000))
+        alone = view.ptr.diff() == 1
+        self.assert_share(1 - alone.float().mean().item(), 0.4 * 0.4, 10_000)
+        kept = view.x[view.ptr[:-1][alone]].float().mean().item()
+        self.assert_share(kept, 0.5, int(alone.sum()))
 
     def test_attribute_mask(self):
         view = AttributeMask(0.3, fill_value=9)(self.batch)
@@ -226,7 +257,7 @@ def test_random_choice_draws_one_for_each_call():
     drawn = Counter()
     for _ in range(300):
         view = choice(batch)
-        drawn["drop"] += view.num_nodes == 0
+        drawn["drop"] += view.num_nodes == 2
         drawn["mask"] += view.num_nodes == 20 and not view.x.any()
     assert all(70 < count < 130 for count in drawn.values())
     assert repr(RandomChoice([NodeDrop(0.1)])) == "RandomChoice([NodeDrop(p=0.1)])"

@@ -1,5 +1,6 @@
 """Batches, arguments and encoders that PyG's adapter cannot take are errors that say why."""
 
+import copy
 import subprocess
 import sys
 
@@ -85,6 +86,10 @@ class TestBadInput:
             with pytest.raises(ValueError, match="data must have nodes of one kind"):
                 augmentation(0.2)(data)
 
+    def test_no_features_to_mask(self):
+        with pytest.raises(ValueError, match=r"features x, but is DataBatch\(edge_index=.*ptr"):
+            AttributeMask()(without("x"))
+
     @pytest.mark.parametrize("augmentation", DROPPING)
     def test_tensors_inside_of_others(self, augmentation):
         graphs = molecules(2).to_data_list()
@@ -139,6 +144,16 @@ def first_only(batch):
     return Batch.from_data_list(batch.to_data_list()[:1])
 
 
+def add_the_dropped_nodes(view):
+    """Nodes without edges, at the end, in place of those that were dropped."""
+    view = copy.copy(view)
+    view.x, view.node_position = (
+        torch.cat([value, value.new_zeros(10 - len(value) % 10, *value.shape[1:])])
+        for value in (view.x, view.node_position)
+    )
+    return view
+
+
 class Returns(torch.nn.Module):
     def __init__(self, embeddings):
         super().__init__()
@@ -153,12 +168,10 @@ class TestBadModels:
         ("encoder", "message"),
         [
             (
-                Forgetful(),
-                "encoder returned 0 embeddings for the view of augment1, which has 5 graphs and 0 "
-                "nodes, while the batch has 50 nodes; pool with size=batch.num_graphs",
+                Returns(torch.ones(7, 8)),
+                "encoder returned 7 embeddings for the view of augment1, which has 5 graphs and 5 "
+                "nodes, while the batch has 50 nodes$",
             ),
-            (NodeEncoder(), "encoder returned 0 embeddings.*size=batch.num_graphs"),
-            (Returns(torch.ones(7, 8)), r"encoder returned 7 embeddings.*the batch has 50 nodes$"),
             (Returns(torch.ones(5)), r"must return a Tensor of shape.*but got \(5,\)"),
             (Returns((torch.ones(5, 8),)), "must return a Tensor of shape.*but got tuple"),
         ],
@@ -178,11 +191,16 @@ class TestBadModels:
             model_of(Forgetful(), AttributeMask(), empty_last)(molecules(5))
         assert model_of(Encoder(), AttributeMask(), empty_last)(molecules(5)).isfinite()
 
-    def test_embeddings_of_nodes_need_all_nodes(self):
-        model = model_of(NodeEncoder(), EdgePerturb(), NodeDrop(0.5))
+    @pytest.mark.parametrize("then", [lambda data: data, add_the_dropped_nodes])
+    def test_embeddings_of_nodes_need_all_nodes(self, then):
+        torch.manual_seed(0)
+        model = model_of(NodeEncoder(), EdgePerturb(), lambda data: then(NodeDrop(0.5)(data)))
+        message = "augment2.*nodes as samples need views that keep all nodes in their order"
         for batch in (molecules(2), molecules(2)[0]):
-            with pytest.raises(ValueError, match=r"augment2.*must leave the nodes alone"):
+            with pytest.raises(ValueError, match=message):
                 model(batch)
+        model.augment2 = AttributeMask()
+        assert model(EdgePerturb()(NodeDrop(0.5)(molecules(2)))).isfinite()
 
     def test_embeddings_of_graphs_need_a_batch(self):
         class Pooled(Encoder):
@@ -201,12 +219,16 @@ class TestBadModels:
         class OtherNames(torch.nn.Module):
             def forward(self, features, adjacency, batch): ...
 
+        class Short(torch.nn.Module):
+            def forward(self, x, e, b): ...
+
         class OneMore(torch.nn.Module):
             def forward(self, x, edge_index, temperature): ...
 
         for encoder, message in [
             (OtherNames(), "encoder.forward takes features, adjacency, batch: it must take one"),
-            (OneMore(), "encoder.forward takes x, edge_index, temperature: it must take one"),
+            (OneMore(), "takes x, edge_index, temperature: it must take one .*by these names$"),
+            (Short(), "takes x, e, b: .*by these names: rename e to edge_index, b to batch$"),
             (torch.compile(Encoder()), "put it around the ContrastiveModel instead"),
         ]:
             with pytest.raises(TypeError, match=message):

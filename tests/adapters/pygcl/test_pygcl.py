@@ -17,6 +17,8 @@ from GCL.models import (
     SingleBranchContrast,
     WithinEmbedContrast,
 )
+from GCL.models.contrast_model import add_extra_mask
+from GCL.models.samplers import SameScaleSampler
 from helpers.ranks import on_ranks
 from hypothesis import given
 from hypothesis import strategies as st
@@ -93,6 +95,7 @@ def test_masks_of_more_pairs_than_a_float_counts():
         assert model_of(PGCLContrastLoss(4, 3), intraview=True)(*views_of(2899)).isfinite()
 
 
+@pytest.mark.filterwarnings("ignore:PGCLLoss. the embeddings hold NaN")
 @on_intraview
 @pytest.mark.parametrize("kind", ["nan", "no_grad", "inference", "one_gradient"])
 def test_the_loss_is_computed_once_for_a_pair(kind, intraview):
@@ -223,11 +226,11 @@ def test_errors():
     value_of = model_of(loss)
     with pytest.raises(ValueError, match=r"without extra_pos_mask.*25 positives in pos_mask"):
         value_of(z1, z2, extra_pos_mask=torch.ones(5, 5))
-    with pytest.raises(ValueError, match=r"out 25 pairs, but of these 5 are.*extra_neg_mask"):
+    with pytest.raises(ValueError, match=r"extra_neg_mask.* and 0 negatives in neg_mask"):
         value_of(z1, z2, extra_neg_mask=torch.zeros(5, 5))
     with pytest.raises(ValueError, match=r"'G2G' or 'L2L'.*got 2 anchors, 5 samples"):
         SingleBranchContrast(loss, mode="G2L")(h=z1, g=z2[:2], batch=torch.tensor([0, 0, 1, 1, 1]))
-    with pytest.raises(ValueError, match=r"got 5 anchors, 10 samples and no positives in pos_mask"):
+    with pytest.raises(ValueError, match=r"got 5 anchors, 10 samples, no positives in pos_mask"):
         loss(z1, torch.cat([z2, z2]))  # negatives of a sampler of the user
     with pytest.raises(TypeError, match="negatives is up to the contrast model"):
         PGCLContrastLoss(4, negatives="all")
@@ -257,11 +260,41 @@ def test_info_nce_is_that_of_pygcl(mode, intraview, count, temperature, seed):
         for loss in (InfoNCEContrastLoss(temperature=temperature), L.InfoNCE(tau=temperature))
     )
     # Without it PyGCL makes each anchor a negative of itself.
-    meant = {"extra_neg_mask": torch.ones(count, count * (1 + intraview))}
-    expected = value_and_gradients(theirs, names, views, **of_graphs, **meant)
-    for masks in ({}, meant):
+    meant = torch.ones(count, count * (1 + intraview))
+    fewer = (torch.rand(meant.shape) < 0.5).float()
+    for masks in ({}, {"extra_neg_mask": meant}, {"extra_neg_mask": fewer}):
+        expected = value_and_gradients(theirs, names, views, **of_graphs, **masks)
         value = value_and_gradients(ours, names, views, **of_graphs, **masks)
         torch.testing.assert_close(value, expected)
+
+
+@on_intraview
+def test_extra_masks_are_positives_by_index(intraview):
+    """Positives of the masks, and negatives of them alone; each positive in its own denominator."""
+    z1, z2 = leaves(*views_of(6), dtype=torch.float64)
+    size = (6, 6 * (1 + intraview))
+    extra_pos = (torch.rand(size) < 0.2).float()
+    if intraview:
+        extra_pos[:, 6:].fill_diagonal_(0)
+    extra_neg = (torch.rand(size) < 0.7).float()
+    model = DualBranchContrast(InfoNCEContrastLoss(), mode="L2L", intraview_negs=intraview)
+    for masks in (
+        {"extra_pos_mask": extra_pos},
+        {"extra_pos_mask": extra_pos, "extra_neg_mask": extra_neg * (1 - extra_pos)},
+    ):
+        pos, neg = add_extra_mask(*SameScaleSampler(intraview)(z1, z2)[2:], **masks)
+        expected = 0.0
+        for anchor, other in ((z1, z2), (z2, z1)):
+            sample = sample_of(anchor, other, intraview)
+            scores = torch.cosine_similarity(anchor[:, None], sample, dim=-1) / 0.2
+            others = (scores.exp() * neg).sum(1, keepdim=True)
+            losses = ((scores.exp() + others).log() - scores) * pos
+            expected += (losses.sum(1) / pos.sum(1)).mean() / 2
+        value = model(h1=z1, h2=z2, **masks)
+        torch.testing.assert_close(value, expected)
+        torch.testing.assert_close(
+            torch.autograd.grad(value, (z1, z2)), torch.autograd.grad(expected, (z1, z2))
+        )
 
 
 @given(
@@ -360,16 +393,9 @@ def test_errors_of_info_nce():
     loss = InfoNCEContrastLoss()
     z1, z2 = views_of(5)
     batch = torch.tensor([0, 0, 1, 1, 1])
-    nodes = {"h1": z1, "h2": z2}
-    graphs = {"g1": z1[:2], "g2": z2[:2], "batch": batch}
-    for mode, views, num_anchors in (("L2L", nodes, 5), ("G2L", nodes | graphs, 2)):
-        model = DualBranchContrast(loss, mode=mode)
-        with pytest.raises(ValueError, match=r"several anchors.*extra_pos_mask.*with items"):
-            model(**views, extra_pos_mask=torch.ones(num_anchors, 5))
-        with pytest.raises(ValueError, match=r"extra_neg_mask is not supported"):
-            model(**views, extra_neg_mask=torch.zeros(num_anchors, 5))
-    with pytest.raises(ValueError, match=r"several anchors.*extra_pos_mask"):
-        model_of(loss, intraview=True)(z1, z2, extra_pos_mask=torch.eye(5).roll(1, 0).repeat(1, 2))
+    extra = torch.eye(5).roll(1, 0)
+    with pytest.raises(ValueError, match="pos_mask and neg_mask must not have a pair in common"):
+        model_of(loss)(z1, z2, extra_pos_mask=extra, extra_neg_mask=torch.ones(5, 5))
     with pytest.raises(ValueError, match=r"anchor has 2 embeddings and sample 5: without pos_mask"):
         loss(z1[:2], z2)
     with pytest.raises(ValueError, match=r"pos_mask has shape \(2, 5\), but anchor has 3 embedd"):
