@@ -137,7 +137,7 @@ class Encoder(nn.Module):
         self.head = nn.Sequential(nn.Linear(HIDDEN, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, HIDDEN))
 
     def embed(self, data: Data) -> Tensor:
-        return global_add_pool(self.gin(data.x, data.edge_index), data.batch, data.num_graphs)
+        return global_add_pool(self.gin(data.x, data.edge_index), data.batch)
 
     def forward(self, data: Data) -> Tensor:
         return self.head(self.embed(data))

@@ -64,7 +64,7 @@ class Model(torch.nn.Module):
 
     def forward(self, data: Batch) -> Tensor:
         x = self.gin(data.x, data.edge_index)
-        return global_add_pool(x, data.batch, data.num_graphs)  # a view may have empty graphs
+        return global_add_pool(x, data.batch)
 
 
 model = Model(dataset.num_features).to(device)

@@ -61,7 +61,7 @@ class GraphCL(torch.nn.Module):
         )
 
     def encode(self, data: Data) -> torch.Tensor:
-        return global_add_pool(self.gin(data.x, data.edge_index), data.batch, data.num_graphs)
+        return global_add_pool(self.gin(data.x, data.edge_index), data.batch)
 
     def forward(self, data: Data) -> torch.Tensor:
         return self.proj_head(self.encode(data))
