@@ -87,12 +87,10 @@ class ConsistencyLoss(LossModule):
             lambda: {"heads": assignments[0].all_heads()},
         )
         dtype, heads = computing_dtype(assignments[0].log_probs), assignments[0].all_heads()
-        own = torch.cat([view.log_probs for view in assignments])
-        own_targets = torch.cat([view.targets.detach() for view in assignments])
-        log_probs, targets = (
-            processes.gather(x.to(dtype)).view(len(assignments), -1, sum(heads))
-            for x in (own, own_targets)
-        )
+        of_views = [(view.log_probs, view.targets.detach()) for view in assignments]
+        own = [torch.cat(parts).to(dtype) for parts in zip(*of_views, strict=True)]
+        shape = len(assignments), -1, sum(heads)
+        log_probs, targets = (processes.gather(part).view(shape) for part in own)
         return self._of(processes, log_probs, targets, heads)
 
     def _of(

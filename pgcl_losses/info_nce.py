@@ -32,10 +32,10 @@ from pgcl_losses.engine.pairs import Factors, Gaussian, Pairs, Table
 from pgcl_losses.memory import LossWithMemory, Memory
 from pgcl_losses.positives import (
     COUPLED,
+    DECOUPLED,
     ByIndex,
     ByItem,
     ByPosition,
-    decoupled,
     exponential,
     log_count_negatives,
 )
@@ -98,7 +98,7 @@ class WeightedInfoNCE(LossModule):
                 log_mean = (log_s - log_count).masked_fill(log_s == -math.inf, 0.0)
                 of_positives = positives.losses(log_mean, temperature, exponential)
                 log_s = _debiased(log_mean, log_count, debias * of_positives, temperature, debias)
-            term = decoupled if self.decoupled else COUPLED
+            term = DECOUPLED if self.decoupled else COUPLED
             losses = positives.losses(log_s, temperature, term)
             return batch.reduce(losses, positives.exist, self.reduction)
 
@@ -201,10 +201,7 @@ class InfoNCE(WeightedInfoNCE, LossWithMemory):
         self.register_module("memory", None)
         if self.memory_size > 0:
             if dim is None:
-                raise TypeError(
-                    f"memory_size is {memory_size}, which needs the embedding dimension: "
-                    f"{type(self).__name__}(memory_size={memory_size}, dim=...)"
-                )
+                raise TypeError(f"memory_size={memory_size} needs the embedding dimension, dim=...")
             self.memory = Memory(self.memory_size, dim)
 
     def forward(

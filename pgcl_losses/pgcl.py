@@ -182,8 +182,7 @@ class PGCLLoss(LossWithMemory):
         self.consistency = ConsistencyLoss.of_options(locals())
         self._assign_options(locals())
         if self.consistency_weight == 0:
-            # Only the consistency has a gradient for the prototypes, and weight decay would move
-            # them by a gradient of zeros. (Assigned later, 0 has one: DDP expects it then.)
+            # Weight decay would move them by zeros. (If assigned later, DDP expects a gradient.)
             self.prototypes.weight.requires_grad_(False)
         self.register_module("memory", Memory(memory_size, dim) if memory_size > 0 else None)
         self._watch = Watch()

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from pgcl_losses._modes import can_be_read
 from pgcl_losses.distributed import Processes
@@ -23,17 +24,14 @@ from pgcl_losses.engine.pairs import NO_ITEM, Pairs
 
 # log(1 + e^x) is x from here on, even for float64.
 _LINEAR_FROM = 40.0
-_SMALLEST_BLOCK = 128  # embeddings, where items have few of them
+_PAIRS = 1 << 16  # given by index, whose embeddings are gathered at once
 
 
 # What a positive adds to its query's loss, of the gap log S_i - s_ip / tau: with itself in the
 # denominator, without, and, of a gap without S, for the mean of e^{s_ip / tau}.
 Term = Callable[[Tensor], Tensor]
 COUPLED = partial(F.softplus, threshold=_LINEAR_FROM)
-
-
-def decoupled(gaps: Tensor) -> Tensor:
-    return gaps.masked_fill(gaps == -math.inf, 0.0)  # no negatives, no loss
+DECOUPLED = partial(torch.nan_to_num, nan=math.nan, posinf=math.inf, neginf=0.0)  # no S, no loss
 
 
 def exponential(gaps: Tensor) -> Tensor:
@@ -124,12 +122,21 @@ def listed_pairs(
     return Listed(pairs[0][order], pairs[1][order], weights[order])
 
 
+def _cosines(units: Tensor, query: Tensor, key: Tensor) -> Tensor:
+    return (units[query] * units[key]).sum(-1)
+
+
 class ByIndex:
     """Pairs given by index, beside the positives of each query's item, if it has any."""
 
     def __init__(self, pairs: Pairs, listed: Listed, of_items: ByPosition | ByItem) -> None:
         (self.query, self.key, self.weights), self.of_items = listed, of_items
-        self.cosines = (pairs.embeddings[self.query] * pairs.embeddings[self.key]).sum(-1)  # [P]
+        z, n = pairs.embeddings, max(_PAIRS, len(pairs.embeddings))
+        cosines: Any = _cosines
+        if len(self.query) > n:  # in chunks, gathered twice, as their embeddings take most memory
+            cosines = partial(checkpoint, _cosines, use_reentrant=False, preserve_rng_state=False)
+        chunks = zip(torch.split(self.query, n), torch.split(self.key, n), strict=True)
+        self.cosines = torch.cat([cosines(z, *chunk) for chunk in chunks])  # [P]
         # How many positives are of a query's item.
         self.counts = pairs.embeddings.new_zeros(pairs.num_queries()) + of_items.counts
         self.totals = self.counts.index_add(0, self.query, self.weights)  # [Q]
@@ -155,7 +162,7 @@ class _Blocks(NamedTuple):
         end, size, num_ranks = len(items), block_size(items.device), self.processes.num_ranks()
         if can_be_read(items):
             most = int(self.counts.max())
-            end, size = end if most > 0 else 0, min(size, _SMALLEST_BLOCK + 4 * most)
+            end, size = end if most > 0 else 0, min(size, 128 + 4 * most)
         for a in spans(0, end, size, num_ranks):
             first, last = a.start, end
             if can_be_read(items):  # in later blocks, positives of this one are of its last item

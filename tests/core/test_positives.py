@@ -26,6 +26,7 @@ from hypothesis import strategies as st
 from live_bytes import LiveBytes
 
 from pgcl_losses import InfoNCE, PGCLLoss
+from pgcl_losses import positives as positives_of
 from pgcl_losses.engine import blocks
 
 MODES = {
@@ -288,6 +289,17 @@ def test_memory_grows_with_embeddings_and_pairs():
     for options in ({}, {"queries": "first", "debias": 0.1}):
         with in_blocks(128):
             assert peak(1200, **options) < 5 * peak(300, **options)
+
+
+def test_embeddings_of_pairs_are_not_stored(monkeypatch):
+    z = torch.randn(100, 64, requires_grad=True)
+    pairs, _ = random_pairs(100, 100, 40_000)
+    (expected,) = gradients(InfoNCE()(z, positives=pairs), [z])
+    monkeypatch.setattr(positives_of, "_PAIRS", 500)
+    with LiveBytes() as live:
+        (ours,) = gradients(InfoNCE()(z, positives=pairs), [z])
+    assert live.peak < pairs.shape[1] * z.shape[1] * 4 / 2
+    torch.testing.assert_close(ours, expected)
 
 
 @pytest.mark.parametrize(

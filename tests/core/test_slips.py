@@ -92,7 +92,7 @@ OPTIONS = [
     ("info_nce(engine='cuda')", "engine must be one of 'auto', "),
     ("info_nce(debias=1.0)", "debias must be a number from 0 to 0.999, but got 1.0"),
     ("info_nce(gather='yes')", "gather must be True or False, but got 'yes' (str)"),
-    ("info_nce(memory_size=10)", "which needs the embedding dimension"),
+    ("info_nce(memory_size=10)", "needs the embedding dimension"),
     ("info_nce(memory_size=10, dim=3)(z1, z2)", "z1 has dimension 4, but the memory holds"),
     ("pgcl(weighting='prototypes')", "weighting must be one of 'prototype', 'sample', 'uniform'"),
     ("pgcl(exclude_same_cluster='no')", "exclude_same_cluster must be True or False, but got 'no'"),

@@ -130,7 +130,7 @@ def test_a_memory_has_its_shape_from_the_start():
     train(model, 3, lambda: averaged.update_parameters(model))
     assert [buffer.shape for buffer in model.buffers()] == shapes
     assert_same([*averaged.module.buffers()], [*model.buffers()])
-    with pytest.raises(TypeError, match=r"needs the embedding dimension: .*, dim=\.\.\."):
+    with pytest.raises(TypeError, match=r"needs the embedding dimension, dim=\.\.\."):
         InfoNCE(memory_size=64)
 
 
