@@ -111,14 +111,14 @@ class Views(nn.Module):
         )
 
     def _numbered(self, batch: Any) -> Any:
-        """A copy whose nodes carry ``node_position`` ``[V]``; an error if it is no batch.
+        """A copy whose nodes carry ``pgcl_node_position`` ``[V]``; an error if it is no batch.
 
         Like every attribute of nodes, it says of a view which nodes it has kept.
         """
         raise NotImplementedError
 
     def _contents(self, name: str, batch: Any) -> tuple[int, Tensor]:
-        """The number of graphs, and ``node_position`` ``[V]``; an error if it is no batch."""
+        """The number of graphs, and ``pgcl_node_position`` ``[V]``; an error if it is no batch."""
         raise NotImplementedError
 
     def _encode(self, view: Any) -> Any:

@@ -174,12 +174,14 @@ class ContrastiveModel(Views):
 
     def _contents(self, name: str, batch: Any) -> tuple[int, Tensor]:
         _check_graph(name, batch)
-        return batch.batch_size, batch.ndata.get("node_position", torch.arange(batch.num_nodes()))
+        return batch.batch_size, batch.ndata.get(
+            "pgcl_node_position", torch.arange(batch.num_nodes())
+        )
 
     def _numbered(self, batch: Any) -> Any:
         _check_graph("batch", batch)
         batch = batch.clone()
-        batch.ndata["node_position"] = torch.arange(batch.num_nodes(), device=batch.device)
+        batch.ndata["pgcl_node_position"] = torch.arange(batch.num_nodes(), device=batch.device)
         return batch
 
     def _encode(self, view: DGLGraph) -> Any:
@@ -192,7 +194,7 @@ class ContrastiveModel(Views):
                 raise
             raise TypeError(
                 f"{error}: the encoder gets node features only with ContrastiveModel(..., "
-                f"feat_name=...), one of {sorted({*view.ndata} - {'node_position'})}"
+                f"feat_name=...), one of {sorted({*view.ndata} - {'pgcl_node_position'})}"
             ) from error
 
     def _check_one_graph(self, view: DGLGraph) -> None:

@@ -181,12 +181,12 @@ class ContrastiveModel(Views):
 
     def _contents(self, name: str, batch: Any) -> tuple[int, Tensor]:
         num_graphs = count_graphs(batch, name)
-        return num_graphs, batch.get("node_position", torch.arange(batch.num_nodes))
+        return num_graphs, batch.get("pgcl_node_position", torch.arange(batch.num_nodes))
 
     def _numbered(self, batch: Any) -> Any:
         is_batch(batch, "batch")
         batch, device = copy.copy(batch), getattr(batch.edge_index, "device", None)
-        batch.node_position = torch.arange(batch.num_nodes, device=device)
+        batch.pgcl_node_position = torch.arange(batch.num_nodes, device=device)
         return batch
 
     def _encode(self, view: Data) -> Any:

@@ -76,12 +76,16 @@ class _ContrastLoss(nn.Module):
     def _loss(self) -> PGCLLoss | InfoNCE:
         return next(self.children())  # type: ignore[return-value]  # the only one
 
-    def _of_both(self, anchor: Tensor, other: Tensor, own_negative: bool) -> Sequence[Tensor]:
+    def _of_both(self, anchor: Tensor, other: Tensor, own_negatives: bool) -> Sequence[Tensor]:
         """The losses of both calls; embedding i of both views is one item.
 
-        ``own_negative``: whether each anchor is a negative of itself.
+        ``own_negatives``: whether the contrast model makes each anchor a negative of itself.
         """
         raise NotImplementedError
+
+    def _can_add_own_negatives(self) -> bool:
+        """Whether both calls can be computed at once where anchors are negatives of themselves."""
+        return True
 
     def _unpaired(self, anchor: Tensor, sample: Tensor, *masks: Tensor | None) -> Tensor:
         """The loss of one call with positives and negatives as masks say."""
@@ -102,10 +106,16 @@ class _ContrastLoss(nn.Module):
                 )
         intraview = _ends_with_anchors(sample, anchor)
         other = sample[: len(anchor)] if intraview else sample
-        self._loss.negatives = "all" if intraview else "cross"
-        if not _is_paired(anchor, other, pos_mask, neg_mask, intraview):
+        paired, own_negatives = _is_paired(anchor, other, pos_mask, neg_mask, intraview)
+        paired = paired and (not own_negatives or self._can_add_own_negatives())
+        if self._loss.is_distributed():  # ranks without anchors cannot tell
+            facts = torch.tensor([not paired, intraview and len(anchor) > 0], device=anchor.device)
+            facts = facts.int()
+            distributed.all_reduce(facts, distributed.ReduceOp.MAX, self._loss.process_group)
+            paired, intraview = not facts[0], bool(facts[1])
+        if not paired:
             return self._unpaired(anchor, sample, pos_mask, neg_mask)
-        own_negative = intraview and neg_mask is not None and bool(neg_mask[0, len(anchor)])
+        self._loss.negatives = "all" if intraview else "cross"
         views, sources = (anchor, other), (_source(anchor), _source(sample, copied=intraview))
         pair, self._pair = self._pair, None
         # With intraview_negs the other view is a copy. So both views are compared by value and by
@@ -118,7 +128,7 @@ class _ContrastLoss(nn.Module):
             and all(map(_are_equal, pair.views, views[::-1]))
         ):
             return pair.second
-        first, second = self._of_both(anchor, other, own_negative)
+        first, second = self._of_both(anchor, other, own_negatives)
         gradients: list[Tensor] = []
         if first.requires_grad:
             first.register_hook(gradients.append)  # type: ignore[no-untyped-call]  # torch has no type there
@@ -166,7 +176,7 @@ class PGCLContrastLoss(_ContrastLoss):
         super().__init__(options)
         self.pgcl = PGCLLoss(dim, num_prototypes, **options)
 
-    def _of_both(self, anchor: Tensor, other: Tensor, own_negative: bool) -> Sequence[Tensor]:
+    def _of_both(self, anchor: Tensor, other: Tensor, own_negatives: bool) -> Sequence[Tensor]:
         loss = self.pgcl(anchor, other)
         return loss, loss.clone()
 
@@ -196,14 +206,16 @@ class InfoNCEContrastLoss(_ContrastLoss):
 
     Where each anchor has one positive, values and gradients are those of PyGCL's ``InfoNCE``, also
     with ``intraview_negs``, where the contrast model makes each anchor a negative of itself (it
-    does not if ``extra_neg_mask=torch.ones(N, 2 * N)`` is given). With several positives p of
-    anchor i, its loss is their mean of
+    does not if ``extra_neg_mask=torch.ones(N, 2 * N)`` is given; with a memory it never is).
+
+    With several positives p of anchor i, its loss is their mean of
     :math:`-\log( e^{s_{ip} / \tau} / ( e^{s_{ip} / \tau} + \sum_j e^{s_{ij} / \tau} ) )`, with j
     over its negatives. In PyGCL's sum j runs over its other positives as well.
 
     Args:
         options: those of :class:`~pgcl_losses.InfoNCE`, by the same names, except ``negatives``,
-            ``queries`` and ``reduction``. ``memory_size`` needs ``dim``, and masks of pairs i, i.
+            ``queries`` and ``reduction``. ``memory_size`` needs ``dim``, mode ``"G2G"`` or
+            ``"L2L"``, and no extra masks.
 
     Shape:
         - anchor: ``[N, D]``
@@ -217,12 +229,18 @@ class InfoNCEContrastLoss(_ContrastLoss):
         super().__init__(options)
         self.info_nce = InfoNCE(**options)
 
-    def _of_both(self, anchor: Tensor, other: Tensor, own_negative: bool) -> Sequence[Tensor]:
+    def _can_add_own_negatives(self) -> bool:
+        loss = self.info_nce
+        is_plain = not (loss.hardness or loss.debias or loss.decoupled)
+        return loss.memory_size > 0 or (is_plain and isinstance(loss.temperature, float))
+
+    def _of_both(self, anchor: Tensor, other: Tensor, own_negatives: bool) -> Sequence[Tensor]:
         self.info_nce.queries, self.info_nce.reduction = "all", "none"
         losses = self.info_nce(anchor, other)
-        if own_negative:  # e^{1 / tau} is added to its sum over negatives
-            cosines = F.cosine_similarity(anchor.to(losses), other.to(losses)).repeat(2)
-            losses = torch.logaddexp(losses, (1.0 - cosines) / self.info_nce.temperature)
+        if own_negatives and not self.info_nce.memory_size:  # another term of the denominator
+            units = torch.stack([F.normalize(z.to(losses)) for z in (anchor, other)])  # [2, N, D]
+            gaps = units.square().sum(-1) - units.prod(0).sum(-1)  # 1 - cosine, unless it is zero
+            losses = torch.logaddexp(losses, gaps.flatten() / self.info_nce.temperature)
         return self._means(losses.tensor_split(2), losses.new_tensor(len(anchor)))
 
     def _unpaired(self, anchor: Tensor, sample: Tensor, *masks: Tensor | None) -> Tensor:
@@ -384,22 +402,20 @@ def _is_paired(
     pos_mask: Tensor | None,
     neg_mask: Tensor | None,
     intraview: bool,
-) -> bool:
+) -> tuple[bool, bool]:
     """Whether embedding i of the other view is the only positive of anchor i.
 
-    And all others are negatives, with an anchor itself, as a contrast model makes them, or without.
+    And all others are negatives; and whether an anchor is a negative of itself.
     """
     count = len(anchor)
-    if count != len(other):
-        return False
-    if pos_mask is not None and not (
-        pos_mask.count_nonzero() == count and pos_mask.diagonal().all()
+    if count != len(other) or (
+        pos_mask is not None
+        and not (pos_mask.count_nonzero() == count and pos_mask.diagonal().all())
     ):
-        return False
+        return False, False
     if neg_mask is None:
-        return True
-    left_out, own = neg_mask == 0, neg_mask.diagonal(count) == 0
-    num_own = int(own.sum()) if intraview else 0
-    return bool(left_out.sum() == count + num_own and left_out.diagonal().all()) and (
-        num_own in (0, count)
-    )
+        return True, False
+    left_out = neg_mask == 0
+    num_own = int(left_out.diagonal(count).sum()) if intraview else 0
+    all_others = bool(left_out.sum() == count + num_own and left_out.diagonal().all())
+    return all_others and num_own in (0, count), intraview and num_own < count

@@ -4,7 +4,6 @@ import sys
 import warnings
 
 # Packages whose code stands between the user's line and ours; adapters add their frameworks.
-# (Python 3.12 has `skip_file_prefixes` for this, but we support older ones.)
 NOT_THE_USER = {"pgcl_losses", "torch"}
 
 

@@ -19,7 +19,7 @@ Items = Tensor | Sequence[Tensor]  # one tensor for all sets, or one for each
 
 
 class Related(NamedTuple):
-    """Which embeddings are positives of each other, as a loss is told beside its sets."""
+    """Which embeddings are positives of each other, given to a loss beside its sets."""
 
     items: Items | None = None
     positives: Tensor | None = None  # [2, P] positions in the concatenated sets

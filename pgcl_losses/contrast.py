@@ -67,7 +67,7 @@ class PrototypeReweightedNCE(WeightedInfoNCE):
           ``soft_clusters`` need assignments.
         - prototypes: ``[K, D]``, needed by ``weighting="prototype"``. With clusters alone, the loss
           waits for a GPU and breaks a compiled graph.
-        - output: scalar, or ``[V * N]`` for ``reduction="none"``
+        - output: scalar, or one value for each query for ``reduction="none"``
 
     Examples:
         >>> import torch

@@ -45,8 +45,7 @@ def diagnostics(
         - agreement: how often two views of a graph have the same cluster; 1/K if clusters are
           chance, nan with one view
         - masked_negatives: the fraction of negatives that ``exclude_same_cluster`` leaves out
-        - mean_weight: of M w over the negatives that remain, for ``weighting="prototype"``. Below
-          1 the negatives count less than in InfoNCE, taken together.
+        - mean_weight: of M w over the negatives that remain, for ``weighting="prototype"``
 
         The last two assume negatives from all views, hard clusters and no ``negative_ranks``. They
         are nan without negatives.

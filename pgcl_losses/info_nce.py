@@ -86,7 +86,7 @@ class WeightedInfoNCE(LossModule):
             positives = ByIndex(pairs, listed, of_items) if listed else of_items
             sums = partial(log_weighted_sums, pairs, engine=engine, processes=processes)
             if hardness > 0 or debias > 0:
-                log_count = log_count_negatives(pairs, of_items)
+                log_count = log_count_negatives(pairs, of_items, listed)
             if hardness > 0:
                 harder = sums(temperature=temperature / (1 + hardness))
                 with torch.no_grad():  # and detached, also for forward mode
@@ -138,7 +138,7 @@ class InfoNCE(WeightedInfoNCE, LossWithMemory):
 
     ``positives`` are further pairs (query, key), as an ``edge_index`` of positions in the
     concatenated sets: key is a positive of query, not the other way round. A query's loss is the
-    mean over its positives with their ``positive_weights``; those of its item weigh 1, and weights
+    mean over its positives with their ``positive_weights``; others of its item weigh 1, and weights
     of a pair that is given twice add up. A pair of weight 0 is left out: it is no negative either.
     With several processes, each gives pairs of its own embeddings. Values are checked on a CPU.
 
@@ -246,10 +246,9 @@ class InfoNCE(WeightedInfoNCE, LossWithMemory):
 def _scaled_to_mean_1(
     harder: Tensor, log_weights: Tensor, hardness: float, log_count: Tensor
 ) -> Tensor:
-    """log S with weights e^{beta s / tau} of mean 1.
+    """log S with constant weights e^{beta s / tau}, scaled to a mean of 1.
 
-    ``harder``: log of the sum of e^{(1 + beta) s / tau}; ``log_weights``: of e^{beta s / tau}. Of
-    the exponent (1 + beta) s / tau, the term beta s / tau is the weight, which is constant.
+    ``harder``: log of the sum of e^{(1 + beta) s / tau}; ``log_weights``: of e^{beta s / tau}.
     """
     constant = harder.detach() * (hardness / (1 + hardness))
     constant += log_count - log_weights.masked_fill(log_weights == -math.inf, 0.0)

@@ -18,7 +18,6 @@ _CHUNK = 1 << 14  # embeddings at a time: memory holds no matrix of all of them 
 
 def draw(num_centers: int, generator: torch.Generator | None = None) -> Tensor:
     """Random numbers for the seeds of so many centres: a row for each, with one per candidate."""
-    # As many candidates as in scikit-learn; device, for another one may be the default.
     shape = num_centers, 2 + int(math.log(num_centers))
     return torch.rand(shape, generator=generator, device="cpu")
 

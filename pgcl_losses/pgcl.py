@@ -88,7 +88,7 @@ class PGCLLoss(LossWithMemory):
         queries (str): ``"all"``: all embeddings have a contrast; ``"first"``: those of the first
             view (or set), with all others as their positives and negatives.
         decoupled (bool): leaves a query's positive out of the denominator; the contrast may be
-            negative.
+            negative, and is 0 for a query without negatives.
         reduction (str): ``"mean"``, ``"sum"``, or ``"none"`` for one value per embedding (V * N,
             view 1 first).
         engine (str): how the pairs are computed, with the same result. ``"blocks"``: in blocks, for
@@ -107,7 +107,7 @@ class PGCLLoss(LossWithMemory):
     it. The modules, ``prototypes``, ``contrast`` and ``consistency``, may be replaced by subclasses
     of yours. ``prototypes`` is called with a :class:`Batch`, the others with what it returns.
 
-    ``items`` ``[N]`` and ``positives`` change the contrast alone, as they do :class:`InfoNCE`:
+    ``items`` and ``positives`` change the contrast alone, as they do :class:`InfoNCE`:
     graphs of one item are positives of each other and never negatives.
 
     With several processes every one has to call the loss, and its backward, the same number of
@@ -289,10 +289,11 @@ class PGCLLoss(LossWithMemory):
             check.items(related.items, views)
         queries = getattr(self.contrast, "queries", "all")
         check.positives(*related[1:], views, queries)
-        if queries == "first" and self.consistency.reduction == "none":
+        both = self.consistency_weight > 0 and self.contrast_weight > 0
+        if both and queries == "first" and self.consistency.reduction == "none":
             raise ValueError(
-                "reduction='none' gives a consistency for each embedding of all views, but "
-                "queries='first' a contrast for those of the first: choose 'mean' or 'sum'"
+                "reduction='none' with queries='first' has a contrast for each embedding of the "
+                "first view, but a consistency for those of all: choose 'mean' or 'sum'"
             )
         weight = self.prototypes.weight
         check.prototypes("prototypes.weight", weight, "z1", views[0], type(self).__name__)

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from pgcl_losses._modes import can_be_read
+from pgcl_losses._modes import can_be_read, is_transformed
 from pgcl_losses.distributed import Processes
 from pgcl_losses.engine.blocks import block_size, spans
 from pgcl_losses.engine.dispatch import check_once
@@ -70,91 +70,30 @@ class ByItem:
 
     def __init__(self, pairs: Pairs, processes: Processes, engine: str) -> None:
         assert pairs.items is not None
-        items = pairs.items[: len(pairs.embeddings)]
-        self.embeddings, self.num_queries = pairs.embeddings, pairs.num_queries()
-        # No two of a group are positives of each other: an embedding itself, or those of a set.
-        within_sets = pairs.negatives == "all"
-        groups = torch.arange(len(items), device=items.device)
-        if not within_sets:
-            sets = [groups.new_full((n,), a) for a, n in enumerate(pairs.lengths)]
-            groups = torch.cat(sets)
-        self.counts = (_count_of_item(pairs, items) - int(within_sets))[: self.num_queries]
-        self.exist = self.counts > 0
-        self.blocks = _Blocks(items, groups, self.counts, processes)
+        self.embeddings, self.processes = pairs.embeddings, processes
         self.is_one = engine == "dense"
+        self.items = items = pairs.items[: len(pairs.embeddings)]
+        # No two of a group are positives of each other: an embedding itself, or those of a set.
+        self.groups, within_sets = torch.arange(len(items), device=items.device), 1
+        if pairs.negatives != "all":
+            sets = [self.groups.new_full((n,), a) for a, n in enumerate(pairs.lengths)]
+            self.groups, within_sets = torch.cat(sets), 0
+        self.counts = (_count_of_item(pairs, items) - within_sets)[: pairs.num_queries()]  # [Q]
+        self.exist = self.counts > 0
 
     def losses(self, log_s: Tensor, temperature: float | Tensor, term: Term) -> Tensor:
         # Where there is no positive, log S may be -inf, and its gradient NaN.
-        offsets = log_s.masked_fill(~self.exist, 0.0)
+        offsets, z = log_s.masked_fill(~self.exist, 0.0), self.embeddings
         if self.is_one:  # in one matrix, differentiable any number of times
-            i, j = (torch.arange(len(x), device=x.device) for x in (offsets, self.embeddings))
-            none, z = self.blocks.are_no_positives(i, j), self.embeddings
+            i, j = (torch.arange(len(x), device=x.device) for x in (offsets, z))
+            none = self.are_no_positives(i, j)
             sums = _over_block(z[i], z, offsets, temperature, term, none)
         else:
-            offsets = F.pad(offsets, (0, len(self.embeddings) - len(offsets)))
+            offsets = F.pad(offsets, (0, len(z) - len(offsets)))
             sums = _OverPositives.apply(  # type: ignore[no-untyped-call]  # torch has no type there
-                self.embeddings, temperature, offsets, term, self.blocks
-            )[: self.num_queries]
+                z, temperature, offsets, term, self
+            )[: len(log_s)]
         return sums / self.counts.clamp_min(1)
-
-
-class Listed(NamedTuple):
-    """Pairs given by index, those of a query together; a weight of 0 leaves a pair out."""
-
-    query: Tensor  # [P] positions among all M embeddings
-    key: Tensor  # [P]
-    weights: Tensor  # [P]
-
-
-def listed_pairs(
-    processes: Processes, pairs: Tensor | None, weights: Tensor | None, like: Tensor
-) -> Listed | None:
-    """Those of all processes, from positions ``[2, P]`` among the embeddings of this one."""
-    if pairs is None:
-        return None
-    weights = like.new_ones(pairs.shape[1]) if weights is None else weights.to(like.dtype)
-    if processes.num_ranks() > 1:
-        of_all = torch.arange(sum(processes.lengths()), device=pairs.device)
-        pairs = processes.own(of_all)[pairs]
-        processes = processes.of_sets([len(weights)], pairs.device)
-        pairs, weights = processes.gather(pairs.T).T, processes.gather(weights)
-    order = (pairs[0] * len(like) + pairs[1]).argsort()
-    return Listed(pairs[0][order], pairs[1][order], weights[order])
-
-
-def _cosines(units: Tensor, query: Tensor, key: Tensor) -> Tensor:
-    return (units[query] * units[key]).sum(-1)
-
-
-class ByIndex:
-    """Pairs given by index, beside the positives of each query's item, if it has any."""
-
-    def __init__(self, pairs: Pairs, listed: Listed, of_items: ByPosition | ByItem) -> None:
-        (self.query, self.key, self.weights), self.of_items = listed, of_items
-        z, n = pairs.embeddings, max(_PAIRS, len(pairs.embeddings))
-        cosines: Any = _cosines
-        if len(self.query) > n:  # in chunks, gathered twice, as their embeddings take most memory
-            cosines = partial(checkpoint, _cosines, use_reentrant=False, preserve_rng_state=False)
-        chunks = zip(torch.split(self.query, n), torch.split(self.key, n), strict=True)
-        self.cosines = torch.cat([cosines(z, *chunk) for chunk in chunks])  # [P]
-        # How many positives are of a query's item.
-        self.counts = pairs.embeddings.new_zeros(pairs.num_queries()) + of_items.counts
-        self.totals = self.counts.index_add(0, self.query, self.weights)  # [Q]
-        self.exist = self.totals > 0
-
-    def losses(self, log_s: Tensor, temperature: float | Tensor, term: Term) -> Tensor:
-        each = self.weights * term(_gaps(log_s[self.query], self.cosines, temperature))
-        sums = self.of_items.losses(log_s, temperature, term) * self.counts
-        return sums.index_add(0, self.query, each) / self.totals.masked_fill(~self.exist, 1.0)
-
-
-class _Blocks(NamedTuple):
-    """Blocks of pairs that may be of one item. Each process has a portion."""
-
-    items: Tensor  # [M]
-    groups: Tensor  # [M]
-    counts: Tensor  # [Q] of the positives
-    processes: Processes
 
     def each(self) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
         """Positions I and J, both together unless I is J, and which pairs are no positives."""
@@ -179,6 +118,71 @@ class _Blocks(NamedTuple):
         return other_item | (self.groups[i].unsqueeze(1) == self.groups[j])
 
 
+class Listed(NamedTuple):
+    """Pairs given by index, those of a query together; a weight of 0 leaves a pair out."""
+
+    query: Tensor  # [P] positions among all M embeddings
+    key: Tensor  # [P]
+    weights: Tensor  # [P]
+    first: Tensor  # [P] whether no earlier pair is the same
+
+
+def listed_pairs(
+    processes: Processes, pairs: Tensor | None, weights: Tensor | None, like: Tensor
+) -> Listed | None:
+    """Those of all processes, from positions ``[2, P]`` among the embeddings of this one."""
+    if pairs is None:
+        return None
+    weights = like.new_ones(pairs.shape[1]) if weights is None else weights.to(like.dtype)
+    if processes.num_ranks() > 1:
+        of_all = torch.arange(sum(processes.lengths()), device=pairs.device)
+        pairs = processes.own(of_all)[pairs]
+        processes = processes.of_sets([len(weights)], pairs.device)
+        pairs, weights = processes.gather(pairs.T).T, processes.gather(weights)
+    order = (pairs[0] * len(like) + pairs[1]).argsort()
+    pairs = pairs[:, order]
+    first = F.pad((pairs[:, 1:] != pairs[:, :-1]).any(0), (1, 0), value=True)[: len(order)]
+    return Listed(pairs[0], pairs[1], weights[order], first)
+
+
+def _cosines(units: Tensor, query: Tensor, key: Tensor) -> Tensor:
+    return (units[query] * units[key]).sum(-1)
+
+
+class ByIndex:
+    """Pairs given by index, beside the positives of each query's item, if it has any."""
+
+    def __init__(self, pairs: Pairs, listed: Listed, of_items: ByPosition | ByItem) -> None:
+        query, key, weights, first = listed
+        # The weight of a pair that is given counts, and not the 1 of its item's.
+        items, sets, _ = pairs._replace(negatives="cross").left_out()
+        of_item = first & (items[query] == items[key])
+        if pairs.negatives != "all" and sets is not None:
+            of_item &= sets[query] != sets[key]
+        weights = weights - of_item.to(weights.dtype)
+        if can_be_read(weights.detach()) and not weights.requires_grad:
+            query, key, weights = (of_all[weights != 0] for of_all in (query, key, weights))
+        self.query, self.key, self.weights, self.of_items = query, key, weights, of_items
+        z, n = pairs.embeddings, max(_PAIRS, len(pairs.embeddings))
+        cosines: Any = _cosines
+        if len(query) > n and not is_transformed(
+            z
+        ):  # in chunks, gathered twice, as their embeddings take most memory
+            cosines = partial(checkpoint, _cosines, use_reentrant=False, preserve_rng_state=False)
+        chunks = zip(torch.split(self.query, n), torch.split(self.key, n), strict=True)
+        self.cosines = torch.cat([cosines(z, *chunk) for chunk in chunks])  # [P]
+        # How many positives are of a query's item.
+        self.counts = pairs.embeddings.new_zeros(pairs.num_queries()) + of_items.counts
+        self.totals = self.counts.index_add(0, self.query, self.weights)  # [Q]
+        self.exist = self.totals > 0
+
+    def losses(self, log_s: Tensor, temperature: float | Tensor, term: Term) -> Tensor:
+        each = self.weights * term(_gaps(log_s[self.query], self.cosines, temperature))
+        sums = self.of_items.losses(log_s, temperature, term) * self.counts
+        losses = sums.index_add(0, self.query, each) / self.totals.masked_fill(~self.exist, 1.0)
+        return losses.masked_fill(~self.exist, 0.0)
+
+
 def _over_block(
     z_i: Tensor, z_j: Tensor, offsets: Tensor, temperature: float | Tensor, term: Term, none: Tensor
 ) -> Tensor:
@@ -201,23 +205,23 @@ class _OverPositives(torch.autograd.Function):
         temperature: float | Tensor,
         offsets: Tensor,
         term: Term,
-        blocks: _Blocks,
+        pairs: ByItem,
     ) -> Tensor:
         sums, z = torch.zeros_like(offsets), embeddings
-        for i, j, both, none in blocks.each():
+        for i, j, both, none in pairs.each():
             of_both = _over_block(z[i], z[j], offsets[both], temperature, term, none)
             sums.index_add_(0, both, of_both)
         ctx.save_for_backward(embeddings, offsets)
-        ctx.temperature, ctx.term, ctx.blocks = temperature, term, blocks
-        return blocks.processes.add(sums, "the sums over positives")
+        ctx.temperature, ctx.term, ctx.pairs = temperature, term, pairs
+        return pairs.processes.add(sums, "the sums over positives")
 
     @staticmethod
     def backward(ctx: Any, d_sums: Tensor) -> tuple[Tensor | None, ...]:
         check_once()
         z, offsets = ctx.saved_tensors
-        d_sums = ctx.blocks.processes.add(d_sums, "the gradient of sums over positives")
+        d_sums = ctx.pairs.processes.add(d_sums, "the gradient of sums over positives")
         d_z, d_offsets = torch.zeros_like(z), torch.zeros_like(offsets)
-        for i, j, both, none in ctx.blocks.each():
+        for i, j, both, none in ctx.pairs.each():
             parts = z_i, z_j, of_both = [
                 part.requires_grad_() for part in (z[i], z[j], offsets[both])
             ]
@@ -254,7 +258,9 @@ def _count_in(others: Tensor, items: Tensor) -> Tensor:
     return above - torch.searchsorted(numbers, items)
 
 
-def log_count_negatives(pairs: Pairs, of_items: ByPosition | ByItem) -> Tensor:
+def log_count_negatives(
+    pairs: Pairs, of_items: ByPosition | ByItem, listed: Listed | None
+) -> Tensor:
     """The logarithm of the number of each query's negatives: ``[Q]``."""
     count, num_queries = len(pairs.embeddings), pairs.num_queries()
     counts = pairs.embeddings.new_zeros(num_queries)
@@ -268,9 +274,7 @@ def log_count_negatives(pairs: Pairs, of_items: ByPosition | ByItem) -> Tensor:
         if pairs.present is not None:
             of_past = of_past.where(pairs.present[count:], NO_ITEM)
         counts -= _count_in(of_past, pairs.items[:num_queries])
-    if pairs.listed is not None:
-        query, key = pairs.listed
-        repeated = F.pad((query[1:] == query[:-1]) & (key[1:] == key[:-1]), (1, 0))
-        fewer = ~(repeated | pairs.left_out().mask(query, key))
-        counts = counts.index_add(0, query, fewer.to(counts), alpha=-1)
+    if listed is not None:
+        fewer = listed.first & ~pairs.left_out().mask(listed.query, listed.key)
+        counts = counts.index_add(0, listed.query, fewer.to(counts), alpha=-1)
     return counts.log()

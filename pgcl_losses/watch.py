@@ -17,8 +17,7 @@ from pgcl_losses.weights import cluster_counts
 if TYPE_CHECKING:
     from pgcl_losses.pgcl import PGCLLoss
 
-# Gradients are hardly ever accumulated over more batches than this before an optimizer steps. And
-# complete trainings on a small set have 20 to 40 steps: a later warning would come after their end.
+# Gradients are hardly ever accumulated over more batches, and small trainings have few steps more.
 _PATIENCE = 16
 _EVERY = 20  # training forwards from one look at clusters and directions to the next
 _NOT_FINITE = "the embeddings hold NaN or inf: check the input of the encoder and its gradients"

@@ -42,5 +42,5 @@ def _log_weights(pairs: Pairs, cosines: Tensor) -> Tensor:
     log_weights = log_weights.masked_fill(left_out.mask(i, j), -math.inf)
     if pairs.listed is not None:
         query, key = pairs.listed
-        log_weights[key, query] = -math.inf
+        log_weights = log_weights.index_put((key, query), log_weights.new_full((), -math.inf))
     return log_weights

@@ -320,7 +320,12 @@ def test_embeddings_of_pairs_are_not_stored(monkeypatch):
             r"positive_weights .* but got .*\(2,\)",
         ),
         (torch.tensor([[2], [1]]), [1.0], TypeError, r"positive_weights .* but got .*list"),
-        (torch.tensor([[2], [1]]), -torch.ones(1), ValueError, "positive_weights must be finite"),
+        (
+            torch.tensor([[2], [1]]),
+            -torch.ones(1),
+            ValueError,
+            "positive_weights must be numbers from 0",
+        ),
         (None, torch.ones(1), TypeError, "positive_weights need positives"),
     ],
 )

@@ -212,7 +212,9 @@ def partners(
     for i, (mine, item) in enumerate(each):
         of_query = {b for a, b, _ in listed if a == i}
         compared = [j for j in range(len(each)) if negatives == "all" or each[j][0] != mine]
-        positives = [(j, 1.0) for j in compared if j != i and each[j][1] == item]
+        positives = [
+            (j, 1.0) for j in compared if j != i and each[j][1] == item and j not in of_query
+        ]
         positives += [(b, weight) for a, b, weight in listed if a == i and weight > 0]
         others = [j for j in compared if each[j][1] != item and j not in of_query]
         if negatives == "memory":

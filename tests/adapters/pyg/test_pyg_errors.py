@@ -147,9 +147,9 @@ def first_only(batch):
 def add_the_dropped_nodes(view):
     """Nodes without edges, at the end, in place of those that were dropped."""
     view = copy.copy(view)
-    view.x, view.node_position = (
+    view.x, view.pgcl_node_position = (
         torch.cat([value, value.new_zeros(10 - len(value) % 10, *value.shape[1:])])
-        for value in (view.x, view.node_position)
+        for value in (view.x, view.pgcl_node_position)
     )
     return view
 

@@ -441,6 +441,53 @@ def test_info_nce_of_many_processes_is_that_of_one(mode):
     on_ranks(of_many_processes, 3, mode)
 
 
+def extra_masks_of_many_processes(rank, num_ranks, intraview):
+    """Some ranks have extra positives, one has no anchors at all; the temperature is learned."""
+    labels = [torch.tensor(of_rank) for of_rank in ([0, 1, 2], [], [3, 3, 4, 5])]
+    counts = [len(of_rank) for of_rank in labels]
+    generator = torch.Generator().manual_seed(0)
+    z = torch.randn(2, sum(counts), 4, dtype=torch.float64, generator=generator)
+
+    def step(gather, views, of_views):
+        views = [view.detach().clone().requires_grad_() for view in views]
+        tau = torch.tensor(0.3, dtype=torch.float64, requires_grad=True)
+        loss = InfoNCEContrastLoss(gather=gather, temperature=tau)
+        model = DualBranchContrast(loss, mode="L2L", intraview_negs=intraview)
+        same = (of_views[:, None] == of_views).float()
+        extra = torch.cat([same, torch.zeros_like(same)], 1) if intraview else same
+        value = model(h1=views[0], h2=views[1], extra_pos_mask=extra)
+        return value.detach(), torch.autograd.grad(value, [tau, *views])
+
+    value, (d_tau, *d_views) = step(True, [view.split(counts)[rank] for view in z], labels[rank])
+    expected, (d_expected, *d_of_all) = step(False, [*z], torch.cat(labels).long())
+    torch.testing.assert_close(value, expected)
+    torch.testing.assert_close(d_tau, d_expected)
+    for mine, every in zip(d_views, d_of_all, strict=True):
+        torch.testing.assert_close(mine / num_ranks, every.split(counts)[rank])
+
+
+@pytest.mark.slow
+@on_intraview
+def test_extra_masks_of_many_processes(intraview):
+    on_ranks(extra_masks_of_many_processes, 3, intraview)
+
+
+@pytest.mark.parametrize("options", [{"hardness": 0.5}, {"debias": 0.1}, {"decoupled": True}])
+def test_own_negatives_do_not_depend_on_how_they_are_computed(options):
+    """An own negative is one more negative, whichever way both calls are computed."""
+    views = views_of(5)
+    model = DualBranchContrast(InfoNCEContrastLoss(**options), mode="L2L", intraview_negs=True)
+    z1, z2 = (view.double() for view in views)
+    items = torch.arange(15)
+    loss = InfoNCE(negatives="cross", queries="first", **options)
+    pairs = torch.stack([torch.arange(5), torch.arange(5, 10)])
+    expected = [
+        loss(one, torch.cat([other, one]), items=(items[:5], items[5:]), positives=pairs)
+        for one, other in ((z1, z2), (z2, z1))
+    ]
+    torch.testing.assert_close(model(h1=z1, h2=z2), sum(expected) / 2)
+
+
 def test_a_warning_points_to_the_users_line():
     model = DualBranchContrast(PGCLContrastLoss(4, 10), mode="G2G")
     g1, g2 = views_of(6)
