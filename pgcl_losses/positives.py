@@ -101,7 +101,7 @@ class ByItem:
         end, size, num_ranks = len(items), block_size(items.device), self.processes.num_ranks()
         if can_be_read(items):
             most = int(self.counts.max())
-            end, size = end if most > 0 else 0, min(size, 128 + 4 * most)
+            end, size = end if most > 0 else 0, min(size, 128 + most)
         for a in spans(0, end, size, num_ranks):
             first, last = a.start, end
             if can_be_read(items):  # in later blocks, positives of this one are of its last item
