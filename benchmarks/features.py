@@ -38,6 +38,11 @@ def info_nce(temperature: float | Tensor, **options: Any) -> InfoNCE:
     return InfoNCE(temperature=temperature, **options)
 
 
+def weighted(items1: Tensor, items2: Tensor) -> Loss:
+    """torch's cross entropy, whose targets are probabilities: those of one item are alike."""
+    return peers.linear_cross_entropy(positives=items1.unsqueeze(1) == items2)
+
+
 MAKERS: dict[str, Maker] = {
     "PGCLLoss": pgcl,
     "InfoNCE": info_nce,
@@ -45,6 +50,9 @@ MAKERS: dict[str, Maker] = {
     "pytorch-metric-learning NTXentLoss": peers.nt_xent,
     "lightly NTXentLoss": peers.lightly_nt_xent,
     "open_clip ClipLoss": peers.clip,
+    "torch linear_cross_entropy": partial(peers.linear_cross_entropy, chunked=True),
+    "graphssl NTXentLoss": peers.graphssl_nt_xent,
+    "sentence-transformers MultipleNegativesRankingLoss": peers.multiple_negatives_ranking,
 }
 
 
@@ -235,16 +243,14 @@ def peak(make: Maker, num: int) -> str:
 
 Check = Callable[[Any], bool | str]
 Columns = dict[str, Any]
-PGCL, INFO_NCE, PYGCL, METRIC_LEARNING, LIGHTLY, CLIP = MAKERS
+PGCL, INFO_NCE, PYGCL, METRIC_LEARNING, LIGHTLY, CLIP, TORCH, _, SENTENCES = MAKERS
 OPTIONS: dict[str, tuple[Check, Columns]] = {
     "past batches as negatives": (
         remembers,
         {
             PGCL: partial(pgcl, memory_size=128),
             INFO_NCE: partial(info_nce, memory_size=128, dim=32),
-            METRIC_LEARNING: lambda tau: peers.cross_batch_memory(
-                torch.randn(128, 32), 128, tau, "NTXentLoss"
-            ),
+            METRIC_LEARNING: lambda tau: peers.cross_batch_memory(torch.randn(128, 32), 128, tau),
             LIGHTLY: lambda tau: peers.lightly_nt_xent(tau, torch.randn(128, 32)),
         },
     ),
@@ -255,6 +261,7 @@ OPTIONS: dict[str, tuple[Check, Columns]] = {
             INFO_NCE: lambda labels: partial(info_nce(0.2), items=labels),
             PYGCL: lambda labels: peers.pygcl_info_nce(labels=labels),
             METRIC_LEARNING: lambda labels: peers.nt_xent(labels=labels),
+            TORCH: lambda labels: weighted(labels, labels),
         },
     ),
     "two modalities: the loss of CLIP": (
@@ -270,7 +277,7 @@ OPTIONS: dict[str, tuple[Check, Columns]] = {
             INFO_NCE: partial(info_nce, negatives="cross"),
             PYGCL: partial(peers.pygcl_info_nce, intraview=False),
             METRIC_LEARNING: lambda tau: peers.nt_xent_across(tau, *torch.arange(64).repeat(2, 1)),
-            CLIP: peers.clip,
+            **{name: MAKERS[name] for name in (CLIP, TORCH, SENTENCES)},
         },
     ),
     "sets of different lengths": (
@@ -278,6 +285,7 @@ OPTIONS: dict[str, tuple[Check, Columns]] = {
         {
             INFO_NCE: lambda *items: partial(info_nce(0.2, negatives="cross"), items=items),
             METRIC_LEARNING: lambda *items: peers.nt_xent_across(0.2, *items),
+            TORCH: weighted,
         },
     ),
     "hard negatives: weight of a close pair, relative to InfoNCE": (

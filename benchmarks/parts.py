@@ -36,7 +36,7 @@ FORWARD, BACKWARD = "pairs, forward", "pairs, backward"
 MODULES = {"prototypes": "prototypes", "consistency": "consistency", "contrast": "weights"}
 FUNCTIONS = {
     "pgcl_losses.batch.unit_vectors": NORMALISATION,
-    "pgcl_losses.contrast.weighted_info_nce": REST,
+    "pgcl_losses.info_nce.WeightedInfoNCE.of_batch": REST,
     "pgcl_losses.info_nce.log_weighted_sums": FORWARD,
 }
 PARTS = [NORMALISATION, *MODULES.values(), FORWARD, BACKWARD, REST]

@@ -2,7 +2,8 @@
 
 To install all of them:
 
-    pip install -e '.[pygcl]' pytorch-metric-learning==2.9.0 lightly==1.6.0 open_clip_torch==3.3.0
+    pip install -e '.[pygcl]' pytorch-metric-learning==2.9.0 lightly==1.6.0 \\
+        open_clip_torch==3.3.0 graphssl==0.2.0 sentence-transformers==6.2.0
 
 lightly and open_clip need torchvision, of the same build as torch. For builds without CUDA add
 `--extra-index-url https://download.pytorch.org/whl/cpu`.
@@ -188,18 +189,16 @@ def nt_xent_across(temperature: float, items1: Tensor, items2: Tensor) -> Loss:
     ).div(2)
 
 
-def cross_batch_memory(
-    stored: Tensor, batch: int, temperature: float = 0.2, loss: str = "SupConLoss"
-) -> Loss:
-    """pytorch-metric-learning's CrossBatchMemory, filled with ``stored`` [B, D].
+def cross_batch_memory(stored: Tensor, batch: int, temperature: float = 0.2) -> Loss:
+    """``nt_xent`` with a CrossBatchMemory that has ``stored`` [B, D]; keys get no gradient.
 
     It stores a batch of so many embeddings before it computes the loss. Its size is therefore B
     and a batch.
     """
-    from pytorch_metric_learning import losses
+    from pytorch_metric_learning.losses import CrossBatchMemory, NTXentLoss
 
-    inner = getattr(losses, loss)(temperature=temperature)
-    memory = losses.CrossBatchMemory(inner, stored.shape[1], len(stored) + batch).to(stored)
+    inner = NTXentLoss(temperature=temperature)
+    memory = CrossBatchMemory(inner, stored.shape[1], len(stored) + batch).to(stored)
     memory.add_to_memory(stored, -1 - torch.arange(len(stored), device=stored.device), len(stored))
     return metric_learning(memory)
 
@@ -232,6 +231,50 @@ def clip(temperature: float | Tensor = 0.2) -> Loss:
         options = {"rank": rank, "world_size": num_ranks, "gather_with_grad": True}
     loss = ClipLoss(local_loss=True, **options)
     return lambda z1, z2: loss(F.normalize(z1), F.normalize(z2), 1 / temperature)
+
+
+def linear_cross_entropy(
+    temperature: float | Tensor = 0.2, *, chunked: bool = False, positives: Tensor | None = None
+) -> Loss:
+    """torch's product and cross entropy in one, from 2.13 on: InfoNCE of two sets in two calls.
+
+    ``positives`` [N, M] are weights of pairs, which its chunks do not support.
+    """
+    options = torch.nn.LinearCrossEntropyOptions() if chunked else None
+
+    def loss(z1: Tensor, z2: Tensor) -> Tensor:
+        z1, z2 = F.normalize(z1), F.normalize(z2)
+        targets = [torch.arange(len(z1), device=z1.device)] * 2
+        if positives is not None:
+            targets = [F.normalize(own.to(z1), p=1) for own in (positives, positives.T)]
+        one, other = (
+            F.linear_cross_entropy(queries / temperature, keys, own, options=options)
+            for queries, keys, own in zip((z1, z2), (z2, z1), targets, strict=True)
+        )
+        return (one + other) / 2
+
+    return loss
+
+
+def graphssl_nt_xent(temperature: float | Tensor = 0.2) -> Loss:
+    """graphssl's InfoNCE of two views, with checkpoints of 4,096 queries where it has more."""
+    from graphssl.losses import NTXentLoss
+
+    return NTXentLoss(temperature)
+
+
+def multiple_negatives_ranking(temperature: float | Tensor = 0.2) -> Loss:
+    """sentence-transformers' loss of two sets, of embeddings instead of sentences."""
+    from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
+
+    loss = MultipleNegativesRankingLoss(
+        None,
+        1 / temperature,
+        gather_across_devices=distributed.is_initialized(),
+        directions=("query_to_doc", "doc_to_query"),
+        partition_mode="per_direction",
+    )
+    return lambda z1, z2: loss.compute_loss_from_embeddings([z1, z2], None)
 
 
 def double_loop_pgcl(

@@ -35,7 +35,7 @@ WRONG = {
     "benchmarks.communication": ["--ranks=1", "--num=0", "--dim=0", "--prototypes=0"],
     "benchmarks.features": ["--num=0", "--limit=0", "--largest=0"],
     "benchmarks.gpu": ["--device=cuda", "--rounds=0", "--sizes=0"],
-    "benchmarks.libraries": ["--rounds=0", "--sizes=0", "--stored=0"],
+    "benchmarks.libraries": ["--rounds=0", "--sizes=0"],
     "benchmarks.parts": ["--sizes=0"],
     "benchmarks.pipeline": ["--graphs=0"],
     "benchmarks.pretraining": ["--molecules=0", "--smiles=nowhere.smi"],
