@@ -27,6 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor, distributed, nn
 from torch.autograd.graph import get_gradient_edge
 
+from pgcl_losses._module import LossModule, check_arguments
 from pgcl_losses._warnings import NOT_THE_USER
 from pgcl_losses.distributed import count_ranks
 from pgcl_losses.info_nce import InfoNCE
@@ -62,6 +63,12 @@ class _ContrastLoss(nn.Module):
     The first call of a pair computes the losses of both, so that memory and queue change once. The
     second call has the views swapped.
     """
+
+    made_as: type[LossModule]  # whose options it takes
+
+    def __new__(cls, *args: Any, **options: Any) -> Any:
+        check_arguments(cls.__name__, cls.made_as.__init__, options, args)
+        return super().__new__(cls)
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         super().__init__()
@@ -171,6 +178,8 @@ class PGCLContrastLoss(_ContrastLoss):
         - pos_mask, neg_mask: ``[N, N]`` or ``[N, 2N]``, as the contrast model makes them
     """
 
+    made_as = PGCLLoss
+
     @_takes_what(PGCLLoss.__init__)
     def __init__(self, dim: int, num_prototypes: int | Sequence[int] = 10, **options: Any) -> None:
         super().__init__(options)
@@ -223,6 +232,8 @@ class InfoNCEContrastLoss(_ContrastLoss):
         - pos_mask, neg_mask: ``[N, M]`` or ``[N, M + N]``, of zeros and ones; pairs in neither are
           left out. Other values of ``pos_mask`` are weights.
     """
+
+    made_as = InfoNCE
 
     @_takes_what(InfoNCE.__init__)
     def __init__(self, **options: Any) -> None:

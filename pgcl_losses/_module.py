@@ -30,6 +30,10 @@ _OTHER_NAMES = {
     "items": "labels label targets target y",
     "positives": "edge_index pairs",
 }
+_HINTS = {
+    "warm": "for a warm-up train by InfoNCE first and by PGCLLoss later, see docs/swap.md",
+    "anchor": "PyGCL's contrast models take the losses of pgcl_losses.adapters.pygcl",
+}
 # State changes in every step; comparing it over processes in each would cost a pass over it.
 _COMPARE_STATE_EVERY = 64
 
@@ -54,14 +58,14 @@ class LossModule(nn.Module):
     _calls: int = 0  # with other processes
 
     def __new__(cls: type[Self], *args: Any, **options: Any) -> Self:
-        _check_arguments(cls.__name__, cls.__init__, options, args)
+        check_arguments(cls.__name__, cls.__init__, options, args)
         return super().__new__(cls)
 
     def __call__(self, *args: Any, **given: Any) -> Any:
         try:
             return super().__call__(*args, **given)
         except TypeError:
-            _check_arguments(f"a call of {type(self).__name__}", self.forward, given)
+            check_arguments(f"a call of {type(self).__name__}", self.forward, given)
             raise
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -185,14 +189,14 @@ class LossModule(nn.Module):
         return function
 
 
-def _check_arguments(owner: str, function: Any, given: Mapping[str, Any], args: Any = ()) -> None:
+def check_arguments(owner: str, function: Any, given: Mapping[str, Any], args: Any = ()) -> None:
     """An error for arguments that a constructor or a call does not have."""
     has = inspect.getfullargspec(function)
     if has.kwonlyargs and not has.varargs and len(args) >= len(has.args):
         option, came = has.kwonlyargs[0], _checks.shown(args[len(has.args) - 1])
         raise TypeError(f"{owner} takes options by name, such as {option}=, but got {came}")
-    views = [f"{has.varargs} (by position)"] if has.varargs else []
-    names = [*views, *(name for name in (*has.args, *has.kwonlyargs) if name != "self")]
+    names = [name for name in (*has.args, *has.kwonlyargs) if name != "self"]
+    names = [f"{has.varargs} (by position)", *names] if has.varargs else names
     for name in given:
         if hint := _hint(name, names, has.varkw is None):
             raise TypeError(f"{owner} has no argument {name}: {hint}") from None
@@ -204,9 +208,7 @@ def _hint(name: str, names: Sequence[str], is_wrong: bool) -> str:
         return ""
     meant = [right for right, others in _OTHER_NAMES.items() if name in others.split()]
     meant += difflib.get_close_matches(name, names, 1, cutoff=0.75)
-    for right in meant:
-        if right in names:
-            return f"did you mean {right}?"
-    if name.startswith("warm") and is_wrong:
-        return "for a warm-up train by InfoNCE first and by PGCLLoss later, see docs/swap.md"
-    return f"it has {', '.join(names)}" if is_wrong else ""
+    if right := next((right for right in meant if right in names), ""):
+        return f"did you mean {right}?"
+    hints = [hint for start, hint in _HINTS.items() if name.startswith(start)]
+    return (hints or [f"it has {', '.join(names)}"])[0] if is_wrong else ""

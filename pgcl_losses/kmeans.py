@@ -18,8 +18,8 @@ _CHUNK = 1 << 14  # embeddings at a time: memory holds no matrix of all of them 
 
 def draw(num_centers: int, generator: torch.Generator | None = None) -> Tensor:
     """Random numbers for the seeds of so many centres: a row for each, with one per candidate."""
-    shape = num_centers, 2 + int(math.log(num_centers))
-    return torch.rand(shape, generator=generator, device="cpu")
+    shape = num_centers, 2 + int(math.log(num_centers))  # as many as in scikit-learn
+    return torch.rand(shape, generator=generator, device="cpu")  # another one may be the default
 
 
 def spherical_kmeans(embeddings: Tensor, initial: Tensor, draws: Tensor) -> Tensor:

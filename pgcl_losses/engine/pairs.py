@@ -139,8 +139,7 @@ class Pairs(NamedTuple):
     def left_out(self) -> "LeftOut":
         """Which pairs are no negatives, for engines that mask them one by one."""
         device, past = self.embeddings.device, [(NO_ITEM, self.num_past())]
-        # In one set all are no negatives of each other.
-        joined = self.negatives == "memory"
+        joined = self.negatives == "memory"  # in one set, where none are negatives
         numbers = [*((0 if joined else a, n) for a, n in enumerate(self.lengths)), *past]
         sets = torch.cat([torch.full((length,), a, device=device) for a, length in numbers])
         items = self.items

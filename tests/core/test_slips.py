@@ -25,10 +25,7 @@ NAMES = {
 
 NO_SUCH_ARGUMENT = [
     ("InfoNCE(0.2)", "InfoNCE takes options by name, such as temperature=, but got 0.2 (float)"),
-    (
-        "InfoNCE(z1, z2)",
-        "InfoNCE takes options by name, such as temperature=, but got a Tensor of shape",
-    ),
+    ("InfoNCE(z1, z2)", "takes options by name, such as temperature=, but got a Tensor of shape"),
     ("PGCLLoss(4, 3, 6.0)", "takes options by name, such as consistency_weight=, but got 6.0"),
     ("PGCLLoss(4, tau=0.1)", "PGCLLoss has no argument tau: did you mean temperature?"),
     ("InfoNCE(tau=0.1)", "InfoNCE has no argument tau: did you mean temperature?"),

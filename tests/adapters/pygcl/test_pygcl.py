@@ -403,8 +403,14 @@ def test_errors_of_info_nce():
     remembering = InfoNCEContrastLoss(memory_size=8, dim=4)
     with pytest.raises(ValueError, match=r"memory_size is 8, but .* 0 for mode 'G2L'.*items"):
         SingleBranchContrast(remembering, mode="G2L")(h=z1, g=z2[:2], batch=batch)
-    with pytest.raises(TypeError, match="reduction is up to the contrast model, but got 'sum'"):
+    with pytest.raises(TypeError, match=r"reduction is up to the contrast model, but got 'sum'"):
         InfoNCEContrastLoss(reduction="sum")
+    with pytest.raises(TypeError, match=r"options by name, such as temperature=, but got 0.2"):
+        InfoNCEContrastLoss(0.2)
+    with pytest.raises(TypeError, match=r"InfoNCEContrastLoss has no argument tau: .*temperature"):
+        InfoNCEContrastLoss(tau=0.2)
+    with pytest.raises(TypeError, match=r"take the losses of pgcl_losses.adapters.pygcl"):
+        model_of(InfoNCE())(z1, z2)
 
 
 def of_many_processes(rank, num_ranks, mode):
