@@ -144,7 +144,7 @@ def given_batch(given: Sequence[object], others: Sequence[object] = ()) -> Batch
     """The batch that a module is called with, if it is; a batch has everything in it."""
     if not given or not isinstance(given[0], Batch):
         return None
-    if len(given) > 1 or any(value is not None for value in others):
+    if len(given) > 1 or [value for value in others if value is not None]:
         raise TypeError("a batch has all views and items in it: give it alone")
     return given[0]
 
