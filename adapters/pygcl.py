@@ -23,11 +23,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Concatenate, NamedTuple, ParamSpec
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, distributed, nn
 from torch.autograd.graph import get_gradient_edge
 
 from pgcl_losses._module import LossModule, check_arguments
+from pgcl_losses._normalize import unit_vectors
 from pgcl_losses._warnings import NOT_THE_USER
 from pgcl_losses.distributed import count_ranks
 from pgcl_losses.info_nce import InfoNCE
@@ -67,7 +67,8 @@ class _ContrastLoss(nn.Module):
     made_as: type[LossModule]  # whose options it takes
 
     def __new__(cls, *args: Any, **options: Any) -> Any:
-        check_arguments(cls.__name__, cls.made_as.__init__, options, args)
+        if cls.__module__ == __name__:  # a subclass may have arguments of its own
+            check_arguments(cls.__name__, cls.made_as.__init__, options, args)
         return super().__new__(cls)
 
     def __init__(self, options: Mapping[str, Any]) -> None:
@@ -105,21 +106,22 @@ class _ContrastLoss(nn.Module):
         pos_mask: Tensor | None = None,
         neg_mask: Tensor | None = None,
     ) -> Tensor:
-        for name, mask in (("pos_mask", pos_mask), ("neg_mask", neg_mask)):
-            if mask is not None and mask.shape != (len(anchor), len(sample)):
-                raise ValueError(
-                    f"{name} has shape {tuple(mask.shape)}, but anchor has {len(anchor)} "
-                    f"embeddings and sample {len(sample)}"
-                )
+        problem = _problem(anchor, sample, pos_mask, neg_mask)
         intraview = _ends_with_anchors(sample, anchor)
         other = sample[: len(anchor)] if intraview else sample
-        paired, own_negatives = _is_paired(anchor, other, pos_mask, neg_mask, intraview)
+        paired, own_negatives = False, False
+        if not problem:
+            paired, own_negatives = _is_paired(anchor, other, pos_mask, neg_mask, intraview)
         paired = paired and (not own_negatives or self._can_add_own_negatives())
-        if self._loss.is_distributed():  # ranks without anchors cannot tell
-            facts = torch.tensor([not paired, intraview and len(anchor) > 0], device=anchor.device)
-            facts = facts.int()
+        if self._loss.is_distributed():  # an empty rank has no masks to decide by
+            seen = [bool(problem), not paired, intraview and len(anchor) > 0]
+            facts = torch.tensor(seen, device=anchor.device).int()
             distributed.all_reduce(facts, distributed.ReduceOp.MAX, self._loss.process_group)
-            paired, intraview = not facts[0], bool(facts[1])
+            any_problem, unpaired, intraview = map(bool, facts.tolist())
+            paired = not unpaired
+            problem = problem or ("the masks of another rank are wrong" if any_problem else "")
+        if problem:
+            raise ValueError(problem)
         if not paired:
             return self._unpaired(anchor, sample, pos_mask, neg_mask)
         self._loss.negatives = "all" if intraview else "cross"
@@ -208,7 +210,7 @@ class InfoNCEContrastLoss(_ContrastLoss):
     each call sets that option of ``loss.info_nce``.
 
     A contrast model calls the loss once for each view and takes the mean. A call returns the mean
-    over its anchors. For ``"G2G"`` and ``"L2L"`` both calls are computed at once. With
+    over its anchors. With
     ``extra_pos_mask`` or ``extra_neg_mask``, and for ``"G2L"``, where the positives of a graph are
     its nodes, the positives of the masks are positives by index; an anchor without any is left out
     of the mean.
@@ -249,7 +251,7 @@ class InfoNCEContrastLoss(_ContrastLoss):
         self.info_nce.queries, self.info_nce.reduction = "all", "none"
         losses = self.info_nce(anchor, other)
         if own_negatives and not self.info_nce.memory_size:  # another term of the denominator
-            units = torch.stack([F.normalize(z.to(losses)) for z in (anchor, other)])  # [2, N, D]
+            units = unit_vectors(torch.stack([anchor, other]), losses.dtype)  # [2, N, D]
             gaps = units.square().sum(-1) - units.prod(0).sum(-1)  # 1 - cosine, unless it is zero
             losses = torch.logaddexp(losses, gaps.flatten() / self.info_nce.temperature)
         return self._means(losses.tensor_split(2), losses.new_tensor(len(anchor)))
@@ -257,10 +259,7 @@ class InfoNCEContrastLoss(_ContrastLoss):
     def _unpaired(self, anchor: Tensor, sample: Tensor, *masks: Tensor | None) -> Tensor:
         pos_mask, neg_mask = masks
         if pos_mask is None:
-            raise ValueError(
-                f"anchor has {len(anchor)} embeddings and sample {len(sample)}: without pos_mask, "
-                "embedding i of both must be one graph or node"
-            )
+            raise ValueError("without pos_mask, sample must be the other view, or it and anchor")
         if self.info_nce.memory_size:
             raise ValueError(
                 f"memory_size is {self.info_nce.memory_size}, but it must be 0 for mode 'G2L' and "
@@ -269,8 +268,6 @@ class InfoNCEContrastLoss(_ContrastLoss):
             )
         listed = pos_mask != 0
         if neg_mask is not None:
-            if (listed & (neg_mask != 0)).any():
-                raise ValueError("pos_mask and neg_mask must not have a pair in common")
             listed = listed | (neg_mask == 0)
         i, j = listed.nonzero(as_tuple=True)
         # Positives are those of the mask alone: no two embeddings are of one item.
@@ -405,6 +402,26 @@ def _are_equal(one: Tensor, other: Tensor) -> bool:
 def _ends_with_anchors(sample: Tensor, anchor: Tensor) -> bool:
     """Whether the second half of sample are the anchors, as with intraview_negs."""
     return len(sample) == 2 * len(anchor) and _are_equal(sample[len(anchor) :], anchor)
+
+
+def _problem(
+    anchor: Tensor, sample: Tensor, pos_mask: Tensor | None, neg_mask: Tensor | None
+) -> str:
+    """What is wrong with the masks; empty if nothing is."""
+    for name, mask in (("pos_mask", pos_mask), ("neg_mask", neg_mask)):
+        if mask is not None and mask.shape != (len(anchor), len(sample)):
+            return (
+                f"{name} has shape {tuple(mask.shape)}, but anchor has {len(anchor)} embeddings "
+                f"and sample {len(sample)}"
+            )
+    if pos_mask is None and len(anchor) not in (len(sample), len(sample) / 2):
+        return (
+            f"anchor has {len(anchor)} embeddings and sample {len(sample)}: without pos_mask, "
+            "embedding i of both must be one graph or node"
+        )
+    if pos_mask is not None and neg_mask is not None and ((pos_mask != 0) & (neg_mask != 0)).any():
+        return "pos_mask and neg_mask must not have a pair in common"
+    return ""
 
 
 def _is_paired(

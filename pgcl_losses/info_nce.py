@@ -113,12 +113,11 @@ class InfoNCE(WeightedInfoNCE, LossWithMemory):
     with s the cosine of two embeddings, and j over the negatives of i: embeddings of other items.
     Two views of N graphs have 2N queries, with one positive each. It is the loss of
 
-    - SimCLR, GRACE and GCA: by default
+    - SimCLR, GRACE and GCA: by default; DCL: ``decoupled=True``
     - CLIP, MoleculeSTM, PyGCL without ``intraview_negs``: ``negatives="cross"``
     - GraphCL, SimGRACE, DIG and AD-GCL without ``sym``: ``negatives="cross", queries="first",
       decoupled=True``; AD-GCL with ``sym``: ``queries="all"``
     - MoCo and GCC: ``negatives="memory", queries="first"``, with :meth:`remember`
-    - DCL: ``decoupled=True``
 
     Args:
         temperature, negatives, queries, decoupled, reduction, engine, gather, process_group: as in

@@ -1,7 +1,6 @@
 """A memory of past embeddings: further negatives for small batches.
 
-As in MoCo (He et al., CVPR 2020) and GCC (Qiu et al., KDD 2020). Past embeddings are no queries and
-have no gradient.
+As in MoCo (He et al., CVPR 2020) and GCC (Qiu et al., KDD 2020): without gradient, never queries.
 """
 
 from functools import partial

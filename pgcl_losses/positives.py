@@ -154,32 +154,34 @@ class ByIndex:
 
     def __init__(self, pairs: Pairs, listed: Listed, of_items: ByPosition | ByItem) -> None:
         query, key, weights, first = listed
-        # The weight of a pair that is given counts, and not the 1 of its item's.
+        # A pair that is given counts by its weight, and not by the 1 of its item.
         items, sets, _ = pairs._replace(negatives="cross").left_out()
         of_item = first & (items[query] == items[key])
         if pairs.negatives != "all" and sets is not None:
             of_item &= sets[query] != sets[key]
-        weights = weights - of_item.to(weights.dtype)
-        if can_be_read(weights.detach()) and not weights.requires_grad:
-            query, key, weights = (of_all[weights != 0] for of_all in (query, key, weights))
-        self.query, self.key, self.weights, self.of_items = query, key, weights, of_items
+        if can_be_read(weights) and not (weights.requires_grad or is_transformed(weights)):
+            counting = of_item | (weights != 0)
+            query, key, weights, of_item = (x[counting] for x in (query, key, weights, of_item))
+        self.query, self.weights, self.of_items = query, weights, of_items
         z, n = pairs.embeddings, max(_PAIRS, len(pairs.embeddings))
         cosines: Any = _cosines
-        if len(query) > n and not is_transformed(
-            z
-        ):  # in chunks, gathered twice, as their embeddings take most memory
+        if len(query) > n and not is_transformed(z):  # gathered twice, as they take most memory
             cosines = partial(checkpoint, _cosines, use_reentrant=False, preserve_rng_state=False)
-        chunks = zip(torch.split(self.query, n), torch.split(self.key, n), strict=True)
+        chunks = zip(torch.split(query, n), torch.split(key, n), strict=True)
         self.cosines = torch.cat([cosines(z, *chunk) for chunk in chunks])  # [P]
-        # How many positives are of a query's item.
-        self.counts = pairs.embeddings.new_zeros(pairs.num_queries()) + of_items.counts
-        self.totals = self.counts.index_add(0, self.query, self.weights)  # [Q]
+        # How many positives are of a query's item [Q], and how many of these are not given.
+        self.counts, self.given = z.new_zeros(pairs.num_queries()) + of_items.counts, of_item.to(z)
+        self.others = self.counts.index_add(0, query, self.given, alpha=-1)
+        self.totals = self.others.index_add(0, query, weights)
         self.exist = self.totals > 0
 
     def losses(self, log_s: Tensor, temperature: float | Tensor, term: Term) -> Tensor:
-        each = self.weights * term(_gaps(log_s[self.query], self.cosines, temperature))
+        each = term(_gaps(log_s[self.query], self.cosines, temperature))
         sums = self.of_items.losses(log_s, temperature, term) * self.counts
-        losses = sums.index_add(0, self.query, each) / self.totals.masked_fill(~self.exist, 1.0)
+        sums = sums.index_add(0, self.query, self.given * each, alpha=-1)
+        sums = sums.masked_fill(self.others == 0, 0.0)  # and not what rounding left
+        sums = sums.index_add(0, self.query, self.weights * each)
+        losses = sums / self.totals.masked_fill(~self.exist, 1.0)
         return losses.masked_fill(~self.exist, 0.0)
 
 

@@ -196,6 +196,23 @@ def test_what_a_list_of_pairs_means():
     assert InfoNCE()(z1, positives=pair, positive_weights=zero) == 0
 
 
+@engines
+@pytest.mark.parametrize("weight", [1e-3, 1e-8, 1e3])
+def test_a_weight_that_all_positives_share_changes_nothing(engine, weight):
+    """In float32: the 1 of an item's positive leaves no rounding behind a smaller weight."""
+    (z1, z2), _ = random_sets((6, 6))
+    views = [z.detach().float().requires_grad_() for z in (z1, z2)]
+    i = torch.arange(6)
+    pairs = torch.stack([torch.cat([i, i + 6, i]), torch.cat([i + 6, i, (i + 1) % 6])])
+    loss = InfoNCE(engine=engine)
+    losses = [
+        loss(*views, positives=pairs, positive_weights=torch.full((18,), each))
+        for each in (1.0, weight)
+    ]
+    torch.testing.assert_close(*losses)
+    torch.testing.assert_close(*(gradients(of, views) for of in losses))
+
+
 @compiling
 def test_compiled_as_one_graph_and_under_transforms():
     torch.compiler.reset()
