@@ -167,7 +167,7 @@ def matrices(
 def items(items: Any, sets: Sequence[Tensor]) -> None:
     """Items of sets ``[N_a, D]``: one tensor for each set, or one for all sets."""
     given = [items] * len(sets) if isinstance(items, Tensor) else items
-    if not isinstance(given, Sequence) or any(isinstance(one, Real | str) for one in given):
+    if not isinstance(given, Sequence) or [x for x in given if isinstance(x, (Real, str))]:
         raise TypeError(
             "items must be a Tensor of shape [N], or a sequence of Tensors with one for each set, "
             f"but got {shown(items)}"
