@@ -24,6 +24,7 @@ from helpers.ranks import on_ranks
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from live_bytes import LiveBytes
+from torch.autograd import forward_ad
 
 from pgcl_losses import InfoNCE, PGCLLoss
 from pgcl_losses import positives as positives_of
@@ -306,6 +307,38 @@ def test_memory_grows_with_embeddings_and_pairs():
     for options in ({}, {"queries": "first", "debias": 0.1}):
         with in_blocks(128):
             assert peak(1200, **options) < 5 * peak(300, **options)
+
+
+def test_transforms_of_any_number_of_pairs(monkeypatch):
+    monkeypatch.setattr(positives_of, "_PAIRS", 1)
+    (z1, z2), _ = random_sets((6, 6))
+    pairs, weights = random_pairs(12, 12, 40)
+    loss = InfoNCE(engine="dense")
+    of_first = functools.partial(loss, positives=pairs)
+    expected = gradients(of_first(z1, z2), [z1])[0]
+    torch.testing.assert_close(torch.func.grad(of_first)(z1, z2), expected)
+    lists = torch.stack([pairs, pairs.flip(1), random_pairs(12, 12, 40, 1)[0]])
+    of_lists = torch.vmap(lambda of_list: loss(z1, z2, positives=of_list))(lists)
+    each = [loss(z1, z2, positives=of_list) for of_list in lists]
+    torch.testing.assert_close(of_lists, torch.stack(each))
+    pairs = torch.stack([torch.arange(6), torch.arange(6, 12)])  # of the items
+
+    def of_weights(given):
+        return loss(z1.detach(), z2.detach(), positives=pairs, positive_weights=given)
+
+    ones, tangent = torch.ones(6, dtype=torch.float64), weights[:6]
+    with forward_ad.dual_level():
+        ours = forward_ad.unpack_dual(of_weights(forward_ad.make_dual(ones, tangent))).tangent
+    torch.testing.assert_close(ours, torch.func.jvp(of_weights, (ones,), (tangent,))[1])
+
+
+@engines
+def test_weights_of_a_query_without_positives_have_no_gradient(engine):
+    (z,), _ = random_sets((4,))
+    weights = torch.tensor([0.0, 1.0], dtype=torch.float64, requires_grad=True)
+    pairs = torch.tensor([[0, 1], [1, 2]])
+    InfoNCE(engine=engine)(z, positives=pairs, positive_weights=weights).backward()
+    torch.testing.assert_close(weights.grad, torch.zeros_like(weights))
 
 
 def test_embeddings_of_pairs_are_not_stored(monkeypatch):

@@ -464,6 +464,10 @@ def extra_masks_of_many_processes(rank, num_ranks, intraview):
         value = model(h1=views[0], h2=views[1], extra_pos_mask=extra)
         return value.detach(), torch.autograd.grad(value, [tau, *views])
 
+    wrong = torch.ones(counts[rank], (1 + intraview) * counts[rank] + (rank == 0))
+    sample = sample_of(*[view.split(counts)[rank] for view in z], intraview)
+    with pytest.raises(ValueError, match=r"pos_mask has shape|masks of another rank are wrong"):
+        InfoNCEContrastLoss()(z[0].split(counts)[rank], sample, wrong)
     value, (d_tau, *d_views) = step(True, [view.split(counts)[rank] for view in z], labels[rank])
     expected, (d_expected, *d_of_all) = step(False, [*z], torch.cat(labels).long())
     torch.testing.assert_close(value, expected)
