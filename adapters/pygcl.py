@@ -210,10 +210,9 @@ class InfoNCEContrastLoss(_ContrastLoss):
     each call sets that option of ``loss.info_nce``.
 
     A contrast model calls the loss once for each view and takes the mean. A call returns the mean
-    over its anchors. With
-    ``extra_pos_mask`` or ``extra_neg_mask``, and for ``"G2L"``, where the positives of a graph are
-    its nodes, the positives of the masks are positives by index; an anchor without any is left out
-    of the mean.
+    over its anchors. With ``extra_pos_mask`` or ``extra_neg_mask``, and for ``"G2L"``, where the
+    positives of a graph are its nodes, the positives of the masks are positives by index; an anchor
+    without any is left out of the mean.
 
     Where each anchor has one positive, values and gradients are those of PyGCL's ``InfoNCE``, also
     with ``intraview_negs``, where the contrast model makes each anchor a negative of itself (it

@@ -76,13 +76,12 @@ class WeightedInfoNCE(LossModule):
         with full_precision(embeddings.device):
             temperature = processes.temperature(self.temperature, embeddings.dtype)
             which = processes.lengths(), self.negatives, batch.items, batch.past, batch.present
-            left_out = self.queries == "first", listed and listed[:2]
-            pairs = Pairs(embeddings, *which, weights, pair_weight, *left_out)
+            first_queries, given = self.queries == "first", listed and listed[:2]
+            pairs = Pairs(embeddings, *which, weights, pair_weight, first_queries, given)
             num = len(embeddings) + pairs.num_past()
             engine = choose(self.engine, embeddings, temperature, num, processes.num_ranks())
-            of_items = (
-                ByPosition(pairs) if pairs.items is None else ByItem(pairs, processes, engine)
-            )
+            has_items = pairs.items is not None
+            of_items = ByItem(pairs, processes, engine) if has_items else ByPosition(pairs)
             positives = ByIndex(pairs, listed, of_items) if listed else of_items
             sums = partial(log_weighted_sums, pairs, engine=engine, processes=processes)
             if hardness > 0 or debias > 0:

@@ -73,12 +73,11 @@ class ByItem:
         self.embeddings, self.processes = pairs.embeddings, processes
         self.is_one = engine == "dense"
         self.items = items = pairs.items[: len(pairs.embeddings)]
-        # No two of a group are positives of each other: an embedding itself, or those of a set.
-        self.groups, within_sets = torch.arange(len(items), device=items.device), 1
-        if pairs.negatives != "all":
-            sets = [self.groups.new_full((n,), a) for a, n in enumerate(pairs.lengths)]
-            self.groups, within_sets = torch.cat(sets), 0
-        self.counts = (_count_of_item(pairs, items) - within_sets)[: pairs.num_queries()]  # [Q]
+        self.in_order, self.order = items.sort()
+        # No two of a group are positives of each other: those of a set, or an embedding itself.
+        alone = pairs.negatives == "all"
+        self.groups = self.order if alone else pairs.set_numbers()  # an order has no number twice
+        self.counts = (_count_of_item(pairs, items) - int(alone))[: pairs.num_queries()]  # [Q]
         self.exist = self.counts > 0
 
     def losses(self, log_s: Tensor, temperature: float | Tensor, term: Term) -> Tensor:
@@ -96,8 +95,8 @@ class ByItem:
         return sums / self.counts.clamp_min(1)
 
     def each(self) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
-        """Positions I and J, both together unless I is J, and which pairs are no positives."""
-        (items, order), number = self.items.sort(), itertools.count()
+        """Positions I and J, both concatenated (I alone on the diagonal), and a mask ``[I, J]``."""
+        items, order, number = self.in_order, self.order, itertools.count()
         end, size, num_ranks = len(items), block_size(items.device), self.processes.num_ranks()
         if can_be_read(items):
             most = int(self.counts.max())
@@ -155,9 +154,9 @@ class ByIndex:
     def __init__(self, pairs: Pairs, listed: Listed, of_items: ByPosition | ByItem) -> None:
         query, key, weights, first = listed
         # A pair that is given counts by its weight, and not by the 1 of its item.
-        items, sets, _ = pairs._replace(negatives="cross").left_out()
+        items, sets = pairs.left_out().items, pairs.set_numbers()
         of_item = first & (items[query] == items[key])
-        if pairs.negatives != "all" and sets is not None:
+        if pairs.negatives != "all":
             of_item &= sets[query] != sets[key]
         if can_be_read(weights) and not (weights.requires_grad or is_transformed(weights)):
             counting = of_item | (weights != 0)
@@ -224,12 +223,10 @@ class _OverPositives(torch.autograd.Function):
         d_sums = ctx.pairs.processes.add(d_sums, "the gradient of sums over positives")
         d_z, d_offsets = torch.zeros_like(z), torch.zeros_like(offsets)
         for i, j, both, none in ctx.pairs.each():
-            parts = z_i, z_j, of_both = [
-                part.requires_grad_() for part in (z[i], z[j], offsets[both])
-            ]
+            z_i, z_j, of_both = (part.requires_grad_() for part in (z[i], z[j], offsets[both]))
             with torch.enable_grad():
                 sums = _over_block(z_i, z_j, of_both, ctx.temperature, ctx.term, none)
-            d_z_i, d_z_j, d_of_both = torch.autograd.grad(sums, parts, d_sums[both])
+            d_z_i, d_z_j, d_of_both = torch.autograd.grad(sums, (z_i, z_j, of_both), d_sums[both])
             d_z.index_add_(0, i, d_z_i).index_add_(0, j, d_z_j)
             d_offsets.index_add_(0, both, d_of_both)
         d_temperature = None
@@ -265,17 +262,16 @@ def log_count_negatives(
 ) -> Tensor:
     """The logarithm of the number of each query's negatives: ``[Q]``."""
     count, num_queries = len(pairs.embeddings), pairs.num_queries()
-    counts = pairs.embeddings.new_zeros(num_queries)
+    counts = (pairs.num_samples() - count).expand(num_queries)
     if pairs.negatives != "memory":  # of those that a query is compared with
-        own = [(n, 1 if pairs.negatives == "all" else n) for n in pairs.lengths]
-        compared = torch.cat([counts.new_full((n,), count - left_out) for n, left_out in own])
-        counts = compared[:num_queries] - of_items.counts
-    counts = counts + (pairs.num_samples() - count)
+        sets = pairs.set_numbers()
+        own = 1 if pairs.negatives == "all" else _count_in(sets, sets[:num_queries])
+        counts = counts + (count - own - of_items.counts)
     if pairs.items is not None and pairs.num_past() > 0:
         of_past = pairs.items[count:]
         if pairs.present is not None:
             of_past = of_past.where(pairs.present[count:], NO_ITEM)
-        counts -= _count_in(of_past, pairs.items[:num_queries])
+        counts = counts - _count_in(of_past, pairs.items[:num_queries])
     if listed is not None:
         fewer = listed.first & ~pairs.left_out().mask(listed.query, listed.key)
         counts = counts.index_add(0, listed.query, fewer.to(counts), alpha=-1)

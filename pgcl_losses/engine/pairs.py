@@ -136,16 +136,21 @@ class Pairs(NamedTuple):
         """All embeddings, ``[M + B, D]``."""
         return self.embeddings if self.past is None else torch.cat([self.embeddings, self.past])
 
+    def set_numbers(self) -> Tensor:
+        """The number of each embedding's set, ``[M]``."""
+        numbers = torch.arange(len(self.lengths), device=self.embeddings.device)
+        return torch.cat([a.expand(n) for a, n in zip(numbers, self.lengths, strict=True)])
+
     def left_out(self) -> "LeftOut":
         """Which pairs are no negatives, for engines that mask them one by one."""
-        device, past = self.embeddings.device, [(NO_ITEM, self.num_past())]
-        joined = self.negatives == "memory"  # in one set, where none are negatives
-        numbers = [*((0 if joined else a, n) for a, n in enumerate(self.lengths)), *past]
-        sets = torch.cat([torch.full((length,), a, device=device) for a, length in numbers])
-        items = self.items
+        sets, items = self.set_numbers(), self.items
+        if self.negatives == "memory":  # as in one set, where none are negatives
+            sets = torch.zeros_like(sets)
+        past = sets.new_full((self.num_past(),), NO_ITEM)
         if items is None:
-            positions = [torch.arange(length, device=device) for length in self.lengths]
-            items = torch.cat([*positions, sets[len(self.embeddings) :]])
+            positions = [torch.arange(length, device=sets.device) for length in self.lengths]
+            items = torch.cat([*positions, past])
+        sets = torch.cat([sets, past])
         log_present = self.embeddings.new_zeros(len(sets))
         if self.present is not None:
             log_present = log_present.masked_fill(~self.present, -math.inf)

@@ -51,7 +51,7 @@ class SentBytes(TorchDispatchMode):
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         if function.namespace == "c10d":
             name = str(function).split(".")[1].strip("_")
-            # all-gather and reduce-scatter take (output, input, ...)
+            # all-gather takes (output, input, ...)
             tensors = args[1] if name.endswith("base") else args[0][0]
             self.given[name] = self.given.get(name, 0) + tensors.nbytes
         return function(*args, **(kwargs or {}))
