@@ -1,0 +1,125 @@
+"""A graph encoder trained without labels: the paper's encoder, the losses, the loop."""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch_geometric.data import Batch, Data
+from torch_geometric.nn import GINConv, global_add_pool
+
+from pgcl_losses import InfoNCE, PGCLLoss
+from pgcl_losses.adapters.pyg import ContrastiveModel, EdgePerturb, NodeDrop
+
+LAYERS, WIDTH = 3, 32
+DIM = LAYERS * WIDTH
+UNTRAINED, INFO_NCE, GRAPH_CL, PGCL = "untrained GIN", "InfoNCE", "GraphCL's own loss", "PGCL"
+UNIFORM = {"weighting": "uniform", "exclude_same_cluster": False}
+SAMPLE = {"weighting": "sample", "exclude_same_cluster": False}
+CONTRAST_ALONE = {"consistency_weight": 0.0}
+ABLATION: dict[str, dict[str, Any]] = {  # options of `PGCLLoss`
+    "consistency alone": {"contrast_weight": 0.0},
+    "sample-reweighted": SAMPLE | CONTRAST_ALONE,
+    "prototype-reweighted": CONTRAST_ALONE,
+    "InfoNCE + consistency": UNIFORM,
+    "sample-reweighted + consistency": SAMPLE,
+    PGCL: {},
+}
+OF_PROTOTYPES = ("num_prototypes", "consistency_weight", "freeze_epochs")
+
+Augment = Callable[[Data], Data]
+
+
+class GIN(nn.Module):
+    """Node features ``[V, F]`` -> embeddings ``[G, 96]``, the concatenation of all layers."""
+
+    def __init__(self, num_features: int) -> None:
+        super().__init__()
+        widths = [num_features, *[WIDTH] * LAYERS]
+        self.convs = nn.ModuleList(
+            GINConv(nn.Sequential(nn.Linear(width, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH)))
+            for width in widths[:-1]
+        )
+        self.norms = nn.ModuleList(nn.BatchNorm1d(WIDTH) for _ in self.convs)
+
+    def forward(self, x: Tensor, edge_index: Tensor, batch: Tensor, num_graphs: int) -> Tensor:
+        layers = []
+        for conv, norm in zip(self.convs, self.norms, strict=True):
+            x = norm(conv(x, edge_index).relu())
+            layers.append(global_add_pool(x, batch, num_graphs))
+        return torch.cat(layers, dim=1)
+
+
+class Projected(nn.Module):
+    """The encoder with a projection head, which only the loss uses."""
+
+    def __init__(self, encoder: GIN) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.head = nn.Sequential(nn.Linear(DIM, DIM), nn.ReLU(), nn.Linear(DIM, DIM))
+
+    def forward(self, x: Tensor, edge_index: Tensor, batch: Tensor, num_graphs: int) -> Tensor:
+        return self.head(self.encoder(x, edge_index, batch, num_graphs))
+
+
+def options_of(row: str, setting: dict[str, Any]) -> dict[str, Any]:
+    """A row with the options that it has: only losses with prototypes have theirs."""
+    if row == UNTRAINED:
+        return {"row": row}
+    has_none = row in (INFO_NCE, GRAPH_CL)
+    options = {k: v for k, v in setting.items() if not has_none or k not in OF_PROTOTYPES}
+    return {"row": row, **options}
+
+
+def loss_of(config: dict[str, Any], batches: int) -> InfoNCE | PGCLLoss:
+    """The loss of a row, for so many batches an epoch.
+
+    torch's generator is left as it is: all losses of one seed get the same batches and views.
+    """
+    temperature = config["temperature"]
+    if config["row"] == INFO_NCE:
+        return InfoNCE(temperature=temperature)
+    if config["row"] == GRAPH_CL:
+        return InfoNCE(temperature=temperature, negatives="cross", queries="first", decoupled=True)
+    options = {"consistency_weight": config["consistency_weight"], **ABLATION[config["row"]]}
+    frozen = config["freeze_epochs"] * batches
+    with torch.random.fork_rng(devices=[]):
+        return PGCLLoss(
+            DIM, config["num_prototypes"], temperature=temperature, freeze_steps=frozen, **options
+        )
+
+
+def build(
+    config: dict[str, Any],
+    encoder: GIN,
+    batches: int,
+    augments: tuple[Augment, Augment] | None = None,
+) -> ContrastiveModel:
+    """The encoder with a new head, two augmentations and the loss of the row."""
+    augments = augments or (NodeDrop(config["drop"]), EdgePerturb(config["perturb"]))
+    return ContrastiveModel(Projected(encoder), *augments, loss_of(config, batches))
+
+
+def train(model: ContrastiveModel, loader: Iterable[Data], config: dict[str, Any]) -> Iterator[int]:
+    """Train, and yield the number of each epoch when it is done."""
+    optimizer = torch.optim.Adam(model.parameters(), lr=config["lr"])
+    for epoch in range(1, config["epochs"] + 1):
+        model.train()
+        for batch in loader:
+            loss = model(batch)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        yield epoch
+
+
+@torch.no_grad()
+def embed(encoder: nn.Module, graphs: list[Data]) -> np.ndarray:
+    """``[G, 96]``. It draws no random number, so that evaluation does not change the training."""
+    encoder.eval()
+    embeddings = []
+    for start in range(0, len(graphs), 128):
+        batch = Batch.from_data_list(graphs[start : start + 128])
+        embeddings.append(encoder(batch.x, batch.edge_index, batch.batch, batch.num_graphs))
+    return torch.cat(embeddings).numpy()
