@@ -1,31 +1,21 @@
-"""Graphs: a TU set from disk or the network, or synthetic trees with motifs."""
+"""Sets of graphs of the TU collection, from disk or the network."""
 
 import hashlib
-import itertools
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
 from torch_geometric.data import Data
 from torch_geometric.datasets import TUDataset
-from torch_geometric.utils import to_undirected
 
 from experiments.common.results import write
 from experiments.common.sets import check_name, downloaded
 
-SYNTHETIC = "motifs"
 FOLDS = 10
 REQUIRED = ("A", "graph_indicator", "graph_labels")  # raw files of a set: NAME_A.txt, ...
 PARTS = (*REQUIRED, "node_labels", "node_attributes")  # those that are read
-Edges = list[tuple[int, int]]
-MOTIFS: dict[str, Edges] = {
-    "ring of 6": [(i, (i + 1) % 6) for i in range(6)],
-    "ring of 5": [(i, (i + 1) % 5) for i in range(5)],
-    "clique of 4": [(i, j) for i in range(4) for j in range(i)],
-    "star of 6": [(0, i) for i in range(1, 6)],
-}
 
 
 def fetch(name: str, root: Path | None, cache: Path) -> tuple[Path, str]:
@@ -34,15 +24,11 @@ def fetch(name: str, root: Path | None, cache: Path) -> tuple[Path, str]:
     The set comes from ``root`` or, without one, from the network. Its content identifies it: if
     its files change, so do the file in ``cache`` and the digest.
     """
-    if name == SYNTHETIC:
-        graphs = synthetic_trees()
-        path = cache / f"{name}-{digest_of(graphs)}.pt"
-    else:
-        check_name(name)
-        files = raw_files(name, downloaded(TUDataset, name, cache) if root is None else root)
-        named = [part for file, raw in sorted(files.items()) for part in (file.encode(), raw)]
-        path = cache / f"{name}-{digest(named)}.pt"
-        graphs = load(path) if path.exists() else parsed(name, files)
+    check_name(name)
+    files = raw_files(name, downloaded(TUDataset, name, cache) if root is None else root)
+    named = [part for file, raw in sorted(files.items()) for part in (file.encode(), raw)]
+    path = cache / f"{name}-{digest(named)}.pt"
+    graphs = load(path) if path.exists() else parsed(name, files)
     counts = torch.cat([graph.y for graph in graphs]).bincount().tolist()
     if len(counts) < 2 or min(counts) < FOLDS:
         raise ValueError(
@@ -73,8 +59,6 @@ def digest_of(graphs: list[Data]) -> str:
 
 def raw_files(name: str, root: Path) -> dict[str, bytes]:
     """The raw files of a set by their names, from a folder or a zip that is only read."""
-    if not root.is_dir():
-        raise ValueError(f"--root {root} is not a folder")
     sources = [root / name / "raw", root / name]
     packed = root / f"{name}.zip"
     if packed.exists():
@@ -85,13 +69,13 @@ def raw_files(name: str, root: Path) -> dict[str, bytes]:
     for source in sources:
         files = {file: source / file for file in (f"{name}_{part}.txt" for part in PARTS)}
         there = {file: path.read_bytes() for file, path in files.items() if path.exists()}
-        if there:
-            missing = [
-                f"{name}_{part}.txt" for part in REQUIRED if f"{name}_{part}.txt" not in there
-            ]
-            if missing:
-                raise ValueError(f"{source} has no {' and no '.join(missing)}")
+        missing = [
+            file for file in (f"{name}_{part}.txt" for part in REQUIRED) if file not in there
+        ]
+        if not missing:
             return there
+        if there:
+            raise ValueError(f"{source} has no {' and no '.join(missing)}")
     raise ValueError(
         f"--root {root} has no {name}: neither {name}.zip nor {name}/{name}_A.txt nor "
         f"{name}/raw/{name}_A.txt is there; without --root it is downloaded"
@@ -115,42 +99,3 @@ def parsed(name: str, files: dict[str, bytes]) -> list[Data]:
         if graph.x is None:
             graph.x = torch.ones(graph.num_nodes, 1)
     return graphs
-
-
-def synthetic_trees(num_graphs: int = 480, templates: int = 10, seed: int = 0) -> list[Data]:
-    """Random trees with one motif each of two kinds; the pair of kinds is the class.
-
-    Classes share motifs. The graphs of a class are few templates with some leaves added, so that a
-    batch has many near-duplicates, which are negatives of each other in InfoNCE.
-    """
-    random = torch.Generator().manual_seed(seed)
-
-    def below(limit: int) -> int:
-        return int(torch.randint(limit, (), generator=random))
-
-    def template(*kinds: str) -> Edges:
-        edges = add_leaves([], 5 + below(15), below)
-        for motif in (MOTIFS[kind] for kind in kinds):
-            size = num_nodes(edges)
-            edges += [(size + a, size + b) for a, b in motif] + [(size, below(size))]
-        return edges
-
-    classes = list(itertools.combinations(MOTIFS, 2))
-    templates_of = [[template(*kinds) for _ in range(templates)] for kinds in classes]
-    graphs = []
-    for index in range(num_graphs):
-        label = index % len(classes)
-        edges = add_leaves(templates_of[label][below(templates)], below(4), below)
-        x, y = torch.ones(num_nodes(edges), 1), torch.tensor([label])
-        graphs.append(Data(x=x, y=y, edge_index=to_undirected(torch.tensor(edges).T)))
-    return graphs
-
-
-def num_nodes(edges: Edges) -> int:
-    return 1 + max((max(edge) for edge in edges), default=0)
-
-
-def add_leaves(edges: Edges, count: int, below: Callable[[int], int]) -> Edges:
-    """The same tree with new nodes, each joined to a random one."""
-    size = num_nodes(edges)
-    return edges + [(node, below(node)) for node in range(size, size + count)]

@@ -1,10 +1,12 @@
 """The protocol of the code published with the paper, with the losses of this library.
 
-docs/results_graphs.md lists what differs from that code. That code evaluates on test folds after
+docs/reproduce.md lists what differs from that code. That code evaluates on test folds after
 every epoch, draws them anew each time, and keeps the best. Here that accuracy is beside the last
 epoch's, and beside the best epoch's on folds that did not choose it.
 """
 
+import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,53 +18,41 @@ from torch_geometric.data import Data
 from torch_geometric.loader import DataLoader
 from torch_geometric.utils import cumsum, remove_self_loops, subgraph
 
-from .evaluate import of_kernel
-from .model import GIN
-from .train import LOSSES, UNTRAINED, build, embed, train_epoch
+from experiments.common.graphs import GIN, UNTRAINED, build, embed, train
 
-PAPER = "paper"
-PAPER_ROWS = (UNTRAINED, *LOSSES)
-# Options that the protocol fixes.
-FIXED = {"look_every": 1, "freeze_epochs": 0, "drop": 0.1}
+from .data import load
+from .evaluate import of_kernel
+
 INNER = 5  # folds that choose C, however many graphs there are
 FRESH = 5  # draws of folds on which the best epoch is evaluated again
 
 
-def every_epoch(config: dict[str, Any], graphs: list[Data]) -> dict[str, Any]:
+def run(config: dict[str, Any], graphs_file: Path) -> dict[str, Any]:
     """Accuracies by epochs, each on its own folds, and the best epoch's on fresh folds.
 
     The untrained encoder is evaluated as often: its best accuracy shows what the choice gains.
     """
+    started = time.perf_counter()
     seed, epochs = config["seed"], config["epochs"]
+    torch.manual_seed(seed)
+    graphs = load(graphs_file)
     # Shuffled once: a batch has the same graphs in every epoch.
     graphs = [with_self_loops(graphs[index]) for index in torch.randperm(len(graphs))]
     labels = torch.cat([graph.y for graph in graphs]).numpy()
     encoder = GIN(graphs[0].num_node_features)
     initialise(encoder)
     if config["row"] == UNTRAINED:
-        history: list[dict[str, Any]] = []
         embeddings = [embed(encoder, graphs)] * epochs
     else:
-        history, embeddings = trained(config, encoder, graphs)
+        loader = DataLoader(graphs, config["batch_size"])
+        model = build(config, encoder, len(loader), (lambda batch: batch, dropped))
+        initialise(model.encoder.head)
+        embeddings = [embed(encoder, graphs) for _ in train(model, loader, config)]
     scores = {epoch: accuracy(z, labels, seed, draw=epoch) for epoch, z in enumerate(embeddings, 1)}
     best = embeddings[max(scores, key=scores.__getitem__) - 1]
     fresh = [accuracy(best, labels, seed, epochs + draw) for draw in range(1, FRESH + 1)]
-    return {"accuracy": scores, "fresh": fresh, "history": history}
-
-
-def trained(
-    config: dict[str, Any], encoder: GIN, graphs: list[Data]
-) -> tuple[list[dict[str, Any]], list[np.ndarray]]:
-    """Diagnostics of each epoch, and the embeddings of all graphs after it."""
-    loader = DataLoader(graphs, config["batch_size"])
-    model = build(config, encoder, len(loader), (lambda batch: batch, dropped))
-    initialise(model.encoder.head)
-    optimizer = torch.optim.Adam(model.parameters(), lr=config["lr"])
-    history, embeddings = [], []
-    for _ in range(config["epochs"]):
-        history.append(train_epoch(model, loader, optimizer))
-        embeddings.append(embed(encoder, graphs))
-    return history, embeddings
+    seconds = round(time.perf_counter() - started, 1)
+    return {"config": config, "accuracy": scores, "fresh": fresh, "seconds": seconds}
 
 
 def initialise(module: nn.Module) -> None:
