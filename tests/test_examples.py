@@ -221,12 +221,6 @@ def test_benchmark_on_a_gpu_tries_itself_on_a_cpu(tmp_path):
     assert all(row["value"] < 100 for row in rows if row["metric"].startswith("millionths"))
 
 
-def test_benchmark_of_pretraining(tmp_path):
-    output = tmp_path / "pretraining.json"
-    run("-m", "benchmarks.pretraining", "--rounds=1", "--molecules=8", "--output", str(output))
-    assert {row["benchmark"] for row in json.loads(output.read_text())["rows"]} == {"pretraining"}
-
-
 def test_benchmark_of_the_pipeline(tmp_path):
     output = tmp_path / "figures.json"
     run("-m", "benchmarks.pipeline", "--rounds=1", "--graphs=8", "--output", str(output))

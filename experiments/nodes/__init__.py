@@ -1,1 +1,1 @@
-"""Nodes of one graph, in GRACE's setting: ``python -m experiments.nodes``."""
+"""PGCL beside InfoNCE on the nodes of one graph: ``python -m experiments.nodes``."""

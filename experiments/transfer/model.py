@@ -1,4 +1,4 @@
-"""The encoder of molecules, and its heads: contrastive, masked atoms, tasks."""
+"""The encoder of molecules, its pre-training and its file."""
 
 import pickle
 from pathlib import Path
@@ -7,18 +7,17 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch_geometric.data import Batch
+from torch_geometric.data import Batch, Data
+from torch_geometric.loader import DataLoader
 from torch_geometric.nn import GINEConv, global_mean_pool
 from torch_geometric.utils.smiles import e_map, x_map
 
-from experiments.common.losses import FirstInfoNCE
-from pgcl_losses import PGCLLoss
+from pgcl_losses import InfoNCE, PGCLLoss
 from pgcl_losses.adapters.pyg import AttributeMask, ContrastiveModel, EdgePerturb, NodeDrop
 
-from .molecules import ATOM, BOND
-from .rows import MASKING, options
-
 LAYERS, WIDTH = 5, 300
+NONE = "no pre-training"
+MASKING, INFO_NCE, PGCL = ROWS = "attribute masking", "InfoNCE", "PGCL"
 MASK = max(len(values) for values in x_map.values())  # no atom has this category
 
 
@@ -36,14 +35,14 @@ class Categories(nn.Module):
 
 
 class MoleculeGIN(nn.Module):
-    """Atoms ``[V, 9]`` and bonds ``[E, 3]`` -> embeddings of molecules ``[G, 300]``."""
+    """Atoms ``x [V, 9]`` and bonds ``edge_attr [E, 3]`` of a batch -> embeddings ``[G, 300]``."""
 
     def __init__(self, dropout: float = 0.0) -> None:
         super().__init__()
         self.dropout = dropout
-        self.atoms = Categories(ATOM, MASK + 1)
+        self.atoms = Categories(len(x_map), MASK + 1)
         values = max(len(values) for values in e_map.values())
-        self.bonds = nn.ModuleList(Categories(BOND, values) for _ in range(LAYERS))
+        self.bonds = nn.ModuleList(Categories(len(e_map), values) for _ in range(LAYERS))
         self.convs = nn.ModuleList(
             GINEConv(
                 nn.Sequential(nn.Linear(WIDTH, 2 * WIDTH), nn.ReLU(), nn.Linear(2 * WIDTH, WIDTH))
@@ -61,24 +60,9 @@ class MoleculeGIN(nn.Module):
             x = F.dropout(x if layer == LAYERS else x.relu(), self.dropout, self.training)
         return x
 
-    def forward(
-        self, x: Tensor, edge_index: Tensor, edge_attr: Tensor, batch: Tensor, num_graphs: int
-    ) -> Tensor:
-        return global_mean_pool(self.nodes(x, edge_index, edge_attr), batch, num_graphs)
-
-
-class Projected(nn.Module):
-    """The encoder with its projection head."""
-
-    def __init__(self, encoder: MoleculeGIN) -> None:
-        super().__init__()
-        self.encoder = encoder
-        self.head = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH))
-
-    def forward(
-        self, x: Tensor, edge_index: Tensor, edge_attr: Tensor, batch: Tensor, num_graphs: int
-    ) -> Tensor:
-        return self.head(self.encoder(x, edge_index, edge_attr, batch, num_graphs))
+    def forward(self, batch: Batch) -> Tensor:
+        nodes = self.nodes(batch.x, batch.edge_index, batch.edge_attr)
+        return global_mean_pool(nodes, batch.batch, batch.num_graphs)
 
 
 class MaskedAtoms(nn.Module):
@@ -96,39 +80,38 @@ class MaskedAtoms(nn.Module):
         masked = view.x[:, 0] == MASK
         logits = self.head(nodes[masked])
         # The sum over no masked atoms is 0; the mean would be nan.
-        loss = F.cross_entropy(logits, batch.x[masked, 0], reduction="sum")
+        loss = F.cross_entropy(logits, batch.x[masked, 0].long(), reduction="sum")
         return loss / masked.sum().clamp(min=1)
 
 
-class Tasks(nn.Module):
-    """The encoder with a linear layer for properties, ``Batch -> [G, tasks]`` logits."""
+def projected(encoder: MoleculeGIN) -> nn.Sequential:
+    """The encoder with its projection head."""
+    return nn.Sequential(encoder, nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH))
 
-    def __init__(self, encoder: MoleculeGIN, tasks: int) -> None:
-        super().__init__()
-        self.encoder = encoder
-        self.head = nn.Linear(WIDTH, tasks)
 
-    def forward(self, b: Batch) -> Tensor:
-        return self.head(self.encoder(b.x, b.edge_index, b.edge_attr, b.batch, b.num_graphs))
+@torch.no_grad()
+def outputs(model: nn.Module, graphs: list[Data]) -> Tensor:
+    """What the model, ``Batch -> [G, D]``, makes of all graphs, without dropout."""
+    model.eval()
+    device = next(model.parameters()).device
+    return torch.cat([model(batch.to(device)).cpu() for batch in DataLoader(graphs, 256)])
 
 
 def pretraining(config: dict[str, Any], encoder: MoleculeGIN, batches: int) -> nn.Module:
-    """``Batch -> loss`` of a run of pretrain.py with so many batches an epoch."""
+    """``Batch -> loss`` of a row, for so many batches an epoch."""
     if config["row"] == MASKING:
         return MaskedAtoms(encoder)
-    drop = config["drop"]
-    loss = FirstInfoNCE(
-        PGCLLoss(WIDTH, **options(config, batches)), config.get("lead_steps", 0), kept=0
-    )
-    return ContrastiveModel(Projected(encoder), NodeDrop(drop), EdgePerturb(drop), loss)
+    frozen = config["freeze_epochs"] * batches
+    loss = InfoNCE() if config["row"] == INFO_NCE else PGCLLoss(WIDTH, freeze_steps=frozen)
+    augments = NodeDrop(config["drop"]), EdgePerturb(config["drop"])
+    return ContrastiveModel(projected(encoder), *augments, loss)
 
 
 def encoder_of(file: Path | None, dropout: float = 0.0) -> MoleculeGIN:
     """A new encoder, or a pre-trained one."""
     encoder = MoleculeGIN(dropout)
     if file is not None:
-        state = checkpoint(file)
-        pretraining(state["config"], encoder, 0).load_state_dict(state["model"])
+        encoder.load_state_dict(checkpoint(file)["encoder"])
     return encoder
 
 
@@ -136,9 +119,9 @@ def checkpoint(path: Path) -> dict[str, Any]:
     """A file of pretrain.py. Nothing in it is executed."""
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
-        if state.keys() >= {"config", "history", "model", "optimizer"}:
+        if state.keys() >= {"config", "history", "encoder", "model", "optimizer"}:
             return state
         error = "it has other keys"
     except (pickle.UnpicklingError, RuntimeError, EOFError, AttributeError) as raised:
         error = str(raised).partition("\n")[0]
-    raise ValueError(f"{path} is not a file of pretrain.py: {error}")
+    raise ValueError(f"{path} is not a file of experiments.transfer.pretrain: {error}")

@@ -1,101 +1,146 @@
-"""Measures frozen encoders on tables of molecules: few labels, a linear probe, k-means.
+"""Measures frozen encoders by logistic regressions with 10, 100 and all labels.
 
-python -m experiments.transfer.probe --encoders none runs/transfer/PGCL.pt        # synthetic
 python -m experiments.transfer.probe --csv bbbp.csv tox21.csv \\
-    --encoders none runs/transfer/PGCL.pt runs/transfer/PGCL-1.pt runs/transfer/PGCL-2.pt
+    --encoders none runs/transfer/PGCL-0.pt runs/transfer/PGCL-1.pt runs/transfer/PGCL-2.pt
 
-Seeds are those of pre-training. Finished runs are appended to --output, one JSON line each, and are
-not run again.
+The seeds are those of pre-training. Finished runs are appended to --output, one JSON line each, and
+are not run again.
 """
 
-import argparse
 import sys
-from collections.abc import Iterable, Iterator
+import time
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+import rdkit
+import torch
+from sklearn.linear_model import LogisticRegression
+from sklearn.preprocessing import scale
 
 from experiments.common import results
 from experiments.common.arguments import count
 from experiments.common.tables import markdown, spread
 
-from .inputs import NO_FILE, label, options_of, origin, prepared, tables_of
-from .probe_run import ALL, SETTING, run
-from .ranking import SCORES
+from .inputs import Encoder, complete, origin, parser_of
+from .model import NONE, WIDTH, encoder_of, outputs
+from .molecules import Source, labelled
+from .ranking import has_both, roc_auc
+from .scaffold import TEST, TRAIN, VALID
 
-NAMES = {"auc": "ROC-AUC", "ap": "average precision", "nmi": "NMI", "ari": "ARI"}
+SETTING: dict[str, Any] = {
+    "few": [10, 100],  # labelled molecules of a task
+    "draws": 50,  # of them, for each task
+    "most_tasks": 30,  # where a set has more, these are spread evenly over its columns
+    "strengths": [1.0, 10.0, 100.0, 1e3, 1e4],  # C of the probe of all labels
+}
+Labelled = tuple[np.ndarray, np.ndarray]  # embeddings [N, D] and labels [N, tasks] of a part
 
 
-def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        "python -m experiments.transfer.probe",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+def run(config: results.Config, source: Source, encoder: Path | None, device: str) -> results.Run:
+    """Test ROC-AUC by the number of labels; None if no task has so many."""
+    started = time.perf_counter()
+    data = labelled(source)
+    torch.manual_seed(config["seed"])  # a new encoder is the initial one of pretrain.py
+    embeddings = outputs(encoder_of(encoder).to(device), data.graphs).double().numpy()
+    z = scale(embeddings) / WIDTH**0.5  # [N, 300], of about unit length
+    tasks = data.labels.shape[1]
+    some = np.linspace(0, tasks - 1, min(config["most_tasks"], tasks)).round().astype(int)
+    labels = data.labels.numpy()[:, some]
+    train, valid, test = (
+        (z[data.parts == part], labels[data.parts == part]) for part in (TRAIN, VALID, TEST)
     )
-    options_of(parser)
-    add = parser.add_argument
-    add("--seeds", type=count, default=3, help=f"new encoders for {NO_FILE!r}")
-    add("--output", type=Path, default=Path("runs/transfer/probes.jsonl"))
-    return parser.parse_args()
+    auc = {
+        str(count): few_labels(train, test, count, config["draws"], config["seed"])
+        for count in config["few"]
+    }
+    auc["all"] = all_labels(train, valid, test, config["strengths"])
+    return {
+        "config": config,
+        "auc": {labels: value and round(value, 3) for labels, value in auc.items()},
+        "seconds": round(time.perf_counter() - started, 1),
+        "versions": {"rdkit": rdkit.__version__},
+    }
 
 
-def encoders_of(args: argparse.Namespace) -> Iterator[tuple[Path | None, dict[str, Any]]]:
-    """Files, and their part of the configuration of a run."""
-    for name in args.encoders:
-        if name == NO_FILE:
-            for seed in range(args.seeds):
-                yield None, {"pretraining": None, "seed": seed}
-        else:
-            pretraining = origin(Path(name))
-            assert pretraining is not None
-            yield Path(name), {"pretraining": pretraining, "seed": pretraining["seed"]}
+def draw(labels: np.ndarray, count: int, random: np.random.Generator) -> np.ndarray:
+    """``count`` labelled molecules of a task: one of each class, the rest at random."""
+    first = [random.choice(np.flatnonzero(labels == value)) for value in (0, 1)]
+    rest = np.setdiff1d(np.flatnonzero(~np.isnan(labels)), first)
+    return np.concatenate([first, random.choice(rest, count - 2, replace=False)])
 
 
-def value(run: results.Run, labels: str, name: str) -> float | None:
-    """A score with so many labels, or of k-means if none; None if the set does not have it."""
-    return (run["labels"][labels] if labels else run["clusters"] or {}).get(name)
+def few_labels(train: Labelled, test: Labelled, count: int, draws: int, seed: int) -> float | None:
+    """Mean ROC-AUC of logistic regressions on draws of ``count`` training molecules.
+
+    Draws depend on the seed alone. Tasks with fewer labels to train, or without both classes in a
+    part, are left out.
+    """
+    scores = []
+    for task, (labels, test_labels) in enumerate(zip(train[1].T, test[1].T, strict=True)):
+        enough = (~np.isnan(labels)).sum() >= count
+        if enough and has_both(labels) and has_both(test_labels):
+            random = np.random.default_rng([seed, count, task])
+            for _ in range(draws):
+                drawn = draw(labels, count, random)
+                probe = fitted(train[0][drawn], labels[drawn])
+                scores.append(score([probe], test[0], test_labels[:, None]))
+    return float(np.mean(scores)) if scores else None
 
 
-def table(runs: Iterable[results.Run]) -> str:
-    """A line for each pre-training, of one set."""
-    counts = [*map(str, SETTING["few"]), ALL]
-    columns = [(count, name) for count in counts for name in SCORES]
-    columns += [("", "nmi"), ("", "ari")]
-    groups: dict[str, list[results.Run]] = {}
-    for run_of in runs:
-        groups.setdefault(label(run_of["config"]["pretraining"]), []).append(run_of)
-    heads = [f"{NAMES[name]}{', ' * bool(count)}{count}" for count, name in columns]
-    lines = []
-    for pretraining, of_group in groups.items():
-        values = [[value(run_of, *column) for run_of in of_group] for column in columns]
-        cells = ("" if None in of_column else spread(of_column) for of_column in values)
-        lines.append([pretraining, len(of_group), *cells])
-    return markdown(["pre-training", "seeds", *heads], lines)
+def all_labels(train: Labelled, valid: Labelled, test: Labelled, strengths: list[float]) -> float:
+    """ROC-AUC with all labels of the training part.
+
+    All tasks have one regularisation strength, the one with the best validation score.
+    """
+    tasks = [task for task, labels in enumerate(train[1].T) if has_both(labels)]
+    scores = []
+    for strength in strengths:
+        probes = [fitted(train[0], train[1][:, task], strength) for task in tasks]
+        scores.append([score(probes, z, labels[:, tasks]) for z, labels in (valid, test)])
+    return max(scores, key=lambda of_strength: of_strength[0])[1]
+
+
+def fitted(z: np.ndarray, labels: np.ndarray, strength: float = 1.0) -> LogisticRegression:
+    """A logistic regression of the measured labels.
+
+    lbfgs is faster for few samples, but stops short of the optimum for many samples and little
+    regularisation, where Newton's method finds it.
+    """
+    measured = ~np.isnan(labels)
+    solver = "lbfgs" if measured.sum() < z.shape[1] else "newton-cholesky"
+    probe = LogisticRegression(C=strength, solver=solver, max_iter=1000)
+    return probe.fit(z[measured], labels[measured])
+
+
+def score(probes: list[LogisticRegression], z: np.ndarray, labels: np.ndarray) -> float:
+    return roc_auc(np.stack([probe.decision_function(z) for probe in probes], 1), labels)
 
 
 def main() -> None:
-    args = parse()
-    encoders = list(encoders_of(args))
-    paths = tables_of(args)
-    results.read(args.output)  # an invalid file is an error now, not after featurising
-    with results.processes(args.workers, args.cache) as pool:
-        sets = {path: prepared(path, args, pool) for path in paths}
-    jobs = {}
-    for path, data in sets.items():
-        here = {"dataset": path.name, "data": data.digest, **SETTING}
-        for file, of_encoder in encoders:
-            config = here | of_encoder
-            jobs[results.key(config)] = config, data, file
-    first_seeds_first = sorted(jobs.values(), key=lambda job: job[0]["seed"])
-    done = results.complete(args.output, first_seeds_first, run, args.workers)
-    for path in paths:
-        of_table = [done[key] for key, (_, data, _) in jobs.items() if data is sets[path]]
-        print(f"\n{path.name}, in per cent\n\n{table(of_table)}\n")
+    parser = parser_of("probe", __doc__)
+    parser.add_argument("--seeds", type=count, default=3, help="of new encoders ('none')")
+    args = parser.parse_args()
+    encoders = []
+    for file in args.encoders:
+        if file is None:
+            encoders += [Encoder(NONE, None, None, seed) for seed in range(args.seeds)]
+        else:
+            config = origin(file)
+            name = f"{config['row']}, {config['molecules']} molecules x {config['epochs']}"
+            encoders.append(Encoder(name, file, config, config["seed"]))
+    runs = complete(args, encoders, SETTING, run)
+    lines = []
+    for (name, path), seeds in runs.items():
+        scores = zip(*(run["auc"].values() for run in seeds.values()), strict=True)
+        cells = ("" if None in of_labels else spread(of_labels) for of_labels in scores)
+        lines.append([path.name, name, len(seeds), *cells])
+    print("\nROC-AUC in per cent by the number of labels\n")
+    print(markdown(["set", "pre-training", "seeds", *SETTING["few"], "all"], lines))
 
 
 if __name__ == "__main__":
     try:
         main()
-    except (ValueError, results.Stopped) as error:
+    except ValueError as error:
         sys.exit(f"experiments.transfer.probe: {error}")
-    except KeyboardInterrupt:
-        sys.exit("experiments.transfer.probe: stopped; finished runs are kept")

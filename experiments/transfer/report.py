@@ -1,99 +1,83 @@
-"""Fills docs/results_molecules.md, and a table of docs/results.md, from the committed runs.
+"""Table II and the frozen probe, from the records beside this file."""
 
-python -m experiments.transfer.report
-"""
-
-import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
 
-from experiments.common import results
-from experiments.common.rows import INFO_NCE, PGCL
-from experiments.common.tables import markdown, refill
+from experiments.common.results import Run, read
+from experiments.common.tables import REPRODUCE, RESULTS, difference, markdown, spread
 
-from . import probe_tables
-from .finetune import score
-from .rows import NONE
-from .tables import ROWS, SETS, comparison, differences, scores_of
+from .model import INFO_NCE, MASKING, NONE, PGCL
 
-# The paper's scores, in the order of its table.
-PAPER = {
+SETS = ("BBBP", "Tox21", "SIDER", "ToxCast", "ClinTox", "BACE", "MUV")
+PAPER = {  # Table II
     NONE: (65.8, 74.0, 57.3, 63.4, 58.0, 70.1, 71.8),
     INFO_NCE: (69.7, 73.9, 60.5, 62.4, 75.9, 75.4, 69.8),
     PGCL: (69.8, 75.6, 61.6, 66.4, 69.4, 79.3, 71.2),
 }
-HERE = Path(__file__).parent
-RECORDS = HERE / "results.jsonl", HERE / "pretraining.jsonl", HERE / "probes.jsonl"
-DOCS = HERE.parents[1] / "docs"
-PAGE, CONCLUSIONS = DOCS / "results_molecules.md", DOCS / "results.md"
+PAIRS = (PGCL, INFO_NCE), (PGCL, NONE), (INFO_NCE, NONE)
+
+Scores = dict[str, dict[str, dict[int, float]]]  # by row, set and seed
 
 
-def tuned(runs: Iterable[results.Run]) -> dict[str, str]:
-    """Tables of fine-tuned encoders."""
-    runs = list(runs)
-    scores = scores_of(runs, score)
-    paper = {
-        row: {name: [value] for name, value in zip(SETS, values, strict=True) if name in scores}
-        for row, values in PAPER.items()
-    }
-    return {
-        "transfer": comparison(scores, paper),
-        "transfer_differences": differences(scores),
-        "transfer_settings": settings(runs),
-    }
+def at_best_epoch(run: Run) -> float:
+    """Test score at the first epoch with the best validation score."""
+    return run["auc"]["test"][int(np.argmax(run["auc"]["valid"]))]
 
 
-def settings(runs: Iterable[results.Run]) -> str:
-    """How each set was fine-tuned."""
-    configs: dict[str, list[results.Config]] = {}
-    for run in runs:
-        name = run["config"]["dataset"].partition(".")[0]
-        configs.setdefault(name, []).append(run["config"])
-    sets = {name: configs[name.lower()] for name in SETS if name.lower() in configs}
-    lines = [
-        ["seeds", *(len({config["seed"] for config in of_set}) for of_set in sets.values())],
-        ["epochs", *(of_set[0]["epochs"] for of_set in sets.values())],
-        ["batch size", *(of_set[0]["batch_size"] for of_set in sets.values())],
-    ]
-    return markdown(["fine-tuning", *sets], lines)
-
-
-def pretrained(runs: Iterable[results.Run]) -> str:
-    """Means over the seeds."""
-    groups: dict[tuple[int, int, int], list[results.Run]] = {}
+def scores_of(runs: Iterable[Run], score: Callable[[Run], float]) -> Scores:
+    names = {name.lower(): name for name in SETS}
+    scores: Scores = {}
     for run in runs:
         config = run["config"]
-        group = -config["molecules"], ROWS.index(config["row"]), config["epochs"]
-        groups.setdefault(group, []).append(run)
+        row = config["pretraining"]["row"] if config["pretraining"] else NONE
+        name = names[config["dataset"].partition(".")[0]]
+        scores.setdefault(row, {}).setdefault(name, {})[config["seed"]] = score(run)
+    return scores
+
+
+def table_2(scores: Scores) -> str:
+    """The paper's scores above ours."""
+    lines = [[f"{row}, paper", *PAPER[row], f"{np.mean(PAPER[row]):.1f}"] for row in PAPER]
+    for row in (NONE, MASKING, INFO_NCE, PGCL):
+        of_sets = [[*scores[row][name].values()] for name in SETS]
+        mean = np.mean([np.mean(of_set) for of_set in of_sets])
+        lines.append([row, *map(spread, of_sets), f"{mean:.1f}"])
+    return markdown(["ROC-AUC in %", *SETS, "mean"], lines)
+
+
+def minus(scores: Scores, one: str, other: str, sets: Iterable[str]) -> list[str]:
+    return [difference(scores[one][name], scores[other][name]) for name in sets]
+
+
+def differences(scores: Scores) -> str:
+    lines = [[f"{one} minus {other}", *minus(scores, one, other, SETS)] for one, other in PAIRS]
+    return markdown(["points of ROC-AUC", *SETS], lines)
+
+
+def frozen(runs: list[Run]) -> str:
+    """Differences of the frozen probe, by the number of labels."""
+    sets = SETS[:-1]  # MUV has one seed
     lines = []
-    for (molecules, row, epochs), of_group in sorted(groups.items()):
-        means = {
-            name: np.mean([[epoch[name] for epoch in run["history"]] for run in of_group], axis=0)
-            for name in ("loss", "molecules_per_second")
-        }
-        losses = ", ".join(f"{loss:.2f}" for loss in means["loss"])
-        speed = f"{means['molecules_per_second'].mean():.0f}"
-        lines.append([ROWS[row], -molecules, epochs, len(of_group), losses, speed])
-    head = ["pre-training", "molecules", "epochs", "seeds", "loss", "molecules per second"]
-    return markdown(head, lines)
+    for (one, other), counts in (
+        ((PGCL, INFO_NCE), ("10", "100", "all")),
+        ((INFO_NCE, NONE), ("100", "all")),
+    ):
+        for labels in counts:
+            scores = scores_of(runs, lambda run, labels=labels: run["auc"][labels])
+            lines.append(
+                [f"{one} minus {other}, {labels} labels", *minus(scores, one, other, sets)]
+            )
+    return markdown(["points of ROC-AUC", *sets], lines)
 
 
-def pages(
-    of_tuning: list[results.Run],
-    of_pretraining: list[results.Run],
-    of_probes: list[results.Run],
-) -> dict[Path, dict[str, str]]:
-    """The tables of these runs, by page."""
-    tables = tuned(of_tuning) | probe_tables.tables(of_probes)
-    tables["transfer_pretraining"] = pretrained(of_pretraining)
-    return {PAGE: tables, CONCLUSIONS: {"molecules": probe_tables.conclusions(of_probes)}}
-
-
-if __name__ == "__main__":
-    runs = [list(results.read(path).values()) for path in RECORDS]
-    for path, of_file in zip(RECORDS, runs, strict=True):
-        if not of_file:
-            sys.exit(f"experiments.transfer.report: {path} has no runs")
-    refill(pages(*runs))
+def pages() -> dict[Path, dict[str, str]]:
+    """The tables by page and marker."""
+    folder = Path(__file__).parent
+    tuned = scores_of(read(folder / "results.jsonl").values(), at_best_epoch)
+    probed = list(read(folder / "probes.jsonl").values())
+    return {
+        REPRODUCE: {"table 2": table_2(tuned), "table 2 differences": differences(tuned)},
+        RESULTS: {"molecules": frozen(probed)},
+    }

@@ -3,24 +3,23 @@
 from collections.abc import Sequence
 
 import numpy as np
-from rdkit import Chem
 from rdkit.Chem.Scaffolds.MurckoScaffold import MurckoScaffoldSmiles
 from tqdm import tqdm
 
 TRAIN, VALID, TEST = 0, 1, 2
+PARTS = ("training", "validation", "test")
 
 
 def split(smiles: Sequence[str]) -> np.ndarray:
     """The part of each molecule ``[N]``: 80 per cent to train, 10 to validate, 10 to test.
 
-    Molecules of one Bemis-Murcko scaffold stay together. Scaffolds are handed out from the most
-    frequent to the least, of equally frequent ones the last in the file first; one that would make
-    a part too large goes to the next.
+    Molecules of one Bemis-Murcko scaffold stay together. Parts get scaffolds from the most frequent
+    to the least, of equally frequent ones the last in the file first. A scaffold that would make a
+    part too large goes to the next part.
     """
     members: dict[str, list[int]] = {}
     for index, text in enumerate(tqdm(smiles, desc="scaffolds", unit="molecule", leave=False)):
-        scaffold = MurckoScaffoldSmiles(mol=Chem.MolFromSmiles(text), includeChirality=True)
-        members.setdefault(scaffold, []).append(index)
+        members.setdefault(MurckoScaffoldSmiles(text, includeChirality=True), []).append(index)
     parts = np.full(len(smiles), TEST)
     trained, validated = 0, 0
     for group in sorted(members.values(), key=lambda group: (len(group), group[0]), reverse=True):

@@ -1,18 +1,36 @@
-"""Nodes of one graph: the program runs, resumes, and refuses what it cannot use."""
+"""Nodes of one graph: both losses see the same views, and the program runs and resumes."""
 
-import json
-
+import numpy as np
 import pytest
 import torch
 from helpers.graphs import ring_of_planetoid
 from helpers.scripts import kept_here
+from scipy import sparse
+from torch_geometric.nn import GCNConv
 
 from experiments.common import results
-from experiments.common.rows import INFO_NCE, NODES, PGCL
-from experiments.common.tables import fill
 from experiments.nodes import __main__ as program
 from experiments.nodes import data, report, train
-from experiments.nodes.rows import RAW, RECOMMENDED, TRAINED
+from experiments.nodes.train import INFO_NCE, LOSSES, PGCL, SETTING, UNTRAINED
+
+CONFIG = {"dataset": "Photo", "seed": 3, "batch": 32, "steps": 6, **SETTING}
+
+
+@pytest.fixture
+def root(tmp_path):
+    """A folder with a small graph of three classes under Photo's name, in its raw layout."""
+    random = np.random.default_rng(0)
+    labels = np.arange(120) % 3
+    same = labels[:, None] == labels
+    parts = {"labels": labels}
+    for name, chances in {"adj": 0.01 + 0.1 * same, "attr": np.full((120, 40), 0.05)}.items():
+        matrix = sparse.csr_matrix(random.random(chances.shape) < chances, dtype=float)
+        fields = ("data", "indices", "indptr", "shape")
+        parts |= {f"{name}_{field}": getattr(matrix, field) for field in fields}
+    folder = tmp_path / "sets" / "Photo" / "raw"
+    folder.mkdir(parents=True)
+    np.savez(folder / data.SETS["Photo"][2], **parts)
+    return folder.parents[1]
 
 
 @pytest.fixture
@@ -20,103 +38,85 @@ def script(monkeypatch, capsys, tmp_path):
     return kept_here(program, results, monkeypatch, capsys, tmp_path)
 
 
-@pytest.fixture
-def planetoid(tmp_path):
-    return ring_of_planetoid(tmp_path)
-
-
-def test_the_script_resumes(planetoid, script):
-    rows = ("untrained GCN", INFO_NCE, PGCL, RECOMMENDED, "Barlow Twins")
-    given = ("--dataset=Ring", f"--root={planetoid.parent}", "--seeds=2", "--epochs=20")
-    files = {file.name for file in planetoid.iterdir()}
-    printed, output = script(*given, "--workers=1", "--rows", *rows)
-    assert {file.name for file in planetoid.iterdir()} == files
+def test_the_program_runs_and_resumes(root, script):
+    given = ("--dataset=Photo", f"--root={root}", "--batch", "32", "64", "--steps=4", "--workers=1")
+    printed, output = script(*given, "--seeds=3")
     lines = output.read_text().splitlines()
-    assert len(lines) == 2 * len(rows)
-    for row in rows:
-        assert f"| {row} | 2 | " in printed
-    assert f"| minus {INFO_NCE} | seeds | probe | k-means, NMI |" in printed
-    run = next(run for run in map(json.loads, lines) if "start" in run["config"].get("loss", {}))
-    assert run["history"][0].keys() >= {"loss", "agreement", "mean_cosine"}
-
-    output.write_text("\n".join([*lines[:-1], lines[-1][:40]]))
-    again, _ = script(*given, "--workers=1", "--rows", *rows)
+    assert len(lines) == 3 * (1 + 2 * 2)
+    head, _, *rows = printed.splitlines()
+    assert head.startswith("| set | seeds | untrained, 1 label per class | InfoNCE, 1 label per")
+    assert [row[:28] for row in rows] == [f"| Photo, batches of {n} | 3 |" for n in (32, 64)]
+    output.write_text("\n".join(lines[:-1]) + "\n")
+    assert script(*given, "--seeds=3")[0] == printed
     assert output.read_text().splitlines()[:-1] == lines[:-1]
-    assert again == printed
 
 
-def test_the_synthetic_graph_has_classes():
-    graph = data.block_model()
-    source, target = graph.edge_index
-    own = (graph.y[source] == graph.y[target]).double().mean()
-    assert own == pytest.approx((3 + 2 / 7) / 5, abs=0.05)
-    assert graph.num_edges / graph.num_nodes == pytest.approx(5, abs=0.4)
-    assert graph.is_undirected()
-    assert torch.equal(graph.x, data.block_model().x)
-    assert graph.x.sum(1) == pytest.approx(torch.ones(graph.num_nodes))
+def test_the_encoder_is_two_layers_of_gcn_conv(root):
+    x, edge_index, _ = data.load("Photo", root / "Photo" / "raw")
+    features, visible = train.sparse_if_faster(x), torch.rand(x.shape[1]) < 0.7
+    assert features.layout == torch.sparse_csr
+    encoder, expected = train.GCN(x.shape[1]), x * visible
+    for layer, bias in zip(encoder.layers, encoder.biases, strict=True):
+        conv = GCNConv(layer.in_features, layer.out_features)
+        conv.lin.weight, conv.bias = layer.weight, bias
+        expected = conv(expected, edge_index).relu()
+    torch.testing.assert_close(encoder(features, edge_index, visible), expected)
+    torch.testing.assert_close(encoder(x, edge_index, visible), expected)
 
 
-def test_masking_hides_whole_columns_in_proportion():
-    torch.manual_seed(0)
-    x = torch.rand(5, 4000)
-    masked = train.masked(train.sparse(x), 0.3).to_dense()
-    columns = (masked == 0).all(0)
-    assert columns.double().mean() == pytest.approx(0.3, abs=0.03)
-    assert torch.equal(masked[:, ~columns], x[:, ~columns])
+def test_both_losses_see_the_same_and_prototypes_are_initialised_at_half(root, monkeypatch):
+    steps, initialised = [], []
+    views_of, start = train.views_of, train.weighted_negatives
+    monkeypatch.setattr(train, "RECENT", 100)
+    monkeypatch.setattr(train, "views_of", lambda *args: steps.append(views_of(*args)) or steps[-1])
 
+    def watched(config, projections):
+        pgcl = start(config, projections)
+        initialised.append((len(steps), projections, pgcl, pgcl.prototypes.weight.clone()))
+        return pgcl
 
-def test_configurations_of_rows():
-    graph = data.Stored(None, "d", 2708)
-    configs = {row: program.configuration("Cora", graph, {}, row, 0) for row in (RAW, *TRAINED)}
-    assert len({results.key(config) for config in configs.values()}) == len(configs)
-    assert configs[RAW] == {"dataset": "Cora", "data": "d", "seed": 0, "row": RAW}
-    assert configs[PGCL]["loss"] == {"num_prototypes": 10, "consistency_weight": 6.0}
-    assert configs[PGCL]["temperature"] == 0.4
-    assert json.loads(json.dumps(configs)) == configs
+    monkeypatch.setattr(train, "weighted_negatives", watched)
+    for loss in (INFO_NCE, PGCL):
+        config = {**CONFIG, "loss": loss, **LOSSES[loss], "num_prototypes": 4}
+        train.run(config, root / "Photo" / "raw")
+    torch.testing.assert_close(steps[:6], steps[6:], rtol=0, atol=0)
+    assert not torch.equal(steps[0][0], steps[1][0])
+    [(step, projections, pgcl, prototypes)] = initialised
+    assert step == 6 + 3
+    assert projections.shape == (100, train.WIDTH)
+    assert torch.equal(pgcl.prototypes.weight, prototypes)  # fixed from then on
 
 
 @pytest.mark.parametrize(
     ("given", "wrong"),
     [
-        (["--rows", "PGCLL"], "--rows: 'PGCLL' is not one of"),
-        (["--root=."], "--root holds no 'blocks', which is synthetic"),
-        (["--dataset=../Cora", "--root=."], "--dataset must be the name of a set"),
-        (["--dataset=Cora", "--root=."], "--root . has no Cora: ind.cora.x is in none of"),
+        (["--dataset=../Photo"], "--dataset: invalid choice: '../Photo'"),
+        (["--dataset=Photo", "--root=."], "--root . has no Photo: amazon_electronics_photo.npz is"),
+        (["--dataset=Photo", "--steps=1"], "--steps: must be a whole number, 2 or more"),
     ],
 )
-def test_what_is_wrong_is_said_in_a_line(script, capsys, given, wrong):
+def test_invalid_options_are_errors_of_a_line(script, capsys, given, wrong):
     with pytest.raises(SystemExit) as stopped:
         script(*given)
     assert wrong in f"{stopped.value} {capsys.readouterr().err}"
 
 
-def test_a_set_with_parts_missing_or_damaged(planetoid, tmp_path):
-    (planetoid / "ind.ring.graph").write_bytes(b"no graph")
-    with pytest.raises(ValueError, match=r"Ring in .*ring cannot be read"):
-        data.fetch("Ring", planetoid.parent, tmp_path / "cache")
-    (planetoid / "ind.ring.graph").unlink()
-    with pytest.raises(ValueError, match=r"ring has no ind.ring.graph"):
-        data.fetch("Ring", planetoid.parent, tmp_path / "cache")
+def test_missing_or_damaged_files_are_errors(tmp_path, monkeypatch):
+    folder = ring_of_planetoid(tmp_path)
+    monkeypatch.setitem(data.SETS, "Ring", (data.Planetoid, "Ring", "ind.ring.graph"))
+    assert data.raw_folder("Ring", folder.parent, tmp_path) == folder
+    assert data.load("Ring", folder)[0].norm(dim=1).max() == pytest.approx(1)
+    (folder / "ind.ring.x").unlink()
+    with pytest.raises(ValueError, match=r"Ring in .* cannot be read \(FileNotFound.*ind\.ring\.x"):
+        data.load("Ring", folder)
 
 
-def test_the_page_has_the_tables_of_its_runs():
-    page, runs = report.PAGE.read_text(), list(results.read(report.RUNS).values())
-    assert fill(page, report.pages(runs)[report.PAGE]) == page
-    for name, of_set in report.TABLES.items():
-        assert f"<!-- {name} -->\n| loss | seeds | probe |" in page
-        by_row = report.by_row(runs, *of_set)
-        assert by_row.keys() >= {INFO_NCE, RECOMMENDED}
-        assert all(run["config"]["dataset"] == of_set[0] for run in by_row[INFO_NCE].values())
-
-
-def test_a_table_is_of_one_temperature():
-    runs = list(results.read(report.RUNS).values())
-    for temperature in (0.4, 0.9):
-        by_row = report.by_row(runs, "CiteSeer", temperature)
-        seen = {run["config"]["temperature"] for run in by_row[INFO_NCE].values()}
-        assert seen == {temperature}
-
-
-def test_the_sizes_that_k_goes_by(tmp_path):
-    graph = data.fetch(data.SYNTHETIC, None, tmp_path)
-    assert NODES[data.SYNTHETIC] == graph.nodes
+def test_the_record_has_the_runs_of_the_command(monkeypatch):
+    given = "nodes --dataset Photo CS --batch 512 2048 --seeds 10"
+    monkeypatch.setattr("sys.argv", given.split())
+    args = program.parse()
+    configs = [config for name in args.dataset for config in program.configurations(args, name)]
+    wanted = {results.key(config) for config in configs if config["loss"] != UNTRAINED}
+    assert results.read(report.RUNS).keys() == wanted
+    [tables] = report.pages().values()
+    assert tables["nodes"].count(" | 10 | ") == 4

@@ -1,291 +1,229 @@
-"""Transfer learning on molecules: training, tables and errors."""
+"""Transfer learning on molecules: one run of all three programs, and what they are made of."""
 
-import csv
+import gzip
+import json
 import os
-import signal
-import subprocess
-import sys
-import time
-from concurrent.futures import ThreadPoolExecutor
+import re
 
 import numpy as np
 import pytest
 import torch
-from helpers.scripts import ROOT, main_here, threads_for_processes
+from helpers.scripts import main_here, threads_for_processes
 from rdkit import Chem
 from rdkit.Chem.Scaffolds.MurckoScaffold import MurckoScaffoldSmiles
+from sklearn.metrics import roc_auc_score
+from sklearn.preprocessing import normalize
 from torch_geometric.data import Batch
 from torch_geometric.utils.smiles import from_smiles
 
 from experiments.common import results
-from experiments.common.tables import fill
-from experiments.transfer import finetune, finetune_run, report, scaffold
-from experiments.transfer import pretrain as program
-from experiments.transfer.inputs import LabelledSet
-from experiments.transfer.model import MASK, MaskedAtoms, MoleculeGIN, Tasks, encoder_of
-from experiments.transfer.molecules import store
-from experiments.transfer.smiles import synthetic
+from experiments.transfer import finetune, molecules, pretrain, probe, scaffold
+from experiments.transfer.model import MASK, ROWS, MaskedAtoms, MoleculeGIN, checkpoint, encoder_of
+from experiments.transfer.ranking import roc_auc
+from experiments.transfer.report import at_best_epoch
 
-PRETRAIN = ("-m", "experiments.transfer.pretrain")
-SMALL = ("--limit=24", "--batch-size=12", "--workers=1")
-SCHEDULE = {"epochs": 2, "batch_size": 32}
+RINGS = ("C1CC1", "C1CCC1", "C1CCCC1", "C1CCCCC1", "C1CCNC1", "C1CCNCC1", "C1CCSC1", "C1CCOC1")
+SMILES = [f"{'C' * n}{ring}{end}" for n in range(1, 6) for ring in RINGS for end in ("", "O")]
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def threads(monkeypatch):
     """Threads in place of processes, which would import everything again."""
     threads_for_processes(monkeypatch, results)
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory):
-    """The molecules made in code, featurised once for all tests."""
-    return tmp_path_factory.mktemp("molecules")
+@pytest.fixture
+def table(tmp_path):
+    """81 molecules of 9 scaffolds, and an invalid line."""
+    lines = [f'{text},{int("O" in text)},{n % 3 or ""},"a, b"' for n, text in enumerate(SMILES)]
+    path = tmp_path / "mine.csv"
+    header = 'smi,"an acid, or not",two,words'
+    path.write_text("\n".join([header, "no molecule,1,,", *lines, "CCO,1"]) + "\n")
+    return path
 
 
 @pytest.fixture
-def pretrain(threads, monkeypatch, cache):
-    """Runs the program here."""
+def pretrained(monkeypatch, tmp_path):
+    """Pre-trains on the molecules, in four batches an epoch, and returns the file."""
+    smiles = tmp_path / "smiles.txt.gz"
+    smiles.write_bytes(gzip.compress("\n".join([*SMILES, "", "C unused"]).encode()))
 
-    def call(output, *arguments):
-        given = (*SMALL, f"--cache={cache}", f"--output={output}", *arguments)
-        main_here(monkeypatch, program, *given)
+    def call(name, *arguments):
+        path = tmp_path / f"{name}.pt"
+        given = (f"--smiles={smiles}", "--limit=81", "--batch-size=20", f"--output={path}")
+        main_here(monkeypatch, pretrain, *given, *arguments)
+        return path
 
     return call
 
 
-def tuned(dataset, row, values):
-    pretraining = None if row == "no pre-training" else {"row": row}
-    return [
-        {
-            "config": {"dataset": dataset, "pretraining": pretraining, "seed": seed, **SCHEDULE},
-            "auc": {"valid": [1.0, 2.0, 2.0], "test": [0.0, value, 99.0]},
-        }
-        for seed, value in enumerate(values)
-    ]
+def test_encoders_are_pretrained_tuned_and_probed(pretrained, table, tmp_path, monkeypatch, capsys):
+    files = [pretrained(f"{row[:4]}-3", f"--row={row}", "--epochs=1", "--seed=3") for row in ROWS]
+    run = json.loads(files[2].with_suffix(".json").read_text())
+    assert run["config"].items() >= {"row": "PGCL", "molecules": 80, "seed": 3, "epochs": 1}.items()
+
+    given = (f"--csv={table}", "--smiles-column=smi", '--label-columns="an acid, or not"')
+    given += ("--workers=1", "--encoders", "none", *map(str, files))
+    output = tmp_path / "tuned.jsonl"
+    tune = (*given, "--epochs=2", "--batch-size=16", "--seeds=2", f"--output={output}")
+    for _ in range(2):
+        main_here(monkeypatch, finetune, *tune)
+    tuned = [json.loads(line) for line in output.read_text().splitlines()]
+    assert len(tuned) == 4 * 2  # once each
+    assert tuned[-1]["config"]["pretraining"] == run["config"]
+    assert all(len(run["auc"][part]) == 2 for run in tuned for part in ("valid", "test"))
+    assert f"| mine.csv | {files[2]} | " in capsys.readouterr().out
+
+    monkeypatch.setitem(probe.SETTING, "few", [4, 1000])
+    output = tmp_path / "probed.jsonl"
+    main_here(monkeypatch, probe, *given, "--seeds=2", f"--output={output}")
+    probed = list(results.read(output).values())
+    assert [run["config"]["seed"] for run in probed] == [0, 1, 3, 3, 3]
+    assert all(run["auc"]["1000"] is None and 0 <= run["auc"]["4"] <= 100 for run in probed)
+    assert "| mine.csv | PGCL, 80 molecules x 1 | 1 | " in capsys.readouterr().out
 
 
-def test_killed_and_restarted_it_ends_with_the_same_weights(cache, tmp_path, pretrain):
-    whole, stopped = tmp_path / "whole.pt", tmp_path / "stopped.pt"
-    command = [sys.executable, *PRETRAIN, *SMALL, f"--cache={cache}", f"--output={stopped}"]
-    process = subprocess.Popen([*command, "--epochs=400"], cwd=ROOT, start_new_session=True)
-    while process.poll() is None and not stopped.exists():
-        time.sleep(0.01)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    done = len(torch.load(stopped, weights_only=True)["history"])
-    assert 1 <= done < 400
-    for path in (stopped, whole):
-        pretrain(path, f"--epochs={done + 1}")
-    assert len((tmp_path / "stopped.pt.jsonl").read_text().splitlines()) == 1
-    first, second = (torch.load(path, weights_only=True) for path in (whole, stopped))
-    assert [e["loss"] for e in first["history"]] == [e["loss"] for e in second["history"]]
-    assert first["model"].keys() == second["model"].keys()
-    assert all(torch.equal(first["model"][name], second["model"][name]) for name in first["model"])
-    with pytest.raises(ValueError, match=r"is of another run, .*'lr': 0.001.* choose another"):
-        pretrain(stopped, "--lr=0.1")
+def test_all_rows_begin_with_one_encoder_and_see_the_same_batches(pretrained, monkeypatch):
+    """Of contrastive losses also the same views. "none" is that encoder."""
+    begun, seen, build = [], [], pretrain.pretraining
+
+    def noted(config, encoder, batches):
+        begun.append({name: value.clone() for name, value in encoder.state_dict().items()})
+        seen.append([])
+        model = build(config, encoder, batches)
+        for module in (model, encoder):  # of masked atoms, the encoder is not called itself
+            module.register_forward_pre_hook(lambda _, given: seen[-1].append(given[0].x))
+        return model
+
+    monkeypatch.setattr(pretrain, "pretraining", noted)
+    for row in ROWS:
+        pretrained(row, f"--row={row}", "--epochs=2", "--seed=2")
+    torch.manual_seed(2)
+    none = encoder_of(None).state_dict()
+    assert all(torch.equal(state[name], none[name]) for state in begun for name in none)
+    masking, info_nce, pgcl = seen
+    assert len(info_nce) == 2 * 4 * 3
+    assert all(map(torch.equal, info_nce, pgcl))
+    assert all(map(torch.equal, masking, info_nce[::3]))
 
 
-def test_two_processes_pretrain_together(cache, tmp_path):
-    """InfoNCE first, after which prototypes are initialised from embeddings of both."""
-    output = tmp_path / "recipe.pt"
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    given = [
-        "--row=PGCL, recommended",
-        "--limit=32",
-        *SMALL[1:],
-        f"--cache={cache}",
-        f"--output={output}",
-    ]
-    done = subprocess.run(
-        [*launcher, *PRETRAIN, *given, "--epochs=4"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("PGCL, recommended, 32 molecules, 4 epochs") == 1
-    config = torch.load(output, weights_only=True)["config"]
-    assert (config["processes"], config["start_steps"]) == (2, [3])
-
-
-def test_encoders_are_tuned_compared_and_predict(cache, tmp_path, pretrain, monkeypatch, capsys):
-    encoder = tmp_path / "masked.pt"
-    pretrain(encoder, "--epochs=1", "--row=attribute masking", "--amp")
-    table = tmp_path / "mine.csv"
-    with (cache / "synthetic.smi").open() as file:
-        smiles = [line.strip() for line in file][::12]
-    with table.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["id", "smi", "an acid, or not"])
-        writer.writerow([0, "no molecule", 1])
-        writer.writerows([i, s, int(s.startswith("O"))] for i, s in enumerate(smiles, 1))
-        writer.writerow([len(smiles) + 1])  # truncated
-    given = (
-        *(
-            f"--csv={table}",
-            "--smiles-column=smi",
-            '--label-columns="an acid, or not"',
-            "--seeds=2",
-        ),
-        *("--epochs=1", f"--cache={cache}", "--encoders", "none", str(encoder)),
-        *(f"--output={tmp_path / 'runs.jsonl'}", f"--predictions={tmp_path / 'predicted'}"),
-    )
-    main_here(monkeypatch, finetune, *given)
-    printed = capsys.readouterr().out
-    predicted = (tmp_path / "predicted" / "mine-masked.csv").read_text()
-    with pytest.raises(ValueError, match=r"--predictions: .*csv exists: choose another"):
-        main_here(monkeypatch, finetune, *given)
-    assert (tmp_path / "predicted" / "mine-masked.csv").read_text() == predicted
-    assert "94 molecules, 2 invalid lines left out" in printed
-    assert "| no pre-training | none | 2 | " in printed
-    assert "| attribute masking, 24 molecules x 1 | masked | 2 | " in printed
-    assert len((tmp_path / "runs.jsonl").read_text().splitlines()) == 4
-    with (tmp_path / "predicted" / "mine-masked.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    assert [int(row["row"]) for row in rows] == list(range(1, 95))
-    assert {row["part"] for row in rows} == {"train", "valid", "test"}
-    assert all(0 <= float(row["an acid, or not"]) <= 1 for row in rows)
+def test_a_stopped_pretraining_ends_with_the_same_weights(pretrained):
+    files = [pretrained("whole", "--epochs=2")]
+    files += [pretrained("stopped", f"--epochs={epochs}") for epochs in (1, 2)]
+    whole, _, stopped = (checkpoint(file)["model"] for file in files)
+    assert all(torch.equal(whole[name], stopped[name]) for name in whole)
+    with pytest.raises(ValueError, match=r"--output: .*stopped.pt is of another run, .*'lr'"):
+        pretrained("stopped", "--lr=0.1")
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--smiles-column=structure",), r"has no column 'structure'; it has smiles, toxic, safe"),
-        (("--label-columns=toxic,strange",), r"has no column 'strange'"),
-        (("--label-columns=safe",), r"column 'safe': labels must be 0 and 1, but it has only 1"),
-        (("--label-columns=empty",), r"column 'empty': .* but it has nothing"),
-        (("--label-columns=words",), r"line 3, column 'words': .* 0, 1 or empty, but it is 'yes'"),
-        (("--label-columns=toxic",), r"leaves 0 molecules to validate, without a"),
-        (("--encoders=nowhere.pt",), r"--encoders: nowhere.pt is not a file"),
-        (("--encoders", "a/PGCL.pt", "b/PGCL.pt"), r"two of a/PGCL.pt, b/PGCL.pt have the same"),
-        ((f"--encoders={__file__}",), r"test_transfer.py is not a file of pretrain.py: "),
+        (("--smiles-column=A",), r"--smiles-column: .* has no column 'A', it has .'smi', 'an"),
+        (("--label-columns=A",), r"--label-columns: .*mine.csv has no column 'A'"),
+        ((), r"line 3, column 'words': a label must be 0, 1 or empty, .* --label-columns names"),
+        (("--label-columns=two",), r"line 5, column 'two': a label must .*, but it is '2'"),
+        (
+            ("--label-columns=empty",),
+            r"no task has both classes among the 61 molecules of the trai",
+        ),
+        (("--smiles-column=words",), r"mine.csv: 82 of 82 lines are not molecules, the first is"),
+        (("--encoders=nowhere.pt",), r"argument --encoders: must be 'none' or an existing file"),
+        ((f"--encoders={__file__}",), r"test_transfer.py is not a file of experiments.transfer"),
     ],
 )
-def test_tables_that_cannot_be_used(threads, tmp_path, monkeypatch, capsys, arguments, message):
-    table = tmp_path / "mine.csv"
-    table.write_text(
-        "smiles,toxic,safe,empty,words\nCCO,0,1,,0\nc1ccccc1,1,1,,yes\nCCC,1,1,,1\nCC,0,,,1\n"
-    )
-    given = (f"--csv={table}", f"--cache={tmp_path}", *arguments)
-    with pytest.raises(ValueError, match=message):
-        main_here(monkeypatch, finetune, *given)
+def test_bad_input(table, monkeypatch, capsys, arguments, message):
+    table.write_text(table.read_text().replace("two,words", "two,words,empty"))
+    with pytest.raises((ValueError, SystemExit)) as error:
+        main_here(monkeypatch, finetune, f"--csv={table}", "--smiles-column=smi", *arguments)
+    assert re.search(message, capsys.readouterr().err + str(error.value))
 
 
 def test_a_checkpoint_that_would_run_code_is_refused(tmp_path):
     class Evil:
         def __reduce__(self):
-            return os.system, ("touch " + str(tmp_path / "owned"),)
+            return os.system, (f"touch {tmp_path / 'owned'}",)
 
-    path = tmp_path / "evil.pt"
-    torch.save({"config": Evil()}, path)
-    with pytest.raises(ValueError, match=r"evil.pt is not a file of pretrain.py: Weights only"):
-        encoder_of(path)
+    torch.save({"config": Evil()}, tmp_path / "evil.pt")
+    with pytest.raises(ValueError, match=r"evil.pt is not a file of .*pretrain: Weights only"):
+        encoder_of(tmp_path / "evil.pt")
     assert not (tmp_path / "owned").exists()
 
 
-def test_training_on_few_molecules(tmp_path):
-    """Fewer than a batch."""
-    smiles, answers = synthetic()
-    source = tmp_path / "few.smi"
-    source.write_text("\n".join(smiles[::28]))
-    parts = np.arange(40) % 5 // 3
-    parts[parts == 1] = [1, 2] * 8
-    with ThreadPoolExecutor(1) as pool:
-        folder = store(source, None, tmp_path, pool).folder
-    data = LabelledSet(["acid"], folder, answers[::28, :1], "", parts, "cpu")
-    config = {"seed": 0, "epochs": 1, "batch_size": 32, "lr": 1e-3, "dropout": 0.0}
-    one, two = (finetune_run.run(config | {"epochs": epochs}, data, None) for epochs in (1, 2))
-    for score in ("auc", "ap"):
-        assert two[score]["test"][0] == one[score]["test"][0]
-    predictions = tmp_path / "few-none.csv"
-    untrained = finetune_run.run(config | {"lr": 0.0}, data, None, predictions)
-    assert untrained["auc"] != one["auc"]
-    assert len(predictions.read_text().splitlines()) == 41
+def test_graphs_are_those_of_pyg():
+    for smiles in ("CCO", "[Na+].[Cl-]", "C[C@H](N)C(=O)O", "C", "C/C=C/C"):
+        ours, theirs = molecules.graph_of(smiles), from_smiles(smiles)
+        assert all(torch.equal(ours[n].long(), theirs[n]) for n in ("x", "edge_index", "edge_attr"))
+    assert molecules.graph_of("") is molecules.graph_of("X-ray") is None
 
 
-def test_scaffolds_stay_together():
-    smiles, _ = synthetic()
+def test_scaffold_split():
+    """Against a literal one: groups in order, each to the first part that has room."""
+    smiles = np.random.default_rng(0).choice(SMILES, 60).tolist()
+    groups = {}
+    for index, text in enumerate(smiles):
+        frame = MurckoScaffoldSmiles(mol=Chem.MolFromSmiles(text), includeChirality=True)
+        groups.setdefault(frame, []).append(index)
+    train, valid, test = [], [], []
+    for group in sorted(groups.values(), key=lambda group: (-len(group), -group[0])):
+        if len(train) + len(group) > 48:
+            (test if len(train) + len(valid) + len(group) > 54 else valid).extend(group)
+        else:
+            train.extend(group)
     parts = scaffold.split(smiles)
-    assert np.bincount(parts).tolist() == [896, 96, 128]
-    frames = [set(), set(), set()]
-    for text, part in zip(smiles, parts, strict=True):
-        frames[part].add(MurckoScaffoldSmiles(mol=Chem.MolFromSmiles(text)))
-    assert not frames[0] & frames[1] | frames[0] & frames[2] | frames[1] & frames[2]
-    assert (scaffold.split(smiles) == parts).all()
+    for number, part in enumerate((train, valid, test)):
+        assert sorted(part) == np.flatnonzero(parts == number).tolist()
+
+
+def test_roc_auc():
+    random = np.random.default_rng(0)
+    logits = random.normal(size=(40, 4)).round(1)  # with ties
+    labels = random.choice([0, 1, np.nan], size=(40, 4))
+    labels[labels[:, 2] == 0, 2] = np.nan  # a class alone: left out
+    known = ~np.isnan(labels)
+    scores = [roc_auc_score(labels[known[:, t], t], logits[known[:, t], t]) for t in (0, 1, 3)]
+    assert roc_auc(logits, labels) == pytest.approx(100 * np.mean(scores))
+    with pytest.raises(ValueError, match=r"logits are nan, as training has diverged: .* --lr"):
+        roc_auc(logits * np.nan, labels)
+    assert at_best_epoch({"auc": {"valid": [1.0, 2.0, 2.0], "test": [7.0, 8.0, 9.0]}}) == 8.0
 
 
 def test_unmeasured_labels_have_no_gradient():
-    torch.manual_seed(0)
-    model = Tasks(MoleculeGIN(), 3)
-    graphs = [from_smiles(text) for text in ("CCO", "CCN", "c1ccccc1", "CC=O")]
+    model = torch.nn.Sequential(MoleculeGIN(), torch.nn.Linear(300, 3))
+    graphs = [molecules.graph_of(text) for text in ("CCO", "CCN", "c1ccccc1", "CC=O")]
     for graph, label in zip(graphs, (0.0, 1.0, 1.0, 0.0), strict=True):
         graph.y = torch.tensor([[label, torch.nan, 1 - label]])
-    before = [head.clone() for head in model.head.weight]
+    before = model[1].weight.detach().clone()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    finetune_run.train_epoch(model, [Batch.from_data_list(graphs)], optimizer)
-    changed = [not torch.equal(*pair) for pair in zip(before, model.head.weight, strict=True)]
-    assert changed == [True, False, True]
+    finetune.train_epoch(model, [Batch.from_data_list(graphs)], optimizer)
+    assert (model[1].weight != before).any(1).tolist() == [True, False, True]
 
 
 def test_elements_of_masked_atoms_are_predicted():
-    torch.manual_seed(0)
-    batch = Batch.from_data_list([from_smiles("CCO"), from_smiles("c1ccccc1N")])
-    model = MaskedAtoms(MoleculeGIN(), fraction=1.0)
-    model.eval()
-    nodes = model.encoder.nodes(torch.full_like(batch.x, MASK), batch.edge_index, batch.edge_attr)
-    probabilities = model.head(nodes).softmax(1)
-    right = [probabilities[i, element].log() for i, element in enumerate(batch.x[:, 0])]
-    assert model(batch).item() == pytest.approx(-torch.stack(right).mean().item(), rel=1e-5)
+    batch = Batch.from_data_list([molecules.graph_of("CCO"), molecules.graph_of("c1ccccc1N")])
+    model = MaskedAtoms(MoleculeGIN(), fraction=1.0).eval()
+    masked = torch.full_like(batch.x, MASK)
+    nodes = model.encoder.nodes(masked, batch.edge_index, batch.edge_attr)
+    logs = model.head(nodes).log_softmax(1)[range(batch.num_nodes), batch.x[:, 0].long()]
+    assert model(batch).item() == pytest.approx(-logs.mean().item(), rel=1e-5)
     model.mask.p = 0.0
-    nothing = model(batch)
-    nothing.backward()
-    assert nothing == 0
-    assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
+    assert model(batch) == 0
 
 
-def test_the_page_has_the_tables_of_its_runs():
-    pages = report.pages(*(list(results.read(path).values()) for path in report.RECORDS))
-    assert {*pages} == {report.PAGE, report.CONCLUSIONS}
-    for path, tables in pages.items():
-        assert fill(path.read_text(), tables) == path.read_text()
-    assert "<!-- transfer -->\n| pre-training | BBBP " in report.PAGE.read_text()
-
-
-def test_report_compares_the_epochs_with_the_best_validation_score():
-    runs = tuned("bace.csv", "no pre-training", [70, 80, 90]) + tuned("bace.csv", "PGCL", [72, 82])
-    runs += tuned("muv.csv.gz", "no pre-training", [60]) + tuned("muv.csv.gz", "PGCL", [59])
-    runs += tuned("bace.csv", "InfoNCE (GraphCL)", [80, 81, 82])
-    runs += tuned("muv.csv.gz", "InfoNCE (GraphCL)", [61])
-    runs += tuned("bace.csv", "attribute masking", [1])
-    tables = report.tuned(runs)
-    *_, none, masking, info_nce, pgcl = tables["transfer"].splitlines()
-    # MUV lacks a row, so that means and ranks are of BACE alone.
-    assert none == "| no pre-training | 80.0 ± 10.0 | 60.0 | 80.0 | 2.0 |"
-    assert masking == "| attribute masking | 1.0 |  | 1.0 | 4.0 |"
-    assert info_nce == "| InfoNCE (GraphCL) | 81.0 ± 1.0 | 61.0 | 81.0 | 1.0 |"
-    assert pgcl == "| PGCL | 77.0 ± 7.1 | 59.0 | 77.0 | 3.0 |"
-    # Paired by seed: 2 twice; two pairs have no interval. Nothing is said of a row without runs.
-    lines = tables["transfer_differences"].splitlines()
-    assert lines[3] == "| PGCL minus no pre-training | +2.0 (two seeds, no interval) | -1.0 |"
-    assert len(lines) == 2 + 4
-    other = tuned("bace.csv", "PGCL", [72])
-    other[0]["config"]["epochs"] = 3
-    with pytest.raises(ValueError, match=r"^BACE, PGCL: runs of two settings, .*3"):
-        report.tuned(runs + other)
-
-
-def test_report_of_pretraining_has_means_over_seeds():
-    def run(row, seed, molecules, losses):
-        config = {"row": row, "seed": seed, "molecules": molecules, "epochs": 2}
-        history = [{"loss": loss, "molecules_per_second": 10 * loss} for loss in losses]
-        return {"config": config, "history": history}
-
-    runs = [run("PGCL", 0, 10, [4.0, 2.0]), run("PGCL", 1, 10, [8.0, 4.0])]
-    runs += [run("attribute masking", 0, 10, [1.0, 1.0]), run("PGCL", 0, 99, [1.0, 1.0])]
-    assert report.pretrained(runs).splitlines()[2:] == [
-        "| PGCL | 99 | 2 | 1 | 1.00, 1.00 | 10 |",
-        "| attribute masking | 10 | 2 | 1 | 1.00, 1.00 | 10 |",
-        "| PGCL | 10 | 2 | 2 | 6.00, 3.00 | 45 |",
-    ]
+def test_probes_use_labels_of_both_classes_and_choose_by_validation():
+    random = np.random.default_rng(0)
+    labels = np.full(500, np.nan)
+    labels[100:400] = 0
+    labels[[150, 399]] = 1
+    for seed in range(20):
+        drawn = probe.draw(labels, 10, np.random.default_rng(seed))
+        assert len({*drawn}) == 10
+        assert {*labels[drawn]} == {0.0, 1.0}
+    z = normalize(random.normal(size=(300, 8)))
+    labels = (z @ random.normal(size=(8, 3)) > 0).astype(float)
+    train, valid, test = ((z[part], labels[part]) for part in np.split(np.arange(300), [180, 240]))
+    few = [probe.few_labels(train, test, count, draws=8, seed=0) for count in (10, 100)]
+    weak, best = (probe.all_labels(train, valid, test, of) for of in ([1e-6], [1e-6, 100.0]))
+    assert 60 < few[0] < few[1] < best
+    turned = valid[0], 1 - valid[1]
+    assert probe.all_labels(train, turned, test, [1e-6, 100.0]) == weak < best

@@ -1,1 +1,0 @@
-"""Losses that branch off from one InfoNCE run: ``python -m experiments.nodes.branches``."""

@@ -1,1 +1,0 @@
-"""Whether InfoNCE, then PGCL, is non-inferior to InfoNCE, over all data sets."""

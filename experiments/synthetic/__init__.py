@@ -1,1 +1,0 @@
-"""Where PGCL helps and where it hurts, on synthetic clusters."""

@@ -1,0 +1,115 @@
+"""Records, tables, probes, and the pages that hold the tables."""
+
+import json
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from helpers.scripts import ROOT, threads_for_processes
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from experiments import report
+from experiments.common import graphs, results, tables
+from experiments.common.probes import few_labels
+
+PAGES = report.pages()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_the_tables_of_a_page_are_those_of_the_records(page):
+    assert tables.fill(page.read_text(), PAGES[page]) == page.read_text()
+
+
+def test_finished_runs_are_kept_and_not_run_again(tmp_path, monkeypatch):
+    threads_for_processes(monkeypatch, results)
+    ran = []
+
+    def run(config):
+        if config["seed"] == 3:
+            raise ValueError("seed 3")
+        ran.append(config["seed"])
+        return {"config": config, "value": config["seed"] / 2}
+
+    output = tmp_path / "runs" / "some.jsonl"
+    jobs = [({"seed": seed},) for seed in (0, 1, 1)]
+    done = results.complete(output, jobs, run, workers=1)
+    assert [run["value"] for run in done.values()] == [0.0, 0.5]
+    with pytest.raises(ValueError, match="seed 3"):
+        results.complete(output, [*jobs, ({"seed": 2},), ({"seed": 3},)], run, workers=1)
+    assert ran == [0, 1, 2]
+    assert [run["config"]["seed"] for run in results.read(output).values()] == [0, 1, 2]
+    assert all("torch" in json.loads(line)["versions"] for line in output.open())
+
+
+@pytest.mark.parametrize("text", ["no runs\n", '{"config": {}}\n[1, 2]\n', "\xff"])
+def test_a_file_of_something_else_stays(tmp_path, text):
+    output = tmp_path / "notes.txt"
+    output.write_text(text, encoding="latin-1")
+    before = output.read_bytes()
+    with pytest.raises(ValueError, match=r"notes.txt, line \d, is not a run"):
+        results.complete(output, [({"seed": 0},)], dict, workers=1)
+    assert output.read_bytes() == before
+
+
+@given(st.lists(st.tuples(st.floats(0, 100), st.floats(0, 100)), min_size=3, max_size=9))
+def test_the_interval_is_that_of_a_paired_t_test(values):
+    ours, theirs = (dict(enumerate(of)) for of in zip(*values, strict=True))
+    delta = tables.paired(ours | {77: 1.0}, theirs | {88: 2.0})
+    if len({a - b for a, b in values}) > 1:
+        test = stats.ttest_rel([a for a, _ in values], [b for _, b in values])
+        expected = test.confidence_interval(0.95)
+        np.testing.assert_allclose([delta.low, delta.high], expected, atol=1e-6)
+    assert tables.paired({0: 1.0, 1: 2.0}, theirs) is None
+
+
+def test_a_page_without_the_marker_is_not_written(tmp_path):
+    page, other = tmp_path / "page.md", tmp_path / "other.md"
+    page.write_text("<!-- a -->\nold\n<!-- end -->\n")
+    other.write_text("no marker\n")
+    with pytest.raises(ValueError, match="the page has no <!-- b -->"):
+        tables.refill({page: {"a": "new"}, other: {"b": "new"}})
+    assert "old" in page.read_text()
+    tables.refill({page: {"a": "new"}})
+    assert page.read_text() == "<!-- a -->\nnew\n<!-- end -->\n"
+
+
+@given(st.integers(0, 99), st.integers(1, 3))
+def test_few_labels_against_a_literal_loop(seed, each):
+    data = np.random.default_rng(seed)
+    labels = np.repeat([0, 1, 2], [7, 5, 4])
+    z = np.eye(3, 4)[labels] + 0.8 * data.standard_normal((16, 4))
+    unit = [vector / np.linalg.norm(vector) for vector in z]
+    random, accuracies = np.random.default_rng(4), []
+    for _ in range(5):
+        means, test = [], []
+        for label in range(3):
+            order = random.permutation([i for i in range(16) if labels[i] == label])
+            mean = sum(unit[i] for i in order[:each]) / each
+            means.append(mean / np.linalg.norm(mean))
+            test += list(order[each:])
+        nearest = [max(range(3), key=lambda c: unit[i] @ means[c]) for i in test]
+        accuracies.append(np.mean(np.array(nearest) == labels[test]))
+    assert few_labels(z, labels, each, 4, draws=5) == pytest.approx(100 * np.mean(accuracies))
+
+
+def test_the_page_on_choosing_has_the_rows_of_the_ablation():
+    page = (ROOT / "docs" / "choosing.md").read_text().partition("| loss | options |")[2]
+    options = re.findall(r"^\| .* \| (?:`(.*)`|none: the defaults) \|$", page, flags=re.MULTILINE)
+    of_info_nce = graphs.UNIFORM | graphs.CONTRAST_ALONE
+    expected = [of_info_nce, *graphs.ABLATION.values()]
+    assert [eval(f"dict({option})") for option in options] == expected
+
+
+def test_errors_of_a_missing_package_name_the_extra():
+    for module, missing, extra in (
+        ("digits", "sklearn", "experiments"),
+        ("transfer", "rdkit", "molecules"),
+    ):
+        code = f"import sys; sys.modules['{missing}'] = None; import experiments.{module}"
+        ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True)
+        message = f"need {missing}: in the checkout, pip install -e '.[{extra}]'"
+        assert message in ended.stderr.decode()
