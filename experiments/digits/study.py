@@ -20,6 +20,7 @@ from sklearn.metrics import normalized_mutual_info_score
 from sklearn.model_selection import cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler, normalize
+from torch_geometric.data import Data
 from torch_geometric.loader import DataLoader
 
 from experiments.common import results
@@ -36,6 +37,7 @@ from experiments.common.graphs import (
     train,
 )
 from experiments.common.probes import few_labels
+from pgcl_losses.adapters.pyg import ContrastiveModel
 
 from .data import graphs_of_digits, halves
 
@@ -83,18 +85,25 @@ def candidates(row: str) -> list[dict[str, Any]]:
     ]
 
 
+def trained(config: dict[str, Any], graphs: list[Data]) -> ContrastiveModel:
+    """A model of this row and seed; an untrained one has the loss of InfoNCE."""
+    torch.manual_seed(config["seed"])
+    encoder = GIN(graphs[0].num_node_features)
+    options = SETTING | {"row": INFO_NCE, "epochs": 0}
+    config = options | config if config["row"] != UNTRAINED else options
+    loader = DataLoader(graphs, config["batch_size"], shuffle=True)
+    model = build(config, encoder, len(loader))
+    for _ in train(model, loader, config):
+        pass
+    return model
+
+
 def run(config: dict[str, Any]) -> results.Run:
     """Train with these options, and measure the embeddings of both halves."""
-    torch.manual_seed(config["seed"])
     started = time.perf_counter()
     graphs = graphs_of_digits()
-    encoder = GIN(graphs[0].num_node_features)
-    if config["row"] != UNTRAINED:
-        loader = DataLoader(graphs, config["batch_size"], shuffle=True)
-        for _ in train(build(config, encoder, len(loader)), loader, config):
-            pass
     labels = np.array([int(graph.y) for graph in graphs])
-    z = embed(encoder, graphs)
+    z = embed(trained(config, graphs).encoder.encoder, graphs)
     development, held_out = (
         measured(z[half], labels[half], config["seed"]) for half in halves(labels)
     )

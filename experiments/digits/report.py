@@ -1,0 +1,82 @@
+"""The table of digits, and accuracy over temperature, from the record beside this file."""
+
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.figure import Figure
+
+from experiments.common.graphs import GRAPH_CL, INFO_NCE, PGCL, UNTRAINED
+from experiments.common.results import Run, read
+from experiments.common.tables import CHOOSING, RESULTS, difference, markdown, spread
+
+from . import study
+
+
+def reported(runs: list[Run], options: dict[str, Any], name: str) -> dict[int, float]:
+    """A measure of the held-out half by seed."""
+    by_seed = study.means(runs, options, "held_out", name)
+    return {seed: value for seed, value in by_seed.items() if seed in study.REPORTED}
+
+
+def table(runs: list[Run]) -> str:
+    settings = study.chosen(runs)
+    rows = {UNTRAINED: {"row": UNTRAINED}, **settings}
+    values = {
+        row: {name: reported(runs, options, name) for name in study.MEASURES}
+        for row, options in rows.items()
+    }
+    lines = []
+    for row in (UNTRAINED, INFO_NCE, GRAPH_CL, PGCL, study.PAPER):
+        cells = (spread(of_measure.values()) for of_measure in values[row].values())
+        lines.append([named(row, rows[row]), *cells])
+    for row, other in ((PGCL, INFO_NCE), (GRAPH_CL, INFO_NCE), (INFO_NCE, UNTRAINED)):
+        cells = (difference(values[row][name], values[other][name]) for name in study.MEASURES)
+        lines.append([f"{row} minus {other}", *cells])
+    return markdown(["digits", *study.MEASURES.values()], lines)
+
+
+def named(row: str, options: dict[str, Any]) -> str:
+    parts = {"num_prototypes": "K", "consistency_weight": "lambda", "temperature": "tau"}
+    shown = [f"{short}={options[name]:g}" for name, short in parts.items() if name in options]
+    return f"{row} ({', '.join(shown)})" if shown else row
+
+
+def grid(runs: list[Run]) -> str:
+    """One-shot accuracy of all candidates on the development half."""
+    runs = [run for run in runs if run["config"]["seed"] in study.CHOOSING]
+    lines: dict[str, list[str]] = {}
+    for row in (INFO_NCE, PGCL):
+        for options in study.candidates(row):
+            values = study.means(runs, options, "development", "labels_1").values()
+            label = named(row, {k: v for k, v in options.items() if k != "temperature"})
+            lines.setdefault(label, []).append(f"{np.mean([*values]):.1f}")
+    head = ["1 label per class", *(f"tau={tau:g}" for tau in study.TEMPERATURES)]
+    return markdown(head, ([label, *cells] for label, cells in lines.items()))
+
+
+def pages() -> dict[Path, dict[str, str]]:
+    """The tables by page and marker."""
+    runs = list(read(study.RECORD).values())
+    return {CHOOSING: {"digits grid": grid(runs)}, RESULTS: {"digits": table(runs)}}
+
+
+def draw() -> Figure:
+    """Accuracy of both losses over the temperature; whiskers are standard deviations."""
+    runs = list(read(study.RECORD).values())
+    settings = study.chosen(runs)
+    figure, panels = plt.subplots(1, 2, figsize=(8, 3), layout="constrained")
+    for axes, name in zip(panels, ("labels_1", "labels_5"), strict=True):
+        for row in (INFO_NCE, PGCL):
+            several = [
+                [*reported(runs, settings[row] | {"temperature": tau}, name).values()]
+                for tau in study.TEMPERATURES
+            ]
+            means, deviations = np.mean(several, 1), np.std(several, 1, ddof=1)
+            axes.errorbar(range(len(means)), means, deviations, fmt="o-", capsize=3, label=row)
+        axes.set_xticks(range(len(study.TEMPERATURES)), study.TEMPERATURES)
+        axes.set(xlabel="temperature", ylabel="accuracy, %", title=study.MEASURES[name])
+        axes.spines[["top", "right"]].set_visible(False)
+    panels[0].legend(frameon=False)
+    return figure
