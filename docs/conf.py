@@ -2,8 +2,6 @@
 
 import inspect
 import re
-import sys
-from pathlib import Path
 from typing import Any
 
 from docutils import nodes
@@ -13,8 +11,6 @@ from sphinx.util import logging
 from sphinx.util.inspect import stringify_signature
 
 import pgcl_losses
-
-sys.path.insert(0, str(Path(__file__).parent))
 
 project = "pgcl-losses"
 author = "The pgcl-losses authors"
@@ -26,7 +22,6 @@ extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
     "sphinx_copybutton",
-    "notebooks",  # the file beside this one: tutorials are Python files
 ]
 html_math_renderer = "mathml"
 myst_enable_extensions = ["dollarmath"]

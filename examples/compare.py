@@ -219,7 +219,10 @@ def main() -> None:
     batch_size = min(args.batch_size, len(graphs))
     info_nce, pgcl = (
         {f"{name} at temperature {t:g}": partial(make, temperature=t) for t in args.temperatures}
-        for name, make in (("InfoNCE", InfoNCE), ("PGCL", partial(PGCLLoss, HIDDEN)))
+        for name, make in (
+            ("InfoNCE", InfoNCE),
+            ("PGCL", partial(PGCLLoss, HIDDEN, consistency_weight=1)),
+        )
     )
     losses = {"untrained": None, **info_nce, **pgcl}
 

@@ -121,7 +121,9 @@ def main() -> None:
 
     model = GraphCL(dataset[0].num_features)
     # The loss is an attribute before the optimizer is made: PGCL has parameters.
-    model.loss = PGCLLoss(DIM, **GRAPHCL) if args.pgcl else InfoNCE(temperature=0.2, **GRAPHCL)
+    info_nce = InfoNCE(temperature=0.2, **GRAPHCL)
+    pgcl = PGCLLoss(DIM, consistency_weight=1, temperature=0.5)
+    model.loss = pgcl if args.pgcl else info_nce
     model.to(device)
     optimizer = torch.optim.Adam(model.parameters(), lr=RATE)
 

@@ -13,8 +13,7 @@ import pgcl_losses
 
 README = ROOT / "README.md"
 QUICKSTART = ROOT / "docs" / "quickstart.md"
-PAGES = sorted([*(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "tutorials").glob("*.md")])
-TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.py"))
+PAGES = sorted((ROOT / "docs").glob("*.md"))
 TEXTS = [README, ROOT / "CONTRIBUTING.md", *PAGES]
 
 
@@ -70,7 +69,7 @@ def anchors_of(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
-@pytest.mark.parametrize("page", [*TEXTS, *TUTORIALS], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", TEXTS, ids=lambda page: page.name)
 def test_links_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
         if not target.startswith("http"):
