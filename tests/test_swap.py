@@ -228,7 +228,7 @@ def test_an_old_checkpoint_is_loaded_before_the_loss_is_attached(attached):
     # Built in the other order, model and optimizer take what is saved from now on.
     new = torch.nn.Linear(32, 96)
     of_new = torch.optim.Adam(new.parameters())
-    new.pgcl = PGCLLoss(96, 50)
+    new.pgcl = PGCLLoss(96)
     of_new.add_param_group({"params": new.pgcl.parameters()})
     new.load_state_dict(model.state_dict())
     of_new.load_state_dict(optimizer.state_dict())

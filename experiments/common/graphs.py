@@ -64,7 +64,7 @@ class Projected(nn.Module):
 
 
 def options_of(row: str, setting: dict[str, Any]) -> dict[str, Any]:
-    """A row with the options that it has: only losses with prototypes have theirs."""
+    """The options of a row; losses without prototypes omit theirs."""
     if row == UNTRAINED:
         return {"row": row}
     has_none = row in (INFO_NCE, GRAPH_CL)

@@ -56,7 +56,9 @@ def read(path: Path) -> dict[str, Run]:
             run = json.loads(line)
             runs[key(run["config"])] = run
         except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{path}, line {number}, is not a run ({error})") from error
+            raise ValueError(
+                f"{path}, line {number}, is not a run ({error}): choose another file"
+            ) from error
     return runs
 
 

@@ -1,18 +1,9 @@
-"""Data sets by their names: a name is not a path, a download is complete or absent."""
+"""Data sets of PyG: a download is complete or absent."""
 
 import os
-import re
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-
-
-def check_name(name: str) -> None:
-    if not re.fullmatch(r"[\w-]+", name):
-        raise ValueError(
-            f"--dataset must be the name of a set, made of letters, digits, '-' and '_', but it is "
-            f"{name!r}: the folder where sets lie is --root"
-        )
 
 
 def downloaded(collection: Callable[[str, str], object], name: str, cache: Path) -> Path:

@@ -7,6 +7,7 @@ settings that plan.md chooses, by labels that are not used here.
 """
 
 import argparse
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -97,4 +98,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except ValueError as error:
+        sys.exit(f"experiments.digits: {error}")

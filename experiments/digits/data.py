@@ -36,7 +36,7 @@ def graph_of(image: np.ndarray, digit: int) -> Data:
 
 
 def halves(labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Indices of the images whose labels choose settings, and of those that results are of."""
+    """Indices of the development and of the held-out half of the labels."""
     development, held_out = train_test_split(
         np.arange(len(labels)), test_size=0.5, stratify=labels, random_state=0
     )

@@ -23,18 +23,20 @@ def reported(runs: list[Run], options: dict[str, Any], name: str) -> dict[int, f
 def table(runs: list[Run]) -> str:
     settings = study.chosen(runs)
     rows = {UNTRAINED: {"row": UNTRAINED}, **settings}
+    measures = {**study.MEASURES, "labels_1_scaled": "1 label, standardised"}
     values = {
-        row: {name: reported(runs, options, name) for name in study.MEASURES}
+        row: {name: reported(runs, options, name) for name in measures}
         for row, options in rows.items()
     }
     lines = []
     for row in (UNTRAINED, INFO_NCE, GRAPH_CL, PGCL, study.PAPER):
         cells = (spread(of_measure.values()) for of_measure in values[row].values())
         lines.append([named(row, rows[row]), *cells])
-    for row, other in ((PGCL, INFO_NCE), (GRAPH_CL, INFO_NCE), (INFO_NCE, UNTRAINED)):
-        cells = (difference(values[row][name], values[other][name]) for name in study.MEASURES)
+    pairs = ((PGCL, INFO_NCE), (study.PAPER, INFO_NCE), (GRAPH_CL, INFO_NCE), (INFO_NCE, UNTRAINED))
+    for row, other in pairs:
+        cells = (difference(values[row][name], values[other][name]) for name in measures)
         lines.append([f"{row} minus {other}", *cells])
-    return markdown(["digits", *study.MEASURES.values()], lines)
+    return markdown(["digits", *measures.values()], lines)
 
 
 def named(row: str, options: dict[str, Any]) -> str:

@@ -7,6 +7,7 @@ Finished runs are in --output, one JSON line each, and are not run again.
 
 import argparse
 import itertools
+import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -19,7 +20,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import normalized_mutual_info_score
 from sklearn.model_selection import cross_val_score
 from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler, normalize
+from sklearn.preprocessing import StandardScaler, normalize, scale
 from torch_geometric.data import Data
 from torch_geometric.loader import DataLoader
 
@@ -118,6 +119,7 @@ def measured(embeddings: np.ndarray, labels: np.ndarray, seed: int) -> dict[str,
     probe = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000))
     values = {
         "labels_1": few_labels(embeddings, labels, 1, seed, DRAWS),
+        "labels_1_scaled": few_labels(scale(embeddings), labels, 1, seed, DRAWS),
         "labels_5": few_labels(embeddings, labels, 5, seed, DRAWS),
         "nmi": 100 * float(normalized_mutual_info_score(labels, clusters)),
         "all": 100 * float(cross_val_score(probe, embeddings, labels, cv=5).mean()),
@@ -141,7 +143,10 @@ def chosen(runs: Iterable[results.Run]) -> Settings:
     runs = [run for run in runs if run["config"]["seed"] in CHOOSING]
 
     def accuracy(options: dict[str, Any]) -> float:
-        return float(np.mean([*means(runs, options, "development", "labels_1").values()]))
+        by_seed = means(runs, options, "development", "labels_1")
+        if not by_seed:
+            raise ValueError(f"the record has no runs that choose settings of {options}")
+        return float(np.mean([*by_seed.values()]))
 
     return {row: max(candidates(row), key=accuracy) for row in (INFO_NCE, GRAPH_CL, PGCL, PAPER)}
 
@@ -178,4 +183,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except ValueError as error:
+        sys.exit(f"experiments.digits.study: {error}")

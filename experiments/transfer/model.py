@@ -101,10 +101,13 @@ def pretraining(config: dict[str, Any], encoder: MoleculeGIN, batches: int) -> n
     """``Batch -> loss`` of a row, for so many batches an epoch."""
     if config["row"] == MASKING:
         return MaskedAtoms(encoder)
+    model = projected(
+        encoder
+    )  # before the loss, which draws prototypes: the same head for all rows
     frozen = config["freeze_epochs"] * batches
     loss = InfoNCE() if config["row"] == INFO_NCE else PGCLLoss(WIDTH, freeze_steps=frozen)
     augments = NodeDrop(config["drop"]), EdgePerturb(config["drop"])
-    return ContrastiveModel(projected(encoder), *augments, loss)
+    return ContrastiveModel(model, *augments, loss)
 
 
 def encoder_of(file: Path | None, dropout: float = 0.0) -> MoleculeGIN:

@@ -30,7 +30,14 @@ def parse() -> argparse.Namespace:
     add = parser.add_argument
     add("parts", nargs="+", choices=PARTS, metavar="PART", help=", ".join(PARTS))
     sets = (*study.SMALL, *study.LARGE)
-    add("--datasets", nargs="+", default=sets, choices=sets, metavar="SET", help=", ".join(sets))
+    add(
+        "--datasets",
+        nargs="+",
+        default=sets,
+        choices=sets,
+        metavar="SET",
+        help=f"{', '.join(sets)}; the three last need the three first",
+    )
     add("--root", type=Path, help="folder of NAME.zip or NAME/; without it, NAME is downloaded")
     add("--workers", type=count, default=2, help="runs at a time, with one thread each")
     add("--output", type=Path, default=Path("runs/unsupervised"), help="folder of the records")
@@ -40,10 +47,7 @@ def parse() -> argparse.Namespace:
 
 def main() -> None:
     args = parse()
-    try:
-        sets = {name: fetch(name, args.root, args.cache) for name in args.datasets}
-    except ValueError as error:
-        sys.exit(f"experiments.unsupervised: {error}")
+    sets = {name: fetch(name, args.root, args.cache) for name in args.datasets}
 
     def complete(
         record: str, run: Callable[..., results.Run], configs: Iterable[results.Config]
@@ -51,7 +55,8 @@ def main() -> None:
         jobs = []
         for config in configs:
             name = config["dataset"]
-            sets.setdefault(name, fetch(name, args.root, args.cache))
+            if name not in sets:
+                sets[name] = fetch(name, args.root, args.cache)
             file, digest = sets[name]
             jobs.append((config | {"data": digest}, file))
         output = args.output / study.RECORDS[record].name
@@ -72,4 +77,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except ValueError as error:
+        sys.exit(f"experiments.unsupervised: {error}")

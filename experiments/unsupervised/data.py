@@ -11,7 +11,7 @@ from torch_geometric.data import Data
 from torch_geometric.datasets import TUDataset
 
 from experiments.common.results import write
-from experiments.common.sets import check_name, downloaded
+from experiments.common.sets import downloaded
 
 FOLDS = 10
 REQUIRED = ("A", "graph_indicator", "graph_labels")  # raw files of a set: NAME_A.txt, ...
@@ -24,7 +24,6 @@ def fetch(name: str, root: Path | None, cache: Path) -> tuple[Path, str]:
     The set comes from ``root`` or, without one, from the network. Its content identifies it: if
     its files change, so do the file in ``cache`` and the digest.
     """
-    check_name(name)
     files = raw_files(name, downloaded(TUDataset, name, cache) if root is None else root)
     named = [part for file, raw in sorted(files.items()) for part in (file.encode(), raw)]
     path = cache / f"{name}-{digest(named)}.pt"

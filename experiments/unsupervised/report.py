@@ -50,12 +50,12 @@ Seeds = dict[int, float]
 
 def values(runs: Iterable[Run], name: str, measure: str, row: str, **options: object) -> Seeds:
     """A measure by seed, without the seeds that choose temperatures."""
-    found = matching(runs, config_of(name, row, 0, **options))
-    return {seed: run[measure] for seed, run in found.items() if seed not in study.CHOOSING}
+    by_seed = matching(runs, config_of(name, row, 0, **options))
+    return {seed: run[measure] for seed, run in by_seed.items() if seed not in study.CHOOSING}
 
 
 class AtItsBest:
-    """The runs of Table I: each loss at the temperature that it was chosen."""
+    """The runs of Table I: each loss at its chosen temperature."""
 
     def __init__(self, runs: Collection[Run]) -> None:
         self.runs, self.temperatures = runs, study.temperatures(runs, SETS)
@@ -150,7 +150,7 @@ def protocol(runs: Collection[Run]) -> str:
                     difference(fresh[name, row, weight], base),
                 ]
             )
-    head = ["set", "loss", "seeds", "paper", "best of 20 epochs, its code", "here"]
+    head = ["set", "loss", "seeds", "paper (GraphCL, PGCL)", "best of 20 epochs, its code", "here"]
     head += ["last epoch, its code", "here", "best epoch on fresh folds", "minus InfoNCE"]
     return markdown(head, lines)
 
@@ -179,7 +179,7 @@ def draw() -> Figure:
     labels = {"num_prototypes": "prototypes K (Figure 4)", "batch_size": "batch size N (Figure 5)"}
     for name, axes_of in zip(study.CURVES, panels, strict=True):
         for (option, ticks), axes in zip(study.OPTIONS.items(), axes_of, strict=True):
-            for row in (PGCL, INFO_NCE):
+            for row in (INFO_NCE, PGCL):
                 curve(axes, row, [values(runs, name, "svm", row, **{option: t}) for t in ticks])
             axes.set_xticks(range(len(ticks)), ticks)
             axes.set(xlabel=labels[option], title=name)

@@ -95,6 +95,8 @@ def temperatures(runs: Iterable[Run], datasets: Iterable[str]) -> Temperatures:
         def accuracy(tau: float) -> float:
             of_sets = (matching(runs, config_of(name, row, 0, temperature=tau)) for name in sets)
             chosen_by = [run[name] for of in of_sets for run in of.values() for name in MEASURES]
+            if not chosen_by:
+                raise ValueError(f"the record has no runs of {row} that choose its temperature")
             return float(np.mean(chosen_by))
 
         return max(TEMPERATURES, key=accuracy)

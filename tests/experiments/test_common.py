@@ -42,7 +42,7 @@ def test_finished_runs_are_kept_and_not_run_again(tmp_path, monkeypatch):
         results.complete(output, [*jobs, ({"seed": 2},), ({"seed": 3},)], run, workers=1)
     assert ran == [0, 1, 2]
     assert [run["config"]["seed"] for run in results.read(output).values()] == [0, 1, 2]
-    assert all("torch" in json.loads(line)["versions"] for line in output.open())
+    assert all("torch" in json.loads(line)["versions"] for line in output.read_text().splitlines())
 
 
 @pytest.mark.parametrize("text", ["no runs\n", '{"config": {}}\n[1, 2]\n', "\xff"])
