@@ -1,4 +1,4 @@
-"""Fills the tables of docs/results.md, reproduce.md and choosing.md from the records, and draws them.
+"""Fills the tables of docs/results.md, reproduce.md and choosing.md from the records.
 
 python -m experiments.report
 """

@@ -16,8 +16,8 @@ from . import study
 
 def reported(runs: list[Run], options: dict[str, Any], name: str) -> dict[int, float]:
     """A measure of the held-out half by seed."""
-    by_seed = study.means(runs, options, "held_out", name)
-    return {seed: value for seed, value in by_seed.items() if seed in study.REPORTED}
+    runs = [run for run in runs if run["config"]["seed"] in study.REPORTED]
+    return study.means(runs, options, "held_out", name)
 
 
 def table(runs: list[Run]) -> str:

@@ -119,7 +119,7 @@ def measured(embeddings: np.ndarray, labels: np.ndarray, seed: int) -> dict[str,
     probe = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000))
     values = {
         "labels_1": few_labels(embeddings, labels, 1, seed, DRAWS),
-        "labels_1_scaled": few_labels(scale(embeddings), labels, 1, seed, DRAWS),
+        "labels_1_scaled": few_labels(scale(embeddings.astype(float)), labels, 1, seed, DRAWS),
         "labels_5": few_labels(embeddings, labels, 5, seed, DRAWS),
         "nmi": 100 * float(normalized_mutual_info_score(labels, clusters)),
         "all": 100 * float(cross_val_score(probe, embeddings, labels, cv=5).mean()),

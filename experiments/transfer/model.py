@@ -101,9 +101,8 @@ def pretraining(config: dict[str, Any], encoder: MoleculeGIN, batches: int) -> n
     """``Batch -> loss`` of a row, for so many batches an epoch."""
     if config["row"] == MASKING:
         return MaskedAtoms(encoder)
-    model = projected(
-        encoder
-    )  # before the loss, which draws prototypes: the same head for all rows
+    # Before the loss, which draws prototypes: all rows of a seed have the same head.
+    model = projected(encoder)
     frozen = config["freeze_epochs"] * batches
     loss = InfoNCE() if config["row"] == INFO_NCE else PGCLLoss(WIDTH, freeze_steps=frozen)
     augments = NodeDrop(config["drop"]), EdgePerturb(config["drop"])

@@ -13,7 +13,7 @@ from .model import INFO_NCE, MASKING, NONE, PGCL
 SETS = ("BBBP", "Tox21", "SIDER", "ToxCast", "ClinTox", "BACE", "MUV")
 PAPER = {  # Table II
     NONE: (65.8, 74.0, 57.3, 63.4, 58.0, 70.1, 71.8),
-    INFO_NCE: (69.7, 73.9, 60.5, 62.4, 75.9, 75.4, 69.8),
+    "GraphCL": (69.7, 73.9, 60.5, 62.4, 75.9, 75.4, 69.8),
     PGCL: (69.8, 75.6, 61.6, 66.4, 69.4, 79.3, 71.2),
 }
 PAIRS = (PGCL, INFO_NCE), (PGCL, NONE), (INFO_NCE, NONE)
@@ -39,7 +39,7 @@ def scores_of(runs: Iterable[Run], score: Callable[[Run], float]) -> Scores:
 
 def table_2(scores: Scores) -> str:
     """The paper's scores above ours."""
-    lines = [[f"{row}, paper", *PAPER[row], f"{np.mean(PAPER[row]):.1f}"] for row in PAPER]
+    lines = [[f"{row}, paper", *values, f"{np.mean(values):.1f}"] for row, values in PAPER.items()]
     for row in (NONE, MASKING, INFO_NCE, PGCL):
         of_sets = [[*scores[row][name].values()] for name in SETS]
         mean = np.mean([np.mean(of_set) for of_set in of_sets])

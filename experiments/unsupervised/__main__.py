@@ -30,14 +30,8 @@ def parse() -> argparse.Namespace:
     add = parser.add_argument
     add("parts", nargs="+", choices=PARTS, metavar="PART", help=", ".join(PARTS))
     sets = (*study.SMALL, *study.LARGE)
-    add(
-        "--datasets",
-        nargs="+",
-        default=sets,
-        choices=sets,
-        metavar="SET",
-        help=f"{', '.join(sets)}; the three last need the three first",
-    )
+    about = f"{', '.join(sets)}; the three last need the three first"
+    add("--datasets", nargs="+", default=sets, choices=sets, metavar="SET", help=about)
     add("--root", type=Path, help="folder of NAME.zip or NAME/; without it, NAME is downloaded")
     add("--workers", type=count, default=2, help="runs at a time, with one thread each")
     add("--output", type=Path, default=Path("runs/unsupervised"), help="folder of the records")
