@@ -25,7 +25,7 @@ lint: .venv/dev
 check: lint  # about three minutes on two cores: before a pull request
 	$(BIN)/python -m pytest -q -n auto --dist worksteal -m "not slow" tests/core
 
-test: .venv/dev  # all of them; needs what make setup makes
+test: setup  # all of them, with the real frameworks
 	$(BIN)/python -m pytest -n auto --dist worksteal
 
 docs: .venv/docs  # into docs/_build
