@@ -13,7 +13,7 @@ from pgcl_losses.pgcl import PGCLLoss, PGCLTerms
 from pgcl_losses.prototypes import SinkhornPrototypes
 from pgcl_losses.sinkhorn import sinkhorn
 
-__version__ = "0.2.0"
+__version__ = "0.3.0.dev0"
 
 # The adapters of a checkout lie beside this package; of an installation, in it.
 _adapters = Path(__file__).parents[1] / "adapters" / "__init__.py"

@@ -101,7 +101,8 @@ def test_one_version():
     version = pgcl_losses.__version__
     assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text()
     assert f"pgcl_losses-{version}-py3-none-any.whl" in (ROOT / "docs" / "install.md").read_text()
-    assert f"\n## [{version}] - 20" in (ROOT / "CHANGELOG.md").read_text()
+    heading = "Unreleased]" if "dev" in version else f"{version}] - 20"
+    assert f"\n## [{heading}" in (ROOT / "CHANGELOG.md").read_text()
 
 
 DESCRIBED = {
