@@ -1,7 +1,7 @@
 """Check and time the engines on a GPU, beside torch's linear_cross_entropy, and write JSON.
 
 python -m benchmarks.gpu
-python -m benchmarks.gpu --device cpu --sizes 64   # tries this program itself
+python -m benchmarks.gpu --device cpu --sizes 64   # a dry run on a CPU
 
 - `errors`: relative errors of value and gradient, against `dense` in float64 on the same device.
 - `gpu`: forward and backward in time and, on a GPU, peak memory. The ratio is to `blocks`.
@@ -24,7 +24,7 @@ from experiments.common.arguments import count
 from pgcl_losses import PrototypeReweightedNCE
 from pgcl_losses.engine.dispatch import Engine
 
-from . import measure
+from . import measure, peers
 
 DIM, NUM_PROTOTYPES, TAU = 128, 10, 0.2
 ENGINES: tuple[Engine, ...] = ("blocks", "dense", "flex")
@@ -37,9 +37,9 @@ PRECISIONS = ("highest", "high", "medium")  # of torch.set_float32_matmul_precis
 CHECKED = 1024  # N, of errors; smaller if all sizes are
 COLD = 0.02  # a low temperature, whose errors are larger
 MATRICES = 6  # [2N, 2N] that dense and logits by themselves hold at once, at most
-SECONDS_PER_RIVAL = 2.0
+SECONDS_PER_LOSS = 2.0
 
-Loss = Callable[[Tensor, Tensor], Tensor]
+Loss = peers.Loss
 
 
 def contrast(kind: str, engine: Engine, num: int, device: str, temperature: float = TAU) -> Loss:
@@ -60,22 +60,6 @@ def contrast(kind: str, engine: Engine, num: int, device: str, temperature: floa
         return value
 
     return of_views
-
-
-def linear_cross_entropy(chunked: bool) -> Loss:
-    """InfoNCE between two views, in two calls; from torch 2.13 on."""
-    options = torch.nn.LinearCrossEntropyOptions() if chunked else None
-
-    def loss(z1: Tensor, z2: Tensor) -> Tensor:
-        z1, z2 = F.normalize(z1), F.normalize(z2)
-        own = torch.arange(len(z1), device=z1.device)
-        one, other = (
-            F.linear_cross_entropy(queries / TAU, keys, own, options=options)
-            for queries, keys in ((z1, z2), (z2, z1))
-        )
-        return (one + other) / 2
-
-    return loss
 
 
 def views(num: int, device: str, dtype: torch.dtype = torch.float32) -> list[Tensor]:
@@ -143,8 +127,8 @@ def cell(
     """One kind of weights at one size: time and peak memory of all that fit and work."""
     losses = {engine: contrast(kind, engine, num, args.device) for engine in ENGINES}
     if kind == "uniform" and hasattr(F, "linear_cross_entropy"):
-        losses["linear_cross_entropy"] = linear_cross_entropy(chunked=False)
-        losses["linear_cross_entropy, chunked"] = linear_cross_entropy(chunked=True)
+        losses["linear_cross_entropy"] = peers.linear_cross_entropy(TAU)
+        losses["linear_cross_entropy, chunked"] = peers.linear_cross_entropy(TAU, chunked=True)
     size, leaves = f"N={num} D={DIM}", views(num, args.device)
     steps: dict[str, Callable[[], Any]] = {}
     table = []
@@ -160,7 +144,7 @@ def cell(
                 peak = measure.peak_mib(run, args.device)
                 table.append(measure.row("gpu", name, size, mode, "peak MiB", peak))
             steps[name] = run
-    timed = measure.time_in_turn(steps, args.rounds, SECONDS_PER_RIVAL) if steps else {}
+    timed = measure.time_in_turn(steps, args.rounds, SECONDS_PER_LOSS) if steps else {}
     against = ["blocks"] if "blocks" in timed else []
     return measure.rows("gpu", size, mode, timed, *against) + table
 
@@ -178,7 +162,7 @@ def main() -> None:
         for part in (errors, times):
             yield from part(args, failed)
 
-    measure.report(args, tables())
+    measure.report("gpu", args, tables())
     if failed:
         sys.exit("\n".join(["These failed:", *failed]))
 

@@ -2,7 +2,7 @@
 
 `benchmarks/peers.py` says how to install the libraries. What is not installed is left out.
 
-python -m benchmarks.libraries --output benchmarks/results/libraries.json
+python -m benchmarks.libraries
 python -m benchmarks.libraries --only steps --sizes 256 --rounds 5 --output /tmp/steps.json
 
 - `values`: relative differences of value and gradient in float64; the losses are defined alike.
@@ -29,62 +29,62 @@ DIM = 128
 TAU = 0.2
 CLASSES = 8
 CHECKED = 48  # N, of values
-SECONDS_PER_RIVAL = 10.0
+SECONDS_PER_LOSS = 10.0
 
 
 def views(num: int, device: str, dtype: torch.dtype = torch.float32) -> list[Tensor]:
     return list(torch.randn(2, num, DIM, dtype=dtype, device=device).requires_grad_().unbind())
 
 
-class Rival(NamedTuple):
-    """A loss, and the bytes that it takes for each of N x N pairs (0 if they are few)."""
+class Entry(NamedTuple):
+    """A loss, and the bytes that it stores for each of N x N pairs (0: none, or few pairs)."""
 
     make: Callable[[], Loss]
     needs: int = 0
 
 
-Rivals = dict[str, Rival]  # the first one is ours, which the others are compared with
+Losses = dict[str, Entry]  # the first one is InfoNCE of this package
 
 
-def two_views(z: Tensor) -> Rivals:
+def two_views(z: Tensor) -> Losses:
     return {
-        "InfoNCE": Rival(partial(InfoNCE, temperature=TAU)),
-        "lightly NTXentLoss": Rival(partial(peers.lightly_nt_xent, TAU), 80),
-        "graphssl NTXentLoss": Rival(partial(peers.graphssl_nt_xent, TAU), 48),
-        "pytorch-metric-learning SupConLoss": Rival(partial(peers.sup_con, TAU), 240),
+        "InfoNCE": Entry(partial(InfoNCE, temperature=TAU)),
+        "lightly NTXentLoss": Entry(partial(peers.lightly_nt_xent, TAU), 80),
+        "graphssl NTXentLoss": Entry(partial(peers.graphssl_nt_xent, TAU), 48),
+        "pytorch-metric-learning SupConLoss": Entry(partial(peers.sup_con, TAU), 240),
     }
 
 
-def decoupled(z: Tensor) -> Rivals:
+def decoupled(z: Tensor) -> Losses:
     return {
-        "InfoNCE": Rival(partial(InfoNCE, temperature=TAU, decoupled=True)),
-        "lightly DCLLoss": Rival(partial(peers.lightly_dcl, TAU), 80),
+        "InfoNCE": Entry(partial(InfoNCE, temperature=TAU, decoupled=True)),
+        "lightly DCLLoss": Entry(partial(peers.lightly_dcl, TAU), 80),
     }
 
 
-def two_modalities(z: Tensor) -> Rivals:
+def two_modalities(z: Tensor) -> Losses:
     by_torch = partial(peers.linear_cross_entropy, TAU)
     of_sentences = partial(peers.multiple_negatives_ranking, TAU)
     return {
-        "InfoNCE": Rival(partial(InfoNCE, temperature=TAU, negatives="cross")),
-        "torch linear_cross_entropy": Rival(by_torch, 24),
-        "torch linear_cross_entropy, chunked": Rival(partial(by_torch, chunked=True)),
-        "open_clip ClipLoss": Rival(partial(peers.clip, TAU), 24),
-        "sentence-transformers MultipleNegativesRankingLoss": Rival(of_sentences, 48),
+        "InfoNCE": Entry(partial(InfoNCE, temperature=TAU, negatives="cross")),
+        "torch linear_cross_entropy": Entry(by_torch, 24),
+        "torch linear_cross_entropy, chunked": Entry(partial(by_torch, chunked=True)),
+        "open_clip ClipLoss": Entry(partial(peers.clip, TAU), 24),
+        "sentence-transformers MultipleNegativesRankingLoss": Entry(of_sentences, 48),
     }
 
 
-def with_labels(z: Tensor) -> Rivals:
-    """Classes of one size: NTXentLoss weighs all positives alike, InfoNCE all queries."""
+def with_labels(z: Tensor) -> Losses:
+    """Classes of one size: NTXentLoss is a mean over positives, InfoNCE over queries."""
     labels = torch.arange(len(z), device=z.device) % CLASSES
     theirs = partial(peers.nt_xent, TAU, labels=labels)
     return {
-        "InfoNCE": Rival(lambda: partial(InfoNCE(temperature=TAU), items=labels)),
-        "pytorch-metric-learning NTXentLoss": Rival(theirs),
+        "InfoNCE": Entry(lambda: partial(InfoNCE(temperature=TAU), items=labels)),
+        "pytorch-metric-learning NTXentLoss": Entry(theirs),
     }
 
 
-def memory_bank(z: Tensor, size: int) -> Rivals:
+def memory_bank(z: Tensor, size: int) -> Losses:
     stored = F.normalize(torch.randn(size, DIM).to(z), dim=1)
 
     def ours() -> Loss:
@@ -100,13 +100,13 @@ def memory_bank(z: Tensor, size: int) -> Rivals:
         return of_views
 
     return {
-        "InfoNCE": Rival(ours),
-        "lightly NTXentLoss": Rival(partial(peers.lightly_nt_xent, TAU, stored)),
+        "InfoNCE": Entry(ours),
+        "lightly NTXentLoss": Entry(partial(peers.lightly_nt_xent, TAU, stored)),
     }
 
 
-# What is compared, and at which N: by default at those that are asked for.
-MODES: dict[str, tuple[Callable[[Tensor], Rivals], list[int]]] = {
+# Losses to compare, and N; without N, that of --sizes.
+MODES: dict[str, tuple[Callable[[Tensor], Losses], list[int]]] = {
     "two views": (two_views, []),
     "two views, decoupled": (decoupled, []),
     "two modalities": (two_modalities, []),
@@ -124,12 +124,12 @@ def step(loss: Loss, *leaves: Tensor) -> tuple[Tensor, ...]:
 
 def value_differences(args: Namespace) -> list[dict[str, Any]]:
     table = []
-    for mode, (rivals, _) in MODES.items():
+    for mode, (losses, _) in MODES.items():
         leaves = views(CHECKED, args.device, torch.float64)
-        (_, ours), *others = rivals(leaves[0]).items()
+        (_, ours), *others = losses(leaves[0]).items()
         expected = step(ours.make(), *leaves)
-        for name, rival in others:
-            if loss := peers.if_installed(name, rival.make):
+        for name, entry in others:
+            if loss := peers.if_installed(name, entry.make):
                 value, *gradients = (
                     ((own - theirs).norm() / theirs.norm()).item()
                     for own, theirs in zip(expected, step(loss, *leaves), strict=True)
@@ -140,29 +140,29 @@ def value_differences(args: Namespace) -> list[dict[str, Any]]:
     return table
 
 
-def times(mode: str, rivals: Rivals, leaves: list[Tensor], args: Namespace) -> list[dict[str, Any]]:
-    """Time and memory of the losses that fit."""
+def times(mode: str, losses: Losses, leaves: list[Tensor], args: Namespace) -> list[dict[str, Any]]:
+    """Time and memory of the losses that fit into memory."""
     num, steps, table = len(leaves[0]), {}, []
     size = f"N={num} D={DIM}"
-    for name, rival in rivals.items():
-        needed = rival.needs * num**2
+    for name, entry in losses.items():
+        needed = entry.needs * num**2
         if needed > measure.available_bytes(args.device):
             tqdm.write(f"{mode} {size}: {name} needs about {needed / 2**30:.0f} GiB")
-        elif loss := peers.if_installed(name, rival.make):
+        elif loss := peers.if_installed(name, entry.make):
             steps[name] = partial(step, loss, *leaves)
             steps[name]()  # memories get their buffers
             peak = measure.peak_mib(steps[name], args.device)
             table.append(measure.row("steps", name, size, mode, "peak MiB", peak))
-    timed = measure.time_in_turn(steps, args.rounds, SECONDS_PER_RIVAL)
-    return measure.rows("steps", size, mode, timed, next(iter(rivals))) + table
+    timed = measure.time_in_turn(steps, args.rounds, SECONDS_PER_LOSS)
+    return measure.rows("steps", size, mode, timed, next(iter(losses))) + table
 
 
 def step_times(args: Namespace) -> list[dict[str, Any]]:
     table = []
-    for mode, (rivals, sizes) in MODES.items():
+    for mode, (losses, sizes) in MODES.items():
         for num in sizes or args.sizes:
             leaves = views(num, args.device)
-            table += times(mode, rivals(leaves[0]), leaves, args)
+            table += times(mode, losses(leaves[0]), leaves, args)
     return table
 
 
@@ -177,4 +177,4 @@ if __name__ == "__main__":
 
     torch.manual_seed(0)
     chosen = [args.only] if args.only else BENCHMARKS
-    measure.report(args, (BENCHMARKS[name](args) for name in chosen))
+    measure.report("libraries", args, (BENCHMARKS[name](args) for name in chosen))

@@ -1,4 +1,4 @@
-"""Time rivals in turn, and keep the results as rows of one table."""
+"""Time losses in turn, and write the results as rows of a record."""
 
 import argparse
 import json
@@ -23,53 +23,40 @@ from .live_bytes import LiveBytes
 MIB = 2**20
 SECONDS_PER_ROUND = 0.05
 WARM_UP = 0.1  # seconds of calls, about 100 small steps
-RENAMED = {
-    "streaming": "blocks",
-    "unit rows": "normalisation",
-    "whole step": "step",
-    "share of the step": "fraction of the step",
-}
+RESULTS = Path(__file__).parent / "results"
 
 
 def parser(about: str, rounds: int, *, cpu_alone: bool = False) -> argparse.ArgumentParser:
-    """The options that all benchmarks have; those of a CPU alone are given no device."""
+    """The options of all benchmarks; those of a CPU alone have no `--device`."""
     made = argparse.ArgumentParser(description=about.splitlines()[0])
     made.add_argument("--rounds", type=count, default=rounds)
-    default = "results/cpu.json"
     if not cpu_alone:
-        found = "cuda" if torch.cuda.is_available() else "cpu"
-        made.add_argument("--device", type=device, default=found)
-        default += " or results/cuda.json"
-    made.add_argument("--output", type=Path, help=f"default: {default}")
+        default = "cuda" if torch.cuda.is_available() else "cpu"
+        made.add_argument("--device", type=device, default=default)
+    made.add_argument("--output", type=Path, help="default: benchmarks/results/<name>.json")
     return made
 
 
-def report(args: argparse.Namespace, tables: Iterable[list[dict[str, Any]]]) -> None:
-    """Show tables as they are made, and write all of them.
+def report(name: str, args: argparse.Namespace, tables: Iterable[list[dict[str, Any]]]) -> None:
+    """Show tables as they are measured, and write them into one record.
 
-    Whether they can be written is known before the first one is made.
+    A record that cannot be written is an error before the first measurement.
     """
-    described = machine(getattr(args, "device", "cpu"))
-    path = output(args, described)
+    device = getattr(args, "device", "cpu")
+    described = machine(device)
+    path = args.output or RESULTS / f"{name}{'-cuda' * device.startswith('cuda')}.json"
+    kept(path, described)
     print(described)
-    every = []
+    measured = []
     for table in tables:
         show(table)
-        every += table
-    save(path, every, described)
+        measured += table
+    save(path, measured, described)
     print(f"written to {path}")
 
 
-def output(args: argparse.Namespace, machine: dict[str, Any]) -> Path:
-    """Where the rows go. What it has of another machine stays, and is an error before the work."""
-    kind = getattr(args, "device", "cpu").partition(":")[0]
-    path = args.output or Path(__file__).parent / "results" / f"{kind}.json"
-    kept(path, machine)
-    return path
-
-
 def kept(path: Path, machine: dict[str, Any]) -> list[dict[str, Any]]:
-    """The rows that a file has of this machine."""
+    """The rows of a record; a record of another machine is an error."""
     if not path.exists():
         return []
     try:
@@ -84,15 +71,8 @@ def kept(path: Path, machine: dict[str, Any]) -> list[dict[str, Any]]:
     return rows
 
 
-def read(path: Path) -> dict[str, Any]:
-    """A record, in today's names."""
-    record = json.loads(path.read_text())
-    rows = [{key: RENAMED.get(old, old) for key, old in row.items()} for row in record["rows"]]
-    return {**record, "rows": rows}
-
-
 def machine(device: str = "cpu") -> dict[str, Any]:
-    """What the figures belong to."""
+    """The hardware and versions of a record."""
     cpu = platform.processor() or platform.machine()
     info = Path("/proc/cpuinfo")
     if info.exists():
@@ -113,7 +93,7 @@ def machine(device: str = "cpu") -> dict[str, Any]:
 
 
 def available_bytes(device: str) -> float:
-    """What a benchmark may take: what a GPU has free, or half of what the system has."""
+    """Memory for a benchmark: the free memory of a GPU, or half of that of the system."""
     if device.startswith("cuda"):
         torch.cuda.empty_cache()
         return torch.cuda.mem_get_info(device)[0]
@@ -125,7 +105,7 @@ def available_bytes(device: str) -> float:
 
 
 def peak_mib(run: Callable[[], Any], device: str) -> float:
-    """The most memory one call holds at once, beyond what was held before it."""
+    """Peak memory of one call, without what was allocated before it."""
     if device.startswith("cuda"):
         torch.cuda.synchronize(device)
         torch.cuda.reset_peak_memory_stats(device)
@@ -164,7 +144,7 @@ def warm_up(run: Callable[[], Any], seconds: float = math.inf) -> float:
 
 @contextmanager
 def on_threads(count: int) -> Iterator[None]:
-    """A block in which PyTorch computes on so many threads."""
+    """A block in which PyTorch computes on ``count`` threads."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
@@ -174,26 +154,26 @@ def on_threads(count: int) -> Iterator[None]:
 
 
 def time_in_turn(
-    rivals: dict[str, Callable[[], Any]], rounds: int, seconds: float = math.inf
+    steps: dict[str, Callable[[], Any]], rounds: int, seconds: float = math.inf
 ) -> dict[str, list[float]]:
-    """Milliseconds per call, one value a round; a round calls every rival, in changing order.
+    """Milliseconds per call, one value a round; a round calls every step, in changing order.
 
-    Rivals that take turns share the clock speed and the load of the machine, so ratios within a
-    round vary less than times. A rival that would need more than so many seconds takes part in the
-    first rounds only, in three at least. A warm-up of each rival is discarded.
+    Steps that take turns share the clock speed and the load of the machine, so ratios within a
+    round vary less than times. A step that would need more than ``seconds`` takes part in the
+    first rounds only, in three at least. A warm-up of each step is discarded.
     """
     calls, turns = {}, {}
-    for name, run in rivals.items():
+    for name, run in steps.items():
         once = warm_up(run, seconds)
         calls[name] = max(1, int(SECONDS_PER_ROUND / once))
         turns[name] = int(min(rounds, max(3, seconds / (once * calls[name]))))
-    times: dict[str, list[float]] = {name: [] for name in rivals}
-    names = list(rivals)
+    times: dict[str, list[float]] = {name: [] for name in steps}
+    names = list(steps)
     for turn in tqdm(range(max(turns.values())), leave=False, unit="round"):
         shift = turn % len(names)
         for name in names[shift:] + names[:shift]:
             if turn < turns[name]:
-                times[name].append(1e3 * seconds_of(rivals[name], calls[name]))
+                times[name].append(1e3 * seconds_of(steps[name], calls[name]))
     return times
 
 
@@ -213,12 +193,12 @@ def row(
 def rows(
     benchmark: str, size: str, mode: str, times: dict[str, list[float]], *against: str
 ) -> list[dict[str, Any]]:
-    """Median time of each rival, and the median of its round-by-round ratio to some of them."""
+    """Median time of each step, and the median of its ratio to some of them in the same round."""
     made = []
     for provider, values in times.items():
         measured = {"milliseconds": statistics.median(values)}
         for other in against:
-            # Rounds that only one of the two took part in have no ratio.
+            # Rounds with one of the two alone have no ratio.
             ratios = [a / b for a, b in zip(values, times[other], strict=False)]
             measured[f"ratio to {other}"] = statistics.median(ratios)
         made += [row(benchmark, provider, size, mode, *one) for one in measured.items()]
@@ -237,7 +217,7 @@ def show(table: list[dict[str, Any]]) -> None:
 
 
 def save(path: Path, table: list[dict[str, Any]], machine: dict[str, Any]) -> None:
-    """Write the rows, beside those the file has of other benchmarks on the same machine."""
+    """Write the rows beside those of other benchmarks on the same machine."""
     measured = {row["benchmark"] for row in table}
     others = [row for row in kept(path, machine) if row["benchmark"] not in measured]
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,11 +1,12 @@
-"""Draw the measured time and memory against N, and the parts of a step, from benchmarks/results.
+"""Draw time and memory of the contrast over N from its records.
 
-python -m benchmarks.plot                     # docs/images/engines-{time,memory}.png, parts.png
+python -m benchmarks.plot                     # docs/images/engines-{time,memory}.png
 python -m benchmarks.plot figures.json --output images
 """
 
 import argparse
 import itertools
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -18,24 +19,19 @@ from matplotlib.axes import Axes
 
 from experiments.common.arguments import file
 
-from . import measure
-from .parts import PARTS
-
 ROOT = Path(__file__).parents[1]
-# Drawn in this order; with it a provider has one look in every picture.
+# In the order of drawing: color, line, marker.
 LOOKS = {
     "dense": ("#1f77b4", "-", "o"),
     "blocks": ("#d62728", "-", "s"),
     "flex": ("#9467bd", "-", "D"),
     "torch.compile of dense": ("#17becf", "--", "^"),
     "PyGCL's InfoNCE": ("#ff7f0e", "--", "v"),
-    "lightly's NTXentLoss": ("#bcbd22", "--", "<"),
     "InfoNCE, chunks as in Inf-CL": ("#7f3f98", "--", "d"),
     "pytorch-metric-learning's NTXentLoss": ("#2ca02c", "--", "P"),
     "double loop, as published": ("#8c564b", "--", "X"),
     "GEMM limit": ("#999999", "-", ""),
 }
-PART_COLORS = ["#aec7e8", "#ffbb78", "#98df8a", "#c5b0d5", "#e8896b", "#d62728", "#dddddd"]
 INFO_NCE = [name for name in LOOKS if "InfoNCE" in name or "NTXent" in name]
 PICTURES = {
     "time": ("milliseconds", "forward + backward, ms"),
@@ -43,17 +39,14 @@ PICTURES = {
 }
 
 
-def size_of(row: dict[str, Any]) -> int:
-    return int(re.search(r"N=(\d+)", row["size"]).group(1))
-
-
 def lines_of(rows: list[dict[str, Any]], metric: str) -> dict[str, list[tuple[int, float]]]:
-    """Per provider (N, value): the prototype mode, or for InfoNCE, which has no other, uniform."""
+    """(N, value) by provider, of the prototype mode; of InfoNCE, of the uniform mode."""
     lines: dict[str, list[tuple[int, float]]] = {}
     for row in rows:
         mode = "uniform" if row["provider"] in INFO_NCE else "prototype"
-        if (row["benchmark"], row["mode"], row["metric"]) == ("engines", mode, metric):
-            lines.setdefault(row["provider"], []).append((size_of(row), row["value"]))
+        if (row["benchmark"], row["mode"], row["metric"]) == ("contrast", mode, metric):
+            num = int(re.search(r"N=(\d+)", row["size"]).group(1))
+            lines.setdefault(row["provider"], []).append((num, row["value"]))
     return {name: sorted(lines[name]) for name in LOOKS if name in lines}
 
 
@@ -97,7 +90,7 @@ def picture(results: list[dict[str, Any]], metric: str, label: str, path: Path) 
     panels = [(one["machine"], lines_of(one["rows"], metric)) for one in results]
     panels = [(machine, lines) for machine, lines in panels if lines]
     if not panels:
-        raise SystemExit("no rows of the benchmark 'engines': python -m benchmarks.run makes them")
+        raise SystemExit("no rows of the benchmark 'contrast': see python -m benchmarks.run --help")
     figure, all_axes = plt.subplots(
         1, len(panels), figsize=(5.6 * len(panels) + 3, 4.6), squeeze=False, layout="constrained"
     )
@@ -116,36 +109,9 @@ def picture(results: list[dict[str, Any]], metric: str, label: str, path: Path) 
     print(f"written to {path}")
 
 
-def picture_of_parts(result: dict[str, Any], path: Path) -> None:
-    """A bar for each N, as long as the step, divided among the parts."""
-    rows = [row for row in result["rows"] if row["benchmark"] == "parts"]
-    sizes = sorted({size_of(row) for row in rows})
-    value = {(row["provider"], size_of(row), row["metric"]): row["value"] for row in rows}
-    figure, axes = plt.subplots(figsize=(8.6, 0.6 * len(sizes) + 1.6), layout="constrained")
-    ends = [0.0] * len(sizes)
-    for part, color in zip(PARTS, PART_COLORS, strict=True):
-        percent = [100 * value[part, num, "fraction of the step"] for num in sizes]
-        bars = axes.barh(range(len(sizes)), percent, left=ends, color=color, label=part, height=0.7)
-        labels = [f"{each:.0f}" if each >= 3 else "" for each in percent]
-        axes.bar_label(bars, labels, label_type="center", fontsize=9)
-        ends = [end + each for end, each in zip(ends, percent, strict=True)]
-    steps = [value["step", num, "milliseconds"] for num in sizes]
-    names = [f"N={num}\n{time:.3g} ms" for num, time in zip(sizes, steps, strict=True)]
-    axes.set_yticks(range(len(sizes)), names)
-    axes.invert_yaxis()
-    axes.set_xlim(0, 100)
-    axes.set_xlabel("% of a step of PGCLLoss, forward and backward unless noted")
-    axes.spines[["top", "right", "left"]].set_visible(False)
-    axes.tick_params(left=False)
-    axes.set_title(caption(result["machine"]), fontsize=8, color="#666666")
-    figure.legend(loc="outside right center", frameon=False, fontsize=9)
-    figure.savefig(path, dpi=150)
-    print(f"written to {path}")
-
-
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    committed = sorted((ROOT / "benchmarks" / "results").glob("c*.json"))  # cpu and cuda
+    committed = sorted((ROOT / "benchmarks" / "results").glob("contrast*.json"))  # CPU, CUDA
     parser.add_argument("results", type=file, nargs="*")
     parser.add_argument("--output", type=Path, help="a new folder, for the pictures of RESULTS")
     args = parser.parse_args()
@@ -154,10 +120,7 @@ if __name__ == "__main__":
     if args.output is not None and args.output.exists():
         parser.error(f"--output {args.output} is there already: choose another folder")
 
-    results = [measure.read(path) for path in args.results or committed]
+    results = [json.loads(path.read_text()) for path in args.results or committed]
     folder = args.output or ROOT / "docs" / "images"
     for name, (metric, label) in PICTURES.items():
         picture(results, metric, label, folder / f"engines-{name}.png")
-    for result in results:
-        if any(row["benchmark"] == "parts" for row in result["rows"]):  # on a CPU alone
-            picture_of_parts(result, folder / "parts.png")

@@ -3,44 +3,31 @@
 python -m benchmarks.tables
 """
 
-import itertools
+import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from experiments.common.tables import markdown, refill
 
-from . import measure
-
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "performance.md"
-MODES = {
+CONTRAST = {
     "prototype": ["blocks", "dense", "double loop, as published"],
     "sample": ["blocks"],
     "uniform": [
         "blocks",
-        "dense",
         "InfoNCE, chunks as in Inf-CL",
         "PyGCL's InfoNCE",
         "pytorch-metric-learning's NTXentLoss",
     ],
 }
-PYGCL, SHORTEST = "PyGCL's InfoNCE itself", "division loop, shortest"
-OPTIONS = {  # by their names in the record
-    "uniform": 'weighting="uniform", exclude_same_cluster=False',
-    "sample": 'weighting="sample"',
-    "cross": 'negatives="cross"',
-    "K=1000": "num_prototypes=1000",
-    "temperature=0.01": "temperature=0.01",
-    "heads (10, 42, 84)": "num_prototypes=(10, 42, 84)",
-    "soft clusters": "soft_clusters=True",
-    "negative_ranks=(2, 8)": "negative_ranks=(2, 8)",
-}
+PYGCL = "PyGCL's InfoNCE itself"
 
 
 def rows_of(record: str, benchmark: str) -> list[dict[str, Any]]:
-    known = measure.read(ROOT / "benchmarks" / "results" / f"{record}.json")["rows"]
-    return [row for row in known if row["benchmark"] == benchmark]
+    path = ROOT / "benchmarks" / "results" / f"{record}.json"
+    return [row for row in json.loads(path.read_text())["rows"] if row["benchmark"] == benchmark]
 
 
 def text(metric: str, value: float) -> str:
@@ -65,57 +52,48 @@ def cell(
 
 def step() -> str:
     rows, metrics = rows_of("step", "step"), ["milliseconds", f"ratio to {PYGCL}"]
-    columns = list(itertools.product((128, 512), (1, 2)))
+    columns = [(num, threads) for num in (128, 512) for threads in (1, 2)]
     cells = [(f"N={num} D=96 K=10", f"threads={threads}") for num, threads in columns]
     lines = [
         [provider, *(cell(rows, metrics, provider, *one) for one in cells)]
-        for provider in ("PGCLLoss", "pgcl_losses.InfoNCE", PYGCL)
+        for provider in dict.fromkeys(row["provider"] for row in rows)
     ]
     return markdown(["loss", *(f"N={num}, threads: {threads}" for num, threads in columns)], lines)
 
 
 def contrast() -> str:
-    rows, sizes = rows_of("cpu", "engines"), (128, 512, 4096, 16384)
-    metrics = ["milliseconds", "ratio to GEMM limit", "peak MiB"]
+    rows, sizes = rows_of("contrast", "contrast"), (128, 4096)
+    metrics = ["milliseconds", "peak MiB"]
     lines = [
         [mode, name, *(cell(rows, metrics, name, f"N={num} D=128 K=10", mode) for num in sizes)]
-        for mode, names in [*MODES.items(), ("prototype", ["three products as written"])]
+        for mode, names in CONTRAST.items()
         for name in names
     ]
     return markdown(["weights", "by", *(f"N={num}" for num in sizes)], lines)
 
 
 def options() -> str:
-    rows, metrics = rows_of("options", "variants"), ["ratio to prototype, K=10"]
+    rows = rows_of("options", "options")
     lines = [
-        [f"`{option}`", cell(rows, metrics, name, "N=4096 D=128", "blocks")]
-        for name, option in OPTIONS.items()
+        [f"`{row['provider']}`", text("ratio", row["value"])]
+        for row in rows
+        if row["metric"] == "ratio to default" and row["provider"] != "default"
     ]
     return markdown(["option", "ratio"], lines)
 
 
 def libraries() -> str:
-    rows, sizes = rows_of("libraries", "steps"), (32, 256, 1024, 4096)
-    metrics = ["milliseconds", "ratio to InfoNCE", "peak MiB"]
-    lines = [
-        [mode, name, *(cell(rows, metrics, name, f"N={num} D=128", mode) for num in sizes)]
-        for mode, name in dict.fromkeys((row["mode"], row["provider"]) for row in rows)
-    ]
+    rows, sizes = rows_of("libraries", "steps"), (32, 256, 4096)
+    lines: list[list[str]] = []
+    for mode, name in dict.fromkeys((row["mode"], row["provider"]) for row in rows):
+        metrics = ["milliseconds" if name == "InfoNCE" else "ratio to InfoNCE", "peak MiB"]
+        cells = [cell(rows, metrics, name, f"N={num} D=128", mode) for num in sizes]
+        lines.append([mode if name == "InfoNCE" else "", name, *cells])  # InfoNCE is the first
     return markdown(["step", "loss", *(f"N={num}" for num in sizes)], lines)
 
 
-def sinkhorn() -> str:
-    rows, sizes = rows_of("cpu", "sinkhorn"), ("N=128 K=10", "N=4096 K=100", "N=16384 K=1000")
-    metrics, mode = ["milliseconds", f"ratio to {SHORTEST}"], "3 iterations"
-    lines = [
-        [name, *(cell(rows, metrics, name, size, mode) for size in sizes)]
-        for name in dict.fromkeys(row["provider"] for row in rows if row["mode"] == mode)
-    ]
-    return markdown(["implementation", *sizes], lines)
-
-
 def tables() -> dict[str, str]:
-    return {made.__name__: made() for made in (step, contrast, options, libraries, sinkhorn)}
+    return {made.__name__: made() for made in (step, contrast, options, libraries)}
 
 
 if __name__ == "__main__":
