@@ -1,78 +1,99 @@
-"""Graphs and their captions in one space, as CLIP has images and texts.
+"""Graphs and their captions in one space, as CLIP has images and texts, with a learned temperature.
 
-Each graph has one to three captions. A caption names five edges of its graph, each by the types of
-its two nodes. A graph and its captions are one item: positives of each other, across the two sets
-alone (`negatives="cross"`). The temperature is learned. The script prints how often the nearest of
-200 held-out graphs is the caption's own, before training and after. A few seconds on a CPU:
+Each graph has one to three captions; a graph and its captions are one item. A caption names five
+edges of its graph, each by the types of its two nodes. The script prints how often the nearest of
+200 held-out graphs is the caption's own. Less than ten seconds on a CPU:
 
-    python examples/graphs_and_texts.py
+    python examples/graphs_and_texts.py --epochs 5
 """
 
+import argparse
 import math
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
+from torch_geometric import seed_everything  # pip install -e '.[experiments]'
+from torch_geometric.data import Batch, Data
+from torch_geometric.loader import DataLoader
+from torch_geometric.nn import SAGEConv, global_mean_pool
+from torch_geometric.utils import to_undirected
+from tqdm import tqdm  # pip install -e '.[experiments]'
 
 from pgcl_losses import InfoNCE
 
-GRAPHS, HELD_OUT, NODES, EDGES, TYPES, CAPTION = 2000, 200, 10, 14, 8, 5
-DIM, BATCH, EPOCHS, RATE = 64, 100, 5, 1e-2
+parser = argparse.ArgumentParser(description="Graphs and captions in one space, as in CLIP.")
+parser.add_argument("--graphs", type=int, default=2000)
+parser.add_argument("--epochs", type=int, default=5)
+parser.add_argument("--seed", type=int, default=0)
+args = parser.parse_args()
+
+HELD_OUT, NODES, EDGES, TYPES, WORDS, DIM = 200, 10, 14, 8, 5, 64
+device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def synthetic_graphs(count: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Types of nodes, adjacency matrices, and edges as words: two types make a number."""
-    types = torch.randint(TYPES, (count, NODES))
-    ends = torch.rand(count, EDGES, NODES).topk(2, 2).indices  # [count, EDGES, 2]
-    adjacency = torch.zeros(count, NODES * NODES)
-    for a, b in ((0, 1), (1, 0)):
-        adjacency.scatter_(1, ends[..., a] * NODES + ends[..., b], 1.0)
-    low, high = types.unsqueeze(1).expand(-1, EDGES, -1).gather(2, ends).sort(2).values.unbind(2)
-    return F.one_hot(types, TYPES).float(), adjacency.view(-1, NODES, NODES), low * TYPES + high
+def synthetic_graph() -> Data:
+    types = torch.randint(TYPES, (NODES,))
+    edges = torch.rand(EDGES, NODES).topk(2).indices.T  # [2, EDGES]
+    low, high = types[edges].sort(0).values
+    words = low * TYPES + high  # one for each edge
+    chosen = torch.rand(int(torch.randint(1, 4, ())), EDGES).topk(WORDS).indices
+    x = F.one_hot(types, TYPES).float()
+    # captions: [number of captions, WORDS]
+    return Data(x=x, edge_index=to_undirected(edges), captions=words[chosen])
 
 
-class GraphEncoder(nn.Module):
-    """One layer of a GIN with a hidden layer, and the mean over nodes."""
-
+class GraphEncoder(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.hidden, self.head = nn.Linear(2 * TYPES, 128), nn.Linear(128, DIM)
+        self.conv = SAGEConv(TYPES, 128, aggr="add")
+        self.lin = torch.nn.Linear(128, DIM)
 
-    def forward(self, nodes: Tensor, adjacency: Tensor) -> Tensor:
-        hidden = F.relu(self.hidden(torch.cat([nodes, adjacency @ nodes], 2)))
-        return self.head(hidden.mean(1))
-
-
-@torch.no_grad()
-def retrieval() -> float:
-    """The fraction of held-out captions whose nearest held-out graph is their own."""
-    z = F.normalize(graph_encoder(nodes[GRAPHS:], adjacency[GRAPHS:]))
-    held_out = owner >= GRAPHS
-    nearest = (text_encoder(captions[held_out]) @ z.T).argmax(1)
-    return (nearest + GRAPHS == owner[held_out]).float().mean().item()
+    def forward(self, data: Batch) -> Tensor:
+        x = self.conv(data.x, data.edge_index).relu()
+        return self.lin(global_mean_pool(x, data.batch))  # [num_graphs, DIM]
 
 
-torch.manual_seed(0)
-nodes, adjacency, edges = synthetic_graphs(GRAPHS + HELD_OUT)
-owner = torch.arange(len(nodes)).repeat_interleave(torch.randint(1, 4, (len(nodes),)))
-chosen = torch.rand(len(owner), EDGES).topk(CAPTION, 1).indices
-captions = edges[owner].gather(1, chosen)  # caption i is of graph owner[i]
+def load(graphs: list[Data], batch_size: int, shuffle: bool = False) -> DataLoader:
+    """Batches whose `captions_batch` says which graph each caption belongs to."""
+    return DataLoader(graphs, batch_size, shuffle, follow_batch=["captions"])
 
-graph_encoder, text_encoder = GraphEncoder(), nn.EmbeddingBag(TYPES * TYPES, DIM)
-logit_scale = nn.Parameter(torch.tensor(math.log(1 / 0.07)))  # as CLIP has it
-loss_of = InfoNCE(negatives="cross")
-learned = [*graph_encoder.parameters(), *text_encoder.parameters(), logit_scale]
-optimizer = torch.optim.Adam(learned, lr=RATE)
 
-before = retrieval()
-for _ in range(EPOCHS):
-    for batch in torch.randperm(GRAPHS).split(BATCH):
-        its = torch.isin(owner, batch)
-        loss_of.temperature = 1 / logit_scale.exp()
-        sets = graph_encoder(nodes[batch], adjacency[batch]), text_encoder(captions[its])
-        loss = loss_of(*sets, items=(batch, owner[its]))
+def train() -> float:
+    total_loss = 0.0
+    for data in train_loader:
+        data = data.to(device)
+        criterion.temperature = 1 / logit_scale.exp()
+        items = torch.arange(data.num_graphs, device=device), data.captions_batch
+        loss = criterion(graph_encoder(data), text_encoder(data.captions), items=items)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-print(f"retrieval accuracy {before:.3f} before training, {retrieval():.3f} after")
-print(f"temperature 0.070 before, {1 / logit_scale.exp().item():.3f} after")
+        total_loss += loss.item() / len(train_loader)
+    return total_loss
+
+
+@torch.no_grad()
+def test() -> float:
+    """The fraction of held-out captions whose nearest graph is their own."""
+    (data,) = (data.to(device) for data in test_loader)
+    nearest = (text_encoder(data.captions) @ F.normalize(graph_encoder(data)).T).argmax(1)
+    return (nearest == data.captions_batch).float().mean().item()
+
+
+seed_everything(args.seed)
+graphs = [synthetic_graph() for _ in range(args.graphs + HELD_OUT)]
+train_loader = load(graphs[HELD_OUT:], 100, shuffle=True)
+test_loader = load(graphs[:HELD_OUT], HELD_OUT)
+graph_encoder = GraphEncoder().to(device)
+text_encoder = torch.nn.EmbeddingBag(TYPES * TYPES, DIM).to(device)
+logit_scale = torch.nn.Parameter(torch.tensor(math.log(1 / 0.07), device=device))  # as in CLIP
+criterion = InfoNCE(negatives="cross")
+parameters = [*graph_encoder.parameters(), *text_encoder.parameters(), logit_scale]
+optimizer = torch.optim.Adam(parameters, lr=1e-2)
+
+print(f"Epoch: 000, Retrieval accuracy: {test():.3f}")
+progress = tqdm(range(1, args.epochs + 1), unit="epoch")
+for epoch in progress:
+    line = f"Epoch: {epoch:03d}, Loss: {train():.3f}, Retrieval accuracy: {test():.3f}"
+    progress.write(f"{line}, Temperature: {1 / logit_scale.exp().item():.3f}")
