@@ -2,6 +2,7 @@
 
 import argparse
 import math
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -23,6 +24,23 @@ def checked(parse: Callable[[str], Any], expected: str, is_valid: Callable[[Any]
     return value_of
 
 
+def parser_of(name: str, description: str | None) -> argparse.ArgumentParser:
+    """The parser of ``python -m experiments.NAME``."""
+    return argparse.ArgumentParser(
+        f"python -m experiments.{name}",
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+
+
+def program(name: str, main: Callable[[], None]) -> None:
+    """Run a program; what it cannot do ends it with a line instead of a traceback."""
+    try:
+        main()
+    except ValueError as error:
+        sys.exit(f"experiments.{name}: {error}")
+
+
 def at_least(least: int) -> Any:
     return checked(int, f"a whole number, {least} or more", lambda number: number >= least)
 
@@ -35,7 +53,6 @@ def is_available(device: str) -> bool:
 
 count = at_least(1)
 positive = checked(float, "a number above 0", lambda number: 0 < number < math.inf)
-weight = checked(float, "a number, 0 or more", lambda number: 0 <= number < math.inf)
 fraction = checked(float, "a number from 0 to below 1", lambda number: 0 <= number < 1)
 file = checked(Path, "an existing file", Path.is_file)
 device = checked(str, "cpu or a CUDA device that this machine has", is_available)

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch_geometric.data import Batch, Data
+from torch_geometric.loader import DataLoader
 from torch_geometric.nn import GINConv, global_add_pool
 
 from pgcl_losses import InfoNCE, PGCLLoss
@@ -25,6 +26,18 @@ ABLATION: dict[str, dict[str, Any]] = {  # options of `PGCLLoss`
     "InfoNCE + consistency": UNIFORM,
     "sample-reweighted + consistency": SAMPLE,
     PGCL: {},
+}
+# The paper's options but for the learning rate, the fraction dropped and the frozen first epoch.
+SETTING: dict[str, Any] = {
+    "temperature": 0.2,
+    "num_prototypes": 10,
+    "consistency_weight": 6.0,
+    "freeze_epochs": 1,
+    "batch_size": 128,
+    "epochs": 20,
+    "drop": 0.2,
+    "perturb": 0.2,
+    "lr": 0.01,
 }
 OF_PROTOTYPES = ("num_prototypes", "consistency_weight", "freeze_epochs")
 
@@ -112,6 +125,19 @@ def train(model: ContrastiveModel, loader: Iterable[Data], config: dict[str, Any
             loss.backward()
             optimizer.step()
         yield epoch
+
+
+def trained(config: dict[str, Any], graphs: list[Data]) -> ContrastiveModel:
+    """A new model of this row and seed after all epochs; an untrained one has InfoNCE's loss."""
+    torch.manual_seed(config["seed"])
+    encoder = GIN(graphs[0].num_node_features)
+    if config["row"] == UNTRAINED:
+        config = SETTING | {"row": INFO_NCE, "epochs": 0}
+    loader = DataLoader(graphs, config["batch_size"], shuffle=True)
+    model = build(config, encoder, len(loader))
+    for _ in train(model, loader, config):
+        pass
+    return model
 
 
 @torch.no_grad()

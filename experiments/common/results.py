@@ -62,6 +62,16 @@ def read(path: Path) -> dict[str, Run]:
     return runs
 
 
+def matching(runs: Iterable[Run], config: Config) -> dict[int, Run]:
+    """Seed -> run of this configuration, whatever its own seed and the digests of data."""
+
+    def named(config: Config) -> Config:
+        return {name: value for name, value in config.items() if name not in ("seed", "data")}
+
+    wanted = named(config)
+    return {run["config"]["seed"]: run for run in runs if named(run["config"]) == wanted}
+
+
 def write(path: Path, fill: Callable[[Path], Any]) -> None:
     """Write the file atomically: ``fill`` writes a temporary one, which is then renamed."""
     path.parent.mkdir(parents=True, exist_ok=True)

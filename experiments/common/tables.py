@@ -60,6 +60,27 @@ def markdown(head: Sequence[object], lines: Iterable[Iterable[object]]) -> str:
     return "\n".join([first, "|" + " --- |" * len(head), *others])
 
 
+def comparison(
+    title: str,
+    measures: Mapping[str, str],
+    rows: Mapping[str, Mapping[str, Mapping[int, float]]],
+    pairs: Iterable[tuple[str, str]],
+    labels: Mapping[str, str],
+) -> str:
+    """Rows by measure and seed: their means, then the differences of pairs of them.
+
+    ``measures`` are the names of the columns; ``labels`` stand for rows in the lines of means.
+    """
+    lines = [
+        [labels.get(row, row), *(spread(by_measure[name].values()) for name in measures)]
+        for row, by_measure in rows.items()
+    ]
+    for one, other in pairs:
+        deltas = (difference(rows[one][name], rows[other][name]) for name in measures)
+        lines.append([f"{one} minus {other}", *deltas])
+    return markdown([title, *measures.values()], lines)
+
+
 def fill(page: str, tables: Mapping[str, str]) -> str:
     """The page with new tables between their markers."""
     for name, table in tables.items():

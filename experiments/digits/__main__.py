@@ -6,10 +6,7 @@ A minute and a half on two cores: a table, and a picture in runs/digits.png. Los
 settings that plan.md chooses, by labels that are not used here.
 """
 
-import argparse
-import sys
 from pathlib import Path
-from typing import Any
 
 import matplotlib.pyplot as plt
 import torch
@@ -20,9 +17,9 @@ from threadpoolctl import threadpool_limits
 from torch_geometric.data import Data
 
 from experiments.common import results
-from experiments.common.arguments import count
-from experiments.common.graphs import INFO_NCE, PGCL, UNTRAINED, embed
-from experiments.common.tables import difference, markdown, spread
+from experiments.common.arguments import count, parser_of, program
+from experiments.common.graphs import INFO_NCE, PGCL, UNTRAINED, embed, trained
+from experiments.common.tables import comparison
 from pgcl_losses.adapters.pyg import ContrastiveModel
 
 from . import study
@@ -30,20 +27,6 @@ from .data import graphs_of_digits
 
 PICTURE = Path("runs/digits.png")
 COLOURS = plt.get_cmap("tab10")
-
-
-def table(runs: dict[str, results.Run], rows: dict[str, dict[str, Any]]) -> str:
-    """Measures of the labels that chose no setting, and the difference of the losses."""
-    values = {
-        row: [
-            study.means(runs.values(), options, "held_out", measure) for measure in study.MEASURES
-        ]
-        for row, options in rows.items()
-    }
-    lines = [[row, *(spread(of.values()) for of in values[row])] for row in rows]
-    deltas = map(difference, values[PGCL], values[INFO_NCE])
-    lines.append([f"{PGCL} minus {INFO_NCE}", *deltas])
-    return markdown(["", *study.MEASURES.values()], lines)
 
 
 def draw(axes: Axes, model: ContrastiveModel, graphs: list[Data]) -> None:
@@ -64,11 +47,7 @@ def draw(axes: Axes, model: ContrastiveModel, graphs: list[Data]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        "python -m experiments.digits",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of("digits", __doc__)
     add = parser.add_argument
     add("--seeds", type=count, default=10)
     add("--workers", type=count, default=2, help="runs at a time, one thread each")
@@ -83,13 +62,19 @@ def main() -> None:
     jobs = study.jobs(rows.values(), range(args.seeds))
     runs = results.complete(args.output, jobs, study.run, args.workers)
     print(f"\nPer cent, mean ± standard deviation over {args.seeds} seeds\n")
-    print(table(runs, rows))
+    values = {
+        row: {
+            name: study.means(runs.values(), options, "held_out", name) for name in study.MEASURES
+        }
+        for row, options in rows.items()
+    }
+    print(comparison("", study.MEASURES, values, [(PGCL, INFO_NCE)], {}))
 
     graphs = graphs_of_digits()
     figure, panels = plt.subplots(1, len(rows), figsize=(12, 4), layout="constrained")
     with threadpool_limits(1):  # as in the runs
         for axes, (row, options) in zip(panels, rows.items(), strict=True):
-            draw(axes, study.trained(options | {"seed": 0}, graphs), graphs)
+            draw(axes, trained(options | {"seed": 0}, graphs), graphs)
             axes.set_title(row)
     picture = args.picture or PICTURE
     picture.parent.mkdir(parents=True, exist_ok=True)
@@ -98,7 +83,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except ValueError as error:
-        sys.exit(f"experiments.digits: {error}")
+    program("digits", main)

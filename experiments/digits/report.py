@@ -8,8 +8,9 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from experiments.common.graphs import GRAPH_CL, INFO_NCE, PGCL, UNTRAINED
+from experiments.common.pictures import curves
 from experiments.common.results import Run, read
-from experiments.common.tables import CHOOSING, RESULTS, difference, markdown, spread
+from experiments.common.tables import CHOOSING, RESULTS, comparison, markdown
 
 from . import study
 
@@ -22,21 +23,15 @@ def reported(runs: list[Run], options: dict[str, Any], name: str) -> dict[int, f
 
 def table(runs: list[Run]) -> str:
     settings = study.chosen(runs)
-    rows = {UNTRAINED: {"row": UNTRAINED}, **settings}
     measures = {**study.MEASURES, "labels_1_scaled": "1 label, standardised"}
-    values = {
-        row: {name: reported(runs, options, name) for name in measures}
-        for row, options in rows.items()
+    options = {UNTRAINED: {"row": UNTRAINED}, **settings}
+    rows = {
+        row: {name: reported(runs, options[row], name) for name in measures}
+        for row in (UNTRAINED, INFO_NCE, GRAPH_CL, PGCL, study.PAPER)
     }
-    lines = []
-    for row in (UNTRAINED, INFO_NCE, GRAPH_CL, PGCL, study.PAPER):
-        cells = (spread(of_measure.values()) for of_measure in values[row].values())
-        lines.append([named(row, rows[row]), *cells])
     pairs = ((PGCL, INFO_NCE), (study.PAPER, INFO_NCE), (GRAPH_CL, INFO_NCE), (INFO_NCE, UNTRAINED))
-    for row, other in pairs:
-        cells = (difference(values[row][name], values[other][name]) for name in measures)
-        lines.append([f"{row} minus {other}", *cells])
-    return markdown(["digits", *measures.values()], lines)
+    labels = {row: named(row, options[row]) for row in rows}
+    return comparison("digits", measures, rows, pairs, labels)
 
 
 def named(row: str, options: dict[str, Any]) -> str:
@@ -70,15 +65,14 @@ def draw() -> Figure:
     settings = study.chosen(runs)
     figure, panels = plt.subplots(1, 2, figsize=(8, 3), layout="constrained")
     for axes, name in zip(panels, ("labels_1", "labels_5"), strict=True):
-        for row in (INFO_NCE, PGCL):
-            several = [
-                [*reported(runs, settings[row] | {"temperature": tau}, name).values()]
+        seeds = {
+            row: [
+                reported(runs, settings[row] | {"temperature": tau}, name).values()
                 for tau in study.TEMPERATURES
             ]
-            means, deviations = np.mean(several, 1), np.std(several, 1, ddof=1)
-            axes.errorbar(range(len(means)), means, deviations, fmt="o-", capsize=3, label=row)
-        axes.set_xticks(range(len(study.TEMPERATURES)), study.TEMPERATURES)
+            for row in (INFO_NCE, PGCL)
+        }
+        curves(axes, study.TEMPERATURES, seeds)
         axes.set(xlabel="temperature", ylabel="accuracy, %", title=study.MEASURES[name])
-        axes.spines[["top", "right"]].set_visible(False)
     panels[0].legend(frameon=False)
     return figure

@@ -5,57 +5,39 @@ python -m experiments.digits.study --output runs/digits.jsonl
 Finished runs are in --output, one JSON line each, and are not run again.
 """
 
-import argparse
 import itertools
-import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from sklearn.cluster import KMeans
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import normalized_mutual_info_score
 from sklearn.model_selection import cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler, normalize, scale
-from torch_geometric.data import Data
-from torch_geometric.loader import DataLoader
 
 from experiments.common import results
-from experiments.common.arguments import count
+from experiments.common.arguments import count, parser_of, program
 from experiments.common.graphs import (
-    GIN,
     GRAPH_CL,
     INFO_NCE,
     PGCL,
     UNTRAINED,
-    build,
     embed,
     options_of,
-    train,
+    trained,
 )
+from experiments.common.graphs import SETTING as PAPER_SETTING
 from experiments.common.probes import few_labels
-from pgcl_losses.adapters.pyg import ContrastiveModel
 
 from .data import graphs_of_digits, halves
 
 RECORD = Path(__file__).parent / "results.jsonl"
-SETTING: dict[str, Any] = {
-    "temperature": 0.2,
-    "num_prototypes": 10,
-    "consistency_weight": 6.0,
-    "freeze_epochs": 1,
-    "batch_size": 128,
-    "epochs": 20,
-    "drop": 0.2,
-    "perturb": 0.1,
-    "lr": 0.01,
-}
+SETTING = PAPER_SETTING | {"perturb": 0.1}
 TEMPERATURES, PROTOTYPES, WEIGHTS = (0.2, 0.5, 1.0, 2.0), (10, 20, 40), (6.0, 1.0)
-DRAWS = 100  # of labelled images
 CHOOSING, REPORTED = range(100, 105), range(10)  # seeds
 PAPER = "PGCL, the paper's K and lambda"
 MEASURES = {
@@ -86,19 +68,6 @@ def candidates(row: str) -> list[dict[str, Any]]:
     ]
 
 
-def trained(config: dict[str, Any], graphs: list[Data]) -> ContrastiveModel:
-    """A model of this row and seed; an untrained one has the loss of InfoNCE."""
-    torch.manual_seed(config["seed"])
-    encoder = GIN(graphs[0].num_node_features)
-    options = SETTING | {"row": INFO_NCE, "epochs": 0}
-    config = options | config if config["row"] != UNTRAINED else options
-    loader = DataLoader(graphs, config["batch_size"], shuffle=True)
-    model = build(config, encoder, len(loader))
-    for _ in train(model, loader, config):
-        pass
-    return model
-
-
 def run(config: dict[str, Any]) -> results.Run:
     """Train with these options, and measure the embeddings of both halves."""
     started = time.perf_counter()
@@ -118,9 +87,9 @@ def measured(embeddings: np.ndarray, labels: np.ndarray, seed: int) -> dict[str,
     clusters = kmeans.fit_predict(normalize(embeddings))
     probe = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000))
     values = {
-        "labels_1": few_labels(embeddings, labels, 1, seed, DRAWS),
-        "labels_1_scaled": few_labels(scale(embeddings.astype(float)), labels, 1, seed, DRAWS),
-        "labels_5": few_labels(embeddings, labels, 5, seed, DRAWS),
+        "labels_1": few_labels(embeddings, labels, 1, seed),
+        "labels_1_scaled": few_labels(scale(embeddings.astype(float)), labels, 1, seed),
+        "labels_5": few_labels(embeddings, labels, 5, seed),
         "nmi": 100 * float(normalized_mutual_info_score(labels, clusters)),
         "all": 100 * float(cross_val_score(probe, embeddings, labels, cv=5).mean()),
     }
@@ -131,11 +100,7 @@ def means(
     runs: Iterable[results.Run], options: dict[str, Any], half: str, name: str
 ) -> dict[int, float]:
     """A measure by seed, of the runs with these options."""
-    return {
-        run["config"]["seed"]: run[half][name]
-        for run in runs
-        if {k: v for k, v in run["config"].items() if k != "seed"} == options
-    }
+    return {seed: run[half][name] for seed, run in results.matching(runs, options).items()}
 
 
 def chosen(runs: Iterable[results.Run]) -> Settings:
@@ -166,11 +131,7 @@ def jobs(options: Iterable[dict[str, Any]], seeds: Iterable[int]) -> list[tuple[
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        "python -m experiments.digits.study",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of("digits.study", __doc__)
     parser.add_argument("--workers", type=count, default=2, help="runs at a time, one thread each")
     parser.add_argument("--output", type=Path, default=Path("runs/digits.jsonl"))
     args = parser.parse_args()
@@ -183,7 +144,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except ValueError as error:
-        sys.exit(f"experiments.digits.study: {error}")
+    program("digits.study", main)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.common import results
-from experiments.common.arguments import at_least, count, positive
+from experiments.common.arguments import at_least, count, parser_of, positive
 
 from .data import SETS, load, raw_folder
 from .report import table
@@ -22,11 +22,7 @@ from .train import LOSSES, SETTING, UNTRAINED, run
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        "python -m experiments.nodes",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of("nodes", __doc__)
     add = parser.add_argument
     add("--dataset", required=True, nargs="+", choices=SETS, help="sets of PyG")
     add("--root", type=Path, help="folder of NAME/ or NAME/raw/; without it, NAME is downloaded")

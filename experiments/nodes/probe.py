@@ -30,7 +30,8 @@ def measured(embeddings: np.ndarray, labels: np.ndarray, seed: int) -> dict[str,
 def few_labels(z: np.ndarray, labels: np.ndarray, each: int, seed: int) -> float:
     """Accuracy of the nearest class mean by cosine, with ``each`` labelled nodes of every class.
 
-    Labels are 0 to C - 1. The draws of labelled nodes depend on the seed alone.
+    Labels are 0 to C - 1. The draws of labelled nodes depend on the seed alone; they are those of
+    the record, and `experiments.common.probes` has others.
     """
     random, accuracies = np.random.default_rng(seed), []
     members = [np.flatnonzero(labels == label) for label in range(labels.max() + 1)]

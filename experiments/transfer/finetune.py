@@ -7,7 +7,6 @@ The seeds are those of fine-tuning. Finished runs are appended to --output, one 
 are not run again.
 """
 
-import sys
 import time
 from pathlib import Path
 
@@ -18,10 +17,10 @@ from torch import nn
 from torch_geometric.loader import DataLoader
 
 from experiments.common import results
-from experiments.common.arguments import count, fraction, positive
+from experiments.common.arguments import count, fraction, positive, program
 from experiments.common.tables import difference, markdown, spread
 
-from .inputs import Encoder, complete, origin, parser_of
+from .inputs import Encoder, comparison_parser, complete, origin
 from .model import NONE, WIDTH, encoder_of, outputs
 from .molecules import Source, labelled
 from .ranking import roc_auc
@@ -68,7 +67,7 @@ def train_epoch(model: nn.Module, loader: DataLoader, optimizer: torch.optim.Opt
 
 
 def main() -> None:
-    parser = parser_of("finetune", __doc__)
+    parser = comparison_parser("finetune", __doc__)
     add = parser.add_argument
     add("--seeds", type=count, default=3)
     add("--epochs", type=count, default=20)
@@ -96,7 +95,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except ValueError as error:
-        sys.exit(f"experiments.transfer.finetune: {error}")
+    program("transfer.finetune", main)

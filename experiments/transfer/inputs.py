@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from experiments.common import results
-from experiments.common.arguments import checked, count, device, file
+from experiments.common.arguments import checked, count, device, file, parser_of
 
 from .model import checkpoint
 from .molecules import Source, labelled
@@ -31,12 +31,8 @@ class Encoder(NamedTuple):
     seed: int
 
 
-def parser_of(program: str, description: str | None) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        f"python -m experiments.transfer.{program}",
-        description=description,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def comparison_parser(program: str, description: str | None) -> argparse.ArgumentParser:
+    parser = parser_of(f"transfer.{program}", description)
     add = parser.add_argument
     add("--csv", type=file, nargs="+", required=True, help="tables of molecules and labels")
     add("--smiles-column", help="default: smiles or mol")

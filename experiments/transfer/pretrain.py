@@ -8,7 +8,6 @@ written beside the file, as one JSON line.
 
 import argparse
 import json
-import sys
 import time
 from pathlib import Path
 
@@ -19,18 +18,23 @@ from torch_geometric.loader import DataLoader
 from tqdm import tqdm
 
 from experiments.common import results
-from experiments.common.arguments import at_least, count, device, file, fraction, positive
+from experiments.common.arguments import (
+    at_least,
+    count,
+    device,
+    file,
+    fraction,
+    parser_of,
+    positive,
+    program,
+)
 
 from .model import PGCL, ROWS, MoleculeGIN, checkpoint, pretraining
 from .molecules import digest, graphs_of, smiles_of
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        "python -m experiments.transfer.pretrain",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of("transfer.pretrain", __doc__)
     add = parser.add_argument
     add("--smiles", type=file, required=True, help="text or .csv of SMILES, may be gzipped")
     add("--smiles-column", help="of a table (default: smiles or mol)")
@@ -106,7 +110,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except ValueError as error:
-        sys.exit(f"experiments.transfer.pretrain: {error}")
+    program("transfer.pretrain", main)

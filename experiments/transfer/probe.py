@@ -7,7 +7,6 @@ The seeds are those of pre-training. Finished runs are appended to --output, one
 are not run again.
 """
 
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -19,10 +18,10 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import scale
 
 from experiments.common import results
-from experiments.common.arguments import count
+from experiments.common.arguments import count, program
 from experiments.common.tables import markdown, spread
 
-from .inputs import Encoder, complete, origin, parser_of
+from .inputs import Encoder, comparison_parser, complete, origin
 from .model import NONE, WIDTH, encoder_of, outputs
 from .molecules import Source, labelled
 from .ranking import has_both, roc_auc
@@ -118,7 +117,7 @@ def score(probes: list[LogisticRegression], z: np.ndarray, labels: np.ndarray) -
 
 
 def main() -> None:
-    parser = parser_of("probe", __doc__)
+    parser = comparison_parser("probe", __doc__)
     parser.add_argument("--seeds", type=count, default=3, help="of new encoders ('none')")
     args = parser.parse_args()
     encoders = []
@@ -140,7 +139,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except ValueError as error:
-        sys.exit(f"experiments.transfer.probe: {error}")
+    program("transfer.probe", main)

@@ -8,12 +8,12 @@ experiments.report` fills the pages from the records beside this file.
 """
 
 import argparse
-import sys
+import functools
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from experiments.common import results
-from experiments.common.arguments import count
+from experiments.common.arguments import count, parser_of, program
 
 from . import protocol, study, train
 from .data import fetch
@@ -22,11 +22,7 @@ PARTS = ("table1", "table3", "figures", "protocol")
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        "python -m experiments.unsupervised",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of("unsupervised", __doc__)
     add = parser.add_argument
     add("parts", nargs="+", choices=PARTS, metavar="PART", help=", ".join(PARTS))
     sets = (*study.SMALL, *study.LARGE)
@@ -41,17 +37,14 @@ def parse() -> argparse.Namespace:
 
 def main() -> None:
     args = parse()
-    sets = {name: fetch(name, args.root, args.cache) for name in args.datasets}
+    fetched = functools.cache(lambda name: fetch(name, args.root, args.cache))
 
     def complete(
         record: str, run: Callable[..., results.Run], configs: Iterable[results.Config]
     ) -> Iterable[results.Run]:
         jobs = []
         for config in configs:
-            name = config["dataset"]
-            if name not in sets:
-                sets[name] = fetch(name, args.root, args.cache)
-            file, digest = sets[name]
+            file, digest = fetched(config["dataset"])
             jobs.append((config | {"data": digest}, file))
         output = args.output / study.RECORDS[record].name
         return results.complete(output, jobs, run, args.workers).values()
@@ -71,7 +64,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except ValueError as error:
-        sys.exit(f"experiments.unsupervised: {error}")
+    program("unsupervised", main)

@@ -1,21 +1,23 @@
 """Tables I and III, Figures 4 and 5, from the records beside this file."""
 
+import itertools
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from experiments.common.graphs import ABLATION, GRAPH_CL, INFO_NCE, PGCL, UNTRAINED
-from experiments.common.results import Run, read
+from experiments.common.graphs import ABLATION, GRAPH_CL, INFO_NCE, PGCL, SETTING, UNTRAINED
+from experiments.common.pictures import curves
+from experiments.common.results import Run, matching, read
 from experiments.common.tables import REPRODUCE, RESULTS, difference, markdown, spread
 
 from . import study
 from .evaluate import MEASURES
-from .study import config_of, matching
+from .study import config_of
 
+PAPER_WEIGHT = SETTING["consistency_weight"]
 SETS = (*study.SMALL, *study.LARGE)
 # The paper's Table I: GraphCL, PGCL.
 PAPER = {
@@ -85,24 +87,13 @@ def temperatures(best: AtItsBest) -> str:
     return markdown(["temperature", *study.SMALL, "the three large sets"], lines)
 
 
-def differences(best: AtItsBest) -> str:
-    """By all measures."""
+def differences(best: AtItsBest, pairs: Iterable[tuple[str, str]]) -> str:
+    """Of pairs of rows, by all measures."""
     lines = []
-    for (one, other), (measure, label) in (
-        (pair, of) for pair in ((PGCL, INFO_NCE), (INFO_NCE, UNTRAINED)) for of in MEASURES.items()
-    ):
+    for (one, other), (measure, label) in itertools.product(pairs, MEASURES.items()):
         both = ([best.of(name, row, measure) for row in (one, other)] for name in SETS)
         lines.append([f"{one} minus {other}, {label}", *(difference(*pair) for pair in both)])
     return markdown(["points of accuracy", *SETS], lines)
-
-
-def graph_cl(best: AtItsBest) -> str:
-    """GraphCL's own loss, by all measures."""
-    lines = []
-    for measure, label in MEASURES.items():
-        both = ([best.of(name, row, measure) for row in (GRAPH_CL, INFO_NCE)] for name in SETS)
-        lines.append([label, *(difference(*pair) for pair in both)])
-    return markdown(["GraphCL's own loss minus InfoNCE", *SETS], lines)
 
 
 def table_3(runs: Collection[Run]) -> str:
@@ -120,36 +111,30 @@ def table_3(runs: Collection[Run]) -> str:
 
 def protocol(runs: Collection[Run]) -> str:
     """The paper, its code and ours, by the protocol of that code."""
-    lines = []
     ours: dict[tuple[str, str, float], list[Run]] = {}
     for run in runs:
         config = run["config"]
-        weight = config.get("consistency_weight", 6.0)
-        ours.setdefault((config["dataset"], config["row"], weight), []).append(run)
-    for name, published in PUBLISHED_CODE.items():
-        fresh = {
-            key: {run["config"]["seed"]: float(np.mean(run["fresh"])) for run in of_row}
-            for key, of_row in ours.items()
-        }
-        base = fresh[name, INFO_NCE, 6.0]
-        rows = ((UNTRAINED, 6.0), (INFO_NCE, 6.0), (PGCL, 6.0), (PGCL, 0.6))
-        for row, weight in rows:
-            of_row = ours.get((name, row, weight), [])
-            if not of_row:
-                continue
-            paper = dict(zip((INFO_NCE, PGCL), PAPER[name], strict=True)).get(row, "")
-            its = published[row] if weight == 6.0 else ("", "")
-            scores = [run["accuracy"] for run in of_row]
-            lines.append(
-                [
-                    *(name, row if weight == 6.0 else f"{row}, lambda={weight:g}", len(of_row)),
-                    *(paper if weight == 6.0 else "", its[0]),
-                    spread(max(score.values()) for score in scores),
-                    *(its[1], spread(score[max(score, key=int)] for score in scores)),
-                    spread(fresh[name, row, weight].values()),
-                    difference(fresh[name, row, weight], base),
-                ]
-            )
+        key = config["dataset"], config["row"], config.get("consistency_weight", PAPER_WEIGHT)
+        ours.setdefault(key, []).append(run)
+    fresh = {
+        key: {run["config"]["seed"]: float(np.mean(run["fresh"])) for run in of_row}
+        for key, of_row in ours.items()
+    }
+    lines = []
+    for name, (row, weight) in itertools.product(PUBLISHED_CODE, study.PROTOCOL_ROWS):
+        key = name, row, weight
+        if key not in ours:
+            continue
+        label, paper, its_best, its_last = f"{row}, lambda={weight:g}", "", "", ""
+        if weight == PAPER_WEIGHT:
+            label, (its_best, its_last) = row, PUBLISHED_CODE[name][row]
+            paper = dict(zip((INFO_NCE, PGCL), map(str, PAPER[name]), strict=True)).get(row, "")
+        scores = [run["accuracy"] for run in ours[key]]
+        best = spread(max(score.values()) for score in scores)
+        last = spread(score[max(score, key=int)] for score in scores)
+        delta = difference(fresh[key], fresh[name, INFO_NCE, PAPER_WEIGHT])
+        cells = [its_best, best, its_last, last, spread(fresh[key].values()), delta]
+        lines.append([name, label, len(scores), paper, *cells])
     head = ["set", "loss", "seeds", "paper (GraphCL, PGCL)", "best of 20 epochs, its code", "here"]
     head += ["last epoch, its code", "here", "best epoch on fresh folds", "minus InfoNCE"]
     return markdown(head, lines)
@@ -163,11 +148,11 @@ def pages() -> dict[Path, dict[str, str]]:
         REPRODUCE: {
             "table 1": table_1(best),
             "temperatures": temperatures(best),
-            "graphcl": graph_cl(best),
+            "graphcl": differences(best, [(GRAPH_CL, INFO_NCE)]),
             "protocol": protocol(paper),
             "table 3": table_3(runs),
         },
-        RESULTS: {"graphs": differences(best)},
+        RESULTS: {"graphs": differences(best, [(PGCL, INFO_NCE), (INFO_NCE, UNTRAINED)])},
     }
 
 
@@ -179,19 +164,13 @@ def draw() -> Figure:
     labels = {"num_prototypes": "prototypes K (Figure 4)", "batch_size": "batch size N (Figure 5)"}
     for name, axes_of in zip(study.CURVES, panels, strict=True):
         for (option, ticks), axes in zip(study.OPTIONS.items(), axes_of, strict=True):
-            for row in (INFO_NCE, PGCL):
-                curve(axes, row, [values(runs, name, "svm", row, **{option: t}) for t in ticks])
-            axes.set_xticks(range(len(ticks)), ticks)
+            seeds = {
+                row: [values(runs, name, "svm", row, **{option: t}).values() for t in ticks]
+                for row in (INFO_NCE, PGCL)
+            }
+            curves(axes, ticks, seeds)
             axes.set(xlabel=labels[option], title=name)
-            axes.spines[["top", "right"]].set_visible(False)
         axes_of[0].set_ylabel("accuracy, %")
     handles = panels[0, 0].get_legend_handles_labels()
     figure.legend(*handles, loc="outside lower center", ncols=2, frameon=False)
     return figure
-
-
-def curve(axes: Axes, label: str, seeds: list[Seeds]) -> None:
-    several = [list(of_value.values()) for of_value in seeds]
-    means = [np.mean(of_value) for of_value in several]
-    deviations = [np.std(of_value, ddof=1) for of_value in several]
-    axes.errorbar(range(len(seeds)), means, deviations, fmt="o-", capsize=3, label=label)

@@ -7,11 +7,19 @@ from typing import Any
 
 import numpy as np
 
-from experiments.common.graphs import ABLATION, GRAPH_CL, INFO_NCE, PGCL, UNTRAINED, options_of
-from experiments.common.results import Config, Run
+from experiments.common.graphs import (
+    ABLATION,
+    GRAPH_CL,
+    INFO_NCE,
+    PGCL,
+    SETTING,
+    UNTRAINED,
+    options_of,
+)
+from experiments.common.results import Config, Run, matching
 
 from .evaluate import MEASURES
-from .train import SETTING, SHORTER
+from .train import SHORTER
 
 SMALL, LARGE = ("MUTAG", "PTC_MR", "PROTEINS"), ("NCI1", "COLLAB", "REDDIT-BINARY")
 TEMPERATURES = (0.2, 0.5, 1.0, 2.0)
@@ -19,6 +27,7 @@ CHOOSING = (100, 101)  # seeds that choose temperatures
 LOSSES = (INFO_NCE, GRAPH_CL, PGCL)
 CURVES = ("PTC_MR", "PROTEINS")  # sets of figures 4 and 5
 OPTIONS = {"num_prototypes": (6, 10, 20, 40, 80), "batch_size": (32, 64, 128, 256, 512)}
+PROTOCOL_ROWS = ((UNTRAINED, 6.0), (INFO_NCE, 6.0), (PGCL, 6.0), (PGCL, 0.6))  # with lambda
 PUBLISHED_CODE = {"freeze_epochs": 0, "drop": 0.1, "perturb": 0.0}  # its other options
 RECORDS = {name: Path(__file__).parent / f"{name}.jsonl" for name in ("results", "paper")}
 
@@ -67,21 +76,10 @@ def figures(datasets: Iterable[str]) -> Iterator[Config]:
 
 def protocol(datasets: Iterable[str]) -> Iterator[Config]:
     """The published code's protocol; lambda=0.6 is the paper's other unit."""
-    rows = ((UNTRAINED, 6.0), (INFO_NCE, 6.0), (PGCL, 6.0), (PGCL, 0.6))
     for name in [name for name in SMALL if name in datasets]:
-        for seed, (row, weight) in itertools.product(range(5), rows):
+        for seed, (row, weight) in itertools.product(range(5), PROTOCOL_ROWS):
             config = config_of(name, row, seed, consistency_weight=weight, **PUBLISHED_CODE)
             yield config | {"protocol": "paper", "epochs": SETTING["epochs"]}
-
-
-def matching(runs: Iterable[Run], config: Config) -> dict[int, Run]:
-    """Seed -> run of this configuration, whatever its own seed and the digests."""
-    named = {name: value for name, value in config.items() if name != "seed"}
-    return {
-        run["config"]["seed"]: run
-        for run in runs
-        if {k: v for k, v in run["config"].items() if k not in ("seed", "data")} == named
-    }
 
 
 def temperatures(runs: Iterable[Run], datasets: Iterable[str]) -> Temperatures:

@@ -21,7 +21,7 @@ from experiments.digits import __main__ as digits_main
 from experiments.digits import study as digits
 from experiments.digits.data import graphs_of_digits, halves
 from experiments.unsupervised import __main__ as program
-from experiments.unsupervised import data, protocol, study, train
+from experiments.unsupervised import data, protocol, study
 from experiments.unsupervised.evaluate import PENALTIES
 
 ROWS = (graphs.INFO_NCE, graphs.GRAPH_CL, *graphs.ABLATION)
@@ -133,7 +133,7 @@ def test_the_main_job_trains_and_draws(tmp_path, monkeypatch, capsys):
 def test_the_program_chooses_temperatures_and_goes_on_where_it_stopped(tmp_path, monkeypatch):
     threads_for_processes(monkeypatch, results)
     monkeypatch.setattr(study, "SMALL", ("MUTAG",))
-    monkeypatch.setattr(study, "SETTING", train.SETTING | {"epochs": 1})
+    monkeypatch.setattr(study, "SETTING", graphs.SETTING | {"epochs": 1})
     write_tu_set(tmp_path / "MUTAG", "MUTAG", [0, 1] * 10)
     given = [f"--root={tmp_path}", f"--cache={tmp_path / 'c'}", f"--output={tmp_path / 'runs'}"]
     given += ["--datasets=MUTAG", "--workers=1"]
