@@ -130,6 +130,9 @@ if __name__ == "__main__":
     parser.add_argument("--steps", type=int, default=16, help=f"batches of {BATCH} in an epoch")
     parser.add_argument("--output", type=Path, help="new file for the state_dict")
     args = parser.parse_args()
+    for name in ("epochs", "steps"):
+        if getattr(args, name) < 1:
+            parser.error(f"--{name} must be 1 or more, but it is {getattr(args, name)}")
     if args.output and (args.output.exists() or not args.output.parent.is_dir()):
         parser.error(f"--output must be a new file in an existing folder, but it is {args.output}")
     main(args)

@@ -29,6 +29,8 @@ parser.add_argument("--seed", type=int, default=0)
 args = parser.parse_args()
 
 CLASSES, FEATURES, DIM, LABELLED = 10, 32, 32, 2000
+if args.nodes <= LABELLED:
+    parser.error(f"--nodes must be above {LABELLED}, the labelled ones, but it is {args.nodes}")
 device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 

@@ -71,6 +71,17 @@ def test_tu_graphs(tmp_path, loss):
     )
 
 
+@pytest.mark.parametrize(
+    ("script", "given"),
+    [("distributed", "--steps=0"), ("node_level", "--nodes=2000"), ("tu_graphs", "--epochs=0")],
+)
+def test_an_option_out_of_range_is_an_error(script, given):
+    name, _, value = given.partition("=")
+    assert re.search(
+        rf"{name} must be .*, but it is {value}$", error_of(f"examples/{script}.py", given)
+    )
+
+
 @pytest.mark.parametrize("script", ["tu_graphs", "distributed"])
 def test_a_file_stays(script, tmp_path):
     output = tmp_path / "encoder.pt"
