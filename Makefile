@@ -36,5 +36,7 @@ ci:  # everything, from nothing, as continuous integration does it
 
 benchmarks:
 	$(BIN)/python -m benchmarks.run
+	$(BIN)/python -m benchmarks.grace
+	$(BIN)/python -m benchmarks.libraries
 	$(BIN)/python -m benchmarks.tables
 	$(BIN)/python -m benchmarks.plot

@@ -1,5 +1,1 @@
 """Molecules: pre-train an encoder without labels, then fine-tune or probe it on properties."""
-
-from .. import need
-
-need("molecules", "rdkit")
