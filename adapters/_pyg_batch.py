@@ -1,4 +1,4 @@
-"""How a PyG batch is put together, and how it stays valid when nodes leave it or edges change.
+"""How a PyG batch is put together, and how it stays valid when nodes leave it.
 
 Shapes: G graphs, V nodes and E edges in a batch.
 """
@@ -87,29 +87,6 @@ def keep_nodes(data: Any, mask: Tensor, ptr: Tensor) -> Any:
             key: ends.get(levels.get(key, "graph"), old) for key, old in data._slice_dict.items()
         }
         data._inc_dict = {**data._inc_dict, "edge_index": ends["node"][:-1]}
-    return data
-
-
-def edge_attributes(data: Any, ptr: Tensor) -> list[str]:
-    """What the edges carry, by name."""
-    levels, _ = _levels(data, ptr)
-    return [key for key, level in levels.items() if level == "edge" and key != "edge_index"]
-
-
-def replace_edges(
-    data: Any, edge_index: Tensor, graph: Tensor, num_graphs: int, carried: dict[str, Tensor]
-) -> Any:
-    """Other edges and what they carry, each graph's edges together as PyG has them in a batch."""
-    owner = graph[edge_index[0]]  # [E]
-    order = owner.argsort(stable=True)
-    carried = {"edge_index": edge_index.T, **carried}
-    for key, value in carried.items():
-        data[key] = value[order]
-    data.edge_index = data.edge_index.T.contiguous()
-    if hasattr(data, "_slice_dict"):
-        end = cumsum(owner.bincount(minlength=num_graphs)).cpu()
-        data._slice_dict = {**data._slice_dict, **dict.fromkeys(carried, end)}
-        data._inc_dict = {"edge_weight": torch.zeros(num_graphs).long(), **data._inc_dict}
     return data
 
 

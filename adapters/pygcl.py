@@ -1,4 +1,4 @@
-"""Our losses for PyGCL's contrast models; PyGCL's augmentors for the adapter of PyG::
+"""Our losses for PyGCL's contrast models::
 
     from pgcl_losses.adapters.pygcl import PGCLContrastLoss
 
@@ -9,15 +9,8 @@ The optimizer needs both lists of parameters; PyGCL's own examples give it only 
 InfoNCE has no prototypes, and nothing to optimize unless its temperature is a parameter::
 
     contrast_model = DualBranchContrast(InfoNCEContrastLoss(temperature=0.2), mode="G2L")
-
-With PyGCL's augmentors::
-
-    from pgcl_losses.adapters.pygcl import AsTransform
-
-    model = pyg.ContrastiveModel(encoder, AsTransform(NodeDropping(pn=0.1)), NodeDrop(0.1), loss)
 """
 
-import copy
 import importlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Concatenate, NamedTuple, ParamSpec
@@ -33,7 +26,7 @@ from pgcl_losses.distributed import count_ranks
 from pgcl_losses.info_nce import InfoNCE
 from pgcl_losses.pgcl import PGCLLoss
 
-__all__ = ["AsTransform", "InfoNCEContrastLoss", "PGCLContrastLoss"]
+__all__ = ["InfoNCEContrastLoss", "PGCLContrastLoss"]
 
 NOT_THE_USER.add("GCL")  # its contrast models call the loss
 
@@ -295,76 +288,6 @@ class InfoNCEContrastLoss(_ContrastLoss):
             count = of_all[-1]
         # Not views of one tensor: a user may change a loss in place.
         return [total / count.clamp(min=1) for total in sums]
-
-
-class AsTransform:
-    """An augmentor of PyGCL as a transform of PyG: ``Batch`` in, ``Batch`` out.
-
-    PyGCL's augmentors keep all nodes. It is an error if one does not, or if it joins graphs by an
-    edge, as ``EdgeAdding`` does. ``NodeShuffling`` moves features of nodes to other graphs of the
-    batch. Several augmentors fail on a batch without edges.
-
-    An augmentor carries one weight per edge: ``edge_weight``, or the only attribute that the edges
-    have, under any name. If there is none and the augmentor makes one, it becomes ``edge_weight``.
-
-    Args:
-        augmentor: what maps ``(x, edge_index, edge_weight)`` to the same three, such as
-            ``GCL.augmentors.Compose([...])``.
-    """
-
-    def __init__(self, augmentor: Callable[..., tuple[Tensor, Tensor, Tensor | None]]) -> None:
-        if not callable(augmentor):
-            raise TypeError(
-                f"augmentor must be an augmentor of PyGCL, but got {augmentor!r}; for no "
-                "augmentation give the model torch.nn.Identity() instead of AsTransform"
-            )
-        if _remembers(augmentor):
-            raise ValueError(
-                "augmentor would return its first batch for every other one, from its cache: make "
-                "it with use_cache=False"
-            )
-        self.augmentor = augmentor
-
-    def __call__(self, data: Any) -> Any:
-        from ._pyg_batch import edge_attributes, replace_edges, structure
-
-        data = copy.copy(data)
-        ptr, graph = structure(data)
-        names = edge_attributes(data, ptr)
-        name = names[0] if len(names) == 1 else "edge_weight"
-        x, edge_index, weight = self.augmentor(data.x, data.edge_index, data.get(name))
-        if x is not None:
-            if len(x) != len(graph):
-                raise ValueError(
-                    f"augmentor made {len(x)} nodes of {len(graph)}: it must keep them all, since "
-                    "it does not say to which graph other nodes belong"
-                )
-            data.x = x
-        carried = {} if weight is None else {name: weight}
-        if edge_index is not data.edge_index and set(names) - carried.keys():
-            raise ValueError(
-                f"augmentor changes the edges and takes {', '.join(carried) or 'nothing'} along, "
-                f"but they have {', '.join(names)}: delete the others"
-            )
-        if (graph[edge_index[0]] != graph[edge_index[1]]).any():
-            raise ValueError(
-                "augmentor joined graphs of the batch by an edge; EdgePerturb of the adapter of "
-                "PyG adds edges inside of graphs"
-            )
-        if weight is not None and len(weight) != edge_index.shape[1]:
-            raise ValueError(
-                f"augmentor made {edge_index.shape[1]} edges but {len(weight)} values of {name}"
-            )
-        return replace_edges(data, edge_index, graph, len(ptr) - 1, carried)
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({type(self.augmentor).__name__})"
-
-
-def _remembers(augmentor: Any) -> bool:
-    """Whether it, or one that it is made of, has a cache, which is for a single graph."""
-    inner = getattr(augmentor, "augmentors", [])
-    return getattr(augmentor, "use_cache", False) or any(_remembers(each) for each in inner)
 
 
 def _import_losses() -> Any:

@@ -1,4 +1,4 @@
-"""Input checks: each says which argument is wrong, what came and what was expected."""
+"""Input checks: each error names the argument, its value and the expected values."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -46,7 +46,7 @@ debias = partial(number, expected="a number from 0 to 0.999", highest=0.999)
 
 
 def temperature(name: str, value: Any) -> float | Tensor:
-    """A number, or a tensor of one, whose value is looked at later."""
+    """A number, or a tensor of one, whose value is checked later."""
     if not isinstance(value, Tensor):
         return scale(name, value)
     if value.dim() != 0:
@@ -281,8 +281,8 @@ def clusters(
     if len(value) != len(z):
         raise ValueError(f"{name} has length {len(value)} but {z_name} has {len(z)}: {rule}")
     device(name, value, z_name, z)
-    # Looking at values makes a GPU wait and breaks a compiled graph; both of these report an index
-    # out of range by themselves.
+    # Reading values synchronises a GPU and breaks a compiled graph; both report an index out of
+    # range by themselves.
     if len(value) == 0 or value.device.type != "cpu" or torch.compiler.is_compiling():
         return
     for num_prototypes, of_head in zip(heads, value.view(len(value), -1).unbind(1), strict=False):

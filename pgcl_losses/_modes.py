@@ -1,4 +1,4 @@
-"""How this code is being run: eagerly or traced, captured or not, on numbers that can be read."""
+"""How this code runs: eagerly, traced or captured, and whether Python may read values."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -32,7 +32,7 @@ def is_eager(values: Tensor) -> bool:
 
 
 def can_be_read(values: Tensor) -> bool:
-    """Whether Python may read numbers at once: with no device to wait for."""
+    """Whether Python may read values without synchronising a device."""
     return values.device.type == "cpu" and is_eager(values)
 
 

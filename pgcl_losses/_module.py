@@ -1,4 +1,4 @@
-"""What all modules have in common: options that may change, and processes that agree."""
+"""The base of all modules: checked options, and agreement between processes."""
 
 import difflib
 import inspect
@@ -47,7 +47,7 @@ class LossModule(nn.Module):
     """
 
     options: ClassVar[dict[str, Check]] = {}  # in the order of the constructor
-    fixed: ClassVar[frozenset[str]] = frozenset()  # those that stay as they were made
+    fixed: ClassVar[frozenset[str]] = frozenset()  # those that cannot change
     shared: ClassVar[dict[str, Check]] = {
         "gather": _checks.flag,
         "process_group": _checks.process_group,
@@ -96,7 +96,7 @@ class LossModule(nn.Module):
 
     @classmethod
     def of_options(cls: type[Self], given: Mapping[str, Any]) -> Self:
-        """A module made of those values that are its options."""
+        """A module with those values that are its options."""
         return cls(**{name: given[name] for name in cls.options})
 
     def _assign_options(self, given: Mapping[str, Any]) -> None:
@@ -155,7 +155,7 @@ class LossModule(nn.Module):
                 facts[name] = value
         except Exception as error:  # whatever it is: the other processes must not wait for this one
             problem = error
-        # NCCL sends nothing from a CPU, where half of a wrong input may be.
+        # NCCL needs a GPU, and part of a wrong input may be on a CPU.
         given = [*self.parameters(), *sets]
         devices = [value.device for value in given if isinstance(value, Tensor)]
         device = max(devices or [torch.device("cpu")], key=lambda device: device.type != "cpu")
@@ -174,13 +174,13 @@ class LossModule(nn.Module):
         return self.gather and count_ranks(self.process_group) > 1
 
     def traceable(self, function: Function, sets: Sequence[Any] = ()) -> Function:
-        """The function; outside of a compiled graph, if it exchanges data or no graph can hold it.
+        """The function, untraced if processes exchange data or if its engine cannot be traced.
 
         ``sets``: the embeddings ``[N, D]`` of a loss that has an engine.
         """
         if not torch.compiler.is_compiling():
             return function
-        if self.is_distributed():  # traced anew for each number of embeddings in each process
+        if self.is_distributed():  # retraced for each number of embeddings in each process
             return untraced(function, "collectives must not be traced")
         if len(sets) > 0 and all(isinstance(z, Tensor) for z in sets):
             num = sum(len(z) for z in sets) + getattr(self, "memory_size", 0)
@@ -203,7 +203,7 @@ def check_arguments(owner: str, function: Any, given: Mapping[str, Any], args: A
 
 
 def _hint(name: str, names: Sequence[str], is_wrong: bool) -> str:
-    """What a name that is not among these was meant to be; empty if it may be the caller's own."""
+    """A hint for a name that is not among these; empty if it may be the caller's own."""
     if name in names:
         return ""
     meant = [right for right, others in _OTHER_NAMES.items() if name in others.split()]

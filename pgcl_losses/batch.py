@@ -1,4 +1,4 @@
-"""What the modules of the loss pass to each other: one batch, of one process or of many."""
+"""The batch that the modules of a loss pass to each other."""
 
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
@@ -34,7 +34,7 @@ class Related(NamedTuple):
 
 
 class Assignment(NamedTuple):
-    """How the samples of one view belong to the prototypes.
+    """The assignment of the samples of one view to the prototypes.
 
     The columns of several heads lie side by side: ``targets.split(heads, dim=1)`` gives those of
     each head. In each head rows sum to 1, and clusters are numbered from 0. An assignment without
@@ -42,7 +42,7 @@ class Assignment(NamedTuple):
     """
 
     log_probs: Tensor  # [N, K] log p, the prediction, with gradient
-    targets: Tensor  # [N, K] q, the balanced assignment, without
+    targets: Tensor  # [N, K] q, the balanced assignment, no gradient
     clusters: Tensor  # [N] argmax_k q; [N, H] with several heads
     heads: tuple[int, ...] = ()  # how many prototypes each head has
     ranking: Tensor | None = None  # [N, K] orders clusters as q does, without underflow
@@ -67,7 +67,7 @@ class Batch(NamedTuple):
     present: Tensor | None = None  # [M + B] bool, False for empty slots of a memory; None: all
     prototypes: Tensor | None = None  # [K, D] of unit length, one head after the other
     log_probs: Tensor | None = None  # [M, K] log p, the prediction, with gradient
-    targets: Tensor | None = None  # [M + B, K] q, the balanced assignment, without
+    targets: Tensor | None = None  # [M + B, K] q, the balanced assignment, no gradient
     clusters: Tensor | None = None  # [M + B, H] numbered from 0 in each head
     heads: tuple[int, ...] = ()  # how many of the K prototypes each head has
     ranking: Tensor | None = None  # [M + B, K] orders clusters as q does, without underflow
@@ -80,7 +80,7 @@ class Batch(NamedTuple):
         return of_all.view(len(self.processes.counts), -1, *of_all.shape[1:])
 
     def assignments(self) -> tuple[Assignment, ...]:
-        """Those of this process's samples, one for each view; none without prototypes."""
+        """Assignments of this process's samples, one per view; none without prototypes."""
         if self.log_probs is None or self.targets is None or self.clusters is None:
             return ()
         count, num_views = len(self.embeddings), len(self.processes.counts)
@@ -112,9 +112,9 @@ def batch_of(
     related: Related | None = None,
     past: tuple[Tensor, Tensor, Tensor] | None = None,
 ) -> Batch:
-    """The embeddings of all processes, in the precision that sets and others ask for.
+    """The embeddings of all processes, in float64 if a set or another tensor is.
 
-    ``past``: of a memory its embeddings ``[B, D]``, their items ``[B]`` and which are present.
+    ``past``: a memory's embeddings ``[B, D]``, items ``[B]`` and mask of filled slots ``[B]``.
     """
     items: Tensor | None = None
     related = related or Related()
@@ -141,7 +141,7 @@ def batch_of(
 
 
 def given_batch(given: Sequence[object], others: Sequence[object] = ()) -> Batch | None:
-    """The batch that a module is called with, if it is; a batch has everything in it."""
+    """The batch that a module is called with; None if it is called with tensors."""
     if not given or not isinstance(given[0], Batch):
         return None
     if len(given) > 1 or [value for value in others if value is not None]:
@@ -155,7 +155,7 @@ def check_assignments(
     prototypes: Any = None,
     may_be_empty: bool = False,
 ) -> None:
-    """Assignments of the same graphs to the same heads, with these fields."""
+    """Check that assignments are of the same graphs to the same heads."""
     for v, assignment in enumerate(assignments):
         if not isinstance(assignment, Assignment):
             kind = type(assignment).__name__

@@ -33,7 +33,7 @@ class ConsistencyLoss(LossModule):
     all ordered pairs of different views; with several heads, the mean over heads.
 
     Args:
-        reduction, gather, process_group: as in :class:`PGCLLoss`.
+        reduction, gather, process_group: as in :class:`InfoNCE`.
 
     Shape:
         - assignments: two or more, of ``[N, K]`` each

@@ -57,7 +57,7 @@ class PrototypeReweightedNCE(WeightedInfoNCE):
     loss 0. With several heads, the weight of a pair is the mean over heads.
 
     Args:
-        options: as in :class:`PGCLLoss`, by the same names.
+        options: as in :class:`PGCLLoss` and :class:`InfoNCE`, by the same names.
 
     Shape:
         - views: two or more, ``[N, D]`` each; row i of every view is graph i, with a norm of at
@@ -147,7 +147,7 @@ class PrototypeReweightedNCE(WeightedInfoNCE):
         return Gaussian(*cosine_moments(samples, batch.present))
 
     def _weights(self, batch: Batch) -> Table | Factors | None:
-        """M w of two clusters, 0 for what is no negative."""
+        """M w by the clusters of a pair, 0 for excluded pairs."""
         if not self._needs_clusters():
             return None
         heads, clusters, targets = batch.heads, batch.clusters, batch.targets

@@ -30,22 +30,22 @@ def diagnostics(
         Of the terms:
 
         - loss, contrast, consistency: averaged if they were not reduced
-        - mean_cosine: of two embeddings; near 1 the embeddings are collapsed
+        - mean_cosine: of two embeddings; near 1 if they are collapsed
 
         Of the assignments:
 
-        - consistency_ratio: the consistency divided by log K, that of uniform predictions. 1 says
-          that no prototype tells embeddings apart. nan with one view or one prototype.
+        - consistency_ratio: the consistency divided by log K. 1 if all predictions are uniform, nan
+          with one view or one prototype.
 
         Of each head:
 
         - largest_cluster: the fraction of samples in it
-        - entropy: of the cluster sizes, in nats; log K if all clusters have one size
-        - dead_prototypes: how many have no sample
-        - agreement: how often two views of a graph have the same cluster; 1/K if clusters are
-          chance, nan with one view
+        - entropy: of the cluster sizes, in nats; log K if all clusters have equal size
+        - dead_prototypes: number of prototypes without samples
+        - agreement: how often two views of a graph have the same cluster; about 1/K for random
+          clusters, nan with one view
         - masked_negatives: the fraction of negatives that ``exclude_same_cluster`` leaves out
-        - mean_weight: of M w over the negatives that remain, for ``weighting="prototype"``
+        - mean_weight: the mean of M w over the other negatives, for ``weighting="prototype"``
 
         The last two assume negatives from all views, hard clusters and no ``negative_ranks``. They
         are nan without negatives.

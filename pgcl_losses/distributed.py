@@ -1,12 +1,12 @@
-"""What the processes that hold a batch together exchange, and what they must agree on before.
+"""What processes that compute one loss exchange, and what they must agree on before.
 
 Every process gets the embeddings of all, computes its portion of the pairs, and adds its sums to
-those of the others. So all have the loss of the whole batch, and each calls backward on it. The
+those of the others. All have the loss of the whole batch, and each calls backward on it. The
 gradient of an embedding is then the sum over the losses of all processes. DistributedDataParallel
 takes the mean over them, which is the gradient of one loss.
 
-Processes that differ would wait for each other for ever: each compares what it is about to do with
-the others, and if they differ, all raise the same error.
+Processes that make different calls would deadlock. All compare calls and options first, and raise
+the same error if they differ.
 """
 
 import zlib
@@ -21,7 +21,7 @@ from torch.distributed import ProcessGroup
 
 
 class Processes(NamedTuple):
-    """The processes that hold a batch together, by their rank, or the only one."""
+    """The processes that hold one batch, by rank, or a single process."""
 
     counts: Sequence[Sequence[int]]  # of each set, how many embeddings each rank holds
     rank: int = 0
@@ -52,7 +52,7 @@ class Processes(NamedTuple):
         return gathered
 
     def own(self, of_all: Tensor) -> Tensor:
-        """What :meth:`gather` made ``of_all`` of."""
+        """The inverse of :meth:`gather`."""
         if self.num_ranks() == 1:
             return of_all
         parts = of_all.split_with_sizes([n for of_ranks in self.counts for n in of_ranks])
@@ -74,7 +74,7 @@ class Processes(NamedTuple):
         return _gathered(logs, self.group, "sums over pairs").logsumexp(0)
 
     def average_gradient(self, value: Tensor) -> Tensor:
-        """The same tensor, equal on all ranks: its gradient is the mean over ranks."""
+        """The same tensor, whose gradient becomes the mean over ranks."""
         if self.num_ranks() > 1 and value.requires_grad:
             value.register_hook(self._average)  # type: ignore[no-untyped-call]  # torch has no type there
         return value
@@ -107,9 +107,9 @@ def agreed_processes(
     device: torch.device,
     group: ProcessGroup | None,
 ) -> Processes:
-    """The processes of a group, with sets of one length each, if all of them want the same.
+    """The processes of a group, with sets of one length each, if all facts agree.
 
-    ``facts``: what this rank is about to do, its call, options and properties of its input.
+    ``facts``: call, options and properties of the input of this rank.
     ``problem``: an error that stops it. ``state``: tensors that must be the same on all ranks, or
     None if they are not compared this time.
     """

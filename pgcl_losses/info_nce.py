@@ -119,8 +119,14 @@ class InfoNCE(WeightedInfoNCE, LossWithMemory):
     - MoCo and GCC: ``negatives="memory", queries="first"``, with :meth:`remember`
 
     Args:
-        temperature, negatives, queries, decoupled, reduction, engine, gather, process_group: as in
-            :class:`PGCLLoss`.
+        temperature (float or Tensor): tau; smaller is sharper. A parameter of shape ``()`` gets a
+            gradient, and must stay above 0: its value is checked on a CPU alone.
+        negatives (str): ``"all"`` takes negatives from all views, ``"cross"`` from the other views
+            alone, both also from the memory; ``"memory"`` from the memory alone.
+        queries (str): ``"all"``: all embeddings are queries; ``"first"``: those of the first view
+            (or set), with all others as their positives and negatives.
+        decoupled (bool): leaves a query's positive out of the denominator; the loss may be
+            negative, and is 0 for a query without negatives.
         memory_size (int): how many embeddings of past batches are further negatives, see
             :meth:`remember`. With a memory, use activation checkpointing on the encoder alone.
         dim (int or None): embedding dimension, D; a memory needs it.
@@ -128,6 +134,18 @@ class InfoNCE(WeightedInfoNCE, LossWithMemory):
             :math:`e^{\beta s_{ij} / \tau}`, constant for the gradient and scaled to a mean of 1.
         debias (float): tau+ of Chuang et al. (2020), the probability that a negative is of the
             query's class. The sum over negatives is corrected by what such negatives add.
+        reduction (str): ``"mean"``, ``"sum"``, or ``"none"`` for one value per query, view 1 first.
+        engine (str): how the pairs are computed, with the same result. ``"blocks"``: in blocks, for
+            batches of any size, on any device. ``"dense"``: as one matrix, in one process;
+            differentiable any number of times, also by ``torch.func``, in forward mode and in
+            ``torch.compile(fullgraph=True)``. ``"flex"``: by FlexAttention, for CUDA, not with
+            ``soft_clusters``, ``negative_ranks`` or ``positives``. ``"auto"``: blocks on a CPU and
+            with several processes; else, and where torch.compile traces the loss, dense up to 8,192
+            embeddings and blocks beyond; dense under ``torch.func`` and in forward mode.
+        gather (bool): with several processes, whether they compute one loss: its value, and the
+            mean over processes of its gradients, are those of one process on the whole batch
+            (``reduction="none"`` gives each process the values of its own embeddings).
+        process_group (ProcessGroup or None): the processes of one loss; None is all.
 
     ``items`` say which embeddings are positives of each other: those of one item. There is one
     number for each embedding: ``items=(u, v)`` for two sets, which may differ in length, or one

@@ -11,15 +11,15 @@ from torch import Tensor
 from pgcl_losses._normalize import unit_vectors
 from pgcl_losses._warnings import warn
 
-_ROUNDS = 10  # Lloyd's; hardly an embedding changes its centre after them
+_ROUNDS = 10  # Lloyd's; few embeddings change their centre after them
 _SAME = 1e-11  # 1 - cosine of embeddings that float32 can hardly tell apart
 _CHUNK = 1 << 14  # embeddings at a time: memory holds no matrix of all of them and all centres
 
 
 def draw(num_centers: int, generator: torch.Generator | None = None) -> Tensor:
-    """Random numbers for the seeds of so many centres: a row for each, with one per candidate."""
+    """Random numbers of k-means++: a row for each centre, a column for each candidate."""
     shape = num_centers, 2 + int(math.log(num_centers))  # as many as in scikit-learn
-    return torch.rand(shape, generator=generator, device="cpu")  # another one may be the default
+    return torch.rand(shape, generator=generator, device="cpu")  # not on the default device
 
 
 def spherical_kmeans(embeddings: Tensor, initial: Tensor, draws: Tensor) -> Tensor:
@@ -44,11 +44,11 @@ def spherical_kmeans(embeddings: Tensor, initial: Tensor, draws: Tensor) -> Tens
 
 def _seeds(embeddings: Tensor, draws: Tensor) -> Tensor:
     """Greedy k-means++: of candidates drawn by squared distance to the nearest seed, the best."""
-    # The squared distance is 2 as far as can be; a vector of zeros has no direction.
+    # 1 - cosine is 2 at most; a vector of zeros has no direction.
     distances = 2 * (embeddings.square().sum(1) > 0).to(embeddings.dtype)
     seeds: list[Tensor] = []
     for draws_of_seed in draws.double():
-        running = distances.cpu().double().cumsum(0)  # a GPU's has other digits each time
+        running = distances.cpu().double().cumsum(0)  # a GPU's is nondeterministic
         if running[-1] == 0:
             break
         drawn = torch.searchsorted(running, draws_of_seed * running[-1], right=True)
@@ -71,7 +71,7 @@ def _moved(embeddings: Tensor, centers: Tensor) -> Tensor:
         sums = torch.zeros_like(centers)
         for chunk in torch.split(embeddings, _CHUNK):
             nearest = (chunk @ centers.T).argmax(1, keepdim=True)
-            # A product, as adding up by index gives a GPU other digits each time.
+            # A product, as index_add is nondeterministic on a GPU.
             sums += (nearest == numbers).to(chunk.dtype).T @ chunk
         lengths = torch.linalg.vector_norm(sums, dim=1, keepdim=True)
         centers = torch.where(lengths > 0, sums / lengths, centers)

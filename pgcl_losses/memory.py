@@ -47,7 +47,7 @@ class Memory(nn.Module):
         check.device(name, embeddings, "the memory", self.embeddings)
 
     def state(self) -> dict[str, Tensor]:
-        """What must be the same in all processes: of the embeddings a sample."""
+        """What must be the same in all processes: a sample of the embeddings."""
         sample = self.embeddings[:: 1 + len(self.embeddings) // 256]
         return {"memory": sample, "written": self.written, "by_hand": self.by_hand}
 
@@ -63,11 +63,11 @@ class Memory(nn.Module):
 
     @torch.no_grad()
     def follow(self, embeddings: Tensor, items: Tensor | None) -> None:
-        """Store those of a training forward, unless it is fed by hand."""
+        """Store those of a training forward, unless `remember` is in use."""
         self._store(embeddings, items, _is_finite(embeddings) & (self.by_hand == 0))
 
     def _store(self, embeddings: Tensor, items: Tensor | None, wanted: Tensor) -> None:
-        """Store them if they are wanted, a bool of their device."""
+        """Store them if ``wanted``, a bool tensor, is True."""
         size = len(self.embeddings)
         embeddings = embeddings.detach()[-size:].to(self.embeddings.dtype)
         slots = torch.arange(len(embeddings), device=embeddings.device).add_(self.written) % size
@@ -121,7 +121,7 @@ class LossWithMemory(LossModule):
             memory.remember(batch.embeddings, batch.items)
 
     def past(self) -> tuple[Tensor, Tensor, Tensor] | None:
-        """Of the memory its embeddings ``[B, D]``, their items and which are present, ``[B]``."""
+        """The memory's embeddings ``[B, D]``, their items and which are present, ``[B]``."""
         if self.memory is None:
             return None
         embeddings, items = self.memory.embeddings, self.memory.items

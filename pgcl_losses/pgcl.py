@@ -61,18 +61,17 @@ class PGCLLoss(LossWithMemory):
             is not called. Made with 0, the prototypes need no gradient, so that weight decay does
             not move them; if 0 is assigned later, their gradient is zero.
         contrast_weight (float): weight of the contrast. With 0, ``contrast`` is not called.
-        temperature (float or Tensor): tau of both the contrast and the prediction. Smaller is
-            sharper. A tensor of shape ``()``, such as an ``nn.Parameter``, gets a gradient. It must
-            stay above 0; this is checked on a CPU alone.
-        epsilon (float): sharpness of the balanced targets. Smaller is nearer to one prototype each.
+        temperature (float or Tensor): tau of both the contrast and the prediction, as in
+            :class:`InfoNCE`.
+        epsilon (float): sharpness of the balanced targets. Smaller is closer to hard clusters.
         iterations (int): steps of Sinkhorn-Knopp. More of them balance more exactly.
         queue_size (int): how many past embeddings of each view help to balance small batches.
         queue_views (int): how many views the queue keeps embeddings of.
         memory_size (int): how many embeddings of past batches are further negatives, see
             :meth:`remember`. They are assigned to the present prototypes, balanced by themselves,
             and weigh like all others. Use activation checkpointing on the encoder alone.
-        freeze_steps (int): for so many training forwards the prototypes are frozen: their gradient
-            is zero. Weight decay still moves them.
+        freeze_steps (int): number of training forwards with frozen prototypes: their gradient is
+            zero. Weight decay still moves them.
         weighting (str): what the weight of a negative depends on. ``"prototype"``: the distance of
             the two clusters' prototypes; ``"sample"``: that of the two embeddings; ``"uniform"``:
             all weights are 1.
@@ -83,25 +82,8 @@ class PGCLLoss(LossWithMemory):
             code.
         soft_clusters (bool): whether an embedding belongs to every cluster, by its balanced target,
             or to the best one alone. The weight of a pair is then its mean over both targets.
-        negatives (str): ``"all"`` takes negatives from all views, ``"cross"`` from the other views
-            alone, both also from the memory; ``"memory"`` from the memory alone.
-        queries (str): ``"all"``: all embeddings have a contrast; ``"first"``: those of the first
-            view (or set), with all others as their positives and negatives.
-        decoupled (bool): leaves a query's positive out of the denominator; the contrast may be
-            negative, and is 0 for a query without negatives.
-        reduction (str): ``"mean"``, ``"sum"``, or ``"none"`` for one value per embedding (V * N,
-            view 1 first).
-        engine (str): how the pairs are computed, with the same result. ``"blocks"``: in blocks, for
-            batches of any size, on any device. ``"dense"``: as one matrix, in one process;
-            differentiable any number of times, also by ``torch.func``, in forward mode and in
-            ``torch.compile(fullgraph=True)``. ``"flex"``: by FlexAttention, for CUDA, not with
-            ``soft_clusters``, ``negative_ranks`` or ``positives``. ``"auto"``: blocks on a CPU and
-            with several processes; else, and where torch.compile traces the loss, dense up to 8,192
-            embeddings and blocks beyond; dense under ``torch.func`` and in forward mode.
-        gather (bool): with several processes, whether they compute one loss: its value, and the
-            mean over processes of its gradients, are those of one process on the whole batch
-            (``reduction="none"`` gives each process the values of its own embeddings).
-        process_group (ProcessGroup or None): these processes; None is all of them.
+        negatives, queries, decoupled, reduction, engine, gather, process_group: as in
+            :class:`InfoNCE`.
 
     Options may be assigned at any time: ``pgcl.temperature = 0.1`` reaches all modules that have
     it. The modules, ``prototypes``, ``contrast`` and ``consistency``, may be replaced by subclasses
@@ -305,7 +287,7 @@ class PGCLLoss(LossWithMemory):
             self.contrast.check_window(self.prototypes.heads)
 
     def excludes_clusters(self) -> bool:
-        """Whether all embeddings of a cluster are left out."""
+        """Whether embeddings of one cluster are no negatives."""
         contrast = self.contrast
         if not isinstance(contrast, PrototypeReweightedNCE):
             return False

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from pgcl_losses._modes import can_be_read, is_transformed
+from pgcl_losses._normalize import full_precision
 from pgcl_losses.distributed import Processes
 from pgcl_losses.engine.blocks import block_size, spans
 from pgcl_losses.engine.dispatch import check_once
@@ -26,9 +27,8 @@ from pgcl_losses.engine.pairs import NO_ITEM, Pairs
 _LINEAR_FROM = 40.0
 _PAIRS = 1 << 16  # given by index, whose embeddings are gathered at once
 
-
-# What a positive adds to its query's loss, of the gap log S_i - s_ip / tau: with itself in the
-# denominator, without, and, of a gap without S, for the mean of e^{s_ip / tau}.
+# The loss of a positive by the gap log S_i - s_ip / tau: with the positive in the denominator, or
+# without it. Of a gap without S, `exponential` is e^{s_ip / tau}.
 Term = Callable[[Tensor], Tensor]
 COUPLED = partial(F.softplus, threshold=_LINEAR_FROM)
 DECOUPLED = partial(torch.nan_to_num, nan=math.nan, posinf=math.inf, neginf=0.0)  # no S, no loss
@@ -76,7 +76,7 @@ class ByItem:
         self.in_order, self.order = items.sort()
         # No two of a group are positives of each other: those of a set, or an embedding itself.
         alone = pairs.negatives == "all"
-        self.groups = self.order if alone else pairs.set_numbers()  # an order has no number twice
+        self.groups = self.order if alone else pairs.set_numbers()  # each has its own group
         self.counts = (_count_of_item(pairs, items) - int(alone))[: pairs.num_queries()]  # [Q]
         self.exist = self.counts > 0
 
@@ -129,7 +129,7 @@ class Listed(NamedTuple):
 def listed_pairs(
     processes: Processes, pairs: Tensor | None, weights: Tensor | None, like: Tensor
 ) -> Listed | None:
-    """Those of all processes, from positions ``[2, P]`` among the embeddings of this one."""
+    """Pairs of all processes, from positions ``[2, P]`` among this process's embeddings."""
     if pairs is None:
         return None
     weights = like.new_ones(pairs.shape[1]) if weights is None else weights.to(like.dtype)
@@ -164,7 +164,7 @@ class ByIndex:
         self.query, self.weights, self.of_items = query, weights, of_items
         z, n = pairs.embeddings, max(_PAIRS, len(pairs.embeddings))
         cosines: Any = _cosines
-        if len(query) > n and not is_transformed(z):  # gathered twice, as they take most memory
+        if len(query) > n and not is_transformed(z):  # recomputed in the backward, to save memory
             cosines = partial(checkpoint, _cosines, use_reentrant=False, preserve_rng_state=False)
         chunks = zip(torch.split(query, n), torch.split(key, n), strict=True)
         self.cosines = torch.cat([cosines(z, *chunk) for chunk in chunks])  # [P]
@@ -178,7 +178,7 @@ class ByIndex:
         each = term(_gaps(log_s[self.query], self.cosines, temperature))
         sums = self.of_items.losses(log_s, temperature, term) * self.counts
         sums = sums.index_add(0, self.query, self.given * each, alpha=-1)
-        sums = sums.masked_fill(self.others == 0, 0.0)  # and not what rounding left
+        sums = sums.masked_fill(self.others == 0, 0.0)  # exactly, without rounding errors
         sums = sums.index_add(0, self.query, self.weights * each)
         losses = sums / self.totals.masked_fill(~self.exist, 1.0)
         return losses.masked_fill(~self.exist, 0.0)
@@ -224,11 +224,11 @@ class _OverPositives(torch.autograd.Function):
         d_z, d_offsets = torch.zeros_like(z), torch.zeros_like(offsets)
         for i, j, both, none in ctx.pairs.each():
             z_i, z_j, of_both = (part.requires_grad_() for part in (z[i], z[j], offsets[both]))
-            with torch.enable_grad():
+            with torch.enable_grad(), full_precision(z.device):
                 sums = _over_block(z_i, z_j, of_both, ctx.temperature, ctx.term, none)
-            d_z_i, d_z_j, d_of_both = torch.autograd.grad(sums, (z_i, z_j, of_both), d_sums[both])
+                d_z_i, d_z_j, d_each = torch.autograd.grad(sums, (z_i, z_j, of_both), d_sums[both])
             d_z.index_add_(0, i, d_z_i).index_add_(0, j, d_z_j)
-            d_offsets.index_add_(0, both, d_of_both)
+            d_offsets.index_add_(0, both, d_each)
         d_temperature = None
         if ctx.needs_input_grad[1]:  # sums depend on (z_i . z_j) / tau and offsets alone
             d_temperature = (z * d_z).sum() / (-2 * ctx.temperature)

@@ -154,7 +154,7 @@ class SinkhornPrototypes(LossModule):
         check.prototypes("weight", self.weight, name, z, type(self).__name__)
 
     def check_call(self, num_views: int) -> None:
-        """An error for options that do not go together, or not with this number of views."""
+        """Raise an error for options that contradict each other or this number of views."""
         if self.queue_size > 0 and num_views != self.queue_views:
             raise ValueError(
                 f"views must be {self.queue_views} when queue_size > 0, but got {num_views}: the "
@@ -213,7 +213,7 @@ class SinkhornPrototypes(LossModule):
         return self
 
     def _initialised(self, weight: Tensor, units: Tensor, draws: Sequence[Tensor]) -> Tensor:
-        """Prototypes ``[K, D]`` from embeddings of unit length, with the lengths of the present."""
+        """Prototypes ``[K, D]`` from embeddings of unit length, with the norms of the old ones."""
         of_heads = zip(weight.split_with_sizes(self.heads), draws, strict=True)
         new = torch.cat([spherical_kmeans(units, *of_head) for of_head in of_heads])
         lengths = torch.linalg.vector_norm(weight, dim=1, keepdim=True)
@@ -297,7 +297,7 @@ class SinkhornPrototypes(LossModule):
         """Count a training forward and queue its embeddings, unless there is a NaN or inf in it."""
         if batch.targets is None or (self.queue is None and self.freeze_steps == 0):
             return
-        # A NaN or inf in a view spoils sums over its columns and so all of its targets.
+        # A NaN or inf in a view makes all of its targets NaN.
         total = batch.targets.sum()
         finite = total == total
         if self.freeze_steps > 0:

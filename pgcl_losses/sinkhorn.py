@@ -22,10 +22,10 @@ _TILT = 1e-4
 
 
 def sinkhorn(scores: Tensor, *, epsilon: float = 0.05, iterations: int = 3) -> Tensor:
-    r"""Spread samples evenly over prototypes, as close to their scores as that allows.
+    r"""Balanced assignment of samples to prototypes, by Sinkhorn-Knopp.
 
-    Sinkhorn-Knopp on :math:`e^{s/\epsilon}`: ``iterations`` times, first every prototype's total
-    mass is scaled to :math:`1/K`, then every sample's to :math:`1/N`. No gradient flows.
+    Scales :math:`e^{s/\epsilon}` ``iterations`` times: first every prototype's total to
+    :math:`1/K`, then every sample's to :math:`1/N`. No gradient flows.
 
     Args:
         scores: similarity of each sample to each prototype, any finite values. -inf rules a pair
@@ -108,7 +108,7 @@ def _shifted(
 def _exp_(exponents: Tensor) -> Tensor:
     """e^x in place; 0 if it would be near the smallest normal number or below it.
 
-    On a CPU smaller results, and products with them, take many times as long.
+    Denormal numbers make exponentials and products slow on a CPU.
     """
     smallest = _smallest(exponents.dtype)
     return torch.threshold_(exponents.clamp_min_(smallest - 1).exp_(), math.exp(smallest), 0.0)

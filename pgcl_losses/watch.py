@@ -17,9 +17,9 @@ from pgcl_losses.weights import cluster_counts
 if TYPE_CHECKING:
     from pgcl_losses.pgcl import PGCLLoss
 
-# Gradients are hardly ever accumulated over more batches, and small trainings have few steps more.
+# Gradients are rarely accumulated over more batches, and short trainings have few more steps.
 _PATIENCE = 16
-_EVERY = 20  # training forwards from one look at clusters and directions to the next
+_EVERY = 20  # training forwards between two checks of clusters and directions
 _NOT_FINITE = "the embeddings hold NaN or inf: check the input of the encoder and its gradients"
 _NO_WEIGHTS = "consistency_weight and contrast_weight are both 0, and so is the loss"
 _ONE_PROTOTYPE = "num_prototypes is 1: clusters leave no negatives and the consistency is 0"
@@ -27,7 +27,7 @@ _ONE_GRAPH = "batches of one graph have no negatives: use larger batches or memo
 
 
 class Watch:
-    """Looks at the training forwards of one loss, without waiting for a device."""
+    """Checks the training forwards of one loss, without waiting for a device."""
 
     def __init__(self) -> None:
         self.steps = 0
@@ -117,8 +117,8 @@ class Watch:
         if batch.clusters is None or batch.log_probs is None or batch.targets is None:
             return
         if excludes:
-            # Hardly any negatives are left only if every head has one cluster with nearly all. An
-            # embedding that is NaN makes the fraction NaN.
+            # Few negatives are left only if every head has one cluster with nearly all embeddings.
+            # A NaN embedding makes the fraction NaN.
             clusters = batch.clusters[: len(batch.embeddings)]
             of_heads = zip(clusters.unbind(1), batch.heads, strict=True)
             counts = [cluster_counts(of_head, size).max() for of_head, size in of_heads]
@@ -142,8 +142,8 @@ class Watch:
                 "the embeddings are collapsed: their mean cosine is {:.2f}, and no prototype tells "
                 "them apart (the consistency is {:.0%} of log K). Initialise the prototypes from "
                 "embeddings, before training: pgcl.prototypes.start_from_(embeddings)",
-                # In many trainings that go well, embeddings start in about one direction and
-                # prototypes at random. Few trainings stay so for this many looks.
+                # In many good trainings embeddings are collapsed at first, and prototypes random.
+                # Few trainings stay so for this many checks.
                 patience=3,
             )
 
@@ -170,7 +170,7 @@ class Watch:
     def _later(
         self, numbers: Tensor, name: str, bad: Callable[..., bool], text: str, patience: int = 1
     ) -> None:
-        """Report numbers of a device when they have arrived."""
+        """Report numbers of a device once they are copied."""
         copied, arrived = numbers.to("cpu", non_blocking=True), None
         if numbers.is_cuda:
             arrived = torch.cuda.current_stream(numbers.device).record_event()

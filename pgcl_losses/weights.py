@@ -36,7 +36,7 @@ def prototype_log_weights(prototypes: Tensor, fractions: Tensor) -> Tensor:
     means = (cosines @ fractions).unsqueeze(1).expand_as(cosines)
     squares = F.mse_loss(cosines, means, reduction="none")  # (d - mu)^2
     variances = _above_noise(squares @ fractions).unsqueeze(1)  # [K, 1]
-    # M w fraction is a softmax. A cluster without samples has one so small that it is none.
+    # M w fraction is a softmax. A cluster without samples has a negligible one.
     log_fractions = fractions.clamp_min(torch.finfo(fractions.dtype).tiny).log_()
     log_w = torch.addcdiv(log_fractions, squares, variances, value=-0.5)
     return log_w.log_softmax(1).sub_(log_fractions)

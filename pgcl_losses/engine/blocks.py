@@ -1,4 +1,4 @@
-"""Blocks of pairs: for batches of any size, with nothing of size M x M in memory.
+"""Blocks of pairs: for batches of any size, without an M x M matrix in memory.
 
 e^{s / tau} is symmetric, so a block of the pairs of queries I and J serves the sums of both; its
 matrices are ``[J, I]``, with the sums of I along axis 0 and those of J along axis 1. Where J are no
@@ -17,16 +17,16 @@ from pgcl_losses._modes import can_be_read
 from pgcl_losses.engine.pairs import LOG2_E, Factors, Pairs, Sums, Table
 
 _BLOCK = 640  # embeddings of a block: on a CPU a block of pairs stays in the cache
-_BLOCK_ELSEWHERE = 4096  # where starting an operation takes longer than so many pairs do
+_BLOCK_ELSEWHERE = 4096  # where launching an operation takes longer than small blocks
 _KEPT_UP_TO = 1 << 20  # pairs: reading a kept block is faster than another product
 # Up to here e^{s / tau} of millions of pairs adds up in float32 without subtracting a maximum.
 _LARGEST_EXPONENT = 40.0
-# A pair that adds less than e^-60 of a sum counts as that, which is nothing beside the others.
+# A smaller fraction of a sum counts as e^-60, which is negligible.
 _SMALLEST_FRACTION = -60.0 * LOG2_E
 
 
 def spans(start: int, stop: int, size: int, num_ranks: int = 1) -> list[slice]:
-    """Embeddings of each block, up to ``size``; of several processes each has a few blocks."""
+    """Embeddings of each block, up to ``size``; several processes get a few blocks each."""
     fewest = math.isqrt(8 * num_ranks) if num_ranks > 1 else 1
     count = min(max(fewest, -(-(stop - start) // size)), stop - start)
     edges = [start + (stop - start) * n // max(1, count) for n in range(count + 1)]
@@ -39,7 +39,7 @@ def block_size(device: torch.device) -> int:
 
 
 class Blocks:
-    """Blocks, one after the other, and the sums over them."""
+    """The sums over blocks of pairs, one block after the other."""
 
     def __init__(
         self, pairs: Pairs, temperature: float | Tensor, rank: int = 0, num_ranks: int = 1
@@ -152,7 +152,7 @@ class Blocks:
     def _each(
         self, keep: list[Tensor] | None = None, kept: Iterator[Tensor | None] | None = None
     ) -> Iterator[tuple[slice, slice]]:
-        """Go to the next block: exponents s / tau, or e^{s / tau} where nothing is added to them.
+        """Iterate over blocks of exponents s / tau, or e^{s / tau} where nothing is added to them.
 
         They are added to ``keep``, or taken from ``kept`` for blocks that have a gradient.
         """
@@ -260,12 +260,12 @@ class Blocks:
         inside &= (key >= keys.start) & (key < keys.stop)
         query, key = query - queries.start, key - keys.start
         positions = query * terms.shape[1] + key if axis else key * terms.shape[1] + query
-        # No mask selects pairs, as a GPU would wait; terms are left_out at least.
+        # A boolean index would synchronise a GPU; terms are left_out at least.
         values = terms.new_full(query.shape, math.inf).masked_fill_(inside, self.left_out)
         terms.view(-1).scatter_reduce_(0, positions.where(inside, 0), values, "amin")
 
     def _weights(self, axis: int) -> Tensor:
-        """Of a table or factors."""
+        """Those of a table or factors."""
         assert self.weights is not None
         number = axis if self.pair_weight is None else 2
         if axis not in self.lines:
@@ -294,7 +294,7 @@ class Blocks:
         """W e^{s / tau} / S of the sums along an axis."""
         log2_s = self.log2_s[self.j if axis else self.i].unsqueeze(axis)
         gaps = torch.sub(self._terms(axis), log2_s, out=self._scratch(axis))
-        # log S is rounded, but no pair is more than its sum.
+        # log S is rounded, but no pair exceeds its sum.
         return gaps.clamp_(_SMALLEST_FRACTION, 0.0).exp2_()
 
 

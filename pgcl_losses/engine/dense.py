@@ -17,9 +17,9 @@ def log_sums(pairs: Pairs, temperature: float | Tensor) -> Tensor:
     logits = log_weights + keys @ queries.T / temperature  # [M + B, Q]
     peaks = logits.detach().amax(0)  # [Q] -inf where a query has no negatives
     limits = torch.finfo(logits.dtype)
-    # Smaller exponentials take a CPU up to thirty times as long, and are nothing beside a 1.
+    # Denormal exponentials are slow on a CPU, and negligible beside a 1.
     above = (logits - peaks.clamp_min(limits.min)).clamp_min(1 + math.log(limits.tiny))
-    # Elsewhere sums are 1 or more; log 0 would have no gradient but NaN.
+    # Other sums are 1 or more; the gradient of log 0 is NaN.
     return above.exp().sum(0).clamp_min(limits.tiny).log() + peaks
 
 

@@ -26,7 +26,7 @@ def choose(
     num_embeddings: int,
     num_ranks: int,
 ) -> str:
-    """What "auto" is: a function of shapes, device and mode, the same on all processes."""
+    """The engine of "auto", by shapes, device and mode: the same on all processes."""
     if engine == "dense" and num_ranks > 1:
         raise ValueError(
             f"engine='dense' computes one matrix in one process, but {num_ranks} processes hold a "
@@ -88,7 +88,7 @@ class _LogSums(torch.autograd.Function):
     def backward(ctx: Any, d_log_s: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
         check_once()
         log_s, *kept = ctx.saved_tensors
-        # The losses of all processes look at the sums of all embeddings.
+        # The losses of all processes depend on the sums of all embeddings.
         d_log_s = ctx.processes.add(d_log_s, "the gradient of sums over pairs")
         computation = _engine(ctx.engine)(*ctx.given)
         d_embeddings, d_temperature = computation.gradient(log_s, d_log_s, kept)
@@ -96,7 +96,7 @@ class _LogSums(torch.autograd.Function):
 
 
 def check_once() -> None:
-    """In a backward pass: whether its result is to be differentiated (``create_graph=True``)."""
+    """Raise an error if a backward pass is to be differentiated (``create_graph=True``)."""
     if torch.is_grad_enabled():
         raise RuntimeError(
             "with this engine the loss is differentiable once: engine='dense', in one process, is "

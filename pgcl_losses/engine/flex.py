@@ -4,7 +4,7 @@ Its gradient is what attention returns:
 - to query i: d_i sum_j p_ij z_j, the output of that attention with the keys as values;
 - to key j: sum_i p_ij d_i z_i, that of attention from keys to queries with scores - log S_i.
 
-So no backward pass of FlexAttention is needed, and a CPU can test what CUDA computes.
+No backward pass of FlexAttention is needed, and tests of the gradient run on a CPU.
 """
 
 import functools
@@ -115,7 +115,7 @@ def _attend(
     if len(queries) == 0 or len(keys) == 0:
         return torch.zeros_like(queries), queries.new_full((len(queries),), -math.inf)
     dim = values.shape[1]
-    width = max(16, 1 << (dim - 1).bit_length())  # kernels want powers of 2
+    width = max(16, 1 << (dim - 1).bit_length())  # kernels need powers of 2
     matrices = [F.pad(x, (0, width - dim))[None, None] for x in (queries, keys, values)]
     out, aux = _kernel(queries.device.type)(
         matrices[0] / temperature,

@@ -1,7 +1,7 @@
 """What every engine computes: the contract between the mathematics and the engines.
 
 An engine computes log S_i, S_i = sum of W_ij e^{s_ij / tau} over the negatives j of query i, for
-every query, with gradient to the queries. The positives are no business of an engine.
+every query, with gradient to the queries. Engines do not handle positives.
 """
 
 import itertools
@@ -14,7 +14,7 @@ from torch import Tensor
 
 # The item of an embedding in the memory that was stored without one. A caller's items differ.
 NO_ITEM = torch.iinfo(torch.int64).min
-# e^x is computed as 2^(x log2 e), in a third of the time on a CPU.
+# e^x is computed as 2^(x log2 e), which is faster on a CPU.
 LOG2_E = math.log2(math.e)
 
 
@@ -37,8 +37,8 @@ class Table(NamedTuple):
     def lines(self, scaled: list[tuple[Tensor, Tensor]], i: slice, axis: int) -> list[Tensor]:
         """W_ij of embeddings I with every cluster, ``[K, I]`` for each head; W_ji for axis 1.
 
-        They are copied once for all blocks of I, and whole lines of them for each block, so that no
-        pair is looked up by itself.
+        They are gathered once for all blocks of I, and whole rows of them for each block, not pair
+        by pair.
         """
         of_heads = zip(scaled, self.clusters[i].unbind(1), strict=True)
         return [tables[axis].index_select(1, clusters) for tables, clusters in of_heads]
@@ -129,7 +129,7 @@ class Pairs(NamedTuple):
         """How many embeddings are present, ``[]``."""
         if self.present is not None:
             return self.present.sum().to(self.embeddings)
-        # A tensor: graphs would be compiled for each batch size with a number.
+        # A tensor: a number would recompile graphs for each batch size.
         return self.embeddings.new_full((), self.embeddings.shape[0] + self.num_past())
 
     def keys(self) -> Tensor:
@@ -157,7 +157,7 @@ class Pairs(NamedTuple):
         return LeftOut(items, None if self.negatives == "all" else sets, log_present)
 
     def check_weights(self, engine: str, *kinds: type) -> None:
-        """An engine names the kinds of weights that it computes; any other is an error."""
+        """Raise an error for weights of a kind that the engine does not compute."""
         if self.weights is not None and not isinstance(self.weights, kinds):
             names = " and ".join([kind.__name__ for kind in kinds])
             got = type(self.weights).__name__
