@@ -1,7 +1,7 @@
 """The runs of the paper's tables and figures on graph classification without labels.
 
 python -m experiments.unsupervised table1 --root data --datasets MUTAG PTC_MR PROTEINS
-python -m experiments.unsupervised table1 table3 figures protocol --root data
+python -m experiments.unsupervised table1 table3 figures --root data
 
 Finished runs are in --output, one JSON line each, and are not run again. `python -m
 experiments.report` fills the pages from the records beside this file.
@@ -9,16 +9,16 @@ experiments.report` fills the pages from the records beside this file.
 
 import argparse
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
 from experiments.common import results
 from experiments.common.arguments import count, parser_of, program
 
-from . import protocol, study, train
+from . import study, train
 from .data import fetch
 
-PARTS = ("table1", "table3", "figures", "protocol")
+PARTS = ("table1", "table3", "figures")
 
 
 def parse() -> argparse.Namespace:
@@ -39,28 +39,24 @@ def main() -> None:
     args = parse()
     fetched = functools.cache(lambda name: fetch(name, args.root, args.cache))
 
-    def complete(
-        record: str, run: Callable[..., results.Run], configs: Iterable[results.Config]
-    ) -> Iterable[results.Run]:
+    def complete(configs: Iterable[results.Config]) -> Iterable[results.Run]:
         jobs = []
         for config in configs:
             file, digest = fetched(config["dataset"])
             jobs.append((config | {"data": digest}, file))
-        output = args.output / study.RECORDS[record].name
-        return results.complete(output, jobs, run, args.workers).values()
+        output = args.output / study.RECORD.name
+        return results.complete(output, jobs, train.run, args.workers).values()
 
     if "table1" in args.parts:
-        runs = complete("results", train.run, study.choosing(args.datasets))
+        runs = complete(study.choosing(args.datasets))
         chosen = study.temperatures(runs, args.datasets)
         for name, of_set in chosen.items():
             print(name, *(f"{row}: tau={tau:g}" for row, tau in of_set.items()), sep="  ")
-        complete("results", train.run, study.table_1(args.datasets, chosen))
+        complete(study.table_1(args.datasets, chosen))
     if "table3" in args.parts:
-        complete("results", train.run, study.table_3(args.datasets))
+        complete(study.table_3(args.datasets))
     if "figures" in args.parts:
-        complete("results", train.run, study.figures(args.datasets))
-    if "protocol" in args.parts:
-        complete("paper", protocol.run, study.protocol(args.datasets))
+        complete(study.figures(args.datasets))
 
 
 if __name__ == "__main__":

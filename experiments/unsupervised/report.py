@@ -5,10 +5,9 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 
 import matplotlib.pyplot as plt
-import numpy as np
 from matplotlib.figure import Figure
 
-from experiments.common.graphs import ABLATION, GRAPH_CL, INFO_NCE, PGCL, SETTING, UNTRAINED
+from experiments.common.graphs import ABLATION, GRAPH_CL, INFO_NCE, PGCL, UNTRAINED
 from experiments.common.pictures import curves
 from experiments.common.results import Run, matching, read
 from experiments.common.tables import REPRODUCE, RESULTS, difference, markdown, spread
@@ -17,7 +16,6 @@ from . import study
 from .evaluate import MEASURES
 from .study import config_of
 
-PAPER_WEIGHT = SETTING["consistency_weight"]
 SETS = (*study.SMALL, *study.LARGE)
 # The paper's Table I: GraphCL, PGCL.
 PAPER = {
@@ -28,25 +26,6 @@ PAPER = {
     "COLLAB": (71.4, 76.0),
     "REDDIT-BINARY": (89.5, 91.5),
 }
-# The published code's accuracies, best of 20 epochs and last epoch, from published_code.txt.
-PUBLISHED_CODE = {
-    "MUTAG": {
-        UNTRAINED: ("86.4", "84.5"),
-        INFO_NCE: ("91.1 ± 0.5", "85.6 ± 1.5"),
-        PGCL: ("91.4 ± 0.4", "87.6 ± 3.2"),
-    },
-    "PTC_MR": {
-        UNTRAINED: ("58.6", "56.9"),
-        INFO_NCE: ("65.5 ± 1.3", "59.5 ± 2.0"),
-        PGCL: ("65.3 ± 1.1", "59.5 ± 2.2"),
-    },
-    "PROTEINS": {
-        UNTRAINED: ("", "72.2"),
-        INFO_NCE: ("73.8", "72.5"),
-        PGCL: ("73.6", "70.7"),
-    },
-}
-
 Seeds = dict[int, float]
 
 
@@ -109,47 +88,15 @@ def table_3(runs: Collection[Run]) -> str:
     return markdown(["accuracy, minus InfoNCE", *study.SMALL], lines)
 
 
-def protocol(runs: Collection[Run]) -> str:
-    """The paper, its code and ours, by the protocol of that code."""
-    ours: dict[tuple[str, str, float], list[Run]] = {}
-    for run in runs:
-        config = run["config"]
-        key = config["dataset"], config["row"], config.get("consistency_weight", PAPER_WEIGHT)
-        ours.setdefault(key, []).append(run)
-    fresh = {
-        key: {run["config"]["seed"]: float(np.mean(run["fresh"])) for run in of_row}
-        for key, of_row in ours.items()
-    }
-    lines = []
-    for name, (row, weight) in itertools.product(PUBLISHED_CODE, study.PROTOCOL_ROWS):
-        key = name, row, weight
-        if key not in ours:
-            continue
-        label, paper, its_best, its_last = f"{row}, lambda={weight:g}", "", "", ""
-        if weight == PAPER_WEIGHT:
-            label, (its_best, its_last) = row, PUBLISHED_CODE[name][row]
-            paper = dict(zip((INFO_NCE, PGCL), map(str, PAPER[name]), strict=True)).get(row, "")
-        scores = [run["accuracy"] for run in ours[key]]
-        best = spread(max(score.values()) for score in scores)
-        last = spread(score[max(score, key=int)] for score in scores)
-        delta = difference(fresh[key], fresh[name, INFO_NCE, PAPER_WEIGHT])
-        cells = [its_best, best, its_last, last, spread(fresh[key].values()), delta]
-        lines.append([name, label, len(scores), paper, *cells])
-    head = ["set", "loss", "seeds", "paper (GraphCL, PGCL)", "best of 20 epochs, its code", "here"]
-    head += ["last epoch, its code", "here", "best epoch on fresh folds", "minus InfoNCE"]
-    return markdown(head, lines)
-
-
 def pages() -> dict[Path, dict[str, str]]:
     """The tables by page and marker."""
-    runs, paper = (list(read(path).values()) for path in study.RECORDS.values())
+    runs = list(read(study.RECORD).values())
     best = AtItsBest(runs)
     return {
         REPRODUCE: {
             "table 1": table_1(best),
             "temperatures": temperatures(best),
             "graphcl": differences(best, [(GRAPH_CL, INFO_NCE)]),
-            "protocol": protocol(paper),
             "table 3": table_3(runs),
         },
         RESULTS: {"graphs": differences(best, [(PGCL, INFO_NCE), (INFO_NCE, UNTRAINED)])},
@@ -158,7 +105,7 @@ def pages() -> dict[Path, dict[str, str]]:
 
 def draw() -> Figure:
     """Figures 4 and 5: accuracy over K and N; whiskers are standard deviations over seeds."""
-    runs = list(read(study.RECORDS["results"]).values())
+    runs = list(read(study.RECORD).values())
     shape = len(study.CURVES), len(study.OPTIONS)
     figure, panels = plt.subplots(*shape, figsize=(5, 4.5), sharey="row", layout="constrained")
     labels = {"num_prototypes": "prototypes K (Figure 4)", "batch_size": "batch size N (Figure 5)"}

@@ -27,9 +27,7 @@ CHOOSING = (100, 101)  # seeds that choose temperatures
 LOSSES = (INFO_NCE, GRAPH_CL, PGCL)
 CURVES = ("PTC_MR", "PROTEINS")  # sets of figures 4 and 5
 OPTIONS = {"num_prototypes": (6, 10, 20, 40, 80), "batch_size": (32, 64, 128, 256, 512)}
-PROTOCOL_ROWS = ((UNTRAINED, 6.0), (INFO_NCE, 6.0), (PGCL, 6.0), (PGCL, 0.6))  # with lambda
-PUBLISHED_CODE = {"freeze_epochs": 0, "drop": 0.1, "perturb": 0.0}  # its other options
-RECORDS = {name: Path(__file__).parent / f"{name}.jsonl" for name in ("results", "paper")}
+RECORD = Path(__file__).parent / "results.jsonl"
 
 Temperatures = dict[str, dict[str, float]]  # set -> loss -> temperature
 
@@ -72,14 +70,6 @@ def figures(datasets: Iterable[str]) -> Iterator[Config]:
         for seed, (option, values) in itertools.product(range(5), OPTIONS.items()):
             for value, row in itertools.product(values, (INFO_NCE, PGCL)):
                 yield config_of(name, row, seed, **{option: value})
-
-
-def protocol(datasets: Iterable[str]) -> Iterator[Config]:
-    """The published code's protocol; lambda=0.6 is the paper's other unit."""
-    for name in [name for name in SMALL if name in datasets]:
-        for seed, (row, weight) in itertools.product(range(5), PROTOCOL_ROWS):
-            config = config_of(name, row, seed, consistency_weight=weight, **PUBLISHED_CODE)
-            yield config | {"protocol": "paper", "epochs": SETTING["epochs"]}
 
 
 def temperatures(runs: Iterable[Run], datasets: Iterable[str]) -> Temperatures:
