@@ -1,10 +1,11 @@
 """Time losses in turn, and write the results as rows of a record."""
 
 import argparse
+import itertools
 import json
 import math
-import os
 import platform
+import re
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -14,16 +15,21 @@ from typing import Any
 
 import numpy
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from tqdm import tqdm
 
 from experiments.common.arguments import count, device
-
-from .live_bytes import LiveBytes
 
 MIB = 2**20
 SECONDS_PER_ROUND = 0.05
 WARM_UP = 0.1  # seconds of calls, about 100 small steps
 RESULTS = Path(__file__).parent / "results"
+
+Row = dict[str, Any]
+Step = Callable[[], Any]
+Times = dict[str, list[float]]  # milliseconds by the name of a step, one value a round
 
 
 def parser(about: str, rounds: int, *, cpu_alone: bool = False) -> argparse.ArgumentParser:
@@ -37,7 +43,7 @@ def parser(about: str, rounds: int, *, cpu_alone: bool = False) -> argparse.Argu
     return made
 
 
-def report(name: str, args: argparse.Namespace, tables: Iterable[list[dict[str, Any]]]) -> None:
+def report(name: str, args: argparse.Namespace, tables: Iterable[list[Row]]) -> None:
     """Show tables as they are measured, and write them into one record.
 
     A record that cannot be written is an error before the first measurement.
@@ -48,14 +54,15 @@ def report(name: str, args: argparse.Namespace, tables: Iterable[list[dict[str, 
     kept(path, described)
     print(described)
     measured = []
-    for table in tables:
-        show(table)
-        measured += table
+    for row in itertools.chain.from_iterable(tables):
+        where = f"{row['benchmark']:10s} {row['size']:18s} {row['mode']:17s} {row['provider']:34s}"
+        print(f"{where} {row['value']:9.3f} {row['metric']}")
+        measured.append(row)
     save(path, measured, described)
     print(f"written to {path}")
 
 
-def kept(path: Path, machine: dict[str, Any]) -> list[dict[str, Any]]:
+def kept(path: Path, machine: dict[str, Any]) -> list[Row]:
     """The rows of a record; a record of another machine is an error."""
     if not path.exists():
         return []
@@ -71,19 +78,21 @@ def kept(path: Path, machine: dict[str, Any]) -> list[dict[str, Any]]:
     return rows
 
 
-def machine(device: str = "cpu") -> dict[str, Any]:
+def in_proc(file: str, pattern: str) -> str | None:
+    """The first match in a file of /proc, which Linux alone has."""
+    path = Path("/proc") / file
+    found = re.search(pattern, path.read_text()) if path.exists() else None
+    return found and found[1]
+
+
+def machine(device: str) -> dict[str, Any]:
     """The hardware and versions of a record."""
-    cpu = platform.processor() or platform.machine()
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        lines = [line for line in info.read_text().splitlines() if line.startswith("model name")]
-        cpu = lines[0].partition(":")[2].strip() if lines else cpu
     gpu = {}
     if device.startswith("cuda"):
         gpu = {"gpu": torch.cuda.get_device_name(device), "cuda": torch.version.cuda}
     return {
         **gpu,
-        "cpu": cpu,
+        "cpu": in_proc("cpuinfo", r"model name\s*: (.*)") or platform.machine(),
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -97,14 +106,37 @@ def available_bytes(device: str) -> float:
     if device.startswith("cuda"):
         torch.cuda.empty_cache()
         return torch.cuda.mem_get_info(device)[0]
-    info = Path("/proc/meminfo")
-    if not info.exists():
-        return math.inf
-    (line,) = [one for one in info.read_text().splitlines() if one.startswith("MemAvailable:")]
-    return int(line.split()[1]) * 1024 / 2
+    return float(in_proc("meminfo", r"MemAvailable: *(\d+) kB") or math.inf) * 1024 / 2
 
 
-def peak_mib(run: Callable[[], Any], device: str) -> float:
+class LiveBytes(TorchDispatchMode):
+    """Counts the bytes of tensors made in its block and still alive; ``peak`` is the most.
+
+    What an operator allocates and frees within itself is not seen, nor is compiled code.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.peak = 0
+        self._alive: dict[StorageWeakRef, int] = {}
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        given = storages((args, kwargs))
+        result = func(*args, **(kwargs or {}))
+        made = {ref: size for ref, size in storages(result).items() if ref not in given}
+        known = (self._alive | made).items()
+        self._alive = {ref: size for ref, size in known if not ref.expired()}
+        self.peak = max(self.peak, sum(self._alive.values()))
+        return result
+
+
+def storages(tree: Any) -> dict[StorageWeakRef, int]:
+    """The bytes of the storages of all tensors in a tree."""
+    every = [x.untyped_storage() for x in tree_leaves(tree) if isinstance(x, torch.Tensor)]
+    return {StorageWeakRef(storage): storage.nbytes() for storage in every}
+
+
+def peak_mib(run: Step, device: str) -> float:
     """Peak memory of one call, without what was allocated before it."""
     if device.startswith("cuda"):
         torch.cuda.synchronize(device)
@@ -117,7 +149,7 @@ def peak_mib(run: Callable[[], Any], device: str) -> float:
     return live.peak / MIB
 
 
-def seconds_of(run: Callable[[], Any], calls: int = 1) -> float:
+def seconds_of(run: Step, calls: int = 1) -> float:
     """Seconds per call, until a GPU in use has finished."""
     wait = torch.cuda.synchronize if torch.cuda.is_initialized() else lambda: None
     wait()
@@ -128,17 +160,16 @@ def seconds_of(run: Callable[[], Any], calls: int = 1) -> float:
     return (time.perf_counter() - start) / calls
 
 
-def warm_up(run: Callable[[], Any], seconds: float = math.inf) -> float:
+def warm_up(run: Step, seconds: float) -> float:
     """Seconds of the fastest call of a warm-up; of a single call if it takes more than ``seconds``.
 
-    The first call of a small step takes many times as long as later ones, and some dozens of calls
-    are still slower: caches fill, threads start, the allocator adapts to the sizes asked for.
+    The first dozens of calls of a small step are slower: caches fill, threads start, the allocator
+    adapts to the sizes asked for.
     """
     first = fastest = seconds_of(run)
-    spent = 0.0
-    while first < seconds and spent < WARM_UP:
-        once = seconds_of(run)
-        fastest, spent = min(fastest, once), spent + once
+    end = time.perf_counter() + WARM_UP
+    while first < seconds and time.perf_counter() < end:
+        fastest = min(fastest, seconds_of(run))
     return fastest
 
 
@@ -153,9 +184,7 @@ def on_threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def time_in_turn(
-    steps: dict[str, Callable[[], Any]], rounds: int, seconds: float = math.inf
-) -> dict[str, list[float]]:
+def time_in_turn(steps: dict[str, Step], rounds: int, seconds: float = math.inf) -> Times:
     """Milliseconds per call, one value a round; a round calls every step, in changing order.
 
     Steps that take turns share the clock speed and the load of the machine, so ratios within a
@@ -167,7 +196,7 @@ def time_in_turn(
         once = warm_up(run, seconds)
         calls[name] = max(1, int(SECONDS_PER_ROUND / once))
         turns[name] = int(min(rounds, max(3, seconds / (once * calls[name]))))
-    times: dict[str, list[float]] = {name: [] for name in steps}
+    times: Times = {name: [] for name in steps}
     names = list(steps)
     for turn in tqdm(range(max(turns.values())), leave=False, unit="round"):
         shift = turn % len(names)
@@ -177,9 +206,7 @@ def time_in_turn(
     return times
 
 
-def row(
-    benchmark: str, provider: str, size: str, mode: str, metric: str, value: float
-) -> dict[str, Any]:
+def row(benchmark: str, provider: str, size: str, mode: str, metric: str, value: float) -> Row:
     return {
         "benchmark": benchmark,
         "provider": provider,
@@ -190,9 +217,7 @@ def row(
     }
 
 
-def rows(
-    benchmark: str, size: str, mode: str, times: dict[str, list[float]], *against: str
-) -> list[dict[str, Any]]:
+def rows(benchmark: str, size: str, mode: str, times: Times, *against: str) -> list[Row]:
     """Median time of each step, and the median of its ratio to some of them in the same round."""
     made = []
     for provider, values in times.items():
@@ -205,22 +230,11 @@ def rows(
     return made
 
 
-def show(table: list[dict[str, Any]]) -> None:
-    """Print one line per benchmark, size, mode and provider."""
-    lines: dict[tuple[str, ...], list[str]] = {}
-    for row in table:
-        key = (row["benchmark"], row["size"], row["mode"], row["provider"])
-        unit = " ms" if row["metric"] == "milliseconds" else f" {row['metric']}"
-        lines.setdefault(key, []).append(f"{row['value']:9.3f}{unit}")
-    for (benchmark, size, mode, provider), values in lines.items():
-        print(f"{benchmark:10s} {size:18s} {mode:17s} {provider:34s} {'  '.join(values)}")
-
-
-def save(path: Path, table: list[dict[str, Any]], machine: dict[str, Any]) -> None:
+def save(path: Path, table: list[Row], machine: dict[str, Any]) -> None:
     """Write the rows beside those of other benchmarks on the same machine."""
     measured = {row["benchmark"] for row in table}
     others = [row for row in kept(path, machine) if row["benchmark"] not in measured]
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f"{path.name}.part")
+    part = path.with_name(f"{path.name}.part")  # a record is whole, whenever a run is stopped
     part.write_text(json.dumps({"machine": machine, "rows": others + table}, indent=1) + "\n")
-    os.replace(part, path)
+    part.replace(path)

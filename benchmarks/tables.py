@@ -12,16 +12,6 @@ from experiments.common.tables import markdown, refill
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "performance.md"
-CONTRAST = {
-    "prototype": ["blocks", "dense", "double loop, as published"],
-    "sample": ["blocks"],
-    "uniform": [
-        "blocks",
-        "InfoNCE, chunks as in Inf-CL",
-        "PyGCL's InfoNCE",
-        "pytorch-metric-learning's NTXentLoss",
-    ],
-}
 PYGCL = "PyGCL's InfoNCE itself"
 
 
@@ -61,15 +51,20 @@ def step() -> str:
     return markdown(["loss", *(f"N={num}, threads: {threads}" for num, threads in columns)], lines)
 
 
-def contrast() -> str:
-    rows, sizes = rows_of("contrast", "contrast"), (128, 4096)
-    metrics = ["milliseconds", "peak MiB"]
-    lines = [
-        [mode, name, *(cell(rows, metrics, name, f"N={num} D=128 K=10", mode) for num in sizes)]
-        for mode, names in CONTRAST.items()
-        for name in names
-    ]
-    return markdown(["weights", "by", *(f"N={num}" for num in sizes)], lines)
+def grace() -> str:
+    rows, lines = rows_of("grace", "grace"), []
+    for provider in dict.fromkeys(row["provider"] for row in rows):
+        known = {row["metric"]: row["value"] for row in rows if row["provider"] == provider}
+        lines.append(
+            [
+                f"`{provider}`" if "(" in provider else provider,
+                f"{known['first loss']:.6f}",
+                f"{known['last loss']:.6f}",
+                f"{known['linear probe in %']:.2f} %",
+                f"{known['peak MiB of the process']:.0f} MiB",
+            ]
+        )
+    return markdown(["loss", "epoch 1", "epoch 60", "linear probe", "peak memory"], lines)
 
 
 def options() -> str:
@@ -93,7 +88,7 @@ def libraries() -> str:
 
 
 def tables() -> dict[str, str]:
-    return {made.__name__: made() for made in (step, contrast, options, libraries)}
+    return {made.__name__: made() for made in (step, grace, options, libraries)}
 
 
 if __name__ == "__main__":

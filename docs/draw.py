@@ -1,6 +1,6 @@
-"""Draws the negatives of a query, initialised prototypes, and how files use each other.
+"""Draws the negatives of a query: in the paper, with a window, and with soft clusters.
 
-python docs/draw.py         # writes docs/images/{how,family,start,architecture}.png
+python docs/draw.py  # writes docs/images/{how,family}.png
 """
 
 import argparse
@@ -14,7 +14,6 @@ import matplotlib.pyplot as plt
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import Circle
 
 from pgcl_losses import SinkhornPrototypes
 from pgcl_losses._normalize import unit_vectors
@@ -159,99 +158,6 @@ def draw_family() -> Figure:
     return figure
 
 
-def draw_start() -> Figure:
-    """Embeddings in about one direction: random prototypes, and after `start_from_`."""
-    figure, panels = plt.subplots(1, 2, figsize=(9, 4.4), layout="constrained")
-    torch.manual_seed(0)
-    groups = torch.tensor([20.0, 35.0, 50.0, 65.0]).deg2rad()
-    z = on_circle(groups.repeat(15) + 0.05 * torch.randn(15 * len(groups)))
-    prototypes = SinkhornPrototypes(dim=2, num_prototypes=len(groups))
-    points = z * (1 + 0.06 * torch.randn(len(z), 1))
-    for axes, title in zip(panels, ("random", "after start_from_(embeddings)"), strict=True):
-        for point, nearest in zip(points.tolist(), prototypes.assign(z).tolist(), strict=True):
-            axes.plot(*point, "o", color=COLOURS[nearest], alpha=0.7, mew=0)
-        for number, prototype in enumerate(unit_vectors(prototypes.weight.detach(), z.dtype)):
-            axes.plot(*prototype.tolist(), "*", color=COLOURS[number], ms=20, mec="white")
-        axes.add_patch(Circle((0, 0), 1, fill=False, color="0.85", zorder=0))
-        axes.set_title(title)
-        axes.set_aspect("equal")
-        axes.set_axis_off()
-        prototypes.start_from_(z)
-    return figure
-
-
-# Where each file stands, across and down.
-ROOMS = {
-    "adapters/pyg": (0.0, 0.0),
-    "adapters/dgl": (1.2, 0.0),
-    "adapters/pygcl": (2.4, 0.0),
-    "pgcl": (1.2, 1.0),
-    "distributed": (2.9, 1.0),
-    "prototypes": (0.0, 2.0),
-    "consistency": (1.2, 2.0),
-    "contrast": (2.4, 2.0),
-    "sinkhorn": (-0.35, 3.0),
-    "kmeans": (0.55, 3.0),
-    "weights": (1.7, 3.0),
-    "info_nce": (2.9, 3.0),
-    "engine/dispatch": (2.9, 4.0),
-    "engine/dense": (1.5, 5.0),
-    "engine/blocks": (2.9, 5.0),
-    "engine/flex": (4.3, 5.0),
-    "engine/pairs": (2.9, 6.0),
-}
-USES = [
-    ("adapters/pyg", "pgcl", ""),
-    ("adapters/dgl", "pgcl", "embeddings"),
-    ("adapters/pygcl", "pgcl", ""),
-    ("pgcl", "distributed", "counts"),
-    ("pgcl", "prototypes", "embeddings"),
-    ("pgcl", "consistency", "log p, q"),
-    ("pgcl", "contrast", "assignments"),
-    ("prototypes", "sinkhorn", "scores"),
-    ("prototypes", "kmeans", "embeddings"),
-    ("contrast", "weights", "clusters"),
-    ("contrast", "info_nce", "weights"),
-    ("info_nce", "engine/dispatch", "pairs"),
-    ("engine/dispatch", "engine/dense", ""),
-    ("engine/dispatch", "engine/blocks", "portions"),
-    ("engine/dispatch", "engine/flex", ""),
-    ("engine/dense", "engine/pairs", ""),
-    ("engine/blocks", "engine/pairs", "weights"),
-    ("engine/flex", "engine/pairs", ""),
-]
-
-
-def draw_rooms() -> Figure:
-    figure, axes = plt.subplots(figsize=(10, 7.6), layout="constrained")
-    for name, (x, y) in ROOMS.items():
-        optional = name.startswith("adapters/") or name == "engine/flex"
-        axes.text(
-            x,
-            -y,
-            f"{name}.py",
-            ha="center",
-            va="center",
-            bbox={
-                "boxstyle": "round,pad=0.5",
-                "facecolor": "#eef3fb",
-                "edgecolor": "#4472c4",
-                "linestyle": "--" if optional else "-",
-            },
-        )
-    for user, used, what in USES:
-        (x0, y0), (x1, y1) = ROOMS[user], ROOMS[used]
-        sideways = y0 == y1
-        start = (x0 + 0.45, -y0) if sideways else (x0, -y0 - 0.22)
-        end = (x1 - 0.45, -y1) if sideways else (x1, -y1 + 0.22)
-        axes.annotate("", end, start, arrowprops={"arrowstyle": "->", "color": "0.4"})
-        middle = ((start[0] + end[0]) / 2, (start[1] + end[1]) / 2)
-        axes.text(*middle, what, ha="center", va="center", color="0.35", backgroundcolor="white")
-    axes.set(xlim=(-0.9, 5.0), ylim=(-6.4, 0.4))
-    axes.set_axis_off()
-    return figure
-
-
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -265,8 +171,6 @@ if __name__ == "__main__":
     pictures = {
         "how": draw_query,
         "family": draw_family,
-        "start": draw_start,
-        "architecture": draw_rooms,
     }
     for name, draw in pictures.items():
         draw().savefig(args.output / f"{name}.png", dpi=110)

@@ -13,126 +13,106 @@ Purity is the fraction of samples whose class is the most frequent one at their 
 
 import argparse
 import os
-import sys
 from pathlib import Path
 
 import torch
-from torch import Tensor, distributed, nn
+from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
-from tqdm import tqdm  # pip install -e '.[experiments]'
 
 from pgcl_losses import PGCLLoss
 
 BATCH, CLASSES, SIGNAL, NOISE, FEATURES, DIM = 256, 4, 8, 24, 64, 32  # BATCH: of all processes
 
+parser = argparse.ArgumentParser(description="PGCL on one process or many.")
+parser.add_argument("--epochs", type=int, default=15)
+parser.add_argument("--steps", type=int, default=16, help=f"batches of {BATCH} in an epoch")
+parser.add_argument("--output", type=Path, help="new file for the state_dict")
+args = parser.parse_args()
+if min(args.epochs, args.steps) < 1:
+    parser.error("--epochs and --steps must be 1 or more")
+if args.output and (args.output.exists() or not args.output.parent.is_dir()):
+    parser.error(f"--output must be a new file in an existing folder, but it is {args.output}")
+
+# torchrun sets these variables.
+rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+if BATCH % world_size:
+    raise SystemExit(f"the number of processes must divide {BATCH}, but it is {world_size}")
+device = torch.device("cpu")
+if torch.cuda.is_available():
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
+    torch.cuda.set_device(device)
+if world_size > 1:
+    distributed.init_process_group("nccl" if device.type == "cuda" else "gloo")
+
 
 class SyntheticClusters:
     """Gaussian clusters with noise through one random layer; the same on all processes."""
 
-    def __init__(self, num_samples: int) -> None:
-        generator = torch.Generator().manual_seed(0)
-        centers = 1.2 * torch.randn(CLASSES, SIGNAL, generator=generator)
-        weight = torch.randn(SIGNAL + NOISE, FEATURES, generator=generator)
-        self.weight = weight / (SIGNAL + NOISE) ** 0.5
-        self.labels = torch.randint(CLASSES, (num_samples,), generator=generator)
-        noise = torch.randn(num_samples, SIGNAL, generator=generator)
-        self.signal = centers[self.labels] + noise  # [num_samples, SIGNAL]
+    def __init__(self, num_samples):
+        centers = 1.2 * torch.randn(CLASSES, SIGNAL)
+        self.weight = torch.randn(SIGNAL + NOISE, FEATURES) / (SIGNAL + NOISE) ** 0.5
+        self.labels = torch.randint(CLASSES, (num_samples,))
+        self.signal = centers[self.labels] + torch.randn(num_samples, SIGNAL)
 
-    def views(self, epoch: int) -> tuple[Tensor, Tensor]:
-        """Two views of every sample, other ones in each epoch."""
-        generator = torch.Generator().manual_seed(1 + epoch)
-        signal = self.signal.expand(2, -1, -1)
-        signal = signal + 0.3 * torch.randn(signal.shape, generator=generator)
-        noise = torch.randn(2, len(self.signal), NOISE, generator=generator)
-        view1, view2 = torch.tanh(torch.cat([signal, noise], dim=2) @ self.weight)
-        return view1, view2
+    def views(self):
+        """Two views of every sample, other ones in each call: [2, num_samples, FEATURES]."""
+        signal = self.signal + 0.3 * torch.randn(2, *self.signal.shape)
+        noise = torch.randn(2, len(self.signal), NOISE)
+        return torch.tanh(torch.cat([signal, noise], dim=2) @ self.weight)
 
 
 class Model(nn.Module):
     """Encoder and loss in one: DistributedDataParallel then synchronises the prototypes as well."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.encoder = nn.Sequential(nn.Linear(FEATURES, 128), nn.ReLU(), nn.Linear(128, DIM))
         self.pgcl = PGCLLoss(DIM)
 
-    def forward(self, view1: Tensor, view2: Tensor) -> Tensor:
+    def forward(self, view1, view2):
         return self.pgcl(self.encoder(view1), self.encoder(view2))
 
 
-def train(
-    model: nn.Module, optimizer: torch.optim.Optimizer, loader: DataLoader, device: torch.device
-) -> float:
+def train(loader):
     total = torch.zeros((), device=device)
     for view1, view2 in loader:
-        loss = model(view1.to(device), view2.to(device))
+        loss = wrapped(view1.to(device), view2.to(device))
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         total += loss.detach()
-    if distributed.is_initialized():
+    if world_size > 1:
         # The mean over processes is the loss of the whole batch.
         distributed.all_reduce(total)
-        total /= distributed.get_world_size()
-    return total.item() / len(loader)
+    return total.item() / world_size / len(loader)
 
 
 @torch.no_grad()
-def test(model: Model, data: SyntheticClusters, device: torch.device) -> float:
-    view, _ = data.views(0)
+def test(view, labels):
     nearest = model.pgcl.prototypes.assign(model.encoder(view.to(device))).cpu()
-    counts = nn.functional.one_hot(nearest).T @ nn.functional.one_hot(data.labels)  # [K, CLASSES]
-    return counts.max(dim=1).values.sum().item() / len(data.labels)
+    counts = nn.functional.one_hot(nearest).T @ nn.functional.one_hot(labels)  # [K, CLASSES]
+    return counts.max(dim=1).values.sum().item() / len(labels)
 
 
-def main(args: argparse.Namespace) -> None:
-    # torchrun sets these variables.
-    rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-    if BATCH % world_size:
-        raise SystemExit(f"the number of processes must divide {BATCH}, but it is {world_size}")
-    device = torch.device("cpu")
-    if torch.cuda.is_available():
-        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
-        torch.cuda.set_device(device)
-    if world_size > 1:
-        distributed.init_process_group("nccl" if device.type == "cuda" else "gloo")
-
-    data = SyntheticClusters(args.steps * BATCH)
-    torch.manual_seed(0)
-    model = Model().to(device)
-    wrapped = DistributedDataParallel(model) if world_size > 1 else model
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-    progress = tqdm(range(args.epochs), unit="epoch", disable=rank > 0)
-    for epoch in progress:
-        views = TensorDataset(*data.views(epoch))
-        # The parts of all processes make up the batch that one process would take.
-        sampler = DistributedSampler(views, world_size, rank)
-        sampler.set_epoch(epoch)
-        loader = DataLoader(views, BATCH // world_size, sampler=sampler)
-        loss = train(wrapped, optimizer, loader, device)
-        if rank == 0:
-            purity = test(model, data, device)
-            progress.write(f"Epoch: {epoch + 1:03d}, Loss: {loss:.6f}, Purity: {purity:.3f}")
-    if rank == 0 and args.output:
-        torch.save(model.state_dict(), args.output)
-    if world_size > 1:
-        distributed.barrier()  # rank 0 may still be at work
-        distributed.destroy_process_group()
-        # DistributedDataParallel keeps threads of gloo alive, which abort some exits of Python.
-        sys.stdout.flush()
-        os._exit(0)
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="PGCL on one process or many.")
-    parser.add_argument("--epochs", type=int, default=15)
-    parser.add_argument("--steps", type=int, default=16, help=f"batches of {BATCH} in an epoch")
-    parser.add_argument("--output", type=Path, help="new file for the state_dict")
-    args = parser.parse_args()
-    for name in ("epochs", "steps"):
-        if getattr(args, name) < 1:
-            parser.error(f"--{name} must be 1 or more, but it is {getattr(args, name)}")
-    if args.output and (args.output.exists() or not args.output.parent.is_dir()):
-        parser.error(f"--output must be a new file in an existing folder, but it is {args.output}")
-    main(args)
+torch.manual_seed(0)  # the same on all processes, which then draw the same
+data = SyntheticClusters(args.steps * BATCH)
+test_view, _ = data.views()
+model = Model().to(device)
+wrapped = DistributedDataParallel(model) if world_size > 1 else model
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+for epoch in range(1, args.epochs + 1):
+    views = TensorDataset(*data.views())
+    # The parts of all processes make up the batch that one process would take.
+    sampler = DistributedSampler(views, world_size, rank)
+    sampler.set_epoch(epoch)
+    loss = train(DataLoader(views, BATCH // world_size, sampler=sampler))
+    if rank == 0:
+        purity = test(test_view, data.labels)
+        print(f"Epoch: {epoch:03d}, Loss: {loss:.6f}, Purity: {purity:.3f}", flush=True)
+if rank == 0 and args.output:
+    torch.save(model.state_dict(), args.output)
+if world_size > 1:
+    distributed.barrier()  # rank 0 may still be at work
+    distributed.destroy_process_group()
+    os._exit(0)  # DistributedDataParallel keeps threads of gloo alive, which abort some exits

@@ -12,13 +12,10 @@ import math
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
-from torch_geometric import seed_everything  # pip install -e '.[experiments]'
-from torch_geometric.data import Batch, Data
+from torch_geometric.data import Data  # pip install -e '.[pyg]'
 from torch_geometric.loader import DataLoader
 from torch_geometric.nn import SAGEConv, global_mean_pool
 from torch_geometric.utils import to_undirected
-from tqdm import tqdm  # pip install -e '.[experiments]'
 
 from pgcl_losses import InfoNCE
 
@@ -32,7 +29,7 @@ HELD_OUT, NODES, EDGES, TYPES, WORDS, DIM = 200, 10, 14, 8, 5, 64
 device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def synthetic_graph() -> Data:
+def synthetic_graph():
     types = torch.randint(TYPES, (NODES,))
     edges = torch.rand(EDGES, NODES).topk(2).indices.T  # [2, EDGES]
     low, high = types[edges].sort(0).values
@@ -44,22 +41,17 @@ def synthetic_graph() -> Data:
 
 
 class GraphEncoder(torch.nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.conv = SAGEConv(TYPES, 128, aggr="add")
         self.lin = torch.nn.Linear(128, DIM)
 
-    def forward(self, data: Batch) -> Tensor:
+    def forward(self, data):
         x = self.conv(data.x, data.edge_index).relu()
         return self.lin(global_mean_pool(x, data.batch))  # [num_graphs, DIM]
 
 
-def load(graphs: list[Data], batch_size: int, shuffle: bool = False) -> DataLoader:
-    """Batches whose `captions_batch` says which graph each caption belongs to."""
-    return DataLoader(graphs, batch_size, shuffle, follow_batch=["captions"])
-
-
-def train() -> float:
+def train():
     total_loss = 0.0
     for data in train_loader:
         data = data.to(device)
@@ -74,17 +66,18 @@ def train() -> float:
 
 
 @torch.no_grad()
-def test() -> float:
+def test():
     """The fraction of held-out captions whose nearest graph is their own."""
     (data,) = (data.to(device) for data in test_loader)
     nearest = (text_encoder(data.captions) @ F.normalize(graph_encoder(data)).T).argmax(1)
     return (nearest == data.captions_batch).float().mean().item()
 
 
-seed_everything(args.seed)
+torch.manual_seed(args.seed)
 graphs = [synthetic_graph() for _ in range(args.graphs + HELD_OUT)]
-train_loader = load(graphs[HELD_OUT:], 100, shuffle=True)
-test_loader = load(graphs[:HELD_OUT], HELD_OUT)
+# `captions_batch` says which graph each caption belongs to.
+train_loader = DataLoader(graphs[HELD_OUT:], 100, shuffle=True, follow_batch=["captions"])
+test_loader = DataLoader(graphs[:HELD_OUT], HELD_OUT, follow_batch=["captions"])
 graph_encoder = GraphEncoder().to(device)
 text_encoder = torch.nn.EmbeddingBag(TYPES * TYPES, DIM).to(device)
 logit_scale = torch.nn.Parameter(torch.tensor(math.log(1 / 0.07), device=device))  # as in CLIP
@@ -93,7 +86,6 @@ parameters = [*graph_encoder.parameters(), *text_encoder.parameters(), logit_sca
 optimizer = torch.optim.Adam(parameters, lr=1e-2)
 
 print(f"Epoch: 000, Retrieval accuracy: {test():.3f}")
-progress = tqdm(range(1, args.epochs + 1), unit="epoch")
-for epoch in progress:
+for epoch in range(1, args.epochs + 1):
     line = f"Epoch: {epoch:03d}, Loss: {train():.3f}, Retrieval accuracy: {test():.3f}"
-    progress.write(f"{line}, Temperature: {1 / logit_scale.exp().item():.3f}")
+    print(f"{line}, Temperature: {1 / logit_scale.exp().item():.3f}")

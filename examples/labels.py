@@ -11,13 +11,10 @@ import argparse
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
-from torch_geometric import seed_everything  # pip install -e '.[experiments]'
-from torch_geometric.data import Batch, Data
+from torch_geometric.data import Batch, Data  # pip install -e '.[pyg]'
 from torch_geometric.loader import DataLoader
 from torch_geometric.nn import GraphSAGE, global_mean_pool
 from torch_geometric.utils import stochastic_blockmodel_graph
-from tqdm import tqdm  # pip install -e '.[experiments]'
 
 from pgcl_losses import InfoNCE
 from pgcl_losses.adapters.pyg import EdgePerturb
@@ -33,7 +30,7 @@ CLASSES, TYPES, DIM = 4, 7, 32
 device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def synthetic_graph(label: int) -> Data:
+def synthetic_graph(label):
     """Sixteen nodes of random types; the class says which types are often linked."""
     types = torch.arange(TYPES)
     distance = (types[:, None] - types).abs()
@@ -45,24 +42,23 @@ def synthetic_graph(label: int) -> Data:
 
 
 class Encoder(torch.nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.sage = GraphSAGE(TYPES, 64, num_layers=2, aggr="add")
         self.lin = torch.nn.Linear(64, DIM)
 
-    def forward(self, data: Batch) -> Tensor:
+    def forward(self, data):
         x = self.sage(data.x, data.edge_index).relu()
         return self.lin(global_mean_pool(x, data.batch))  # [num_graphs, DIM]
 
 
-def train(encoder: Encoder, items: Tensor) -> None:
-    for i, graph in enumerate(train_graphs):
-        graph.item = int(items[i])
-    loader = DataLoader(train_graphs, batch_size=100, shuffle=True)
+def train(encoder, items):
+    for graph, item in zip(train_graphs, items.tolist(), strict=True):
+        graph.item = item
     augment, criterion = EdgePerturb(0.2), InfoNCE()
     optimizer = torch.optim.Adam(encoder.parameters(), lr=3e-3)
-    for _ in tqdm(range(args.epochs), unit="epoch"):
-        for data in loader:
+    for _ in range(args.epochs):
+        for data in DataLoader(train_graphs, batch_size=100, shuffle=True):
             data = data.to(device)
             z1, z2 = encoder(augment(data)), encoder(augment(data))
             loss = criterion(z1, z2, items=data.item)
@@ -72,26 +68,23 @@ def train(encoder: Encoder, items: Tensor) -> None:
 
 
 @torch.no_grad()
-def test(encoder: Encoder) -> float:
+def test(encoder):
     """Accuracy of the nearest mean of the labelled graphs."""
-    labelled, held_out = (
-        Batch.from_data_list(graphs).to(device)
-        for graphs in (train_graphs[: args.labels], test_graphs)
-    )
-    z = F.normalize(encoder(labelled))
-    means = F.one_hot(labelled.y).float().T @ z  # [CLASSES, DIM]
-    predicted = (F.normalize(encoder(held_out)) @ F.normalize(means).T).argmax(1)
+    labelled = Batch.from_data_list(train_graphs[: args.labels]).to(device)
+    held_out = Batch.from_data_list(test_graphs).to(device)
+    means = F.one_hot(labelled.y).float().T @ F.normalize(encoder(labelled))  # [CLASSES, DIM]
+    predicted = (encoder(held_out) @ F.normalize(means).T).argmax(1)
     return (predicted == held_out.y).float().mean().item()
 
 
-seed_everything(args.seed)
+torch.manual_seed(args.seed)
 graphs = [synthetic_graph(i % CLASSES) for i in range(2 * args.graphs)]
 train_graphs, test_graphs = graphs[: args.graphs], graphs[args.graphs :]
-without = CLASSES + torch.arange(args.graphs)  # each graph is an item of its own
-labels = torch.tensor([graph.y for graph in train_graphs])
-some = torch.where(torch.arange(args.graphs) < args.labels, labels, without)
+ids = torch.arange(args.graphs)
+labels, without = ids % CLASSES, CLASSES + ids  # without a label: an item of its own
+some = torch.where(ids < args.labels, labels, without)
 for name, items in {"no labels": without, f"{args.labels} labels": some}.items():
-    seed_everything(args.seed)  # the same initial encoder
+    torch.manual_seed(args.seed)  # the same initial encoder
     encoder = Encoder().to(device)
     untrained = test(encoder)
     train(encoder, items)
