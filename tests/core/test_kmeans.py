@@ -1,6 +1,7 @@
 """k-means, and prototypes that are initialised by it."""
 
 import copy
+import warnings
 from unittest import mock
 
 import numpy as np
@@ -12,7 +13,7 @@ from helpers.ranks import on_ranks
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pgcl_losses import PGCLLoss, SinkhornPrototypes, kmeans
+from pgcl_losses import SinkhornPrototypes, kmeans
 from pgcl_losses._normalize import unit_vectors
 from pgcl_losses.kmeans import spherical_kmeans
 
@@ -22,14 +23,6 @@ FEW = pytest.mark.filterwarnings("ignore:PGCLLoss. . different embed:UserWarning
 
 def unit(z):
     return unit_vectors(z, z.dtype)
-
-
-def groups(num_groups=4, per_group=20, spread=0.01, seed=0):
-    """Embeddings around orthogonal directions, and the number of each one's direction."""
-    directions = torch.eye(DIM)[:num_groups].repeat_interleave(per_group, 0)
-    labels = torch.arange(num_groups).repeat_interleave(per_group)
-    noise = spread * torch.randn(directions.shape, generator=of_seed(seed))
-    return 3 * (directions + noise), labels
 
 
 @FEW
@@ -58,78 +51,21 @@ def test_agrees_with_the_oracle(
     np.testing.assert_allclose(ours, expected, rtol=1e-7, atol=1e-7)
 
 
-@pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
-def test_separate_groups_become_prototypes(seed, dtype):
-    z, labels = groups(seed=seed)
-    torch.manual_seed(seed)
-    prototypes = SinkhornPrototypes(DIM, 4)
-    assert prototypes.start_from_(z.to(dtype)) is prototypes
-    clusters = prototypes.assign(z)
-    pairs = set(zip(clusters.tolist(), labels.tolist(), strict=True))
-    assert len(pairs) == len({cluster for cluster, _ in pairs}) == 4
-    nearest = (unit(z) @ unit(prototypes.weight).T).max(1).values
-    assert nearest.min() > 0.99
-
-
-def test_greedy_seeds_miss_no_group():
-    """With one candidate for each seed, k-means++ misses a group in 6 of these 60 cases."""
-    for seed in range(60):
-        torch.manual_seed(seed)
-        directions = torch.linalg.qr(torch.randn(16, 6)).Q.T
-        z = directions.repeat_interleave(40, 0) + 0.05 * torch.randn(240, 16)
-        prototypes = SinkhornPrototypes(16, 6)
-        prototypes.start_from_(z)
-        assert len(prototypes.assign(directions).unique()) == 6
-
-
-def test_start_from_is_repeatable_and_changes_nothing_else():
-    z, _ = groups(spread=1.0)
-    torch.manual_seed(1)
-    prototypes = SinkhornPrototypes(DIM, 6, queue_size=4)
-    prototypes(*torch.randn(2, 8, DIM, requires_grad=True))
-    weight, before = prototypes.weight, {k: v.clone() for k, v in prototypes.state_dict().items()}
-    twin = copy.deepcopy(prototypes)
-    for module in (prototypes, twin):
-        torch.manual_seed(7)
-        module.start_from_(z)
-    assert torch.equal(weight, twin.weight)
-    assert prototypes.weight is weight  # the optimizer's own
-    assert weight.requires_grad
-    assert weight.grad is None
-    lengths = before.pop("weight").norm(dim=1)
-    torch.testing.assert_close(weight.norm(dim=1), lengths)
-    for name, value in before.items():
-        assert torch.equal(prototypes.state_dict()[name], value)
-
-
-def test_embeddings_of_the_queue_are_balanced_over_the_new_prototypes():
-    z, _ = groups(spread=1.0)
-    prototypes, plain = SinkhornPrototypes(DIM, 4, queue_size=6), SinkhornPrototypes(DIM, 4)
-    views = torch.randn(2, 6, DIM)
-    prototypes(*views.clone().requires_grad_())
-    prototypes.start_from_(z)
-    plain.load_state_dict({"weight": prototypes.weight.detach(), "step": prototypes.step})
-    now = torch.randn(2, 3, DIM)
-    assignments = plain(*torch.cat([now, views], dim=1))  # the queue as part of the batch
-    for ours, expected in zip(prototypes(*now), assignments, strict=True):
-        torch.testing.assert_close(ours.targets, expected.targets[:3])
-
-
-def test_each_head_is_initialised_by_itself():
-    z, _ = groups()
-    torch.manual_seed(0)
+def test_separate_groups_become_prototypes_of_every_head(dtype):
+    directions = torch.eye(DIM)[:4]
+    z = 3 * directions.repeat_interleave(20, 0) + 0.03 * torch.randn(80, DIM)
     prototypes = SinkhornPrototypes(DIM, (4, 4, 2))
-    prototypes.start_from_(z)
-    for head in prototypes.weight[:8].split(4):
-        assert (unit(z) @ unit(head).T).max(1).values.min() > 0.99
-        assert len(prototypes.assign(z)[:, 0].unique()) == 4
+    assert prototypes.start_from_(z.to(dtype)) is prototypes
+    for head, size in enumerate((4, 4, 2)):
+        assert len(prototypes.assign(directions)[:, head].unique()) == size
+    nearest = (directions @ unit(prototypes.weight[:8]).T).view(4, 2, 4).amax(2)
+    assert nearest.min() > 0.99
 
 
 @pytest.mark.parametrize("spread", [0.1, 0.01, 0.001])
 def test_embeddings_that_hardly_differ_initialise_different_prototypes(spread):
-    random = of_seed(0)
-    z = torch.randn(96, generator=random) + spread * torch.randn(400, 96, generator=random)
+    z = torch.randn(96) + spread * torch.randn(400, 96)
     prototypes = SinkhornPrototypes(96, 10)
     prototypes.start_from_(z)
     new = prototypes.weight.detach().double()
@@ -138,84 +74,56 @@ def test_embeddings_that_hardly_differ_initialise_different_prototypes(spread):
     assert len(prototypes.double().assign(z.double()).unique()) == 10
 
 
-def test_deterministic_mode_and_another_default_device_change_nothing():
-    z, _ = groups(spread=1.0)
-    weights = []
-    for device, deterministic in (("cpu", False), ("meta", True)):
-        torch.manual_seed(1)
-        prototypes = SinkhornPrototypes(DIM, 6)
-        torch.use_deterministic_algorithms(deterministic)
-        try:
-            with torch.device(device):
-                weights.append(prototypes.start_from_(z).weight)
-        finally:
-            torch.use_deterministic_algorithms(False)
-    assert torch.equal(*weights)
+def test_start_from_is_repeatable_and_changes_directions_alone():
+    """Also in deterministic mode, and with another default device."""
+    z = torch.randn(80, DIM)
+    prototypes = SinkhornPrototypes(DIM, 6, queue_size=4)
+    prototypes(*torch.randn(2, 8, DIM, requires_grad=True))
+    weight, before = prototypes.weight, copy.deepcopy(prototypes.state_dict())
+    twin = copy.deepcopy(prototypes)
+    torch.manual_seed(7)
+    prototypes.start_from_(z)
+    torch.manual_seed(7)
+    torch.use_deterministic_algorithms(True)
+    try:
+        with torch.device("meta"):
+            twin.start_from_(z)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert torch.equal(weight, twin.weight)
+    assert prototypes.weight is weight  # the optimizer's own
+    assert weight.requires_grad
+    assert weight.grad is None
+    torch.testing.assert_close(weight.norm(dim=1), before.pop("weight").norm(dim=1))
+    for name, value in before.items():
+        assert torch.equal(prototypes.state_dict()[name], value)
 
 
 @FEW
 class TestFewEmbeddings:
-    def test_unused_prototypes_stay_where_they_are(self):
+    @pytest.mark.parametrize(
+        ("z", "different"),
+        [
+            (torch.eye(DIM)[:2].repeat(7, 1), 2),
+            (torch.eye(DIM)[:1], 1),
+            (torch.zeros(4, DIM), 0),
+        ],
+    )
+    def test_unused_prototypes_stay_where_they_are(self, z, different):
         prototypes = SinkhornPrototypes(DIM, 6)
         before = prototypes.weight.detach().clone()
-        z = torch.eye(DIM)[:2].repeat(7, 1)
-        with pytest.warns(UserWarning, match="2 different embeddings initialise 6 prototypes"):
+        with pytest.warns(UserWarning, match=f"{different} different embeddings initialise 6 pro"):
             prototypes.start_from_(z)
-        ours = prototypes.weight.detach()
-        cosines = unit(ours[:2]) @ torch.eye(DIM)[:2].T
-        torch.testing.assert_close(cosines.sort(0).values, torch.tensor([[0.0, 0.0], [1.0, 1.0]]))
-        torch.testing.assert_close(ours[2:], before[2:])
-
-    @pytest.mark.parametrize("z", [torch.zeros(4, DIM), torch.zeros(1, DIM)])
-    def test_embeddings_of_zeros_move_no_prototype(self, z):
-        prototypes = SinkhornPrototypes(DIM, 3)
-        before = prototypes.weight.detach().clone()
-        prototypes.start_from_(z)
-        torch.testing.assert_close(prototypes.weight.detach(), before)
-
-    def test_a_single_embedding(self):
-        prototypes = SinkhornPrototypes(DIM, 3)
-        row = torch.randn(1, DIM)
-        prototypes.start_from_(row)
-        torch.testing.assert_close(unit(prototypes.weight[:1].detach()), unit(row))
+        after = prototypes.weight.detach()
+        moved = unit(after[:different]).sum(0)
+        torch.testing.assert_close(moved, torch.eye(DIM)[:different].sum(0))
+        torch.testing.assert_close(after[different:], before[different:])
 
     def test_prototypes_of_zeros_get_unit_length(self):
         prototypes = SinkhornPrototypes(DIM, 3)
-        with torch.no_grad():
-            prototypes.weight.zero_()
+        torch.nn.init.zeros_(prototypes.weight)
         prototypes.start_from_(torch.randn(9, DIM))
         torch.testing.assert_close(prototypes.weight.norm(dim=1), torch.ones(3))
-
-
-def test_start_from_between_forward_and_backward_is_an_error_of_autograd():
-    pgcl = PGCLLoss(DIM, 3)
-    loss = pgcl(*torch.randn(2, 6, DIM, requires_grad=True))
-    pgcl.prototypes.start_from_(torch.randn(9, DIM))
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        loss.backward()
-
-
-@pytest.mark.parametrize(
-    ("z", "error", "message"),
-    [
-        (torch.randn(4, 3), ValueError, r" has dimension 3 .*; make SinkhornPrototypes\(dim=3\)"),
-        (torch.randn(DIM), ValueError, r"embeddings must have shape \[N, D\], but got \(5,\)"),
-        (torch.randn(0, DIM), ValueError, "embeddings must not be empty"),
-        (
-            torch.tensor([[torch.nan] * DIM]),
-            ValueError,
-            "embeddings must be finite, but there is a",
-        ),
-        (torch.ones(4, DIM).long(), TypeError, "embeddings must be a floating-point Tensor"),
-        ([[1.0] * DIM], TypeError, "embeddings must be a Tensor"),
-    ],
-)
-def test_wrong_embeddings_are_errors(z, error, message):
-    prototypes = SinkhornPrototypes(DIM, 3)
-    before = prototypes.weight.detach().clone()
-    with pytest.raises(error, match=message):
-        prototypes.start_from_(z)
-    assert torch.equal(prototypes.weight, before)
 
 
 COUNTS = {1: [9], 2: [2, 7], 3: [5, 0, 4]}
@@ -226,7 +134,7 @@ def over_ranks(rank, num_ranks):
     weights = []
     for gather in (False, True):
         torch.manual_seed(rank if gather else 0)  # ranks begin with prototypes of their own
-        prototypes = PGCLLoss(DIM, (3, 4), gather=gather).prototypes
+        prototypes = SinkhornPrototypes(DIM, (3, 4), gather=gather)
         torch.manual_seed(rank if gather else 0)  # ranks draw augmentations of their own
         mine = z.split(COUNTS[num_ranks])[rank] if gather else z
         weights.append(prototypes.start_from_(mine).weight.detach())
@@ -235,14 +143,6 @@ def over_ranks(rank, num_ranks):
     prototypes.start_from_(z)
     after = torch.rand(3)
     torch.testing.assert_close(mean_over_ranks(after), after)
-    if num_ranks > 1:
-        wide = copy.deepcopy(prototypes).double() if rank else prototypes
-        with pytest.raises(ValueError, match="because they differ"):
-            wide.start_from_(z)
-        with pytest.raises(ValueError, match="embeddings must be finite"):
-            prototypes.start_from_(torch.full((2, DIM), torch.nan))
-        with pytest.raises(ValueError, match="because they differ"):
-            prototypes.start_from_(z / (rank > 0))
     return weights[1]
 
 
@@ -250,3 +150,25 @@ def over_ranks(rank, num_ranks):
 def test_prototypes_over_ranks_are_those_of_one_process(num_ranks):
     first, *others = on_ranks(over_ranks, num_ranks)
     assert all(torch.equal(first, other) for other in others)
+
+
+def errors_on_one_rank(rank, num_ranks):
+    prototypes = SinkhornPrototypes(DIM, 6)
+    wide = copy.deepcopy(prototypes).double() if rank else prototypes
+    with pytest.raises(ValueError, match=r"rank 0: weight=torch\.float32\n"):
+        wide.start_from_(torch.ones(2, DIM))
+    for bad_rank in (0, 1):
+        z = torch.full((2, DIM), torch.nan if rank == bad_rank else 1.0)
+        with pytest.raises(ValueError, match=f"rank {bad_rank}: .*embeddings must be finite"):
+            prototypes.start_from_(z)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises((UserWarning, RuntimeError)) as caught:
+            prototypes.start_from_(torch.ones(2, DIM))
+    return str(caught.value)
+
+
+def test_an_error_on_one_rank_is_one_on_all():
+    first, second = on_ranks(errors_on_one_rank, 2)
+    assert "1 different embeddings initialise 6 prototypes" in first
+    assert "rank 0 could not compute the initial prototypes" in second

@@ -1,6 +1,5 @@
 """Unit embeddings, and the dtype in which losses are computed."""
 
-import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import given
@@ -18,22 +17,13 @@ def test_unit_vectors_are_those_of_normalize(seed, n, d):
     upstream = torch.randn(n, d, generator=generator, dtype=F64)
     ours, theirs = unit_vectors(z, F64), F.normalize(z)
     torch.testing.assert_close(ours, theirs)
-    for result in (ours, theirs):
-        result.backward(upstream)
-    torch.testing.assert_close(z.grad, torch.autograd.grad(F.normalize(z), z, upstream)[0] * 2)
+    torch.testing.assert_close(*(torch.autograd.grad(x, z, upstream) for x in (ours, theirs)))
 
 
 def test_gradcheck():
     z = torch.randn(3, 4, 5, dtype=F64, requires_grad=True)
-    assert torch.autograd.gradcheck(lambda z: unit_vectors(z, F64), z)
+    assert torch.autograd.gradcheck(lambda z: unit_vectors(z, F64), z, check_forward_ad=True)
     assert torch.autograd.gradgradcheck(lambda z: unit_vectors(z, F64), z)
-
-
-def test_forward_mode_and_transforms():
-    z = torch.randn(3, 4, dtype=F64)
-    expected = torch.autograd.functional.jacobian(lambda z: unit_vectors(z, F64), z)
-    for transform in (torch.func.jacrev, torch.func.jacfwd):
-        torch.testing.assert_close(transform(lambda z: unit_vectors(z, F64))(z), expected)
 
 
 def test_vectors_of_nearly_0_become_0_without_gradient():
@@ -45,13 +35,7 @@ def test_vectors_of_nearly_0_become_0_without_gradient():
     assert z.grad[2].any()
 
 
-@pytest.mark.parametrize(
-    ("dtypes", "expected"),
-    [
-        ([torch.float16], torch.float32),
-        ([torch.bfloat16, torch.float16], torch.float32),
-        ([torch.float32, torch.float64], torch.float64),
-    ],
-)
-def test_computing_dtype(dtypes, expected):
-    assert computing_dtype(*(torch.empty(0, dtype=dtype) for dtype in dtypes)) == expected
+def test_losses_are_computed_in_float32_or_in_float64_where_a_tensor_is():
+    half, single, double = (torch.empty(0, dtype=x) for x in (torch.half, torch.float, F64))
+    assert computing_dtype(half, half.bfloat16()) == torch.float32
+    assert computing_dtype(single, double) == torch.float64

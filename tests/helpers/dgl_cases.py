@@ -1,69 +1,83 @@
-"""DGL's augmentations, graphs to augment that say where everything is from, and a model."""
+"""DGL: the same names as in helpers.pyg_cases."""
 
 import dgl
 import torch
 from dgl.nn import GINConv, SumPooling
-from hypothesis import strategies as st
 from torch import nn
 
+from helpers.batches import DIM, Contents, features_of, layers_of, numbered, ring
 from pgcl_losses import PGCLLoss
-from pgcl_losses.adapters.dgl import (
-    AttributeMask,
-    ContrastiveModel,
-    EdgePerturb,
-    NodeDrop,
-    Subgraph,
-)
-
-KINDS = [NodeDrop, Subgraph, EdgePerturb, AttributeMask]
+from pgcl_losses.adapters import dgl as adapter
 
 
 def batch_of(graphs, idtype=torch.int64):
-    """A batch of (number of nodes, undirected edges); its features say where everything is from."""
+    """A batch of (number of nodes, edges)."""
     parts = []
-    num_nodes = num_edges = 0
-    for index, (size, pairs) in enumerate(graphs):
-        ends = torch.tensor(pairs, dtype=idtype).reshape(-1, 2).T
-        part = dgl.graph((*torch.cat([ends, ends.flip(0)], 1),), num_nodes=size, idtype=idtype)
-        part.ndata["graph"] = torch.full((size,), index)
-        part.ndata["_ID"] = torch.arange(num_nodes, num_nodes + size)
-        part.ndata["feat"] = torch.full((size, 3), index + 1.0)
-        part.edata["graph"] = torch.full((2 * len(pairs),), index)
-        part.edata["_ID"] = torch.arange(num_edges, num_edges + 2 * len(pairs))
-        # Both directions of an edge have the same weight.
-        part.edata["weight"] = torch.arange(float(len(pairs))).repeat(2)
+    for nodes, edges, ends in numbered(graphs):
+        part = dgl.graph((*ends.to(idtype),), num_nodes=len(nodes), idtype=idtype)
+        part.ndata["feat"] = features_of(nodes)
+        part.ndata["_ID"] = nodes  # a name that DGL uses itself
+        part.edata["_ID"] = edges
         parts.append(part)
-        num_nodes, num_edges = num_nodes + size, num_edges + 2 * len(pairs)
     return dgl.batch(parts)
 
 
-@st.composite
-def graph_lists(draw):
-    sizes = draw(st.lists(st.integers(0, 7), min_size=1, max_size=6))
-    return [
-        (
-            size,
-            draw(st.lists(st.tuples(*[st.integers(0, size - 1)] * 2), max_size=9)) if size else [],
-        )
-        for size in sizes
-    ]
+def contents(graph):
+    edges = torch.stack(graph.edges(order="eid")).long()
+    sizes = graph.batch_num_nodes().long()
+    assert graph.num_nodes() == sizes.sum()
+    edge_id, order = graph.edata["_ID"].sort()  # dgl.node_subgraph changes the order
+    return Contents(sizes, edges[:, order], graph.ndata["_ID"], edge_id, graph.ndata["feat"])
 
 
-def ring(size):
-    return size, [(node, (node + 1) % size) for node in range(size)]
+def apart(batch):
+    return dgl.unbatch(batch)
 
 
-class GIN(nn.Module):
-    def __init__(self, width=3, dim=16):
+def one_graph_in_other_ways():
+    batch, alone, counted = (batch_of([ring(6)]) for _ in range(3))
+    for graph in (alone, counted):
+        graph._batch_num_nodes = graph._batch_num_edges = None
+    assert counted.batch_size == 1  # after which dgl's own DropNode fails
+    short = batch_of([ring(6)], torch.int32)
+    short.set_batch_num_nodes(short.batch_num_nodes().int())
+    return [batch, alone, counted, short]
+
+
+def with_nodes(view, count):
+    """As many nodes again: without edges, at the end."""
+    return dgl.add_nodes(view, count - view.num_nodes())
+
+
+class NodeEncoder(nn.Module):
+    """Embeddings of nodes."""
+
+    def __init__(self, layers=None):
         super().__init__()
-        self.conv1 = GINConv(nn.Sequential(nn.Linear(width, dim), nn.ReLU(), nn.Linear(dim, dim)))
-        self.conv2 = GINConv(nn.Sequential(nn.Linear(dim, dim), nn.ReLU(), nn.Linear(dim, dim)))
-        self.pool = SumPooling()
+        self.convs = nn.ModuleList(GINConv(layer, "sum") for layer in layers or layers_of())
 
     def forward(self, graph, feat):
-        return self.pool(graph, self.conv2(graph, self.conv1(graph, feat).relu()))
+        for conv in self.convs:
+            feat = conv(graph, feat).relu()
+        return feat
 
 
-def model_of(encoder=None, augment1=None, augment2=None, feat_name="feat"):
-    augments = augment1 or NodeDrop(0.3), augment2 or EdgePerturb(0.3)
-    return ContrastiveModel(encoder or GIN(), *augments, PGCLLoss(16, 4), feat_name=feat_name)
+class Encoder(NodeEncoder):
+    """Embeddings of graphs."""
+
+    def forward(self, graph, feat):
+        return SumPooling()(graph, super().forward(graph, feat))
+
+
+def arguments_of(view):
+    """What the encoder of graphs is called with."""
+    return view, view.ndata["feat"]
+
+
+def model_of(augment1, augment2, *further, encoder=None, loss=None, feat_name="feat"):
+    encoder = Encoder() if encoder is None else encoder
+    loss = PGCLLoss(DIM, 4) if loss is None else loss
+    model = adapter.ContrastiveModel(
+        encoder, augment1, augment2, loss, *further, feat_name=feat_name
+    )
+    return model.double()

@@ -1,7 +1,6 @@
 """The contract of the engines word by word: in float64, with [M, M + B] matrices and autograd."""
 
 import math
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -9,16 +8,11 @@ from torch import Tensor
 from pgcl_losses.engine.pairs import Factors, Pairs, Table
 
 
-class Exact(NamedTuple):
-    """What an engine's results are compared with."""
+def exact(pairs: Pairs, temperature: float, d_log_s: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """log S ``[Q]``, and the gradient of sum_i d_log_s_i log S_i to embeddings and temperature.
 
-    log_s: Tensor  # [Q]
-    gradient: Tensor  # [M, D] of the sum of d_log_s_i log S_i
-    d_temperature: Tensor
-
-
-def exact(pairs: Pairs, temperature: float, d_log_s: Tensor) -> Exact:
-    """A query without negatives has log S = -inf, of which no gradient comes."""
+    A query without negatives has log S = -inf, of which no gradient comes.
+    """
     tau = torch.tensor(temperature, dtype=torch.float64, requires_grad=True)
     embeddings = pairs.embeddings.detach().requires_grad_()
     queries = embeddings[: pairs.num_queries()]
@@ -39,7 +33,7 @@ def exact(pairs: Pairs, temperature: float, d_log_s: Tensor) -> Exact:
     if some.any():
         total = (d_log_s * log_s)[some].sum()
         gradient, d_temperature = torch.autograd.grad(total, (embeddings, tau))
-    return Exact(log_s.detach(), gradient, d_temperature)
+    return log_s.detach(), gradient, d_temperature
 
 
 def are_present(pairs: Pairs) -> list[bool]:

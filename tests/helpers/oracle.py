@@ -6,16 +6,12 @@ takes differences of the loss.
 """
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 from hypothesis import assume
 
-Rows = np.ndarray
 
-
-def unit(rows: Rows) -> Rows:
+def unit(rows):
     rows = np.asarray(rows, dtype=np.float64)
     out = []
     for row in rows.tolist():
@@ -24,25 +20,25 @@ def unit(rows: Rows) -> Rows:
     return np.array(out).reshape(rows.shape)
 
 
-def cosine(a: Rows, b: Rows) -> float:
+def cosine(a, b):
     """Of unit vectors."""
     return float(sum(x * y for x, y in zip(a, b, strict=True)))
 
 
-def cosines(rows: Rows, others: Rows) -> list[list[float]]:
+def cosines(rows, others):
     """Of every pair of unit vectors."""
     others = others.tolist()  # Python adds its own floats several times as fast
     return [[cosine(a, b) for b in others] for a in rows.tolist()]
 
 
-def log_sum_exp(values: list[float]) -> float:
+def log_sum_exp(values):
     peak = max(values)
     if peak == -math.inf:
         return -math.inf
     return peak + math.log(sum(math.exp(v - peak) for v in values))
 
 
-def sinkhorn(scores: Rows, epsilon: float, iterations: int) -> Rows:
+def sinkhorn(scores, epsilon, iterations):
     n, k = len(scores), len(scores[0])
     log_q = [[float(scores[i][j]) / epsilon for j in range(k)] for i in range(n)]
     for _ in range(iterations):
@@ -57,36 +53,22 @@ def sinkhorn(scores: Rows, epsilon: float, iterations: int) -> Rows:
     return np.array([[math.exp(x - log_sum_exp(row)) for x in row] for row in log_q])
 
 
-def log_softmax(values: list[float]) -> list[float]:
-    total = log_sum_exp(values)
-    return [v - total for v in values]
-
-
-def targets(z: Rows, prototypes: Rows, epsilon: float, iterations: int) -> Rows:
+def targets(z, prototypes, epsilon, iterations):
     return sinkhorn(cosines(unit(z), unit(prototypes)), epsilon, iterations)
 
 
-def ranking(q: Rows, z: Rows, prototypes: Rows, epsilon: float = 0.05) -> Rows:
+def ranking(q, z, prototypes, epsilon=0.05):
     """What orders the clusters of each embedding: log q, and among equal ones the cosine."""
-    return np.array(
-        [
-            [
-                epsilon * math.log(max(q_ik, 1e-300)) + 1e-4 * score
-                for q_ik, score in zip(of_query, scores, strict=True)
-            ]
-            for of_query, scores in zip(
-                np.asarray(q).tolist(), cosines(unit(z), unit(prototypes)), strict=True
-            )
-        ]
-    )
+    scores = np.array(cosines(unit(z), unit(prototypes)))
+    return epsilon * np.log(np.maximum(q, 1e-300)) + 1e-4 * scores
 
 
-def log_predictions(z: Rows, prototypes: Rows, temperature: float) -> list[list[float]]:
-    of_embeddings = cosines(unit(z), unit(prototypes))
-    return [log_softmax([s / temperature for s in scores]) for scores in of_embeddings]
+def log_predictions(z, prototypes, temperature):
+    logits = np.array(cosines(unit(z), unit(prototypes))) / temperature
+    return [[logit - log_sum_exp(of_query) for logit in of_query] for of_query in logits.tolist()]
 
 
-def consistency(log_p: list[list[list[float]]], q: list[Rows]) -> list[float]:
+def consistency(log_p, q):
     """Per embedding, view 1 first: the mean cross-entropy with the targets of the other views."""
     q, views = [np.asarray(of_view).tolist() for of_view in q], range(len(q))
     losses = []
@@ -101,7 +83,7 @@ def consistency(log_p: list[list[list[float]]], q: list[Rows]) -> list[float]:
     return losses
 
 
-def gaussian_weights(distances: list[float], fractions: list[float]) -> list[float]:
+def gaussian_weights(distances, fractions):
     """M w of one query, from distances that each hold for a fraction of all samples."""
     mu = sum(f * d for f, d in zip(fractions, distances, strict=True))
     variance = sum(f * (d - mu) ** 2 for f, d in zip(fractions, distances, strict=True))
@@ -112,9 +94,7 @@ def gaussian_weights(distances: list[float], fractions: list[float]) -> list[flo
     return [w / total for w in weights]
 
 
-def pair_weights(
-    z: Rows, clusters: list[int] | None, prototypes: Rows | None, weighting: str
-) -> Rows:
+def pair_weights(z, clusters, prototypes, weighting):
     """M_i w_ij for all pairs of the 2N embeddings."""
     count = len(z)
     if weighting == "uniform":
@@ -128,7 +108,7 @@ def pair_weights(
     )
 
 
-def cluster_weights(prototypes: Rows, fractions: list[float], weighting: str) -> Rows:
+def cluster_weights(prototypes, fractions, weighting):
     """M_k w_kl for two clusters, with the fraction of the samples in each cluster."""
     if weighting != "prototype":
         return np.ones((len(prototypes), len(prototypes)))
@@ -141,7 +121,7 @@ def cluster_weights(prototypes: Rows, fractions: list[float], weighting: str) ->
     )
 
 
-def positions_of(q: Sequence[float]) -> list[int]:
+def positions_of(q):
     """The position of each cluster in an assignment, best first."""
     return [
         sum(q[other] > q[k] or (q[other] == q[k] and other < k) for other in range(len(q)))
@@ -150,14 +130,14 @@ def positions_of(q: Sequence[float]) -> list[int]:
 
 
 def family_weights(
-    z: Rows,
-    q_of_heads: list[Rows],
-    prototypes_of_heads: list[Rows],
-    weighting: str,
-    exclude_same_cluster: bool,
-    negative_ranks: tuple[int, int] | None,
-    soft_clusters: bool,
-) -> Rows:
+    z,
+    q_of_heads,
+    prototypes_of_heads,
+    weighting,
+    exclude_same_cluster,
+    negative_ranks,
+    soft_clusters,
+):
     """The mean over heads of M_i w_ij for all pairs of embeddings, 0 for what is no negative."""
     count = len(z)
     weights = np.zeros((count, count))
@@ -183,26 +163,14 @@ def family_weights(
     return weights
 
 
-def contrast(
-    views: Sequence[Rows],
-    weights: Rows,
-    clusters: list[int] | None,
-    temperature: float,
-    exclude_same_cluster: bool,
-    negatives: str,
-) -> list[float]:
+def contrast(views, weights, clusters, temperature, exclude_same_cluster, negatives):
     """Each query's loss, view 1 first: the mean over its positives, one in each other view."""
     if exclude_same_cluster:
         weights = np.where(np.equal.outer(clusters, clusters), 0.0, weights)
     return info_nce(views, temperature=temperature, negatives=negatives, weights=weights)[0]
 
 
-def partners(
-    items: Sequence[Sequence[int]],
-    memory_items: Sequence[int | None],
-    negatives: str,
-    listed: Sequence[tuple[int, int, float]] = (),
-) -> list[tuple[list[tuple[int, float]], list[int]]]:
+def partners(items, memory_items, negatives, listed=()):
     """The positives, with their weights, and the negatives of each query, set 1 first.
 
     The memory follows the sets. Listed are a query, a key and the weight of each pair.
@@ -224,27 +192,8 @@ def partners(
     return pairs
 
 
-def hard_weights(
-    sets: Sequence[Rows],
-    items: Sequence[Sequence[int]] | None = None,
-    memory: Sequence[Rows] = (),
-    memory_items: Sequence[int | None] | None = None,
-    *,
-    temperature: float = 0.2,
-    negatives: str = "all",
-    hardness: float = 0.0,
-    listed: Sequence[tuple[int, int, float]] = (),
-) -> Rows:
-    """N_i w_ij / sum_j w_ij with w_ij = e^(hardness s_ij / tau), for the N_i negatives of i."""
-    scores, pairs = _scores_and_partners(sets, items, memory, memory_items, negatives, listed)
-    return np.array(_hard_weights(scores, pairs, hardness / temperature))
-
-
-def _hard_weights(
-    scores: list[list[float]],
-    pairs: list[tuple[list[tuple[int, float]], list[int]]],
-    sharpness: float,
-) -> list[list[float]]:
+def hard_weights(scores, pairs, sharpness):
+    """N_i w_ij / sum_j w_ij with w_ij = e^(sharpness s_ij), for the N_i negatives of i."""
     weights = [[0.0] * len(of_query) for of_query in scores]
     for i, (_, others) in enumerate(pairs):
         total = log_sum_exp([-math.inf, *(sharpness * scores[i][j] for j in others)])
@@ -254,31 +203,44 @@ def _hard_weights(
 
 
 def info_nce(
-    sets: Sequence[Rows],
-    items: Sequence[Sequence[int]] | None = None,
-    memory: Sequence[Rows] = (),
-    memory_items: Sequence[int | None] | None = None,
+    sets,
+    items=None,
+    memory=(),
+    memory_items=None,
     *,
-    temperature: float = 0.2,
-    negatives: str = "all",
-    hardness: float = 0.0,
-    debias: float = 0.0,
-    weights: Rows | None = None,
-    queries: str = "all",
-    decoupled: bool = False,
-    listed: Sequence[tuple[int, int, float]] = (),
-) -> tuple[list[float], list[bool]]:
+    temperature=0.2,
+    negatives="all",
+    hardness=0.0,
+    weights_at=None,
+    debias=0.0,
+    weights=None,
+    queries="all",
+    decoupled=False,
+    listed=(),
+):
     """Each query's loss, set 1 first, and whether it has a positive.
 
     Without items row i of every set is item i. A memory item of None is that of no query. Weights
-    ``[M, M + B]`` of the negatives, 0 for what is none, are those of ``hardness`` if not given.
-    Listed are a query, a key and the weight of each pair given by index.
+    ``[M, M + B]`` of the negatives, 0 for what is none, are those of ``hardness`` if not given,
+    computed at other sets if wanted. Listed are a query, a key and the weight of each pair given by
+    index.
     """
-    scores, pairs = _scores_and_partners(sets, items, memory, memory_items, negatives, listed)
-    if queries == "first":
-        scores, pairs = scores[: len(sets[0])], pairs[: len(sets[0])]
+    if items is None:
+        items = [range(len(of_set)) for of_set in sets]
+    if memory_items is None:
+        memory_items = [None] * len(memory)
+    pairs = partners(items, memory_items, negatives, listed)
+    num_queries = len(sets[0]) if queries == "first" else len(pairs)
+    pairs = pairs[:num_queries]
+
+    def scores_of(sets):
+        z = unit(np.concatenate([np.asarray(x) for x in [*sets, memory] if len(x)]))
+        return cosines(z[:num_queries], z)
+
+    scores = scores_of(sets)
     if weights is None:
-        weights = _hard_weights(scores, pairs, hardness / temperature)
+        fixed = scores if weights_at is None else scores_of(weights_at)
+        weights = hard_weights(fixed, pairs, hardness / temperature)
     losses = []
     for of_query, weights_of_query, (positives, others) in zip(
         scores, np.asarray(weights).tolist(), pairs, strict=False
@@ -304,25 +266,7 @@ def info_nce(
     return losses, [len(positives) > 0 for positives, _ in pairs]
 
 
-def _scores_and_partners(
-    sets: Sequence[Rows],
-    items: Sequence[Sequence[int]] | None,
-    memory: Sequence[Rows],
-    memory_items: Sequence[int | None] | None,
-    negatives: str,
-    listed: Sequence[tuple[int, int, float]],
-) -> tuple[list[list[float]], list[tuple[list[tuple[int, float]], list[int]]]]:
-    """The cosines of each query with all embeddings, the memory's last, and its partners."""
-    if items is None:
-        items = [range(len(of_set)) for of_set in sets]
-    if memory_items is None:
-        memory_items = [None] * len(memory)
-    z = unit(np.concatenate([np.asarray(of_set) for of_set in [*sets, memory] if len(of_set)]))
-    pairs = partners(items, memory_items, negatives, listed)
-    return cosines(z[: len(pairs)], z), pairs
-
-
-def mean_of_queries(losses: list[float], have_positives: list[bool]) -> float:
+def mean_of_queries(losses, have_positives):
     """Over the queries that have a positive."""
     return sum(losses) / max(1, sum(have_positives))
 
@@ -330,15 +274,15 @@ def mean_of_queries(losses: list[float], have_positives: list[bool]) -> float:
 class Memory:
     """The last embeddings and their items, oldest first; None is the item of no query."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size):
         self.size = size
         self.clear()
 
-    def clear(self) -> None:
-        self.embeddings: list[Rows] = []
-        self.items: list[int | None] = []
+    def clear(self):
+        self.embeddings = []
+        self.items = []
 
-    def store(self, sets: Sequence[Rows], items: Sequence[Sequence[int]] | None = None) -> None:
+    def store(self, sets, items=None):
         if items is None:
             items = [[None] * len(of_set) for of_set in sets]
         self.embeddings += [embedding for of_set in sets for embedding in of_set]
@@ -348,20 +292,20 @@ class Memory:
 
 
 def pgcl_contrast(
-    views: Sequence[Rows],
-    prototypes_of_heads: Sequence[Rows],
-    items: Sequence[Sequence[int]] | None = None,
-    memory: Sequence[Rows] = (),
-    memory_items: Sequence[int | None] | None = None,
+    views,
+    prototypes_of_heads,
+    items=None,
+    memory=(),
+    memory_items=None,
     *,
-    temperature: float = 0.2,
-    negatives: str = "all",
-    weighting: str = "prototype",
-    exclude_same_cluster: bool = True,
-    negative_ranks: tuple[int, int] | None = None,
-    soft_clusters: bool = False,
-    **pairs: Any,
-) -> list[float]:
+    temperature=0.2,
+    negatives="all",
+    weighting="prototype",
+    exclude_same_cluster=True,
+    negative_ranks=None,
+    soft_clusters=False,
+    **pairs,
+):
     """Each query's reweighted contrast. The memory is balanced by itself, as a view is."""
     balanced = [*views, np.array(memory)] if len(memory) else [*views]
     q_of_heads = [
@@ -381,15 +325,15 @@ def pgcl_contrast(
     return info_nce(views, items, memory, memory_items, **mode, **pairs)[0]
 
 
-def weighted_mean(values: list[tuple[float, float]]) -> float:
+def weighted_mean(values):
     return sum(value * weight for value, weight in values) / sum(weight for _, weight in values)
 
 
-def mean(values: list[float]) -> float:
+def mean(values):
     return sum(values) / len(values)
 
 
-def gradient(value: Callable[[Rows], float], at: Rows, step: float = 1e-6) -> Rows:
+def gradient(value, at, step=1e-6):
     """Central differences."""
     out = np.zeros_like(at)
     for position in np.ndindex(at.shape):
@@ -400,17 +344,17 @@ def gradient(value: Callable[[Rows], float], at: Rows, step: float = 1e-6) -> Ro
     return out
 
 
-def kmeans(rows: Rows, start: Rows, draws: Sequence[Sequence[float]], rounds: int) -> Rows:
+def kmeans(rows, start, draws, rounds):
     """Centres of unit vectors: greedy k-means++ with the draws from 0 to 1, and Lloyd's rounds."""
 
-    def distances_to(seeds: list[Rows]) -> list[float]:
+    def distances_to(seeds):
         nearest = [min([1 - cosine(row, seed) for seed in seeds], default=1.0) for row in rows]
         return [
             distance if any(row) and distance > 1e-11 else 0.0
             for row, distance in zip(rows, nearest, strict=True)
         ]
 
-    seeds: list[Rows] = []
+    seeds = []
     for draws_of_seed in draws:
         weights = distances_to(seeds)
         if sum(weights) == 0:

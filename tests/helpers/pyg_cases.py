@@ -1,60 +1,83 @@
-"""PyG's augmentations, graphs to augment, and models of encoders of all kinds."""
+"""PyG: the same names as in helpers.dgl_cases."""
+
+import copy
 
 import torch
+from torch import nn
 from torch_geometric.data import Batch, Data
-from torch_geometric.nn import global_add_pool
-from torch_geometric.nn.models import GIN
-from torch_geometric.utils import to_undirected
+from torch_geometric.nn import GINConv, global_add_pool
 
+from helpers.batches import DIM, Contents, features_of, layers_of, numbered, ring
 from pgcl_losses import PGCLLoss
-from pgcl_losses.adapters.pyg import (
-    AttributeMask,
-    ContrastiveModel,
-    EdgePerturb,
-    NodeDrop,
-    Subgraph,
-)
-
-DROPPING = [NodeDrop, Subgraph]
-ALL = [*DROPPING, EdgePerturb, AttributeMask]
+from pgcl_losses.adapters import pyg as adapter
 
 
-def molecules(count, **changes):
-    """Rings of six with a tail of four; the first feature is the graph's class."""
-    ring = torch.arange(6)
-    tail = torch.arange(5, 9)
-    one_way = torch.stack([torch.cat([ring, tail]), torch.cat([ring.roll(-1), tail + 1])])
-    edge_index = to_undirected(one_way)
-    graphs = []
-    for i in range(count):
-        x = torch.cat([torch.full((10, 1), i % 2 - 0.5), torch.randn(10, 3)], dim=1)
-        graphs.append(Data(x=x, edge_index=edge_index, y=torch.tensor([i % 2]), **changes))
-    return Batch.from_data_list(graphs)
+def batch_of(graphs):
+    """A batch of (number of nodes, edges)."""
+    return Batch.from_data_list(
+        [
+            Data(x=features_of(nodes), edge_index=ends, node_id=nodes, edge_id=edges)
+            for nodes, edges, ends in numbered(graphs)
+        ]
+    )
 
 
-class Encoder(torch.nn.Module):
-    """GIN on tensors and the number of graphs."""
+def contents(data):
+    if "ptr" not in data:
+        sizes = torch.tensor([data.num_nodes])
+    else:
+        sizes = data.ptr.diff()
+        assert torch.equal(data.batch, torch.repeat_interleave(sizes)), "batch and ptr differ"
+    assert data.num_nodes == sizes.sum()
+    return Contents(sizes, data.edge_index.long(), data.node_id, data.edge_id, data.x)
 
-    def __init__(self, width=4, dim=8, **options):
+
+def apart(batch):
+    return batch.to_data_list()
+
+
+def one_graph_in_other_ways():
+    batch, short = batch_of([ring(6)]), batch_of([ring(6)])
+    short.edge_index = short.edge_index.int()
+    return [batch, batch[0], short]
+
+
+def with_nodes(view, count):
+    """As many nodes again: without edges, at the end."""
+    view = copy.copy(view)
+    for key in ("x", "pgcl_node_position"):
+        value = view[key]
+        view[key] = torch.cat([value, value.new_zeros(count - len(value), *value.shape[1:])])
+    return view
+
+
+class NodeEncoder(nn.Module):
+    """Embeddings of nodes."""
+
+    def __init__(self, layers=None):
         super().__init__()
-        self.gin = GIN(width, dim, num_layers=3, **options)
-        self.head = torch.nn.Linear(dim, dim)
+        self.convs = nn.ModuleList(GINConv(layer) for layer in layers or layers_of())
+
+    def forward(self, x, edge_index):
+        for conv in self.convs:
+            x = conv(x, edge_index).relu()
+        return x
+
+
+class Encoder(NodeEncoder):
+    """Embeddings of graphs."""
 
     def forward(self, x, edge_index, batch, num_graphs):
-        return self.head(global_add_pool(self.gin(x, edge_index), batch, num_graphs))
+        return global_add_pool(super().forward(x, edge_index), batch, num_graphs)
 
 
-class Forgetful(Encoder):
-    """Pools without the number of graphs."""
-
-    def forward(self, x, edge_index, batch):
-        return super().forward(x, edge_index, batch, None)
+def arguments_of(view):
+    """What the encoder of graphs is called with."""
+    return view.x, view.edge_index, view.batch, view.num_graphs
 
 
-class NodeEncoder(Encoder):
-    def forward(self, x, edge_index):
-        return self.gin(x, edge_index)
-
-
-def model_of(encoder, *augmentations, **options):
-    return ContrastiveModel(encoder, *augmentations, PGCLLoss(8, 4, **options))
+def model_of(augment1, augment2, *further, encoder=None, loss=None):
+    encoder = Encoder() if encoder is None else encoder
+    loss = PGCLLoss(DIM, 4) if loss is None else loss
+    model = adapter.ContrastiveModel(encoder, augment1, augment2, loss, *further)
+    return model.double()

@@ -1,57 +1,137 @@
-"""An encoder and a loss on each rank: alike for a seed, their gradients, and what they send."""
+"""Losses, models and batches for one process or many: a table for values, compiling and state."""
+
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import distributed, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from pgcl_losses import PGCLLoss
+from pgcl_losses import InfoNCE, PGCLLoss
 
 DIM = 4
+
+
+class Apart(nn.Module):
+    """The modules of PGCLLoss, each called by itself."""
+
+    def __init__(self, by_clusters=False, **options):
+        super().__init__()
+        self.by_clusters, self.pgcl = by_clusters, PGCLLoss(DIM, **options)
+        self.reduction = self.pgcl.reduction
+
+    def forward(self, *views):
+        prototypes = self.pgcl.prototypes
+        assignments = prototypes(*views)
+        given = {"assignments": assignments}
+        if self.by_clusters:
+            given = {"clusters": [assignment.clusters for assignment in assignments]}
+        contrast = self.pgcl.contrast(*views, **given, prototypes=prototypes.weight)
+        return contrast + self.pgcl.consistency(*assignments)
+
+
+def learned_temperature(loss, **options):
+    return loss(temperature=nn.Parameter(torch.tensor(0.3)), **options)
+
+
+info_nce = partial(InfoNCE, dim=DIM)
+pgcl = partial(PGCLLoss, DIM, num_prototypes=3)
+soft_heads = {"num_prototypes": (3, 4), "negative_ranks": (0, 2), "soft_clusters": True}
+
+# How a loss is made, and what it is called with: sets of any lengths or views, items, positives.
+LOSSES = {
+    "InfoNCE": (InfoNCE, ""),
+    "sets with items": (partial(InfoNCE, negatives="cross", reduction="sum"), "sets items"),
+    "hard": (partial(InfoNCE, hardness=1.0), "items"),
+    "hard and debiased": (partial(InfoNCE, hardness=0.5, debias=0.1), "sets items"),
+    "memory": (partial(info_nce, memory_size=7, reduction="none"), "sets items remember"),
+    "learned temperature": (partial(learned_temperature, InfoNCE, hardness=1.0), ""),
+    "positives": (partial(InfoNCE, decoupled=True), "positives"),
+    "positives and items": (
+        partial(InfoNCE, queries="first", debias=0.1, reduction="none"),
+        "sets items positives",
+    ),
+    "PGCL": (pgcl, ""),
+    "reduction": (partial(pgcl, reduction="none", negatives="cross"), ""),
+    "queue and memory": (partial(pgcl, queue_size=20, memory_size=7), "items remember"),
+    "weighted by samples": (partial(pgcl, weighting="sample", memory_size=7, queue_size=3), ""),
+    "frozen prototypes": (partial(pgcl, freeze_steps=2, reduction="sum"), ""),
+    "heads": (partial(pgcl, num_prototypes=(3, 5), queue_size=5), ""),
+    "soft heads with a window": (partial(pgcl, **soft_heads, memory_size=9), "items"),
+    "PGCL with positives": (partial(pgcl, queries="first"), "positives"),
+    "PGCL that learns its temperature": (partial(learned_temperature, pgcl), ""),
+    "contrast alone": (partial(pgcl, consistency_weight=0.0), ""),
+    "consistency alone": (partial(pgcl, contrast_weight=0.0, queue_size=4), ""),
+    "modules apart": (partial(Apart, weighting="sample", negatives="cross", queue_size=5), ""),
+    "modules with soft heads": (partial(Apart, **soft_heads, reduction="none"), ""),
+}
+
+
+class Model(nn.Module):
+    """An encoder with its loss."""
+
+    def __init__(self, loss, encoder=None):
+        super().__init__()
+        self.encoder, self.loss = encoder or nn.Linear(3, DIM), loss
+
+    def forward(self, *sets, **given):
+        return self.loss(*map(self.encoder, sets), **given)
+
+
+def model_of(make, seed=0, **options):
+    """A model in float64, alike for the same seed."""
+    torch.manual_seed(seed)
+    return Model(make(**options)).double()
 
 
 def of_seed(seed):
     return torch.Generator().manual_seed(seed)
 
 
-def model_of(seed, **options):
-    """An encoder and a loss, alike for the same seed."""
-    torch.manual_seed(seed)
-    encoder = nn.Linear(3, DIM, dtype=torch.float64)
-    return encoder, PGCLLoss(DIM, **{"num_prototypes": 3, **options}).double()
+class Portion(NamedTuple):
+    sets: tuple[torch.Tensor, ...]  # [N, 3] each
+    given: dict[str, Any]  # to the loss besides
+    positions: torch.Tensor  # of its vectors in the sets of all ranks, one after the other
 
 
-class Inside(nn.Module):
-    """Encoder and loss in one module."""
+def portions_of(counts, inputs="", seed=0):
+    """The whole batch, and the portion of each rank; ``counts`` are those of each set and rank."""
+    random = of_seed(seed)
+    total, num_ranks = sum(map(sum, counts)), len(counts[0])
+    vectors = torch.randn(total, 3, dtype=torch.float64, generator=random)
+    items = torch.randint(3, (total,), generator=random)
 
-    def __init__(self, encoder, pgcl):
-        super().__init__()
-        self.encoder, self.pgcl = encoder, pgcl
+    def portion(positions, lengths, pairs, weights):
+        given = {"items": items[positions].split(lengths)} if "items" in inputs else {}
+        if "positives" in inputs:
+            given |= {"positives": pairs, "positive_weights": weights}
+        return Portion(vectors[positions].split(lengths), given, positions)
 
-    def forward(self, x1, x2):
-        return self.pgcl(self.encoder(x1), self.encoder(x2))
+    parts = torch.arange(total).split([count for of_set in counts for count in of_set])
+    of_ranks, all_pairs, all_weights = [], [], []
+    for rank in range(num_ranks):
+        positions, lengths = torch.cat(parts[rank::num_ranks]), [of_set[rank] for of_set in counts]
+        pairs, weights = random_pairs(len(positions), lengths[0], random)
+        of_ranks.append(portion(positions, lengths, pairs, weights))
+        all_pairs.append(positions[pairs])
+        all_weights.append(weights)
+    lengths, of_pairs = [sum(of_set) for of_set in counts], torch.cat(all_pairs, dim=1)
+    return portion(torch.arange(total), lengths, of_pairs, torch.cat(all_weights)), *of_ranks
 
 
-def gradients(*modules):
-    return [parameter.grad for module in modules for parameter in module.parameters()]
+def random_pairs(count, num_queries, random):
+    """Pairs of different positions, the first of a query, with weights of which some are 0."""
+    num = 7 if count > 1 and num_queries > 0 else 0
+    query = torch.randint(max(1, num_queries), (num,), generator=random)
+    key = (query + torch.randint(1, max(2, count), (num,), generator=random)) % max(1, count)
+    weights = torch.rand(num, dtype=torch.float64, generator=random)
+    return torch.stack([query, key]), weights * (weights > 0.3)
+
+
+def gradients(model):
+    return [parameter.grad for parameter in model.parameters()]
 
 
 def mean_over_ranks(value):
     total = value.detach().clone()
     distributed.all_reduce(total)
     return total / distributed.get_world_size()
-
-
-class SentBytes(TorchDispatchMode):
-    """What collectives hand over, by name: a ring sends it on from rank to rank."""
-
-    def __init__(self):
-        super().__init__()
-        self.given = {}
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        if function.namespace == "c10d":
-            name = str(function).split(".")[1].strip("_")
-            # all-gather takes (output, input, ...)
-            tensors = args[1] if name.endswith("base") else args[0][0]
-            self.given[name] = self.given.get(name, 0) + tensors.nbytes
-        return function(*args, **(kwargs or {}))

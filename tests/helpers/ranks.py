@@ -5,7 +5,6 @@ The processes stay for the next function, as their start takes longer than most 
 
 import datetime
 import io
-import os
 import pickle
 import tempfile
 import traceback
@@ -42,9 +41,10 @@ class _Group:
         """What each rank returns, and its traceback if it fails."""
         for pipe in self.pipes:
             pipe.send_bytes(pickle.dumps(job))
-        survivors = [rank for rank in range(len(self.pipes)) if rank not in may_die]
-        outcomes = {rank: _outcome(self.pipes[rank]) for rank in survivors}
-        return [outcomes.get(rank, (DEAD, "")) for rank in range(len(self.pipes))]
+        return [
+            (DEAD, "") if rank in may_die else _outcome(pipe)
+            for rank, pipe in enumerate(self.pipes)
+        ]
 
     def end(self) -> None:
         for process in self.processes:
@@ -84,14 +84,11 @@ def _outcome(pipe: Connection) -> tuple[Any, str]:
 
 def _serve(rank: int, num_ranks: int, store: str, pipe: Connection) -> None:
     torch.set_num_threads(1)
-    environment = dict(os.environ)
     while True:
         try:
             job = pipe.recv_bytes()
         except EOFError:  # the tests are over
             return
-        os.environ.clear()
-        os.environ.update(environment)
         torch.manual_seed(0)
         torch.compiler.reset()
         try:

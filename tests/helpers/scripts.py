@@ -1,10 +1,9 @@
 """Scripts, run by a process of their own or in this one."""
 
 import os
-import signal
+import runpy
 import subprocess
 import sys
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -15,52 +14,37 @@ ROOT = Path(__file__).parents[2]
 
 
 def run(*command: str, **environment: str) -> str:
-    process = subprocess.Popen(
+    ended = subprocess.run(
         [sys.executable, *command],
         cwd=ROOT,
         env={**os.environ, **environment},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        capture_output=True,
         text=True,
-        start_new_session=True,
+        timeout=600,
     )
-    try:
-        printed, errors = process.communicate(timeout=600)
-    except subprocess.TimeoutExpired:
-        # A script of many processes ends those too when it is asked to, not when it is killed.
-        os.killpg(process.pid, signal.SIGTERM)
-        raise
-    assert process.returncode == 0, errors
-    return printed
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
 
 
-def threads_for_processes(monkeypatch: pytest.MonkeyPatch, module: Any) -> None:
-    """The same work without processes to start, each of which imports all frameworks."""
+def threads_for_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs of experiments without processes to start, each of which imports all frameworks."""
+    from experiments.common import results  # needs the extra
+
     monkeypatch.setattr(
-        module, "ProcessPoolExecutor", lambda workers, *_: ThreadPoolExecutor(workers)
+        results, "ProcessPoolExecutor", lambda workers, *_: ThreadPoolExecutor(workers)
     )
 
 
 def main_here(monkeypatch: pytest.MonkeyPatch, module: Any, *arguments: str) -> None:
-    """A script's main in this process, for the same reason."""
+    """The main of an experiment in this process."""
+    threads_for_processes(monkeypatch)
     monkeypatch.setattr(sys, "argv", [f"{module.__name__}.py", *arguments])
     module.main()
 
 
-def kept_here(
-    module: Any,
-    results: Any,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    folder: Path,
-) -> Callable[..., tuple[str, Path]]:
-    """Runs a program here, with its files in a folder: what it prints, and where its runs are."""
-    threads_for_processes(monkeypatch, results)
-
-    def call(*arguments: str) -> tuple[str, Path]:
-        output = folder / "runs.jsonl"
-        given = (f"--output={output}", f"--cache={folder / 'cache'}", *arguments)
-        main_here(monkeypatch, module, *given)
-        return capsys.readouterr().out, output
-
-    return call
+def script_here(monkeypatch: pytest.MonkeyPatch, script: str, *arguments: str) -> None:
+    """A script in this process, which has imported the frameworks. Its temporary folder goes."""
+    monkeypatch.setattr(sys, "argv", [script, *arguments])
+    names = runpy.run_path(str(ROOT / script), run_name="__main__")
+    if "processed" in names:
+        names["processed"].cleanup()

@@ -1,5 +1,5 @@
-"""PGCL in PyGCL's own contrast models is PGCLLoss, whatever the mode, and InfoNCE is PyGCL's own
-where the definitions are the same.
+"""PGCL in PyGCL's own contrast models is PGCLLoss, and InfoNCE is what their masks say: PyGCL's own
+where each anchor has one positive.
 """
 
 import copy
@@ -17,29 +17,14 @@ from GCL.models import (
     SingleBranchContrast,
     WithinEmbedContrast,
 )
-from GCL.models.contrast_model import add_extra_mask
-from GCL.models.samplers import SameScaleSampler
 from helpers.ranks import on_ranks
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pgcl_losses import InfoNCE, PGCLLoss
 from pgcl_losses.adapters.pygcl import InfoNCEContrastLoss, PGCLContrastLoss
-from pgcl_losses.contrast import WEIGHTINGS
 
-OPTIONS = {
-    "weighting": st.sampled_from(WEIGHTINGS),
-    "exclude_same_cluster": st.booleans(),
-    "queue_size": st.sampled_from([0, 7]),
-    "memory_size": st.sampled_from([0, 7]),
-    "num_prototypes": st.sampled_from([3, (3, 2)]),
-    "negative_ranks": st.sampled_from([None, (0, 2), (1, 2)]),
-    "soft_clusters": st.booleans(),
-    "consistency_weight": st.sampled_from([0.0, 6.0]),
-    "freeze_steps": st.integers(0, 1),
-}
-NAMES = {"G2G": ("g1", "g2"), "L2L": ("h1", "h2")}
-TEMPERATURES = st.sampled_from([0.02, 0.1, 0.2, 0.5, 1.0])
+pytestmark = pytest.mark.pygcl
 on_intraview = pytest.mark.parametrize("intraview", [True, False])
 
 
@@ -55,7 +40,7 @@ def leaves(*values, dtype=torch.float32):
 def model_of(loss, intraview=False, mode="G2G"):
     """A contrast model as a function of both views."""
     model = DualBranchContrast(loss, mode=mode, intraview_negs=intraview)
-    return lambda *views, **masks: model(**dict(zip(NAMES[mode], views, strict=True)), **masks)
+    return lambda z1, z2, **masks: model(g1=z1, g2=z2, h1=z1, h2=z2, **masks)
 
 
 def sample_of(anchor, other, intraview):
@@ -68,13 +53,21 @@ def negatives_of(intraview):
 
 @pytest.mark.filterwarnings("ignore:PGCLLoss. .* different embeddings:UserWarning")
 @given(
-    mode=st.sampled_from(list(NAMES)),
+    mode=st.sampled_from(["G2G", "L2L"]),
     intraview=st.booleans(),
     count=st.integers(1, 9),
     seed=st.integers(0, 1000),
-    options=st.fixed_dictionaries(OPTIONS),
+    options=st.fixed_dictionaries(
+        {
+            "num_prototypes": st.sampled_from([3, (3, 2)]),
+            "weighting": st.sampled_from(["prototype", "sample", "uniform"]),
+            "queue_size": st.sampled_from([0, 7]),
+            "memory_size": st.sampled_from([0, 7]),
+            "freeze_steps": st.integers(0, 1),
+        }
+    ),
 )
-def test_it_is_pgcl(mode, intraview, count, seed, options):
+def test_pgcl_is_pgcl_loss(mode, intraview, count, seed, options):
     loss = PGCLContrastLoss(4, **options)
     expected = PGCLLoss(4, negatives=negatives_of(intraview), **options)
     expected.load_state_dict(loss.pgcl.state_dict())
@@ -97,51 +90,35 @@ def test_masks_of_more_pairs_than_a_float_counts():
 
 @pytest.mark.filterwarnings("ignore:PGCLLoss. the embeddings hold NaN")
 @on_intraview
-@pytest.mark.parametrize("kind", ["nan", "no_grad", "inference", "one_gradient"])
+@pytest.mark.parametrize("kind", ["a NaN", "no_grad", "inference_mode", "one gradient"])
 def test_the_loss_is_computed_once_for_a_pair(kind, intraview):
     """With several processes a second one on some of them would wait for ever."""
     loss = PGCLContrastLoss(4, 3, queue_size=20)
-    modes = {"no_grad": torch.no_grad, "inference": torch.inference_mode}
-    z1, z2 = leaves(*views_of(6))
-    if kind == "nan":
-        z1.data[0, 0] = torch.nan
-    z2.requires_grad_(kind != "one_gradient")
-    with (
-        mock.patch.object(loss.pgcl, "forward", wraps=loss.pgcl.forward) as computed,
-        modes.get(kind, torch.enable_grad)(),
-    ):
-        value = model_of(loss, intraview)(2 * z1, 2 * z2)
-    assert computed.call_count == 1
-    assert value.isnan() == (kind == "nan")
-    assert loss.pgcl.prototypes.queue_filled == (6 if kind == "one_gradient" else 0)
-
-
-def test_it_is_a_loss_and_a_module():
-    loss = PGCLContrastLoss(4, 3)
     assert isinstance(loss, L.Loss)
-    assert list(DualBranchContrast(loss, mode="G2G").parameters()) == [loss.pgcl.prototypes.weight]
+    z1, z2 = leaves(*views_of(6))
+    if kind == "a NaN":
+        z1.data[0, 0] = torch.nan
+    z2.requires_grad_(kind != "one gradient")
     calls = []
-    loss.register_forward_hook(lambda *_: calls.append(1))
-    model_of(loss)(*views_of(5))
-    assert len(calls) == 2
+    for module in (loss, loss.pgcl):
+        module.register_forward_hook(lambda module, *_: calls.append(module))
+    with getattr(torch, kind, torch.enable_grad)():
+        value = model_of(loss, intraview)(2 * z1, 2 * z2)
+    assert calls == [loss.pgcl, loss, loss]
+    assert value.isnan() == (kind == "a NaN")
+    assert loss.pgcl.prototypes.queue_filled == (6 if kind == "one gradient" else 0)
 
 
-def test_half_a_pair_of_calls_changes_nothing_later():
+def test_copies_between_both_calls_compute_the_second():
     loss = PGCLContrastLoss(4, 3)
-    value_of = model_of(loss)
     z1, z2 = views_of(6)
-    expected = value_of(z1, z2)
-    loss(*views_of(6, seed=1))
-    torch.testing.assert_close(value_of(z1, z2), expected)
-    loss(z1.detach(), z2.detach())
-    with torch.no_grad():
-        assert not loss(z2, z1).requires_grad
-    for copied in (copy.deepcopy, lambda module: pickle.loads(pickle.dumps(module))):
-        loss(z1, z2)
-        twin = copied(loss)
+    expected = loss(z1, z2)
+    for twin in (copy.deepcopy(loss), pickle.loads(pickle.dumps(loss))):
         value = twin(z2, z1)
         torch.testing.assert_close(value, expected)
         assert torch.autograd.grad(value, twin.pgcl.prototypes.weight)[0].any()
+    with torch.no_grad():
+        assert not loss(z2, z1).requires_grad
 
 
 @torch.no_grad()
@@ -156,12 +133,14 @@ def failing_call(loss, first, *views):
 
 CHANGES = {
     "prototypes": lambda loss, *_: add(loss.pgcl.prototypes.weight),
-    "view 1": lambda loss, first, z1, z2: add(z1),
-    "view 2": lambda loss, first, z1, z2: add(z2),
-    "option": lambda loss, *_: setattr(loss.pgcl, "temperature", 0.5),
+    "view": lambda loss, first, z1, z2: add(z1),
+    "copied views": lambda loss, first, *views: leaves(*views),
+    "temperature": lambda loss, *_: add(loss.pgcl.temperature),
+    "option": lambda loss, *_: setattr(loss.pgcl, "consistency_weight", 0.5),
     "evaluation": lambda loss, *_: loss.eval(),
     "frozen": lambda loss, *_: loss.pgcl.requires_grad_(False),
     "next batch": lambda loss, *_: loss.pgcl(*views_of(6, seed=5)),
+    "half a pair": lambda loss, *_: loss(*views_of(6, seed=5)),
     "failure": failing_call,
     "backward": lambda loss, first, *_: first.backward(),
 }
@@ -170,29 +149,22 @@ CHANGES = {
 @on_intraview
 @pytest.mark.parametrize("change", CHANGES)
 def test_the_second_call_is_computed_if_anything_changed(change, intraview):
-    loss = PGCLContrastLoss(4, 3, queue_size=5)
+    loss = PGCLContrastLoss(4, 3, queue_size=5, temperature=torch.tensor(0.2, requires_grad=True))
     z1, z2 = leaves(*views_of(6))
     first = loss(z1, sample_of(z1, z2, intraview))
-    CHANGES[change](loss, first, z1, z2)
+    changed = CHANGES[change](loss, first, z1, z2)
+    z1, z2 = changed if change == "copied views" else (z1, z2)
     fresh = copy.deepcopy(loss.pgcl)
     fresh.negatives = negatives_of(intraview)
     results = []
-    for module, sample in ((loss, sample_of(z2, z1, intraview)), (fresh, z1)):
-        value = module(z2, sample)
-        wanted = [z1, z2, *[weight for weight in module.parameters() if weight.requires_grad]]
+    for module, value in (
+        (loss.pgcl, loss(z2, sample_of(z2, z1, intraview))),
+        (fresh, fresh(z2, z1)),
+    ):
+        wanted = [z1, z2, module.temperature, module.prototypes.weight]
+        wanted = [tensor for tensor in wanted if tensor.requires_grad]
         results.append([value, *torch.autograd.grad(value, wanted)])
     torch.testing.assert_close(*results)
-
-
-@on_intraview
-def test_the_second_call_of_copied_views_has_their_gradient(intraview):
-    loss = PGCLContrastLoss(4, 3)
-    z1, z2 = leaves(*views_of(6))
-    first = loss(z1, sample_of(z1, z2, intraview))
-    z1, z2 = leaves(z1, z2)
-    second = loss(z2, sample_of(z2, z1, intraview))
-    torch.testing.assert_close(first, second)
-    assert all(gradient.any() for gradient in torch.autograd.grad(second, [z1, z2]))
 
 
 def test_a_first_loss_that_is_changed_leaves_the_second_one():
@@ -213,151 +185,76 @@ def test_after_a_pair_it_keeps_no_graph():
     assert kept() is None
 
 
-def test_an_own_extra_mask_may_say_what_the_sampler_meant():
-    value_of = model_of(PGCLContrastLoss(4, 3), intraview=True)
-    meant = 1 - torch.eye(5).repeat(1, 2)
-    expected = value_of(*views_of(5))
-    torch.testing.assert_close(value_of(*views_of(5), extra_neg_mask=meant), expected)
+def by_masks(temperature):
+    """InfoNCE of one call, with each positive in a denominator of its own."""
+
+    def loss(anchor, sample, pos_mask=None, neg_mask=None):
+        pos_mask = torch.eye(len(anchor)) if pos_mask is None else pos_mask
+        neg_mask = 1 - pos_mask if neg_mask is None else neg_mask
+        scores = torch.cosine_similarity(anchor[:, None], sample, dim=-1) / temperature
+        others = (scores.exp() * neg_mask).sum(1, keepdim=True)
+        losses = ((scores.exp() + others).log() - scores) * pos_mask
+        counts = pos_mask.sum(1)
+        return (losses.sum(1) / counts.clamp(min=1))[counts > 0].mean()
+
+    return loss
 
 
-def test_errors():
-    loss = PGCLContrastLoss(4, 3)
-    z1, z2 = views_of(5)
-    value_of = model_of(loss)
-    with pytest.raises(ValueError, match=r"without extra_pos_mask.*25 positives in pos_mask"):
-        value_of(z1, z2, extra_pos_mask=torch.ones(5, 5))
-    with pytest.raises(ValueError, match=r"extra_neg_mask.* and 0 negatives in neg_mask"):
-        value_of(z1, z2, extra_neg_mask=torch.zeros(5, 5))
-    with pytest.raises(ValueError, match=r"'G2G' or 'L2L'.*got 2 anchors, 5 samples"):
-        SingleBranchContrast(loss, mode="G2L")(h=z1, g=z2[:2], batch=torch.tensor([0, 0, 1, 1, 1]))
-    with pytest.raises(ValueError, match=r"got 5 anchors, 10 samples, no positives in pos_mask"):
-        loss(z1, torch.cat([z2, z2]))  # negatives of a sampler of the user
-    with pytest.raises(TypeError, match="negatives is up to the contrast model"):
-        PGCLContrastLoss(4, negatives="all")
+def call(contrast, loss, g, h, batch, intraview=False, **masks):
+    """The value of a contrast model; embeddings of graphs ``[2, G, D]``, nodes ``[4, V, D]``."""
+    (g1, g2), (h1, h2, h3, h4) = g, h
+    if contrast == "SingleBranch":
+        return SingleBranchContrast(loss, mode="G2L")(h=h1, g=g1, batch=batch)
+    if contrast == "SingleBranch, one graph":
+        return SingleBranchContrast(loss, mode="G2L")(h=h1, g=g1[:1], hn=h3)
+    if contrast == "WithinEmbed":
+        return WithinEmbedContrast(loss)(h1, h2)
+    if contrast == "Bootstrap":
+        return BootstrapContrast(loss)(h1_pred=h1, h2_pred=h2, h1_target=h3, h2_target=h4)
+    model = DualBranchContrast(loss, mode=contrast, intraview_negs=intraview)
+    return model(h1=h1, h2=h2, g1=g1, g2=g2, batch=batch, h3=h3, h4=h4, **masks)
 
 
-def value_and_gradients(model, names, views, **masks):
-    views = leaves(*views, dtype=torch.float64)
-    loss = model(**dict(zip(names, views, strict=True)), **masks)
-    return loss, *torch.autograd.grad(loss, views, allow_unused=True)
-
-
+@pytest.mark.parametrize(
+    "contrast",
+    ["G2G", "L2L", "G2L", "SingleBranch", "SingleBranch, one graph", "WithinEmbed", "Bootstrap"],
+)
 @given(
-    mode=st.sampled_from(["G2G", "L2L", "G2L"]),
+    sizes=st.lists(st.integers(0, 3), min_size=1, max_size=5) | st.just([1, 1, 1, 1]),
     intraview=st.booleans(),
-    count=st.integers(2, 9),
-    temperature=TEMPERATURES,
+    more_positives=st.booleans(),
+    negatives=st.sampled_from([None, 0.6, 1.0]),  # which fraction an extra mask keeps
+    temperature=st.sampled_from([0.02, 0.1, 0.2, 0.5, 1.0]),
     seed=st.integers(0, 1000),
 )
-def test_info_nce_is_that_of_pygcl(mode, intraview, count, temperature, seed):
-    """With one positive for each anchor: in G2L, graphs with one node each, in any order."""
-    names, views, of_graphs = NAMES.get(mode), views_of(count, seed), {}
-    if mode == "G2L":
-        names, views = ("h1", "h2", "g1", "g2"), [*views, *views_of(count, seed + 1)]
-        of_graphs["batch"] = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
-    ours, theirs = (
-        DualBranchContrast(loss, mode=mode, intraview_negs=intraview)
-        for loss in (InfoNCEContrastLoss(temperature=temperature), L.InfoNCE(tau=temperature))
-    )
-    # Without it PyGCL makes each anchor a negative of itself.
-    meant = torch.ones(count, count * (1 + intraview))
-    fewer = (torch.rand(meant.shape) < 0.5).float()
-    for masks in ({}, {"extra_neg_mask": meant}, {"extra_neg_mask": fewer}):
-        expected = value_and_gradients(theirs, names, views, **of_graphs, **masks)
-        value = value_and_gradients(ours, names, views, **of_graphs, **masks)
-        torch.testing.assert_close(value, expected)
-
-
-@on_intraview
-def test_extra_masks_are_positives_by_index(intraview):
-    """Positives of the masks, and negatives of them alone; each positive in its own denominator."""
-    z1, z2 = leaves(*views_of(6), dtype=torch.float64)
-    size = (6, 6 * (1 + intraview))
-    extra_pos = (torch.rand(size) < 0.2).float()
-    if intraview:
-        extra_pos[:, 6:].fill_diagonal_(0)
-    extra_neg = (torch.rand(size) < 0.7).float()
-    model = DualBranchContrast(InfoNCEContrastLoss(), mode="L2L", intraview_negs=intraview)
-    for masks in (
-        {"extra_pos_mask": extra_pos},
-        {"extra_pos_mask": extra_pos, "extra_neg_mask": extra_neg * (1 - extra_pos)},
-    ):
-        pos, neg = add_extra_mask(*SameScaleSampler(intraview)(z1, z2)[2:], **masks)
-        expected = 0.0
-        for anchor, other in ((z1, z2), (z2, z1)):
-            sample = sample_of(anchor, other, intraview)
-            scores = torch.cosine_similarity(anchor[:, None], sample, dim=-1) / 0.2
-            others = (scores.exp() * neg).sum(1, keepdim=True)
-            losses = ((scores.exp() + others).log() - scores) * pos
-            expected += (losses.sum(1) / pos.sum(1)).mean() / 2
-        value = model(h1=z1, h2=z2, **masks)
-        torch.testing.assert_close(value, expected)
-        torch.testing.assert_close(
-            torch.autograd.grad(value, (z1, z2)), torch.autograd.grad(expected, (z1, z2))
-        )
-
-
-@given(
-    sizes=st.lists(st.integers(0, 4), min_size=1, max_size=5),
-    temperature=TEMPERATURES,
-    seed=st.integers(0, 1000),
-)
-def test_graphs_against_nodes(sizes, temperature, seed):
-    """What differs from PyGCL are the other positives in its denominator."""
-    sizes[-1] += 1  # PyGCL counts graphs by their nodes
-    generator = torch.Generator().manual_seed(seed)
+def test_info_nce_is_what_the_masks_say(
+    contrast, sizes, intraview, more_positives, negatives, temperature, seed
+):
+    torch.manual_seed(seed)
+    sizes[-1] += sizes[-1] == 0  # PyGCL counts graphs by their nodes
     batch = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
-    batch = batch[torch.randperm(len(batch), generator=generator)]
-    views = views_of(len(sizes), seed)[0], views_of(len(batch), seed + 1)[1]
-    ours, theirs = (
-        value_and_gradients(SingleBranchContrast(loss, mode="G2L"), "gh", views, batch=batch)
-        for loss in (InfoNCEContrastLoss(temperature=temperature), L.InfoNCE(tau=temperature))
-    )
-    z = leaves(*views, dtype=torch.float64)
-    for values, all_positives in ((ours, False), (theirs, True)):
-        expected = loop(*z, batch, temperature, all_positives)
-        if all(sizes) or values is ours:  # theirs is NaN
-            torch.testing.assert_close(values, (expected, *torch.autograd.grad(expected, z)))
+    batch = batch[torch.randperm(len(batch))]
+    embeddings = torch.randn(2, len(sizes), 4), torch.randn(4, len(batch), 4)
+    one_each = len(batch) > 1 and set(sizes) == {1}
+    intraview = intraview and (one_each or contrast != "G2L")  # else PyGCL's masks do not fit
+    count, masks = {"G2G": len(sizes), "L2L": len(batch)}.get(contrast), {}
+    extra = torch.zeros(count or 0, (count or 0) * (1 + intraview))
+    if more_positives and count:
+        extra[:, :count] = torch.rand(count, count) < 0.2
+        masks["extra_pos_mask"] = extra
+    if negatives and count:  # without, PyGCL makes each anchor a negative of itself
+        masks["extra_neg_mask"] = (torch.rand(extra.shape) < negatives) * (1 - extra)
 
-
-def loop(g, h, batch, temperature, all_positives):
-    losses = []
-    for i in range(len(g)):
-        scores = torch.cosine_similarity(g[i : i + 1], h) / temperature
-        others = scores[batch != i].exp().sum()
-        of_positives = [
-            (scores[batch == i] if all_positives else score).exp().sum().add(others).log() - score
-            for score in scores[batch == i]
-        ]
-        if of_positives:
-            losses.append(sum(of_positives) / len(of_positives))
-    return sum(losses) / len(losses)
-
-
-@pytest.mark.parametrize("num_nodes", [1, 6])
-def test_one_graph_against_nodes_of_a_corrupted_one(num_nodes):
-    views = *views_of(num_nodes), *views_of(num_nodes, seed=1), *views_of(1)
-    h1, h2, h3, h4, g1, g2 = leaves(*views, dtype=torch.float64)
-    loss = InfoNCEContrastLoss()
-    batch = torch.tensor([0] * num_nodes + [1] * num_nodes)
-    of_1, of_2 = (
-        loop(g, torch.cat([h, corrupted]), batch, 0.2, False)
-        for g, h, corrupted in ((g1, h2, h4), (g2, h1, h3))
-    )
-    torch.testing.assert_close(SingleBranchContrast(loss, mode="G2L")(h=h2, g=g1, hn=h4), of_1)
-    two = DualBranchContrast(loss, mode="G2L")(h1=h1, h2=h2, g1=g1, g2=g2, h3=h3, h4=h4)
-    torch.testing.assert_close(two, (of_1 + of_2) / 2)
-
-
-def test_contrast_models_without_negatives_of_their_own():
-    loss, theirs = InfoNCEContrastLoss(temperature=0.5), L.InfoNCE(tau=0.5)
-    z1, z2 = views_of(6)
-    expected = InfoNCE(temperature=0.5, negatives="cross")(z1, z2)
-    torch.testing.assert_close(WithinEmbedContrast(loss)(z1, z2), expected)
-    t1, t2 = (z.detach() for z in views_of(6, seed=1))
-    value = BootstrapContrast(loss)(h1_pred=z1, h2_pred=z2, h1_target=t1, h2_target=t2)
-    masks = torch.eye(6), 1 - torch.eye(6)
-    torch.testing.assert_close(value, (theirs(t1, z2, *masks) + theirs(t2, z1, *masks)) / 2)
+    losses = [InfoNCEContrastLoss(temperature=temperature), by_masks(temperature)]
+    if count and not more_positives:
+        losses.append(L.InfoNCE(tau=temperature))
+    results = []
+    for loss in losses:
+        g, h = leaves(*embeddings, dtype=torch.float64)
+        value = call(contrast, loss, g, h, batch, intraview, **masks)
+        results.append([value, *torch.autograd.grad(value, [g, h], materialize_grads=True)])
+    for result in results[1:]:
+        torch.testing.assert_close(results[0], result)
 
 
 @on_intraview
@@ -372,37 +269,93 @@ def test_info_nce_of_a_pair_is_computed_once_each_call_has_its_anchors(intraview
     assert loss.info_nce.memory.written == 36
 
 
-@pytest.mark.parametrize("change", ["value", "gradient"])
-def test_a_temperature_that_changes_between_both_calls(change):
-    temperature = torch.tensor(0.2, requires_grad=True)
-    loss = InfoNCEContrastLoss(temperature=temperature)
-    z1, z2 = views_of(6)
-    loss(z1, z2)
-    if change == "value":
-        add(temperature)
-    else:
-        (temperature,) = leaves(temperature)
-        loss.info_nce.temperature = temperature
-    second = loss(z2, z1)
-    fresh = InfoNCE(temperature=temperature, negatives="cross", reduction="none")
-    torch.testing.assert_close(second, fresh(z2, z1)[:6].mean())
-    assert torch.autograd.grad(second, temperature)[0] != 0
+@pytest.mark.parametrize("options", [{"hardness": 0.5}, {"debias": 0.1}, {"decoupled": True}])
+def test_own_negatives_are_further_negatives(options):
+    z1, z2 = (view.double() for view in views_of(5))
+    items = torch.arange(15).split([5, 10])
+    loss = InfoNCE(negatives="cross", queries="first", **options)
+    pairs = torch.stack([torch.arange(5), torch.arange(5, 10)])
+    expected = [
+        loss(one, torch.cat([other, one]), items=items, positives=pairs)
+        for one, other in ((z1, z2), (z2, z1))
+    ]
+    value = model_of(InfoNCEContrastLoss(**options), intraview=True)(z1, z2)
+    torch.testing.assert_close(value, sum(expected) / 2)
 
 
-def test_errors_of_info_nce():
-    loss = InfoNCEContrastLoss()
-    z1, z2 = views_of(5)
+def of_many_processes(rank, num_ranks, contrast, intraview):
+    """The temperature is learned; in L2L there are extra positives, and a rank without nodes."""
+    graphs = [2, 4, 3] if contrast == "G2L" else [3, 0, 4]
+    counts = [2 * count for count in graphs]  # of nodes
+    torch.manual_seed(0)
+    g, h = torch.randn(2, sum(graphs), 4), torch.randn(4, sum(counts), 4)
+
+    def step(gather, g, h, labels):
+        inputs = leaves(torch.tensor(0.3), g, h, dtype=torch.float64)
+        loss = InfoNCEContrastLoss(gather=gather, temperature=inputs[0])
+        masks = {}
+        if contrast == "L2L":
+            same = (labels[:, None] == labels).float()
+            masks["extra_pos_mask"] = torch.cat([same, 0 * same], 1) if intraview else same
+        batch = torch.arange(g.shape[1]).repeat_interleave(2)
+        value = call(contrast, loss, *inputs[1:], batch, intraview, **masks)
+        return value.detach(), torch.autograd.grad(value, inputs, materialize_grads=True)
+
+    mine = g.split(graphs, 1)[rank], h.split(counts, 1)[rank]
+    labels = torch.arange(sum(counts)) // 3  # no label is on two ranks
+    wrong = torch.ones(counts[rank], (1 + intraview) * counts[rank] + (rank == 0))
+    with pytest.raises(ValueError, match=r"pos_mask has shape|masks of another rank are wrong"):
+        InfoNCEContrastLoss()(mine[1][0], sample_of(mine[1][0], mine[1][1], intraview), wrong)
+    value, gradients = step(True, *mine, labels.split(counts)[rank])
+    expected, of_all = step(False, g, h, labels)
+    torch.testing.assert_close(value, expected)
+    torch.testing.assert_close(gradients[0], of_all[0])
+    for of_rank, every, split in zip(gradients[1:], of_all[1:], (graphs, counts), strict=True):
+        # DistributedDataParallel takes their mean over processes.
+        torch.testing.assert_close(of_rank / num_ranks, every.split(split, 1)[rank])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("contrast", "intraview"), [("G2G", False), ("G2L", False), ("L2L", False), ("L2L", True)]
+)
+def test_info_nce_of_many_processes_is_that_of_one(contrast, intraview):
+    on_ranks(of_many_processes, 3, contrast, intraview)
+
+
+def in_g2l(loss, num_graphs=2):
+    h, g = views_of(5)
     batch = torch.tensor([0, 0, 1, 1, 1])
-    extra = torch.eye(5).roll(1, 0)
+    return SingleBranchContrast(loss, mode="G2L")(h=h, g=g[:num_graphs], batch=batch)
+
+
+def test_what_pgcl_cannot_take():
+    loss, (z1, z2) = PGCLContrastLoss(4, 3), views_of(5)
+    with pytest.raises(ValueError, match=r"without extra_pos_mask.*25 positives in pos_mask"):
+        model_of(loss)(z1, z2, extra_pos_mask=torch.ones(5, 5))
+    with pytest.raises(ValueError, match=r"extra_neg_mask.* and 0 negatives in neg_mask"):
+        model_of(loss)(z1, z2, extra_neg_mask=torch.zeros(5, 5))
+    with pytest.raises(ValueError, match=r"'G2G' or 'L2L'.*got 2 anchors, 5 samples"):
+        in_g2l(loss)
+    with pytest.raises(ValueError, match=r"got 5 anchors, 10 samples, no positives in pos_mask"):
+        loss(z1, torch.cat([z2, z2]))  # negatives of a sampler of the user
+    with pytest.raises(TypeError, match="negatives is up to the contrast model"):
+        PGCLContrastLoss(4, negatives="all")
+
+
+def test_what_info_nce_cannot_take():
+    loss, (z1, z2) = InfoNCEContrastLoss(), views_of(5)
+    masks = {"extra_pos_mask": torch.eye(5).roll(1, 0), "extra_neg_mask": torch.ones(5, 5)}
     with pytest.raises(ValueError, match="pos_mask and neg_mask must not have a pair in common"):
-        model_of(loss)(z1, z2, extra_pos_mask=extra, extra_neg_mask=torch.ones(5, 5))
+        model_of(loss)(z1, z2, **masks)
     with pytest.raises(ValueError, match=r"anchor has 2 embeddings and sample 5: without pos_mask"):
         loss(z1[:2], z2)
+    with pytest.raises(ValueError, match=r"without pos_mask, sample must be the other view"):
+        loss(z1, torch.cat([z2, z2]))
     with pytest.raises(ValueError, match=r"pos_mask has shape \(2, 5\), but anchor has 3 embedd"):
-        SingleBranchContrast(loss, mode="G2L")(h=z1, g=z2[:3], batch=batch)  # the last has no node
-    remembering = InfoNCEContrastLoss(memory_size=8, dim=4)
+        in_g2l(loss, num_graphs=3)  # the last has no node
     with pytest.raises(ValueError, match=r"memory_size is 8, but .* 0 for mode 'G2L'.*items"):
-        SingleBranchContrast(remembering, mode="G2L")(h=z1, g=z2[:2], batch=batch)
+        in_g2l(InfoNCEContrastLoss(memory_size=8, dim=4))
     with pytest.raises(TypeError, match=r"reduction is up to the contrast model, but got 'sum'"):
         InfoNCEContrastLoss(reduction="sum")
     with pytest.raises(TypeError, match=r"options by name, such as temperature=, but got 0.2"):
@@ -413,89 +366,14 @@ def test_errors_of_info_nce():
         model_of(InfoNCE())(z1, z2)
 
 
-def of_many_processes(rank, num_ranks, mode):
-    graphs = [2, 4, 3][:num_ranks]
-    generator = torch.Generator().manual_seed(0)
-    g = torch.randn(2, sum(graphs), 4, dtype=torch.float64, generator=generator)
-    nodes = [count * 2 for count in graphs]
-    h = torch.randn(2, sum(nodes), 4, dtype=torch.float64, generator=generator)
-    names = ("g1", "g2", "h1", "h2") if mode == "G2L" else ("g1", "g2")
+def test_the_module_imports_without_frameworks():
+    gone = {"GCL": None, "GCL.losses": None, "torch_geometric": None}
+    with mock.patch.dict(sys.modules, gone):
+        sys.modules.pop("pgcl_losses.adapters.pygcl")
+        from pgcl_losses.adapters.pygcl import PGCLContrastLoss as Again
 
-    def step(gather, views, num_graphs):
-        views = [z.detach().clone().requires_grad_() for z in views][: len(names)]
-        loss = InfoNCEContrastLoss(gather=gather)
-        batch = torch.arange(num_graphs).repeat_interleave(2)
-        named = dict(zip(names, views, strict=True))
-        value = DualBranchContrast(loss, mode=mode)(**named, batch=batch)
-        return value.detach(), torch.autograd.grad(value, views)
-
-    value, gradients = step(
-        True,
-        [z.split(counts)[rank] for zs, counts in ((g, graphs), (h, nodes)) for z in zs],
-        graphs[rank],
-    )
-    expected, of_all = step(False, [*g, *h], sum(graphs))
-    torch.testing.assert_close(value, expected)
-    for mine, every, counts in zip(gradients, of_all, [graphs, graphs, nodes, nodes], strict=False):
-        # DistributedDataParallel takes their mean over processes.
-        torch.testing.assert_close(mine / num_ranks, every.split(counts)[rank])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("mode", ["G2G", "G2L"])
-def test_info_nce_of_many_processes_is_that_of_one(mode):
-    on_ranks(of_many_processes, 3, mode)
-
-
-def extra_masks_of_many_processes(rank, num_ranks, intraview):
-    """Some ranks have extra positives, one has no anchors at all; the temperature is learned."""
-    labels = [torch.tensor(of_rank) for of_rank in ([0, 1, 2], [], [3, 3, 4, 5])]
-    counts = [len(of_rank) for of_rank in labels]
-    generator = torch.Generator().manual_seed(0)
-    z = torch.randn(2, sum(counts), 4, dtype=torch.float64, generator=generator)
-
-    def step(gather, views, of_views):
-        views = [view.detach().clone().requires_grad_() for view in views]
-        tau = torch.tensor(0.3, dtype=torch.float64, requires_grad=True)
-        loss = InfoNCEContrastLoss(gather=gather, temperature=tau)
-        model = DualBranchContrast(loss, mode="L2L", intraview_negs=intraview)
-        same = (of_views[:, None] == of_views).float()
-        extra = torch.cat([same, torch.zeros_like(same)], 1) if intraview else same
-        value = model(h1=views[0], h2=views[1], extra_pos_mask=extra)
-        return value.detach(), torch.autograd.grad(value, [tau, *views])
-
-    wrong = torch.ones(counts[rank], (1 + intraview) * counts[rank] + (rank == 0))
-    sample = sample_of(*[view.split(counts)[rank] for view in z], intraview)
-    with pytest.raises(ValueError, match=r"pos_mask has shape|masks of another rank are wrong"):
-        InfoNCEContrastLoss()(z[0].split(counts)[rank], sample, wrong)
-    value, (d_tau, *d_views) = step(True, [view.split(counts)[rank] for view in z], labels[rank])
-    expected, (d_expected, *d_of_all) = step(False, [*z], torch.cat(labels).long())
-    torch.testing.assert_close(value, expected)
-    torch.testing.assert_close(d_tau, d_expected)
-    for mine, every in zip(d_views, d_of_all, strict=True):
-        torch.testing.assert_close(mine / num_ranks, every.split(counts)[rank])
-
-
-@pytest.mark.slow
-@on_intraview
-def test_extra_masks_of_many_processes(intraview):
-    on_ranks(extra_masks_of_many_processes, 3, intraview)
-
-
-@pytest.mark.parametrize("options", [{"hardness": 0.5}, {"debias": 0.1}, {"decoupled": True}])
-def test_own_negatives_do_not_depend_on_how_they_are_computed(options):
-    """An own negative is one more negative, whichever way both calls are computed."""
-    views = views_of(5)
-    model = DualBranchContrast(InfoNCEContrastLoss(**options), mode="L2L", intraview_negs=True)
-    z1, z2 = (view.double() for view in views)
-    items = torch.arange(15)
-    loss = InfoNCE(negatives="cross", queries="first", **options)
-    pairs = torch.stack([torch.arange(5), torch.arange(5, 10)])
-    expected = [
-        loss(one, torch.cat([other, one]), items=(items[:5], items[5:]), positives=pairs)
-        for one, other in ((z1, z2), (z2, z1))
-    ]
-    torch.testing.assert_close(model(h1=z1, h2=z2), sum(expected) / 2)
+        with pytest.raises(ImportError, match=r"torch-sparse; pip install PyGCL==0\.1\.2 dgl=="):
+            Again(4)
 
 
 def test_a_warning_points_to_the_users_line():
@@ -506,28 +384,3 @@ def test_a_warning_points_to_the_users_line():
     with pytest.warns(UserWarning, match="are balanced over 10") as caught:
         model(g1=g1, g2=g2)
     assert caught[0].filename == __file__
-
-
-def train_the_encoder_alone(num_steps):
-    encoder, value_of = torch.nn.Linear(4, 4), model_of(PGCLContrastLoss(4, 3))
-    optimizer = torch.optim.Adam(encoder.parameters())
-    for step in range(num_steps):
-        optimizer.zero_grad()
-        value_of(*map(encoder, views_of(6, seed=step))).backward()
-        optimizer.step()
-
-
-def test_the_optimizer_of_pygcls_examples_is_warned_of_once():
-    with pytest.warns(UserWarning, match="prototypes have not moved in 16") as caught:
-        train_the_encoder_alone(60)
-    assert len(caught) == 1
-
-
-def test_the_module_imports_without_frameworks():
-    gone = {"GCL": None, "GCL.losses": None, "torch_geometric": None}
-    with mock.patch.dict(sys.modules, gone):
-        sys.modules.pop("pgcl_losses.adapters.pygcl")
-        from pgcl_losses.adapters.pygcl import PGCLContrastLoss as Again
-
-        with pytest.raises(ImportError, match=r"torch-sparse; pip install PyGCL==0\.1\.2 dgl=="):
-            Again(4)

@@ -1,0 +1,122 @@
+"""Every loss compiles to one graph, takes torch.func and meta tensors, and waits for no device."""
+
+import copy
+
+import pytest
+import torch
+from helpers.marks import compiling, few_graphs
+from helpers.rank_models import LOSSES, gradients, model_of, portions_of
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
+
+from pgcl_losses import _checks, positives
+from pgcl_losses.engine import blocks
+
+pytestmark = few_graphs
+every_loss = pytest.mark.parametrize("name", LOSSES)
+# Graphs of these are compiled for batches of any size.
+GROWING = ("hard", "sets with items", "queue and memory")
+
+
+def problem_of(name):
+    """A model, and its batches of two sets."""
+    make, inputs = LOSSES[name]
+    batches = [
+        portions_of([[num], [num - 3 if "sets" in inputs else num]], inputs, seed)[0]
+        for seed, num in enumerate((7, 7, 9) if name in GROWING else (7, 7))
+    ]
+    return model_of(make), batches
+
+
+@pytest.mark.slow
+@compiling
+@pytest.mark.parametrize(
+    ("name", "backend"), [*((name, "aot_eager") for name in LOSSES), ("PGCL", "inductor")]
+)
+def test_one_graph_has_the_eager_values_gradients_and_state(name, backend):
+    torch.compiler.reset()
+    eager, batches = problem_of(name)
+    twin = copy.deepcopy(eager)
+    compiled = torch.compile(twin, fullgraph=True, backend=backend)
+    for batch in batches:
+        losses = [model(*batch.sets, **batch.given) for model in (eager, compiled)]
+        torch.testing.assert_close(*losses)
+        for loss in losses:
+            loss.sum().backward()
+        torch.testing.assert_close(gradients(twin), gradients(eager))
+    torch.testing.assert_close(twin.state_dict(), eager.state_dict())
+
+
+@every_loss
+def test_functional_transforms_have_the_gradient_and_move_no_state(name):
+    model, (batch, *_) = problem_of(name)
+    before, parameters = copy.deepcopy(model.state_dict()), dict(model.named_parameters())
+
+    def loss_of(parameters):
+        return torch.func.functional_call(model, parameters, batch.sets, batch.given).sum()
+
+    tangents = {key: torch.randn_like(value) for key, value in parameters.items()}
+    ours = torch.func.grad(loss_of)(parameters)
+    _, slope = torch.func.jvp(loss_of, (parameters,), (tangents,))
+    torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
+    model(*batch.sets, **batch.given).sum().backward()
+    expected = {
+        key: torch.zeros_like(value) if value.grad is None else value.grad
+        for key, value in parameters.items()
+    }
+    torch.testing.assert_close(ours, expected)
+    total = sum((expected[key] * tangents[key]).sum() for key in parameters)
+    torch.testing.assert_close(slope, total)
+
+
+@every_loss
+def test_shapes_can_be_traced_without_data(name):
+    model, batches = problem_of(name)
+    shape = model(*batches[0].sets, **batches[0].given).shape
+    model.to("meta")
+    for batch in batches[:2]:
+        sets, given = tree_map(lambda x: x.to("meta"), (batch.sets, batch.given))
+        loss = model(*sets, **given)
+        loss.sum().backward()
+        assert loss.shape == shape
+
+
+WAITING = {
+    getattr(torch.ops.aten, name)
+    for name in (
+        "_local_scalar_dense",
+        "_unique2",
+        "bincount",
+        "equal",
+        "masked_select",
+        "nonzero",
+        "repeat_interleave",
+        "unique_dim",
+    )
+}
+
+
+class NoWaiting(TorchDispatchMode):
+    """Fails on operations that wait for a GPU."""
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        assert function.overloadpacket not in WAITING, f"{function} waits for the device"
+        if "index" in function.name():
+            for index in (item for listed in args if isinstance(listed, list) for item in listed):
+                mask = isinstance(index, torch.Tensor) and index.dtype == torch.bool
+                assert not mask, f"{function} by a mask waits for the device"
+        return function(*args, **(kwargs or {}))
+
+
+# On a CPU, clusters that are given and temperatures are read whatever can be read.
+UNREAD = [name for name in LOSSES if not ("modules" in name or "temperature" in name)]
+
+
+@pytest.mark.parametrize("name", UNREAD)
+def test_a_training_step_never_waits_for_the_device(name, monkeypatch):
+    model, batches = problem_of(name)
+    for module in (_checks, positives, blocks):  # as for tensors on a GPU
+        monkeypatch.setattr(module, "can_be_read", lambda values: False)
+    model(*batches[0].sets, **batches[0].given)
+    with NoWaiting():
+        model(*batches[1].sets, **batches[1].given).sum().backward()

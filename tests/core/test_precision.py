@@ -1,0 +1,166 @@
+"""Half precision, autocast with a GradScaler, and embeddings and temperatures at their limits."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from helpers.blocks import in_blocks
+from helpers.item_cases import gradients
+from helpers.losses import DIM, LOSSES, numbers
+from helpers.marks import engines, few_graphs
+from torch import nn
+
+from pgcl_losses import InfoNCE, PGCLLoss, PrototypeReweightedNCE
+
+pytestmark = few_graphs
+HALF = [torch.float16, torch.bfloat16]
+
+
+every_loss = pytest.mark.parametrize("loss_of", LOSSES.values(), ids=[*LOSSES])
+
+
+def loss_and_gradients(loss_of, views, dtype=None, **options):
+    """In float64; the gradient has the dtype of the embeddings."""
+    leaves = [view.detach().to(dtype or view.dtype).requires_grad_() for view in views]
+    with in_blocks(16):
+        loss = loss_of(leaves, **options)
+        d_leaves = gradients(loss.mean(), leaves)
+    assert loss.dtype == (torch.float64 if leaves[0].dtype == torch.float64 else torch.float32)
+    assert all(d.isfinite().all() and d.dtype == leaves[0].dtype for d in d_leaves)
+    return loss.double(), [d.double() for d in d_leaves]
+
+
+@every_loss
+@engines
+@pytest.mark.parametrize("dtype", [*HALF, torch.float32])
+@pytest.mark.parametrize("temperature", [0.003, 0.01, 0.2])
+def test_lower_precision_agrees_with_float64(loss_of, engine, dtype, temperature):
+    views = torch.randn(2, 40, DIM).to(dtype)
+    options = {"temperature": temperature, "engine": engine, "reduction": "none"}
+    losses, d_views = loss_and_gradients(loss_of, views, **options)
+    exact, d_exact = loss_and_gradients(loss_of, views, torch.float64, **options)
+    torch.testing.assert_close(losses, exact, rtol=1e-3, atol=1e-3)
+    tolerance = 4 * torch.finfo(dtype).eps + 1e-3
+    torch.testing.assert_close(d_views, d_exact, rtol=tolerance, atol=tolerance)
+
+
+@every_loss
+@engines
+@pytest.mark.parametrize("temperature", [1e-30, 1e-20, 1e-8, 1e9, 1e30])
+def test_extreme_temperatures(loss_of, engine, temperature):
+    views = torch.randn(2, 40, DIM)
+    loss, _ = loss_and_gradients(loss_of, views, temperature=temperature, engine=engine)
+    exact, _ = loss_and_gradients(loss_of, views, torch.float64, temperature=temperature)
+    torch.testing.assert_close(loss, exact, rtol=1e-3, atol=1e-6)
+
+
+@every_loss
+@pytest.mark.parametrize("dtype", HALF)
+def test_autocast_lowers_no_precision(loss_of, dtype):
+    views, results = torch.randn(2, 12, DIM, requires_grad=True), []
+    for enabled in (False, True):
+        with torch.autocast("cpu", dtype=dtype, enabled=enabled):
+            loss = loss_of(views)
+        results.append([loss, *gradients(loss, [views])])
+    torch.testing.assert_close(*results, rtol=0, atol=0)
+
+
+def test_a_backward_inside_autocast_keeps_the_precision_of_items():
+    views, d_views = torch.randn(2, 12, DIM, requires_grad=True), []
+    for enabled in (False, True):
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
+            d_views += gradients(LOSSES["of items"](views), [views])
+    torch.testing.assert_close(*d_views, rtol=0, atol=0)
+
+
+z = F.normalize(numbers(2, 6, DIM), dim=-1)
+DEGENERATE = {
+    "one graph": z[:, :1],
+    "zeros": z * 0,
+    "some zeros": z * torch.arange(6).sign()[:, None],
+    "tiny": 1e-18 * z,
+    "tiny and long": z * torch.tensor([1e-18, 1e18]).view(2, 1, 1),
+    "identical embeddings": z[:1, :1].expand(2, 6, DIM),
+    "identical views": z[:1].expand(2, 6, DIM),
+    "opposed views": torch.stack([z[0], -z[0]]),
+}
+
+
+@every_loss
+@engines
+@pytest.mark.parametrize("views", DEGENERATE.values(), ids=[*DEGENERATE])
+@pytest.mark.parametrize("temperature", [0.01, 0.2])
+def test_degenerate_views_give_finite_losses_and_gradients(loss_of, engine, views, temperature):
+    loss, _ = loss_and_gradients(loss_of, views, temperature=temperature, engine=engine)
+    assert loss.isfinite()
+
+
+@every_loss
+@engines
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_nan_and_inf_give_nan(loss_of, engine, bad):
+    views = z.clone()
+    views[0, 3, 1] = bad
+    assert loss_of(views, engine=engine).isnan()
+
+
+@engines
+@pytest.mark.parametrize("temperature", [0.002, 0.01, 0.02])
+def test_tiny_weights_count_at_low_temperatures(engine, temperature):
+    # One outlier has a weight of e^-128, and is the only negative of the others.
+    views = F.normalize(torch.randn(2, 128, 3) + torch.tensor([2.0, -2.0]).view(2, 1, 1), dim=2)
+    clusters = torch.zeros(2, 128, dtype=torch.long)
+    clusters[0, 0] = 1
+    loss = PrototypeReweightedNCE(temperature=temperature, engine=engine, reduction="none")
+    losses = [
+        loss(*views.to(dtype), clusters=clusters, prototypes=torch.eye(3, dtype=dtype)[:2])
+        for dtype in (torch.float32, torch.float64)
+    ]
+    assert losses[1].max() > 0.3 / temperature
+    torch.testing.assert_close(losses[0].double(), losses[1], rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("num", [10, 700])
+@pytest.mark.parametrize("angle", [0.5, 0.55, 0.6])
+def test_sums_that_underflow_in_float32_are_not_empty(num, angle):
+    # The only negative of most embeddings is far from them and has a small weight.
+    def point(at):
+        return torch.tensor([math.cos(at), math.sin(at), 0.0])
+
+    views = torch.stack([point(0), point(math.pi)]).unsqueeze(1).repeat(1, num, 1)
+    views[:, 0] = point(math.pi / 2 + angle)
+    clusters = torch.zeros(2, num, dtype=torch.long)
+    clusters[:, 0] = 1
+    results, given = [], {"clusters": clusters, "prototypes": torch.eye(3)[:2]}
+    for engine in ("blocks", "dense"):
+        leaf = views.clone().requires_grad_()
+        loss = PrototypeReweightedNCE(temperature=0.0101, engine=engine, reduction="none")
+        losses = loss(*leaf, **given)
+        results.append([losses, *gradients(losses.sum(), [leaf])])
+    torch.testing.assert_close(*results, rtol=1e-3, atol=0.05)  # of gradients of 84
+
+
+SCALED = {
+    "InfoNCE": lambda: InfoNCE(memory_size=30, dim=DIM, temperature=0.05),
+    "PGCL": lambda: PGCLLoss(DIM, 3, memory_size=30, queue_size=16, freeze_steps=2),
+}
+
+
+@pytest.mark.parametrize("make", SCALED.values(), ids=[*SCALED])
+def test_a_grad_scaler_backs_off_until_gradients_are_finite(make):
+    """Of embeddings in float16, whose gradient overflows first; the loss stays finite."""
+    encoder, loss = nn.Sequential(nn.Linear(6, 32), nn.ReLU(), nn.Linear(32, DIM)), make()
+    optimizer = torch.optim.Adam([*encoder.parameters(), *loss.parameters()], lr=1e-2)
+    scaler, x, losses = torch.amp.GradScaler("cpu", init_scale=2.0**40), torch.randn(16, 6), []
+    for _ in range(60):
+        optimizer.zero_grad()
+        with torch.autocast("cpu", dtype=torch.float16):
+            views = [encoder(x + 0.1 * torch.randn(16, 6)) for _ in range(2)]
+            losses.append(loss(*views))
+        scaler.scale(losses[-1]).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    assert torch.stack(losses).isfinite().all()
+    assert scaler.get_scale() < 2.0**40
+    assert sum(losses[-5:]) < 0.9 * sum(losses[:5])

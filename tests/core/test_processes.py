@@ -1,0 +1,290 @@
+"""Each of many processes holds a portion of the batch: losses, gradients and state are of all."""
+
+import copy
+import datetime
+import os
+from contextlib import nullcontext
+from functools import partial
+
+import pytest
+import torch
+from helpers.blocks import in_blocks
+from helpers.cases import EVERY_MODE, FAMILY
+from helpers.rank_models import (
+    DIM,
+    LOSSES,
+    Apart,
+    gradients,
+    info_nce,
+    mean_over_ranks,
+    model_of,
+    of_seed,
+    pgcl,
+    portions_of,
+)
+from helpers.ranks import on_ranks
+from torch import distributed, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from pgcl_losses import InfoNCE, PGCLLoss
+from pgcl_losses._module import _COMPARE_STATE_EVERY
+
+EVERY_LOSS = (
+    LOSSES
+    | {f"{mode}": (partial(pgcl, **mode), "") for mode in EVERY_MODE}
+    | {f"{member}": (partial(pgcl, **member, queue_size=3), "") for member in FAMILY}
+    | {
+        "modules by clusters": (partial(Apart, by_clusters=True), ""),
+        "a memory smaller than the processes": (partial(info_nce, memory_size=1), "items"),
+        "consistency switched": (pgcl, "switch"),
+        "made without consistency": (partial(pgcl, consistency_weight=0), "switch"),
+    }
+)
+# How many embeddings of two sets, or of each of two views, the ranks hold in each step.
+COUNTS = {
+    1: [([7], [4]), ([3], [5])],
+    2: [([4, 4], [6, 0]), ([7, 0], [1, 3])],
+    3: [([2, 0, 5], [0, 3, 1]), ([1, 4, 3], [3, 0, 0]), ([2, 2, 2], [1, 2, 1])],
+    4: [([3, 0, 1, 4], [0, 2, 0, 5]), ([0, 0, 6, 1], [1, 1, 1, 1])],
+}
+CLOSE = {"rtol": 1e-8, "atol": 1e-9}
+
+
+@in_blocks(3)
+def equals_one_process(rank, num_ranks, name):
+    make, inputs = EVERY_LOSS[name]
+    model, whole = (model_of(make, gather=gather) for gather in (True, False))
+    # An odd number of ranks wraps encoder and loss, an even one the encoder alone.
+    is_inside = num_ranks % 2 == 1
+    wrapped = DistributedDataParallel(model if is_inside else model.encoder)
+    for seed, (first, second) in enumerate(COUNTS[num_ranks]):
+        if "switch" in inputs:
+            model.loss.consistency_weight = whole.loss.consistency_weight = 6 * (seed % 2)
+        counts = [first, second if "sets" in inputs else first]
+        of_all, *of_ranks = portions_of(counts, inputs, seed)
+        mine = of_ranks[rank]
+        accumulates = is_inside and seed == 0  # the next step adds its gradients and sends both
+        with wrapped.no_sync() if accumulates else nullcontext():
+            if is_inside:
+                loss = wrapped(*mine.sets, **mine.given)
+            else:
+                z = wrapped(torch.cat(mine.sets)).split([len(x) for x in mine.sets])
+                loss = model.loss(*z, **mine.given)
+        expected = whole(*of_all.sets, **of_all.given)
+        if model.loss.reduction == "none":
+            own = mine.positions[mine.positions < len(expected)]
+            torch.testing.assert_close(loss, expected[own], **CLOSE)
+            slopes = torch.linspace(-1, 2, len(expected), dtype=torch.float64)
+            loss, expected = loss @ slopes[own], expected @ slopes / num_ranks
+        loss.backward()
+        expected.backward()
+        torch.testing.assert_close(mean_over_ranks(loss), expected.detach(), **CLOSE)
+        if not accumulates:
+            torch.testing.assert_close(gradients(model), gradients(whole), **CLOSE)
+        if "remember" in inputs and seed > 0:
+            z = torch.randn(sum(first), DIM, dtype=torch.float64, generator=of_seed(seed))
+            model.loss.remember(z.split(first)[rank])
+            whole.loss.remember(z)
+        torch.testing.assert_close([*model.buffers()], [*whole.buffers()], **CLOSE)
+
+
+some_slow = [1, 2, *(pytest.param(n, marks=pytest.mark.slow) for n in (3, 4))]
+
+
+@pytest.mark.parametrize("num_ranks", some_slow)
+@pytest.mark.parametrize("name", EVERY_LOSS)
+def test_values_gradients_and_state_are_those_of_one_process(num_ranks, name):
+    on_ranks(equals_one_process, num_ranks, name)
+
+
+def training(rank, num_ranks, wrapping):
+    model = model_of(pgcl, freeze_steps=5, queue_size=16, memory_size=16).float()
+    step = model
+    if wrapping == "encoder":
+        model.encoder = DistributedDataParallel(model.encoder)
+    else:
+        step = DistributedDataParallel(model, static_graph=wrapping == "static graph")
+    optimizer, random = torch.optim.Adam(model.parameters(), lr=1e-2), of_seed(rank)
+    for _ in range(100):
+        optimizer.zero_grad()
+        step(*torch.randn(2, 6 + rank, 3, generator=random)).backward()
+        optimizer.step()
+    return [tensor.numpy().tobytes() for tensor in model.state_dict().values()]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("wrapping", ["encoder", "model", "static graph"])
+def test_training_keeps_ranks_bit_identical(wrapping):
+    first, second = on_ranks(training, 2, wrapping)
+    assert first == second
+
+
+def alike(**options):
+    """A loss with the same prototypes on every rank."""
+    loss = PGCLLoss(DIM, **options)
+    nn.init.ones_(loss.prototypes.weight)
+    return loss
+
+
+def differing(rank):
+    """Losses and embeddings of a rank, of which one of two differs, with the error."""
+    z, first = torch.randn(4, DIM, generator=of_seed(rank), requires_grad=True), rank == 0
+    too_wide, one_pair = torch.randn(4, 9), torch.tensor([[0], [1]])
+    ready = "rank 0: ready\n  rank 1: "
+    return [
+        (alike(), z if first else too_wide, ready + "ValueError: z1 has dimension 9 but"),
+        (alike(), z if first else None, ready + "TypeError: z1 must be a Tensor"),
+        (alike(), z if first else z.double(), "dtype=torch.float32.*1: dtype=torch.float64"),
+        (alike(), z if first else z.detach(), "requires_grad=True.*1: requires_grad=False"),
+        (alike(temperature=0.2 + 0.1 * rank), z, "temperature=0.2.*1: .*temperature=0.3"),
+        (alike(queue_size=4 * rank), z, "queue_size=0.*1: .*queue_size=4"),
+        (alike().train(first), z, "training=True.*1: training=False"),
+        (alike().requires_grad_(first), z, "requires_grad=True.*1: .*requires_grad=False"),
+        (alike(engine="dense"), z, "one matrix in one process, but 2 processes"),
+        (alike(), z[:0], "the batch must not be empty on every rank"),
+        (alike(iterations=1 + rank), too_wide, "^z1 has dimension 9"),
+        (partial(InfoNCE(), items=torch.arange(4) if first else None), z, "items"),
+        (partial(InfoNCE(), positives=one_pair if first else None), z, "positives"),
+    ]
+
+
+def errors(rank, num_ranks):
+    messages = []
+    for loss, z, words in differing(rank):
+        with pytest.raises((ValueError, TypeError), match=f"(?s){words}") as caught:
+            loss(z, z)
+        messages.append(str(caught.value))
+    return messages
+
+
+def test_ranks_that_differ_raise_the_same_error():
+    first, second = on_ranks(errors, 2)
+    assert first == second
+
+
+def transpose_strides(prototypes, rank):
+    prototypes.weight.data = prototypes.weight.data.mT.contiguous().mT
+
+
+# Changes of the prototypes of a rank.
+DIFFERENT = {
+    "a bit": lambda prototypes, rank: prototypes.weight.data.mul_(1 + 3e-16 * rank),
+    "the queue": lambda prototypes, rank: prototypes.queue[0, -1].fill_(rank),
+}
+ALIKE = {
+    "NaN": lambda prototypes, rank: prototypes.queue.fill_(torch.nan),
+    "strides": transpose_strides,
+}
+
+
+def states(rank, num_ranks):
+    z = torch.randn(3, DIM, dtype=torch.float64)
+    differs = partial(pytest.raises, ValueError, match=r"prototypes.*not the same on all ranks")
+    for what, change in (DIFFERENT | ALIKE).items():
+        loss = model_of(pgcl, queue_size=9).loss
+        change(loss.prototypes, min(rank, 1))
+        with differs() if what in DIFFERENT else nullcontext():
+            loss(z, z)
+    loss = model_of(pgcl).loss
+    loss(z, z)
+    loss.prototypes.step += rank
+    for _ in range(1, _COMPARE_STATE_EVERY):
+        loss(z, z)
+    with differs():
+        loss(z, z)
+
+
+def test_state_that_differs_is_noticed_in_the_first_call_and_then_now_and_again():
+    on_ranks(states, 3)
+
+
+def nan_on_one(rank, num_ranks):
+    loss = model_of(pgcl, queue_size=5, memory_size=5).loss
+    z = torch.randn(6, DIM, dtype=torch.float64, generator=of_seed(rank))
+    loss(z.requires_grad_(), z)
+    before = copy.deepcopy(loss.state_dict())
+    bad = z.detach().clone()
+    bad[0, 0] = torch.nan if rank == 1 else 1.0
+    assert loss(bad.requires_grad_(), z).isnan()
+    torch.testing.assert_close(loss.state_dict(), before, rtol=0, atol=0)
+
+
+def test_nan_on_one_rank_is_nan_on_all_and_enters_no_state():
+    on_ranks(nan_on_one, 3)
+
+
+def dying(rank, num_ranks, when, collective):
+    # The timeout counts from a moment at which all have started.
+    group = distributed.new_group([0, 1], timeout=datetime.timedelta(seconds=3))
+    distributed.barrier()
+    z = torch.randn(5, DIM, requires_grad=True)
+    torch.manual_seed(0)
+    pgcl = PGCLLoss(DIM, process_group=group)
+    call = pgcl(z, z).backward if when == "backward" else partial(pgcl, z, z)
+    if rank == 1:
+        os._exit(1)
+    with pytest.raises(RuntimeError, match=f"{collective} failed on rank 0 of 2; has another"):
+        call()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("when", "collective"),
+    [("forward", "the all-gather of batch sizes"), ("backward", "gradient of sums over pairs")],
+)
+def test_a_dead_rank_raises_an_error_that_names_the_collective(when, collective):
+    on_ranks(dying, 2, when, collective, may_die=[1])
+
+
+def subgroup(rank, num_ranks):
+    group = distributed.new_group([0, 2])
+    of_all, *of_ranks = portions_of([[2, 0, 4], [2, 0, 4]])
+    whole = model_of(pgcl, gather=False)
+    if rank == 1:
+        with pytest.raises(ValueError, match="process_group does not contain this process"):
+            PGCLLoss(DIM, process_group=group)
+        return
+    model = model_of(pgcl, process_group=group)
+    torch.testing.assert_close(model(*of_ranks[rank].sets), whole(*of_all.sets))
+
+
+def test_a_process_group_of_some_ranks():
+    on_ranks(subgroup, 3)
+
+
+class SentBytes(TorchDispatchMode):
+    """What collectives hand over, by name: a ring sends it on from rank to rank."""
+
+    def __init__(self):
+        super().__init__()
+        self.given = {}
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function.namespace == "c10d":
+            name = str(function).split(".")[1].strip("_")
+            # all-gather takes (output, input, ...)
+            tensors = args[1] if name.endswith("base") else args[0][0]
+            self.given[name] = self.given.get(name, 0) + tensors.nbytes
+        return function(*args, **(kwargs or {}))
+
+
+def sent(rank, num_ranks, counts):
+    torch.manual_seed(0)
+    loss, views = PGCLLoss(DIM, 3, queue_size=8), torch.randn(2, counts[rank], DIM)
+    with SentBytes() as sent:
+        loss(*views.requires_grad_()).backward()
+    return sent.given
+
+
+@pytest.mark.parametrize("counts", [[1, 1], [3, 8], [2, 30, 1]])
+def test_bytes_that_collectives_send(counts):
+    embeddings, prototypes = 2 * max(counts) * DIM * 4, 3 * DIM * 4
+    sums, state = 2 * sum(counts) * 4, prototypes + 2 * 8 * DIM * 4 + 2 * 8
+    documented = {
+        "allgather_base": embeddings + sums + 3 * 8,
+        # of the gradient of embeddings too, and of the state in the first call
+        "allreduce": 2 * sum(counts) * DIM * 4 + sums + prototypes + 2 * state,
+    }
+    for of_rank in on_ranks(sent, len(counts), counts):
+        assert of_rank == documented

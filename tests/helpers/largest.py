@@ -1,0 +1,30 @@
+"""The largest tensor that operators make: a matrix of all pairs would show."""
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+
+class LargestTensor(TorchDispatchMode):
+    """Remembers the most elements that one tensor made within the block has."""
+
+    def __init__(self):
+        super().__init__()
+        self.numel = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        sizes = [
+            x.untyped_storage().nbytes() // x.element_size()
+            for x in tree_leaves(result)
+            if isinstance(x, torch.Tensor)
+        ]
+        self.numel = max(self.numel, *sizes, 0)
+        return result
+
+
+def largest_tensor(function):
+    """Elements of the largest tensor that ``function()`` makes or returns."""
+    with LargestTensor() as largest:
+        function()
+    return largest.numel
