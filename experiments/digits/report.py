@@ -24,12 +24,13 @@ def reported(runs: list[Run], options: dict[str, Any], name: str) -> dict[int, f
 def table(runs: list[Run]) -> str:
     settings = study.chosen(runs)
     measures = {**study.MEASURES, "labels_1_scaled": "1 label, standardised"}
-    options = {UNTRAINED: {"row": UNTRAINED}, **settings}
+    options = {UNTRAINED: {"row": UNTRAINED}, study.FREE: study.never_frozen(settings), **settings}
     rows = {
         row: {name: reported(runs, options[row], name) for name in measures}
-        for row in (UNTRAINED, INFO_NCE, GRAPH_CL, PGCL, study.PAPER)
+        for row in (UNTRAINED, INFO_NCE, GRAPH_CL, PGCL, study.FREE, study.PAPER)
     }
-    pairs = ((PGCL, INFO_NCE), (study.PAPER, INFO_NCE), (GRAPH_CL, INFO_NCE), (INFO_NCE, UNTRAINED))
+    pairs = [(row, INFO_NCE) for row in (PGCL, study.FREE, study.PAPER, GRAPH_CL)]
+    pairs.append((INFO_NCE, UNTRAINED))
     labels = {row: named(row, options[row]) for row in rows}
     return comparison("digits", measures, rows, pairs, labels)
 

@@ -39,7 +39,7 @@ RECORD = Path(__file__).parent / "results.jsonl"
 SETTING = PAPER_SETTING | {"perturb": 0.1}
 TEMPERATURES, PROTOTYPES, WEIGHTS = (0.2, 0.5, 1.0, 2.0), (10, 20, 40), (6.0, 1.0)
 CHOOSING, REPORTED = range(100, 105), range(10)  # seeds
-PAPER = "PGCL, the paper's K and lambda"
+PAPER, FREE = "PGCL, the paper's K and lambda", "PGCL, prototypes never frozen"
 MEASURES = {
     "labels_1": "1 label per class",
     "labels_5": "5 labels per class",
@@ -123,7 +123,11 @@ def reported(settings: Settings) -> list[dict[str, Any]]:
         for row in (INFO_NCE, PGCL)
         for temperature in TEMPERATURES
     ]
-    return [{"row": UNTRAINED}, *settings.values(), *over]
+    return [{"row": UNTRAINED}, *settings.values(), never_frozen(settings), *over]
+
+
+def never_frozen(settings: Settings) -> dict[str, Any]:
+    return settings[PGCL] | {"freeze_epochs": 0}
 
 
 def jobs(options: Iterable[dict[str, Any]], seeds: Iterable[int]) -> list[tuple[dict[str, Any]]]:
