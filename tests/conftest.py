@@ -1,3 +1,4 @@
+import importlib
 import os
 import socket
 
@@ -32,3 +33,25 @@ socket.socket.connect = connect_here_only
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(0)
+
+
+FRAMEWORKS = {"pyg", "dgl", "pygcl"}  # marks, and folders of what one of them alone has
+
+
+@pytest.fixture(
+    scope="session",
+    params=[
+        pytest.param("pyg", marks=pytest.mark.pyg),
+        pytest.param("dgl", marks=pytest.mark.dgl),
+    ],
+)
+def framework(request):
+    """What all frameworks can do, under the same names: helpers.pyg_cases or helpers.dgl_cases."""
+    return importlib.import_module(f"helpers.{request.param}_cases")
+
+
+def pytest_ignore_collect(collection_path, config):
+    """``pytest tests/adapters -m pyg`` imports no framework but PyG."""
+    chosen = config.option.markexpr
+    others = FRAMEWORKS - {chosen} if chosen in FRAMEWORKS else set()
+    return True if collection_path.name in others else None

@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from helpers.blocks import in_blocks
 from helpers.marks import compiling, few_graphs
 from helpers.rank_models import LOSSES, gradients, model_of, portions_of
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -114,9 +115,15 @@ UNREAD = [name for name in LOSSES if not ("modules" in name or "temperature" in 
 
 @pytest.mark.parametrize("name", UNREAD)
 def test_a_training_step_never_waits_for_the_device(name, monkeypatch):
-    model, batches = problem_of(name)
-    for module in (_checks, positives, blocks):  # as for tensors on a GPU
-        monkeypatch.setattr(module, "can_be_read", lambda values: False)
-    model(*batches[0].sets, **batches[0].given)
-    with NoWaiting():
-        model(*batches[1].sets, **batches[1].given).sum().backward()
+    model, (batch, *_) = problem_of(name)
+    twin = copy.deepcopy(model)
+    with in_blocks(3):
+        expected = twin(*batch.sets, **batch.given)
+        expected.sum().backward()
+        for module in (_checks, positives, blocks):  # as for tensors on a GPU
+            monkeypatch.setattr(module, "can_be_read", lambda values: False)
+        with NoWaiting():
+            loss = model(*batch.sets, **batch.given)
+            loss.sum().backward()
+    torch.testing.assert_close(loss, expected)
+    torch.testing.assert_close(gradients(model), gradients(twin))

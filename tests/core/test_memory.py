@@ -106,6 +106,15 @@ def test_wrong_embeddings_are_not_stored(make, embeddings, items, error, message
 
 
 @both_losses
+def test_embeddings_with_nan_are_not_stored(make):
+    loss = make(memory_size=5)
+    loss(*views_of(0))
+    before = state_of(loss)
+    loss.remember(torch.full((4, DIM), torch.nan))
+    assert_same_state(loss, before)
+
+
+@both_losses
 def test_wrong_sizes_are_errors(make):
     for size, error in ((-1, ValueError), (2.5, TypeError)):
         with pytest.raises(error, match="memory_size"):

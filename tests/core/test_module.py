@@ -102,7 +102,7 @@ class TestOptions:
             setattr(pgcl, name, value)
             assert getattr(pgcl, name) == value
             expected = pgcl_of(**{other: getattr(pgcl, other) for other in ASSIGNED})
-            assert repr(pgcl) == repr(expected)
+            assert f"{name}={value!r}" in repr(pgcl)
             torch.testing.assert_close(pgcl(*views), expected(*views))
         assert (pgcl.prototypes.temperature, pgcl.contrast.temperature) == (0.5, 0.5)
         with pytest.raises(ValueError, match="temperature must be"):

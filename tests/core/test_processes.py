@@ -120,6 +120,31 @@ def test_training_keeps_ranks_bit_identical(wrapping):
     assert first == second
 
 
+def gradients_of_inputs(rank, num_ranks):
+    """On rank 0 one view has a gradient, on rank 1 both have; weights of positives have one."""
+    of_all, *of_ranks = portions_of([[4, 3], [4, 3]], "positives")
+    results = []
+    for portion, gather in ((of_all, False), (of_ranks[rank], True)):
+        z1, z2 = (x.clone() for x in portion.sets)
+        z2.requires_grad_()
+        if not gather or rank == 1:
+            z1.requires_grad_()
+        weights = (portion.given["positive_weights"] + 0.1).requires_grad_()
+        loss = InfoNCE(gather=gather)
+        pairs = portion.given["positives"]
+        loss(z1, z2, positives=pairs, positive_weights=weights).backward()
+        results.append((z2.grad, weights.grad))
+    (d_view, d_weights), ours = results
+    counts = [len(portion.given["positive_weights"]) for portion in of_ranks]
+    expected = d_view.split([4, 3])[rank], d_weights.split(counts)[rank]
+    for mine, other in zip(ours, expected, strict=True):  # the mean over ranks
+        torch.testing.assert_close(mine / num_ranks, other, **CLOSE)
+
+
+def test_gradients_of_views_and_of_weights_of_positives():
+    on_ranks(gradients_of_inputs, 2)
+
+
 def alike(**options):
     """A loss with the same prototypes on every rank."""
     loss = PGCLLoss(DIM, **options)
@@ -131,6 +156,10 @@ def differing(rank):
     """Losses and embeddings of a rank, of which one of two differs, with the error."""
     z, first = torch.randn(4, DIM, generator=of_seed(rank), requires_grad=True), rank == 0
     too_wide, one_pair = torch.randn(4, 9), torch.tensor([[0], [1]])
+    weights = torch.ones(1, requires_grad=first)
+    info_nce = InfoNCE(memory_size=5, dim=DIM)
+    if not first:
+        info_nce.memory.embeddings += 1
     ready = "rank 0: ready\n  rank 1: "
     return [
         (alike(), z if first else too_wide, ready + "ValueError: z1 has dimension 9 but"),
@@ -146,6 +175,14 @@ def differing(rank):
         (alike(iterations=1 + rank), too_wide, "^z1 has dimension 9"),
         (partial(InfoNCE(), items=torch.arange(4) if first else None), z, "items"),
         (partial(InfoNCE(), positives=one_pair if first else None), z, "positives"),
+        (
+            partial(InfoNCE(), positives=one_pair, positive_weights=weights),
+            z,
+            "positive_weights=True.*1: .*positive_weights=False",
+        ),
+        (lambda *views: alike()(*views, *views[:rank]), z, "views=2.*1: .*views=3"),
+        (torch.no_grad()(alike()) if first else alike(), z, "gradients enabled=False.*=True"),
+        (info_nce, z, "not the same on all ranks"),
     ]
 
 
@@ -216,7 +253,7 @@ def test_nan_on_one_rank_is_nan_on_all_and_enters_no_state():
 
 def dying(rank, num_ranks, when, collective):
     # The timeout counts from a moment at which all have started.
-    group = distributed.new_group([0, 1], timeout=datetime.timedelta(seconds=3))
+    group = distributed.new_group([0, 1], timeout=datetime.timedelta(seconds=10))
     distributed.barrier()
     z = torch.randn(5, DIM, requires_grad=True)
     torch.manual_seed(0)
@@ -246,7 +283,13 @@ def subgroup(rank, num_ranks):
             PGCLLoss(DIM, process_group=group)
         return
     model = model_of(pgcl, process_group=group)
-    torch.testing.assert_close(model(*of_ranks[rank].sets), whole(*of_all.sets))
+    loss, expected = model(*of_ranks[rank].sets), whole(*of_all.sets)
+    torch.testing.assert_close(loss, expected)
+    loss.backward()
+    expected.backward()
+    for mine, other in zip(gradients(model), gradients(whole), strict=True):
+        distributed.all_reduce(mine, group=group)
+        torch.testing.assert_close(mine / 2, other)
 
 
 def test_a_process_group_of_some_ranks():
@@ -270,11 +313,14 @@ class SentBytes(TorchDispatchMode):
 
 
 def sent(rank, num_ranks, counts):
-    torch.manual_seed(0)
-    loss, views = PGCLLoss(DIM, 3, queue_size=8), torch.randn(2, counts[rank], DIM)
-    with SentBytes() as sent:
-        loss(*views.requires_grad_()).backward()
-    return sent.given
+    given = []
+    for gather in (True, False):
+        torch.manual_seed(0)
+        loss = PGCLLoss(DIM, 3, queue_size=8, gather=gather)
+        with SentBytes() as sent:
+            loss(*torch.randn(2, counts[rank], DIM, requires_grad=True)).backward()
+        given.append(sent.given)
+    return given
 
 
 @pytest.mark.parametrize("counts", [[1, 1], [3, 8], [2, 30, 1]])
@@ -287,4 +333,4 @@ def test_bytes_that_collectives_send(counts):
         "allreduce": 2 * sum(counts) * DIM * 4 + sums + prototypes + 2 * state,
     }
     for of_rank in on_ranks(sent, len(counts), counts):
-        assert of_rank == documented
+        assert of_rank == [documented, {}]

@@ -60,7 +60,12 @@ def test_assign_returns_the_nearest_prototype(dtype):
         assert prototypes.assign(z).tolist() == nearest.tolist()
 
 
-def test_the_initialisation_is_that_of_he():
+def test_the_initialisation_is_that_of_he_and_the_state_is_empty():
+    used = SinkhornPrototypes(4, 3, queue_size=8, freeze_steps=9)
+    used(torch.randn(5, 4, requires_grad=True), torch.randn(5, 4))
+    used.reset_parameters()
+    fresh = SinkhornPrototypes(4, 3, queue_size=8, freeze_steps=9)
+    torch.testing.assert_close(dict(used.named_buffers()), dict(fresh.named_buffers()))
     weight = SinkhornPrototypes(400, 300).weight
     assert weight.std().item() == pytest.approx(math.sqrt(2 / 400), rel=0.02)
     assert weight.mean().item() == pytest.approx(0, abs=1e-3)
@@ -95,6 +100,18 @@ def test_the_step_and_the_queue_change_in_finite_training_forwards_alone():
         spoiled[view, 2, 1] = bad
         assert prototypes(*spoiled)[view].targets.isnan().any()
     torch.testing.assert_close(prototypes.state_dict(), before, rtol=0, atol=0)
+
+
+def test_targets_are_balanced_over_the_past_without_empty_slots():
+    prototypes = SinkhornPrototypes(4, 5, queue_size=50).double()
+    weight = prototypes.weight.detach().numpy()
+    first, second, third = torch.randn(3, 2, 6, 4, dtype=torch.float64)
+    prototypes(*first)
+    prototypes(*second)
+    for view, assignment in enumerate(prototypes(*third)):
+        together = torch.cat([third[view], second[view], first[view]]).numpy()
+        expected = oracle.targets(together, weight, 0.05, 3)[:6]
+        np.testing.assert_allclose(assignment.targets, expected, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize(("num_views", "length", "filled"), [(2, 3, 7), (3, 9, 7), (1, 2, 6)])

@@ -3,6 +3,7 @@
 import copy
 import io
 import pickle
+from contextlib import nullcontext
 from functools import partial
 
 import pytest
@@ -81,17 +82,26 @@ def test_no_forward_changes_a_parameter(name, training):
     assert [parameter._version for parameter in model.parameters()] == versions
 
 
-@pytest.mark.parametrize("reason", ["eval", "no_grad", "nan", "inf"])
-def test_only_finite_training_forwards_change_the_state(reason):
-    loss = pgcl(queue_size=20, memory_size=30, freeze_steps=3)
+@pytest.mark.parametrize("reason", ["eval", "no_grad", "inference", "nan", "inf"])
+@pytest.mark.parametrize(
+    "make",
+    [
+        partial(pgcl, queue_size=20, memory_size=30, freeze_steps=3),
+        partial(InfoNCE, memory_size=30, dim=DIM),
+    ],
+    ids=["PGCL", "InfoNCE"],
+)
+def test_only_finite_training_forwards_change_the_state(make, reason):
+    loss = make()
     loss(*torch.randn(2, 6, DIM))
     before, views = copy.deepcopy(loss.state_dict()), torch.randn(2, 6, DIM)
     if reason in ("nan", "inf"):
         views[1, 4, 0] = float(reason)
     loss.train(reason != "eval")
-    with torch.set_grad_enabled(reason != "no_grad"):
-        terms = loss.terms(*views.requires_grad_())
-    assert all(term.isnan() == (reason in ("nan", "inf")) for term in terms[:3])
+    modes = {"no_grad": torch.no_grad(), "inference": torch.inference_mode()}
+    with modes.get(reason, nullcontext()):
+        value = loss(*views)
+    assert value.isnan() == (reason in ("nan", "inf"))
     assert_same(loss.state_dict(), before)
 
 
