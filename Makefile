@@ -31,12 +31,13 @@ test: setup  # all of them, with the real frameworks
 docs: .venv/docs  # into docs/_build
 	$(BIN)/sphinx-build --fail-on-warning --quiet docs docs/_build
 
-ci:  # everything, from nothing, as continuous integration does it
+ci:  # everything, from nothing, as a release does it
 	.ci/run
 
 benchmarks:
 	$(BIN)/python -m benchmarks.run
 	$(BIN)/python -m benchmarks.grace
 	$(BIN)/python -m benchmarks.libraries
+	$(BIN)/python -m benchmarks.scaling
 	$(BIN)/python -m benchmarks.tables
 	$(BIN)/python -m benchmarks.plot

@@ -4,6 +4,7 @@ python -m benchmarks.grace
 python -m benchmarks.grace --root data --epochs 5 --output /tmp/grace.json
 """
 
+import argparse
 import resource
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -77,10 +78,11 @@ def train(name: str, folder: Path, epochs: int) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    parser = measure.parser(__doc__, rounds=1, cpu_alone=True)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--root", type=Path, help="folder of Cora; without it, it is downloaded")
     parser.add_argument("--cache", type=Path, default=Path("runs/cache"))
     parser.add_argument("--epochs", type=count, default=60)
+    parser.add_argument("--output", type=Path, help="default: benchmarks/results/grace.json")
     args = parser.parse_args()
     folder = raw_folder("Cora", args.root, args.cache)
 

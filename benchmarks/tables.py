@@ -64,7 +64,8 @@ def grace() -> str:
                 f"{known['peak MiB of the process']:.0f} MiB",
             ]
         )
-    return markdown(["loss", "epoch 1", "epoch 60", "linear probe", "peak memory"], lines)
+    head = ["loss", "first epoch", f"last of {rows[0]['size']}", "linear probe", "peak memory"]
+    return markdown(head, lines)
 
 
 def options() -> str:

@@ -21,10 +21,7 @@ from sklearn.model_selection import cross_val_score, train_test_split
 from sklearn.neighbors import NearestCentroid
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler, normalize
-from torch_geometric.data.data import (
-    DataEdgeAttr,
-    DataTensorAttr,
-)  # pip install -e '.[experiments]'
+from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
 from torch_geometric.data.storage import GlobalStorage
 from torch_geometric.datasets import TUDataset
 from torch_geometric.loader import DataLoader

@@ -1,6 +1,6 @@
 """PGCL on one process or many, the same training: synthetic clusters, DistributedDataParallel.
 
-Each process encodes its own part of a batch of 256, and PGCLLoss computes one loss of all parts:
+Each process encodes its portion of a batch of 256, and PGCLLoss computes one loss over all of it:
 the printed losses are the same for 1 and 2 processes, up to rounding. Each process takes the GPU of
 its local rank (nccl), or a CPU (gloo). Rank 0 saves the state_dict of encoder and loss. One process
 takes five seconds on a CPU:

@@ -27,6 +27,8 @@ parser.add_argument("--seed", type=int, default=0)
 args = parser.parse_args()
 
 CLASSES, TYPES, DIM = 4, 7, 32
+if not CLASSES <= args.labels <= args.graphs:
+    parser.error(f"--labels must be {CLASSES} to --graphs, but it is {args.labels}")
 device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
