@@ -4,7 +4,6 @@ python -m benchmarks.grace
 python -m benchmarks.grace --root data --epochs 5 --output /tmp/grace.json
 """
 
-import argparse
 import resource
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -78,11 +77,10 @@ def train(name: str, folder: Path, epochs: int) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = measure.parser(__doc__, rounds=None, cpu_alone=True)
     parser.add_argument("--root", type=Path, help="folder of Cora; without it, it is downloaded")
-    parser.add_argument("--cache", type=Path, default=Path("runs/cache"))
+    parser.add_argument("--cache", type=Path, default=Path("runs/data"))
     parser.add_argument("--epochs", type=count, default=60)
-    parser.add_argument("--output", type=Path, help="default: benchmarks/results/grace.json")
     args = parser.parse_args()
     folder = raw_folder("Cora", args.root, args.cache)
 
@@ -91,11 +89,7 @@ if __name__ == "__main__":
             with ProcessPoolExecutor(1, get_context("spawn")) as process:
                 measured = process.submit(train, name, folder, args.epochs).result()
             size = f"{args.epochs} epochs"
-            row = partial(measure.row, "grace", name, size, "Cora")
-            # Two losses that are one agree in more digits than a record usually has.
-            yield [
-                row(metric, value) | {"value": round(value, 6)}
-                for metric, value in measured.items()
-            ]
+            row = partial(measure.row, "grace", name, size, "Cora", digits=7)  # of equal losses
+            yield [row(metric, value) for metric, value in measured.items()]
 
     measure.report("grace", args, tables())

@@ -32,10 +32,11 @@ Step = Callable[[], Any]
 Times = dict[str, list[float]]  # milliseconds by the name of a step, one value a round
 
 
-def parser(about: str, rounds: int, *, cpu_alone: bool = False) -> argparse.ArgumentParser:
-    """The options of all benchmarks; those of a CPU alone have no `--device`."""
+def parser(about: str, rounds: int | None, *, cpu_alone: bool = False) -> argparse.ArgumentParser:
+    """The options of all benchmarks; those of a CPU alone have no `--device`, untimed no rounds."""
     made = argparse.ArgumentParser(description=about.splitlines()[0])
-    made.add_argument("--rounds", type=count, default=rounds)
+    if rounds is not None:
+        made.add_argument("--rounds", type=count, default=rounds)
     if not cpu_alone:
         default = "cuda" if torch.cuda.is_available() else "cpu"
         made.add_argument("--device", type=device, default=default)
@@ -206,14 +207,16 @@ def time_in_turn(steps: dict[str, Step], rounds: int, seconds: float = math.inf)
     return times
 
 
-def row(benchmark: str, provider: str, size: str, mode: str, metric: str, value: float) -> Row:
+def row(
+    benchmark: str, provider: str, size: str, mode: str, metric: str, value: float, digits: int = 5
+) -> Row:
     return {
         "benchmark": benchmark,
         "provider": provider,
         "size": size,
         "mode": mode,
         "metric": metric,
-        "value": float(f"{value:.5g}"),
+        "value": float(f"{value:.{digits}g}"),
     }
 
 

@@ -10,9 +10,9 @@ from helpers.blocks import in_blocks
 from helpers.engine_cases import any_pairs
 from helpers.engine_oracle import exact
 from helpers.item_cases import gradients
-from helpers.largest import largest_tensor
 from helpers.losses import DIM, LOSSES
 from helpers.marks import compiling, engines, few_graphs
+from helpers.memory import kept_for_backward, largest_tensor
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.autograd import forward_ad
@@ -191,18 +191,10 @@ every_loss = pytest.mark.parametrize("loss_of", LOSSES.values(), ids=[*LOSSES])
 @pytest.mark.parametrize("temperature", [0.01, 0.2])
 def test_blocks_make_and_keep_no_matrix_of_all_pairs(loss_of, temperature):
     views, options = views_of(400, torch.float32), {"engine": "blocks", "temperature": temperature}
-    saved = []
-
-    def save(tensor):
-        saved.append(tensor.numel())
-        return tensor
-
-    hooks = torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor)
     with in_blocks(64), mock.patch.object(blocks, "_KEPT_UP_TO", 0):
         assert largest_tensor(lambda: loss_of(views, **options).backward()) < 400 * 64
-        with hooks:
-            loss_of(views, **options)
-    assert sum(saved) < 400 * 200
+        _, kept = kept_for_backward(lambda: loss_of(views, **options))
+    assert kept < 400 * 200
 
 
 @pytest.mark.parametrize("name", ["InfoNCE", "of items", "by index", "with a memory"])

@@ -17,6 +17,7 @@ from helpers.item_cases import (
     random_sets,
 )
 from helpers.marks import engines, few_graphs
+from helpers.memory import kept_for_backward
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.autograd import forward_ad
@@ -116,15 +117,8 @@ def test_embeddings_of_pairs_are_not_kept_for_the_backward(monkeypatch):
     pairs, _ = random_pairs(100, 100, 40_000)
     (expected,) = gradients(InfoNCE()(z, positives=pairs), [z])
     monkeypatch.setattr(positives_of, "_PAIRS", 500)
-    kept = []
-
-    def keep(saved):
-        kept.append(saved.numel())
-        return saved
-
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda saved: saved):
-        loss = InfoNCE()(z, positives=pairs)
-    assert sum(kept) < pairs.shape[1] * z.shape[1] / 2
+    loss, kept = kept_for_backward(lambda: InfoNCE()(z, positives=pairs))
+    assert kept < pairs.shape[1] * z.shape[1] / 2
     torch.testing.assert_close(gradients(loss, [z])[0], expected)
 
 

@@ -327,10 +327,10 @@ def sent(rank, num_ranks, counts):
 def test_bytes_that_collectives_send(counts):
     embeddings, prototypes = 2 * max(counts) * DIM * 4, 3 * DIM * 4
     sums, state = 2 * sum(counts) * 4, prototypes + 2 * 8 * DIM * 4 + 2 * 8
-    documented = {
+    expected = {
         "allgather_base": embeddings + sums + 3 * 8,
         # of the gradient of embeddings too, and of the state in the first call
         "allreduce": 2 * sum(counts) * DIM * 4 + sums + prototypes + 2 * state,
     }
     for of_rank in on_ranks(sent, len(counts), counts):
-        assert of_rank == [documented, {}]
+        assert of_rank == [expected, {}]

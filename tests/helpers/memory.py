@@ -1,4 +1,4 @@
-"""The largest tensor that operators make: a matrix of all pairs would show."""
+"""The largest tensor that is made, and what is kept for a backward: all pairs would show."""
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -28,3 +28,16 @@ def largest_tensor(function):
     with LargestTensor() as largest:
         function()
     return largest.numel
+
+
+def kept_for_backward(function):
+    """What ``function()`` returns, and how many elements autograd keeps for its backward."""
+    sizes = []
+
+    def keep(tensor):
+        sizes.append(tensor.numel())
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        result = function()
+    return result, sum(sizes)
