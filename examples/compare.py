@@ -2,7 +2,7 @@
 
 A small GIN learns without labels. Runs of one seed have the same initial encoder, batches and
 views. One half of the labels chooses the temperatures, the other half reports: the best of several
-on the same labels would look better than it is. MUTAG takes five minutes on two cores:
+on the same labels would look better than it is. MUTAG takes a minute on a CPU:
 
     python examples/compare.py --dataset MUTAG      # PyG downloads what is not in --root
     python examples/compare.py --dataset graphs.pt  # torch.save of a list of Data with x and y
