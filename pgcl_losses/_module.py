@@ -12,7 +12,6 @@ from torch.distributed import ProcessGroup
 from pgcl_losses import _checks
 from pgcl_losses._modes import is_transformed, untraced
 from pgcl_losses.distributed import Processes, agreed_processes, count_ranks
-from pgcl_losses.engine.dispatch import choose
 
 Check = Callable[[str, Any], Any]
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -182,10 +181,6 @@ class LossModule(nn.Module):
             return function
         if self.is_distributed():  # retraced for each number of embeddings in each process
             return untraced(function, "collectives must not be traced")
-        if len(sets) > 0 and all(isinstance(z, Tensor) for z in sets):
-            num = sum(len(z) for z in sets) + getattr(self, "memory_size", 0)
-            if choose(getattr(self, "engine", "dense"), sets[0], 1.0, num, 1) != "dense":
-                return untraced(function, "engine='dense' can be traced whole")
         return function
 
 

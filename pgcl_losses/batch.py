@@ -9,13 +9,35 @@ from torch import Tensor
 from pgcl_losses import _checks as check
 from pgcl_losses._normalize import computing_dtype, full_precision, unit_vectors
 from pgcl_losses.distributed import Processes
-from pgcl_losses.positives import Listed, listed_pairs
 
 Negatives = Literal["all", "cross", "memory"]
 Queries = Literal["all", "first"]
 Reduction = Literal["mean", "sum", "none"]
 NOT_ASSIGNED = "the batch has no prototypes and targets: call SinkhornPrototypes on it first"
 Items = Tensor | Sequence[Tensor]  # one tensor for all sets, or one for each
+
+
+class Listed(NamedTuple):
+    """Pairs given by index; a weight of 0 leaves a pair out."""
+
+    query: Tensor  # [P] positions among all M embeddings
+    key: Tensor  # [P]
+    weights: Tensor  # [P]
+
+
+def listed_pairs(
+    processes: Processes, pairs: Tensor | None, weights: Tensor | None, like: Tensor
+) -> Listed | None:
+    """Pairs of all processes, from positions ``[2, P]`` among this process's embeddings."""
+    if pairs is None:
+        return None
+    weights = like.new_ones(pairs.shape[1]) if weights is None else weights.to(like.dtype)
+    if processes.num_ranks() > 1:
+        of_all = torch.arange(sum(processes.lengths()), device=pairs.device)
+        pairs = processes.own(of_all)[pairs]
+        processes = processes.of_sets([len(weights)], pairs.device)
+        pairs, weights = processes.gather(pairs.T).T, processes.gather(weights)
+    return Listed(pairs[0], pairs[1], weights)
 
 
 class Related(NamedTuple):
@@ -94,15 +116,11 @@ class Batch(NamedTuple):
         fields: Any = zip(log_probs, targets, numbers, ranking, strict=True)
         return tuple([Assignment(p, q, c, self.heads, keys) for p, q, c, keys in fields])
 
-    def reduce(self, losses: Tensor, exist: Tensor | None, reduction: str) -> Tensor:
-        """The mean of losses ``[Q]`` that exist, their sum, or those of this process."""
-        if reduction == "none":
-            is_first = len(losses) < len(self.embeddings)
-            counts = self.processes.counts[:1] if is_first else self.processes.counts
-            return self.processes._replace(counts=counts).own(losses)
-        if reduction == "sum":
-            return losses.sum()
-        return losses.mean() if exist is None else losses.sum() / exist.sum().clamp_min(1)
+    def own(self, losses: Tensor) -> Tensor:
+        """Those of this process, of the losses ``[Q]`` of all embeddings or of the first set's."""
+        is_first = len(losses) < len(self.embeddings)
+        counts = self.processes.counts[:1] if is_first else self.processes.counts
+        return self.processes._replace(counts=counts).own(losses)
 
 
 def batch_of(

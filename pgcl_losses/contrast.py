@@ -28,7 +28,7 @@ from pgcl_losses.batch import (
     check_assignments,
     given_batch,
 )
-from pgcl_losses.engine.dispatch import Engine
+from pgcl_losses.engine.contrast import Engine
 from pgcl_losses.engine.pairs import Factors, Gaussian, Table
 from pgcl_losses.info_nce import WeightedInfoNCE
 from pgcl_losses.weights import (

@@ -6,7 +6,6 @@ al., Contrastive Learning with Hard Negative Samples, ICLR 2021. Debiased negati
 Debiased Contrastive Learning, NeurIPS 2020.
 """
 
-import math
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -27,18 +26,10 @@ from pgcl_losses.batch import (
     batch_of,
     given_batch,
 )
-from pgcl_losses.engine.dispatch import Engine, choose, log_weighted_sums
+from pgcl_losses.engine.contrast import Engine, contrast
 from pgcl_losses.engine.pairs import Factors, Gaussian, Pairs, Table
+from pgcl_losses.forms import Form
 from pgcl_losses.memory import LossWithMemory, Memory
-from pgcl_losses.positives import (
-    COUPLED,
-    DECOUPLED,
-    ByIndex,
-    ByItem,
-    ByPosition,
-    exponential,
-    log_count_negatives,
-)
 
 
 class WeightedInfoNCE(LossModule):
@@ -70,36 +61,28 @@ class WeightedInfoNCE(LossModule):
         debias: float = 0.0,
     ) -> Tensor:
         """A query's loss is the mean over its positives, with one sum S of its negatives."""
-        embeddings, processes, listed = batch.embeddings, batch.processes, batch.listed
+        processes, listed = batch.processes, batch.listed
         if self.negatives == "memory" and batch.past is None:
             raise ValueError("negatives is 'memory', which needs a memory: memory_size is 0")
-        with full_precision(embeddings.device):
-            temperature = processes.temperature(self.temperature, embeddings.dtype)
-            which = processes.lengths(), self.negatives, batch.items, batch.past, batch.present
-            first_queries, given = self.queries == "first", listed and listed[:2]
-            pairs = Pairs(embeddings, *which, weights, pair_weight, first_queries, given)
-            num = len(embeddings) + pairs.num_past()
-            engine = choose(self.engine, embeddings, temperature, num, processes.num_ranks())
-            has_items = pairs.items is not None
-            of_items = ByItem(pairs, processes, engine) if has_items else ByPosition(pairs)
-            positives = ByIndex(pairs, listed, of_items) if listed else of_items
-            sums = partial(log_weighted_sums, pairs, engine=engine, processes=processes)
-            if hardness > 0 or debias > 0:
-                log_count = log_count_negatives(pairs, of_items, listed)
-            if hardness > 0:
-                harder = sums(temperature=temperature / (1 + hardness))
-                with torch.no_grad():  # and detached, also for forward mode
-                    log_weights = sums(temperature=temperature / hardness).detach()
-                log_s = _scaled_to_mean_1(harder, log_weights, hardness, log_count)
-            else:
-                log_s = sums(temperature=temperature)
-            if debias > 0:
-                log_mean = (log_s - log_count).masked_fill(log_s == -math.inf, 0.0)
-                of_positives = positives.losses(log_mean, temperature, exponential)
-                log_s = _debiased(log_mean, log_count, debias * of_positives, temperature, debias)
-            term = DECOUPLED if self.decoupled else COUPLED
-            losses = positives.losses(log_s, temperature, term)
-            return batch.reduce(losses, positives.exist, self.reduction)
+        with full_precision(batch.embeddings.device):
+            temperature = processes.temperature(self.temperature, batch.embeddings.dtype)
+            pairs = Pairs(
+                batch.embeddings,
+                processes.lengths(),
+                self.negatives,
+                batch.items,
+                batch.past,
+                batch.present,
+                weights,
+                pair_weight,
+                hardness,
+                self.queries == "first",
+                None if listed is None else torch.stack(listed[:2]),
+                None if listed is None else listed.weights,
+            )
+            form = Form(self.decoupled, debias)
+            loss = contrast(pairs, temperature, form, self.reduction, self.engine, processes)
+            return batch.own(loss) if self.reduction == "none" else loss
 
 
 class InfoNCE(WeightedInfoNCE, LossWithMemory):
@@ -257,28 +240,3 @@ class InfoNCE(WeightedInfoNCE, LossWithMemory):
         check.temperature_value("temperature", self.temperature, views[0])
         if self.memory is not None:
             self.memory.check("z1", views[0])
-
-
-def _scaled_to_mean_1(
-    harder: Tensor, log_weights: Tensor, hardness: float, log_count: Tensor
-) -> Tensor:
-    """log S with constant weights e^{beta s / tau}, scaled to a mean of 1.
-
-    ``harder``: log of the sum of e^{(1 + beta) s / tau}; ``log_weights``: of e^{beta s / tau}.
-    """
-    constant = harder.detach() * (hardness / (1 + hardness))
-    constant += log_count - log_weights.masked_fill(log_weights == -math.inf, 0.0)
-    return harder / (1 + hardness) + constant
-
-
-def _debiased(
-    log_mean: Tensor, log_count: Tensor, ratio: Tensor, temperature: float | Tensor, debias: float
-) -> Tensor:
-    """Log of N max((S / N - tau+ P) / (1 - tau+), e^{-1 / tau}), N the number of negatives.
-
-    ``log_mean``: of S / N. ``ratio``: tau+ P over S / N, P the mean over positives of e^{s / tau}.
-    """
-    lowest = log_mean.new_full((), -1.0) / temperature
-    log_remainder = torch.log1p(-ratio.clamp_max(1.0 - torch.finfo(ratio.dtype).eps))
-    corrected = torch.maximum(log_mean + log_remainder - math.log1p(-debias), lowest)
-    return torch.where(ratio < 1.0, corrected, lowest) + log_count

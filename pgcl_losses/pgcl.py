@@ -27,7 +27,7 @@ from pgcl_losses.batch import (
 )
 from pgcl_losses.consistency import ConsistencyLoss
 from pgcl_losses.contrast import PrototypeReweightedNCE, Weighting
-from pgcl_losses.engine.dispatch import Engine
+from pgcl_losses.engine.contrast import Engine
 from pgcl_losses.memory import LossWithMemory, Memory
 from pgcl_losses.prototypes import SinkhornPrototypes
 from pgcl_losses.watch import Watch

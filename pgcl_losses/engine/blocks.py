@@ -1,20 +1,23 @@
-"""Blocks of pairs: for batches of any size, without an M x M matrix in memory.
+"""Sums over negatives, block by block: for batches of any size, without an M x M matrix in memory.
 
 e^{s / tau} is symmetric, so a block of the pairs of queries I and J serves the sums of both; its
 matrices are ``[J, I]``, with the sums of I along axis 0 and those of J along axis 1. Where J are no
-queries, only axis 0 has sums. The gradient computes the blocks again, except for the past: its
-embeddings have no gradient, so one pass gives the sums and, as in attention, their gradient.
+queries, only axis 0 has sums. The gradient computes the blocks again unless all of them are small,
+except for the memory: its embeddings have no gradient, so one pass gives the sums and, as in
+attention, their gradient.
 """
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from pgcl_losses._modes import can_be_read
-from pgcl_losses.engine.pairs import LOG2_E, Factors, Pairs, Sums, Table
+from pgcl_losses.engine.pairs import LOG2_E, Pairs
 
 _BLOCK = 640  # embeddings of a block: on a CPU a block of pairs stays in the cache
 _BLOCK_ELSEWHERE = 4096  # where launching an operation takes longer than small blocks
@@ -27,6 +30,8 @@ _SMALLEST_FRACTION = -60.0 * LOG2_E
 
 def spans(start: int, stop: int, size: int, num_ranks: int = 1) -> list[slice]:
     """Embeddings of each block, up to ``size``; several processes get a few blocks each."""
+    if stop - start <= size and num_ranks == 1:
+        return [slice(start, stop)] if stop > start else []
     fewest = math.isqrt(8 * num_ranks) if num_ranks > 1 else 1
     count = min(max(fewest, -(-(stop - start) // size)), stop - start)
     edges = [start + (stop - start) * n // max(1, count) for n in range(count + 1)]
@@ -38,264 +43,280 @@ def block_size(device: torch.device) -> int:
     return _BLOCK if device.type == "cpu" else _BLOCK_ELSEWHERE
 
 
+class Block(NamedTuple):
+    """Pairs of queries I and embeddings J."""
+
+    number: int
+    i: slice
+    j: slice
+    sides: tuple[slice, ...]  # the queries of axis 0 and, if J are queries, of axis 1
+    are_negatives: bool = True  # else only a pair weight counts them
+    is_memory: bool = False
+    may_share_items: bool = True
+
+
+class Sums(NamedTuple):
+    """The sums of one process's portion of the pairs; over all portions e^log_s add up to S."""
+
+    log_s: Tensor  # [Q] of the queries, -inf where one has no negatives
+    log_totals: Tensor | None  # [Q] of the pair weight over all embeddings
+    counts: Tensor | None  # [Q] of negatives
+
+
 class Blocks:
-    """The sums over blocks of pairs, one block after the other."""
+    """log S_i of all queries, S_i the sum of W_ij e^{s_ij / tau} over negatives, and its gradient.
+
+    Of several processes, each computes every n-th block.
+    """
 
     def __init__(
         self, pairs: Pairs, temperature: float | Tensor, rank: int = 0, num_ranks: int = 1
     ) -> None:
-        pairs.check_weights("blocks", Table, Factors)
         self.pairs, self.temperature = pairs, temperature
-        self.embeddings = pairs.embeddings.detach()
-        self.weights, self.pair_weight = pairs.weights, pairs.pair_weight
+        self.z = pairs.keys()  # [M + B, D]
         self.scale = LOG2_E / temperature  # from cosines to exponents of 2
         self.logs = _may_overflow(temperature)  # whether a maximum is subtracted from exponents
-        self.left_out = -math.inf if self.logs else 0.0
-        self.scaled = [] if pairs.weights is None else pairs.weights.scaled(self.logs)
+        self.excluded = -math.inf if self.logs else 0.0
+        self.prepared = [] if pairs.weights is None else pairs.weights.prepared(self.logs)
         self.numbers = pairs.pair_weight.numbers(self.scale) if pairs.pair_weight else ()
-        self.sets, count = pairs.sets(), len(self.embeddings)
-        self.num_queries, size = pairs.num_queries(), block_size(self.embeddings.device)
-        keys: list[slice] = []
-        first_keys: list[int] = []  # those of later sets
-        joined = pairs.negatives != "cross" and not pairs.first_queries
-        for of_set in [slice(0, count)] if joined else self.sets:
-            keys += spans(of_set.start, of_set.stop, size, num_ranks)
-            first_keys += [len(keys)] * (len(keys) - len(first_keys))
-        num_spans = len(keys)
-        # The totals of a pair weight also need the blocks without negatives.
-        if pairs.negatives == "all" or self.pair_weight is not None:
-            first_keys = list(range(num_spans))
-        elif pairs.negatives == "memory":
-            first_keys = [num_spans] * num_spans
-        queries = [span for span in keys if span.start < self.num_queries]
-        keys += spans(count, count + pairs.num_past(), size, num_ranks)
-        partners = zip(queries, first_keys, strict=False)
-        blocks = [(i, j) for i, first in partners for j in keys[first:]]
-        self.blocks = blocks[rank::num_ranks]  # one process's portion
+        self.by_index = None if pairs.positives is None else by_query(pairs.positives)
+        self.num_queries = pairs.num_queries()
+        self.blocks = list(self._plan(num_ranks))[rank::num_ranks]
+        self.row, self.columns = -1, dict[int, list[Tensor]]()  # of weights, for blocks of one I
         self.scratch: dict[int, Tensor] = {}
+        self.kept: dict[int, list[Tensor]] = {}  # the terms of a block, by its number
+        self.of_memory: tuple[Tensor, Tensor] | None = None
 
-    def log_sums(self, with_gradient: bool) -> Sums:
-        queries = self.embeddings[: self.num_queries]
+    def _plan(self, num_ranks: int) -> Iterator[Block]:
+        pairs, count, total = self.pairs, self.pairs.embeddings.shape[0], self.z.shape[0]
+        cut = partial(spans, size=block_size(self.z.device), num_ranks=num_ranks)
+        sets = [slice(0, count)] if pairs.are_one_set() else pairs.sets()
+        of_sets = [(i, a) for a, of in enumerate(sets) for i in cut(of.start, of.stop)]
+        ranges = None if pairs.items is None else _item_ranges(pairs.items, [i for i, _ in of_sets])
+        of_memory = cut(count, total) if total > count else []
+        numbers = itertools.count()
+        for n, (i, a) in enumerate(of_sets):
+            if i.start >= self.num_queries:
+                break
+            for m, (j, b) in enumerate(of_sets[n:], n):
+                are_negatives = pairs.negatives == "all" or (pairs.negatives == "cross" and a != b)
+                if are_negatives or pairs.pair_weight is not None:
+                    sides = (i, j) if j.start < self.num_queries else (i,)
+                    share = ranges is None or _overlap(ranges[n], ranges[m])
+                    yield Block(next(numbers), i, j, sides, are_negatives, False, share)
+            for j in of_memory:
+                yield Block(next(numbers), i, j, (i,), is_memory=True)
+
+    def log_sums(self, with_gradient: bool = False, count: bool = False) -> Sums:
+        queries = self.z[: self.num_queries]
         sums = torch.zeros_like(queries[:, 0])  # [Q]
         peaks = torch.full_like(sums, -math.inf) if self.logs else sums  # exponents of 2
-        totals = None if self.pair_weight is None else torch.zeros_like(sums)
-        has_means = with_gradient and self.pairs.past is not None
-        means = torch.zeros_like(queries) if has_means else None  # [Q, D]
+        totals = None if self.pairs.pair_weight is None else torch.zeros_like(sums)
+        counts = torch.zeros_like(sums) if count else None
+        has_means = with_gradient and self.pairs.memory is not None
+        means = torch.zeros_like(queries) if has_means else None  # [Q, D] of the memory
         lowest = 1 + math.log2(torch.finfo(sums.dtype).tiny)
-        keep = with_gradient and len(queries) * len(self.embeddings) <= _KEPT_UP_TO
-        kept: list[Tensor] = []
-        for i, j in self._each(kept if keep else None):
-            for axis in (0,) if i == j or self.is_one_sided else (0, 1):
-                mine = j if axis else i
-                terms = self._terms(axis, None if totals is None else totals[mine])
-                if not self.are_negatives:
-                    continue
+        keep = with_gradient and self.num_queries * self.pairs.embeddings.shape[0] <= _KEPT_UP_TO
+        for block in self.blocks:
+            of_sides = self._terms(block, keep and not block.is_memory, True, totals)
+            if not block.are_negatives:
+                continue
+            sides = (
+                block.sides[:1] if block.i == block.j else block.sides
+            )  # both have the same sums
+            for axis, side in enumerate(sides):
+                terms = of_sides[axis]
+                if counts is not None:
+                    counts[side].add_((terms != self.excluded).sum(axis))
                 if self.logs:
-                    peak = torch.maximum(peaks[mine], terms.amax(axis))
+                    peak = torch.maximum(peaks[side], terms.amax(axis))
                     finite = peak.masked_fill(peak == -math.inf, 0.0)
-                    smaller = (peaks[mine] - finite).exp2_()
-                    sums[mine] *= smaller
+                    smaller = (peaks[side] - finite).exp2_()
+                    sums[side] *= smaller
                     if means is not None:
-                        means[mine] *= smaller.unsqueeze(1)
-                    peaks[mine] = peak
-                    terms = torch.sub(terms, finite.unsqueeze(axis), out=self._scratch(axis))
+                        means[side] *= smaller.unsqueeze(1)
+                    peaks[side] = peak
+                    out = self._scratch(axis, terms.shape)
+                    terms = torch.sub(terms, finite.unsqueeze(axis), out=out)
                     # Denormal numbers make exponentials and matrix products slow.
                     terms.clamp_min_(lowest).exp2_()
-                    if self.is_past:
+                    if block.is_memory:
                         torch.threshold_(terms, 2.0**lowest, 0.0)
-                sums[mine] += terms.sum(axis)
-                if self.is_past and means is not None:
-                    means[mine].addmm_(terms.T, self._keys(j))
+                sums[side].add_(terms.sum(axis))
+                if block.is_memory and means is not None:
+                    means[side].addmm_(terms.T, self.z[block.j])
+        log_s = sums.log()
+        if self.logs:
+            log_s = (log_s + peaks / LOG2_E).masked_fill_(peaks == -math.inf, -math.inf)
         if means is not None:
-            means /= sums.masked_fill(sums == 0, math.inf).unsqueeze(1)
-        log_sums = sums.log()
-        if self.logs:
-            none = peaks == -math.inf
-            log_sums = (log_sums + peaks / LOG2_E).masked_fill_(none, -math.inf)
-        log_totals = None if totals is None else totals.log()
-        return Sums(log_sums, log_totals, (means, log_sums, *kept))
+            self.of_memory = means.div_(sums.masked_fill(sums == 0, math.inf).unsqueeze(1)), log_s
+        return Sums(log_s, None if totals is None else totals.log(), counts)
 
-    def gradient(
-        self, log_s: Tensor, d_log_s: Tensor, kept: Sequence[Tensor | None]
-    ) -> tuple[Tensor, Tensor | None]:
-        """Of the sum of d_log_s_i log S_i, by embeddings ``[M, D]`` and by a temperature ``[]``.
+    def gradient(self, log_s: Tensor, d_log_s: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Of the sum of d_log_s_i log S_i, by embeddings: of the batch's pairs, of the memory's.
 
-        ``log_s``: of all portions together, without the pair weight's scale.
+        Both are ``[M, D]``. ``log_s``: of all portions together, without a pair weight's total.
         """
-        means, log_sums, *exponents = kept
         none = log_s == -math.inf
-        d_exponents = self.d = (d_log_s / self.temperature).masked_fill_(none, 0.0)
-        if self.logs:
-            self.log2_s = log_s.masked_fill(none, 0.0) * LOG2_E
-        else:  # by S
-            tiny = math.log(torch.finfo(log_s.dtype).tiny)
-            self.d = d_exponents * log_s.clamp_min(tiny).neg_().exp_()
-        embeddings, d_temperature = self.embeddings, None
-        d_embeddings = torch.zeros_like(embeddings)
-        for i, j in self._each(kept=iter(exponents)):
-            d_pairs = self._d_pairs()
-            d_embeddings[i].addmm_(d_pairs.T, embeddings[j])
-            if i != j:
-                d_embeddings[j].addmm_(d_pairs, embeddings[i])
-        if isinstance(self.temperature, Tensor):
-            # Sums depend on (z_i . z_j) / tau alone; both i and j have their part of the gradient.
-            d_temperature = (embeddings * d_embeddings).sum() / (-2 * self.temperature)
-        if means is not None and log_sums is not None:
-            fractions = (log_sums - log_s).masked_fill_(none, 0.0).exp_()
-            d_of_past = means * (d_exponents * fractions).unsqueeze(1)
-            d_embeddings[: self.num_queries] += d_of_past
-            if d_temperature is not None:
-                d_of_pairs = embeddings[: self.num_queries] * d_of_past
-                d_temperature -= d_of_pairs.sum() / self.temperature
-        return d_embeddings, d_temperature
-
-    def _each(
-        self, keep: list[Tensor] | None = None, kept: Iterator[Tensor | None] | None = None
-    ) -> Iterator[tuple[slice, slice]]:
-        """Iterate over blocks of exponents s / tau, or e^{s / tau} where nothing is added to them.
-
-        They are added to ``keep``, or taken from ``kept`` for blocks that have a gradient.
-        """
-        row: slice | None = None
-        for i, j in self.blocks:
-            self.i, self.j, self.is_past = i, j, j.start >= len(self.embeddings)
-            self.is_one_sided = j.start >= self.num_queries
-            self.are_negatives = self.is_past or self.pairs.negatives == "all"
-            if self.pairs.negatives == "cross" and not self.is_past:
-                self.are_negatives = self._set(i) != self._set(j)
-            has_gradient = self.are_negatives and not self.is_past
-            if kept is not None and not has_gradient:
+        d_exponents = d = (d_log_s / self.temperature).masked_fill_(none, 0.0)
+        log_s = log_s.masked_fill(none, 0.0)
+        log2_s = log_s * LOG2_E if self.logs else log_s
+        if not self.logs:  # by S
+            d = d * log_s.neg().exp_()
+        z = self.pairs.embeddings
+        d_z = torch.zeros_like(z)
+        for block in self.blocks:
+            if block.is_memory or not block.are_negatives:
                 continue
-            if i is not row:
-                row, of_row = i, self.embeddings[i].T * self.scale  # [D, I]
-                self.lines: dict[int, list[Tensor]] = {}
-            exponents = next(kept, None) if kept is not None else None
-            if exponents is None:
-                out = None if keep is not None and has_gradient else self._scratch(4)
-                exponents = torch.mm(self._keys(j), of_row, out=out)
-                if self.pair_weight is None:
-                    self._fill_left_out(exponents if self.logs else exponents.exp2_())
-                if keep is not None and has_gradient:
-                    keep.append(exponents)
-            self.exponents = self.powers = exponents
-            if self.pair_weight is not None and not self.logs and self.are_negatives:
-                self.powers = torch.exp2(exponents, out=self._scratch(3))
-                self._fill_left_out(self.powers)
-            yield i, j
+            i, j, of_sides = block.i, block.j, self._terms(block)
+            shape = of_sides[0].shape
+            if self.logs:  # W e^{s / tau} / S; log S is rounded, but no pair exceeds its sum
+                of_sides = [
+                    torch.sub(terms, log2_s[side].unsqueeze(axis), out=self._scratch(axis, shape))
+                    .clamp_(_SMALLEST_FRACTION, 0.0)
+                    .exp2_()
+                    for axis, (side, terms) in enumerate(zip(block.sides, of_sides, strict=True))
+                ]
+            first, d_i = of_sides[0], d[i]
+            if len(of_sides) > 1 and of_sides[1] is first:  # the same for both sides
+                d_i = torch.add(d_i, d[j].unsqueeze(1), out=self._scratch(0, shape))
+            d_pairs = torch.mul(first, d_i, out=self._scratch(0, shape))
+            if len(of_sides) > 1 and of_sides[1] is not first:
+                d_pairs.addcmul_(of_sides[1], d[j].unsqueeze(1))
+            d_z[i].addmm_(d_pairs.T, z[j])
+            if i != j:
+                d_z[j].addmm_(d_pairs, z[i])
+        if self.of_memory is None:
+            return d_z, None
+        means, log_sums = self.of_memory
+        fractions = (log_sums - log_s).masked_fill_(none, 0.0).exp_()
+        return d_z, means * (d_exponents * fractions).unsqueeze(1)
 
-    def _scratch(self, number: int) -> Tensor:
-        """One of a few matrices ``[J, I]``, whose memory all blocks share."""
-        height, width = self.j.stop - self.j.start, self.i.stop - self.i.start
-        memory = self.scratch.get(number)
-        if memory is None or len(memory) < height * width:
-            memory = self.scratch[number] = self.embeddings.new_empty(height * width)
-        return memory[: height * width].view(height, width)
+    def _terms(
+        self,
+        block: Block,
+        keep: bool = False,
+        for_sums: bool = False,
+        totals: Tensor | None = None,
+    ) -> list[Tensor]:
+        """W e^{s / tau} ``[J, I]`` of each side, 0 for pairs that are no negatives.
 
-    def _keys(self, j: slice) -> Tensor:
-        if self.pairs.past is None or not self.is_past:
-            return self.embeddings[j]
-        return self.pairs.past[j.start - len(self.embeddings) : j.stop - len(self.embeddings)]
-
-    def _set(self, span: slice) -> int:
-        return next(a for a, of_set in enumerate(self.sets) if span.start < of_set.stop)
-
-    def _fill_left_out(self, matrix: Tensor) -> None:
-        """Fill the pairs that are no negatives, in place."""
-        i, j, items = self.i, self.j, self.pairs.items
-        self._fill_absent(matrix, self.left_out)
-        if items is not None:
-            matrix.masked_fill_(items[j].unsqueeze(1) == items[i], self.left_out)
-        if items is not None or self.is_past:
-            return
-        for a, b in itertools.product(self.sets, self.sets):
-            # Pairs of one position lie on a diagonal.
-            start_i, start_j = a.start - i.start, b.start - j.start
-            first = max(0, -start_i, -start_j)
-            last = min(i.stop - a.start, j.stop - b.start, a.stop - a.start, b.stop - b.start)
-            if first < last:
-                diagonal = matrix.diagonal(start_i - start_j)
-                skipped = min(start_i, start_j)
-                diagonal[first + skipped : last + skipped].fill_(self.left_out)
-
-    def _fill_absent(self, matrix: Tensor, value: float) -> None:
-        if self.is_past and self.pairs.present is not None:
-            matrix.masked_fill_(~self.pairs.present[self.j].unsqueeze(1), value)
-
-    def _terms(self, axis: int, totals: Tensor | None = None) -> Tensor:
-        """W e^{s / tau} of the sums along an axis; log2 of it, if a maximum is to be subtracted.
-
-        Adds to the totals of the pair weight.
+        log2 of it, if a maximum is to be subtracted. ``keep``: for the gradient. ``for_sums``: of
+        one side, if both have the same sums. Adds to the totals of the pair weight.
         """
-        terms = self.powers
-        if self.pair_weight is not None:
-            mine = self.j if axis else self.i
-            numbers = [of_all[mine].unsqueeze(axis) for of_all in self.numbers]
-            terms = self.pair_weight.formula(self.exponents, *numbers, out=self._scratch(axis))
-            if totals is not None or not self.logs:
-                weights = torch.exp2(terms, out=self._scratch(2) if self.logs else terms)
-                if totals is not None:
-                    self._fill_absent(weights, 0.0)
-                    totals += weights.sum(axis)
-            if self.logs:
-                self._fill_left_out(terms.add_(self.exponents))
-            else:
-                terms.mul_(self.powers)
-        if self.weights is not None:
-            weights = self._weights(axis)
-            combine = torch.add if self.logs else torch.mul
-            terms = combine(terms, weights, out=self._scratch(axis))
-        if self.pairs.listed is not None and not self.is_past:
-            if terms is self.powers:  # of both axes
-                terms = self._scratch(axis).copy_(terms)
-            self._fill_listed(terms, axis, *self.pairs.listed)
-        return terms
+        if block.number in self.kept:
+            return self.kept[block.number]
+        pairs, z, logs = self.pairs, self.z, self.logs
+        shape = torch.Size((block.j.stop - block.j.start, block.i.stop - block.i.start))
+        out = None if keep else self._scratch(4, shape)
+        powers = exponents = torch.mm(z[block.j], z[block.i].T * self.scale, out=out)
+        if pairs.pair_weight is None:
+            self._exclude(exponents if logs else exponents.exp2_(), block)
+        elif not logs:
+            powers = torch.exp2(exponents, out=self._scratch(3, shape))
+            self._exclude(powers, block)
+        of_sides = []
+        one_side = for_sums and not keep and block.i == block.j
+        for axis, side in enumerate(block.sides[:1] if one_side else block.sides):
+            terms, out = powers, None if keep else self._scratch(axis, shape)
+            if pairs.pair_weight is not None:
+                numbers = [of_all[side].unsqueeze(axis) for of_all in self.numbers]
+                terms = pairs.pair_weight.formula(exponents, *numbers, out=out)
+                if totals is not None or not logs:
+                    weights = torch.exp2(terms, out=self._scratch(2, shape) if logs else terms)
+                    if totals is not None and not (axis == 1 and block.i == block.j):
+                        self._exclude_empty(weights, block, 0.0)
+                        totals[side].add_(weights.sum(axis))
+                if logs:
+                    self._exclude(terms.add_(exponents), block)
+                else:
+                    terms.mul_(powers)
+            if pairs.weights is not None:
+                weights = self._weights(block, axis, out if terms is powers else None)
+                combine = torch.add if logs else torch.mul
+                terms = combine(terms, weights, out=weights)
+            if self.by_index is not None and not block.is_memory:
+                mask = mask_by_index(self.by_index, block.i, block.j, axis)
+                terms = terms if mask is None else terms.masked_fill(mask, self.excluded)
+            of_sides.append(terms)
+        if keep:
+            self.kept[block.number] = of_sides
+        return of_sides
 
-    def _fill_listed(self, terms: Tensor, axis: int, query: Tensor, key: Tensor) -> None:
-        """Fill the pairs given by index whose queries are along the other axis, in place."""
-        queries, keys = (self.j, self.i) if axis else (self.i, self.j)
-        if can_be_read(query):
-            first, last = torch.searchsorted(query, query.new_tensor([queries.start, queries.stop]))
-            query, key = query[first:last], key[first:last]
-        inside = (query >= queries.start) & (query < queries.stop)
-        inside &= (key >= keys.start) & (key < keys.stop)
-        query, key = query - queries.start, key - keys.start
-        positions = query * terms.shape[1] + key if axis else key * terms.shape[1] + query
-        # A boolean index would synchronise a GPU; terms are left_out at least.
-        values = terms.new_full(query.shape, math.inf).masked_fill_(inside, self.left_out)
-        terms.view(-1).scatter_reduce_(0, positions.where(inside, 0), values, "amin")
+    def _weights(self, block: Block, axis: int, out: Tensor | None) -> Tensor:
+        """Those of a table or factors, ``[J, I]``."""
+        assert self.pairs.weights is not None
+        if self.row != block.i.start:
+            self.row, self.columns = block.i.start, {}
+        if axis not in self.columns:
+            self.columns[axis] = self.pairs.weights.columns(self.prepared, block.i, axis)
+        return self.pairs.weights.block(self.columns[axis], block.j, self.logs, out)
 
-    def _weights(self, axis: int) -> Tensor:
-        """Those of a table or factors."""
-        assert self.weights is not None
-        number = axis if self.pair_weight is None else 2
-        if axis not in self.lines:
-            self.lines[axis] = self.weights.lines(self.scaled, self.i, axis)
-        return self.weights.fill(self.lines[axis], self.j, self.logs, self._scratch(number))
+    def _exclude(self, matrix: Tensor, block: Block) -> None:
+        """Fill the pairs that are no negatives in place, except for those by index."""
+        i, j, items = block.i, block.j, self.pairs.items
+        if block.is_memory:
+            self._exclude_empty(matrix, block, self.excluded)
+        if block.may_share_items and items is not None:
+            matrix.masked_fill_(items[j].unsqueeze(1) == items[i], self.excluded)
+        elif items is None and not block.is_memory:  # pairs of one position lie on diagonals
+            num_views, num = len(self.pairs.lengths), self.pairs.lengths[0]
+            for shift in range(1 - num_views, num_views):
+                offset = j.start - i.start + shift * num
+                if -matrix.shape[0] < offset < matrix.shape[1]:
+                    matrix.diagonal(offset).fill_(self.excluded)
 
-    def _d_pairs(self) -> Tensor:
-        """Of the exponents: the sum over both embeddings of d_i W_ij e^{s / tau} / S_i."""
-        if self.logs:
-            return self._of_both(self._fractions)
-        if self.pair_weight is not None or self.pairs.listed is not None:
-            return self._of_both(self._terms)
-        if self.weights is not None:
-            return self._of_both(self._weights).mul_(self.powers)
-        d_i = self.d[self.i]
-        if not self.is_one_sided:
-            d_i = torch.add(d_i, self.d[self.j, None], out=self._scratch(0))
-        return torch.mul(self.powers, d_i, out=self._scratch(0))
+    def _exclude_empty(self, matrix: Tensor, block: Block, value: float) -> None:
+        if block.is_memory and self.pairs.filled is not None:
+            matrix.masked_fill_(~self.pairs.filled[block.j].unsqueeze(1), value)
 
-    def _of_both(self, matrix: Callable[[int], Tensor]) -> Tensor:
-        """d_i times the matrix of axis 0 and, if J are queries, d_j times that of axis 1."""
-        total = matrix(0).mul_(self.d[self.i])
-        return total if self.is_one_sided else total.addcmul_(matrix(1), self.d[self.j, None])
+    def _scratch(self, number: int, shape: torch.Size) -> Tensor:
+        """One of a few matrices, whose memory all blocks share."""
+        size, memory = shape.numel(), self.scratch.get(number)
+        if memory is None or memory.shape[0] < size:
+            memory = self.scratch[number] = self.z.new_empty(size)
+        return memory[:size].view(shape)
 
-    def _fractions(self, axis: int) -> Tensor:
-        """W e^{s / tau} / S of the sums along an axis."""
-        log2_s = self.log2_s[self.j if axis else self.i].unsqueeze(axis)
-        gaps = torch.sub(self._terms(axis), log2_s, out=self._scratch(axis))
-        # log S is rounded, but no pair exceeds its sum.
-        return gaps.clamp_(_SMALLEST_FRACTION, 0.0).exp2_()
+
+def _item_ranges(items: Tensor, parts: Sequence[slice]) -> list[tuple[int, int]] | None:
+    """The first and the last item of each span of sorted ones; None if they cannot be read."""
+    if not can_be_read(items):
+        return None
+    edges = [(part.start, part.stop - 1) for part in parts]
+    return [(low, high) for low, high in items[torch.tensor(edges)].tolist()]
+
+
+def _overlap(one: tuple[int, int], other: tuple[int, int]) -> bool:
+    return one[0] <= other[1] and other[0] <= one[1]
+
+
+def by_query(pairs: Tensor) -> tuple[Tensor, Tensor]:
+    """Queries in order, and their keys."""
+    query, order = pairs[0].sort()
+    return query, pairs[1][order]
+
+
+def mask_by_index(by_index: tuple[Tensor, Tensor], i: slice, j: slice, axis: int) -> Tensor | None:
+    """Which pairs of a block are given by index, ``[J, I]``; None if none are.
+
+    The queries are I along axis 0, and J along axis 1.
+    """
+    query, key = by_index
+    queries, keys = (j, i) if axis else (i, j)
+    if can_be_read(query):
+        ends = torch.searchsorted(query, query.new_tensor([queries.start, queries.stop]))
+        first, last = ends.tolist()
+        if first == last:
+            return None
+        query, key = query[first:last], key[first:last]
+    inside = (query >= queries.start) & (query < queries.stop)
+    inside &= (key >= keys.start) & (key < keys.stop)
+    of_j, of_i = (query, key) if axis else (key, query)
+    height, width = j.stop - j.start, i.stop - i.start
+    positions = (of_j - j.start) * width + (of_i - i.start)
+    mask = torch.zeros(height * width + 1, dtype=torch.bool, device=query.device)
+    mask[positions.where(inside, height * width)] = True  # the last one: pairs of other blocks
+    return mask[:-1].view(height, width)
 
 
 def _may_overflow(temperature: float | Tensor) -> bool:

@@ -10,8 +10,8 @@ from helpers.rank_models import LOSSES, gradients, model_of, portions_of
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
-from pgcl_losses import _checks, positives
-from pgcl_losses.engine import blocks
+from pgcl_losses import _checks
+from pgcl_losses.engine import blocks, positives
 
 pytestmark = few_graphs
 every_loss = pytest.mark.parametrize("name", LOSSES)

@@ -5,54 +5,51 @@ from unittest import mock
 
 import pytest
 import torch
-import torch.nn.functional as F
+from helpers import engine_oracle
 from helpers.blocks import in_blocks
 from helpers.engine_cases import any_pairs
-from helpers.engine_oracle import exact
-from helpers.item_cases import gradients
 from helpers.losses import DIM, LOSSES
-from helpers.marks import compiling, engines, few_graphs
+from helpers.marks import few_graphs
 from helpers.memory import kept_for_backward, largest_tensor
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.autograd import forward_ad
 
-from pgcl_losses import InfoNCE, PGCLLoss
+from pgcl_losses import InfoNCE
 from pgcl_losses.distributed import Processes
-from pgcl_losses.engine import blocks, dispatch
-from pgcl_losses.engine.flex import Flex
+from pgcl_losses.engine import blocks, dense
+from pgcl_losses.engine.blocks import Blocks
+from pgcl_losses.engine.contrast import contrast
 from pgcl_losses.engine.pairs import Pairs
+from pgcl_losses.forms import Form
 
 pytestmark = few_graphs
 close = functools.partial(torch.testing.assert_close, rtol=1e-8, atol=1e-8)
 
 
-def sums_of(pairs, temperature, engine):
-    processes = Processes([(length,) for length in pairs.lengths])
-    return dispatch.log_weighted_sums(pairs, temperature, engine, processes)
+def upstream(count):
+    return torch.linspace(-1, 2, count, dtype=torch.float64)
 
 
-def upstream(pairs):
-    return torch.linspace(-1, 2, pairs.num_queries(), dtype=torch.float64)
+def oracle(pairs, inputs, reduction, learned, **form):
+    """The loss, and its gradient by embeddings, temperature and weights of positives."""
+    embeddings, tau, weights = inputs
+    losses, exist = engine_oracle.losses(pairs, embeddings, tau, weights, **form)
+    if reduction == "mean":
+        losses = losses.sum() / max(1, int(exist.sum()))
+    elif reduction == "sum":
+        losses = losses.sum()
+    return losses, gradient_of(losses, inputs)
 
 
-def check_sums(pairs, temperature, engine, learned):
-    d_log_s = upstream(pairs)
-    expected, gradient, d_temperature = exact(pairs, temperature, d_log_s)
-    embeddings = pairs.embeddings.clone().requires_grad_()
-    tau = torch.tensor(temperature, dtype=torch.float64, requires_grad=True)
-    log_s = sums_of(pairs._replace(embeddings=embeddings), tau if learned else temperature, engine)
-    close(log_s.detach(), expected)
-    some = log_s.detach() > -torch.inf
-    d_embeddings, d_tau = torch.autograd.grad(
-        (log_s * d_log_s)[some].sum() + 0 * tau, (embeddings, tau), materialize_grads=True
-    )
-    close(d_embeddings, gradient)
-    if learned:
-        close(d_tau, d_temperature, atol=1e-6)
+def gradient_of(loss, inputs):
+    total = (loss * upstream(loss.numel())).sum() if loss.dim() else 2 * loss
+    inputs = [x for x in inputs if x is not None]
+    zero = sum((0 * x).sum() for x in inputs)
+    return torch.autograd.grad(total + zero, inputs, materialize_grads=True)
 
 
-@settings(max_examples=300)
+@settings(max_examples=400)
 @given(
     pairs=any_pairs(),
     temperature=st.sampled_from([0.01, 0.02, 0.2, 1.0]),
@@ -60,27 +57,34 @@ def check_sums(pairs, temperature, engine, learned):
     block=st.sampled_from([1, 3, 640]),
     kept_up_to=st.sampled_from([0, 1 << 20]),
     learned=st.booleans(),
+    reduction=st.sampled_from(["mean", "sum", "none"]),
+    form=st.sampled_from([{}, {"decoupled": True}, {"debias": 0.1}]),
 )
-def test_sums_and_gradients(pairs, temperature, engine, block, kept_up_to, learned):
+def test_losses_and_gradients(
+    pairs, temperature, engine, block, kept_up_to, learned, reduction, form
+):
+    if pairs.weights is not None or pairs.pair_weight is not None:
+        form = {**form, "debias": 0.0}
+    tau = torch.tensor(temperature, dtype=torch.float64, requires_grad=True)
+    weights = pairs.positive_weights
+    weights = None if weights is None else weights.clone().requires_grad_()
+    inputs = pairs.embeddings.clone().requires_grad_(), tau, weights
+    expected = oracle(pairs, inputs, reduction, learned, **form)
+    of_inputs = pairs._replace(embeddings=inputs[0], positive_weights=weights)
     with in_blocks(block), mock.patch.object(blocks, "_KEPT_UP_TO", kept_up_to):
-        check_sums(pairs, temperature, engine, learned)
-
-
-def check_portions(pairs, temperature, num_ranks, engine):
-    d_log_s = upstream(pairs)
-    expected, gradient, _ = exact(pairs, temperature, d_log_s)
-    computations = [engine(pairs, temperature, rank, num_ranks) for rank in range(num_ranks)]
-    each = [of_portion.log_sums(with_gradient=True) for of_portion in computations]
-    log_s = torch.stack([sums.log_sums for sums in each]).logsumexp(0)
-    gradients = [
-        of_portion.gradient(log_s, d_log_s, sums.kept)[0]
-        for of_portion, sums in zip(computations, each, strict=True)
-    ]
-    if pairs.pair_weight is not None:
-        log_totals = torch.stack([sums.log_totals for sums in each]).logsumexp(0)
-        log_s = log_s + pairs.num_samples().log() - log_totals
-    close(log_s, expected)
-    close(sum(gradients), gradient)
+        loss = contrast(
+            of_inputs,
+            tau if learned else temperature,
+            Form(**form),
+            reduction,
+            engine,
+            Processes([(length,) for length in pairs.lengths]),
+        )
+        gradient = gradient_of(loss, inputs)
+    close(loss, expected[0])
+    for n, (ours, theirs) in enumerate(zip(gradient, expected[1], strict=True)):
+        if n != 1 or learned:
+            close(ours, theirs, rtol=1e-6 if n == 1 else 1e-8, atol=1e-6 if n == 1 else 1e-8)
 
 
 @given(
@@ -90,91 +94,52 @@ def check_portions(pairs, temperature, num_ranks, engine):
     block=st.sampled_from([1, 3, 640]),
 )
 def test_portions_of_blocks_add_up(pairs, temperature, num_ranks, block):
+    pairs, d_log_s = pairs.sorted_by_item()[0], upstream(pairs.num_queries())
     with in_blocks(block):
-        check_portions(pairs, temperature, num_ranks, blocks.Blocks)
+        whole, *portions = (
+            Blocks(pairs, temperature, rank, of)
+            for rank, of in [(0, 1), *((rank, num_ranks) for rank in range(num_ranks))]
+        )
+        each = [portion.log_sums(with_gradient=True) for portion in portions]
+        expected, log_s = whole.log_sums(with_gradient=True), [sums.log_s for sums in each]
+        close(torch.stack(log_s).logsumexp(0), expected.log_s)
+        if pairs.pair_weight is not None:
+            log_totals = torch.stack([sums.log_totals for sums in each]).logsumexp(0)
+            close(log_totals, expected.log_totals)
+        gradients = [part.gradient(expected.log_s, d_log_s) for part in (whole, *portions)]
+        for whole_part, *parts in zip(*gradients, strict=True):
+            if whole_part is not None:
+                close(sum(parts), whole_part)
 
 
-@pytest.mark.filterwarnings("ignore:flex_attention called")  # without a compiler
-@settings(max_examples=20)
-@given(
-    pairs=any_pairs(factors=False, by_index=False),
-    temperature=st.sampled_from([0.005, 0.02, 0.2, 1.0]),
-    num_ranks=st.integers(1, 3),
-    learned=st.booleans(),
-)
-def test_flex_agrees_with_the_oracle(pairs, temperature, num_ranks, learned):
-    check_sums(pairs, temperature, "flex", learned)
-    check_portions(pairs, temperature, num_ranks, Flex)
+def test_auto_is_dense_under_a_transform_and_dense_is_for_one_process(monkeypatch):
+    dense_calls = []
+    losses, z = dense.losses, torch.randn(6, 2)
 
+    def loss(z, temperature=0.2):
+        return InfoNCE(temperature=temperature)(*z.view(2, 3, 2))
 
-@pytest.mark.parametrize(
-    ("views", "options", "message"),
-    [
-        (torch.ones(2, 4, 257), {}, "takes embeddings of a dimension up to 256, but got 257"),
-        (torch.ones(2, 4097, 2), {}, "takes at most 8192 embeddings on a CPU, but got 8194"),
-        (torch.ones(2, 4, 8).double().to("meta"), {}, "takes float32 on meta, but got torch.flo"),
-        (torch.ones(2, 6, 4), {"soft_clusters": True}, "computes weights of kind Table, but got"),
-        (torch.ones(2, 6, 4), {"negative_ranks": (1, 3)}, "computes weights of kind Table, but"),
-    ],
-)
-def test_flex_refuses_what_it_cannot_compute(views, options, message):
-    make = functools.partial(PGCLLoss, 4, 3, **options) if options else InfoNCE
-    with pytest.raises((TypeError, ValueError), match=f"engine='flex' {message}"):
-        make(engine="flex")(*views)
-
-
-@engines
-def test_an_unknown_kind_of_weight_is_an_error(engine):
-    pairs = Pairs(F.normalize(torch.randn(8, 3)), (4, 4), weights=torch.ones(8, 8))
-    message = f"engine='{engine}' computes weights of kind Table and Factors, but got Tensor"
-    with pytest.raises(TypeError, match=message):
-        sums_of(pairs, 0.2, engine)
-
-
-@pytest.mark.parametrize(
-    ("device", "num", "num_past", "num_ranks", "expected"),
-    [
-        ("cpu", 64, 0, 1, "blocks"),
-        ("cpu", 10**6, 0, 1, "blocks"),
-        ("meta", 8192, 0, 1, "dense"),
-        ("meta", 8193, 0, 1, "blocks"),
-        ("meta", 4096, 4096, 1, "dense"),
-        ("meta", 4096, 4097, 1, "blocks"),
-        ("meta", 64, 0, 2, "blocks"),
-    ],
-)
-def test_auto_by_shapes_and_device(device, num, num_past, num_ranks, expected):
-    embeddings = torch.empty(num, 2, device=device)
-    assert dispatch.choose("auto", embeddings, 0.2, num + num_past, num_ranks) == expected
-    assert dispatch.choose("flex", embeddings, 0.2, num + num_past, num_ranks) == "flex"
-
-
-def test_auto_is_dense_under_a_transform_and_dense_is_for_one_process():
-    chosen = []
-
-    def choose(z, temperature=0.2):
-        chosen.append(dispatch.choose("auto", z, temperature, len(z), 1))
-        return z.sum()
-
-    z = torch.zeros(20_000, 1)
-    torch.func.grad(choose)(z)
-    torch.func.jvp(choose, (z,), (z,))
+    monkeypatch.setattr(dense, "losses", lambda *given: dense_calls.append(1) or losses(*given))
+    torch.func.grad(loss)(z)
+    torch.func.jvp(loss, (z,), (z,))
     with forward_ad.dual_level():
-        choose(forward_ad.make_dual(z, z))
-        choose(z, forward_ad.make_dual(z[0], z[0]))
-    choose(z)
-    assert chosen == ["dense"] * 4 + ["blocks"]
+        loss(forward_ad.make_dual(z, z))
+        loss(z, forward_ad.make_dual(torch.tensor(0.2), torch.ones(())))
+    assert len(dense_calls) == 4
+    loss(z)
+    assert len(dense_calls) == 4
+    two = Processes([(2, 1), (2, 1)])
     with pytest.raises(ValueError, match="engine='dense' computes one matrix in one process"):
-        dispatch.choose("dense", z, 0.2, len(z), 2)
+        contrast(Pairs(z, (3, 3)), 0.2, Form(), "mean", "dense", two)
 
 
 def test_processes_have_about_equally_many_pairs():
     for num_ranks in (2, 3, 4, 8, 13):
         pairs = Pairs(torch.empty(6000, 1), (6000,))
-        each = [blocks.Blocks(pairs, 0.2, rank, num_ranks).blocks for rank in range(num_ranks)]
+        each = [Blocks(pairs, 0.2, rank, num_ranks).blocks for rank in range(num_ranks)]
         counts = [
-            sum((i.stop - i.start) * (j.stop - j.start) * (1 + (i != j)) for i, j in of_rank)
-            for of_rank in each
+            sum((b.i.stop - b.i.start) * (b.j.stop - b.j.start) * (1 + (b.i != b.j)) for b in of)
+            for of in each
         ]
         assert sum(counts) == 6000**2
         assert max(counts) < 1.6 * min(counts)
@@ -213,22 +178,3 @@ def test_blocks_are_differentiable_once(name):
     loss = LOSSES[name](views, engine="blocks")
     with pytest.raises(RuntimeError, match="differentiable once: engine='dense', in one"):
         torch.autograd.grad(loss, views, create_graph=True)
-
-
-@compiling
-# torch's own, where a graph begins within the loss.
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
-@pytest.mark.parametrize("options", [{"engine": "blocks"}, {"weighting": "sample"}])
-def test_blocks_run_outside_of_a_compiled_graph(options, monkeypatch):
-    """So do large batches, here more than 8 embeddings."""
-    monkeypatch.setattr(dispatch, "_DENSE_UP_TO", 8)
-    torch.compiler.reset()
-    loss = PGCLLoss(DIM, 3, **options)
-    compiled = torch.compile(loss, backend="aot_eager")
-    for num in (4, 9, 30):
-        views = views_of(num, torch.float32)
-        with in_blocks(25):
-            values = [each(*views) for each in (compiled, loss)]
-            torch.testing.assert_close(*[[value, *gradients(value, [views])] for value in values])
-    with pytest.raises(torch._dynamo.exc.Unsupported, match="engine='dense' can be traced"):
-        torch.compile(loss, fullgraph=True, backend="aot_eager")(*torch.randn(2, 9, DIM))

@@ -27,7 +27,7 @@ class Beta(NamedTuple):
 
 
 @st.composite
-def any_pairs(draw, factors=True, by_index=True):
+def any_pairs(draw):
     generator = torch.Generator().manual_seed(draw(st.integers(0, 10**6)))
     random = functools.partial(torch.rand, generator=generator, dtype=torch.float64)
 
@@ -35,16 +35,17 @@ def any_pairs(draw, factors=True, by_index=True):
         return torch.randint(below, shape, generator=generator)
 
     lengths = tuple(draw(st.lists(st.integers(0, 5), min_size=1, max_size=4)))
-    if draw(st.booleans()):
-        lengths = (draw(st.integers(1, 4)),) * len(lengths)
     lengths = lengths if sum(lengths) else (1,)
-    m, past = sum(lengths), draw(st.sampled_from([0, 0, 1, 7]))
-    of_past = draw(st.sampled_from([None, number(2, past) == 0, number(1, past) > 0]))
-    present = None
-    if past and of_past is not None:
-        present = torch.cat([torch.ones(m, dtype=torch.bool), of_past])
-    items = draw(st.sampled_from([None, number(3, m + past), 2**60 + number(50, m + past)]))
-    if items is not None and past > 0 and draw(st.booleans()):
+    has_items = draw(st.booleans())
+    if not has_items or draw(st.booleans()):
+        lengths = (draw(st.integers(1, 4)),) * len(lengths)
+    m, size = sum(lengths), draw(st.sampled_from([0, 0, 1, 7]))
+    of_memory = draw(st.sampled_from([None, number(2, size) == 0, number(1, size) > 0]))
+    filled = None
+    if size and of_memory is not None:
+        filled = torch.cat([torch.ones(m, dtype=torch.bool), of_memory])
+    items = draw(st.sampled_from([number(3, m + size), 2**60 + number(50, m + size)]))
+    if size > 0 and draw(st.booleans()):
         items[m:] = NO_ITEM
 
     def log_table(size):
@@ -52,25 +53,33 @@ def any_pairs(draw, factors=True, by_index=True):
         return table.masked_fill(random(size, size) < 0.3, 0.0).log()
 
     sizes = draw(st.sampled_from([(1,), (4,), (30,), (3, 5, 2)]))
-    tables = tuple([log_table(size) for size in sizes])
-    table = Table(tables, torch.stack([number(size, m + past) for size in sizes], dim=1))
-    excluding = Table((torch.log(1 - torch.eye(4).double()),), number(4, m + past, 1))
-    left, right = (random(m + past, 3) * (random(m + past, 3) > 0.3) for _ in range(2))
-    kinds = [None, table, excluding, *([Factors(left, right)] if factors else [])]
-    mean, variance = random(m + past) - 0.5, random(m + past) + 0.05
-    pair_weights = [None, Gaussian(mean, variance), Beta(random(m + past), random(m + past))]
+    tables = tuple([log_table(of_head) for of_head in sizes])
+    table = Table(tables, torch.stack([number(of_head, m + size) for of_head in sizes], dim=1))
+    excluding = Table((torch.log(1 - torch.eye(4).double()),), number(4, m + size, 1))
+    left, right = (random(m + size, 3) * (random(m + size, 3) > 0.3) for _ in range(2))
+    mean, variance = random(m + size) - 0.5, random(m + size) + 0.05
+    of_pairs = [Gaussian(mean, variance), Beta(random(m + size), random(m + size))]
+    kinds = [(table, None), (excluding, None), (Factors(left, right), None)]
+    kinds += [(None, of_pairs[0]), (table, of_pairs[1]), (Factors(left, right), of_pairs[0])]
+    weights, pair_weight = draw(st.sampled_from([(None, None), *kinds]))
+    is_plain = weights is None and pair_weight is None
     first_queries = draw(st.booleans()) and lengths[0] > 0
-    listed = number(lengths[0] if first_queries else m, 9), number(m, 9)
-    listed = listed[0].sort().values, listed[1]
+    positives = positive_weights = None
+    if m > 1 and draw(st.booleans()):
+        query = number(lengths[0] if first_queries else m, 9)
+        positives = torch.stack([query, (query + 1 + number(m - 1, 9)) % m])
+        positive_weights = random(9) * (random(9) > 0.3)
     return Pairs(
         F.normalize(random(m, 3) - 0.5),
         lengths,
         draw(st.sampled_from(["all", "cross", "memory"])),
-        items,
-        F.normalize(random(past, 3) - 0.5) if past else None,
-        present,
-        draw(st.sampled_from(kinds)),
-        draw(st.sampled_from(pair_weights)),
+        items if has_items else None,
+        F.normalize(random(size, 3) - 0.5) if size else None,
+        filled,
+        weights,
+        pair_weight,
+        draw(st.sampled_from([0.0, 0.5, 3.0])) if is_plain else 0.0,
         first_queries,
-        listed if by_index and draw(st.booleans()) else None,
+        positives,
+        positive_weights,
     )

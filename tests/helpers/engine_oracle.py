@@ -1,72 +1,90 @@
-"""The contract of the engines word by word: in float64, with [M, M + B] matrices and autograd."""
+"""The contrast word by word: in float64, query by query, with loops over pairs and autograd."""
 
 import math
 
 import torch
-from torch import Tensor
 
-from pgcl_losses.engine.pairs import Factors, Pairs, Table
-
-
-def exact(pairs: Pairs, temperature: float, d_log_s: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """log S ``[Q]``, and the gradient of sum_i d_log_s_i log S_i to embeddings and temperature.
-
-    A query without negatives has log S = -inf, of which no gradient comes.
-    """
-    tau = torch.tensor(temperature, dtype=torch.float64, requires_grad=True)
-    embeddings = pairs.embeddings.detach().requires_grad_()
-    queries = embeddings[: pairs.num_queries()]
-    keys = embeddings if pairs.past is None else torch.cat([embeddings, pairs.past])
-    cosines, log_weights = queries @ keys.T, log_of_weights(pairs)
-    if pairs.pair_weight is not None:
-        numbers = [of_each[: len(queries), None] for of_each in pairs.pair_weight.numbers(1.0)]
-        by_cosine = pairs.pair_weight.formula(cosines.detach(), *numbers) * math.log(2)
-        present = torch.tensor(are_present(pairs))
-        totals = by_cosine.masked_fill(~present, -torch.inf).logsumexp(1, keepdim=True)
-        log_weights = log_weights + by_cosine - totals + present.sum().double().log()
-    counts = torch.tensor(are_negatives(pairs)) & (log_weights != -torch.inf)
-    logits = (cosines / tau + log_weights).masked_fill(~counts, -torch.inf)
-    some = counts.any(1)
-    log_s = cosines.new_full(some.shape, -torch.inf)
-    log_s[some] = logits[some].logsumexp(1)
-    gradient, d_temperature = torch.zeros_like(embeddings), torch.zeros_like(tau)
-    if some.any():
-        total = (d_log_s * log_s)[some].sum()
-        gradient, d_temperature = torch.autograd.grad(total, (embeddings, tau))
-    return log_s.detach(), gradient, d_temperature
+from pgcl_losses.engine.pairs import Factors, Table
 
 
-def are_present(pairs: Pairs) -> list[bool]:
-    """Which embeddings of the batch and of the past take part: ``[M + B]``."""
-    if pairs.present is None:
-        return [True] * (len(pairs.embeddings) + pairs.num_past())
-    return pairs.present.tolist()
+def losses(pairs, embeddings, temperature, positive_weights, decoupled=False, debias=0.0):
+    """The losses ``[Q]``, differentiable, and whether each query has a positive."""
+    keys = embeddings if pairs.memory is None else torch.cat([embeddings, pairs.memory])
+    cosines, log_weights = embeddings @ keys.T, log_of_weights(pairs)
+    each, exist = [], []
+    for i, (negatives, positives) in enumerate(of_queries(pairs, positive_weights)):
+        negatives = [j for j in negatives if log_weights[i, j] > -math.inf]
+        scores = cosines[i] / temperature
+        log_w = log_weights[i] + log_of_pair_weight(pairs, i, cosines[i].detach())
+        if pairs.hardness > 0 and negatives:
+            harder = (pairs.hardness * scores).detach()
+            log_w = (
+                log_w + harder - (log_w + harder)[negatives].logsumexp(0) + math.log(len(negatives))
+            )
+        log_s = (log_w + scores)[negatives].logsumexp(0)
+        total = sum(weight for _, weight in positives)
+        exist.append(bool(total > 0))
+        if not exist[-1]:
+            each.append(scores.new_zeros(()))
+            continue
+        if debias > 0 and negatives:
+            of_positives = sum(w * scores[p].exp() for p, w in positives) / total
+            mean = (log_s.exp() / len(negatives) - debias * of_positives) / (1 - debias)
+            mean = torch.maximum(mean, (-1 / torch.as_tensor(temperature)).exp())
+            log_s = mean.log() + math.log(len(negatives))
+        terms = [weight * term(log_s, scores[p], decoupled) for p, weight in positives]
+        each.append(sum(terms) / total if negatives else scores.new_zeros(()))
+    return torch.stack(each), torch.tensor(exist)
 
 
-def are_negatives(pairs: Pairs) -> list[list[bool]]:
-    """Whether j is of another item than i, in a set compared with i's or past, and not listed."""
-    count, num_past = len(pairs.embeddings), pairs.num_past()
+def term(log_s, x, decoupled):
+    return log_s - x if decoupled else torch.logaddexp(log_s, x) - x
+
+
+def are_filled(pairs):
+    """Which embeddings of the batch and of the memory take part: ``[M + B]``."""
+    if pairs.filled is None:
+        return [True] * (len(pairs.embeddings) + pairs.size_of_memory())
+    return pairs.filled.tolist()
+
+
+def of_queries(pairs, positive_weights):
+    """The negatives of each query, and its positives with their weights."""
+    count, num_memory = len(pairs.embeddings), pairs.size_of_memory()
     sets = [a for a, length in enumerate(pairs.lengths) for _ in range(length)]
-    items = [place for length in pairs.lengths for place in range(length)] + [None] * num_past
+    items = [place for length in pairs.lengths for place in range(length)] + [None] * num_memory
     if pairs.items is not None:
         items = pairs.items.tolist()
-    present = are_present(pairs)
-    listed = [] if pairs.listed is None else torch.stack(pairs.listed, 1).tolist()
-    return [
-        [
-            present[j]
-            and items[i] != items[j]
-            and (j >= count or pairs.negatives != "memory")
-            and (j >= count or pairs.negatives == "all" or sets[i] != sets[j])
-            and [i, j] not in listed
-            for j in range(count + num_past)
-        ]
-        for i in range(pairs.num_queries())
-    ]
+    by_index = [] if pairs.positives is None else pairs.positives.T.tolist()
+    filled = are_filled(pairs)
+    for i in range(pairs.num_queries()):
+        negatives = list(range(count, count + num_memory))
+        positives = [(j, positive_weights[n]) for n, (q, j) in enumerate(by_index) if q == i]
+        given = {j for j, _ in positives}
+        for j in range(count):
+            compared = j != i if pairs.negatives == "all" else sets[i] != sets[j]
+            if compared and items[i] == items[j] and j not in given:
+                positives.append((j, 1.0))
+            elif compared and pairs.negatives != "memory":
+                negatives.append(j)
+        yield (
+            [j for j in negatives if filled[j] and items[j] != items[i] and j not in given],
+            positives,
+        )
 
 
-def log_of_weights(pairs: Pairs) -> Tensor:
-    """Of a table or factors, ``[M, M + B]``."""
+def log_of_pair_weight(pairs, i, cosines):
+    """Of one query, scaled to a mean of 1 over all embeddings: ``[M + B]``."""
+    if pairs.pair_weight is None:
+        return torch.zeros_like(cosines)
+    numbers = [of_each[i] for of_each in pairs.pair_weight.numbers(1.0)]
+    by_cosine = pairs.pair_weight.formula(cosines, *numbers) * math.log(2)
+    filled = torch.tensor(are_filled(pairs))
+    return by_cosine - by_cosine[filled].logsumexp(0) + math.log(filled.sum())
+
+
+def log_of_weights(pairs):
+    """Of a table or factors, ``[Q, M + B]``."""
     weights, count = pairs.weights, pairs.num_queries()
     if isinstance(weights, Table):
         of_heads = [

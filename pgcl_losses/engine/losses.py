@@ -1,0 +1,93 @@
+"""The losses of all queries, and their gradient, in parts that fit into memory.
+
+`blocks` sums over negatives, `positives` over positives, and a form (`forms.py`) makes the losses
+of both.
+"""
+
+import torch
+from torch import Tensor
+
+from pgcl_losses.distributed import Processes
+from pgcl_losses.engine.blocks import Blocks
+from pgcl_losses.engine.pairs import Pairs
+from pgcl_losses.engine.positives import Positives
+from pgcl_losses.forms import Form, Mean
+
+
+def reduced(losses: Mean, reduction: str) -> tuple[Tensor, Tensor | float]:
+    """The mean or sum of the losses of queries that have positives, and its derivatives."""
+    if reduction == "sum":
+        return losses.values.sum(), 1.0
+    if losses.exist is None:
+        return losses.values.mean(), 1 / len(losses.values)
+    count = losses.exist.sum().clamp_min(1)
+    return losses.values.sum() / count, losses.exist.to(losses.values) / count
+
+
+class Losses:
+    """The losses of all queries, and the gradient of a weighted sum of them."""
+
+    def __init__(
+        self, pairs: Pairs, temperature: float | Tensor, form: Form, processes: Processes
+    ) -> None:
+        pairs, self.order = pairs.sorted_by_item()
+        self.pairs, self.temperature, self.form, self.processes = (
+            pairs,
+            temperature,
+            form,
+            processes,
+        )
+        # The weights e^(beta s / tau) of hard negatives make their scores (1 + beta) s / tau.
+        self.sharpness = 1 + pairs.hardness
+        self.blocks = self._blocks(temperature / self.sharpness)
+        self.positives = Positives(pairs, temperature, processes)
+
+    def _blocks(self, temperature: float | Tensor) -> Blocks:
+        return Blocks(self.pairs, temperature, self.processes.rank, self.processes.num_ranks())
+
+    def compute(self, with_gradient: bool) -> Mean:
+        """In the order of the sorted pairs."""
+        processes, hardness = self.processes, self.pairs.hardness
+        sums = self.blocks.log_sums(with_gradient, self.form.debias > 0 or hardness > 0)
+        self.log_sums = log_s = processes.add_logs(sums.log_s)
+        log_count = None
+        if sums.counts is not None:
+            log_count = processes.add(sums.counts, "the number of negatives").log()
+        if sums.log_totals is not None:  # a mean weight of 1 over all embeddings
+            log_s = log_s + (self.pairs.num_samples().log() - processes.add_logs(sums.log_totals))
+        if hardness > 0 and log_count is not None:  # and over the negatives
+            of_weights = self._blocks(self.temperature / hardness).log_sums().log_s
+            log_totals = processes.add_logs(of_weights)
+            log_s = log_s + (log_count - log_totals.masked_fill(log_totals == -torch.inf, 0.0))
+        losses, self.slopes = self.form(log_s, self.positives.mean, self.temperature, log_count)
+        return losses
+
+    def gradient(self, d_losses: Tensor | float) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """By embeddings ``[M, D]``, a temperature ``[]``, and weights of pairs ``[P]``."""
+        slopes = self.slopes(d_losses)
+        z, temperature = self.pairs.embeddings, self.temperature
+        d_log_s = slopes.log_s if self.sharpness == 1 else slopes.log_s / self.sharpness
+        d_z, of_memory = self.blocks.gradient(self.log_sums, d_log_s)
+        d_weights, d_temperature = self.positives.add_gradient(d_z, slopes.means), None
+        if isinstance(temperature, Tensor):
+            # Losses depend on (z_i . z_j) / tau; both i and j have their part of the gradient.
+            d_temperature = (z * d_z).sum() / (-2 * temperature)
+            if of_memory is not None:
+                d_temperature -= (z[: len(of_memory)] * of_memory).sum() / temperature
+            if slopes.temperature is not None and self.processes.rank == 0:
+                d_temperature += slopes.temperature
+        if of_memory is not None:
+            d_z[: len(of_memory)] += of_memory
+        return d_z if self.order is None else d_z[self.order.argsort()], d_temperature, d_weights
+
+    def sorted(self, of_queries: Tensor) -> Tensor:
+        """From the caller's order, ``[Q]``."""
+        return of_queries if self.order is None else of_queries[self.order[: len(of_queries)]]
+
+    def unsorted(self, of_queries: Tensor) -> Tensor:
+        """In the caller's order, ``[Q]``."""
+        if self.order is None:
+            return of_queries
+        return torch.empty_like(of_queries).index_copy_(
+            0, self.order[: len(of_queries)], of_queries
+        )
