@@ -127,7 +127,8 @@ class Blocks:
             for axis, side in enumerate(sides):
                 terms = of_sides[axis]
                 if counts is not None:
-                    counts[side].add_((terms != self.excluded).sum(axis))
+                    out = self._scratch(2, terms.shape)  # a sum of bools is slower
+                    counts[side].add_(torch.ne(terms, self.excluded, out=out).sum(axis))
                 if self.logs:
                     peak = torch.maximum(peaks[side], terms.amax(axis))
                     finite = peak.masked_fill(peak == -math.inf, 0.0)
@@ -236,8 +237,8 @@ class Blocks:
                 combine = torch.add if logs else torch.mul
                 terms = combine(terms, weights, out=weights)
             if self.by_index is not None and not block.is_memory:
-                mask = mask_by_index(self.by_index, block.i, block.j, axis)
-                terms = terms if mask is None else terms.masked_fill(mask, self.excluded)
+                given = self.by_index, block.i, block.j, axis
+                terms = fill_by_index(terms, self.excluded, *given)
             of_sides.append(terms)
         if keep:
             self.kept[block.number] = of_sides
@@ -296,27 +297,27 @@ def by_query(pairs: Tensor) -> tuple[Tensor, Tensor]:
     return query, pairs[1][order]
 
 
-def mask_by_index(by_index: tuple[Tensor, Tensor], i: slice, j: slice, axis: int) -> Tensor | None:
-    """Which pairs of a block are given by index, ``[J, I]``; None if none are.
-
-    The queries are I along axis 0, and J along axis 1.
-    """
+def fill_by_index(
+    matrix: Tensor, value: float, by_index: tuple[Tensor, Tensor], i: slice, j: slice, axis: int
+) -> Tensor:
+    """A block ``[J, I]``, with a value for the pairs by index of queries I (of J for axis 1)."""
     query, key = by_index
     queries, keys = (j, i) if axis else (i, j)
     if can_be_read(query):
         ends = torch.searchsorted(query, query.new_tensor([queries.start, queries.stop]))
         first, last = ends.tolist()
         if first == last:
-            return None
+            return matrix
         query, key = query[first:last], key[first:last]
     inside = (query >= queries.start) & (query < queries.stop)
     inside &= (key >= keys.start) & (key < keys.stop)
     of_j, of_i = (query, key) if axis else (key, query)
-    height, width = j.stop - j.start, i.stop - i.start
-    positions = (of_j - j.start) * width + (of_i - i.start)
-    mask = torch.zeros(height * width + 1, dtype=torch.bool, device=query.device)
-    mask[positions.where(inside, height * width)] = True  # the last one: pairs of other blocks
-    return mask[:-1].view(height, width)
+    positions = (of_j - j.start) * matrix.shape[1] + (of_i - i.start)
+    # One number more, for pairs of other blocks: to leave them out would wait for a GPU.
+    filled = matrix.new_empty(matrix.numel() + 1)
+    filled[:-1].view_as(matrix).copy_(matrix)
+    filled.index_fill_(0, positions.where(inside, matrix.numel()), value)
+    return filled[:-1].view_as(matrix)
 
 
 def _may_overflow(temperature: float | Tensor) -> bool:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pgcl_losses._modes import can_be_read
 from pgcl_losses.distributed import Processes
-from pgcl_losses.engine.blocks import block_size, by_query, mask_by_index, spans
+from pgcl_losses.engine.blocks import block_size, by_query, fill_by_index, spans
 from pgcl_losses.engine.pairs import Pairs
 from pgcl_losses.forms import Mean, Term
 
@@ -173,15 +173,12 @@ class Positives:
             others = items[j].unsqueeze(1) != items[i]
             if i == j:
                 others.fill_diagonal_(True)
-            sides = [(0, i, others)]
-            if i != j and j.start < num_queries:
-                sides.append((1, j, others))
-            if self.pairs.positives is not None:
-                masks = [mask_by_index(self.by_index, i, j, axis) for axis, *_ in sides]
-                sides = [
-                    (axis, side, others if mask is None else others | mask)
-                    for (axis, side, _), mask in zip(sides, masks, strict=True)
-                ]
+            sides = []
+            for axis, side in enumerate((i, j) if i != j and j.start < num_queries else (i,)):
+                of_side = others
+                if self.pairs.positives is not None:
+                    of_side = fill_by_index(others, True, self.by_index, i, j, axis)
+                sides.append((axis, side, of_side))
             yield i, j, self.z[j] @ self.z[i].T, sides
 
     def _spans(self, items: Tensor) -> Iterator[tuple[slice, slice]]:
