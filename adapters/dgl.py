@@ -238,7 +238,7 @@ def _structure(graph: DGLGraph) -> tuple[Tensor, Tensor]:
 
 
 def _edges(graph: DGLGraph) -> tuple[Tensor, Tensor]:
-    source, target = graph.edges(order="eid")
+    source, target = graph.formats("coo").edges(order="eid")  # other formats may have no order
     return source.long(), target.long()
 
 

@@ -23,7 +23,7 @@ def batch_of(graphs, idtype=torch.int64):
 
 
 def contents(graph):
-    edges = torch.stack(graph.edges(order="eid")).long()
+    edges = torch.stack(graph.formats("coo").edges(order="eid")).long()
     sizes = graph.batch_num_nodes().long()
     assert graph.num_nodes() == sizes.sum()
     edge_id, order = graph.edata["_ID"].sort()  # dgl.node_subgraph changes the order
@@ -41,7 +41,7 @@ def one_graph_in_other_ways():
     assert counted.batch_size == 1  # after which dgl's own DropNode fails
     short = batch_of([ring(6)], torch.int32)
     short.set_batch_num_nodes(short.batch_num_nodes().int())
-    return [batch, alone, counted, short]
+    return [batch, alone, counted, short, batch.formats("csr"), batch.formats("csc")]
 
 
 def with_nodes(view, count):
