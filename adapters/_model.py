@@ -1,41 +1,61 @@
 """Base classes of augmentations and models, the same for every framework."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from math import nextafter
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from pgcl_losses import _checks as check
+from pgcl_losses._module import LossModule
+
+POSITION = "pgcl_node_position"  # the attribute that says of a view which nodes it has kept
+_MASKS = "a loss of PyGCL needs the masks of its contrast models: give pgcl_losses.InfoNCE() here"
 
 
 class RandomFraction:
     """An augmentation of a fraction ``p`` of the nodes or edges."""
 
+    check_p = staticmethod(check.fraction)
+
     def __init__(self, p: float = 0.2) -> None:
-        self.p = check.fraction("p", p)
+        self.p = self.check_p("p", p)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(p={self.p})"
 
 
-def check_augment(name: str, value: Any) -> None:
-    if not callable(value):
-        raise TypeError(
-            f"{name} must be a callable that makes a view of a batch, but got {value!r} "
-            f"({type(value).__name__}); for no augmentation give torch.nn.Identity()"
+class RandomDrop(RandomFraction):
+    """Nodes are dropped: at ``p`` = 1 views would have nothing left to compare."""
+
+    expected = "a number of at least 0 and below 1, the fraction of nodes to drop"
+    check_p = staticmethod(partial(check.number, expected=expected, highest=nextafter(1, 0)))
+
+
+def check_fill_value(value: float, name: str, dtype: torch.dtype) -> None:
+    if not torch.can_cast(torch.float32, dtype) and value % 1:
+        raise ValueError(
+            f"fill_value must be a whole number where {name} is {dtype}, but got {value}"
         )
 
 
 class Choice:
     """One of several augmentations, drawn anew for every call."""
 
-    def __init__(self, transforms: Sequence[Callable[[Any], Any]]) -> None:
+    def __init__(self, transforms: Iterable[Callable[[Any], Any]] = (), *others: Any) -> None:
+        if others or not isinstance(transforms, Iterable):
+            raise TypeError(
+                "transforms must be one list, as in RandomChoice([NodeDrop(), EdgePerturb()]), "
+                f"but got {', '.join(map(check.shown, (transforms, *others)))}"
+            )
         self.transforms = list(transforms)
         if not self.transforms:
             raise ValueError("transforms must hold at least one transform, but it is empty")
         for index, transform in enumerate(self.transforms):
-            check_augment(f"transforms[{index}]", transform)
+            _check_callable(f"transforms[{index}]", transform)
 
     def draw(self) -> Callable[[Any], Any]:
         return self.transforms[int(torch.randint(len(self.transforms), ()))]
@@ -44,12 +64,41 @@ class Choice:
         return f"{type(self).__name__}({self.transforms})"
 
 
+def _check_callable(name: str, value: Any) -> None:
+    expected = "a callable that makes a view of a batch (torch.nn.Identity() for no augmentation)"
+    expected = {"encoder": "a module", "loss": "a callable of embeddings"}.get(name, expected)
+    hint = ""
+    if isinstance(value, type):
+        hint = f": give an instance, {value.__name__}(...)"
+    elif isinstance(value, LossModule) and name != "loss":
+        hint = ": ContrastiveModel takes encoder, augment1, augment2 and loss, in this order"
+    elif callable(value):
+        return
+    raise TypeError(f"{name} must be {expected}, but got {check.shown(value)}{hint}")
+
+
+@contextmanager
+def advice(word: str, text: str) -> Iterator[None]:
+    """Adds ``text`` to an error about a missing value, known by a word of its message."""
+    try:
+        yield
+    except (AttributeError, TypeError) as error:
+        if not text or word not in str(error):
+            raise
+        raise TypeError(f"{error}: {text}") from error
+
+
 class Views(nn.Module):
     """From a batch to the embeddings of its views, and to their loss.
 
     The model of a framework says which graphs and nodes a batch has, how to encode a view, and what
     may be the cause of an error.
     """
+
+    encoder: Callable[..., Any]
+    loss: Callable[..., Tensor]
+    pooling: str  # the last step of an encoder of graphs
+    why_other_graphs = ""
 
     def __init__(
         self,
@@ -60,65 +109,72 @@ class Views(nn.Module):
         *further: Callable[[Any], Any],
     ) -> None:
         super().__init__()
-        for number, augment in enumerate((augment1, augment2, *further), 1):
-            check_augment(f"augment{number}", augment)
-        self.encoder = encoder
-        self.augment1 = augment1
-        self.augment2 = augment2
-        self.loss = loss
-        for number, augment in enumerate(further, 3):
-            setattr(self, f"augment{number}", augment)
+        augments = enumerate((augment1, augment2, *further), 1)
+        named = {f"augment{number}": augment for number, augment in augments}
+        for name, part in {"encoder": encoder, **named, "loss": loss}.items():
+            _check_callable(name, part)
+            setattr(self, name, part)
         self.num_views = 2 + len(further)
 
-    def forward(self, batch: Any) -> Tensor:
-        return self.loss(*self.embeddings(batch))
+    def forward(self, batch: Any = None, *others: Any, **named: Any) -> Tensor:
+        if others or named:
+            raise TypeError(
+                "ContrastiveModel is called with one batch alone, model(batch), and calls the "
+                f"encoder itself, but got {1 + len(others) + len(named)} arguments"
+            )
+        embeddings = self.embeddings(batch)
+        with advice("NoneType", _MASKS if hasattr(self.loss, "compute") else ""):
+            return self.loss(*embeddings)
 
     def embeddings(self, batch: Any) -> tuple[Tensor, ...]:
         """The embeddings of every view, as the loss gets them."""
         batch = self._numbered(batch)
-        contents = self._contents("batch", batch)
+        num_graphs, graph, _ = self._contents("batch", batch)
         names = [f"augment{number}" for number in range(1, self.num_views + 1)]
-        return tuple([self._embed(name, getattr(self, name)(batch), *contents) for name in names])
+        views = ((name, getattr(self, name)(batch)) for name in names)
+        return tuple([self._embed(name, view, num_graphs, graph) for name, view in views])
 
-    def _embed(self, name: str, view: Any, num_graphs: int, nodes: Tensor) -> Tensor:
-        view_graphs, view_nodes = self._contents(f"what {name} returns", view)
+    def _embed(self, name: str, view: Any, num_graphs: int, graph: Tensor) -> Tensor:
+        view_graphs, view_graph, position = self._contents(f"what {name} returns", view)
         if view_graphs != num_graphs:
             raise ValueError(
                 f"{name} made {view_graphs} graphs of {num_graphs}: row i of every view must be "
-                f"graph i{self._why_other_graphs()}"
+                f"graph i{self.why_other_graphs}"
             )
+        if position is not None and num_graphs > 1:
+            _check_order(name, num_graphs, view_graph, graph.to(view_graph.device)[position])
         z = self._encode(view)
         if not isinstance(z, Tensor) or z.dim() != 2:
             got = tuple(z.shape) if isinstance(z, Tensor) else type(z).__name__
             raise ValueError(
                 f"encoder must return a Tensor of shape [graphs, D] or [nodes, D], but got {got}"
             )
-        if len(z) == len(nodes) and torch.equal(view_nodes.cpu(), nodes.cpu()):
+        position = torch.arange(len(view_graph)) if position is None else position
+        if len(z) == len(graph) and torch.equal(position.cpu(), torch.arange(len(graph))):
             return z
         if len(z) == num_graphs:
             if num_graphs == 1:
                 self._check_one_graph(view)
             return z
         reason = self._why_other_count(len(z), num_graphs)
-        if len(z) == len(view_nodes) and not reason:
+        if len(z) == len(view_graph) and not reason:
             reason = (
-                "; nodes as samples need views that keep all nodes in their order, as those of "
-                "EdgePerturb and AttributeMask do"
+                f"; for embeddings of graphs, the encoder ends with {self.pooling}; nodes as "
+                "samples need views that keep all nodes in their order, as those of EdgePerturb "
+                "and AttributeMask do"
             )
         raise ValueError(
             f"encoder returned {len(z)} embeddings for the view of {name}, which has {num_graphs} "
-            f"graphs and {len(view_nodes)} nodes, while the batch has {len(nodes)} nodes{reason}"
+            f"graphs and {len(view_graph)} nodes, while the batch has {len(graph)} nodes{reason}"
         )
 
     def _numbered(self, batch: Any) -> Any:
-        """A copy whose nodes carry ``pgcl_node_position`` ``[V]``; an error if it is no batch.
-
-        Like every attribute of nodes, it says of a view which nodes it has kept.
-        """
+        """A copy whose nodes carry their ``POSITION`` ``[V]``; an error if it is no batch."""
         raise NotImplementedError
 
-    def _contents(self, name: str, batch: Any) -> tuple[int, Tensor]:
-        """The number of graphs, and ``pgcl_node_position`` ``[V]``; an error if it is no batch."""
+    def _contents(self, name: str, batch: Any) -> tuple[int, Tensor, Tensor | None]:
+        """The number of graphs, each node's graph ``[V]`` (int64), and ``POSITION`` if nodes carry
+        it; an error if it is no batch."""
         raise NotImplementedError
 
     def _encode(self, view: Any) -> Any:
@@ -128,8 +184,17 @@ class Views(nn.Module):
         """Whether a single embedding can be that of one graph."""
         raise NotImplementedError
 
-    def _why_other_graphs(self) -> str:
-        return ""
-
     def _why_other_count(self, count: int, num_graphs: int) -> str:
         return ""
+
+
+def _check_order(name: str, num_graphs: int, graph: Tensor, origin: Tensor) -> None:
+    """Whether each graph has a node that comes from it ``[V]``; nodes of others may be added."""
+    is_own = (origin == graph).long()
+    has_own = graph.new_ones(num_graphs)  # [G]; without nodes it stays 1
+    has_own.scatter_reduce_(0, graph, is_own, "amax", include_self=False)
+    if not has_own.all():
+        raise ValueError(
+            f"graph {int(has_own.argmin())} of the view of {name} has only nodes of other graphs: "
+            "row i of every view must be graph i"
+        )

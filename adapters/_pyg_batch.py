@@ -29,10 +29,6 @@ def is_batch(data: Any, name: str = "data") -> bool:
     return not missing
 
 
-def count_graphs(data: Any, name: str = "data") -> int:
-    return len(data.ptr) - 1 if is_batch(data, name) else 1
-
-
 def structure(data: Any) -> tuple[Tensor, Tensor]:
     """Where each graph's nodes begin, with the last one's end ``[G + 1]``, and each node's graph
     ``[V]``."""

@@ -24,7 +24,7 @@ except Exception as error:  # beside an unsuitable torch it fails in many ways
     ) from error
 
 from ._draws import draw_connected, draw_edges, draw_nodes
-from ._model import Choice, RandomFraction, Views
+from ._model import POSITION, Choice, RandomDrop, RandomFraction, Views, advice, check_fill_value
 
 __all__ = [
     "AttributeMask",
@@ -40,8 +40,8 @@ _FORGETTERS = "dgl.add_self_loop, AddEdge and others forget the batch: use them 
 # Shapes below: G graphs, V nodes and E edges in a batch.
 
 
-class NodeDrop(RandomFraction, dgl.BaseTransform):
-    """Drops every node, with its edges, with probability ``p``.
+class NodeDrop(RandomDrop, dgl.BaseTransform):
+    """Drops every node, with its edges, with probability ``p`` below 1.
 
     A graph that would lose all its nodes keeps a random one.
 
@@ -49,9 +49,9 @@ class NodeDrop(RandomFraction, dgl.BaseTransform):
         >>> import dgl
         >>> from pgcl_losses.adapters.dgl import NodeDrop
         >>> path = dgl.graph(([0, 1, 1, 2], [1, 0, 2, 1]))
-        >>> view = NodeDrop(p=1.0)(dgl.batch([path, path]))
-        >>> view.batch_size, view.num_nodes(), view.batch_num_nodes()
-        (2, 2, tensor([1, 1]))
+        >>> view = NodeDrop(p=0.9)(dgl.batch([path, path]))
+        >>> view.batch_size, bool((view.batch_num_nodes() >= 1).all())
+        (2, True)
 
     """
 
@@ -60,12 +60,12 @@ class NodeDrop(RandomFraction, dgl.BaseTransform):
         return _keep_nodes(graph, draw_nodes(ptr, owner, self.p), owner)
 
 
-class Subgraph(RandomFraction, dgl.BaseTransform):
+class Subgraph(RandomDrop, dgl.BaseTransform):
     """Keeps a random connected subgraph of each graph.
 
-    It drops a fraction ``p`` of the nodes, rounded down. The subgraph grows from a random node by
-    one random neighbour at a time, along the edges, as GraphCL's does. It ends when no neighbour is
-    left, so a graph of several components may lose more. At ``p`` = 1 one node is left.
+    It drops a fraction ``p`` below 1 of the nodes, rounded down. The subgraph grows from a random
+    node by one random neighbour at a time, along the edges, as GraphCL's does. It ends when no
+    neighbour is left, so a graph of several components may lose more.
     """
 
     def __call__(self, graph: DGLGraph) -> DGLGraph:
@@ -107,6 +107,7 @@ class AttributeMask(RandomFraction, dgl.BaseTransform):
     def __call__(self, graph: DGLGraph) -> DGLGraph:
         _check_graph("graph", graph)
         feat = _node_feature(graph, self.feat_name).clone()  # [V, ...]
+        check_fill_value(self.fill_value, self.feat_name, feat.dtype)
         feat[torch.rand(len(feat), device=feat.device) < self.p] = self.fill_value
         view = graph.clone()  # local_var() would share the sizes of the batch's graphs
         view.ndata[self.feat_name] = feat
@@ -160,6 +161,9 @@ class ContrastiveModel(Views):
 
     """
 
+    pooling = "SumPooling()(graph, feat)"
+    why_other_graphs = f" ({_FORGETTERS})"
+
     def __init__(
         self,
         encoder: nn.Module,
@@ -172,36 +176,28 @@ class ContrastiveModel(Views):
         super().__init__(encoder, augment1, augment2, loss, *further)
         self.feat_name = feat_name
 
-    def _contents(self, name: str, batch: Any) -> tuple[int, Tensor]:
+    def _contents(self, name: str, batch: Any) -> tuple[int, Tensor, Tensor | None]:
         _check_graph(name, batch)
-        return batch.batch_size, batch.ndata.get(
-            "pgcl_node_position", torch.arange(batch.num_nodes())
-        )
+        return batch.batch_size, _structure(batch)[1], batch.ndata.get(POSITION)
 
     def _numbered(self, batch: Any) -> Any:
         _check_graph("batch", batch)
         batch = batch.clone()
-        batch.ndata["pgcl_node_position"] = torch.arange(batch.num_nodes(), device=batch.device)
+        batch.ndata[POSITION] = torch.arange(batch.num_nodes(), device=batch.device)
         return batch
 
     def _encode(self, view: DGLGraph) -> Any:
         if self.feat_name is not None:
             return self.encoder(view, _node_feature(view, self.feat_name))
-        try:
+        text = (
+            "the encoder gets node features only with ContrastiveModel(..., feat_name=...), one of "
+            f"{_names(view)}"
+        )
+        with advice("missing", text):
             return self.encoder(view)
-        except TypeError as error:
-            if "missing" not in str(error):
-                raise
-            raise TypeError(
-                f"{error}: the encoder gets node features only with ContrastiveModel(..., "
-                f"feat_name=...), one of {sorted({*view.ndata} - {'pgcl_node_position'})}"
-            ) from error
 
     def _check_one_graph(self, view: DGLGraph) -> None:
         warnings.warn(f"the batch is one graph alone; {_FORGETTERS}", stacklevel=2)
-
-    def _why_other_graphs(self) -> str:
-        return f" ({_FORGETTERS})"
 
     def _why_other_count(self, count: int, num_graphs: int) -> str:
         return f"; {_FORGETTERS}" if count == 1 else ""
@@ -217,9 +213,13 @@ def _check_graph(name: str, value: Any) -> None:
         )
 
 
+def _names(graph: DGLGraph) -> list[str]:
+    return sorted({*graph.ndata} - {POSITION})
+
+
 def _node_feature(graph: DGLGraph, name: str) -> Tensor:
     if name not in graph.ndata:
-        raise ValueError(f"nodes must have the feature {name!r}, but have {[*graph.ndata]}")
+        raise ValueError(f"nodes must have the feature {name!r}, but have {_names(graph)}")
     feature: Tensor = graph.ndata[name]
     return feature
 

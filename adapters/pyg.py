@@ -27,8 +27,8 @@ except ImportError as error:
     ) from error
 
 from ._draws import draw_connected, draw_edges, draw_nodes
-from ._model import Choice, RandomFraction, Views
-from ._pyg_batch import count_graphs, is_batch, keep_nodes, structure
+from ._model import POSITION, Choice, RandomDrop, RandomFraction, Views, advice, check_fill_value
+from ._pyg_batch import is_batch, keep_nodes, structure
 
 __all__ = [
     "AttributeMask",
@@ -43,9 +43,11 @@ __all__ = [
 _TENSORS = ("x", "edge_index", "edge_attr", "edge_weight", "batch")
 _COUNTS = ("num_graphs", "batch_size", "size")
 
+_CONSTANT = "torch_geometric.transforms.Constant() gives each node a feature"
 
-class NodeDrop(RandomFraction, BaseTransform):
-    """Drops every node, with its edges, with probability ``p``.
+
+class NodeDrop(RandomDrop, BaseTransform):
+    """Drops every node, with its edges, with probability ``p`` below 1.
 
     A graph that would lose all its nodes keeps a random one.
 
@@ -54,9 +56,9 @@ class NodeDrop(RandomFraction, BaseTransform):
         >>> from torch_geometric.data import Batch, Data
         >>> from pgcl_losses.adapters.pyg import NodeDrop
         >>> path = Data(x=torch.eye(3), edge_index=torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]]))
-        >>> view = NodeDrop(p=1.0)(Batch.from_data_list([path, path]))
-        >>> view.num_graphs, view.x.shape, view.ptr
-        (2, torch.Size([2, 3]), tensor([0, 1, 2]))
+        >>> view = NodeDrop(p=0.9)(Batch.from_data_list([path, path]))
+        >>> view.num_graphs, bool((view.ptr.diff() >= 1).all())
+        (2, True)
 
     """
 
@@ -65,12 +67,12 @@ class NodeDrop(RandomFraction, BaseTransform):
         return keep_nodes(data, draw_nodes(ptr, graph, self.p), ptr)
 
 
-class Subgraph(RandomFraction, BaseTransform):
+class Subgraph(RandomDrop, BaseTransform):
     """Keeps a random connected subgraph of each graph.
 
-    It drops a fraction ``p`` of the nodes, rounded down. The subgraph grows from a random node by
-    one random neighbour at a time, along the edges, as GraphCL's does. It ends when no neighbour is
-    left, so a graph of several components may lose more. At ``p`` = 1 one node is left.
+    It drops a fraction ``p`` below 1 of the nodes, rounded down. The subgraph grows from a random
+    node by one random neighbour at a time, along the edges, as GraphCL's does. It ends when no
+    neighbour is left, so a graph of several components may lose more.
     """
 
     def forward(self, data: Data) -> Data:
@@ -108,7 +110,8 @@ class AttributeMask(RandomFraction, BaseTransform):
     def forward(self, data: Data) -> Data:
         is_batch(data)
         if data.x is None:
-            raise ValueError(f"data must have node features x, but is {data}")
+            raise ValueError(f"data must have node features x, but is {data}: {_CONSTANT}")
+        check_fill_value(self.fill_value, "x", data.x.dtype)
         features = data.x.unsqueeze(-1).flatten(1)  # [V, F]
         features, _ = mask_feature(features, self.p, mode="row", fill_value=self.fill_value)
         data.x = features.view_as(data.x)
@@ -168,6 +171,8 @@ class ContrastiveModel(Views):
 
     """
 
+    pooling = "global_add_pool(x, batch)"
+
     def __init__(
         self,
         encoder: nn.Module,
@@ -179,22 +184,25 @@ class ContrastiveModel(Views):
         super().__init__(encoder, augment1, augment2, loss, *further)
         self._names = _argument_names(encoder)
 
-    def _contents(self, name: str, batch: Any) -> tuple[int, Tensor]:
-        num_graphs = count_graphs(batch, name)
-        return num_graphs, batch.get("pgcl_node_position", torch.arange(batch.num_nodes))
+    def _contents(self, name: str, batch: Any) -> tuple[int, Tensor, Tensor | None]:
+        if not is_batch(batch, name):
+            return 1, torch.zeros(batch.num_nodes, dtype=torch.long), batch.get(POSITION)
+        return len(batch.ptr) - 1, batch.batch, batch.get(POSITION)
 
     def _numbered(self, batch: Any) -> Any:
         is_batch(batch, "batch")
         batch, device = copy.copy(batch), getattr(batch.edge_index, "device", None)
-        batch.pgcl_node_position = torch.arange(batch.num_nodes, device=device)
+        batch[POSITION] = torch.arange(batch.num_nodes, device=device)
+        if hasattr(batch, "_slice_dict"):  # what to_data_list() goes by
+            batch._slice_dict = {**batch._slice_dict, POSITION: batch.ptr.cpu()}
+            batch._inc_dict = {**batch._inc_dict, POSITION: torch.zeros(len(batch.ptr) - 1)}
         return batch
 
     def _encode(self, view: Data) -> Any:
-        if not self._names:
-            return self.encoder(view)
-        counts = dict.fromkeys(_COUNTS, count_graphs(view))
+        counts = dict.fromkeys(_COUNTS, self._contents("view", view)[0])
         values = {name: counts.get(name, getattr(view, name, None)) for name in self._names}
-        return self.encoder(**values)
+        with advice("NoneType", f"the batch has no x: {_CONSTANT}" if view.x is None else ""):
+            return self.encoder(**values) if values else self.encoder(view)
 
     def _check_one_graph(self, view: Data) -> None:
         if not is_batch(view):

@@ -30,8 +30,7 @@ def contents(graph):
     return Contents(sizes, edges[:, order], graph.ndata["_ID"], edge_id, graph.ndata["feat"])
 
 
-def apart(batch):
-    return dgl.unbatch(batch)
+apart, together = dgl.unbatch, dgl.batch
 
 
 def one_graph_in_other_ways():

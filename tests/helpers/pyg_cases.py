@@ -36,6 +36,9 @@ def apart(batch):
     return batch.to_data_list()
 
 
+together = Batch.from_data_list
+
+
 def one_graph_in_other_ways():
     batch, short = batch_of([ring(6)]), batch_of([ring(6)])
     short.edge_index = short.edge_index.int()
@@ -45,7 +48,7 @@ def one_graph_in_other_ways():
 def with_nodes(view, count):
     """As many nodes again: without edges, at the end."""
     view = copy.copy(view)
-    for key in ("x", "pgcl_node_position"):
+    for key in ("x", "batch", "pgcl_node_position"):
         value = view[key]
         view[key] = torch.cat([value, value.new_zeros(count - len(value), *value.shape[1:])])
     return view

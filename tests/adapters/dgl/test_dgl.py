@@ -37,15 +37,17 @@ def test_masked_features_have_a_name():
     assert torch.equal(masked.ndata["feat"], graph.ndata["feat"])
     masked.set_batch_num_nodes(torch.tensor([15]))
     assert graph.batch_size == 3
-    with pytest.raises(ValueError, match=r"must have the feature 'h', but have \['feat', "):
+    with pytest.raises(ValueError, match=r"must have the feature 'h', but have \['_ID', 'atom', "):
         AttributeMask(feat_name="h")(graph)
+    with pytest.raises(ValueError, match=r"whole number where atom is torch.int64, but got 0\.5"):
+        AttributeMask(fill_value=0.5, feat_name="atom")(graph)
 
 
 def test_encoders_get_features_by_name_or_the_graph_alone():
     graph = rings()
     model = model_of(KEEP, KEEP, encoder=lambda view: dgl.sum_nodes(view, "feat"), feat_name=None)
     torch.testing.assert_close(model.embeddings(graph)[0], dgl.sum_nodes(graph, "feat"))
-    with pytest.raises(ValueError, match=r"must have the feature 'attr', but have \['feat', "):
+    with pytest.raises(ValueError, match=r"'attr', but have \['_ID', 'feat'\]$"):
         model_of(KEEP, KEEP, feat_name="attr")(graph)
     message = r"missing .*: 'feat': .* feat_name=\.\.\.\), one of \['_ID', 'feat'\]"
     for encoder in (Encoder(), Sequential(GraphConv(3, DIM), SumPooling())):

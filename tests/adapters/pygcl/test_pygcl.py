@@ -16,6 +16,8 @@ from GCL.models import (
     SingleBranchContrast,
     WithinEmbedContrast,
 )
+from helpers import pyg_cases
+from helpers.batches import ring
 from helpers.ranks import on_ranks
 from hypothesis import given
 from hypothesis import strategies as st
@@ -354,6 +356,15 @@ def test_what_info_nce_cannot_take():
         InfoNCEContrastLoss(tau=0.2)
     with pytest.raises(TypeError, match=r"take the losses of pgcl_losses.adapters.pygcl"):
         model_of(InfoNCE())(z1, z2)
+
+
+@pytest.mark.parametrize("loss", [L.InfoNCE(0.2), L.JSD(), L.TripletMargin()])
+def test_a_loss_of_pygcl_in_the_model_of_pyg(loss):
+    keep = torch.nn.Identity()
+    with pytest.raises(
+        TypeError, match=r"needs the masks of its contrast models: give pgcl_losses"
+    ):
+        pyg_cases.model_of(keep, keep, loss=loss)(pyg_cases.batch_of([ring(5)] * 3))
 
 
 def test_the_module_imports_without_frameworks():
