@@ -36,6 +36,9 @@ ci:  # everything, from nothing, as a release does it
 
 benchmarks:
 	$(BIN)/python -m benchmarks.run
+	$(BIN)/python -m benchmarks.scripts
+	$(BIN)/python -m benchmarks.loop
+	$(BIN)/python -m benchmarks.counts
 	$(BIN)/python -m benchmarks.grace
 	$(BIN)/python -m benchmarks.libraries
 	$(BIN)/python -m benchmarks.scaling

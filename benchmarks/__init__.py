@@ -1,1 +1,4 @@
-"""Programs that made the tables of speed and memory: ``python -m benchmarks.run`` and others."""
+"""Programs that made the tables of speed and memory: ``python -m benchmarks.run`` and others.
+
+They need tqdm; `loop` and `grace` PyG, `grace` scikit-learn and `plot` matplotlib as well.
+"""

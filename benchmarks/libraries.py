@@ -19,10 +19,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from tqdm import tqdm
 
-from experiments.common.arguments import count
 from pgcl_losses import InfoNCE
 
 from . import measure, peers
+from .measure import count
 
 Loss = peers.Loss
 DIM = 128
@@ -51,7 +51,9 @@ def two_views(z: Tensor) -> Losses:
         "InfoNCE": Entry(partial(InfoNCE, temperature=TAU)),
         "lightly NTXentLoss": Entry(partial(peers.lightly_nt_xent, TAU), 80),
         "graphssl NTXentLoss": Entry(partial(peers.graphssl_nt_xent, TAU), 48),
-        "pytorch-metric-learning SupConLoss": Entry(partial(peers.sup_con, TAU), 240),
+        "pytorch-metric-learning SupConLoss": Entry(
+            partial(peers.metric_learning, "SupConLoss", TAU), 240
+        ),
     }
 
 
@@ -77,7 +79,7 @@ def two_modalities(z: Tensor) -> Losses:
 def with_labels(z: Tensor) -> Losses:
     """Classes of one size: NTXentLoss is a mean over positives, InfoNCE over queries."""
     labels = torch.arange(len(z), device=z.device) % CLASSES
-    theirs = partial(peers.nt_xent, TAU, labels=labels)
+    theirs = partial(peers.metric_learning, "NTXentLoss", TAU, labels)
     return {
         "InfoNCE": Entry(lambda: partial(InfoNCE(temperature=TAU), items=labels)),
         "pytorch-metric-learning NTXentLoss": Entry(theirs),

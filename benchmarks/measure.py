@@ -20,8 +20,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from tqdm import tqdm
 
-from experiments.common.arguments import count, device
-
 MIB = 2**20
 SECONDS_PER_ROUND = 0.05
 WARM_UP = 0.1  # seconds of calls, about 100 small steps
@@ -32,14 +30,22 @@ Step = Callable[[], Any]
 Times = dict[str, list[float]]  # milliseconds by the name of a step, one value a round
 
 
+def count(text: str) -> int:
+    """A ``type`` of argparse."""
+    if (number := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"must be 1 or more, but it is {text}")
+    return number
+
+
 def parser(about: str, rounds: int | None, *, cpu_alone: bool = False) -> argparse.ArgumentParser:
     """The options of all benchmarks; those of a CPU alone have no `--device`, untimed no rounds."""
     made = argparse.ArgumentParser(description=about.splitlines()[0])
     if rounds is not None:
         made.add_argument("--rounds", type=count, default=rounds)
     if not cpu_alone:
-        default = "cuda" if torch.cuda.is_available() else "cpu"
-        made.add_argument("--device", type=device, default=default)
+        gpus = [f"cuda:{index}" for index in range(torch.cuda.device_count())]
+        devices = ["cuda"] * bool(gpus) + ["cpu", *gpus]
+        made.add_argument("--device", choices=devices, default=devices[0])
     made.add_argument("--output", type=Path, help="default: benchmarks/results/<name>.json")
     return made
 
@@ -151,14 +157,20 @@ def peak_mib(run: Step, device: str) -> float:
 
 
 def seconds_of(run: Step, calls: int = 1) -> float:
-    """Seconds per call, until a GPU in use has finished."""
-    wait = torch.cuda.synchronize if torch.cuda.is_initialized() else lambda: None
+    """Seconds per call, until a GPU in use has finished.
+
+    On one thread of a CPU they are the process's own, whatever else runs on its core.
+    """
+    on_gpu = torch.cuda.is_initialized()
+    alone = torch.get_num_threads() == 1 and not on_gpu
+    clock = time.process_time if alone else time.perf_counter
+    wait = torch.cuda.synchronize if on_gpu else lambda: None
     wait()
-    start = time.perf_counter()
+    start = clock()
     for _ in range(calls):
         run()
     wait()
-    return (time.perf_counter() - start) / calls
+    return (clock() - start) / calls
 
 
 def warm_up(run: Step, seconds: float) -> float:

@@ -9,16 +9,13 @@ lightly and open_clip need torchvision, of the same build as torch. For builds w
 `--extra-index-url https://download.pytorch.org/whl/cpu`.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from tqdm import tqdm
-
-CHUNK = 256  # queries
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -32,52 +29,6 @@ def if_installed(name: str, make: Callable[[], Any]) -> Any:
         return None
 
 
-def chunked_info_nce(z1: Tensor, z2: Tensor, temperature: float = 0.2) -> Tensor:
-    """InfoNCE by chunks of queries, with Inf-CL's gradient.
-
-    Forward stores one log-sum a query; backward recomputes the logits. Inf-CL itself (inf-cl 1.2.1)
-    has kernels for CUDA alone, and no mask for the diagonal.
-    """
-    z = F.normalize(torch.cat([z1, z2]))
-    log_sums: Tensor = _ChunkedLogSums.apply(z, temperature)
-    positives = (z * z.roll(len(z1), 0)).sum(1) / temperature
-    return (log_sums - positives).mean()
-
-
-class _ChunkedLogSums(torch.autograd.Function):
-    """log of the sum over j other than i of e^{s_ij / tau}: ``[M, D] -> [M]``."""
-
-    @staticmethod
-    def forward(ctx: Any, z: Tensor, temperature: float) -> Tensor:
-        chunks = _ChunkedLogSums.logits(z, temperature)
-        log_sums = torch.cat([logits.logsumexp(1) for _, logits in chunks])
-        ctx.save_for_backward(z, log_sums)
-        ctx.temperature = temperature
-        return log_sums
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, d_log_sums: Tensor) -> tuple[Tensor, None]:
-        z, log_sums = ctx.saved_tensors
-        d_z = torch.zeros_like(z)
-        for chunk, logits in _ChunkedLogSums.logits(z, ctx.temperature):
-            softmax = logits.sub_(log_sums[chunk].unsqueeze(1)).exp_()
-            d_logits = softmax.mul_((d_log_sums[chunk] / ctx.temperature).unsqueeze(1))
-            d_z[chunk].addmm_(d_logits, z)
-            d_z.addmm_(d_logits.T, z[chunk])
-        return d_z, None
-
-    @staticmethod
-    def logits(z: Tensor, temperature: float) -> Iterator[tuple[slice, Tensor]]:
-        """The logits of each chunk of queries, in one buffer."""
-        scaled, buffer = z / temperature, z.new_empty(min(CHUNK, len(z)), len(z))
-        for start in range(0, len(z), CHUNK):
-            chunk = slice(start, min(start + CHUNK, len(z)))
-            logits = torch.mm(scaled[chunk], z.T, out=buffer[: chunk.stop - start])
-            logits[:, chunk].fill_diagonal_(-torch.inf)
-            yield chunk, logits
-
-
 def pygcl_info_nce(temperature: float = 0.2) -> Loss:
     """PyGCL's InfoNCE with intra-view negatives; PyGCL has to be compiled."""
     from GCL.losses import InfoNCE
@@ -87,28 +38,21 @@ def pygcl_info_nce(temperature: float = 0.2) -> Loss:
     return lambda z1, z2: model(g1=z1, g2=z2)
 
 
-def with_labels(loss: Loss, labels: Tensor | None) -> Loss:
-    """A loss of pytorch-metric-learning for two views; without labels each graph has its own."""
+def metric_learning(name: str, temperature: float = 0.2, labels: Tensor | None = None) -> Loss:
+    """pytorch-metric-learning's loss of two views; without labels each graph has its own.
+
+    NTXentLoss takes all negatives for each positive, in one tensor. With one positive for each
+    query SupConLoss is InfoNCE.
+    """
+    from pytorch_metric_learning import losses
+
+    loss = getattr(losses, name)(temperature=temperature)
 
     def of_views(z1: Tensor, z2: Tensor) -> Tensor:
         own = torch.arange(len(z1), device=z1.device) if labels is None else labels
         return loss(torch.cat([z1, z2]), own.repeat(2))
 
     return of_views
-
-
-def nt_xent(temperature: float = 0.2, labels: Tensor | None = None) -> Loss:
-    """pytorch-metric-learning's InfoNCE: for each positive all negatives, in one tensor."""
-    from pytorch_metric_learning.losses import NTXentLoss
-
-    return with_labels(NTXentLoss(temperature=temperature), labels)
-
-
-def sup_con(temperature: float = 0.2, labels: Tensor | None = None) -> Loss:
-    """pytorch-metric-learning's SupConLoss; with one positive for each query this is InfoNCE."""
-    from pytorch_metric_learning.losses import SupConLoss
-
-    return with_labels(SupConLoss(temperature=temperature), labels)
 
 
 def lightly_nt_xent(temperature: float = 0.2, stored: Tensor | None = None) -> Loss:
@@ -180,10 +124,7 @@ def double_loop_pgcl(
     prototypes: Tensor,
     temperature: float = 0.2,
 ) -> Tensor:
-    """The reweighted contrast in a Python loop over all pairs, as in the published code.
-
-    The formula is the paper's: the value is that of ``PrototypeReweightedNCE``.
-    """
+    """The paper's reweighted contrast in a Python loop over all pairs, as in the published code."""
     z = F.normalize(torch.cat([z1, z2]))
     of_both = torch.cat(clusters)
     centers = F.normalize(prototypes)
@@ -195,15 +136,13 @@ def double_loop_pgcl(
     by_cluster /= (by_cluster @ fractions)[:, None]
 
     weights = torch.zeros(len(z), len(z), device=z.device)
-    of_row = of_both.tolist()
-    for i, own in enumerate(of_row):
-        for j, other in enumerate(of_row):
+    for i, own in enumerate(of_both.tolist()):
+        for j, other in enumerate(of_both.tolist()):
             if own != other and (i - j) % len(z1) != 0:
                 weights[i, j] = by_cluster[own, other]
 
     exponentials = torch.exp(z @ z.T / temperature)
-    positives = exponentials.diagonal(len(z1))
-    positives = torch.cat([positives, positives])
+    positives = exponentials.diagonal(len(z1)).repeat(2)
     return -torch.log(positives / (positives + (weights * exponentials).sum(dim=1))).mean()
 
 
@@ -221,15 +160,5 @@ def gemm_limit(z: Tensor, block: int) -> Callable[[], None]:
             p = torch.mm(some, z.T, out=buffer[: len(some)])
             gradient[start : start + block].addmm_(p, z)
             gradient.addmm_(p.T, some)
-
-    return products
-
-
-def three_products(z: Tensor) -> Callable[[], Tensor]:
-    """The same products without buffers: each result is newly allocated."""
-
-    def products() -> Tensor:
-        p = z @ z.T
-        return p @ z + p.T @ z
 
     return products

@@ -15,17 +15,13 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-from experiments.common.arguments import file
-
 ROOT = Path(__file__).parents[1]
 # In the order of drawing: color, line, marker.
 LOOKS = {
     "dense": ("#1f77b4", "-", "o"),
     "blocks": ("#d62728", "-", "s"),
-    "flex": ("#9467bd", "-", "D"),
     "torch.compile of dense": ("#17becf", "--", "^"),
     "PyGCL's InfoNCE": ("#ff7f0e", "--", "v"),
-    "InfoNCE, chunks as in Inf-CL": ("#7f3f98", "--", "d"),
     "pytorch-metric-learning's NTXentLoss": ("#2ca02c", "--", "P"),
     "double loop, as published": ("#8c564b", "--", "X"),
     "GEMM limit": ("#999999", "-", ""),
@@ -86,7 +82,7 @@ def picture(record: dict[str, Any], metric: str, label: str, path: Path) -> None
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     committed = ROOT / "benchmarks" / "results" / "contrast.json"
-    parser.add_argument("record", type=file, nargs="?")
+    parser.add_argument("record", type=Path, nargs="?")
     parser.add_argument("--output", type=Path, help="a new folder, for the pictures of RECORD")
     args = parser.parse_args()
     if bool(args.record) != bool(args.output) or (args.output and args.output.exists()):

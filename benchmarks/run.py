@@ -18,10 +18,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from tqdm import tqdm
 
-from experiments.common.arguments import count
 from pgcl_losses import InfoNCE, PGCLLoss, PrototypeReweightedNCE, SinkhornPrototypes
 
 from . import measure, peers
+from .measure import count
 
 DIM = 128
 NUM_PROTOTYPES = 10
@@ -86,7 +86,7 @@ def contrast_losses(
     num, dense = len(clusters[0]), 5 if mode == "sample" else 4
 
     losses: dict[str, tuple[Loss, int]] = {}
-    for engine in ("dense", "blocks", "flex") if prototypes.is_cuda else ("dense", "blocks"):
+    for engine in ("dense", "blocks"):
         loss = PrototypeReweightedNCE(engine=engine, **MODES[mode])
         losses[engine] = (partial(loss, **inputs), dense if engine == "dense" else 0)
     compiled = torch.compile(PrototypeReweightedNCE(engine="dense", **MODES[mode]))
@@ -94,11 +94,13 @@ def contrast_losses(
     if mode == "prototype" and num <= 128:
         losses["double loop, as published"] = (partial(peers.double_loop_pgcl, **inputs), 5)
     if mode == "uniform":
-        losses["InfoNCE, chunks as in Inf-CL"] = (peers.chunked_info_nce, 0)
         if theirs := peers.if_installed("PyGCL's InfoNCE", peers.pygcl_info_nce):
             losses["PyGCL's InfoNCE"] = (theirs, 7)
         if num <= 256:  # each pair of a positive and a negative: 38 s at 512 on two cores
-            losses["pytorch-metric-learning's NTXentLoss"] = (peers.nt_xent(), 5 * 2 * num)
+            losses["pytorch-metric-learning's NTXentLoss"] = (
+                peers.metric_learning("NTXentLoss"),
+                5 * 2 * num,
+            )
     return losses
 
 
@@ -114,8 +116,6 @@ def contrast_cell(mode: str, num: int, args: argparse.Namespace) -> list[dict[st
     z = F.normalize(torch.cat([z1, z2]).detach())
     limit = peers.gemm_limit(z, block=2048 if matrix > 2**30 else 2 * num)
     steps: dict[str, Callable[[], Any]] = {"GEMM limit": limit}
-    if 2 * matrix < measure.available_bytes(args.device):
-        steps["three products as written"] = peers.three_products(z)
     peaks = []
     for name, (loss, matrices) in contrast_losses(mode, clusters, prototypes).items():
 

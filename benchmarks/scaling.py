@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import distributed, multiprocessing
 
-from experiments.common.arguments import count
 from pgcl_losses import PGCLLoss, PrototypeReweightedNCE
 
 from . import measure
+from .measure import count
 
 DIM, NUM_PROTOTYPES = 128, 10
 ALONE, TOGETHER = "1 process, {} threads", "{} processes, a thread each"

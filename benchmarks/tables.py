@@ -1,31 +1,50 @@
-"""Fill the tables of docs/performance.md from the records in benchmarks/results.
+"""Fill the tables of docs/performance.md and a line of README.md from benchmarks/results.
 
 python -m benchmarks.tables
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.common.tables import markdown, refill
-
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "performance.md"
+PAGE, README = ROOT / "docs" / "performance.md", ROOT / "README.md"
 PYGCL = "PyGCL's InfoNCE itself"
 
 
 def rows_of(record: str, benchmark: str) -> list[dict[str, Any]]:
+    """The rows of one benchmark; none before its first run."""
     path = ROOT / "benchmarks" / "results" / f"{record}.json"
-    return [row for row in json.loads(path.read_text())["rows"] if row["benchmark"] == benchmark]
+    known = json.loads(path.read_text())["rows"] if path.exists() else []
+    return [row for row in known if row["benchmark"] == benchmark]
+
+
+def markdown(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    first, *others = (f"| {' | '.join(cells)} |" for cells in (head, *lines))
+    return "\n".join([first, "|" + " --- |" * len(head), *others])
+
+
+def fill(page: str, tables: Mapping[str, str]) -> str:
+    """The page with new tables between their markers."""
+    for name, table in tables.items():
+        start, _, rest = page.partition(f"<!-- {name} -->\n")
+        _, end, after = rest.partition("<!-- end -->")
+        if not end:
+            raise ValueError(f"the page has no table {name}")
+        page = f"{start}<!-- {name} -->\n{table}\n{end}{after}"
+    return page
 
 
 def text(metric: str, value: float) -> str:
     if metric == "milliseconds":
         return f"{value / 1000:.3g} s" if value >= 1000 else f"{value:.3g} ms"
-    if metric == "peak MiB":
+    if metric.startswith("peak MiB"):
         return f"{value:.0f} MiB" if value >= 1 else f"{value:.1f} MiB"
-    return f"{value:.0f}" if value >= 10 else f"{value:.2f}"
+    if "loss" in metric.split():
+        return f"{value:.6f}"
+    digits = 2 if "%" in metric or ("ratio" in metric and value < 10) else 0
+    return f"{value:.{digits}f}"
 
 
 def cell(
@@ -40,32 +59,61 @@ def cell(
     return ", ".join(text(metric, known[metric]) for metric in metrics if metric in known)
 
 
-def step() -> str:
-    rows, metrics = rows_of("step", "step"), ["milliseconds", f"ratio to {PYGCL}"]
-    columns = [(num, threads) for num in (128, 512) for threads in (1, 2)]
-    cells = [(f"N={num} D=96 K=10", f"threads={threads}") for num, threads in columns]
-    lines = [
-        [provider, *(cell(rows, metrics, provider, *one) for one in cells)]
-        for provider in dict.fromkeys(row["provider"] for row in rows)
+def by_loss(record: str, benchmark: str, metrics: Iterable[str]) -> list[list[str]]:
+    """A line for each loss of a benchmark of one size, with a cell for each metric."""
+    rows = rows_of(record, benchmark)
+    return [
+        [name, *(cell(rows, [metric], name, row["size"], row["mode"]) for metric in metrics)]
+        for name, row in {row["provider"]: row for row in rows}.items()
     ]
-    return markdown(["loss", *(f"N={num}, threads: {threads}" for num, threads in columns)], lines)
 
 
 def grace() -> str:
-    rows, lines = rows_of("grace", "grace"), []
-    for provider in dict.fromkeys(row["provider"] for row in rows):
-        known = {row["metric"]: row["value"] for row in rows if row["provider"] == provider}
-        lines.append(
-            [
-                f"`{provider}`" if "(" in provider else provider,
-                f"{known['first loss']:.6f}",
-                f"{known['last loss']:.6f}",
-                f"{known['linear probe in %']:.2f} %",
-                f"{known['peak MiB of the process']:.0f} MiB",
-            ]
-        )
-    head = ["loss", "first epoch", f"last of {rows[0]['size']}", "linear probe", "peak memory"]
-    return markdown(head, lines)
+    metrics = ["first loss", "last loss", "linear probe in %", "peak MiB of the process"]
+    return markdown(["loss", *metrics], by_loss("grace", "grace", metrics))
+
+
+def loop() -> str:
+    lines = by_loss("loop", "loop", ["milliseconds", "ratio to GraphCL's loss_cal"])
+    return markdown(["loss", "a step", "ratio"], lines)
+
+
+def speed() -> str:
+    """A sentence of README."""
+    times = (f"{time} with {name}" for name, time in by_loss("loop", "loop", ["milliseconds"]))
+    return (
+        "A training step of GraphCL (GIN 3 x 32, 128 graphs of 18 nodes, one thread of a CPU) "
+        f"takes {', '.join(times)} ([record](docs/performance.md#a-training-loop))."
+    )
+
+
+def counts() -> str:
+    metrics = ["operations forward", "operations backward", "Python calls", "files"]
+    return markdown(["loss", *metrics], by_loss("counts", "counts", metrics))
+
+
+def scripts() -> str:
+    """On one thread: the time of a script's lines, and ratios to it."""
+    rows = rows_of("scripts", "losses") + rows_of("scripts", "retrieval")
+    ratios, lines = ["ratio to the script's lines"], []
+    others = ["InfoNCE", "the script's lines, compiled", "InfoNCE, compiled"]
+    for mode, size in dict.fromkeys((row["mode"], row["size"]) for row in rows):
+        if " threads=1" in size:
+            time = cell(rows, ["milliseconds"], "the script's lines", size, mode)
+            cells = (cell(rows, ratios, provider, size, mode) for provider in others)
+            lines.append([mode, size.removesuffix(" threads=1"), time, *cells])
+    return markdown(["script", "size", "the script's lines", *others], lines)
+
+
+def step() -> str:
+    rows, metrics = rows_of("step", "step"), ["milliseconds", f"ratio to {PYGCL}"]
+    columns = dict.fromkeys((row["size"], row["mode"]) for row in rows)
+    lines = [
+        [provider, *(cell(rows, metrics, provider, *column) for column in columns)]
+        for provider in dict.fromkeys(row["provider"] for row in rows)
+    ]
+    heads = (f"{size.removesuffix(' D=96 K=10')}, {mode}" for size, mode in columns)
+    return markdown(["loss", *heads], lines)
 
 
 def options() -> str:
@@ -88,9 +136,13 @@ def libraries() -> str:
     return markdown(["step", "loss", *(f"N={num}" for num in sizes)], lines)
 
 
-def tables() -> dict[str, str]:
-    return {made.__name__: made() for made in (step, grace, options, libraries)}
+PAGES = {PAGE: (grace, loop, scripts, step, counts, options, libraries), README: (speed,)}
+
+
+def filled(page: Path) -> str:
+    return fill(page.read_text(), {made.__name__: made() for made in PAGES[page]})
 
 
 if __name__ == "__main__":
-    refill({PAGE: tables()})
+    for page, text_of_page in {page: filled(page) for page in PAGES}.items():
+        page.write_text(text_of_page)

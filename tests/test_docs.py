@@ -9,7 +9,6 @@ from helpers.tu_sets import write_tu_set
 
 import pgcl_losses
 from benchmarks import tables
-from experiments.common.tables import fill
 
 DOCS = ROOT / "docs"
 README, QUICKSTART = ROOT / "README.md", DOCS / "quickstart.md"
@@ -111,9 +110,9 @@ def test_extras_that_pages_and_programs_name_exist():
     assert set(re.findall(r"^\| `(\w+)` \|", table, flags=re.MULTILINE)) == extras
 
 
-def test_the_tables_of_speed_are_those_of_the_records():
-    page = tables.PAGE.read_text()
-    assert fill(page, tables.tables()) == page
+@pytest.mark.parametrize("page", tables.PAGES, ids=lambda page: page.name)
+def test_the_tables_of_speed_are_those_of_the_records(page):
+    assert tables.filled(page) == page.read_text()
 
 
 def test_the_gain_in_sentences_is_that_of_the_table():

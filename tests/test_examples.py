@@ -2,7 +2,6 @@
 
 import json
 import re
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ from helpers.scripts import run, script_here
 from helpers.tu_sets import write_tu_set
 from torch_geometric.nn import GIN
 
-from benchmarks import gpu, measure, peers
+from benchmarks import gpu, measure, scripts
 from benchmarks.grace import loss_of_the_script as grace_loss
 from pgcl_losses import InfoNCE
 
@@ -119,6 +118,9 @@ BENCHMARKS = {  # the module, its arguments, and some of the losses in the recor
     "contrast": ("run", "--only=contrast --sizes=16 --modes prototype --device=cpu", {"blocks"}),
     "scaling": ("scaling", "--num=200", set()),
     "libraries": ("libraries", "--sizes=16", {"InfoNCE"}),
+    "scripts": ("scripts", "--sizes=16 --compile-at --retrieval 4 64", {scripts.LINES, "InfoNCE"}),
+    "loop": ("loop", "", {"GraphCL's loss_cal", "InfoNCE", "PGCLLoss"}),
+    "counts": ("counts", "", {"InfoNCE", "PGCLLoss"}),
     "gpu": ("gpu", "--device=cpu --sizes=64 --precisions=highest", {*gpu.ENGINES}),
 }
 
@@ -127,8 +129,8 @@ BENCHMARKS = {  # the module, its arguments, and some of the losses in the recor
 def test_a_benchmark_fills_its_record(name, tmp_path):
     module, given, expected = BENCHMARKS[name]
     output = tmp_path / "made" / "record.json"
-    command = (f"benchmarks.{module}", *given.split(), "--rounds=1", f"--output={output}")
-    run("-m", *command)
+    given += " --rounds=1" * (name != "counts")
+    run("-m", f"benchmarks.{module}", *given.split(), f"--output={output}")
     record = json.loads(output.read_text())
     assert record["machine"]["torch"] == torch.__version__
     assert {row["provider"] for row in record["rows"]} >= expected
@@ -158,11 +160,17 @@ def test_records_of_another_machine_and_other_files_stay(tmp_path):
     assert path.read_text() == "to do: all"
 
 
-@pytest.mark.parametrize("num", [1, 5, 300])  # of chunks: one, and three of different lengths
-@pytest.mark.parametrize("loss_of", [partial(peers.chunked_info_nce, temperature=0.4), grace_loss])
-def test_losses_of_benchmarks_are_info_nce(loss_of, num):
-    views = [torch.randn(num, 8, dtype=torch.float64, requires_grad=True) for _ in range(2)]
-    value, expected = loss_of(*views), InfoNCE(temperature=0.4)(*views)
+LOSSES = {
+    "GRACE": (grace_loss, InfoNCE(temperature=0.4)),
+    **{name: tuple(losses.values()) for name, losses in scripts.SCRIPTS.items()},
+    "retrieval": tuple(scripts.over_all_keys(torch.tensor([3, 0, 3, 4, 1]), 5).values()),
+}
+
+
+@pytest.mark.parametrize(("loss_of", "ours"), LOSSES.values(), ids=LOSSES)
+def test_losses_of_benchmarks_are_info_nce(loss_of, ours):
+    views = [torch.randn(5, 8, dtype=torch.float64, requires_grad=True) for _ in range(2)]
+    value, expected = loss_of(*views), ours(*views)
     torch.testing.assert_close(value, expected)
     gradients, others = (torch.autograd.grad(loss, views) for loss in (value, expected))
     torch.testing.assert_close(gradients, others)
