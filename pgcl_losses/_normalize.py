@@ -32,8 +32,9 @@ def unit_vectors(z: Tensor, dtype: torch.dtype) -> Tensor:
     Vectors whose squares overflow (in float32 from 1e19 on) become zero, as in F.normalize.
     """
     z = z.to(dtype)
-    squares = torch.linalg.vecdot(z, z).unsqueeze(-1)  # faster than vector_norm
-    return z * torch.threshold(squares, _SHORTEST**2, math.inf).rsqrt()
+    # Not vector_norm, whose second derivative is NaN at 0, nor rsqrt, whose backward cubes 1 / |z|.
+    squares = (z * z).sum(-1, keepdim=True)
+    return z * torch.threshold(squares, _SHORTEST**2, math.inf).sqrt().reciprocal()
 
 
 def mean_cosine(units: Tensor) -> Tensor:
