@@ -85,8 +85,8 @@ class Batch(NamedTuple):
     processes: Processes
     embeddings: Tensor  # [M, D] of unit length
     items: Tensor | None = None  # [M + B] int64; None: row i of every set is item i
-    past: Tensor | None = None  # [B, D] of unit length, further negatives
-    present: Tensor | None = None  # [M + B] bool, False for empty slots of a memory; None: all
+    memory: Tensor | None = None  # [B, D] of unit length, further negatives; empty slots are 0
+    filled: Tensor | None = None  # [M + B] bool, False for empty slots of the memory; None: all
     prototypes: Tensor | None = None  # [K, D] of unit length, one head after the other
     log_probs: Tensor | None = None  # [M, K] log p, the prediction, with gradient
     targets: Tensor | None = None  # [M + B, K] q, the balanced assignment, no gradient
@@ -100,6 +100,11 @@ class Batch(NamedTuple):
         if of_all.shape[0] > self.embeddings.shape[0]:
             of_all = of_all[: self.embeddings.shape[0]]
         return of_all.view(len(self.processes.counts), -1, *of_all.shape[1:])
+
+    def is_finite(self) -> Tensor:
+        """Whether no embedding has a NaN, which an inf becomes at unit length: ``[]`` bool."""
+        total = self.embeddings.detach().sum()
+        return total == total
 
     def assignments(self) -> tuple[Assignment, ...]:
         """Assignments of this process's samples, one per view; none without prototypes."""
@@ -128,12 +133,8 @@ def batch_of(
     sets: Sequence[Tensor],
     *others: Tensor,
     related: Related | None = None,
-    past: tuple[Tensor, Tensor, Tensor] | None = None,
 ) -> Batch:
-    """The embeddings of all processes, in float64 if a set or another tensor is.
-
-    ``past``: a memory's embeddings ``[B, D]``, items ``[B]`` and mask of filled slots ``[B]``.
-    """
+    """The embeddings of all processes, in float64 if a set or another tensor is."""
     items: Tensor | None = None
     related = related or Related()
     if related.items is not None:
@@ -148,14 +149,7 @@ def batch_of(
         units = unit_vectors(torch.cat(tuple(sets)), computing_dtype(sets[0], *others))
         embeddings = processes.gather(units)
     listed = listed_pairs(processes, *related[1:], embeddings)
-    if past is None:
-        return Batch(processes, embeddings, items, listed=listed)
-    of_past, past_items, present = past
-    if items is not None:
-        items = torch.cat([items, past_items])
-    present = torch.cat([torch.ones_like(embeddings[:, 0], dtype=torch.bool), present])
-    past_embeddings = of_past.to(embeddings.dtype)
-    return Batch(processes, embeddings, items, past_embeddings, present, listed=listed)
+    return Batch(processes, embeddings, items, listed=listed)
 
 
 def given_batch(given: Sequence[object], others: Sequence[object] = ()) -> Batch | None:

@@ -34,7 +34,7 @@ from pgcl_losses.info_nce import WeightedInfoNCE
 from pgcl_losses.weights import (
     cluster_counts,
     cosine_moments,
-    present_mean,
+    filled_mean,
     prototype_log_weights,
     within_positions,
 )
@@ -142,9 +142,10 @@ class PrototypeReweightedNCE(WeightedInfoNCE):
         if self.weighting != "sample":
             return None
         # Detached, also for forward mode.
-        embeddings, past = batch.embeddings.detach(), batch.past
-        samples = embeddings if past is None else torch.cat([embeddings, past])
-        return Gaussian(*cosine_moments(samples, batch.present))
+        samples = batch.embeddings.detach()
+        if batch.memory is not None:
+            samples = torch.cat([samples, batch.memory])
+        return Gaussian(*cosine_moments(samples, batch.filled))
 
     def _weights(self, batch: Batch) -> Table | Factors | None:
         """M w by the clusters of a pair, 0 for excluded pairs."""
@@ -179,13 +180,13 @@ class PrototypeReweightedNCE(WeightedInfoNCE):
         assert batch.clusters is not None  # as checked
         size, clusters, dtype = batch.heads[head], batch.clusters[:, head], batch.embeddings.dtype
         if self.weighting == "prototype" and batch.prototypes is not None:
-            present = batch.present
+            filled = batch.filled
             if self.soft_clusters and batch.targets is not None:
                 of_head = batch.targets.split_with_sizes(batch.heads, 1)[head]
-                fractions = present_mean(of_head, present)
+                fractions = filled_mean(of_head, filled)
             else:
-                fractions = cluster_counts(clusters, size, dtype, present)
-                fractions /= len(clusters) if present is None else present.sum()
+                fractions = cluster_counts(clusters, size, dtype, filled)
+                fractions /= len(clusters) if filled is None else filled.sum()
             prototypes = batch.prototypes.detach().split_with_sizes(batch.heads)[head]
             table = prototype_log_weights(prototypes, fractions)
         else:

@@ -62,7 +62,7 @@ class WeightedInfoNCE(LossModule):
     ) -> Tensor:
         """A query's loss is the mean over its positives, with one sum S of its negatives."""
         processes, listed = batch.processes, batch.listed
-        if self.negatives == "memory" and batch.past is None:
+        if self.negatives == "memory" and batch.memory is None:
             raise ValueError("negatives is 'memory', which needs a memory: memory_size is 0")
         with full_precision(batch.embeddings.device):
             temperature = processes.temperature(self.temperature, batch.embeddings.dtype)
@@ -71,8 +71,8 @@ class WeightedInfoNCE(LossModule):
                 processes.lengths(),
                 self.negatives,
                 batch.items,
-                batch.past,
-                batch.present,
+                batch.memory,
+                batch.filled,
                 weights,
                 pair_weight,
                 hardness,
@@ -197,7 +197,7 @@ class InfoNCE(WeightedInfoNCE, LossWithMemory):
     ) -> None:
         super().__init__()
         self._assign_options(locals())
-        self.register_module("memory", None)
+        self.memory = None
         if self.memory_size > 0:
             if dim is None:
                 raise TypeError(f"memory_size={memory_size} needs the embedding dimension, dim=...")
@@ -224,7 +224,7 @@ class InfoNCE(WeightedInfoNCE, LossWithMemory):
         if given is None:
             same = partial(self.memory_facts, related)
             processes = self.agree("forward", partial(self._check, views, related), views, same)
-            batch = batch_of(processes, views, related=related, past=self.past())
+            batch = self.with_memory(batch_of(processes, views, related=related))
         else:
             batch = given
         loss = self.of_batch(batch, hardness=self.hardness, debias=self.debias)

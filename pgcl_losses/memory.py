@@ -1,6 +1,7 @@
-"""A memory of past embeddings: further negatives for small batches.
+"""Past embeddings: further negatives of small batches, or a queue that helps to balance them.
 
-As in MoCo (He et al., CVPR 2020) and GCC (Qiu et al., KDD 2020): without gradient, never queries.
+The memory of negatives is that of MoCo (He et al., CVPR 2020) and GCC (Qiu et al., KDD 2020):
+without gradient, never queries. The queue is that of SwAV (Caron et al., NeurIPS 2020).
 """
 
 from functools import partial
@@ -15,25 +16,55 @@ from pgcl_losses.batch import Batch, Related, batch_of
 from pgcl_losses.engine.pairs import NO_ITEM
 
 
-class Memory(nn.Module):
-    """The last ``size`` embeddings, of all processes; the oldest ones are overwritten."""
+class Ring(nn.Module):
+    """The last embeddings that were stored; new ones overwrite the oldest. Empty slots are zero."""
 
-    embeddings: Tensor  # [B, D] of unit length
-    items: Tensor  # [B]
-    written: Tensor  # how many were ever stored
-    by_hand: Tensor  # 1 if only `remember` stores embeddings, else 0
+    embeddings: Tensor  # [B, D] or, of each of V views, [V, B, D], of unit length
+    num_stored: Tensor  # [] how many were ever stored
 
-    def __init__(self, size: int, dim: int) -> None:
+    def __init__(self, *shape: int) -> None:
         super().__init__()
-        self.register_buffer("embeddings", torch.zeros(size, dim))
-        self.register_buffer("items", torch.full((size,), NO_ITEM))
-        # Numbers, as AveragedModel(use_buffers=True) cannot average bools.
-        self.register_buffer("written", torch.zeros((), dtype=torch.long))
-        self.register_buffer("by_hand", torch.zeros((), dtype=torch.long))
+        self.register_buffer("embeddings", torch.zeros(shape))
+        self.register_buffer("num_stored", torch.zeros((), dtype=torch.long))
 
     def reset_parameters(self) -> None:
-        for buffer in (self.embeddings, self.written, self.by_hand):
+        for buffer in self.buffers():
             buffer.zero_()
+
+    def filled(self, num_before: int) -> Tensor:
+        """The mask of filled slots, behind that of ``num_before`` embeddings: ``[M + B]``."""
+        size = self.embeddings.shape[-2]
+        return torch.arange(-num_before, size, device=self.num_stored.device) < self.num_stored
+
+    @torch.no_grad()
+    def store(self, embeddings: Tensor, wanted: Tensor) -> Tensor:
+        """Store embeddings ``[..., N, D]``, the newest last, if ``wanted``, a bool tensor, is True.
+
+        Returns the slots of the last of them.
+        """
+        size = self.embeddings.shape[-2]
+        newest = embeddings.detach()[..., -size:, :].to(self.embeddings.dtype)
+        slots = torch.arange(newest.shape[-2], device=newest.device).add_(self.num_stored) % size
+        old = self.embeddings.index_select(-2, slots)
+        self.embeddings.index_copy_(-2, slots, newest.where(wanted, old))
+        self.num_stored += wanted * len(slots)
+        return slots
+
+
+class Memory(Ring):
+    """Embeddings of all processes, with their items."""
+
+    items: Tensor  # [B]
+    is_manual: Tensor  # 1 if `remember` alone stores embeddings, else 0
+
+    def __init__(self, size: int, dim: int) -> None:
+        super().__init__(size, dim)
+        self.register_buffer("items", torch.full((size,), NO_ITEM))
+        # A number, as AveragedModel(use_buffers=True) fails with bools.
+        self.register_buffer("is_manual", torch.zeros((), dtype=torch.long))
+
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
         self.items.fill_(NO_ITEM)
 
     def check(self, name: str, embeddings: Tensor) -> None:
@@ -49,39 +80,25 @@ class Memory(nn.Module):
     def state(self) -> dict[str, Tensor]:
         """What must be the same in all processes: a sample of the embeddings."""
         sample = self.embeddings[:: 1 + len(self.embeddings) // 256]
-        return {"memory": sample, "written": self.written, "by_hand": self.by_hand}
+        return {"memory": sample, "num_stored": self.num_stored, "is_manual": self.is_manual}
 
     @torch.no_grad()
-    def remember(self, embeddings: Tensor, items: Tensor | None) -> None:
-        """Store embeddings ``[M, D]`` of unit length by hand: from now on, only these."""
-        finite = _is_finite(embeddings)
-        first = finite & (self.by_hand == 0)
-        self.by_hand.masked_fill_(first, 1)
-        self.written.masked_fill_(first, 0)
-        self.items.masked_fill_(first, NO_ITEM)
-        self._store(embeddings, items, finite)
-
-    @torch.no_grad()
-    def follow(self, embeddings: Tensor, items: Tensor | None) -> None:
-        """Store those of a training forward, unless `remember` is in use."""
-        self._store(embeddings, items, _is_finite(embeddings) & (self.by_hand == 0))
-
-    def _store(self, embeddings: Tensor, items: Tensor | None, wanted: Tensor) -> None:
-        """Store them if ``wanted``, a bool tensor, is True."""
-        size = len(self.embeddings)
-        embeddings = embeddings.detach()[-size:].to(self.embeddings.dtype)
-        slots = torch.arange(len(embeddings), device=embeddings.device).add_(self.written) % size
-        stored = embeddings.where(wanted, self.embeddings[slots])
-        self.embeddings.index_copy_(0, slots, stored)
-        items = torch.full_like(slots, NO_ITEM) if items is None else items[-size:]
+    def store_batch(self, batch: Batch, manually: bool) -> None:
+        """Store a finite batch: of a training forward until the first call of `remember`."""
+        wanted = batch.is_finite()
+        if manually:
+            is_first = wanted & (self.is_manual == 0)
+            for buffer in (self.embeddings, self.num_stored):
+                buffer.masked_fill_(is_first, 0)
+            self.items.masked_fill_(is_first, NO_ITEM)
+            self.is_manual.masked_fill_(is_first, 1)
+        else:
+            wanted = wanted & (self.is_manual == 0)
+        slots = self.store(batch.embeddings, wanted)
+        items = torch.full_like(slots, NO_ITEM)
+        if batch.items is not None:
+            items = batch.items[: len(batch.embeddings)][-len(slots) :]
         self.items.index_copy_(0, slots, items.where(wanted, self.items[slots]))
-        self.written += wanted * len(slots)
-
-
-def _is_finite(embeddings: Tensor) -> Tensor:
-    """Whether there is no NaN; a NaN or inf in a batch becomes one in unit vectors."""
-    total = embeddings.sum()
-    return total == total
 
 
 class LossWithMemory(LossModule):
@@ -98,6 +115,8 @@ class LossWithMemory(LossModule):
         does; that call empties the memory first. With several processes, all of them call it, each
         with embeddings of its own. With ``items`` ``[N]``, those stored are no negatives of queries
         of the same item.
+
+        ``AveragedModel(loss)`` copies the memory; ``use_buffers=True`` would average and spoil it.
         """
         self.traceable(self._remember)(embeddings, items)
 
@@ -118,21 +137,21 @@ class LossWithMemory(LossModule):
         assert memory is not None  # as checked
         with torch.no_grad():
             batch = batch_of(processes, (embeddings,), related=related)
-            memory.remember(batch.embeddings, batch.items)
+        memory.store_batch(batch, manually=True)
 
-    def past(self) -> tuple[Tensor, Tensor, Tensor] | None:
-        """The memory's embeddings ``[B, D]``, their items and which are present, ``[B]``."""
+    def with_memory(self, batch: Batch) -> Batch:
+        """The batch with the embeddings of the memory, if there is one."""
         if self.memory is None:
-            return None
-        embeddings, items = self.memory.embeddings, self.memory.items
-        slots = torch.arange(len(items), device=items.device)
-        return embeddings, items, slots < self.memory.written
+            return batch
+        past = self.memory.embeddings.to(batch.embeddings.dtype)
+        filled, items = self.memory.filled(len(batch.embeddings)), batch.items
+        items = None if items is None else torch.cat([items, self.memory.items])
+        return batch._replace(items=items, memory=past, filled=filled)
 
     def remember_batch(self, batch: Batch) -> None:
         """Store the embeddings of a training forward."""
         if self.memory is not None:
-            items = None if batch.items is None else batch.items[: len(batch.embeddings)]
-            self.memory.follow(batch.embeddings, items)
+            self.memory.store_batch(batch, manually=False)
 
     def memory_facts(self, related: Related) -> dict[str, Any]:
         """What must be the same in all processes."""

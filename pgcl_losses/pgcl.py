@@ -166,7 +166,7 @@ class PGCLLoss(LossWithMemory):
         if self.consistency_weight == 0:
             # Weight decay would move them by zeros. (If assigned later, DDP expects a gradient.)
             self.prototypes.weight.requires_grad_(False)
-        self.register_module("memory", Memory(memory_size, dim) if memory_size > 0 else None)
+        self.memory = Memory(memory_size, dim) if memory_size > 0 else None
         self._watch = Watch()
         self._check_window()
 
@@ -260,7 +260,7 @@ class PGCLLoss(LossWithMemory):
             lambda: {**self.memory_facts(related), **self.prototypes.state()},
         )
         weight = self.prototypes.weight
-        return batch_of(processes, views, weight, related=related, past=self.past())
+        return self.with_memory(batch_of(processes, views, weight, related=related))
 
     def _check(self, views: tuple[Tensor, ...], related: Related, may_be_empty: bool) -> None:
         check.loss_views(views, None, 2, may_be_empty)

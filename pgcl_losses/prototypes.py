@@ -16,6 +16,7 @@ from pgcl_losses._module import Check, LossModule
 from pgcl_losses._normalize import computing_dtype, full_precision, unit_vectors
 from pgcl_losses.batch import Assignment, Batch, batch_of, given_batch
 from pgcl_losses.kmeans import draw, spherical_kmeans
+from pgcl_losses.memory import Ring
 from pgcl_losses.sinkhorn import balance
 
 
@@ -73,8 +74,7 @@ class SinkhornPrototypes(LossModule):
     freeze_steps: int
     weight: nn.Parameter
     step: Tensor
-    queue: Tensor | None
-    queue_filled: Tensor | None
+    queue: Ring | None  # [V, Q, D] past embeddings of each view
 
     def __init__(
         self,
@@ -97,12 +97,9 @@ class SinkhornPrototypes(LossModule):
         if len(self.heads) > 1:
             # Empty; by its shape a checkpoint of other heads with the same K does not load.
             self.register_buffer("head_sizes", torch.empty(0, *self.heads))
-        self.register_buffer("queue", None)
-        self.register_buffer("queue_filled", None)
+        self.queue = None
         if self.queue_size > 0:
-            # [V, Q, D] newest first
-            self.queue = torch.zeros(self.queue_views, self.queue_size, self.dim)
-            self.queue_filled = torch.zeros((), dtype=torch.long)
+            self.queue = Ring(self.queue_views, self.queue_size, self.dim)
         self.reset_parameters()
         self.check_call(self.queue_views)
 
@@ -114,7 +111,7 @@ class SinkhornPrototypes(LossModule):
 
     def reset_parameters(self) -> None:
         nn.init.kaiming_normal_(self.weight)
-        for buffer in self.buffers(recurse=False):
+        for buffer in self.buffers():
             buffer.zero_()
 
     @overload
@@ -227,7 +224,7 @@ class SinkhornPrototypes(LossModule):
 
     def _assigned(self, batch: Batch) -> Batch:
         """The batch with its prototypes, log p, q and clusters."""
-        processes, embeddings, past = batch.processes, batch.embeddings, batch.past
+        processes, embeddings = batch.processes, batch.embeddings
         with full_precision(embeddings.device):
             prototypes = processes.average_gradient(self._unit_prototypes(embeddings.dtype))
             temperature = processes.temperature(self.temperature, embeddings.dtype)
@@ -236,11 +233,11 @@ class SinkhornPrototypes(LossModule):
             with torch.no_grad():
                 cosines, fixed = scores.detach(), prototypes.detach()  # also for forward mode
                 targets, keys = (x.flatten(0, 1) for x in self._balanced(cosines, batch, fixed))
-                if past is not None and batch.present is not None:  # balanced as a view is
-                    present = batch.present[len(embeddings) :].unsqueeze(1)
-                    of_past, keys_of_past = self._balance(past @ fixed.T, present)
-                    targets = torch.cat([targets, of_past.masked_fill_(~present, 0.0)])
-                    keys = torch.cat([keys, keys_of_past])
+                if batch.memory is not None and batch.filled is not None:  # balanced as a view is
+                    filled = batch.filled[len(embeddings) :].unsqueeze(1)
+                    of_memory, keys_of_memory = self._balance(batch.memory @ fixed.T, filled)
+                    targets = torch.cat([targets, of_memory.masked_fill_(~filled, 0.0)])
+                    keys = torch.cat([keys, keys_of_memory])
         return batch._replace(
             prototypes=prototypes,
             log_probs=log_probs,
@@ -272,19 +269,18 @@ class SinkhornPrototypes(LossModule):
     def _balanced(self, cosines: Tensor, batch: Batch, prototypes: Tensor) -> tuple[Tensor, Tensor]:
         """Targets and ranking of views ``[V, N, K]``, with the help of the queue."""
         of_views = batch.views(cosines)
-        if self.queue is None or self.queue_filled is None:
+        if self.queue is None:
             return self._balance(of_views)
         num_graphs = of_views.shape[1]
-        past = self.queue.to(cosines.dtype) @ prototypes.T  # [V, Q, K]
-        slots = torch.arange(-num_graphs, self.queue_size, device=cosines.device)
-        present = (slots < self.queue_filled).unsqueeze(1)  # [N + Q, 1]
-        targets, keys = self._balance(torch.cat([of_views, past], dim=1), present)
+        of_queue = self.queue.embeddings.to(cosines.dtype) @ prototypes.T  # [V, Q, K]
+        filled = self.queue.filled(num_graphs).unsqueeze(1)  # [N + Q, 1]
+        targets, keys = self._balance(torch.cat([of_views, of_queue], dim=1), filled)
         return targets[:, :num_graphs], keys[:, :num_graphs]
 
-    def _balance(self, cosines: Tensor, present: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def _balance(self, cosines: Tensor, filled: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Targets and ranking, ``[..., K]``, each head by itself."""
         of_heads = [
-            balance(of_head, self.epsilon, self.iterations, present)
+            balance(of_head, self.epsilon, self.iterations, filled)
             for of_head in cosines.split_with_sizes(self.heads, -1)
         ]
         if len(of_heads) == 1:
@@ -295,15 +291,10 @@ class SinkhornPrototypes(LossModule):
     @torch.no_grad()
     def advance(self, batch: Batch) -> None:
         """Count a training forward and queue its embeddings, unless there is a NaN or inf in it."""
-        if batch.targets is None or (self.queue is None and self.freeze_steps == 0):
+        if self.queue is None and self.freeze_steps == 0:
             return
-        # A NaN or inf in a view makes all of its targets NaN.
-        total = batch.targets.sum()
-        finite = total == total
+        is_finite = batch.is_finite()
         if self.freeze_steps > 0:
-            self.step.add_(finite)
-        if self.queue is not None and self.queue_filled is not None:
-            views = batch.views(batch.embeddings).to(self.queue.dtype)  # [V, N, D]
-            newest_first = torch.cat([views, self.queue], dim=1)
-            self.queue.copy_(torch.where(finite, newest_first[:, : self.queue_size], self.queue))
-            self.queue_filled.add_(finite * views.shape[1]).clamp_(max=self.queue_size)
+            self.step.add_(is_finite)
+        if self.queue is not None:  # the first graph of a batch is the last to be overwritten
+            self.queue.store(batch.views(batch.embeddings).flip(1), is_finite)

@@ -55,7 +55,7 @@ def sinkhorn(scores: Tensor, *, epsilon: float = 0.05, iterations: int = 3) -> T
 
 
 def balance(
-    scores: Tensor, epsilon: float, iterations: int, present: Tensor | None = None
+    scores: Tensor, epsilon: float, iterations: int, filled: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Sinkhorn-Knopp for ``[N, K]`` or a stack ``[V, N, K]``; scores without gradient.
 
@@ -64,9 +64,9 @@ def balance(
     one sample has nearly all of several columns, their q differ by less than any precision can
     tell: there the scores decide, and not rounding.
 
-    ``present`` (``[N, 1]``, True or False) masks samples: False ones are ignored.
+    ``filled``: ``[N, 1]`` bool, False for samples that are ignored.
     """
-    exponent, u, shift = _shifted(scores, epsilon, present)
+    exponent, u, shift = _shifted(scores, epsilon, filled)
     product = torch.mm if scores.dim() == 2 else torch.bmm
     while True:
         # The exponents are kept only if a later iteration has to start from them again.
@@ -74,7 +74,7 @@ def balance(
         kernel = _exp_(exponent if last else exponent.clone())
         by_prototype = kernel.mT  # [V, K, N]
         for _ in range(min(iterations, _ITERATIONS_PER_ABSORPTION)):
-            mass = u if present is None else u * present
+            mass = u if filled is None else u * filled
             v = product(by_prototype, mass).reciprocal_()  # [V, K, 1]
             u = product(kernel, v).reciprocal_()  # [V, N, 1]
         log_v = v.mT.log()
@@ -88,7 +88,7 @@ def balance(
 
 
 def _shifted(
-    scores: Tensor, epsilon: float, present: Tensor | None
+    scores: Tensor, epsilon: float, filled: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The exponents of E, shifted, the u that undoes the shift of its rows, and that of columns.
 
@@ -96,10 +96,10 @@ def _shifted(
     row or column vanishes, however small epsilon is.
     """
     sharpness = 2 / epsilon  # of half scores: the difference of two halves is always finite
-    peaks = scores if present is None else scores.masked_fill(~present, -torch.inf)
+    peaks = scores if filled is None else scores.masked_fill(~filled, -torch.inf)
     peaks = peaks.amax(-2, keepdim=True)  # [V, 1, K]
     exponent = torch.add(-0.5 * peaks, scores, alpha=0.5)  # [V, N, K]
-    row_peaks = exponent.amax(-1, keepdim=True)  # [V, N, 1], above 0 in rows that are not present
+    row_peaks = exponent.amax(-1, keepdim=True)  # [V, N, 1], above 0 in rows that are not filled
     exponent = exponent.sub_(row_peaks).mul_(sharpness)
     u = row_peaks.mul_(sharpness).clamp_(_smallest(scores.dtype), 0).exp_()
     return exponent, u, peaks

@@ -75,7 +75,7 @@ class Watch:
         if trains_encoder:
             self._look_at_prototypes(prototypes, learns)
             num_graphs, largest = batch.processes.lengths()[0], max(prototypes.heads)
-            alone = contrasts and num_graphs == 1 and batch.past is None
+            alone = contrasts and num_graphs == 1 and batch.memory is None
             self._report("weights", not (learns or contrasts), _NO_WEIGHTS, 3)
             self._report("prototypes", largest == 1 and (learns or excludes), _ONE_PROTOTYPE, 3)
             self._report("negatives", alone, _ONE_GRAPH, 3)

@@ -48,26 +48,26 @@ def within_positions(targets: Tensor, first: int, end: int) -> Tensor:
     return torch.zeros_like(targets, dtype=torch.bool).scatter_(-1, order[:, first:end], True)
 
 
-def cosine_moments(embeddings: Tensor, present: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def cosine_moments(embeddings: Tensor, filled: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """For d_ij = 1 - cos(z_i, z_j): mean and variance of each embedding's cosines, both ``[M]``.
 
     They follow from the moments of the embeddings, without a matrix of pairs. The engine computes
-    the weight of a pair from them. ``embeddings``: all samples, ``[M, D]`` of unit length; the mean
-    is over those ``present``.
+    the weight of a pair from them. ``embeddings``: all samples, ``[M, D]`` of unit length, or zero
+    where they are not ``filled``.
     """
-    mean = present_mean(embeddings, present)  # [D]
+    mean = filled_mean(embeddings, filled)  # [D]
     centered = embeddings - mean
-    if present is not None:
-        centered *= present.unsqueeze(1)
-    count = len(embeddings) if present is None else present.sum()
+    if filled is not None:
+        centered *= filled.unsqueeze(1)
+    count = len(embeddings) if filled is None else filled.sum()
     covariance = centered.T @ centered / count  # [D, D]
     variance = ((embeddings @ covariance) * embeddings).sum(1)  # [M]
     return embeddings @ mean, _above_noise(variance)
 
 
-def present_mean(values: Tensor, present: Tensor | None) -> Tensor:
-    """The mean of those that are present, ``[M, D] -> [D]``; the others are 0."""
-    return values.mean(0) if present is None else values.sum(0) / present.sum()
+def filled_mean(values: Tensor, filled: Tensor | None) -> Tensor:
+    """The mean of filled slots, ``[M, D] -> [D]``; the others are 0."""
+    return values.mean(0) if filled is None else values.sum(0) / filled.sum()
 
 
 def _above_noise(variance: Tensor) -> Tensor:
@@ -80,9 +80,9 @@ def cluster_counts(
     clusters: Tensor,
     num_prototypes: int,
     dtype: torch.dtype = torch.long,
-    present: Tensor | None = None,
+    filled: Tensor | None = None,
 ) -> Tensor:
-    """The histogram n_k of those present: ``[N]`` cluster numbers -> ``[K]`` counts."""
+    """The histogram n_k of filled slots: ``[N]`` cluster numbers -> ``[K]`` counts."""
     counts = clusters.new_zeros(num_prototypes, dtype=dtype)
-    each = counts.new_ones(()) if present is None else present.to(dtype)
+    each = counts.new_ones(()) if filled is None else filled.to(dtype)
     return counts.scatter_add_(0, clusters, each.expand_as(clusters))

@@ -96,7 +96,7 @@ def test_lightning_resumes_bit_for_bit_and_validation_moves_no_state(loss, tmp_p
     resumed = fit(loss, epochs=4, ckpt_path=tmp_path / "two_epochs.ckpt")
     states = [trainer.lightning_module.state_dict() for trainer in (whole, first, resumed)]
     assert_equal(states[2], states[0])
-    assert states[0]["loss.memory.written"] == 4 * 48 * 2
+    assert states[0]["loss.memory.num_stored"] == 4 * 48 * 2
     assert not torch.equal(states[0]["loss.memory.embeddings"], states[1]["loss.memory.embeddings"])
     moments = [trainer.optimizers[0].state_dict()["state"] for trainer in (whole, resumed)]
     assert_equal(moments[1], moments[0])

@@ -85,6 +85,17 @@ def test_a_backward_after_later_forwards_is_that_of_its_own_memory(engine, size)
         torch.testing.assert_close(ours, expected)
 
 
+def test_the_first_remember_empties_the_memory():
+    used = pgcl(memory_size=50, weighting="sample")
+    fresh = copy.deepcopy(used)
+    for seed in range(5):
+        used(*views_of(seed))
+    for loss in (used, fresh):
+        loss.remember(views_of(5)[0])
+    assert_same_state(used, state_of(fresh))
+    torch.testing.assert_close(used(*views_of(6)), fresh(*views_of(6)), rtol=0, atol=0)
+
+
 @both_losses
 @pytest.mark.parametrize(
     ("embeddings", "items", "error", "message"),

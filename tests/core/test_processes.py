@@ -207,10 +207,10 @@ def transpose_strides(prototypes, rank):
 # Changes of the prototypes of a rank.
 DIFFERENT = {
     "a bit": lambda prototypes, rank: prototypes.weight.data.mul_(1 + 3e-16 * rank),
-    "the queue": lambda prototypes, rank: prototypes.queue[0, -1].fill_(rank),
+    "the queue": lambda prototypes, rank: prototypes.queue.embeddings[0, -1].fill_(rank),
 }
 ALIKE = {
-    "NaN": lambda prototypes, rank: prototypes.queue.fill_(torch.nan),
+    "NaN": lambda prototypes, rank: prototypes.queue.embeddings.fill_(torch.nan),
     "strides": transpose_strides,
 }
 

@@ -120,6 +120,18 @@ def test_other_heads_of_as_many_prototypes_are_a_size_mismatch():
         PGCLLoss(DIM, (4, 2)).load_state_dict(PGCLLoss(DIM, (2, 4)).state_dict())
 
 
+@pytest.mark.parametrize(
+    ("make", "ring"),
+    [(partial(InfoNCE, dim=DIM), "memory"), (pgcl, "memory"), (pgcl, "queue")],
+)
+def test_a_checkpoint_with_a_memory_or_a_queue_needs_one_and_the_converse(make, ring):
+    without, loss = make(), make(**{f"{ring}_size": 5})
+    with pytest.raises(RuntimeError, match=rf'Unexpected key.*{ring}\.embeddings", '):
+        without.load_state_dict(loss.state_dict())
+    with pytest.raises(RuntimeError, match=rf'Missing key.*{ring}\.embeddings", '):
+        loss.load_state_dict(without.state_dict())
+
+
 @pytest.mark.parametrize("use_reentrant", [True, False])
 @pytest.mark.parametrize("loss", [InfoNCE(), pgcl()], ids=["InfoNCE", "PGCL"])
 def test_activation_checkpointing(loss, use_reentrant):

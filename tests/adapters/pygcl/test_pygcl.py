@@ -107,7 +107,7 @@ def test_the_loss_is_computed_once_for_a_pair(kind, intraview):
         value = model_of(loss, intraview)(2 * z1, 2 * z2)
     assert calls == [loss.pgcl, loss, loss]
     assert value.isnan() == (kind == "a NaN")
-    assert loss.pgcl.prototypes.queue_filled == (6 if kind == "one gradient" else 0)
+    assert loss.pgcl.prototypes.queue.num_stored == (6 if kind == "one gradient" else 0)
 
 
 def test_copies_between_both_calls_compute_the_second():
@@ -258,7 +258,7 @@ def test_info_nce_of_a_pair_is_computed_once_each_call_has_its_anchors(intraview
         both = expected(z1, z2)
         values = loss(z1, sample_of(z1, z2, intraview)), loss(z2, sample_of(z2, z1, intraview))
         torch.testing.assert_close(values, (both[:6].mean(), both[6:].mean()))
-    assert loss.info_nce.memory.written == 36
+    assert loss.info_nce.memory.num_stored == 36
 
 
 @pytest.mark.parametrize("options", [{"hardness": 0.5}, {"debias": 0.1}, {"decoupled": True}])
