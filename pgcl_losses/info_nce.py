@@ -30,6 +30,7 @@ from pgcl_losses.engine.contrast import Engine, contrast
 from pgcl_losses.engine.pairs import Factors, Gaussian, Pairs, Table
 from pgcl_losses.forms import Form
 from pgcl_losses.memory import LossWithMemory, Memory
+from pgcl_losses.watch import Step, Watch
 
 
 class WeightedInfoNCE(LossModule):
@@ -202,6 +203,7 @@ class InfoNCE(WeightedInfoNCE, LossWithMemory):
             if dim is None:
                 raise TypeError(f"memory_size={memory_size} needs the embedding dimension, dim=...")
             self.memory = Memory(self.memory_size, dim)
+        self._watch = Watch("InfoNCE")
 
     def forward(
         self,
@@ -230,6 +232,8 @@ class InfoNCE(WeightedInfoNCE, LossWithMemory):
         loss = self.of_batch(batch, hardness=self.hardness, debias=self.debias)
         if given is None and self.moves_state(batch.embeddings):
             self.remember_batch(batch)
+        if given is None and self._watch.is_due(self, loss, batch):
+            self._watch.look(Step(views, batch, loss))
         return loss
 
     def _check(self, views: tuple[Any, ...], related: Related, may_be_empty: bool) -> None:

@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from pgcl_losses import _checks as check
-from pgcl_losses._modes import is_eager
 from pgcl_losses._module import Check, LossModule
 from pgcl_losses._normalize import mean_cosine
 from pgcl_losses.batch import (
@@ -30,7 +29,7 @@ from pgcl_losses.contrast import PrototypeReweightedNCE, Weighting
 from pgcl_losses.engine.contrast import Engine
 from pgcl_losses.memory import LossWithMemory, Memory
 from pgcl_losses.prototypes import SinkhornPrototypes
-from pgcl_losses.watch import Watch
+from pgcl_losses.watch import Step, Watch
 
 
 class PGCLTerms(NamedTuple):
@@ -167,7 +166,7 @@ class PGCLLoss(LossWithMemory):
             # Weight decay would move them by zeros. (If assigned later, DDP expects a gradient.)
             self.prototypes.weight.requires_grad_(False)
         self.memory = Memory(memory_size, dim) if memory_size > 0 else None
-        self._watch = Watch()
+        self._watch = Watch("PGCLLoss")
         self._check_window()
 
     if TYPE_CHECKING:  # the options of the modules
@@ -247,8 +246,11 @@ class PGCLLoss(LossWithMemory):
         if self.moves_state(batch.embeddings):  # and here alone
             self.prototypes.advance(batch)
             self.remember_batch(batch)
-        if batch.processes.rank == 0 and is_eager(batch.embeddings):
-            self._watch.look(self, loss, batch)
+        if self._watch.is_due(self, loss, batch):
+            learns, contrasts = self.consistency_weight > 0, self.contrast_weight > 0
+            excludes = contrasts and self.excludes_clusters()
+            options = self.prototypes, learns, contrasts, excludes
+            self._watch.look(Step(views, batch, contrast, *options))
         return loss, contrast, consistency, batch
 
     def _batch(self, views: tuple[Tensor, ...], related: Related) -> Batch:

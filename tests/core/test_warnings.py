@@ -7,22 +7,24 @@ import warnings
 import pytest
 import torch
 
-from pgcl_losses import PGCLLoss
-from pgcl_losses.watch import _PATIENCE
+from pgcl_losses import InfoNCE, PGCLLoss, SinkhornPrototypes
+from pgcl_losses.batch import Batch
+from pgcl_losses.distributed import Processes
+from pgcl_losses.watch import _PATIENCE, Watch
 
 DIM = 6
 STEPS = 64  # enough for each warning
 ONE_DIRECTION = torch.linspace(1, 2, DIM)
 
 
-def train(pgcl, views_of=lambda z, step: z, lr=1e-3, num_graphs=12, accumulate=1):
+def train(loss, views_of=lambda z, step: z, lr=1e-3, num_graphs=12, accumulate=1, **given):
     """The warnings of a training, whose embeddings ``z`` [2, N, D] are parameters."""
     z = torch.nn.Parameter(torch.randn(2, num_graphs, DIM))
-    optimizer = torch.optim.SGD(pgcl.parameters(), lr=lr)
+    optimizer = torch.optim.SGD([*loss.parameters()] or [z], lr=lr)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for step in range(STEPS):
-            pgcl(*views_of(z, step)).backward()
+            loss(*views_of(z, step), **given).backward()
             if (step + 1) % accumulate == 0:
                 optimizer.step()
                 optimizer.zero_grad()
@@ -67,11 +69,63 @@ def test_one_warning(text, options, training):
     assert text in message
 
 
+ITEMS = torch.arange(12)
+LEARNED = {"temperature": torch.nn.Parameter(torch.tensor(0.2))}
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "training"),
+    [
+        ("the embeddings hold NaN or inf", {}, {"views_of": lambda z, step: z / 0}),
+        ("batches of one graph have no negatives", {}, {"num_graphs": 1}),
+        ("two views are one tensor", {}, {"views_of": lambda z, step: (z[0],) * 2}),
+        ("the embeddings had no gradient", LEARNED, {"views_of": detached}),
+        ("no query has both positives and negatives", {}, {"items": (ITEMS, ITEMS + 12)}),
+        ("no query has both positives and negatives", {}, {"items": 0 * ITEMS}),
+        ("", {}, {}),
+        ("", {}, {"items": (ITEMS, ITEMS.clamp_min(11))}),  # one positive in the batch
+        ("", {}, {"items": ITEMS // 2, "views_of": lambda z, step: z[:1]}),
+        ("", {"queries": "first", "memory_size": 4, "dim": DIM}, {"num_graphs": 1}),
+    ],
+)
+def test_one_warning_of_info_nce(text, options, training):
+    messages = train(InfoNCE(**options), **training)
+    assert len(messages) == (text != "")
+    assert all(message.startswith("InfoNCE: ") and text in message for message in messages)
+
+
+@pytest.mark.parametrize("fraction", [0.85, 0.95])
+def test_a_cluster_of_nine_tenths_of_the_embeddings_warns(fraction):
+    class Unequal(SinkhornPrototypes):
+        def forward(self, batch):
+            clusters = torch.arange(80).view(80, 1) >= fraction * 80
+            return super().forward(batch)._replace(clusters=clusters.long())
+
+    pgcl = PGCLLoss(DIM, 4)
+    pgcl.prototypes = Unequal(DIM, 4)
+    messages = train(pgcl, num_graphs=40)
+    assert ["one cluster has 95% of the" in message for message in messages] == [True] * (
+        fraction > 0.9
+    )
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_first_rank_alone_warns(rank):
+    z = torch.randn(4, DIM, requires_grad=True)
+    batch = Batch(Processes([[2, 2]], rank), z)
+    assert Watch("PGCLLoss").is_due(PGCLLoss(DIM), z.sum(), batch) == (rank == 0)
+
+
 def test_one_warning_in_eval_mode():
-    (message,) = train(PGCLLoss(DIM, 4, queue_size=2, memory_size=3).eval())
+    rings = {"memory_size": 3, "dim": DIM}
+    (message,) = train(PGCLLoss(**rings, num_prototypes=4, queue_size=2).eval())
     assert "its loss is backpropagated in eval() mode" in message
     assert "does not update the memory and the queue: call train()" in message
-    assert train(PGCLLoss(DIM, 4).eval()) == []
+    (message,) = train(InfoNCE(**rings, negatives="memory").eval())
+    assert "does not update the memory: call train()" in message
+    filled = InfoNCE(**rings).eval()
+    filled.remember(torch.randn(3, DIM))
+    assert train(filled) == train(PGCLLoss(DIM, 4).eval()) == []
 
 
 @pytest.mark.parametrize(
