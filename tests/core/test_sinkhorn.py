@@ -78,6 +78,14 @@ def test_far_prototypes_and_samples_do_not_underflow(iterations):
     assert q[:, 2].sum() > 0.5, "the far prototype gets samples"
 
 
+def test_scalings_that_grow_with_every_iteration_are_absorbed():
+    scores = torch.full((300, 20), -1.0)
+    scores[:, 0], scores[0] = torch.linspace(-1, 1, 300), 1.0
+    q = sinkhorn(scores, epsilon=1e-3, iterations=12)
+    expected = oracle.sinkhorn(scores.double().numpy(), 1e-3, 12)
+    np.testing.assert_allclose(q, expected, atol=1e-4)
+
+
 @given(scores=COSINES, extra=st.integers(0, 5), epsilon=EPSILONS)
 def test_absent_samples_change_nothing(scores, extra, epsilon):
     n, k = scores.shape
