@@ -142,6 +142,8 @@ class InfoNCE(WeightedInfoNCE, LossWithMemory):
     of a pair that is given twice add up. A pair of weight 0 is left out: it is no negative either.
     With several processes, each gives pairs of its own embeddings. Values are checked on a CPU.
 
+    Warns, once each, of silent failures as :class:`PGCLLoss` does, in messages with "InfoNCE".
+
     Shape:
         - views: two or more, ``[N, D]`` each, or with items one or more sets of any lengths, or
           with positives one; norms of at most 1e18
