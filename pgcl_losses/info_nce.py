@@ -200,7 +200,7 @@ class InfoNCE(WeightedInfoNCE, LossWithMemory):
     ) -> None:
         super().__init__()
         self._assign_options(locals())
-        self.memory = None
+        self.register_buffer("memory", None)  # of a module that is None, torch would drop keys
         if self.memory_size > 0:
             if dim is None:
                 raise TypeError(f"memory_size={memory_size} needs the embedding dimension, dim=...")

@@ -165,7 +165,9 @@ class PGCLLoss(LossWithMemory):
         if self.consistency_weight == 0:
             # Weight decay would move them by zeros. (If assigned later, DDP expects a gradient.)
             self.prototypes.weight.requires_grad_(False)
-        self.memory = Memory(memory_size, dim) if memory_size > 0 else None
+        self.register_buffer("memory", None)  # of a module that is None, torch would drop keys
+        if self.memory_size > 0:
+            self.memory = Memory(self.memory_size, dim)
         self._watch = Watch("PGCLLoss")
         self._check_window()
 

@@ -97,7 +97,7 @@ class SinkhornPrototypes(LossModule):
         if len(self.heads) > 1:
             # Empty; by its shape a checkpoint of other heads with the same K does not load.
             self.register_buffer("head_sizes", torch.empty(0, *self.heads))
-        self.queue = None
+        self.register_buffer("queue", None)
         if self.queue_size > 0:
             self.queue = Ring(self.queue_views, self.queue_size, self.dim)
         self.reset_parameters()
