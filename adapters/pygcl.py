@@ -117,7 +117,8 @@ class _ContrastLoss(nn.Module):
             raise ValueError(problem)
         if not paired:
             return self._unpaired(anchor, sample, pos_mask, neg_mask)
-        self._loss.negatives = "all" if intraview else "cross"
+        contrast = getattr(self._loss, "contrast", self._loss)  # of PGCLLoss
+        contrast.negatives = "all" if intraview else "cross"
         views, sources = (anchor, other), (_source(anchor), _source(sample, copied=intraview))
         pair, self._pair = self._pair, None
         # With intraview_negs the other view is a copy. So both views are compared by value and by
@@ -143,7 +144,7 @@ class _ContrastLoss(nn.Module):
         """What else decides the losses of both calls; tensors by identity and version."""
         loss = self._loss
         training = [module.training for module in loss.modules()]
-        values = [*loss.facts().values(), loss.gather, loss.process_group, *training]
+        values = [*loss.all_options().values(), loss.gather, loss.process_group, *training]
         values += [torch.is_grad_enabled(), *views, *loss.parameters(), *loss.buffers()]
         return [_version(value) if isinstance(value, Tensor) else value for value in values]
 
@@ -156,9 +157,9 @@ class PGCLContrastLoss(_ContrastLoss):
     """:class:`~pgcl_losses.PGCLLoss` where PyGCL wants a loss: in ``DualBranchContrast``.
 
     For modes ``"G2G"`` and ``"L2L"``. ``intraview_negs=True`` of the contrast model is
-    ``negatives="all"``, ``False`` is ``"cross"``: each call sets that option of ``loss.pgcl``. A
-    sample is never its own negative. A contrast model calls the loss once for each view and takes
-    the mean. Both calls return PGCL of both views, which is computed once.
+    ``negatives="all"``, ``False`` is ``"cross"``: each call sets that option of
+    ``loss.pgcl.contrast``. A sample is never its own negative. A contrast model calls the loss once
+    for each view and takes the mean. Both calls return PGCL of both views, computed once.
 
     It is a module, so that ``contrast_model.parameters()`` has the prototypes; give these to the
     optimizer.

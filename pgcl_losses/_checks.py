@@ -1,14 +1,13 @@
 """Input checks: each error names the argument, its value and the expected values."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from numbers import Integral, Real
-from typing import Any, get_args
+from typing import Any
 
 import torch
-from torch import Tensor, distributed
-from torch.distributed import ProcessGroup
+from torch import Tensor
 
 from pgcl_losses._modes import can_be_read
 
@@ -41,19 +40,6 @@ scale = partial(
 )
 weight = partial(number, expected="a finite number of at least 0")
 fraction = partial(number, expected="a number from 0 to 1", highest=1.0)
-# 1 - tau+ is divided by.
-debias = partial(number, expected="a number from 0 to 0.999", highest=0.999)
-
-
-def temperature(name: str, value: Any) -> float | Tensor:
-    """A number, or a tensor of one, whose value is checked later."""
-    if not isinstance(value, Tensor):
-        return scale(name, value)
-    if value.dim() != 0:
-        raise ValueError(f"{name} must be a number or have shape (), but got {tuple(value.shape)}")
-    if not value.is_floating_point():
-        raise TypeError(f"{name} must be a floating-point Tensor, but got {value.dtype}")
-    return value
 
 
 def temperature_value(name: str, value: float | Tensor, z: Tensor) -> None:
@@ -71,56 +57,6 @@ def count(name: str, value: Any, minimum: int) -> int:
     if value < minimum:
         raise ValueError(f"{name} must be at least {minimum}, but got {value!r}")
     return int(value)
-
-
-def optional_dim(name: str, value: Any) -> int | None:
-    """An embedding dimension; None where none is needed."""
-    return None if value is None else count(name, value, minimum=1)
-
-
-def heads(name: str, value: Any) -> int | tuple[int, ...]:
-    """A number of prototypes, or several: one for each head."""
-    if isinstance(value, Integral):
-        return count(name, value, minimum=1)
-    if not isinstance(value, Sequence) or isinstance(value, str):
-        raise TypeError(
-            f"{name} must be a whole number, or a sequence of them with one for each head, "
-            f"but got {shown(value)}"
-        )
-    heads = tuple([count(f"{name}[{h}]", size, minimum=1) for h, size in enumerate(value)])
-    if not heads:
-        raise ValueError(f"{name} must be a whole number or one for each head, but got {value!r}")
-    return heads if len(heads) > 1 else heads[0]
-
-
-def window(name: str, value: Any) -> tuple[int, int] | None:
-    """Positions ``(first, end)`` in an assignment, without ``end`` itself; None for all."""
-    if value is None:
-        return None
-    if not isinstance(value, Sequence) or isinstance(value, str) or len(value) != 2:
-        raise TypeError(f"{name} must be None or two positions (first, end), but got {value!r}")
-    first, end = (count(f"{name}[{i}]", bound, minimum=0) for i, bound in enumerate(value))
-    if first >= end:
-        raise ValueError(f"{name} must be (first, end) with first < end, but got {value!r}")
-    return first, end
-
-
-def flag(name: str, value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise TypeError(f"{name} must be True or False, but got {shown(value)}")
-    return value
-
-
-def one_of(literal: Any) -> Callable[[str, Any], str]:
-    """The check of a value that is one of a ``Literal``'s."""
-    return partial(_choice, choices=get_args(literal))
-
-
-def _choice(name: str, value: Any, choices: Sequence[str]) -> str:
-    if not isinstance(value, str) or value not in choices:
-        listed = ", ".join(repr(choice) for choice in choices)
-        raise ValueError(f"{name} must be one of {listed}, but got {value!r}")
-    return value
 
 
 def matrix(name: str, value: Any, shape: str, may_be_empty: bool = False) -> None:
@@ -177,16 +113,29 @@ def items(items: Any, sets: Sequence[Tensor]) -> None:
     for a, (numbers, z) in enumerate(zip(given, sets, strict=True)):
         name = "items" if isinstance(items, Tensor) else f"items[{a}]"
         clusters(name, numbers, f"z{a + 1}", z, rule="there must be one for each embedding")
+        if can_be_read(numbers) and bool(((numbers == -1) | (numbers == -100)).any()):
+            raise ValueError(
+                f"{name} must not hold -1 or -100, as an item of all embeddings without a label: "
+                "give each of them an item of its own, such as "
+                "torch.where(labels >= 0, labels, num_classes + ids)"
+            )
 
 
-def loss_views(views: Sequence[Any], items_given: Any, fewest: int, may_be_empty: bool) -> None:
+def loss_views(
+    views: Sequence[Any], items_given: Any, fewest: int, may_be_empty: bool, why: str = ""
+) -> None:
     """Views of the same graphs, or with items sets of any lengths."""
     if len(views) < fewest:
-        kinds = ["a list" if isinstance(z, Sequence) else "a stacked Tensor" for z in views]
-        unpack = len(views) == 1 and (kinds == ["a list"] or getattr(views[0], "ndim", 0) == 3)
+        came = str(len(views))
+        for z in views:
+            if isinstance(z, Sequence) or getattr(z, "ndim", 0) == 3:
+                kind = "a list" if isinstance(z, Sequence) else "a stacked Tensor"
+                came += f", {kind}: unpack it, *views"
+            elif isinstance(z, Tensor):
+                came += ": if it is torch.cat of two views, give *z.chunk(2)"
         raise TypeError(
-            f"views must be {('one', 'two')[fewest - 1]} or more Tensors of shape [N, D], but got "
-            f"{len(views)}" + (f", {kinds[0]}: unpack it, *views" if unpack else "")
+            f"views must be {('one', 'two')[fewest - 1]} or more Tensors of shape [N, D]{why}, "
+            f"but got {came}"
         )
     for v, z in enumerate(views[1:], 2):
         if isinstance(z, Tensor) and z.dim() == 1 and getattr(views[0], "ndim", 0) == 2:
@@ -232,6 +181,21 @@ def positives(value: Any, weights: Any, sets: Sequence[Tensor], queries: str) ->
             )
 
 
+def are_given(items: Any, positives: Any = None, weights: Any = None) -> dict[str, bool]:
+    """Which of these are given, which must be the same in all processes."""
+    return {
+        "items": items is not None,
+        "positives": positives is not None,
+        "positive_weights": weights is not None,
+        "learned positive_weights": getattr(weights, "requires_grad", False),
+    }
+
+
+def memory_of_negatives(memory_size: int) -> None:
+    if memory_size == 0:
+        raise ValueError("negatives is 'memory', which needs a memory: memory_size is 0")
+
+
 def prototypes(name: str, value: Tensor, z_name: str, z: Tensor, maker: str = "") -> None:
     """Prototypes ``[K, D]`` of the dimension of embeddings z; ``maker`` is their class."""
     if hasattr(value, "full_tensor"):  # a DTensor
@@ -246,14 +210,6 @@ def prototypes(name: str, value: Tensor, z_name: str, z: Tensor, maker: str = ""
             f"embeddings and prototypes are compared by their cosine{fix}"
         )
     device(z_name, z, name, value)
-
-
-def process_group(name: str, value: Any) -> ProcessGroup | None:
-    if distributed.is_available() and value == distributed.GroupMember.NON_GROUP_MEMBER:
-        raise ValueError(f"{name} does not contain this process: it has no loss to compute")
-    if value is not None and not isinstance(value, ProcessGroup):
-        raise TypeError(f"{name} must be a ProcessGroup or None, but got {value!r}")
-    return value
 
 
 def device(name: str, value: Tensor, other_name: str, other: Tensor) -> None:
@@ -277,7 +233,8 @@ def clusters(
     if value.dim() == 0 or value.shape[1:] != columns:
         raise ValueError(f"{name} must have shape {shape}, but got {tuple(value.shape)}")
     if value.dtype != torch.long:
-        raise TypeError(f"{name} must be an int64 Tensor, but got {value.dtype}")
+        hint = "" if value.is_floating_point() else ": use .long()"
+        raise TypeError(f"{name} must be an int64 Tensor, but got {value.dtype}{hint}")
     if len(value) != len(z):
         raise ValueError(f"{name} has length {len(value)} but {z_name} has {len(z)}: {rule}")
     device(name, value, z_name, z)

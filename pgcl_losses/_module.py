@@ -1,21 +1,21 @@
 """The base of all modules: checked options, and agreement between processes."""
 
 import difflib
+import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.distributed import ProcessGroup
 
 from pgcl_losses import _checks
 from pgcl_losses._modes import is_transformed, untraced
+from pgcl_losses._options import COMMON, Check, Group, with_options
 from pgcl_losses.distributed import Processes, agreed_processes, count_ranks
 
-Check = Callable[[str, Any], Any]
 Function = TypeVar("Function", bound=Callable[..., Any])
-Self = TypeVar("Self", bound="LossModule")
+Module = TypeVar("Module", bound="LossModule")
 
 # Names in papers and other libraries for each argument.
 _OTHER_NAMES = {
@@ -37,6 +37,24 @@ _HINTS = {
 _COMPARE_STATE_EVERY = 64
 
 
+def raised_by_all(call: str) -> Callable[[Function], Function]:
+    """Of a method that all processes call: wrong arguments of one are an error of all."""
+
+    def decorate(method: Any) -> Any:
+        @functools.wraps(method)
+        def wrapped(self: "LossModule", *args: Any, **given: Any) -> Any:
+            try:
+                return method(self, *args, **given)
+            except TypeError as error:
+                self._raise_by_all(call, error, args, given)
+                raise
+
+        return wrapped
+
+    return decorate
+
+
+@with_options
 class LossModule(nn.Module):
     """A module whose options are checked whenever they are assigned, and shown by its repr.
 
@@ -45,124 +63,124 @@ class LossModule(nn.Module):
     module that made the batch has done so.
     """
 
-    options: ClassVar[dict[str, Check]] = {}  # in the order of the constructor
-    fixed: ClassVar[frozenset[str]] = frozenset()  # those that cannot change
-    shared: ClassVar[dict[str, Check]] = {
-        "gather": _checks.flag,
-        "process_group": _checks.process_group,
-    }
+    options: ClassVar[dict[str, Check]]
+    fixed: ClassVar[frozenset[str]] = frozenset()  # what cannot change
 
     gather: bool = True
-    process_group: ProcessGroup | None = None
-    _calls: int = 0  # with other processes
+    process_group: Group = None
+    _calls = 0  # with other processes
 
-    def __new__(cls: type[Self], *args: Any, **options: Any) -> Self:
+    def __new__(cls: type[Module], *args: Any, **options: Any) -> Module:
         check_arguments(cls.__name__, cls.__init__, options, args)
-        return super().__new__(cls)
+        module: Module = super().__new__(cls)
+        nn.Module.__init__(module)  # before the constructor, which is a dataclass's
+        return module
 
     def __call__(self, *args: Any, **given: Any) -> Any:
         try:
             return super().__call__(*args, **given)
-        except TypeError:
-            check_arguments(f"a call of {type(self).__name__}", self.forward, given)
+        except TypeError as error:
+            self._raise_by_all("forward", error, args, given)
             raise
 
     def __setattr__(self, name: str, value: Any) -> None:
-        check = self.options.get(name) or self.shared.get(name)
-        if check is not None:
+        if isinstance(getattr(type(self), name, None), property):
+            object.__setattr__(self, name, value)
+            return
+        is_internal = name[0] == "_" or name in self.fixed or isinstance(value, nn.Module)
+        if check := self.options.get(name):
             value = check(name, value)
-            if name in self.fixed and self.__dict__.get(name, value) != value:
-                raise AttributeError(
-                    f"{name} is {getattr(self, name)!r} and cannot change in this "
-                    f"{type(self).__name__}, but {value!r} was assigned: make a new one"
-                )
             self._parameters.pop(name, None)  # a number or tensor may follow a parameter
-        elif not (name.startswith("_") or hasattr(self, name)):
+        elif not (is_internal or hasattr(self, name)):
             self._check_name(name, value)
+        if name in self.fixed and self.__dict__.get(name, value) != value:
+            raise AttributeError(
+                f"{name} is {getattr(self, name)!r} and cannot change in this "
+                f"{type(self).__name__}, but {value!r} was assigned: make a new one"
+            )
         super().__setattr__(name, value)
 
-    def _check_name(self, name: str, value: Any) -> None:
+    def _check_name(self, name: str, value: Any, *others: str) -> None:
         """A subclass may have attributes of its own, but none that looks like an option."""
-        if any(name in inspect.get_annotations(base) for base in type(self).__mro__):
-            return
         is_ours = type(self).__module__.startswith("pgcl_losses.")
-        is_wrong = is_ours and not isinstance(value, (Tensor, nn.Module))
-        if hint := _hint(name, self.all_options(), is_wrong):
+        is_wrong = is_ours and not isinstance(value, Tensor)
+        if hint := _hint(name, [*self.options, *others], is_wrong):
             raise AttributeError(f"{type(self).__name__} has no option {name}: {hint}")
 
-    def all_options(self) -> list[str]:
-        return [*self.options, *self.shared]
-
-    @classmethod
-    def of_options(cls: type[Self], given: Mapping[str, Any]) -> Self:
-        """A module with those values that are its options."""
-        return cls(**{name: given[name] for name in cls.options})
-
-    def _assign_options(self, given: Mapping[str, Any]) -> None:
-        """Assign the options by name, as a constructor's ``locals()`` has them."""
-        for name in (*self.options, *self.shared):
-            if name in given:  # a subclass has options of its own
-                setattr(self, name, given[name])
-
     def extra_repr(self) -> str:
-        values = {name: getattr(self, name) for name in self.options}
+        values = {name: getattr(self, name) for name in self.options if name not in COMMON}
         shown = [
             f"{name}={type(value).__name__ if isinstance(value, Tensor) else repr(value)}"
             for name, value in values.items()
         ]
         return ", ".join(shown if self.gather else [*shown, "gather=False"])
 
-    def facts(self) -> dict[str, Any]:
-        """What must be the same in all processes, by name: plain values and tensors."""
-        return {"type": type(self).__name__} | {name: getattr(self, name) for name in self.options}
+    def all_options(self) -> dict[str, Any]:
+        """The class and the options of this module and of those in it."""
+        values: dict[str, Any] = {}
+        for name, module in self.named_modules():
+            prefix = f"{name}." if name else ""
+            values[f"{prefix}type"] = type(module).__name__
+            for option in getattr(module, "options", ()):
+                if option not in COMMON:
+                    values[prefix + option] = getattr(module, option)
+        return values
 
     def agree(
-        self,
-        call: str,
-        check: Callable[[bool], None],
-        sets: Sequence[Any],
-        same: Callable[[], Mapping[str, Any]] = dict,
+        self, call: str, check: Callable[[bool], Mapping[str, Any]], sets: Sequence[Any]
     ) -> Processes:
         """The processes that hold these sets ``[N, ...]``: this one, or all that agree.
 
         ``call``: the method that all must call. ``check(may_be_empty)`` raises an error if the
-        input is wrong; of several processes either all raise it or none does. ``same()`` is called
-        after it: what else must be the same in all processes, tensors and plain values by name.
+        input is wrong, and all processes raise it then. It returns what must be the same in all of
+        them, by name: tensors and plain values.
         """
         if not self.is_distributed():
             check(False)
             return Processes([(len(of_set),) for of_set in sets])
+        same: dict[str, Any] = {"call": f"{type(self).__name__}.{call}"}
         problem: Exception | None = None
-        facts: dict[str, Any] = {"call": f"{type(self).__name__}.{call}"}
-        state: list[Tensor] = []
         length = 0
         try:
-            check(True)
+            of_input = check(True)
             length = len(sets[0])
-            facts |= self.facts() | {
+            same |= self.all_options() | {
                 "training": self.training,
                 "gradients enabled": torch.is_grad_enabled(),
                 "views": len(sets),
                 "dimension": sets[0].shape[-1],
                 "dtype": str(sets[0].dtype),
                 "requires_grad": any(of_set.requires_grad for of_set in sets),
+                **of_input,
             }
-            for name, value in (facts | dict(same())).items():
-                if isinstance(value, Tensor):
-                    state.append(value)
-                    value = f"{value.dtype}{[*value.shape]}, requires_grad={value.requires_grad}"
-                facts[name] = value
         except Exception as error:  # whatever it is: the other processes must not wait for this one
             problem = error
         # NCCL needs a GPU, and part of a wrong input may be on a CPU.
         given = [*self.parameters(), *sets]
         devices = [value.device for value in given if isinstance(value, Tensor)]
         device = max(devices or [torch.device("cpu")], key=lambda device: device.type != "cpu")
-        compared = None if self._calls % _COMPARE_STATE_EVERY or not state else state
+        compares = self._calls % _COMPARE_STATE_EVERY == 0
         self._calls += 1
         return agreed_processes(
-            len(sets), length, facts, problem, compared, device, self.process_group
+            len(sets), length, same, problem, compares, device, self.process_group
         )
+
+    def _raise_by_all(
+        self, call: str, error: TypeError, args: Sequence[Any], given: Mapping[str, Any]
+    ) -> None:
+        """Raise an error in all processes if a call has arguments that its method does not take."""
+        method = getattr(self, call)
+        try:
+            inspect.signature(method).bind(*args, **given)
+            return  # the error came later
+        except TypeError:
+            pass
+
+        def check(may_be_empty: bool) -> Mapping[str, Any]:
+            check_arguments(f"a call of {type(self).__name__}", method, given)
+            raise error
+
+        self.agree(call, check, args)
 
     def moves_state(self, embeddings: Tensor) -> bool:
         """Whether a forward is a training step; a function that is transformed has no state."""
@@ -172,16 +190,12 @@ class LossModule(nn.Module):
         """Whether other processes hold portions of the same batch."""
         return self.gather and count_ranks(self.process_group) > 1
 
-    def traceable(self, function: Function, sets: Sequence[Any] = ()) -> Function:
-        """The function, untraced if processes exchange data or if its engine cannot be traced.
-
-        ``sets``: the embeddings ``[N, D]`` of a loss that has an engine.
-        """
-        if not torch.compiler.is_compiling():
+    def traceable(self, function: Function) -> Function:
+        """The function, untraced under a compiler if processes exchange data."""
+        if not torch.compiler.is_compiling() or not self.is_distributed():
             return function
-        if self.is_distributed():  # retraced for each number of embeddings in each process
-            return untraced(function, "collectives must not be traced")
-        return function
+        # It would be traced again for each number of embeddings in each process.
+        return untraced(function, "collectives must not be traced")
 
 
 def check_arguments(owner: str, function: Any, given: Mapping[str, Any], args: Any = ()) -> None:

@@ -17,44 +17,6 @@ NOT_ASSIGNED = "the batch has no prototypes and targets: call SinkhornPrototypes
 Items = Tensor | Sequence[Tensor]  # one tensor for all sets, or one for each
 
 
-class Listed(NamedTuple):
-    """Pairs given by index; a weight of 0 leaves a pair out."""
-
-    query: Tensor  # [P] positions among all M embeddings
-    key: Tensor  # [P]
-    weights: Tensor  # [P]
-
-
-def listed_pairs(
-    processes: Processes, pairs: Tensor | None, weights: Tensor | None, like: Tensor
-) -> Listed | None:
-    """Pairs of all processes, from positions ``[2, P]`` among this process's embeddings."""
-    if pairs is None:
-        return None
-    weights = like.new_ones(pairs.shape[1]) if weights is None else weights.to(like.dtype)
-    if processes.num_ranks() > 1:
-        of_all = torch.arange(sum(processes.lengths()), device=pairs.device)
-        pairs = processes.own(of_all)[pairs]
-        processes = processes.of_sets([len(weights)], pairs.device)
-        pairs, weights = processes.gather(pairs.T).T, processes.gather(weights)
-    return Listed(pairs[0], pairs[1], weights)
-
-
-class Related(NamedTuple):
-    """Which embeddings are positives of each other, given to a loss beside its sets."""
-
-    items: Items | None = None
-    positives: Tensor | None = None  # [2, P] positions in the concatenated sets
-    positive_weights: Tensor | None = None  # [P]
-
-    def facts(self) -> dict[str, Any]:
-        """What must be the same in all processes."""
-        learned = getattr(self.positive_weights, "requires_grad", False)
-        return {"learned positive_weights": learned} | {
-            name: value is not None for name, value in self._asdict().items()
-        }
-
-
 class Assignment(NamedTuple):
     """The assignment of the samples of one view to the prototypes.
 
@@ -93,7 +55,50 @@ class Batch(NamedTuple):
     clusters: Tensor | None = None  # [M + B, H] numbered from 0 in each head
     heads: tuple[int, ...] = ()  # how many of the K prototypes each head has
     ranking: Tensor | None = None  # [M + B, K] orders clusters as q does, without underflow
-    listed: Listed | None = None  # positives by index
+    positives: Tensor | None = None  # [2, P] positions (query, key) among the M, of all processes
+    positive_weights: Tensor | None = None  # [P]
+
+    @classmethod
+    def of(
+        cls,
+        views: Sequence[Tensor],
+        *,
+        items: Items | None = None,
+        positives: Tensor | None = None,
+        positive_weights: Tensor | None = None,
+        prototypes: Tensor | None = None,
+        clusters: Sequence[Tensor] | None = None,
+        assignments: Sequence[Assignment] | None = None,
+        dtype: torch.dtype | None = None,
+        processes: Processes | None = None,
+    ) -> "Batch":
+        """Views or sets of this process, and what is given of them, with those of all processes.
+
+        Without views it has assignments alone, and embeddings ``[M, 0]``. ``dtype``: of embeddings
+        and prototypes, float64 if one of them is. Nothing is checked here.
+        """
+        sets = views or [assignment.log_probs for assignment in assignments or ()]
+        dtype = dtype or computing_dtype(sets[0], *(() if prototypes is None else (prototypes,)))
+        processes = processes or Processes([(len(of_set),) for of_set in sets])
+        if items is not None:
+            processes = processes.of_sets([len(of_set) for of_set in sets], sets[0].device)
+            if 0 in processes.lengths():
+                empty = f"z{processes.lengths().index(0) + 1}"
+                raise ValueError(f"{empty} must not be empty on every rank")
+            items = (items,) * len(sets) if isinstance(items, Tensor) else items
+            items = processes.gather(torch.cat(tuple(items)))
+        fields: dict[str, Any] = {}
+        if prototypes is not None or clusters is not None or assignments is not None:
+            fields = _assigned(processes, prototypes, clusters, assignments, dtype)
+        if views:
+            with full_precision(sets[0].device):
+                embeddings = processes.gather(unit_vectors(torch.cat(tuple(views)), dtype))
+        else:
+            embeddings = fields["log_probs"][:, :0].detach()
+        if positives is not None:
+            positives, weights = _of_all(processes, positives, positive_weights, dtype)
+            fields |= {"positives": positives, "positive_weights": weights}
+        return cls(processes, embeddings, items, **fields)
 
     def views(self, of_all: Tensor) -> Tensor:
         """The part of a tensor that belongs to the views, ``[M (+ B), ...] -> [V, N, ...]``."""
@@ -128,31 +133,52 @@ class Batch(NamedTuple):
         return self.processes._replace(counts=counts).own(losses)
 
 
-def batch_of(
+def _of_all(
+    processes: Processes, positives: Tensor, weights: Tensor | None, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """The pairs of all processes ``[2, P]``, each of whose positions are those of its own batch."""
+    if weights is None:
+        weights = positives.new_ones(positives.shape[1], dtype=dtype)
+    weights = weights.to(dtype)
+    if processes.num_ranks() == 1:
+        return positives, weights
+    of_all = torch.arange(sum(processes.lengths()), device=positives.device)
+    positives = processes.own(of_all)[positives]
+    processes = processes.of_sets([len(weights)], positives.device)
+    return processes.gather(positives.T).T, processes.gather(weights)
+
+
+def _assigned(
     processes: Processes,
-    sets: Sequence[Tensor],
-    *others: Tensor,
-    related: Related | None = None,
-) -> Batch:
-    """The embeddings of all processes, in float64 if a set or another tensor is."""
-    items: Tensor | None = None
-    related = related or Related()
-    if related.items is not None:
-        processes = processes.of_sets([len(of_set) for of_set in sets], sets[0].device)
-        if 0 in processes.lengths():
-            empty = f"z{processes.lengths().index(0) + 1}"
-            raise ValueError(f"{empty} must not be empty on every rank")
-        given = related.items
-        each = (given,) * len(sets) if isinstance(given, Tensor) else given
-        items = processes.gather(torch.cat(tuple(each)))
-    with full_precision(sets[0].device):
-        units = unit_vectors(torch.cat(tuple(sets)), computing_dtype(sets[0], *others))
-        embeddings = processes.gather(units)
-    listed = listed_pairs(processes, *related[1:], embeddings)
-    return Batch(processes, embeddings, items, listed=listed)
+    prototypes: Tensor | None,
+    clusters: Sequence[Tensor] | None,
+    assignments: Sequence[Assignment] | None,
+    dtype: torch.dtype,
+) -> dict[str, Any]:
+    """The fields of a batch that :class:`SinkhornPrototypes` fills, as far as they are given."""
+    given: dict[str, Any] = {}
+    heads: tuple[int, ...] = ()
+    if prototypes is not None:
+        heads = (len(prototypes),)
+        with full_precision(prototypes.device):
+            given["prototypes"] = unit_vectors(prototypes.detach(), dtype)
+    if assignments is not None:
+        log_probs, targets, clusters, (heads, *_), ranking = zip(*assignments, strict=True)
+        heads = heads or (targets[0].shape[1],)
+        given["log_probs"] = processes.gather(torch.cat(log_probs).to(dtype))
+        given["targets"] = processes.gather(torch.cat(targets).detach().to(dtype))
+        if ranking[0] is not None:
+            given["ranking"] = processes.gather(torch.cat(ranking).to(dtype))
+    if clusters is not None:
+        numbers = processes.gather(torch.cat(tuple(clusters)))
+        if not heads:
+            different, numbers = torch.unique(numbers, return_inverse=True)
+            heads = (len(different),)
+        given["clusters"] = numbers.view(len(numbers), -1)
+    return {**given, "heads": heads}
 
 
-def given_batch(given: Sequence[object], others: Sequence[object] = ()) -> Batch | None:
+def batch_argument(given: Sequence[object], others: Sequence[object] = ()) -> Batch | None:
     """The batch that a module is called with; None if it is called with tensors."""
     if not given or not isinstance(given[0], Batch):
         return None
@@ -161,13 +187,43 @@ def given_batch(given: Sequence[object], others: Sequence[object] = ()) -> Batch
     return given[0]
 
 
-def check_assignments(
-    assignments: Sequence[Any],
-    fields: Sequence[str],
+def check_assigned(
+    views: Sequence[Tensor],
     prototypes: Any = None,
+    clusters: Any = None,
+    assignments: Any = None,
     may_be_empty: bool = False,
-) -> None:
-    """Check that assignments are of the same graphs to the same heads."""
+) -> dict[str, Any]:
+    """Check what is given of views, or of assignments without views; return what must agree."""
+    heads: tuple[int, ...] = ()
+    if prototypes is not None:
+        check.matrix("prototypes", prototypes, "[K, D]")
+        if views:
+            check.prototypes("prototypes", prototypes, "z1", views[0])
+        heads = (len(prototypes),)
+    if clusters is not None and assignments is not None:
+        raise TypeError("clusters and assignments both hold clusters: give one of them")
+    for name, given in (("clusters", clusters), ("assignments", assignments)):
+        if views and given is not None and (isinstance(given, int) or len(given) != len(views)):
+            raise ValueError(
+                f"{name} must be a sequence of {len(views)}, one for each view, but got "
+                f"{check.shown(given)}"
+            )
+    if assignments is not None:
+        heads = _check_heads(assignments, prototypes, may_be_empty)
+        clusters = [assignment.clusters for assignment in assignments]
+    name = "clusters[{}]" if assignments is None else "assignments[{}].clusters"
+    z_name = "z1" if views else "assignments[0].log_probs"
+    for v, of_view in enumerate(() if clusters is None else clusters):
+        z = views[0] if views else assignments[0].log_probs
+        check.clusters(name.format(v), of_view, z_name, z, heads)
+    has_ranking = assignments is not None and assignments[0].ranking is not None
+    same = {"clusters": clusters is not None, "assignments": assignments is not None}
+    return {"heads": heads, "prototypes": prototypes, "ranking": has_ranking, **same}
+
+
+def _check_heads(assignments: Any, prototypes: Any, may_be_empty: bool) -> tuple[int, ...]:
+    """Check that assignments are of the same graphs to the same heads, and return these."""
     for v, assignment in enumerate(assignments):
         if not isinstance(assignment, Assignment):
             kind = type(assignment).__name__
@@ -175,25 +231,22 @@ def check_assignments(
     named = [
         (f"assignments[{v}].{field}", getattr(assignment, field))
         for v, assignment in enumerate(assignments)
-        for field in fields
-        if field != "clusters"
+        for field in ("log_probs", "targets")
     ]
     check.matrices(named, "[N, K]", may_be_empty)
-    name, matrix = named[0]
-    heads = assignments[0].heads or (matrix.shape[1],)
-    if sum(heads) != matrix.shape[1]:
+    heads, num_columns = assignments[0].all_heads(), assignments[0].targets.shape[1]
+    if sum(heads) != num_columns:
         raise ValueError(
             f"assignments[0].heads is {heads}, {sum(heads)} prototypes in all, "
-            f"but {name} has {matrix.shape[1]} columns"
+            f"but assignments[0].targets has {num_columns} columns"
         )
     if prototypes is not None and len(prototypes) != sum(heads):
         raise ValueError(
             f"prototypes are {len(prototypes)} but the assignments are to {sum(heads)} prototypes"
         )
     for v, assignment in enumerate(assignments):
-        if (assignment.heads or (matrix.shape[1],)) != heads:
+        if assignment.all_heads() != heads:
             raise ValueError(
                 f"assignments[{v}].heads is {assignment.heads} but assignments[0].heads is {heads}"
             )
-        if "clusters" in fields:
-            check.clusters(f"assignments[{v}].clusters", assignment.clusters, name, matrix, heads)
+    return tuple(heads)

@@ -6,26 +6,23 @@ The paper: Lin et al., Prototypical Graph Contrastive Learning, 10.1109/TNNLS.20
 import math
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
-from torch.distributed import ProcessGroup
 
-from pgcl_losses import _checks as check
-from pgcl_losses._module import Check, LossModule
-from pgcl_losses._normalize import computing_dtype
+from pgcl_losses._module import LossModule
+from pgcl_losses._options import with_options
 from pgcl_losses.batch import (
     NOT_ASSIGNED,
     Assignment,
     Batch,
     Reduction,
-    check_assignments,
-    given_batch,
+    batch_argument,
+    check_assigned,
 )
-from pgcl_losses.distributed import Processes
 
 
+@with_options
 class ConsistencyLoss(LossModule):
     r"""Cross-entropy between one view's assignment and the other's prediction, both ways.
 
@@ -50,19 +47,7 @@ class ConsistencyLoss(LossModule):
 
     """
 
-    options: ClassVar[dict[str, Check]] = {"reduction": check.one_of(Reduction)}
-
-    reduction: Reduction
-
-    def __init__(
-        self,
-        *,
-        reduction: Reduction = "mean",
-        gather: bool = True,
-        process_group: ProcessGroup | None = None,
-    ) -> None:
-        super().__init__()
-        self._assign_options(locals())
+    reduction: Reduction = "mean"
 
     def forward(self, *assignments: Assignment | Batch) -> Tensor:
         """The loss of two or more assignments, or of a batch that has them."""
@@ -72,44 +57,30 @@ class ConsistencyLoss(LossModule):
         __call__ = forward
 
     def _loss(self, assignments: tuple[Any, ...]) -> Tensor:
-        batch = given_batch(assignments)
-        if batch is not None:
-            if batch.log_probs is None or batch.targets is None:
-                raise ValueError(NOT_ASSIGNED)
-            log_probs, targets = batch.views(batch.log_probs), batch.views(batch.targets)
-            if len(targets) < 2:
-                raise ValueError("the batch has 1 view, but the consistency is between two or more")
-            return self._of(batch.processes, log_probs, targets, batch.heads)
-        processes = self.agree(
-            "forward",
-            partial(self._check, assignments),
-            [getattr(assignment, "log_probs", assignment) for assignment in assignments],
-            lambda: {"heads": assignments[0].all_heads()},
-        )
-        dtype, heads = computing_dtype(assignments[0].log_probs), assignments[0].all_heads()
-        of_views = [(view.log_probs, view.targets.detach()) for view in assignments]
-        own = [torch.cat(parts).to(dtype) for parts in zip(*of_views, strict=True)]
-        shape = len(assignments), -1, sum(heads)
-        log_probs, targets = (processes.gather(part).view(shape) for part in own)
-        return self._of(processes, log_probs, targets, heads)
-
-    def _of(
-        self, processes: Processes, log_probs: Tensor, targets: Tensor, heads: Sequence[int]
-    ) -> Tensor:
-        divisor = len(heads)
+        batch = batch_argument(assignments)
+        if batch is None:
+            log_probs = [getattr(given, "log_probs", given) for given in assignments]
+            processes = self.agree("forward", partial(self._check, assignments), log_probs)
+            batch = Batch.of((), assignments=assignments, processes=processes)
+        if batch.log_probs is None or batch.targets is None:
+            raise ValueError(NOT_ASSIGNED)
+        predicted, targets = batch.views(batch.log_probs), batch.views(batch.targets)
+        if len(targets) < 2:
+            raise ValueError("the batch has 1 view, but the consistency is between two or more")
+        divisor = len(batch.heads)
         if self.reduction == "mean":
             divisor *= targets.shape[0] * targets.shape[1]
         # The targets are divided, and not the sum: this adds no step to backward.
-        terms = _cross_terms(log_probs, targets, divisor)
+        terms = _cross_terms(predicted, targets, divisor)
         if self.reduction == "none":
-            return processes.own(terms.sum(-1).flatten())
+            return batch.processes.own(terms.sum(-1).flatten())
         return terms.sum()
 
-    def _check(self, assignments: tuple[Any, ...], may_be_empty: bool) -> None:
+    def _check(self, assignments: tuple[Any, ...], may_be_empty: bool) -> dict[str, Any]:
         if len(assignments) < 2:
             count = len(assignments)
             raise TypeError(f"assignments must be two or more, but got {count}: give *assignments")
-        check_assignments(assignments, ("log_probs", "targets"), may_be_empty=may_be_empty)
+        return check_assigned((), assignments=assignments, may_be_empty=may_be_empty)
 
 
 def _cross_terms(log_probs: Tensor, targets: Tensor, divisor: float = 1) -> Tensor:

@@ -7,28 +7,16 @@ weights of Eq. 14 for its negatives (`weights.py`).
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.distributed import ProcessGroup
 
 from pgcl_losses import _checks as check
-from pgcl_losses._module import Check
-from pgcl_losses._normalize import full_precision, unit_vectors
-from pgcl_losses.batch import (
-    NOT_ASSIGNED,
-    Assignment,
-    Batch,
-    Negatives,
-    Queries,
-    Reduction,
-    batch_of,
-    check_assignments,
-    given_batch,
-)
-from pgcl_losses.engine.contrast import Engine
+from pgcl_losses._normalize import full_precision
+from pgcl_losses._options import Window, with_options
+from pgcl_losses.batch import NOT_ASSIGNED, Assignment, Batch, batch_argument, check_assigned
 from pgcl_losses.engine.pairs import Factors, Gaussian, Table
 from pgcl_losses.info_nce import WeightedInfoNCE
 from pgcl_losses.weights import (
@@ -43,6 +31,7 @@ Weighting = Literal["prototype", "sample", "uniform"]
 WEIGHTINGS = get_args(Weighting)
 
 
+@with_options
 class PrototypeReweightedNCE(WeightedInfoNCE):
     r"""InfoNCE that leaves out likely false negatives and favours moderately distant ones.
 
@@ -84,37 +73,10 @@ class PrototypeReweightedNCE(WeightedInfoNCE):
 
     """
 
-    options: ClassVar[dict[str, Check]] = {
-        **WeightedInfoNCE.options,
-        "weighting": check.one_of(Weighting),
-        "exclude_same_cluster": check.flag,
-        "negative_ranks": check.window,
-        "soft_clusters": check.flag,
-    }
-
-    weighting: Weighting
-    exclude_same_cluster: bool
-    negative_ranks: tuple[int, int] | None
-    soft_clusters: bool
-
-    def __init__(
-        self,
-        *,
-        temperature: float | Tensor = 0.2,
-        weighting: Weighting = "prototype",
-        exclude_same_cluster: bool = True,
-        negative_ranks: tuple[int, int] | None = None,
-        soft_clusters: bool = False,
-        negatives: Negatives = "all",
-        queries: Queries = "all",
-        decoupled: bool = False,
-        reduction: Reduction = "mean",
-        engine: Engine = "auto",
-        gather: bool = True,
-        process_group: ProcessGroup | None = None,
-    ) -> None:
-        super().__init__()
-        self._assign_options(locals())
+    weighting: Weighting = "prototype"
+    exclude_same_cluster: bool = True
+    negative_ranks: Window = None
+    soft_clusters: bool = False
 
     def forward(
         self,
@@ -124,15 +86,18 @@ class PrototypeReweightedNCE(WeightedInfoNCE):
         assignments: Sequence[Assignment] | None = None,
     ) -> Tensor:
         """The loss of two views or more, or of a batch."""
-        return self.traceable(self._loss, views)(views, clusters, prototypes, assignments)
+        return self.traceable(self._loss)(views, prototypes, clusters, assignments)
 
     if TYPE_CHECKING:
         __call__ = forward
 
     def _loss(self, views: tuple[Any, ...], *given: Any) -> Tensor:
-        batch = given_batch(views, given)
+        batch = batch_argument(views, given)
         if batch is None:
-            batch = self._batch(views, *given)
+            processes = self.agree("forward", partial(self._check, views, *given), views)
+            names = ("prototypes", "clusters", "assignments") if self._needs_clusters() else ()
+            of_views = dict(zip(names, given, strict=False))
+            batch = Batch.of(views, processes=processes, **of_views)
         with torch.no_grad(), full_precision(batch.embeddings.device):
             weights, pair_weight = self._weights(batch), self._pair_weight(batch)
         return self.of_batch(batch, weights, pair_weight)
@@ -152,11 +117,12 @@ class PrototypeReweightedNCE(WeightedInfoNCE):
         if not self._needs_clusters():
             return None
         heads, clusters, targets = batch.heads, batch.clusters, batch.targets
+        by_target = self.soft_clusters or self.negative_ranks is not None
         missing = clusters is None or (self.weighting == "prototype" and batch.prototypes is None)
-        if clusters is None or missing or (self._needs_targets() and targets is None):
+        if clusters is None or missing or (by_target and targets is None):
             raise ValueError(NOT_ASSIGNED)
         tables = [self._log_table(batch, h) for h in range(len(heads))]
-        if targets is None or not self._needs_targets():
+        if targets is None or not by_target:
             return Table(tuple(tables), clusters)
         ranking = targets if batch.ranking is None else batch.ranking
         of_heads = zip(
@@ -214,67 +180,16 @@ class PrototypeReweightedNCE(WeightedInfoNCE):
     def _needs_targets(self) -> bool:
         return self._needs_clusters() and (self.soft_clusters or self.negative_ranks is not None)
 
-    def _batch(self, views: Any, clusters: Any, prototypes: Any, assignments: Any) -> Batch:
-        processes = self.agree(
-            "forward",
-            partial(self._check, views, clusters, prototypes, assignments),
-            views,
-            lambda: {"prototypes": prototypes, "heads": assignments and assignments[0].all_heads()},
-        )
-        if not self._needs_clusters():
-            return batch_of(processes, views)
-        batch = batch_of(processes, views, *(() if prototypes is None else (prototypes,)))
-        dtype, targets, ranking = batch.embeddings.dtype, None, None
-        heads: tuple[int, ...] = ()
-        if prototypes is not None:
-            heads = (len(prototypes),)
-            with full_precision(prototypes.device):
-                prototypes = unit_vectors(prototypes.detach(), dtype)
-        if assignments is not None:
-            clusters = [assignment.clusters for assignment in assignments]
-            heads = assignments[0].all_heads()
-            if self._needs_targets():
-                targets = torch.cat([assignment.targets.detach() for assignment in assignments])
-                targets = processes.gather(targets.to(dtype))
-                if assignments[0].ranking is not None:
-                    ranking = torch.cat([assignment.ranking for assignment in assignments])
-                    ranking = processes.gather(ranking.to(dtype))
-        numbers = processes.gather(torch.cat(tuple(clusters)))
-        if not heads:
-            different, numbers = torch.unique(numbers, return_inverse=True)
-            heads = (len(different),)
-        return batch._replace(
-            prototypes=prototypes,
-            targets=targets,
-            clusters=numbers.view(len(numbers), -1),
-            heads=heads,
-            ranking=ranking,
-        )
-
     def _check(
-        self, views: Any, clusters: Any, prototypes: Any, assignments: Any, may_be_empty: bool
-    ) -> None:
+        self, views: Any, prototypes: Any, clusters: Any, assignments: Any, may_be_empty: bool
+    ) -> dict[str, Any]:
         check.loss_views(views, None, 2, may_be_empty)
         check.temperature_value("temperature", self.temperature, views[0])
-        heads: tuple[int, ...] = ()
-        if prototypes is not None:
-            check.matrix("prototypes", prototypes, "[K, D]")
-            check.prototypes("prototypes", prototypes, "z1", views[0])
-            heads = (len(prototypes),)
-        elif self.weighting == "prototype":
+        if self.weighting == "prototype" and prototypes is None:
             raise ValueError("prototypes is None, but weighting='prototype' needs them: [K, D]")
-        if clusters is not None and assignments is not None:
-            raise TypeError("clusters and assignments both hold clusters: give one of them")
-        for name, given in (("clusters", clusters), ("assignments", assignments)):
-            if given is not None and (isinstance(given, int) or len(given) != len(views)):
-                raise ValueError(
-                    f"{name} must be a sequence of {len(views)}, one for each view, but got "
-                    f"{check.shown(given)}"
-                )
+        same = check_assigned(views, prototypes, clusters, assignments, may_be_empty=True)
         if assignments is not None:
-            check_assignments(assignments, ("targets", "clusters"), prototypes, may_be_empty=True)
-            heads, clusters = assignments[0].all_heads(), [assignments[0].clusters]
-            self.check_window(heads)
+            self.check_window(same["heads"])
         elif self._needs_targets():
             raise ValueError(
                 "assignments is None, but negative_ranks and soft_clusters need one for each view: "
@@ -285,6 +200,4 @@ class PrototypeReweightedNCE(WeightedInfoNCE):
                 "clusters and assignments are None: give one of them, or set weighting='uniform' "
                 "and exclude_same_cluster=False"
             )
-        name = "clusters[{}]" if assignments is None else "assignments[{}].clusters"
-        for v, of_view in enumerate(() if clusters is None else clusters):
-            check.clusters(name.format(v), of_view, "z1", views[0], heads)
+        return same

@@ -6,9 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pgcl_losses import _checks as check
-from pgcl_losses._normalize import unit_vectors
-from pgcl_losses.batch import Assignment, check_assignments
+from pgcl_losses.batch import Assignment, Batch, check_assigned
 from pgcl_losses.consistency import consistency_ratio
 from pgcl_losses.pgcl import PGCLTerms
 from pgcl_losses.weights import cluster_counts, prototype_log_weights
@@ -70,19 +68,20 @@ def diagnostics(
             "source must be PGCLTerms or a sequence of Assignments, "
             f"but got {type(source).__name__}"
         )
-    check_assignments(assignments, ("targets", "log_probs", "clusters"), prototypes)
-    heads = assignments[0].all_heads()
-    clusters = torch.stack([assignment.clusters for assignment in assignments])
-    of_views = clusters.view(*clusters.shape[:2], len(heads))
-    of_heads: Sequence[Tensor | None] = [None] * len(heads)
-    if prototypes is not None:
-        check.matrix("prototypes", prototypes, "[K, D]")
-        of_heads = unit_vectors(prototypes, torch.float64).split_with_sizes(heads)
-    log_probs = torch.stack([assignment.log_probs for assignment in assignments])
-    targets = torch.stack([assignment.targets for assignment in assignments])
-    numbers["consistency_ratio"] = consistency_ratio(log_probs, targets, heads).item()
-    for h, of_head in enumerate(zip(of_views.unbind(-1), heads, of_heads, strict=True)):
-        prefix = f"head{h}/" if len(heads) > 1 else ""
+    check_assigned((), prototypes, assignments=assignments)
+    batch = Batch.of((), assignments=assignments, prototypes=prototypes)
+    assert batch.log_probs is not None  # as all of these are given
+    assert batch.targets is not None
+    assert batch.clusters is not None
+    log_probs, targets, clusters = map(
+        batch.views, (batch.log_probs, batch.targets, batch.clusters)
+    )
+    numbers["consistency_ratio"] = consistency_ratio(log_probs, targets, batch.heads).item()
+    of_heads: Sequence[Tensor | None] = [None] * len(batch.heads)
+    if batch.prototypes is not None:
+        of_heads = batch.prototypes.double().split_with_sizes(batch.heads)
+    for h, of_head in enumerate(zip(clusters.unbind(-1), batch.heads, of_heads, strict=True)):
+        prefix = f"head{h}/" if len(batch.heads) > 1 else ""
         numbers |= {prefix + name: value for name, value in _of_head(*of_head).items()}
     return numbers
 

@@ -101,28 +101,34 @@ def count_ranks(process_group: ProcessGroup | None) -> int:
 def agreed_processes(
     num_sets: int,
     length: int,
-    facts: Mapping[str, object],
+    same: Mapping[str, object],
     problem: Exception | None,
-    state: Sequence[Tensor] | None,
+    compares: bool,
     device: torch.device,
     group: ProcessGroup | None,
 ) -> Processes:
-    """The processes of a group, with sets of one length each, if all facts agree.
+    """The processes of a group, with sets of one length each, if all of them agree.
 
-    ``facts``: call, options and properties of the input of this rank.
-    ``problem``: an error that stops it. ``state``: tensors that must be the same on all ranks, or
-    None if they are not compared this time.
+    ``same``: what must be the same on all ranks, by name; the ``call`` and, of tensors, shape and
+    dtype in each call, values where all ranks ``compare`` them. ``problem``: an error of this rank.
     """
-    claims = dict(facts) if problem is None else {"call": facts["call"]}
+    claims = dict(same) if problem is None else {"call": same["call"]}
+    state: list[Tensor] = []
+    for name, value in claims.items():
+        if isinstance(value, Tensor):
+            state.append(value)
+            shape = f"{value.dtype}{[*value.shape]}"
+            claims[name] = f"{shape}, requires_grad={value.requires_grad}"
     claims["problem"] = "" if problem is None else f"{type(problem).__name__}: {problem}"
-    summary = [length, zlib.crc32(repr(claims).encode()), int(state is not None)]
+    compares = compares and len(state) > 0
+    summary = [length, zlib.crc32(repr(claims).encode()), int(compares)]
     header = torch.tensor(summary, device=device)
-    counts, summaries, compares = _gathered(header, group, "batch sizes").T.tolist()
+    counts, summaries, of_ranks = _gathered(header, group, "batch sizes").T.tolist()
     if len(set(summaries)) > 1:
         raise ValueError(_differences(claims, group)) from problem
     if problem is not None:
         raise problem
-    if state is not None and all(compares) and _differs(state, device, group):
+    if all(of_ranks) and _differs(state, device, group):
         raise ValueError(
             "the prototypes, their step counter or queue, the memory or the temperature are not "
             "the same on all ranks: give all ranks one seed or put the loss into the module that "

@@ -1,31 +1,20 @@
 """InfoNCE between the embeddings of each item (Eq. 3), with a weight for each pair if wanted.
 
-The paper: Lin et al., Prototypical Graph Contrastive Learning, 10.1109/TNNLS.2022.3191086. The sums
-over negatives are in `engine/`, and the positives in `positives.py`. Hard negatives: Robinson et
-al., Contrastive Learning with Hard Negative Samples, ICLR 2021. Debiased negatives: Chuang et al.,
-Debiased Contrastive Learning, NeurIPS 2020.
+The paper: Lin et al., Prototypical Graph Contrastive Learning, 10.1109/TNNLS.2022.3191086. The
+formula is in `forms.py`, its sums are in `engine/`. Hard negatives: Robinson et al., Contrastive
+Learning with Hard Negative Samples, ICLR 2021.
 """
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
-from torch.distributed import ProcessGroup
 
 from pgcl_losses import _checks as check
-from pgcl_losses._module import Check, LossModule
+from pgcl_losses._module import LossModule
 from pgcl_losses._normalize import full_precision
-from pgcl_losses.batch import (
-    Batch,
-    Items,
-    Negatives,
-    Queries,
-    Reduction,
-    Related,
-    batch_of,
-    given_batch,
-)
+from pgcl_losses._options import Debias, Dimension, Hardness, Size, Temperature, with_options
+from pgcl_losses.batch import Batch, Items, Negatives, Queries, Reduction, batch_argument
 from pgcl_losses.engine.contrast import Engine, contrast
 from pgcl_losses.engine.pairs import Factors, Gaussian, Pairs, Table
 from pgcl_losses.forms import Form
@@ -33,24 +22,16 @@ from pgcl_losses.memory import LossWithMemory, Memory
 from pgcl_losses.watch import Step, Watch
 
 
+@with_options
 class WeightedInfoNCE(LossModule):
     """InfoNCE of the sets of a batch, whose negatives may have weights."""
 
-    options: ClassVar[dict[str, Check]] = {
-        "temperature": check.temperature,
-        "negatives": check.one_of(Negatives),
-        "queries": check.one_of(Queries),
-        "decoupled": check.flag,
-        "reduction": check.one_of(Reduction),
-        "engine": check.one_of(Engine),
-    }
-
-    temperature: float | Tensor
-    negatives: Negatives
-    queries: Queries
-    decoupled: bool
-    reduction: Reduction
-    engine: Engine
+    temperature: Temperature = 0.2
+    negatives: Negatives = "all"
+    queries: Queries = "all"
+    decoupled: bool = False
+    reduction: Reduction = "mean"
+    engine: Engine = "auto"
 
     def of_batch(
         self,
@@ -62,7 +43,7 @@ class WeightedInfoNCE(LossModule):
         debias: float = 0.0,
     ) -> Tensor:
         """A query's loss is the mean over its positives, with one sum S of its negatives."""
-        processes, listed = batch.processes, batch.listed
+        processes = batch.processes
         if self.negatives == "memory" and batch.memory is None:
             raise ValueError("negatives is 'memory', which needs a memory: memory_size is 0")
         with full_precision(batch.embeddings.device):
@@ -78,14 +59,15 @@ class WeightedInfoNCE(LossModule):
                 pair_weight,
                 hardness,
                 self.queries == "first",
-                None if listed is None else torch.stack(listed[:2]),
-                None if listed is None else listed.weights,
+                batch.positives,
+                batch.positive_weights,
             )
             form = Form(self.decoupled, debias)
             loss = contrast(pairs, temperature, form, self.reduction, self.engine, processes)
             return batch.own(loss) if self.reduction == "none" else loss
 
 
+@with_options
 class InfoNCE(WeightedInfoNCE, LossWithMemory):
     r"""InfoNCE (NT-Xent), at any batch size and exact on many processes.
 
@@ -134,7 +116,8 @@ class InfoNCE(WeightedInfoNCE, LossWithMemory):
     ``items`` say which embeddings are positives of each other: those of one item. There is one
     number for each embedding: ``items=(u, v)`` for two sets, which may differ in length, or one
     tensor for all. Without them, row i of every view is item i. A query without a positive has loss
-    0 and is left out of the mean. An item's own embeddings in the memory are no negatives.
+    0 and is left out of the mean. An item's own embeddings in the memory are no negatives. Give
+    embeddings without a label an item each, and not -1 or -100.
 
     ``positives`` are further pairs (query, key), as an ``edge_index`` of positions in the
     concatenated sets: key is a positive of query, not the other way round. A query's loss is the
@@ -168,43 +151,21 @@ class InfoNCE(WeightedInfoNCE, LossWithMemory):
 
     """
 
-    options: ClassVar[dict[str, Check]] = {
-        **WeightedInfoNCE.options,
-        "memory_size": partial(check.count, minimum=0),
-        "dim": check.optional_dim,
-        "hardness": partial(check.number, expected="a number from 0 to 1e6", highest=1e6),
-        "debias": check.debias,
-    }
+    memory_size: Size = 0
+    dim: Dimension = None
+    hardness: Hardness = 0.0
+    debias: Debias = 0.0
     fixed = frozenset({"memory_size", "dim"})
 
-    memory_size: int
-    dim: int | None
-    hardness: float
-    debias: float
-
-    def __init__(
-        self,
-        *,
-        temperature: float | Tensor = 0.2,
-        negatives: Negatives = "all",
-        queries: Queries = "all",
-        decoupled: bool = False,
-        memory_size: int = 0,
-        dim: int | None = None,
-        hardness: float = 0.0,
-        debias: float = 0.0,
-        reduction: Reduction = "mean",
-        engine: Engine = "auto",
-        gather: bool = True,
-        process_group: ProcessGroup | None = None,
-    ) -> None:
-        super().__init__()
-        self._assign_options(locals())
+    def __post_init__(self) -> None:
+        if self.memory_size > 0 and self.dim is None:
+            size = self.memory_size
+            raise TypeError(f"memory_size={size} needs the embedding dimension, dim=...")
+        if self.negatives == "memory":
+            check.memory_of_negatives(self.memory_size)
         self.register_buffer("memory", None)  # of a module that is None, torch would drop keys
-        if self.memory_size > 0:
-            if dim is None:
-                raise TypeError(f"memory_size={memory_size} needs the embedding dimension, dim=...")
-            self.memory = Memory(self.memory_size, dim)
+        if self.dim is not None and self.memory_size > 0:
+            self.memory = Memory(self.memory_size, self.dim)
         self._watch = Watch("InfoNCE")
 
     def forward(
@@ -215,34 +176,44 @@ class InfoNCE(WeightedInfoNCE, LossWithMemory):
         positive_weights: Tensor | None = None,
     ) -> Tensor:
         """The loss of two views or more, of sets with items or positives, or of a batch."""
-        loss = self.traceable(self._loss, views)
-        return loss(views, Related(items, positives, positive_weights))
+        given = items, positives, positive_weights
+        return self.traceable(self._loss)(views, *given)
 
     if TYPE_CHECKING:
         __call__ = forward
 
-    def _loss(self, views: tuple[Any, ...], related: Related) -> Tensor:
-        given = given_batch(views, related)
-        if given is not None and self.memory is not None:
-            raise TypeError("a batch has a memory of its own: call this InfoNCE with tensors")
-        if given is None:
-            same = partial(self.memory_facts, related)
-            processes = self.agree("forward", partial(self._check, views, related), views, same)
-            batch = self.with_memory(batch_of(processes, views, related=related))
-        else:
-            batch = given
+    def _loss(self, views: tuple[Any, ...], *given: Any) -> Tensor:
+        batch = batch_argument(views, given)
+        if batch is not None:
+            if self.memory is not None:
+                raise TypeError("a batch has a memory of its own: call this InfoNCE with tensors")
+            return self.of_batch(batch, hardness=self.hardness, debias=self.debias)
+        processes = self.agree("forward", partial(self._check, views, *given), views)
+        items, positives, weights = given
+        batch = self.with_memory(
+            Batch.of(
+                views,
+                items=items,
+                positives=positives,
+                positive_weights=weights,
+                processes=processes,
+            )
+        )
         loss = self.of_batch(batch, hardness=self.hardness, debias=self.debias)
-        if given is None and self.moves_state(batch.embeddings):
+        if self.moves_state(batch.embeddings):
             self.remember_batch(batch)
-        if given is None and self._watch.is_due(self, loss, batch):
+        if self._watch.is_due(self, loss, batch):
             self._watch.look(Step(views, batch, loss))
         return loss
 
-    def _check(self, views: tuple[Any, ...], related: Related, may_be_empty: bool) -> None:
-        related_given = related.items is not None or related.positives is not None
-        may_be_one = related_given and self.negatives == "all"  # else two to compare
-        check.loss_views(views, related.items, 1 if may_be_one else 2, may_be_empty)
-        check.positives(*related[1:], views, self.queries)
+    def _check(
+        self, views: tuple[Any, ...], items: Any, positives: Any, weights: Any, may_be_empty: bool
+    ) -> dict[str, Any]:
+        alone = (items is not None or positives is not None) and self.negatives == "all"
+        compared = "" if self.negatives == "all" else f", as negatives={self.negatives!r}"
+        check.loss_views(views, items, 1 if alone else 2, may_be_empty, compared)
+        check.positives(positives, weights, views, self.queries)
         check.temperature_value("temperature", self.temperature, views[0])
         if self.memory is not None:
             self.memory.check("z1", views[0])
+        return self.state_of_memory() | check.are_given(items, positives, weights)

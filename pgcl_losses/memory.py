@@ -4,15 +4,14 @@ The memory of negatives is that of MoCo (He et al., CVPR 2020) and GCC (Qiu et a
 without gradient, never queries. The queue is that of SwAV (Caron et al., NeurIPS 2020).
 """
 
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from pgcl_losses import _checks as check
-from pgcl_losses._module import LossModule
-from pgcl_losses.batch import Batch, Related, batch_of
+from pgcl_losses._module import LossModule, raised_by_all
+from pgcl_losses.batch import Batch
 from pgcl_losses.engine.pairs import NO_ITEM
 
 
@@ -35,6 +34,10 @@ class Ring(nn.Module):
         """The mask of filled slots, behind that of ``num_before`` embeddings: ``[M + B]``."""
         size = self.embeddings.shape[-2]
         return torch.arange(-num_before, size, device=self.num_stored.device) < self.num_stored
+
+    def state(self) -> dict[str, Tensor]:
+        """What must be the same in all processes."""
+        return {"queue": self.embeddings, "num_queued": self.num_stored}
 
     @torch.no_grad()
     def store(self, embeddings: Tensor, wanted: Tensor) -> Tensor:
@@ -107,6 +110,7 @@ class LossWithMemory(LossModule):
     memory_size: int
     memory: Memory | None
 
+    @raised_by_all("remember")
     def remember(self, embeddings: Tensor, items: Tensor | None = None) -> None:
         """Store embeddings ``[N, D]`` in the memory by hand, such as those of a momentum encoder.
 
@@ -121,9 +125,9 @@ class LossWithMemory(LossModule):
         self.traceable(self._remember)(embeddings, items)
 
     def _remember(self, embeddings: Tensor, items: Tensor | None) -> None:
-        memory, related = self.memory, Related(None if items is None else (items,))
+        memory = self.memory
 
-        def checked(may_be_empty: bool) -> None:
+        def checked(may_be_empty: bool) -> dict[str, Any]:
             if memory is None:
                 name = type(self).__name__
                 raise ValueError(f"memory_size is 0: make {name}(memory_size=...) to remember")
@@ -131,12 +135,12 @@ class LossWithMemory(LossModule):
             memory.check("embeddings", embeddings)
             if items is not None:
                 check.clusters("items", items, "embeddings", embeddings, rule="one for each")
+            return self.state_of_memory() | check.are_given(items)
 
-        same = partial(self.memory_facts, related)
-        processes = self.agree("remember", checked, (embeddings,), same)
+        processes = self.agree("remember", checked, (embeddings,))
         assert memory is not None  # as checked
         with torch.no_grad():
-            batch = batch_of(processes, (embeddings,), related=related)
+            batch = Batch.of((embeddings,), items=items, processes=processes)
         memory.store_batch(batch, manually=True)
 
     def with_memory(self, batch: Batch) -> Batch:
@@ -153,7 +157,6 @@ class LossWithMemory(LossModule):
         if self.memory is not None:
             self.memory.store_batch(batch, manually=False)
 
-    def memory_facts(self, related: Related) -> dict[str, Any]:
+    def state_of_memory(self) -> dict[str, Any]:
         """What must be the same in all processes."""
-        state = {} if self.memory is None else self.memory.state()
-        return {**related.facts(), **state}
+        return {} if self.memory is None else self.memory.state()

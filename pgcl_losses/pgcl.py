@@ -5,25 +5,17 @@ The paper: Lin et al., Prototypical Graph Contrastive Learning, 10.1109/TNNLS.20
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from pgcl_losses import _checks as check
-from pgcl_losses._module import Check, LossModule
-from pgcl_losses._normalize import mean_cosine
-from pgcl_losses.batch import (
-    Assignment,
-    Batch,
-    Items,
-    Negatives,
-    Queries,
-    Reduction,
-    Related,
-    batch_of,
-)
+from pgcl_losses._module import raised_by_all
+from pgcl_losses._normalize import computing_dtype, mean_cosine
+from pgcl_losses._options import Size, Weight, with_options
+from pgcl_losses.batch import Assignment, Batch, Items, Negatives, Queries, Reduction
 from pgcl_losses.consistency import ConsistencyLoss
 from pgcl_losses.contrast import PrototypeReweightedNCE, Weighting
 from pgcl_losses.engine.contrast import Engine
@@ -47,6 +39,7 @@ class PGCLTerms(NamedTuple):
         return f"PGCLTerms({', '.join(shown)}, assignments of {len(self.assignments)} views)"
 
 
+@with_options
 class PGCLLoss(LossWithMemory):
     r"""PGCL: reweighted contrast + :math:`\lambda` consistency, with its prototypes.
 
@@ -57,8 +50,9 @@ class PGCLLoss(LossWithMemory):
         num_prototypes (int or sequence of int): how many prototypes, K; or several numbers, one for
             each head. Each head is a set of prototypes that is balanced by itself.
         consistency_weight (float): lambda, the weight of the consistency. With 0, ``consistency``
-            is not called. Made with 0, the prototypes need no gradient, so that weight decay does
-            not move them; if 0 is assigned later, their gradient is zero.
+            is not called. Made with 0, the prototypes need no gradient until another weight is
+            assigned, so that weight decay does not move them; if 0 is assigned later, their
+            gradient is zero.
         contrast_weight (float): weight of the contrast. With 0, ``contrast`` is not called.
         temperature (float or Tensor): tau of both the contrast and the prediction, as in
             :class:`InfoNCE`.
@@ -84,9 +78,10 @@ class PGCLLoss(LossWithMemory):
         negatives, queries, decoupled, reduction, engine, gather, process_group: as in
             :class:`InfoNCE`.
 
-    Options may be assigned at any time: ``pgcl.temperature = 0.1`` reaches all modules that have
-    it. The modules, ``prototypes``, ``contrast`` and ``consistency``, may be replaced by subclasses
-    of yours. ``prototypes`` is called with a :class:`Batch`, the others with what it returns.
+    Options may be assigned at any time. Those of a module are set there, as in
+    ``pgcl.contrast.decoupled = True``; ``pgcl.temperature = 0.1`` sets that of contrast and
+    prediction. The modules, ``prototypes``, ``contrast`` and ``consistency``, may be replaced by
+    subclasses of yours. ``prototypes`` is called with a :class:`Batch`, the others with its result.
 
     ``items`` and ``positives`` change the contrast alone, as they do :class:`InfoNCE`:
     graphs of one item are positives of each other and never negatives.
@@ -117,19 +112,10 @@ class PGCLLoss(LossWithMemory):
 
     """
 
-    options: ClassVar[dict[str, Check]] = {
-        "consistency_weight": check.weight,
-        "contrast_weight": check.weight,
-        "memory_size": partial(check.count, minimum=0),
-    }
+    consistency_weight: Weight = 6.0
+    contrast_weight: Weight = 1.0
+    memory_size: Size = 0
     fixed = frozenset({"memory_size"})
-
-    prototypes: SinkhornPrototypes
-    contrast: PrototypeReweightedNCE
-    consistency: ConsistencyLoss
-    consistency_weight: float
-    contrast_weight: float
-    memory_size: int
 
     def __init__(
         self,
@@ -157,41 +143,74 @@ class PGCLLoss(LossWithMemory):
         gather: bool = True,
         process_group: ProcessGroup | None = None,
     ) -> None:
-        super().__init__()
-        self.prototypes = SinkhornPrototypes.of_options(locals())
-        self.contrast = PrototypeReweightedNCE.of_options(locals())
-        self.consistency = ConsistencyLoss.of_options(locals())
-        self._assign_options(locals())
-        if self.consistency_weight == 0:
-            # Weight decay would move them by zeros. (If assigned later, DDP expects a gradient.)
-            self.prototypes.weight.requires_grad_(False)
+        self.consistency_weight, self.contrast_weight = consistency_weight, contrast_weight
+        self.memory_size, self.gather, self.process_group = memory_size, gather, process_group
+        self.prototypes = SinkhornPrototypes(
+            dim,
+            num_prototypes,
+            temperature=temperature,
+            epsilon=epsilon,
+            iterations=iterations,
+            queue_size=queue_size,
+            queue_views=queue_views,
+            freeze_steps=freeze_steps,
+            gather=gather,
+            process_group=process_group,
+        )
+        self.contrast = PrototypeReweightedNCE(
+            temperature=temperature,
+            weighting=weighting,
+            exclude_same_cluster=exclude_same_cluster,
+            negative_ranks=negative_ranks,
+            soft_clusters=soft_clusters,
+            negatives=negatives,
+            queries=queries,
+            decoupled=decoupled,
+            reduction=reduction,
+            engine=engine,
+            gather=gather,
+            process_group=process_group,
+        )
+        self.consistency = ConsistencyLoss(
+            reduction=reduction, gather=gather, process_group=process_group
+        )
         self.register_buffer("memory", None)  # of a module that is None, torch would drop keys
         if self.memory_size > 0:
             self.memory = Memory(self.memory_size, dim)
         self._watch = Watch("PGCLLoss")
-        self._check_window()
+        self._check_contrast()
+        # Weight decay would move them by zeros. (If 0 is assigned later, DDP expects a gradient.)
+        self._frozen_by_weight = self.consistency_weight == 0
+        if self._frozen_by_weight:
+            self.prototypes.weight.requires_grad_(False)
 
-    if TYPE_CHECKING:  # the options of the modules
+    @property
+    def temperature(self) -> float | Tensor:
+        """tau of the contrast; if it is assigned, of the prediction as well."""
+        return self.contrast.temperature
 
-        def __getattr__(self, name: str) -> Any: ...
+    @temperature.setter
+    def temperature(self, value: float | Tensor) -> None:
+        for module in (self.prototypes, self.contrast):
+            if hasattr(module, "temperature"):  # a module of yours may have none
+                module.temperature = value
 
     def __setattr__(self, name: str, value: Any) -> None:
-        before, modules = self.__dict__.get(name), self._modules_with(name)
-        for module in modules:
-            setattr(module, name, value)
-        if not modules or name in self.shared:
-            super().__setattr__(name, value)
-        if name == "consistency_weight" and before == 0 and value > 0:
+        super().__setattr__(name, value)
+        if name == "consistency_weight" and value > 0 and self.__dict__.get("_frozen_by_weight"):
+            self._frozen_by_weight = False  # what a user froze stays frozen
             self.prototypes.weight.requires_grad_(True)
 
-    def _modules_with(self, name: str) -> list[LossModule]:
-        """The modules that have an option of that name."""
-        having = [module for module in self._loss_modules() if name in module.all_options()]
-        return [] if name in self.options else having
-
-    def all_options(self) -> list[str]:
-        of_modules = [name for module in self._loss_modules() for name in module.all_options()]
-        return list(dict.fromkeys([*self.options, *of_modules]))
+    def _check_name(self, name: str, value: Any, *others: str) -> None:
+        there = [
+            f"pgcl.{child}.{name}"
+            for child, module in self.named_children()
+            if name in getattr(module, "options", ())
+        ]
+        if there:
+            owner = type(self).__name__
+            raise AttributeError(f"{name} is not an option of {owner}: set {' and '.join(there)}")
+        super()._check_name(name, value, "temperature", *self.prototypes.options)
 
     def forward(
         self,
@@ -201,12 +220,13 @@ class PGCLLoss(LossWithMemory):
         positive_weights: Tensor | None = None,
     ) -> Tensor:
         """The loss."""
-        related = Related(items, positives, positive_weights)
-        return self.traceable(self._compute, views)(views, related)[0]
+        given = items, positives, positive_weights
+        return self.traceable(self._compute)(views, *given)[0]
 
     if TYPE_CHECKING:
         __call__ = forward
 
+    @raised_by_all("forward")
     def terms(
         self,
         *views: Tensor,
@@ -215,25 +235,34 @@ class PGCLLoss(LossWithMemory):
         positive_weights: Tensor | None = None,
     ) -> PGCLTerms:
         """The loss with its two terms and the assignments, for logging."""
-        related = Related(items, positives, positive_weights)
-        compute = self.traceable(self._compute, views)
-        loss, contrast, consistency, batch = compute(views, related)
+        given = items, positives, positive_weights
+        compute = self.traceable(self._compute)
+        loss, contrast, consistency, batch = compute(views, *given)
         cosine = mean_cosine(batch.embeddings.detach())
         return PGCLTerms(loss, contrast, consistency, batch.assignments(), cosine)
 
     def _compute(
-        self, views: tuple[Tensor, ...], related: Related
+        self, views: tuple[Tensor, ...], *given: Any
     ) -> tuple[Tensor, Tensor, Tensor, Batch]:
         """The loss, its contrast and its consistency, and the batch."""
-        batch = self._batch(views, related)
+        processes = self.agree("forward", partial(self._check, views, *given), views)
+        items, positives, weights = given
+        batch = self.with_memory(
+            Batch.of(
+                views,
+                items=items,
+                positives=positives,
+                positive_weights=weights,
+                dtype=computing_dtype(views[0], self.prototypes.weight),
+                processes=processes,
+            )
+        )
         learns = self.consistency_weight > 0 or self.contrast_weight == 0
-        if learns:
+        # Without the consistency, backward has nothing to do for the prediction.
+        with torch.set_grad_enabled(learns and torch.is_grad_enabled()):
             batch = self.prototypes(batch)
+        if learns:
             consistency = self.consistency(batch)
-        else:  # backward has nothing to do for the prediction
-            embeddings = batch.embeddings
-            batch = self.prototypes(batch._replace(embeddings=embeddings.detach()))
-            batch = batch._replace(embeddings=embeddings)
         if self.contrast_weight == 0:
             contrast = torch.zeros_like(consistency)
         else:
@@ -255,26 +284,17 @@ class PGCLLoss(LossWithMemory):
             self._watch.look(Step(views, batch, contrast, *options))
         return loss, contrast, consistency, batch
 
-    def _batch(self, views: tuple[Tensor, ...], related: Related) -> Batch:
-        """The unit embeddings of all views, of this process or of all."""
-        processes = self.agree(
-            "forward",
-            partial(self._check, views, related),
-            views,
-            lambda: {**self.memory_facts(related), **self.prototypes.state()},
-        )
-        weight = self.prototypes.weight
-        return self.with_memory(batch_of(processes, views, weight, related=related))
-
-    def _check(self, views: tuple[Tensor, ...], related: Related, may_be_empty: bool) -> None:
+    def _check(
+        self, views: tuple[Any, ...], items: Any, positives: Any, weights: Any, may_be_empty: bool
+    ) -> dict[str, Any]:
         check.loss_views(views, None, 2, may_be_empty)
         for module in (self.prototypes, self.contrast):  # a module of yours may have none
             temperature = getattr(module, "temperature", 1.0)
             check.temperature_value("temperature", temperature, views[0])
-        if related.items is not None:
-            check.items(related.items, views)
+        if items is not None:
+            check.items(items, views)
         queries = getattr(self.contrast, "queries", "all")
-        check.positives(*related[1:], views, queries)
+        check.positives(positives, weights, views, queries)
         both = self.consistency_weight > 0 and self.contrast_weight > 0
         if both and queries == "first" and self.consistency.reduction == "none":
             raise ValueError(
@@ -284,11 +304,16 @@ class PGCLLoss(LossWithMemory):
         weight = self.prototypes.weight
         check.prototypes("prototypes.weight", weight, "z1", views[0], type(self).__name__)
         self.prototypes.check_call(len(views))
-        self._check_window()
+        self._check_contrast()
+        state = self.state_of_memory() | self.prototypes.state()
+        return state | check.are_given(items, positives, weights)
 
-    def _check_window(self) -> None:
-        if isinstance(self.contrast, PrototypeReweightedNCE):
-            self.contrast.check_window(self.prototypes.heads)
+    def _check_contrast(self) -> None:
+        contrast = self.contrast
+        if getattr(contrast, "negatives", "all") == "memory":
+            check.memory_of_negatives(self.memory_size)
+        if isinstance(contrast, PrototypeReweightedNCE) and contrast.negative_ranks is not None:
+            contrast.check_window(self.prototypes.heads)
 
     def excludes_clusters(self) -> bool:
         """Whether embeddings of one cluster are no negatives."""
@@ -296,33 +321,3 @@ class PGCLLoss(LossWithMemory):
         if not isinstance(contrast, PrototypeReweightedNCE):
             return False
         return contrast.exclude_same_cluster and not contrast.soft_clusters
-
-    def _loss_modules(self) -> list[LossModule]:
-        modules = self.__dict__.get("_modules", {}).values()  # none before torch's constructor
-        return [module for module in modules if isinstance(module, LossModule)]
-
-    def facts(self) -> dict[str, Any]:
-        own = super().facts()
-        for name, module in self.named_children():
-            facts = {"type": type(module).__name__}
-            facts |= module.facts() if isinstance(module, LossModule) else {}
-            own |= {f"{name}.{fact}": value for fact, value in facts.items()}
-        return own
-
-
-def _option_of_modules(name: str) -> property:
-    def value(self: PGCLLoss) -> Any:
-        values = {type(x).__name__: getattr(x, name) for x in self._modules_with(name)}
-        if not values:
-            raise AttributeError(f"no module of this {type(self).__name__} has an option {name}")
-        first, *others = values.values()
-        if any(other is not first and other != first for other in others):
-            raise ValueError(f"{name} differs from module to module: {values}")
-        return first
-
-    return property(value)
-
-
-for _class in (SinkhornPrototypes, PrototypeReweightedNCE, ConsistencyLoss):
-    for _name in _class.options:
-        setattr(PGCLLoss, _name, _option_of_modules(_name))

@@ -4,22 +4,25 @@ The paper: Lin et al., Prototypical Graph Contrastive Learning, 10.1109/TNNLS.20
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import field
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import torch
 from torch import Tensor, nn
-from torch.distributed import ProcessGroup
+from torch.nn.utils.parametrize import is_parametrized
 
 from pgcl_losses import _checks as check
-from pgcl_losses._module import Check, LossModule
+from pgcl_losses._module import LossModule, raised_by_all
 from pgcl_losses._normalize import computing_dtype, full_precision, unit_vectors
-from pgcl_losses.batch import Assignment, Batch, batch_of, given_batch
+from pgcl_losses._options import Heads, Positive, Scale, Size, Temperature, with_options
+from pgcl_losses.batch import Assignment, Batch, batch_argument
 from pgcl_losses.kmeans import draw, spherical_kmeans
 from pgcl_losses.memory import Ring
 from pgcl_losses.sinkhorn import balance
 
 
+@with_options
 class SinkhornPrototypes(LossModule):
     r"""Learned prototypes; assigns embeddings to them by cosine, predicted and balanced.
 
@@ -52,46 +55,22 @@ class SinkhornPrototypes(LossModule):
 
     """
 
-    options: ClassVar[dict[str, Check]] = {
-        "dim": partial(check.count, minimum=1),
-        "num_prototypes": check.heads,
-        "temperature": check.temperature,
-        "epsilon": check.scale,
-        "iterations": partial(check.count, minimum=1),
-        "queue_size": partial(check.count, minimum=0),
-        "queue_views": partial(check.count, minimum=1),
-        "freeze_steps": partial(check.count, minimum=0),
-    }
-    fixed = frozenset({"dim", "num_prototypes", "queue_size", "queue_views"})
+    dim: Positive = field(kw_only=False)
+    num_prototypes: Heads = field(default=10, kw_only=False)
+    temperature: Temperature = 0.2
+    epsilon: Scale = 0.05
+    iterations: Positive = 3
+    queue_size: Size = 0
+    queue_views: Positive = 2
+    freeze_steps: Size = 0
+    fixed = frozenset({"dim", "num_prototypes", "heads", "queue_size", "queue_views"})
 
-    dim: int
-    num_prototypes: int | Sequence[int]  # a whole number, or a tuple of two or more
-    temperature: float | Tensor
-    epsilon: float
-    iterations: int
-    queue_size: int
-    queue_views: int
-    freeze_steps: int
-    weight: nn.Parameter
-    step: Tensor
-    queue: Ring | None  # [V, Q, D] past embeddings of each view
-
-    def __init__(
-        self,
-        dim: int,
-        num_prototypes: int | Sequence[int] = 10,
-        *,
-        temperature: float | Tensor = 0.2,
-        epsilon: float = 0.05,
-        iterations: int = 3,
-        queue_size: int = 0,
-        queue_views: int = 2,
-        freeze_steps: int = 0,
-        gather: bool = True,
-        process_group: ProcessGroup | None = None,
-    ) -> None:
-        super().__init__()
-        self._assign_options(locals())
+    def __post_init__(self) -> None:
+        sizes = self.num_prototypes
+        # How many prototypes each head has.
+        self.heads = (sizes,) if isinstance(sizes, int) else tuple(sizes)
+        self.step: Tensor
+        self.queue: Ring | None  # [V, Q, D] past embeddings of each view
         self.weight = nn.Parameter(torch.empty(sum(self.heads), self.dim))
         self.register_buffer("step", torch.zeros((), dtype=torch.long))
         if len(self.heads) > 1:
@@ -102,12 +81,6 @@ class SinkhornPrototypes(LossModule):
             self.queue = Ring(self.queue_views, self.queue_size, self.dim)
         self.reset_parameters()
         self.check_call(self.queue_views)
-
-    @property
-    def heads(self) -> tuple[int, ...]:
-        """How many prototypes each head has."""
-        sizes = self.num_prototypes
-        return (sizes,) if isinstance(sizes, int) else tuple(sizes)
 
     def reset_parameters(self) -> None:
         nn.init.kaiming_normal_(self.weight)
@@ -129,16 +102,17 @@ class SinkhornPrototypes(LossModule):
         __call__ = forward
 
     def _forward(self, views: tuple[Any, ...]) -> tuple[Assignment, ...] | Batch:
-        batch = given_batch(views)
+        batch = batch_argument(views)
         if batch is not None:  # whose owner calls `advance`
             return self._assigned(batch)
-        processes = self.agree("forward", partial(self._check, views), views, self.state)
-        batch = self._assigned(batch_of(processes, views, self.weight))
+        processes = self.agree("forward", partial(self._check, views), views)
+        dtype = computing_dtype(views[0], self.weight)
+        batch = self._assigned(Batch.of(views, dtype=dtype, processes=processes))
         if self.moves_state(batch.embeddings):
             self.advance(batch)
         return batch.assignments()
 
-    def _check(self, views: tuple[Any, ...], may_be_empty: bool) -> None:
+    def _check(self, views: tuple[Any, ...], may_be_empty: bool) -> dict[str, Any]:
         if not views:
             raise TypeError("views must be one or more Tensors of shape [N, D], but got none")
         named = [(f"views[{v}]", view) for v, view in enumerate(views)]
@@ -146,6 +120,7 @@ class SinkhornPrototypes(LossModule):
         self._check_dim("views[0]", views[0])
         check.temperature_value("temperature", self.temperature, views[0])
         self.check_call(len(views))
+        return self.state()
 
     def _check_dim(self, name: str, z: Tensor) -> None:
         check.prototypes("weight", self.weight, name, z, type(self).__name__)
@@ -158,9 +133,10 @@ class SinkhornPrototypes(LossModule):
                 f"queue keeps past embeddings of each view; make it with queue_views={num_views}"
             )
 
-    def state(self) -> dict[str, Tensor]:
-        """The tensors that must be the same in all processes."""
-        return {"weight": self.weight, **dict(self.named_buffers())}
+    def state(self) -> dict[str, Any]:
+        """What must be the same in all processes."""
+        of_queue = {} if self.queue is None else self.queue.state()
+        return {"weight": self.weight, "step": self.step, **of_queue}
 
     def assign(self, z: Tensor) -> Tensor:
         """The nearest prototype of each embedding, ``[N, D] -> [N]``: for inference, no balancing.
@@ -175,6 +151,7 @@ class SinkhornPrototypes(LossModule):
             nearest = self._nearest(scores)
         return nearest if len(self.heads) > 1 else nearest.squeeze(-1)
 
+    @raised_by_all("start_from_")
     @torch.no_grad()
     def start_from_(self, embeddings: Tensor) -> "SinkhornPrototypes":
         """Initialise the prototypes, in place, from embeddings ``[N, D]``: k-means by cosine.
@@ -187,9 +164,8 @@ class SinkhornPrototypes(LossModule):
         are fewer different directions than prototypes, the remaining prototypes do not move.
         Prototypes keep their lengths, and the queue its embeddings. This call waits for the device.
         """
-        facts = {"weight": str(self.weight.dtype)}
         check_given = partial(self._check_start, embeddings)
-        processes = self.agree("start_from_", check_given, (embeddings,), lambda: facts)
+        processes = self.agree("start_from_", check_given, (embeddings,))
         # All ranks draw, so that their generators stay in the same state.
         draws, problem = [draw(size) for size in self.heads], None
         with full_precision(embeddings.device):
@@ -206,7 +182,10 @@ class SinkhornPrototypes(LossModule):
             raise problem
         if new.isnan().any():
             raise RuntimeError("rank 0 could not compute the initial prototypes: see its error")
-        self.weight.copy_(new)
+        if is_parametrized(self, "weight"):  # by weight_norm, for one, whose inverse takes it
+            setattr(self, "weight", new)  # noqa: B010  # by its setter
+        else:
+            self.weight.copy_(new)
         return self
 
     def _initialised(self, weight: Tensor, units: Tensor, draws: Sequence[Tensor]) -> Tensor:
@@ -216,11 +195,17 @@ class SinkhornPrototypes(LossModule):
         lengths = torch.linalg.vector_norm(weight, dim=1, keepdim=True)
         return (new * torch.where(lengths > 0, lengths, 1)).to(weight.dtype)
 
-    def _check_start(self, embeddings: Tensor, may_be_empty: bool) -> None:
+    def _check_start(self, embeddings: Tensor, may_be_empty: bool) -> dict[str, str]:
         check.matrix("embeddings", embeddings, "[N, D]", may_be_empty)
         self._check_dim("embeddings", embeddings)
         if not embeddings.isfinite().all():
             raise ValueError("embeddings must be finite, but there is a NaN or an inf among them")
+        if not (isinstance(self.weight, nn.Parameter) or is_parametrized(self, "weight")):
+            raise TypeError(
+                "weight is computed from other parameters before each forward, and so would not "
+                "stay: use weight_norm of torch.nn.utils.parametrizations"
+            )
+        return {"weight": str(self.weight.dtype)}
 
     def _assigned(self, batch: Batch) -> Batch:
         """The batch with its prototypes, log p, q and clusters."""

@@ -44,7 +44,7 @@ class Step(NamedTuple):
     @property
     def has_positives(self) -> bool:
         """Whether items or positives by index are given to the contrast."""
-        is_given = self.batch.items is not None or self.batch.listed is not None
+        is_given = self.batch.items is not None or self.batch.positives is not None
         return self.contrasts and is_given
 
     @property

@@ -186,7 +186,7 @@ class Positives:
         sets, size = self.pairs.sets(), block_size(items.device)
         items = items[: len(self.z)]
         if readable := can_be_read(items):
-            most = torch.unique_consecutive(items, return_counts=True)[1].max()  # type: ignore[no-untyped-call]  # torch has no type there
+            most = torch.unique_consecutive(items, return_counts=True)[1].max()
             size = min(size, 128 + int(most))
         for (a, of_a), (b, of_b) in itertools.combinations_with_replacement(enumerate(sets), 2):
             if a >= self.num_query_views or (a == b and self.pairs.negatives != "all"):

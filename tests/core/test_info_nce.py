@@ -102,7 +102,8 @@ def test_the_gradient_agrees_with_the_oracle(engine, negatives, given, options):
     (z,), (items_of_z,) = random_sets((4,), 1, 3)
     pairs, weights = random_pairs(8, 4, 9)
     positives = {"positives": pairs, "positive_weights": weights.add_(0.1).requires_grad_()}
-    inputs = [*sets, torch.tensor(0.3, dtype=torch.float64, requires_grad=True), weights]
+    tau = torch.nn.Parameter(torch.tensor(0.3, dtype=torch.float64))
+    inputs = [*sets, tau, weights]
     if given == "views":
         items = items_of_z = None
     if given != "items and positives":
@@ -158,7 +159,7 @@ z, items = torch.randn(5, DIM), torch.arange(5)
         (
             lambda: InfoNCE(negatives="cross")(z, items=(items,)),
             TypeError,
-            "views must be two or more Tensors .* but got 1",
+            "views must be two or more Tensors .*, as negatives='cross', but got 1",
         ),
     ],
 )

@@ -12,6 +12,7 @@ from helpers.rank_models import mean_over_ranks, of_seed
 from helpers.ranks import on_ranks
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.nn.utils import parametrizations
 
 from pgcl_losses import SinkhornPrototypes, kmeans
 from pgcl_losses._normalize import unit_vectors
@@ -100,6 +101,23 @@ def test_start_from_is_repeatable_and_changes_directions_alone():
 
 
 @FEW
+@pytest.mark.parametrize("by", [parametrizations.weight_norm, parametrizations.spectral_norm])
+def test_parametrised_prototypes_are_initialised(by):
+    z, (plain, other) = torch.randn(80, DIM), (SinkhornPrototypes(DIM, 4) for _ in range(2))
+    by(other)
+    for prototypes in (plain, other):
+        torch.manual_seed(0)
+        prototypes.start_from_(z)
+    torch.testing.assert_close(unit(other.weight), unit(plain.weight))
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm. is deprecated:FutureWarning")
+def test_a_weight_that_a_hook_computes_is_an_error():
+    prototypes = torch.nn.utils.weight_norm(SinkhornPrototypes(DIM, 4))
+    with pytest.raises(TypeError, match="use weight_norm of torch"):
+        prototypes.start_from_(torch.randn(80, DIM))
+
+
 class TestFewEmbeddings:
     @pytest.mark.parametrize(
         ("z", "different"),

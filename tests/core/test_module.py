@@ -2,7 +2,7 @@
 
 import copy
 import pickle
-from typing import ClassVar
+from functools import partial
 
 import pytest
 import torch
@@ -16,6 +16,7 @@ from pgcl_losses import (
     PrototypeReweightedNCE,
     SinkhornPrototypes,
 )
+from pgcl_losses._options import with_options
 
 MODULES = ("prototypes", "contrast", "consistency")
 DIM = 4
@@ -81,29 +82,30 @@ def test_hooks_fire_and_subclasses_replace_modules(num_ranks):
 
 
 ASSIGNED = {
-    "temperature": 0.5,
-    "epsilon": 0.1,
-    "iterations": 5,
-    "weighting": "sample",
-    "exclude_same_cluster": False,
-    "negatives": "cross",
-    "reduction": "sum",
-    "engine": "dense",
-    "consistency_weight": 2.0,
-    "contrast_weight": 3.0,
-    "gather": False,
+    "temperature": (0.5, ""),
+    "epsilon": (0.1, "prototypes"),
+    "iterations": (5, "prototypes"),
+    "weighting": ("sample", "contrast"),
+    "exclude_same_cluster": (False, "contrast"),
+    "negatives": ("cross", "contrast"),
+    "reduction": ("sum", "contrast consistency"),
+    "engine": ("dense", "contrast"),
+    "consistency_weight": (2.0, ""),
+    "contrast_weight": (3.0, ""),
+    "gather": (False, ""),
 }
 
 
 class TestOptions:
-    def test_an_assigned_option_reaches_every_module_that_has_it(self):
-        pgcl, views = pgcl_of(), views_of(2)
-        for name, value in ASSIGNED.items():
-            setattr(pgcl, name, value)
-            assert getattr(pgcl, name) == value
-            expected = pgcl_of(**{other: getattr(pgcl, other) for other in ASSIGNED})
+    def test_an_assigned_option_is_as_one_of_the_constructor(self):
+        pgcl, views, given = pgcl_of(), views_of(2), {}
+        for name, (value, modules) in ASSIGNED.items():
+            for module in [getattr(pgcl, module) for module in modules.split()] or [pgcl]:
+                setattr(module, name, value)
+                assert getattr(module, name) == value
+            given[name] = value
             assert f"{name}={value!r}" in repr(pgcl)
-            torch.testing.assert_close(pgcl(*views), expected(*views))
+            torch.testing.assert_close(pgcl(*views), pgcl_of(**given)(*views))
         assert (pgcl.prototypes.temperature, pgcl.contrast.temperature) == (0.5, 0.5)
         with pytest.raises(ValueError, match="temperature must be"):
             pgcl.temperature = -1
@@ -112,10 +114,11 @@ class TestOptions:
     def test_a_module_may_have_a_temperature_of_its_own(self):
         pgcl = pgcl_of()
         pgcl.contrast.temperature = 0.5
-        with pytest.raises(ValueError, match=r"temperature differs from module to module: .*0\.5"):
-            print(pgcl.temperature)
+        assert hasattr(pgcl, "temperature")
         pgcl.temperature = 0.3
-        assert pgcl.temperature == 0.3
+        assert pgcl.temperature == pgcl.contrast.temperature == pgcl.prototypes.temperature == 0.3
+        pgcl.contrast = torch.nn.Identity()
+        assert not hasattr(pgcl, "temperature")
 
     def test_a_subclass_has_arguments_and_attributes_of_its_own(self):
         mine = copy.deepcopy(Mine(tau=0.3))
@@ -127,22 +130,19 @@ class TestOptions:
         assert (loss._x, loss.z.shape) == (3, (2,))
 
 
+@with_options
 class WithStrength(ConsistencyLoss):
     """Has an option that its repr does not show."""
 
-    options: ClassVar = {**ConsistencyLoss.options, "strength": lambda name, value: value}
-
-    def __init__(self, strength):
-        super().__init__()
-        self.strength = strength
+    strength: int = 0
 
     def extra_repr(self):
         return ""
 
 
 class Broken(PrototypeReweightedNCE):
-    def facts(self):
-        raise OSError("no facts today")
+    def check_window(self, heads):
+        raise OSError("no check today")
 
 
 def of_modules(**modules):
@@ -157,11 +157,12 @@ def calls_that_differ():
     views, clusters = views_of(2), torch.zeros(2, 6, dtype=torch.long)
     pgcl, info_nce, consistency = pgcl_of(memory_size=3), InfoNCE(), ConsistencyLoss()
     forward, call = (pgcl, views), "call=PGCLLoss.forward$"
-    by_strength = [of_modules(consistency=WithStrength(strength)) for strength in (0, 1)]
+    by_strength = [of_modules(consistency=WithStrength(strength=i)) for i in (0, 1)]
     few, many, heads, other_heads = (
         SinkhornPrototypes(DIM, sizes, gather=False).double()(*views)
         for sizes in (3, 4, (4, 6), (6, 4))
     )
+    broken = of_modules(contrast=Broken(negative_ranks=(0, 2)))
     names = r"heads=\(4, 6\)", r"heads=\(6, 4\)"
 
     def contrast(assignments=None, **given):
@@ -174,6 +175,8 @@ def calls_that_differ():
     return [
         ((pgcl.remember, views[:1]), forward, "call=PGCLLoss.remember", call),
         ((info_nce, views), forward, "call=InfoNCE.forward", call),
+        ((partial(pgcl, itms=1), views), forward, "TypeError: a call of PGCLLoss has.*", "ready"),
+        ((partial(info_nce, 1), views), (partial(info_nce, labels=1), views), "TypeErr.*", "TypeE"),
         (*((pgcl, views) for pgcl in by_strength), *(f"consistency.strength={i}" for i in (0, 1))),
         ((consistency, few), (consistency, many), "dimension=3", "dimension=4"),
         ((consistency, heads), (consistency, other_heads), *names),
@@ -184,7 +187,9 @@ def calls_that_differ():
             "ready",
             "TypeError: prototypes must be a Tensor",
         ),
-        (forward, (of_modules(contrast=Broken()), views), "ready", "OSError: no facts today"),
+        (forward, (broken, views), "ready", "OSError: no check today"),
+        (forward, (partial(pgcl.terms, itms=1), views), "ready", "TypeError: .*did you mean items"),
+        ((pgcl.remember, views[:1]), (partial(pgcl.remember, z=1), ()), "ready", "TypeError: .*"),
     ]
 
 

@@ -16,7 +16,14 @@ from helpers.marks import NEGATIVES, few_graphs, negatives_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pgcl_losses import Assignment, PGCLLoss, SinkhornPrototypes, diagnostics
+from pgcl_losses import (
+    Assignment,
+    ConsistencyLoss,
+    PGCLLoss,
+    PrototypeReweightedNCE,
+    SinkhornPrototypes,
+    diagnostics,
+)
 from pgcl_losses.contrast import WEIGHTINGS
 
 LAMBDA = 6.0
@@ -166,7 +173,7 @@ def test_second_derivatives_of_the_contrast(options, negatives):
     constants = [assignment._replace(ranking=None) for assignment in pgcl.prototypes(*inputs)]
 
     def contrast(temperature, *views):
-        pgcl.temperature = temperature
+        pgcl.temperature = 1 * temperature
         return pgcl.contrast(*views, assignments=constants, prototypes=pgcl.prototypes.weight)
 
     temperature = torch.tensor(0.3, dtype=torch.float64, requires_grad=True)
@@ -227,8 +234,9 @@ def test_diagnostics_of_each_head():
 def test_terms_are_reduced_weighted_and_added():
     pgcl, views, terms = PGCLLoss(4, 3), torch.randn(2, 7, 4), {}
     pgcl.contrast_weight, pgcl.consistency_weight = 2.0, 3.0
-    for pgcl.reduction in ("none", "sum", "mean"):
-        terms[pgcl.reduction] = of_reduction = pgcl.terms(*views)
+    for reduction in ("none", "sum", "mean"):
+        pgcl.contrast.reduction = pgcl.consistency.reduction = reduction
+        terms[reduction] = of_reduction = pgcl.terms(*views)
         total = 2 * of_reduction.contrast + 3 * of_reduction.consistency
         torch.testing.assert_close(of_reduction.loss, total)
     for each, total, mean in zip(
@@ -249,15 +257,23 @@ def test_weight_decay_does_not_move_prototypes_without_consistency():
         optimizer.step()
         assert torch.equal(pgcl.prototypes.weight, before) == (weight == 0)
     pgcl.prototypes.weight.requires_grad_(False)
-    pgcl.consistency_weight = 2
-    assert not pgcl.prototypes.weight.requires_grad  # the user's own choice
+    for pgcl.consistency_weight in (2, 0, 6):
+        assert not pgcl.prototypes.weight.requires_grad  # the user's own choice
 
 
 def test_paper_defaults():
     pgcl = PGCLLoss(96)
     assert pgcl.prototypes.weight.shape == (10, 96)
-    options = ("consistency_weight", "contrast_weight", "temperature", "epsilon", "weighting")
-    assert [getattr(pgcl, name) for name in options] == [6.0, 1.0, 0.2, 0.05, "prototype"]
+    ours = pgcl.all_options()
+    names = ("consistency_weight", "contrast_weight", "contrast.temperature", "prototypes.epsilon")
+    assert [ours[name] for name in names] == [6.0, 1.0, 0.2, 0.05]
+    for name, module in {
+        "prototypes": SinkhornPrototypes(96),
+        "contrast": PrototypeReweightedNCE(),
+        "consistency": ConsistencyLoss(),
+    }.items():  # PGCLLoss lists their defaults again
+        for option, value in module.all_options().items():
+            assert ours[f"{name}.{option}"] == value
 
 
 @few_graphs
@@ -281,7 +297,7 @@ def test_a_term_of_weight_0_is_not_computed(options, reduction):
         pgcl = PGCLLoss(DIM, 3, **options, reduction=reduction, **{f"{name}_weight": 0.0})
         pgcl.load_state_dict(plain.state_dict())
         twin = copy.deepcopy(plain)
-        twin.reduction = reduction
+        twin.contrast.reduction = twin.consistency.reduction = reduction
         with mock.patch.object(getattr(pgcl, name), "forward", side_effect=AssertionError):
             terms, expected = pgcl.terms(*views), twin.terms(*views)
         torch.testing.assert_close(terms.loss, weight * getattr(expected, other))

@@ -52,7 +52,7 @@ def test_pgcl_agrees_with_the_oracle(seed, mode, block, kept_up_to):
     pgcl = PGCLLoss(DIM, 3, memory_size=6, **mode, reduction="sum").double().eval()
     pgcl.remember(z, items_of_z)
     given, results = {"items": items, "positives": pairs, "positive_weights": weights}, []
-    for pgcl.engine in ("dense", "blocks"):
+    for pgcl.contrast.engine in ("dense", "blocks"):
         with in_blocks(block), pytest.MonkeyPatch.context() as patch:
             patch.setattr(blocks, "_KEPT_UP_TO", kept_up_to)
             contrast = pgcl.terms(*views, **given).contrast

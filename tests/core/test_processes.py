@@ -72,7 +72,7 @@ def equals_one_process(rank, num_ranks, name):
                 z = wrapped(torch.cat(mine.sets)).split([len(x) for x in mine.sets])
                 loss = model.loss(*z, **mine.given)
         expected = whole(*of_all.sets, **of_all.given)
-        if model.loss.reduction == "none":
+        if getattr(model.loss, "contrast", model.loss).reduction == "none":
             own = mine.positions[mine.positions < len(expected)]
             torch.testing.assert_close(loss, expected[own], **CLOSE)
             slopes = torch.linspace(-1, 2, len(expected), dtype=torch.float64)
@@ -172,6 +172,11 @@ def differing(rank):
         (alike().requires_grad_(first), z, "requires_grad=True.*1: .*requires_grad=False"),
         (alike(engine="dense"), z, "one matrix in one process, but 2 processes"),
         (alike(), z[:0], "the batch must not be empty on every rank"),
+        (
+            lambda z1, z2: InfoNCE()(z1, z2[:0], items=(torch.arange(4), torch.arange(0))),
+            z,
+            "z2 must not be empty on every rank",
+        ),
         (alike(iterations=1 + rank), too_wide, "^z1 has dimension 9"),
         (partial(InfoNCE(), items=torch.arange(4) if first else None), z, "items"),
         (partial(InfoNCE(), positives=one_pair if first else None), z, "positives"),
@@ -329,8 +334,8 @@ def test_bytes_that_collectives_send(counts):
     sums, state = 2 * sum(counts) * 4, prototypes + 2 * 8 * DIM * 4 + 2 * 8
     expected = {
         "allgather_base": embeddings + sums + 3 * 8,
-        # of the gradient of embeddings too, and of the state in the first call
-        "allreduce": 2 * sum(counts) * DIM * 4 + sums + prototypes + 2 * state,
+        # Gradients of embeddings, of the loss and of prototypes; in the first call the state.
+        "allreduce": 2 * sum(counts) * DIM * 4 + 4 + prototypes + 2 * state,
     }
     for of_rank in on_ranks(sent, len(counts), counts):
         assert of_rank == [expected, {}]

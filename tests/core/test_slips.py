@@ -56,6 +56,7 @@ TYPE_ERRORS = [
     ("PGCLLoss(D, True)", "num_prototypes must be a whole number, but got True (bool)"),
     ("PGCLLoss(D, '42')", "num_prototypes must be a whole number, or a sequence of them with one"),
     ("nce(temperature=None)", "at most 1e30, but got None (NoneType)"),
+    ("nce(temperature=torch.ones((), requires_grad=True))", "learns: give torch.nn.Parameter(...)"),
     ("nce(gather='yes')", "gather must be True or False, but got 'yes' (str)"),
     ("nce(process_group='all')", "process_group must be a ProcessGroup or None, but got 'all'"),
     ("nce(memory_size=10)", "memory_size=10 needs the embedding dimension, dim=..."),
@@ -65,6 +66,8 @@ TYPE_ERRORS = [
     ("pgcl()()", "views must be two or more Tensors of shape [N, D], but got 0"),
     ("prototypes()()", "views must be one or more Tensors of shape [N, D], but got none"),
     ("nce()([z1, z2])", "but got 1, a list: unpack it, *views"),
+    ("nce()(torch.cat([z1, z2]))", "but got 1: if it is torch.cat of two views, give *z.chunk(2)"),
+    ("nce(negatives='cross')(z1, items=y)", "Tensors of shape [N, D], as negatives='cross', but"),
     ("contrast()(torch.stack([z1, z2]))", "but got 1, a stacked Tensor: unpack it, *views"),
     ("pgcl()(z1, None)", "z2 must be a Tensor of shape [N, D], but got NoneType"),
     ("pgcl()(z1.long(), z2.long())", "z1 must be a floating-point Tensor, but got torch.int64"),
@@ -77,6 +80,7 @@ TYPE_ERRORS = [
     # Items.
     ("nce()(z1, z2, items=y.tolist())", "items must be a Tensor of shape [N], or a sequence of"),
     ("nce()(z1, z2, items=y.float())", "items must be an int64 Tensor, but got torch.float32"),
+    ("nce()(z1, z2, items=y.int())", "items must be an int64 Tensor, but got torch.int32: use .l"),
     ("nce()(z1, z2, items=(y, None))", "items[1] must be a Tensor of shape [N], but got NoneType"),
     # Clusters, assignments and batches.
     (
@@ -105,6 +109,9 @@ VALUE_ERRORS = [
     ("nce(engine=None)", "engine must be one of 'auto', 'dense', 'blocks', but got None"),
     ("pgcl(negative_ranks=(2, 8))", "negative_ranks must lie in 0..3, as there are 3 prototypes"),
     ("pgcl(negative_ranks=(2, 2))", "negative_ranks must be (first, end) with first < end, but"),
+    ("PGCLLoss(D, (2, 8), negative_ranks=(2, 4))", "negative_ranks must lie in 0..2, as there are"),
+    ("nce(negatives='memory')", "negatives is 'memory', which needs a memory: memory_size is 0"),
+    ("pgcl(negatives='memory')", "negatives is 'memory', which needs a memory: memory_size is 0"),
     ("pgcl(negative_ranks=(0, 1))", "negative_ranks is (0, 1), which is only the query's own"),
     ("pgcl(queue_size=9, queue_views=3)(z1, z2)", "views must be 3 when queue_size > 0, but got 2"),
     ("pgcl(consistency_weight=-1)", "consistency_weight must be a finite number of at least 0"),
@@ -123,6 +130,9 @@ VALUE_ERRORS = [
     ("prototypes().start_from_(z1.T)", "their cosine; make SinkhornPrototypes(dim=8)"),
     ("sinkhorn(z1[0])", "scores must have shape [N, K], but got (4,)"),
     # Items.
+    ("nce()(z1, z2, items=y - 1)", "torch.where(labels >= 0, labels, num_classes + ids)"),
+    ("nce()(z1, z2, items=(y, y - 100))", "items[1] must not hold -1 or -100, as an item of all"),
+    ("pgcl()(z1, z2, items=y - 1)", "items must not hold -1 or -100, as an item of all"),
     ("nce()(z1, z2, items=(y,))", "items must be 2, one for each set, but got 1"),
     ("pgcl()(z1, z2, items=y[:, None])", "items must have shape [N], but got (8, 1)"),
     ("nce()(z1, z2, items=y.to('meta'))", "items is on meta but z1 is on cpu"),
@@ -152,8 +162,15 @@ VALUE_ERRORS = [
 ATTRIBUTE_ERRORS = [
     ("setattr(pgcl(), 'tau', 0.1)", "PGCLLoss has no option tau: did you mean temperature?"),
     ("setattr(pgcl(), 'foo', 0.1)", "PGCLLoss has no option foo: it has consistency_weight, "),
+    ("setattr(pgcl(), 'eps', 0.1)", "PGCLLoss has no option eps: did you mean epsilon?"),
+    ("setattr(pgcl(), 'decoupled', True)", "of PGCLLoss: set pgcl.contrast.decoupled"),
+    ("setattr(pgcl(), 'reduction', 'sum')", "pgcl.contrast.reduction and pgcl.consistency.reduc"),
+    ("pgcl().decoupled", "'PGCLLoss' object has no attribute 'decoupled'"),
     ("setattr(pgcl().prototypes, 'K', 5)", "no option K: did you mean num_prototypes?"),
-    ("setattr(pgcl(), 'num_prototypes', 5)", "num_prototypes is 3 and cannot change in this"),
+    (
+        "setattr(pgcl().prototypes, 'num_prototypes', 5)",
+        "num_prototypes is 3 and cannot change in this",
+    ),
     ("setattr(pgcl().prototypes, 'heads', (1, 2))", "heads"),
 ]
 

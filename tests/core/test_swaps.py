@@ -24,9 +24,9 @@ few = settings(max_examples=25)
 
 def problem(seed, length, temperature):
     """Two views that are not normalised, and a temperature."""
-    random, options = of_seed(seed), {"dtype": torch.float64, "requires_grad": True}
-    views = [torch.randn(length, DIM, generator=random, **options) for _ in range(2)]
-    return *views, torch.tensor(temperature, **options)
+    random, temperature = of_seed(seed), torch.tensor(temperature, dtype=torch.float64)
+    views = torch.randn(2, length, DIM, dtype=torch.float64, generator=random)
+    return tuple(torch.nn.Parameter(tensor) for tensor in (*views, temperature))
 
 
 def exp_cosines(x, x_aug, tau):

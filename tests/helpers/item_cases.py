@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from helpers import oracle
 from helpers.rank_models import of_seed
 
-NUMBERS = (0, 1, 2, -1, -3, 2**40, 2**40 + 1, 1 - 2**63, 2**63 - 1)
+NUMBERS = (0, 1, 2, -2, -3, 2**40, 2**40 + 1, 1 - 2**63, 2**63 - 1)
 DIM = 3
 ENGINES = st.sampled_from(["dense", "blocks"])
 BLOCKS = st.sampled_from([1, 3, 640])

@@ -17,7 +17,7 @@ class Apart(nn.Module):
     def __init__(self, by_clusters=False, **options):
         super().__init__()
         self.by_clusters, self.pgcl = by_clusters, PGCLLoss(DIM, **options)
-        self.reduction = self.pgcl.reduction
+        self.contrast = self.pgcl.contrast
 
     def forward(self, *views):
         prototypes = self.pgcl.prototypes

@@ -150,13 +150,13 @@ CHANGES = {
 @on_intraview
 @pytest.mark.parametrize("change", CHANGES)
 def test_the_second_call_is_computed_if_anything_changed(change, intraview):
-    loss = PGCLContrastLoss(4, 3, queue_size=5, temperature=torch.tensor(0.2, requires_grad=True))
+    loss = PGCLContrastLoss(4, 3, queue_size=5, temperature=torch.nn.Parameter(torch.tensor(0.2)))
     z1, z2 = leaves(*views_of(6))
     first = loss(z1, sample_of(z1, z2, intraview))
     changed = CHANGES[change](loss, first, z1, z2)
     z1, z2 = changed if change == "copied views" else (z1, z2)
     fresh = copy.deepcopy(loss.pgcl)
-    fresh.negatives = negatives_of(intraview)
+    fresh.contrast.negatives = negatives_of(intraview)
     results = []
     for module, value in (
         (loss.pgcl, loss(z2, sample_of(z2, z1, intraview))),

@@ -1,0 +1,132 @@
+"""Options of modules: declared by name, type, check and default, each in one line of a class."""
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields
+from functools import partial
+from numbers import Integral
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
+
+from torch import Tensor, distributed, nn
+from torch.distributed import ProcessGroup
+from typing_extensions import dataclass_transform  # torch requires it
+
+from pgcl_losses import _checks as check
+
+Check = Callable[[str, Any], Any]  # of the name and the value of an option
+Module = TypeVar("Module", bound=nn.Module)
+
+COMMON = ("gather", "process_group")  # options of all modules, the last in a signature
+
+
+@dataclass_transform(kw_only_default=True, eq_default=False, field_specifiers=(field,))
+def with_options(module: type[Module]) -> type[Module]:
+    """A module whose annotated attributes are its options: a dataclass, with its constructor.
+
+    The type of an option says how it is checked whenever it is assigned.
+    """
+    has_constructor = "__init__" in vars(module)
+    made: Any = dataclass(kw_only=True, eq=False, repr=False)(module)
+    kinds = {option.name: _type_and_check(option.type) for option in fields(made)}
+    made.options = {name: kinds[name][1] for name in sorted(kinds, key=COMMON.__contains__)}
+    for name in kinds.keys() & vars(module).keys():
+        delattr(module, name)  # a default of the class would hide a Parameter
+    if not has_constructor:  # as help() shows it: without checks, and the common options last
+        signature = inspect.signature(made.__init__)
+        ordered = sorted(signature.parameters.values(), key=lambda option: option.name in COMMON)
+        shown = [x.replace(annotation=kinds.get(x.name, [x.annotation])[0]) for x in ordered]
+        made.__init__.__signature__ = signature.replace(parameters=shown)
+    return module
+
+
+def _type_and_check(kind: Any) -> tuple[Any, Check]:
+    """The plain type of an option, and its check: ``Annotated`` has both."""
+    if get_origin(kind) is Annotated:
+        return kind.__origin__, kind.__metadata__[0]
+    if get_origin(kind) is Literal:
+        return kind, partial(one_of, choices=get_args(kind))
+    return kind, flag if kind is bool else lambda name, value: value
+
+
+def temperature(name: str, value: Any) -> float | Tensor:
+    """A number, or a tensor of one, whose value is checked later."""
+    if not isinstance(value, Tensor):
+        return check.scale(name, value)
+    if value.dim() != 0:
+        raise ValueError(f"{name} must be a number or have shape (), but got {tuple(value.shape)}")
+    if not value.is_floating_point():
+        raise TypeError(f"{name} must be a floating-point Tensor, but got {value.dtype}")
+    if value.requires_grad and value.is_leaf and not isinstance(value, nn.Parameter):
+        raise TypeError(
+            f"{name} is a Tensor that no optimizer of the loss's parameters() learns: give "
+            "torch.nn.Parameter(...)"
+        )
+    return value
+
+
+def dimension(name: str, value: Any) -> int | None:
+    """An embedding dimension; None where none is needed."""
+    return None if value is None else check.count(name, value, minimum=1)
+
+
+def heads(name: str, value: Any) -> int | tuple[int, ...]:
+    """A number of prototypes, or several: one for each head."""
+    if isinstance(value, Integral):
+        return check.count(name, value, minimum=1)
+    if not isinstance(value, Sequence) or isinstance(value, str):
+        raise TypeError(
+            f"{name} must be a whole number, or a sequence of them with one for each head, "
+            f"but got {check.shown(value)}"
+        )
+    heads = tuple([check.count(f"{name}[{h}]", size, minimum=1) for h, size in enumerate(value)])
+    if not heads:
+        raise ValueError(f"{name} must be a whole number or one for each head, but got {value!r}")
+    return heads if len(heads) > 1 else heads[0]
+
+
+def window(name: str, value: Any) -> tuple[int, int] | None:
+    """Positions ``(first, end)`` in an assignment, without ``end`` itself; None for all."""
+    if value is None:
+        return None
+    if not isinstance(value, Sequence) or isinstance(value, str) or len(value) != 2:
+        raise TypeError(f"{name} must be None or two positions (first, end), but got {value!r}")
+    first, end = (check.count(f"{name}[{i}]", bound, minimum=0) for i, bound in enumerate(value))
+    if first >= end:
+        raise ValueError(f"{name} must be (first, end) with first < end, but got {value!r}")
+    return first, end
+
+
+def flag(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} must be True or False, but got {check.shown(value)}")
+    return value
+
+
+def one_of(name: str, value: Any, choices: Sequence[str]) -> str:
+    if not isinstance(value, str) or value not in choices:
+        listed = ", ".join(repr(choice) for choice in choices)
+        raise ValueError(f"{name} must be one of {listed}, but got {value!r}")
+    return value
+
+
+def process_group(name: str, value: Any) -> ProcessGroup | None:
+    if distributed.is_available() and value == distributed.GroupMember.NON_GROUP_MEMBER:
+        raise ValueError(f"{name} does not contain this process: it has no loss to compute")
+    if value is not None and not isinstance(value, ProcessGroup):
+        raise TypeError(f"{name} must be a ProcessGroup or None, but got {value!r}")
+    return value
+
+
+# Types of options.
+Scale = Annotated[float, check.scale]
+Weight = Annotated[float, check.weight]
+Temperature = Annotated[float | Tensor, temperature]
+Size = Annotated[int, partial(check.count, minimum=0)]
+Positive = Annotated[int, partial(check.count, minimum=1)]
+Heads = Annotated[int | Sequence[int], heads]
+Dimension = Annotated[int | None, dimension]
+Hardness = Annotated[float, partial(check.number, expected="a number from 0 to 1e6", highest=1e6)]
+# 1 - tau+ is divided by.
+Debias = Annotated[float, partial(check.number, expected="a number from 0 to 0.999", highest=0.999)]
+Window = Annotated[tuple[int, int] | None, window]
+Group = Annotated[ProcessGroup | None, process_group]
