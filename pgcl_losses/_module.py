@@ -121,7 +121,7 @@ class LossModule(nn.Module):
         for name, module in self.named_modules():
             prefix = f"{name}." if name else ""
             values[f"{prefix}type"] = type(module).__name__
-            for option in getattr(module, "options", ()):
+            for option in module.options if isinstance(module, LossModule) else ():
                 if option not in COMMON:
                     values[prefix + option] = getattr(module, option)
         return values
