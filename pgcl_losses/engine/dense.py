@@ -19,12 +19,13 @@ def losses(pairs: Pairs, temperature: float | Tensor, form: Form) -> Mean:
         log_weights = _log_weights(pairs, keys.detach() @ queries.detach().T)
         log_weights = log_weights.masked_fill(~negatives, -torch.inf)
         log_count = negatives.sum(0).to(scores).log()
-        if pairs.hardness > 0:  # weights of a mean of 1 over the negatives
-            log_weights = log_weights + pairs.hardness * scores.detach()
-            log_totals = _log_sum(log_weights)
-            log_totals = log_totals.masked_fill(log_totals == -torch.inf, 0.0)
-            log_weights = log_weights + (log_count - log_totals)
-    log_s = _log_sum(log_weights + scores)
+    log_s = _log_sum(log_weights + (1 + pairs.hardness) * scores)
+    if pairs.hardness > 0:  # constant weights of a mean of 1 over the negatives
+        with torch.no_grad():
+            log_totals = _log_sum(log_weights + pairs.hardness * scores.detach())
+            scale = log_count - log_totals.masked_fill(log_totals == -torch.inf, 0.0)
+            scale = scale + log_s.detach() * (pairs.hardness / (1 + pairs.hardness))
+        log_s = log_s / (1 + pairs.hardness) + scale
 
     def mean_of(term: Term, offsets: Tensor) -> Mean:
         totals = weights.sum(0)
