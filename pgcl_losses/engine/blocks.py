@@ -9,6 +9,7 @@ attention, their gradient.
 
 import itertools
 import math
+import threading
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
@@ -43,6 +44,16 @@ def block_size(device: torch.device) -> int:
     return _BLOCK if device.type == "cpu" else _BLOCK_ELSEWHERE
 
 
+class _Shared(threading.local):
+    """Memory of blocks on a CPU: the pages of new memory cost a quarter of a small step."""
+
+    def __init__(self) -> None:
+        self.scratch: dict[tuple[int, torch.dtype], Tensor] = {}
+
+
+_shared = _Shared()
+
+
 class Block(NamedTuple):
     """Pairs of queries I and embeddings J."""
 
@@ -70,7 +81,12 @@ class Blocks:
     """
 
     def __init__(
-        self, pairs: Pairs, temperature: float | Tensor, rank: int = 0, num_ranks: int = 1
+        self,
+        pairs: Pairs,
+        temperature: float | Tensor,
+        rank: int = 0,
+        num_ranks: int = 1,
+        share_memory: bool = False,
     ) -> None:
         self.pairs, self.temperature = pairs, temperature
         self.z = pairs.keys()  # [M + B, D]
@@ -83,7 +99,9 @@ class Blocks:
         self.num_queries = pairs.num_queries()
         self.blocks = list(self._plan(num_ranks))[rank::num_ranks]
         self.row, self.columns = -1, dict[int, list[Tensor]]()  # of weights, for blocks of one I
-        self.scratch: dict[int, Tensor] = {}
+        # Blocks of one step may use the memory of the step before.
+        share_memory = share_memory and can_be_read(self.z)
+        self.scratch = _shared.scratch if share_memory else dict[tuple[int, torch.dtype], Tensor]()
         self.kept: dict[int, list[Tensor]] = {}  # the terms of a block, by its number
         self.of_memory: tuple[Tensor, Tensor] | None = None
 
@@ -209,7 +227,8 @@ class Blocks:
             return self.kept[block.number]
         pairs, z, logs = self.pairs, self.z, self.logs
         shape = torch.Size((block.j.stop - block.j.start, block.i.stop - block.i.start))
-        out = None if keep else self._scratch(4, shape)
+        kept = 10 + 3 * block.number if keep else 0  # numbers of scratch that stay
+        out = self._scratch(kept + 2 if keep else 4, shape)
         powers = exponents = torch.mm(z[block.j], z[block.i].T * self.scale, out=out)
         if pairs.pair_weight is None:
             self._exclude(exponents if logs else exponents.exp2_(), block)
@@ -219,7 +238,7 @@ class Blocks:
         of_sides = []
         one_side = for_sums and not keep and block.i == block.j
         for axis, side in enumerate(block.sides[:1] if one_side else block.sides):
-            terms, out = powers, None if keep else self._scratch(axis, shape)
+            terms, out = powers, self._scratch(kept + axis, shape)
             if pairs.pair_weight is not None:
                 numbers = [of_all[side].unsqueeze(axis) for of_all in self.numbers]
                 terms = pairs.pair_weight.formula(exponents, *numbers, out=out)
@@ -273,9 +292,12 @@ class Blocks:
 
     def _scratch(self, number: int, shape: torch.Size) -> Tensor:
         """One of a few matrices, whose memory all blocks share."""
-        size, memory = shape.numel(), self.scratch.get(number)
+        size, key = shape.numel(), (number, self.z.dtype)
+        memory = self.scratch.get(key)
         if memory is None or memory.shape[0] < size:
-            memory = self.scratch[number] = self.z.new_empty(size)
+            with torch.inference_mode(False):  # such a tensor could not be used outside of it
+                memory = torch.empty(size, dtype=self.z.dtype, device=self.z.device)
+            self.scratch[key] = memory
         return memory[:size].view(shape)
 
 

@@ -59,7 +59,8 @@ class _Contrast(torch.autograd.Function):
         reduction: str,
         processes: Processes,
     ) -> Tensor:
-        of_queries = Losses(pairs, temperature, form, processes)
+        # Those of a later backward must not lose their memory to another step.
+        of_queries = Losses(pairs, temperature, form, processes, reduction != "none")
         with_gradient = any(ctx.needs_input_grad)
         losses = of_queries.compute(with_gradient)
         ctx.processes = processes

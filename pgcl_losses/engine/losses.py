@@ -28,22 +28,23 @@ class Losses:
     """The losses of all queries, and the gradient of a weighted sum of them."""
 
     def __init__(
-        self, pairs: Pairs, temperature: float | Tensor, form: Form, processes: Processes
+        self,
+        pairs: Pairs,
+        temperature: float | Tensor,
+        form: Form,
+        processes: Processes,
+        share_memory: bool = True,
     ) -> None:
-        pairs, self.order = pairs.sorted_by_item()
-        self.pairs, self.temperature, self.form, self.processes = (
-            pairs,
-            temperature,
-            form,
-            processes,
-        )
+        self.pairs, self.order = pairs.sorted_by_item()
+        self.temperature, self.form, self.processes = temperature, form, processes
         # The weights e^(beta s / tau) of hard negatives make their scores (1 + beta) s / tau.
         self.sharpness = 1 + pairs.hardness
-        self.blocks = self._blocks(temperature / self.sharpness)
-        self.positives = Positives(pairs, temperature, processes)
+        self.blocks = self._blocks(temperature / self.sharpness, share_memory)
+        self.positives = Positives(self.pairs, temperature, processes)
 
-    def _blocks(self, temperature: float | Tensor) -> Blocks:
-        return Blocks(self.pairs, temperature, self.processes.rank, self.processes.num_ranks())
+    def _blocks(self, temperature: float | Tensor, share_memory: bool = False) -> Blocks:
+        ranks = self.processes.rank, self.processes.num_ranks()
+        return Blocks(self.pairs, temperature, *ranks, share_memory)
 
     def compute(self, with_gradient: bool) -> Mean:
         """In the order of the sorted pairs."""

@@ -101,21 +101,28 @@ class Positives:
         """Sums of a term and of its slopes, of how many; and the slopes of each pair of views."""
         num_views, num = self.views.shape[:2]
         of_queries = offsets.view(-1, num)  # [V, N] or [1, N]
-        values, slopes = (torch.zeros_like(of_queries) for _ in range(2))
         totals: Tensor | float = num_views - 1 if num_views > 1 else torch.zeros_like(offsets)
         if self.pairs.positives is not None:
             others = self._not_by_index()
             totals = (others.sum(1)[: len(of_queries)] - 1).to(offsets).flatten()
-        slopes_of_pairs = []
+        each = []
         for (a, b, rows), cosines in zip(self.view_pairs, self.cosines, strict=True):
-            value, slope = term(self._gaps(of_queries[rows], cosines))
+            of_pair = term(self._gaps(of_queries[rows], cosines))
             if self.pairs.positives is not None:
-                left_out = ~torch.stack([others[a, b], others[b, a]])[: len(value)]
-                value, slope = (x.masked_fill(left_out, 0.0) for x in (value, slope))
-            values[rows] += value
-            slopes[rows] += slope
-            slopes_of_pairs.append(slope)
-        return values.flatten(), slopes.flatten(), totals, slopes_of_pairs
+                left_out = ~torch.stack([others[a, b], others[b, a]])[: of_pair[0].shape[0]]
+                of_pair = (
+                    of_pair[0].masked_fill(left_out, 0.0),
+                    of_pair[1].masked_fill(left_out, 0.0),
+                )
+            each.append(of_pair)
+        if num_views == 2:
+            values, slopes = each[0]
+        else:
+            values, slopes = torch.zeros_like(of_queries), torch.zeros_like(of_queries)
+            for (*_, rows), (value, slope) in zip(self.view_pairs, each, strict=True):
+                values[rows] += value
+                slopes[rows] += slope
+        return values.flatten(), slopes.flatten(), totals, [slope for _, slope in each]
 
     def _not_by_index(self) -> Tensor:
         """Whether row n of views a and b is not given by index, ``[V, V, N]``."""
@@ -129,13 +136,13 @@ class Positives:
         return others[:-1].view(num_views, num_views, num)
 
     def _add_gradient_of_views(self, d_z: Tensor, d_sums: Sequence[tuple[Mean, Any]]) -> None:
-        d_views = d_z.view_as(self.views)
+        d_views, num = d_z.view_as(self.views), self.views.shape[1]
         for n, (a, b, rows) in enumerate(self.view_pairs):
-            d_cosines: Any = 0.0
+            d_scores: Any = 0.0
             for mean, d in d_sums:
-                d_of_rows = d.view(-1, self.views.shape[1])[rows] if isinstance(d, Tensor) else d
-                d_cosines = d_cosines - (mean.kept[3][n] * d_of_rows).sum(0)
-            d_cosines = (d_cosines / self.temperature).unsqueeze(1)
+                d_of_rows = d.view(-1, num)[rows] if isinstance(d, Tensor) else d
+                d_scores = d_scores + (mean.kept[3][n] * d_of_rows).sum(0)
+            d_cosines = d_scores.div_(-self.temperature).unsqueeze(1)
             d_views[a].addcmul_(d_cosines, self.views[b])
             d_views[b].addcmul_(d_cosines, self.views[a])
 
