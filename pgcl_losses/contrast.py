@@ -17,7 +17,7 @@ from pgcl_losses import _checks as check
 from pgcl_losses._normalize import full_precision
 from pgcl_losses._options import Window, with_options
 from pgcl_losses.batch import NOT_ASSIGNED, Assignment, Batch, batch_argument, check_assigned
-from pgcl_losses.engine.pairs import Factors, Gaussian, Table
+from pgcl_losses.engine.pair_weights import Factors, Gaussian, Table
 from pgcl_losses.info_nce import WeightedInfoNCE
 from pgcl_losses.weights import (
     cluster_counts,

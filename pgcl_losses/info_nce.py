@@ -16,7 +16,8 @@ from pgcl_losses._normalize import full_precision
 from pgcl_losses._options import Debias, Dimension, Hardness, Size, Temperature, with_options
 from pgcl_losses.batch import Batch, Items, Negatives, Queries, Reduction, batch_argument
 from pgcl_losses.engine.contrast import Engine, contrast
-from pgcl_losses.engine.pairs import Factors, Gaussian, Pairs, Table
+from pgcl_losses.engine.pair_weights import Factors, Gaussian, Table
+from pgcl_losses.engine.pairs import Pairs
 from pgcl_losses.forms import Form
 from pgcl_losses.memory import LossWithMemory, Memory
 from pgcl_losses.watch import Step, Watch

@@ -7,41 +7,30 @@ except for the memory: its embeddings have no gradient, so one pass gives the su
 attention, their gradient.
 """
 
-import itertools
 import math
 import threading
-from collections.abc import Iterator, Sequence
-from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from pgcl_losses._modes import can_be_read
-from pgcl_losses.engine.pairs import LOG2_E, Pairs
+from pgcl_losses.engine.pair_weights import LOG2_E
+from pgcl_losses.engine.pairs import (
+    Block,
+    Pairs,
+    blocks_of,
+    by_query,
+    exclude,
+    exclude_empty,
+    fill_by_index,
+)
 
-_BLOCK = 640  # embeddings of a block: on a CPU a block of pairs stays in the cache
-_BLOCK_ELSEWHERE = 4096  # where launching an operation takes longer than small blocks
 _KEPT_UP_TO = 1 << 20  # pairs: reading a kept block is faster than another product
 # Up to here e^{s / tau} of millions of pairs adds up in float32 without subtracting a maximum.
 _LARGEST_EXPONENT = 40.0
 # A smaller fraction of a sum counts as e^-60, which is negligible.
 _SMALLEST_FRACTION = -60.0 * LOG2_E
-
-
-def spans(start: int, stop: int, size: int, num_ranks: int = 1) -> list[slice]:
-    """Embeddings of each block, up to ``size``; several processes get a few blocks each."""
-    if stop - start <= size and num_ranks == 1:
-        return [slice(start, stop)] if stop > start else []
-    fewest = math.isqrt(8 * num_ranks) if num_ranks > 1 else 1
-    count = min(max(fewest, -(-(stop - start) // size)), stop - start)
-    edges = [start + (stop - start) * n // max(1, count) for n in range(count + 1)]
-    return [slice(*both) for both in itertools.pairwise(edges)]
-
-
-def block_size(device: torch.device) -> int:
-    """How many embeddings a block has."""
-    return _BLOCK if device.type == "cpu" else _BLOCK_ELSEWHERE
 
 
 class _Shared(threading.local):
@@ -52,18 +41,6 @@ class _Shared(threading.local):
 
 
 _shared = _Shared()
-
-
-class Block(NamedTuple):
-    """Pairs of queries I and embeddings J."""
-
-    number: int
-    i: slice
-    j: slice
-    sides: tuple[slice, ...]  # the queries of axis 0 and, if J are queries, of axis 1
-    are_negatives: bool = True  # else only a pair weight counts them
-    is_memory: bool = False
-    may_share_items: bool = True
 
 
 class Sums(NamedTuple):
@@ -97,33 +74,13 @@ class Blocks:
         self.numbers = pairs.pair_weight.numbers(self.scale) if pairs.pair_weight else ()
         self.by_index = None if pairs.positives is None else by_query(pairs.positives)
         self.num_queries = pairs.num_queries()
-        self.blocks = list(self._plan(num_ranks))[rank::num_ranks]
+        self.blocks = list(blocks_of(pairs, num_ranks))[rank::num_ranks]
         self.row, self.columns = -1, dict[int, list[Tensor]]()  # of weights, for blocks of one I
         # Blocks of one step may use the memory of the step before.
         share_memory = share_memory and can_be_read(self.z)
         self.scratch = _shared.scratch if share_memory else dict[tuple[int, torch.dtype], Tensor]()
         self.kept: dict[int, list[Tensor]] = {}  # the terms of a block, by its number
         self.of_memory: tuple[Tensor, Tensor] | None = None
-
-    def _plan(self, num_ranks: int) -> Iterator[Block]:
-        pairs, count, total = self.pairs, self.pairs.embeddings.shape[0], self.z.shape[0]
-        cut = partial(spans, size=block_size(self.z.device), num_ranks=num_ranks)
-        sets = [slice(0, count)] if pairs.are_one_set() else pairs.sets()
-        of_sets = [(i, a) for a, of in enumerate(sets) for i in cut(of.start, of.stop)]
-        ranges = None if pairs.items is None else _item_ranges(pairs.items, [i for i, _ in of_sets])
-        of_memory = cut(count, total) if total > count else []
-        numbers = itertools.count()
-        for n, (i, a) in enumerate(of_sets):
-            if i.start >= self.num_queries:
-                break
-            for m, (j, b) in enumerate(of_sets[n:], n):
-                are_negatives = pairs.negatives == "all" or (pairs.negatives == "cross" and a != b)
-                if are_negatives or pairs.pair_weight is not None:
-                    sides = (i, j) if j.start < self.num_queries else (i,)
-                    share = ranges is None or _overlap(ranges[n], ranges[m])
-                    yield Block(next(numbers), i, j, sides, are_negatives, False, share)
-            for j in of_memory:
-                yield Block(next(numbers), i, j, (i,), is_memory=True)
 
     def log_sums(self, with_gradient: bool = False, count: bool = False) -> Sums:
         queries = self.z[: self.num_queries]
@@ -231,10 +188,10 @@ class Blocks:
         out = self._scratch(kept + 2 if keep else 4, shape)
         powers = exponents = torch.mm(z[block.j], z[block.i].T * self.scale, out=out)
         if pairs.pair_weight is None:
-            self._exclude(exponents if logs else exponents.exp2_(), block)
+            exclude(exponents if logs else exponents.exp2_(), self.excluded, pairs, block)
         elif not logs:
             powers = torch.exp2(exponents, out=self._scratch(3, shape))
-            self._exclude(powers, block)
+            exclude(powers, self.excluded, pairs, block)
         of_sides = []
         one_side = for_sums and not keep and block.i == block.j
         for axis, side in enumerate(block.sides[:1] if one_side else block.sides):
@@ -245,16 +202,17 @@ class Blocks:
                 if totals is not None or not logs:
                     weights = torch.exp2(terms, out=self._scratch(2, shape) if logs else terms)
                     if totals is not None and not (axis == 1 and block.i == block.j):
-                        self._exclude_empty(weights, block, 0.0)
+                        exclude_empty(weights, 0.0, pairs, block)
                         totals[side].add_(weights.sum(axis))
                 if logs:
-                    self._exclude(terms.add_(exponents), block)
+                    exclude(terms.add_(exponents), self.excluded, pairs, block)
                 else:
                     terms.mul_(powers)
             if pairs.weights is not None:
-                weights = self._weights(block, axis, out if terms is powers else None)
+                of_both = pairs.pair_weight is not None
+                weights = self._weights(block, axis, self._scratch(2, shape) if of_both else out)
                 combine = torch.add if logs else torch.mul
-                terms = combine(terms, weights, out=weights)
+                terms = combine(terms, weights, out=out)
             if self.by_index is not None and not block.is_memory:
                 given = self.by_index, block.i, block.j, axis
                 terms = fill_by_index(terms, self.excluded, *given)
@@ -272,24 +230,6 @@ class Blocks:
             self.columns[axis] = self.pairs.weights.columns(self.prepared, block.i, axis)
         return self.pairs.weights.block(self.columns[axis], block.j, self.logs, out)
 
-    def _exclude(self, matrix: Tensor, block: Block) -> None:
-        """Fill the pairs that are no negatives in place, except for those by index."""
-        i, j, items = block.i, block.j, self.pairs.items
-        if block.is_memory:
-            self._exclude_empty(matrix, block, self.excluded)
-        if block.may_share_items and items is not None:
-            matrix.masked_fill_(items[j].unsqueeze(1) == items[i], self.excluded)
-        elif items is None and not block.is_memory:  # pairs of one position lie on diagonals
-            num_views, num = len(self.pairs.lengths), self.pairs.lengths[0]
-            for shift in range(1 - num_views, num_views):
-                offset = j.start - i.start + shift * num
-                if -matrix.shape[0] < offset < matrix.shape[1]:
-                    matrix.diagonal(offset).fill_(self.excluded)
-
-    def _exclude_empty(self, matrix: Tensor, block: Block, value: float) -> None:
-        if block.is_memory and self.pairs.filled is not None:
-            matrix.masked_fill_(~self.pairs.filled[block.j].unsqueeze(1), value)
-
     def _scratch(self, number: int, shape: torch.Size) -> Tensor:
         """One of a few matrices, whose memory all blocks share."""
         size, key = shape.numel(), (number, self.z.dtype)
@@ -299,47 +239,6 @@ class Blocks:
                 memory = torch.empty(size, dtype=self.z.dtype, device=self.z.device)
             self.scratch[key] = memory
         return memory[:size].view(shape)
-
-
-def _item_ranges(items: Tensor, parts: Sequence[slice]) -> list[tuple[int, int]] | None:
-    """The first and the last item of each span of sorted ones; None if they cannot be read."""
-    if not can_be_read(items):
-        return None
-    edges = [(part.start, part.stop - 1) for part in parts]
-    return [(low, high) for low, high in items[torch.tensor(edges)].tolist()]
-
-
-def _overlap(one: tuple[int, int], other: tuple[int, int]) -> bool:
-    return one[0] <= other[1] and other[0] <= one[1]
-
-
-def by_query(pairs: Tensor) -> tuple[Tensor, Tensor]:
-    """Queries in order, and their keys."""
-    query, order = pairs[0].sort()
-    return query, pairs[1][order]
-
-
-def fill_by_index(
-    matrix: Tensor, value: float, by_index: tuple[Tensor, Tensor], i: slice, j: slice, axis: int
-) -> Tensor:
-    """A block ``[J, I]``, with a value for the pairs by index of queries I (of J for axis 1)."""
-    query, key = by_index
-    queries, keys = (j, i) if axis else (i, j)
-    if can_be_read(query):
-        ends = torch.searchsorted(query, query.new_tensor([queries.start, queries.stop]))
-        first, last = ends.tolist()
-        if first == last:
-            return matrix
-        query, key = query[first:last], key[first:last]
-    inside = (query >= queries.start) & (query < queries.stop)
-    inside &= (key >= keys.start) & (key < keys.stop)
-    of_j, of_i = (query, key) if axis else (key, query)
-    positions = (of_j - j.start) * matrix.shape[1] + (of_i - i.start)
-    # One number more, for pairs of other blocks: to leave them out would wait for a GPU.
-    filled = matrix.new_empty(matrix.numel() + 1)
-    filled[:-1].view_as(matrix).copy_(matrix)
-    filled.index_fill_(0, positions.where(inside, matrix.numel()), value)
-    return filled[:-1].view_as(matrix)
 
 
 def _may_overflow(temperature: float | Tensor) -> bool:

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from pgcl_losses.distributed import Processes
 from pgcl_losses.engine.losses import Losses, reduced
-from pgcl_losses.engine.pairs import Factors, Gaussian, Pairs, Table
+from pgcl_losses.engine.pair_weights import Factors, Gaussian, Table
+from pgcl_losses.engine.pairs import Pairs
 from pgcl_losses.forms import Form
 
 _TENSORS = ("items", "memory", "filled", "positives")

@@ -6,7 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pgcl_losses.engine.pairs import LOG2_E, Pairs
+from pgcl_losses.engine.pair_weights import LOG2_E
+from pgcl_losses.engine.pairs import Pairs
 from pgcl_losses.forms import Form, Mean, Term
 
 

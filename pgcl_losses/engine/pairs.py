@@ -1,93 +1,22 @@
-"""Which pairs of embeddings are negatives, which are positives, and how much a negative counts."""
+"""Which pairs of embeddings are negatives and which are positives: of all, and of a block."""
 
 import itertools
 import math
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from functools import partial
+from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+
+from pgcl_losses._modes import can_be_read
+from pgcl_losses.engine.pair_weights import Factors, Gaussian, Table, reordered
 
 # The item of an embedding in the memory that was stored without one. A caller's items differ.
 NO_ITEM = torch.iinfo(torch.int64).min
-# e^x is computed as 2^(x log2 e), which is faster on a CPU.
-LOG2_E = math.log2(math.e)
 
-
-class Table(NamedTuple):
-    """Weights by the clusters of both embeddings: W_ij is the mean over heads of T_h[c_ih, c_jh].
-
-    A -inf leaves the pair out.
-    """
-
-    log_weights: tuple[Tensor, ...]  # log T_h, [K_h, K_h] for each of H heads
-    clusters: Tensor  # [M + B, H] int64
-
-    def prepared(self, logs: bool) -> list[tuple[Tensor, Tensor]]:
-        """log2 of T_h / H, or T_h / H itself: transposed for axis 0, and as it is for axis 1."""
-        log_heads = math.log(len(self.log_weights))
-        tables = [(log_w - log_heads) * LOG2_E for log_w in self.log_weights]
-        tables = tables if logs else [_normal(table.exp2_()) for table in tables]
-        return [(table.T.contiguous(), table) for table in tables]
-
-    def columns(self, prepared: list[tuple[Tensor, Tensor]], i: slice, axis: int) -> list[Tensor]:
-        """W_ij of embeddings I with every cluster, ``[K, I]`` for each head; W_ji for axis 1.
-
-        They are gathered once for all blocks of I, and whole rows of them for each block, not pair
-        by pair.
-        """
-        of_heads = zip(prepared, self.clusters[i].unbind(1), strict=True)
-        return [tables[axis].index_select(1, clusters) for tables, clusters in of_heads]
-
-    def block(self, columns: list[Tensor], j: slice, logs: bool, out: Any = None) -> Tensor:
-        """The weights of a block, ``[J, I]``."""
-        clusters, add = self.clusters[j].unbind(1), torch.logaddexp2 if logs else torch.add
-        weights = torch.index_select(columns[0], 0, clusters[0], out=out)
-        for of_head, numbers in zip(columns[1:], clusters[1:], strict=True):
-            weights = add(weights, of_head.index_select(0, numbers), out=out)
-        return weights
-
-
-class Factors(NamedTuple):
-    """Weights of few columns: W_ij = left_i . right_j, none negative. A 0 leaves the pair out."""
-
-    left: Tensor  # [M + B, R]
-    right: Tensor  # [M + B, R]
-
-    def prepared(self, logs: bool) -> list[tuple[Tensor, Tensor]]:
-        """Both factors; the left one is that of the query."""
-        return [(_normal(self.left), self.right)]
-
-    def columns(self, prepared: list[tuple[Tensor, Tensor]], i: slice, axis: int) -> list[Tensor]:
-        """The factor of I, ``[R, I]``, and that of all others."""
-        return [prepared[0][axis][i].T, prepared[0][1 - axis]]
-
-    def block(self, columns: list[Tensor], j: slice, logs: bool, out: Any = None) -> Tensor:
-        """The weights of a block, ``[J, I]``."""
-        weights = torch.mm(columns[1][j], columns[0], out=out)
-        return weights.log2_() if logs else weights
-
-
-class Gaussian(NamedTuple):
-    """The paper's weight by the pair's own cosine: exp(-(s_ij - mean_i)^2 / (2 variance_i)).
-
-    The engine scales it: the mean of W_ij over all embeddings j, i itself among them, is 1. Another
-    formula is another class with these two methods.
-    """
-
-    mean: Tensor  # [M + B]
-    variance: Tensor  # [M + B] infinite where every weight is 1
-
-    def numbers(self, scale: float | Tensor) -> tuple[Tensor, ...]:
-        """The formula's numbers for each embedding, ``[M + B]`` each, if it gets scale * cosine."""
-        # Not 1 / scale^2: squares of scaled cosines would overflow at low temperatures.
-        return self.mean * scale, (0.5 * LOG2_E / self.variance).sqrt_() / scale
-
-    def formula(self, scaled: Tensor, *numbers: Tensor, out: Tensor | None = None) -> Tensor:
-        """log2 W of scaled cosines; the numbers are broadcast along them."""
-        mean, sharpness = numbers
-        deviations = torch.mul(torch.sub(scaled, mean, out=out), sharpness, out=out)
-        return torch.mul(deviations, deviations, out=out).neg_()
+_BLOCK = 640  # embeddings of a block: on a CPU a block of pairs stays in the cache
+_BLOCK_ELSEWHERE = 4096  # where launching an operation takes longer than small blocks
 
 
 class Pairs(NamedTuple):
@@ -191,8 +120,8 @@ class Pairs(NamedTuple):
             embeddings=self.embeddings[order],
             lengths=lengths,
             items=self.items[with_memory],
-            weights=_reordered(self.weights, with_memory),
-            pair_weight=_reordered(self.pair_weight, with_memory),
+            weights=reordered(self.weights, with_memory),
+            pair_weight=reordered(self.pair_weight, with_memory),
         )
         if self.positives is not None:
             inverse = torch.empty_like(order).scatter_(
@@ -202,14 +131,112 @@ class Pairs(NamedTuple):
         return ordered, order
 
 
-def _reordered(weights: Any, order: Tensor) -> Any:
-    if weights is None:
+class Block(NamedTuple):
+    """Pairs of queries I and embeddings J."""
+
+    number: int
+    i: slice
+    j: slice
+    sides: tuple[slice, ...]  # the queries of axis 0 and, if J are queries, of axis 1
+    are_negatives: bool = True  # else only a pair weight counts them
+    is_memory: bool = False
+    may_share_items: bool = True
+
+
+def spans(start: int, stop: int, size: int, num_ranks: int = 1) -> list[slice]:
+    """Embeddings of each block, up to ``size``; several processes get a few blocks each."""
+    if stop - start <= size and num_ranks == 1:
+        return [slice(start, stop)] if stop > start else []
+    fewest = math.isqrt(8 * num_ranks) if num_ranks > 1 else 1
+    count = min(max(fewest, -(-(stop - start) // size)), stop - start)
+    edges = [start + (stop - start) * n // max(1, count) for n in range(count + 1)]
+    return [slice(*both) for both in itertools.pairwise(edges)]
+
+
+def block_size(device: torch.device) -> int:
+    """How many embeddings a block has."""
+    return _BLOCK if device.type == "cpu" else _BLOCK_ELSEWHERE
+
+
+def blocks_of(pairs: Pairs, num_ranks: int) -> Iterator[Block]:
+    """All blocks with negatives, or whose pairs a pair weight counts. Items are in order."""
+    count, num_queries = pairs.embeddings.shape[0], pairs.num_queries()
+    total = count + pairs.size_of_memory()
+    cut = partial(spans, size=block_size(pairs.embeddings.device), num_ranks=num_ranks)
+    sets = [slice(0, count)] if pairs.are_one_set() else pairs.sets()
+    of_sets = [(i, a) for a, of in enumerate(sets) for i in cut(of.start, of.stop)]
+    ranges = None if pairs.items is None else _item_ranges(pairs.items, [i for i, _ in of_sets])
+    of_memory = cut(count, total) if total > count else []
+    numbers = itertools.count()
+    for n, (i, a) in enumerate(of_sets):
+        if i.start >= num_queries:
+            break
+        for m, (j, b) in enumerate(of_sets[n:], n):
+            are_negatives = pairs.negatives == "all" or (pairs.negatives == "cross" and a != b)
+            if are_negatives or pairs.pair_weight is not None:
+                sides = (i, j) if j.start < num_queries else (i,)
+                share = ranges is None or _overlap(ranges[n], ranges[m])
+                yield Block(next(numbers), i, j, sides, are_negatives, False, share)
+        for j in of_memory:
+            yield Block(next(numbers), i, j, (i,), is_memory=True)
+
+
+def _item_ranges(items: Tensor, parts: list[slice]) -> list[tuple[int, int]] | None:
+    """The first and the last item of each span of sorted ones; None if they cannot be read."""
+    if not can_be_read(items):
         return None
-    if isinstance(weights, Table):
-        return weights._replace(clusters=weights.clusters[order])
-    return type(weights)(*[of_each[order] for of_each in weights])
+    edges = [(part.start, part.stop - 1) for part in parts]
+    return [(low, high) for low, high in items[torch.tensor(edges)].tolist()]
 
 
-def _normal(weights: Any) -> Any:
-    """Without denormal numbers, which make matrix products slow."""
-    return F.threshold(weights, torch.finfo(weights.dtype).tiny, 0.0)
+def _overlap(one: tuple[int, int], other: tuple[int, int]) -> bool:
+    return one[0] <= other[1] and other[0] <= one[1]
+
+
+def exclude(matrix: Tensor, value: float, pairs: Pairs, block: Block) -> None:
+    """Fill the pairs that are no negatives in place, except for those by index."""
+    i, j, items = block.i, block.j, pairs.items
+    if block.is_memory:
+        exclude_empty(matrix, value, pairs, block)
+    if block.may_share_items and items is not None:
+        matrix.masked_fill_(items[j].unsqueeze(1) == items[i], value)
+    elif items is None and not block.is_memory:  # pairs of one position lie on diagonals
+        num_views, num = len(pairs.lengths), pairs.lengths[0]
+        for shift in range(1 - num_views, num_views):
+            offset = j.start - i.start + shift * num
+            if -matrix.shape[0] < offset < matrix.shape[1]:
+                matrix.diagonal(offset).fill_(value)
+
+
+def exclude_empty(matrix: Tensor, value: float, pairs: Pairs, block: Block) -> None:
+    if block.is_memory and pairs.filled is not None:
+        matrix.masked_fill_(~pairs.filled[block.j].unsqueeze(1), value)
+
+
+def by_query(pairs: Tensor) -> tuple[Tensor, Tensor]:
+    """Queries in order, and their keys."""
+    query, order = pairs[0].sort()
+    return query, pairs[1][order]
+
+
+def fill_by_index(
+    matrix: Tensor, value: float, by_index: tuple[Tensor, Tensor], i: slice, j: slice, axis: int
+) -> Tensor:
+    """A block ``[J, I]``, with a value for the pairs by index of queries I (of J for axis 1)."""
+    query, key = by_index
+    queries, keys = (j, i) if axis else (i, j)
+    if can_be_read(query):
+        ends = torch.searchsorted(query, query.new_tensor([queries.start, queries.stop]))
+        first, last = ends.tolist()
+        if first == last:
+            return matrix
+        query, key = query[first:last], key[first:last]
+    inside = (query >= queries.start) & (query < queries.stop)
+    inside &= (key >= keys.start) & (key < keys.stop)
+    of_j, of_i = (query, key) if axis else (key, query)
+    positions = (of_j - j.start) * matrix.shape[1] + (of_i - i.start)
+    # One number more, for pairs of other blocks: to leave them out would wait for a GPU.
+    filled = matrix.new_empty(matrix.numel() + 1)
+    filled[:-1].view_as(matrix).copy_(matrix)
+    filled.index_fill_(0, positions.where(inside, matrix.numel()), value)
+    return filled[:-1].view_as(matrix)

@@ -9,8 +9,7 @@ from torch import Tensor
 
 from pgcl_losses._modes import can_be_read
 from pgcl_losses.distributed import Processes
-from pgcl_losses.engine.blocks import block_size, by_query, fill_by_index, spans
-from pgcl_losses.engine.pairs import Pairs
+from pgcl_losses.engine.pairs import Pairs, block_size, by_query, fill_by_index, spans
 from pgcl_losses.forms import Mean, Term
 
 _CHUNK = 1 << 16  # pairs by index whose embeddings are gathered at once

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
 from pgcl_losses import _checks
-from pgcl_losses.engine import blocks, positives
+from pgcl_losses.engine import blocks, pairs, positives
 
 pytestmark = few_graphs
 every_loss = pytest.mark.parametrize("name", LOSSES)
@@ -120,7 +120,7 @@ def test_a_training_step_never_waits_for_the_device(name, monkeypatch):
     with in_blocks(3):
         expected = twin(*batch.sets, **batch.given)
         expected.sum().backward()
-        for module in (_checks, positives, blocks):  # as for tensors on a GPU
+        for module in (_checks, pairs, positives, blocks):  # as for tensors on a GPU
             monkeypatch.setattr(module, "can_be_read", lambda values: False)
         with NoWaiting():
             loss = model(*batch.sets, **batch.given)

@@ -2,8 +2,8 @@
 
 from unittest import mock
 
-from pgcl_losses.engine import blocks
+from pgcl_losses.engine import pairs
 
 
 def in_blocks(size):
-    return mock.patch.multiple(blocks, _BLOCK=size, _BLOCK_ELSEWHERE=size)
+    return mock.patch.multiple(pairs, _BLOCK=size, _BLOCK_ELSEWHERE=size)

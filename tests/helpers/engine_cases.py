@@ -8,7 +8,8 @@ import torch.nn.functional as F
 from hypothesis import strategies as st
 from torch import Tensor
 
-from pgcl_losses.engine.pairs import NO_ITEM, Factors, Gaussian, Pairs, Table
+from pgcl_losses.engine.pair_weights import Factors, Gaussian, Table
+from pgcl_losses.engine.pairs import NO_ITEM, Pairs
 
 
 class Beta(NamedTuple):

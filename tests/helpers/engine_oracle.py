@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from pgcl_losses.engine.pairs import Factors, Table
+from pgcl_losses.engine.pair_weights import Factors, Table
 
 
 def losses(pairs, embeddings, temperature, positive_weights, decoupled=False, debias=0.0):
