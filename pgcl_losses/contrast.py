@@ -10,7 +10,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from pgcl_losses import _checks as check
@@ -133,7 +132,10 @@ class PrototypeReweightedNCE(WeightedInfoNCE):
         )
         left, right = [], []
         for table, (q, numbers, key) in zip(tables, of_heads, strict=True):
-            by_cluster = q if self.soft_clusters else F.one_hot(numbers, q.shape[1]).to(q)
+            by_cluster = q
+            if not self.soft_clusters:  # not by one_hot, which reads them: vmap cannot
+                all_numbers = torch.arange(q.shape[1], device=q.device)
+                by_cluster = (numbers.unsqueeze(1) == all_numbers).to(q)
             weights = by_cluster @ table.exp()
             if self.negative_ranks is not None:
                 weights.masked_fill_(~within_positions(key, *self.negative_ranks), 0.0)

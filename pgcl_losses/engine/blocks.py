@@ -26,7 +26,7 @@ from pgcl_losses.engine.pairs import (
     fill_by_index,
 )
 
-_KEPT_UP_TO = 1 << 20  # pairs: reading a kept block is faster than another product
+_KEPT_UP_TO = 1 << 22  # pairs: reading a kept block is faster than another product
 # Up to here e^{s / tau} of millions of pairs adds up in float32 without subtracting a maximum.
 _LARGEST_EXPONENT = 40.0
 # A smaller fraction of a sum counts as e^-60, which is negligible.
@@ -91,7 +91,8 @@ class Blocks:
         has_means = with_gradient and self.pairs.memory is not None
         means = torch.zeros_like(queries) if has_means else None  # [Q, D] of the memory
         lowest = 1 + math.log2(torch.finfo(sums.dtype).tiny)
-        keep = with_gradient and self.num_queries * self.pairs.embeddings.shape[0] <= _KEPT_UP_TO
+        of_batch = [block for block in self.blocks if not block.is_memory]
+        keep = with_gradient and sum([block.shape().numel() for block in of_batch]) <= _KEPT_UP_TO
         for block in self.blocks:
             of_sides = self._terms(block, keep and not block.is_memory, True, totals)
             if not block.are_negatives:
@@ -183,9 +184,10 @@ class Blocks:
         if block.number in self.kept:
             return self.kept[block.number]
         pairs, z, logs = self.pairs, self.z, self.logs
-        shape = torch.Size((block.j.stop - block.j.start, block.i.stop - block.i.start))
-        kept = 10 + 3 * block.number if keep else 0  # numbers of scratch that stay
-        out = self._scratch(kept + 2 if keep else 4, shape)
+        shape = block.shape()
+        kept = 10 + 2 * block.number if keep else 0  # numbers of scratch that stay
+        is_plain = pairs.weights is None and pairs.pair_weight is None
+        out = self._scratch(kept if keep and is_plain else 4, shape)
         powers = exponents = torch.mm(z[block.j], z[block.i].T * self.scale, out=out)
         if pairs.pair_weight is None:
             exclude(exponents if logs else exponents.exp2_(), self.excluded, pairs, block)

@@ -104,29 +104,34 @@ class Pairs(NamedTuple):
     def sorted_by_item(self) -> tuple["Pairs", Tensor | None]:
         """The same pairs with the items of each set in order, and the order ``[M]``.
 
-        Then those of one item follow each other. If sets make no difference, all are one set.
+        Then those of one item follow each other, and items of one embedding are the last. Items are
+        numbered anew. If sets make no difference, all are one set.
         """
         if self.items is None:
             return self, None
-        count = len(self.embeddings)
-        lengths = (count,) if self.are_one_set() else self.lengths
-        of_sets = self.items[:count].split_with_sizes(lengths)
+        count, lengths = len(self.embeddings), self.lengths
+        sorted_items, own = (
+            self.items.sort().values,
+            torch.arange(len(self.items), device=self.items.device),
+        )
+        first = torch.searchsorted(sorted_items, self.items)
+        is_shared = torch.searchsorted(sorted_items, self.items, right=True) - first > 1
+        items = first.where(is_shared, len(own) + own)
+        if self.are_one_set():
+            lengths = (count,)
         starts = itertools.accumulate(lengths, initial=0)
-        parts = [of_set.argsort() + start for of_set, start in zip(of_sets, starts, strict=False)]
-        order = torch.cat(parts)
-        of_memory = torch.arange(count, len(self.items), device=order.device)
-        with_memory = torch.cat([order, of_memory])
+        of_sets = zip(items[:count].split_with_sizes(lengths), starts, strict=False)
+        order = torch.cat([of_set.argsort() + start for of_set, start in of_sets])
+        with_memory = torch.cat([order, own[count:]])
         ordered = self._replace(
             embeddings=self.embeddings[order],
             lengths=lengths,
-            items=self.items[with_memory],
+            items=items[with_memory],
             weights=reordered(self.weights, with_memory),
             pair_weight=reordered(self.pair_weight, with_memory),
         )
         if self.positives is not None:
-            inverse = torch.empty_like(order).scatter_(
-                0, order, torch.arange(count, device=order.device)
-            )
+            inverse = torch.empty_like(order).scatter_(0, order, own[:count])
             ordered = ordered._replace(positives=inverse[self.positives])
         return ordered, order
 
@@ -141,6 +146,9 @@ class Block(NamedTuple):
     are_negatives: bool = True  # else only a pair weight counts them
     is_memory: bool = False
     may_share_items: bool = True
+
+    def shape(self) -> torch.Size:
+        return torch.Size((self.j.stop - self.j.start, self.i.stop - self.i.start))
 
 
 def spans(start: int, stop: int, size: int, num_ranks: int = 1) -> list[slice]:

@@ -10,7 +10,7 @@ from helpers.rank_models import LOSSES, gradients, model_of, portions_of
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
-from pgcl_losses import _checks
+from pgcl_losses import PGCLLoss, _checks
 from pgcl_losses.engine import blocks, pairs, positives
 
 pytestmark = few_graphs
@@ -68,6 +68,16 @@ def test_functional_transforms_have_the_gradient_and_move_no_state(name):
     torch.testing.assert_close(ours, expected)
     total = sum((expected[key] * tangents[key]).sum() for key in parameters)
     torch.testing.assert_close(slope, total)
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # of torch's own vmap
+@pytest.mark.parametrize("options", [{}, {"negative_ranks": (1, 3)}, {"weighting": "sample"}])
+def test_vmap_of_a_gradient(options):
+    """For losses of many batches at once."""
+    pgcl, batches = PGCLLoss(3, 5, **options), torch.randn(3, 2, 6, 3)
+    of_batch = torch.func.grad(lambda views: pgcl(*views))
+    expected = torch.stack([of_batch(batch) for batch in batches])
+    torch.testing.assert_close(torch.func.vmap(of_batch)(batches), expected)
 
 
 @every_loss

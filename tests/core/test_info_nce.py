@@ -142,6 +142,15 @@ def test_as_the_contrast_of_pgcl():
         pgcl(*views)
 
 
+@engines
+@pytest.mark.parametrize("options", [{}, {"debias": 0.1}, {"hardness": 1.0, "debias": 0.1}])
+def test_a_nan_among_the_negatives_is_a_nan_of_the_loss(engine, options):
+    """Here in the embedding of an item that no other one has."""
+    z = torch.randn(5, DIM)
+    z[4, 0] = torch.nan
+    assert InfoNCE(engine=engine, **options)(z, items=torch.tensor([0, 0, 1, 1, 2])).isnan()
+
+
 z, items = torch.randn(5, DIM), torch.arange(5)
 
 
