@@ -103,12 +103,10 @@ class InfoNCE(WeightedInfoNCE, LossWithMemory):
             query's class. The sum over negatives is corrected by what such negatives add.
         reduction (str): ``"mean"``, ``"sum"``, or ``"none"`` for one value per query, view 1 first.
         engine (str): how the pairs are computed, with the same result. ``"blocks"``: in blocks, for
-            batches of any size, on any device. ``"dense"``: as one matrix, in one process;
-            differentiable any number of times, also by ``torch.func``, in forward mode and in
-            ``torch.compile(fullgraph=True)``. ``"flex"``: by FlexAttention, for CUDA, not with
-            ``soft_clusters``, ``negative_ranks`` or ``positives``. ``"auto"``: blocks on a CPU and
-            with several processes; else, and where torch.compile traces the loss, dense up to 8,192
-            embeddings and blocks beyond; dense under ``torch.func`` and in forward mode.
+            batches of any size, on any device; differentiable once. ``"dense"``: as one matrix, in
+            one process; differentiable any number of times, also by ``torch.func`` and in forward
+            mode. ``"auto"``: blocks; in one process dense under ``torch.func`` and in forward mode.
+            One process compiles with ``torch.compile(fullgraph=True)``, by each of them.
         gather (bool): with several processes, whether they compute one loss: its value, and the
             mean over processes of its gradients, are those of one process on the whole batch
             (``reduction="none"`` gives each process the values of its own embeddings).

@@ -86,12 +86,12 @@ class PGCLLoss(LossWithMemory):
     ``items`` and ``positives`` change the contrast alone, as they do :class:`InfoNCE`:
     graphs of one item are positives of each other and never negatives.
 
-    With several processes every one has to call the loss, and its backward, the same number of
-    times; a batch may be empty on some of them. The loss is then differentiable once.
+    Several processes all call the loss, and its backward, equally often; a batch may be empty on
+    some of them.
 
-    Warns, once each, of silent failures, such as prototypes that no optimizer moves, an encoder
-    without gradient, NaN, batches smaller than K, or collapsed embeddings; not in compiled and CUDA
-    graphs. ``warnings.filterwarnings("ignore", "PGCLLoss")`` silences it.
+    Warns, once each, of silent failures, such as prototypes that no optimizer moves, NaN or
+    collapsed embeddings; not in compiled and CUDA graphs.
+    ``warnings.filterwarnings("ignore", "PGCLLoss")`` silences it.
 
     Shape:
         - views: two or more, ``[N, D]`` each; row i of every view is graph i, with a norm of at

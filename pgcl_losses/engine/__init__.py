@@ -1,1 +1,1 @@
-"""Weighted sums over pairs of embeddings: one contract (`pairs.py`), three ways to compute it."""
+"""The contrast: its input (`pairs.py`), and two ways to compute it (`blocks.py`, `dense.py`)."""
