@@ -164,3 +164,11 @@ def test_a_grad_scaler_backs_off_until_gradients_are_finite(make):
     assert torch.stack(losses).isfinite().all()
     assert scaler.get_scale() < 2.0**40
     assert sum(losses[-5:]) < 0.9 * sum(losses[:5])
+
+
+@pytest.mark.parametrize("temperature", [0.0115, 0.0249, 0.0251])
+def test_sums_near_the_largest_exponent_are_finite(temperature):
+    """Of identical embeddings, whose sums are the largest: log(1 + 78) at any temperature."""
+    views = torch.ones(2, 40, DIM)
+    loss, _ = loss_and_gradients(LOSSES["InfoNCE"], views, temperature=temperature)
+    assert loss.item() == pytest.approx(math.log(79), rel=1e-5)
