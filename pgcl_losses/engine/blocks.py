@@ -138,8 +138,9 @@ class Blocks:
         d_exponents = d = (d_log_s / self.temperature).masked_fill_(none, 0.0)
         log_s = log_s.masked_fill(none, 0.0)
         log2_s = log_s * LOG2_E if self.logs else log_s
-        if not self.logs:  # by S
-            d = d * log_s.neg().exp_()
+        if not self.logs:  # by S, whose inverse, and its product with 1 / tau, must not overflow
+            lowest = math.log(torch.finfo(log_s.dtype).tiny) + 8
+            d = d * log_s.clamp_min(lowest).neg_().exp_()
         z = self.pairs.embeddings
         d_z = torch.zeros_like(z)
         for block in self.blocks:

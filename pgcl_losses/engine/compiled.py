@@ -23,12 +23,10 @@ def contrast(
     form: Form,
     reduction: str,
     processes: Processes,
+    with_gradient: bool,
 ) -> Tensor:
     """The losses of one process, reduced."""
     learned = temperature if isinstance(temperature, Tensor) else None
-    with_gradient = torch.is_grad_enabled() and any(
-        x is not None and x.requires_grad for x in (embeddings, learned, positive_weights)
-    )
     named = [(name, x) for name in _TENSORS if (x := getattr(pairs, name)) is not None]
     if reduction == "none":  # what is kept for the backward must not change
         named = [(name, x.clone() if name == "memory" else x) for name, x in named]

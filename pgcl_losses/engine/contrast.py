@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from pgcl_losses._modes import is_transformed
+from pgcl_losses._normalize import full_precision
 from pgcl_losses.distributed import Processes
 from pgcl_losses.engine import compiled, dense
 from pgcl_losses.engine.losses import Losses, reduced
@@ -40,10 +41,12 @@ def contrast(
             )
         losses = dense.losses(pairs, temperature, form)
         return losses.values if reduction == "none" else reduced(losses, reduction)[0]
-    function: Any = compiled.contrast if torch.compiler.is_compiling() else _Contrast.apply
-    loss: Tensor = function(
-        pairs.embeddings, temperature, pairs.positive_weights, pairs, form, reduction, processes
+    inputs = pairs.embeddings, temperature, pairs.positive_weights
+    with_gradient = torch.is_grad_enabled() and any(
+        isinstance(x, Tensor) and x.requires_grad for x in inputs
     )
+    function: Any = compiled.contrast if torch.compiler.is_compiling() else _Contrast.apply
+    loss: Tensor = function(*inputs, pairs, form, reduction, processes, with_gradient)
     return loss
 
 
@@ -58,10 +61,10 @@ class _Contrast(torch.autograd.Function):
         form: Form,
         reduction: str,
         processes: Processes,
+        with_gradient: bool,
     ) -> Tensor:
         # Those of a later backward must not lose their memory to another step.
         of_queries = Losses(pairs, temperature, form, processes, reduction != "none")
-        with_gradient = any(ctx.needs_input_grad)
         losses = of_queries.compute(with_gradient)
         ctx.processes = processes
         if reduction == "none":
@@ -78,10 +81,11 @@ class _Contrast(torch.autograd.Function):
         # The losses of all processes depend on the sums of all embeddings.
         d_loss = ctx.processes.add(d_loss, "the gradient of the loss")
         if hasattr(ctx, "of_queries"):
-            gradients = ctx.of_queries.gradient(ctx.of_queries.sorted(d_loss))
+            with full_precision(d_loss.device):
+                gradients = ctx.of_queries.gradient(ctx.of_queries.sorted(d_loss))
         else:
             gradients = [None if x is None else x * d_loss for x in ctx.saved_tensors]
-        return *gradients, None, None, None, None
+        return *gradients, None, None, None, None, None
 
 
 def check_once() -> None:

@@ -53,7 +53,8 @@ class Positives:
         if isinstance(totals, Tensor):
             exist = totals > 0
             totals = totals.masked_fill(~exist, 1.0)
-            values, slopes = (x.masked_fill(~exist, 0.0) for x in (values, slopes))
+            alone = offsets.where(offsets.isnan(), 0.0)  # NaN in, NaN out
+            values, slopes = values.where(exist, alone), slopes.masked_fill(~exist, 0.0)
         if isinstance(totals, Tensor) or totals != 1:
             values, slopes = values / totals, slopes / totals
         return Mean(values, slopes, exist, (term, offsets, totals, of_views, by_index))

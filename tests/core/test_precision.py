@@ -172,3 +172,43 @@ def test_sums_near_the_largest_exponent_are_finite(temperature):
     views = torch.ones(2, 40, DIM)
     loss, _ = loss_and_gradients(LOSSES["InfoNCE"], views, temperature=temperature)
     assert loss.item() == pytest.approx(math.log(79), rel=1e-5)
+
+
+@engines
+@pytest.mark.parametrize(("num", "temperature"), [(53, 0.026), (72, 0.05), (86, 0.2)])
+def test_sums_that_are_denormal_have_finite_gradients(engine, num, temperature):
+    """Most embeddings have one negative, of a tiny weight and on the other side."""
+    views = torch.tensor([1.0, 0.0, 0.0]) + 0.05 * torch.randn(2, num, 3)
+    views[:, 0] = torch.tensor([-1.0, 0.0, 0.0])
+    clusters = torch.zeros(2, num, dtype=torch.long)
+    clusters[0, 0] = 1
+
+    def loss_of(views, **options):
+        loss = PrototypeReweightedNCE(**options)
+        return loss(*views, clusters=clusters, prototypes=torch.eye(3).to(views[0])[:2])
+
+    results = [
+        loss_and_gradients(loss_of, views, dtype, temperature=temperature, engine=engine)
+        for dtype in (torch.float32, torch.float64)
+    ]
+    torch.testing.assert_close(*results, rtol=1e-3, atol=1e-5)
+
+
+def test_a_backward_inside_autocast_keeps_the_precision_of_losses_of_queries():
+    views, d_views = torch.randn(2, 12, DIM, requires_grad=True), []
+    for enabled in (False, True):
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
+            losses = LOSSES["of items"](views, engine="blocks", reduction="none")
+            d_views += gradients(losses.sum(), [views])
+    torch.testing.assert_close(*d_views, rtol=0, atol=0)
+
+
+@engines
+@pytest.mark.parametrize("options", [{}, {"debias": 0.1}, {"hardness": 1.0}])
+def test_nan_in_a_query_without_a_positive_gives_nan(engine, options):
+    """No other query is compared with it, but its gradient would spoil theirs."""
+    z1, z2 = z[0].clone(), z[1]
+    z1[5] = math.nan
+    items = torch.tensor([0, 1, 2, 3, 4, 9]), torch.arange(6)
+    loss = InfoNCE(negatives="cross", queries="first", engine=engine, **options)
+    assert loss(z1, z2, items=items).isnan()

@@ -89,6 +89,22 @@ def equals_one_process(rank, num_ranks, name):
         torch.testing.assert_close([*model.buffers()], [*whole.buffers()], **CLOSE)
 
 
+def learned_weights(rank, num_ranks):
+    of_all, *of_ranks = portions_of([[5, 3], [5, 3]], "positives")
+    d_weights = []
+    for part, gather in ((of_all, False), (of_ranks[rank], True)):
+        weights = part.given["positive_weights"].clone().requires_grad_()
+        given = {**part.given, "positive_weights": weights}
+        InfoNCE(gather=gather)(*part.sets, **given).backward()
+        d_weights.append(weights.grad)
+    expected = d_weights[0].tensor_split(num_ranks)[rank]  # of which the mean is taken
+    torch.testing.assert_close(d_weights[1] / num_ranks, expected, **CLOSE)
+
+
+def test_gradients_of_weights_of_positives():
+    on_ranks(learned_weights, 2)
+
+
 some_slow = [1, 2, *(pytest.param(n, marks=pytest.mark.slow) for n in (3, 4))]
 
 

@@ -284,6 +284,7 @@ def of_many_processes(rank, num_ranks, contrast, intraview):
 
     def step(gather, g, h, labels):
         inputs = leaves(torch.tensor(0.3), g, h, dtype=torch.float64)
+        inputs[0] = torch.nn.Parameter(inputs[0].detach())
         loss = InfoNCEContrastLoss(gather=gather, temperature=inputs[0])
         masks = {}
         if contrast == "L2L":
