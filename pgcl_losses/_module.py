@@ -37,14 +37,21 @@ _HINTS = {
 _COMPARE_STATE_EVERY = 64
 
 
-def raised_by_all(call: str) -> Callable[[Function], Function]:
-    """Of a method that all processes call: wrong arguments of one are an error of all."""
+def called_by_all(call: str) -> Callable[[Function], Function]:
+    """Of a method that all processes call: wrong arguments of one are an error of all.
+
+    If processes exchange data, a compiler does not trace it: it would trace it again for each
+    number of embeddings in each process.
+    """
 
     def decorate(method: Any) -> Any:
         @functools.wraps(method)
         def wrapped(self: "LossModule", *args: Any, **given: Any) -> Any:
+            function = method
+            if torch.compiler.is_compiling() and self.is_distributed():
+                function = untraced(method, "collectives must not be traced")
             try:
-                return method(self, *args, **given)
+                return function(self, *args, **given)
             except TypeError as error:
                 self._raise_by_all(call, error, args, given)
                 raise
@@ -75,13 +82,6 @@ class LossModule(nn.Module):
         module: Module = super().__new__(cls)
         nn.Module.__init__(module)  # before the constructor, which is a dataclass's
         return module
-
-    def __call__(self, *args: Any, **given: Any) -> Any:
-        try:
-            return super().__call__(*args, **given)
-        except TypeError as error:
-            self._raise_by_all("forward", error, args, given)
-            raise
 
     def __setattr__(self, name: str, value: Any) -> None:
         if isinstance(getattr(type(self), name, None), property):
@@ -190,17 +190,10 @@ class LossModule(nn.Module):
         """Whether other processes hold portions of the same batch."""
         return self.gather and count_ranks(self.process_group) > 1
 
-    def traceable(self, function: Function) -> Function:
-        """The function, untraced under a compiler if processes exchange data."""
-        if not torch.compiler.is_compiling() or not self.is_distributed():
-            return function
-        # It would be traced again for each number of embeddings in each process.
-        return untraced(function, "collectives must not be traced")
-
 
 def check_arguments(owner: str, function: Any, given: Mapping[str, Any], args: Any = ()) -> None:
     """An error for arguments that a constructor or a call does not have."""
-    has = inspect.getfullargspec(function)
+    has = inspect.getfullargspec(inspect.unwrap(function))
     if has.kwonlyargs and not has.varargs and len(args) >= len(has.args):
         option, came = has.kwonlyargs[0], _checks.shown(args[len(has.args) - 1])
         raise TypeError(f"{owner} takes options by name, such as {option}=, but got {came}")

@@ -2,6 +2,7 @@
 
 import math
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -9,7 +10,7 @@ from torch import Tensor
 _SHORTEST = 1e-12  # F.normalize's own bound
 
 
-def computing_dtype(*tensors: Tensor) -> torch.dtype:
+def computing_dtype(*tensors: Any) -> torch.dtype:
     """float32, or float64 where a tensor is."""
     for tensor in tensors:
         if tensor.dtype == torch.float64:

@@ -61,14 +61,14 @@ class Batch(NamedTuple):
     @classmethod
     def of(
         cls,
-        views: Sequence[Tensor],
-        *,
+        views: Sequence[Any],
         items: Items | None = None,
         positives: Tensor | None = None,
         positive_weights: Tensor | None = None,
+        *,
         prototypes: Tensor | None = None,
         clusters: Sequence[Tensor] | None = None,
-        assignments: Sequence[Assignment] | None = None,
+        assignments: Sequence[Any] | None = None,
         dtype: torch.dtype | None = None,
         processes: Processes | None = None,
     ) -> "Batch":

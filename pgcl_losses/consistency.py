@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from pgcl_losses._module import LossModule
+from pgcl_losses._module import LossModule, called_by_all
 from pgcl_losses._options import with_options
 from pgcl_losses.batch import (
     NOT_ASSIGNED,
@@ -49,14 +49,9 @@ class ConsistencyLoss(LossModule):
 
     reduction: Reduction = "mean"
 
+    @called_by_all("forward")
     def forward(self, *assignments: Assignment | Batch) -> Tensor:
         """The loss of two or more assignments, or of a batch that has them."""
-        return self.traceable(self._loss)(assignments)
-
-    if TYPE_CHECKING:
-        __call__ = forward
-
-    def _loss(self, assignments: tuple[Any, ...]) -> Tensor:
         batch = batch_argument(assignments)
         if batch is None:
             log_probs = [getattr(given, "log_probs", given) for given in assignments]
@@ -75,6 +70,9 @@ class ConsistencyLoss(LossModule):
         if self.reduction == "none":
             return batch.processes.own(terms.sum(-1).flatten())
         return terms.sum()
+
+    if TYPE_CHECKING:
+        __call__ = forward
 
     def _check(self, assignments: tuple[Any, ...], may_be_empty: bool) -> dict[str, Any]:
         if len(assignments) < 2:

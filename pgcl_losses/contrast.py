@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from pgcl_losses import _checks as check
+from pgcl_losses._module import called_by_all
 from pgcl_losses._normalize import full_precision
 from pgcl_losses._options import Window, with_options
 from pgcl_losses.batch import NOT_ASSIGNED, Assignment, Batch, batch_argument, check_assigned
@@ -77,6 +78,7 @@ class PrototypeReweightedNCE(WeightedInfoNCE):
     negative_ranks: Window = None
     soft_clusters: bool = False
 
+    @called_by_all("forward")
     def forward(
         self,
         *views: Tensor | Batch,
@@ -85,21 +87,19 @@ class PrototypeReweightedNCE(WeightedInfoNCE):
         assignments: Sequence[Assignment] | None = None,
     ) -> Tensor:
         """The loss of two views or more, or of a batch."""
-        return self.traceable(self._loss)(views, prototypes, clusters, assignments)
-
-    if TYPE_CHECKING:
-        __call__ = forward
-
-    def _loss(self, views: tuple[Any, ...], *given: Any) -> Tensor:
+        given = prototypes, clusters, assignments
         batch = batch_argument(views, given)
         if batch is None:
             processes = self.agree("forward", partial(self._check, views, *given), views)
             names = ("prototypes", "clusters", "assignments") if self._needs_clusters() else ()
-            of_views = dict(zip(names, given, strict=False))
+            of_views: dict[str, Any] = dict(zip(names, given, strict=False))
             batch = Batch.of(views, processes=processes, **of_views)
         with torch.no_grad(), full_precision(batch.embeddings.device):
             weights, pair_weight = self._weights(batch), self._pair_weight(batch)
         return self.of_batch(batch, weights, pair_weight)
+
+    if TYPE_CHECKING:
+        __call__ = forward
 
     def _pair_weight(self, batch: Batch) -> Gaussian | None:
         """The weight of a pair by its own cosine."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from pgcl_losses import _checks as check
-from pgcl_losses._module import LossModule
+from pgcl_losses._module import LossModule, called_by_all
 from pgcl_losses._normalize import full_precision
 from pgcl_losses._options import Debias, Dimension, Hardness, Size, Temperature, with_options
 from pgcl_losses.batch import Batch, Items, Negatives, Queries, Reduction, batch_argument
@@ -167,6 +167,7 @@ class InfoNCE(WeightedInfoNCE, LossWithMemory):
             self.memory = Memory(self.memory_size, self.dim)
         self._watch = Watch("InfoNCE")
 
+    @called_by_all("forward")
     def forward(
         self,
         *views: Tensor | Batch,
@@ -176,34 +177,22 @@ class InfoNCE(WeightedInfoNCE, LossWithMemory):
     ) -> Tensor:
         """The loss of two views or more, of sets with items or positives, or of a batch."""
         given = items, positives, positive_weights
-        return self.traceable(self._loss)(views, *given)
-
-    if TYPE_CHECKING:
-        __call__ = forward
-
-    def _loss(self, views: tuple[Any, ...], *given: Any) -> Tensor:
         batch = batch_argument(views, given)
         if batch is not None:
             if self.memory is not None:
                 raise TypeError("a batch has a memory of its own: call this InfoNCE with tensors")
             return self.of_batch(batch, hardness=self.hardness, debias=self.debias)
         processes = self.agree("forward", partial(self._check, views, *given), views)
-        items, positives, weights = given
-        batch = self.with_memory(
-            Batch.of(
-                views,
-                items=items,
-                positives=positives,
-                positive_weights=weights,
-                processes=processes,
-            )
-        )
+        batch = self.with_memory(Batch.of(views, *given, processes=processes))
         loss = self.of_batch(batch, hardness=self.hardness, debias=self.debias)
         if self.moves_state(batch.embeddings):
             self.remember_batch(batch)
         if self._watch.is_due(self, loss, batch):
             self._watch.look(Step(views, batch, loss))
         return loss
+
+    if TYPE_CHECKING:
+        __call__ = forward
 
     def _check(
         self, views: tuple[Any, ...], items: Any, positives: Any, weights: Any, may_be_empty: bool

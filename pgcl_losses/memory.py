@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from pgcl_losses import _checks as check
-from pgcl_losses._module import LossModule, raised_by_all
+from pgcl_losses._module import LossModule, called_by_all
 from pgcl_losses.batch import Batch
 from pgcl_losses.engine.pairs import NO_ITEM
 
@@ -110,7 +110,7 @@ class LossWithMemory(LossModule):
     memory_size: int
     memory: Memory | None
 
-    @raised_by_all("remember")
+    @called_by_all("remember")
     def remember(self, embeddings: Tensor, items: Tensor | None = None) -> None:
         """Store embeddings ``[N, D]`` in the memory by hand, such as those of a momentum encoder.
 
@@ -122,9 +122,6 @@ class LossWithMemory(LossModule):
 
         ``AveragedModel(loss)`` copies the memory; ``use_buffers=True`` would average and spoil it.
         """
-        self.traceable(self._remember)(embeddings, items)
-
-    def _remember(self, embeddings: Tensor, items: Tensor | None) -> None:
         memory = self.memory
 
         def checked(may_be_empty: bool) -> dict[str, Any]:
@@ -140,7 +137,7 @@ class LossWithMemory(LossModule):
         processes = self.agree("remember", checked, (embeddings,))
         assert memory is not None  # as checked
         with torch.no_grad():
-            batch = Batch.of((embeddings,), items=items, processes=processes)
+            batch = Batch.of((embeddings,), items, processes=processes)
         memory.store_batch(batch, manually=True)
 
     def with_memory(self, batch: Batch) -> Batch:

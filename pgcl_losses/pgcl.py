@@ -4,6 +4,7 @@ The paper: Lin et al., Prototypical Graph Contrastive Learning, 10.1109/TNNLS.20
 """
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -12,7 +13,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from pgcl_losses import _checks as check
-from pgcl_losses._module import raised_by_all
+from pgcl_losses._module import LossModule, called_by_all
 from pgcl_losses._normalize import computing_dtype, mean_cosine
 from pgcl_losses._options import Size, Weight, with_options
 from pgcl_losses.batch import Assignment, Batch, Items, Negatives, Queries, Reduction
@@ -112,9 +113,9 @@ class PGCLLoss(LossWithMemory):
 
     """
 
-    consistency_weight: Weight = 6.0
-    contrast_weight: Weight = 1.0
-    memory_size: Size = 0
+    consistency_weight: Weight
+    contrast_weight: Weight
+    memory_size: Size
     fixed = frozenset({"memory_size"})
 
     def __init__(
@@ -143,37 +144,16 @@ class PGCLLoss(LossWithMemory):
         gather: bool = True,
         process_group: ProcessGroup | None = None,
     ) -> None:
-        self.consistency_weight, self.contrast_weight = consistency_weight, contrast_weight
-        self.memory_size, self.gather, self.process_group = memory_size, gather, process_group
-        self.prototypes = SinkhornPrototypes(
-            dim,
-            num_prototypes,
-            temperature=temperature,
-            epsilon=epsilon,
-            iterations=iterations,
-            queue_size=queue_size,
-            queue_views=queue_views,
-            freeze_steps=freeze_steps,
-            gather=gather,
-            process_group=process_group,
-        )
-        self.contrast = PrototypeReweightedNCE(
-            temperature=temperature,
-            weighting=weighting,
-            exclude_same_cluster=exclude_same_cluster,
-            negative_ranks=negative_ranks,
-            soft_clusters=soft_clusters,
-            negatives=negatives,
-            queries=queries,
-            decoupled=decoupled,
-            reduction=reduction,
-            engine=engine,
-            gather=gather,
-            process_group=process_group,
-        )
-        self.consistency = ConsistencyLoss(
-            reduction=reduction, gather=gather, process_group=process_group
-        )
+        given = locals()
+        for name in type(self).options:
+            setattr(self, name, given[name])
+
+        def options_of(module: type[LossModule]) -> dict[str, Any]:
+            return {name: given[name] for name in module.options}
+
+        self.prototypes = SinkhornPrototypes(**options_of(SinkhornPrototypes))
+        self.contrast = PrototypeReweightedNCE(**options_of(PrototypeReweightedNCE))
+        self.consistency = ConsistencyLoss(**options_of(ConsistencyLoss))
         self.register_buffer("memory", None)  # of a module that is None, torch would drop keys
         if self.memory_size > 0:
             self.memory = Memory(self.memory_size, dim)
@@ -212,6 +192,7 @@ class PGCLLoss(LossWithMemory):
             raise AttributeError(f"{name} is not an option of {owner}: set {' and '.join(there)}")
         super()._check_name(name, value, "temperature", *self.prototypes.options)
 
+    @called_by_all("forward")
     def forward(
         self,
         *views: Tensor,
@@ -220,13 +201,12 @@ class PGCLLoss(LossWithMemory):
         positive_weights: Tensor | None = None,
     ) -> Tensor:
         """The loss."""
-        given = items, positives, positive_weights
-        return self.traceable(self._compute)(views, *given)[0]
+        return self._compute(views, items, positives, positive_weights)[0]
 
     if TYPE_CHECKING:
         __call__ = forward
 
-    @raised_by_all("forward")
+    @called_by_all("forward")
     def terms(
         self,
         *views: Tensor,
@@ -236,8 +216,7 @@ class PGCLLoss(LossWithMemory):
     ) -> PGCLTerms:
         """The loss with its two terms and the assignments, for logging."""
         given = items, positives, positive_weights
-        compute = self.traceable(self._compute)
-        loss, contrast, consistency, batch = compute(views, *given)
+        loss, contrast, consistency, batch = self._compute(views, *given)
         cosine = mean_cosine(batch.embeddings.detach())
         return PGCLTerms(loss, contrast, consistency, batch.assignments(), cosine)
 
@@ -246,20 +225,11 @@ class PGCLLoss(LossWithMemory):
     ) -> tuple[Tensor, Tensor, Tensor, Batch]:
         """The loss, its contrast and its consistency, and the batch."""
         processes = self.agree("forward", partial(self._check, views, *given), views)
-        items, positives, weights = given
-        batch = self.with_memory(
-            Batch.of(
-                views,
-                items=items,
-                positives=positives,
-                positive_weights=weights,
-                dtype=computing_dtype(views[0], self.prototypes.weight),
-                processes=processes,
-            )
-        )
+        dtype = computing_dtype(views[0], self.prototypes.weight)
+        batch = self.with_memory(Batch.of(views, *given, dtype=dtype, processes=processes))
         learns = self.consistency_weight > 0 or self.contrast_weight == 0
         # Without the consistency, backward has nothing to do for the prediction.
-        with torch.set_grad_enabled(learns and torch.is_grad_enabled()):
+        with nullcontext() if learns else torch.no_grad():
             batch = self.prototypes(batch)
         if learns:
             consistency = self.consistency(batch)

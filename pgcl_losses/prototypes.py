@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from pgcl_losses import _checks as check
-from pgcl_losses._module import LossModule, raised_by_all
+from pgcl_losses._module import LossModule, called_by_all
 from pgcl_losses._normalize import computing_dtype, full_precision, unit_vectors
 from pgcl_losses._options import Heads, Positive, Scale, Size, Temperature, with_options
 from pgcl_losses.batch import Assignment, Batch, batch_argument
@@ -91,26 +91,24 @@ class SinkhornPrototypes(LossModule):
     def forward(self, *views: Tensor) -> tuple[Assignment, ...]: ...
     @overload
     def forward(self, *views: Batch) -> Batch: ...
+    @called_by_all("forward")
     def forward(self, *views: Tensor | Batch) -> tuple[Assignment, ...] | Batch:
         """Assign the embeddings of every view, each view balanced by itself.
 
         Given a :class:`~pgcl_losses.Batch`, it assigns all of its embeddings and returns it.
         """
-        return self.traceable(self._forward)(views)
-
-    if TYPE_CHECKING:
-        __call__ = forward
-
-    def _forward(self, views: tuple[Any, ...]) -> tuple[Assignment, ...] | Batch:
         batch = batch_argument(views)
         if batch is not None:  # whose owner calls `advance`
             return self._assigned(batch)
         processes = self.agree("forward", partial(self._check, views), views)
-        dtype = computing_dtype(views[0], self.weight)
+        dtype = computing_dtype(self.weight, *views)
         batch = self._assigned(Batch.of(views, dtype=dtype, processes=processes))
         if self.moves_state(batch.embeddings):
             self.advance(batch)
         return batch.assignments()
+
+    if TYPE_CHECKING:
+        __call__ = forward
 
     def _check(self, views: tuple[Any, ...], may_be_empty: bool) -> dict[str, Any]:
         if not views:
@@ -151,7 +149,7 @@ class SinkhornPrototypes(LossModule):
             nearest = self._nearest(scores)
         return nearest if len(self.heads) > 1 else nearest.squeeze(-1)
 
-    @raised_by_all("start_from_")
+    @called_by_all("start_from_")
     @torch.no_grad()
     def start_from_(self, embeddings: Tensor) -> "SinkhornPrototypes":
         """Initialise the prototypes, in place, from embeddings ``[N, D]``: k-means by cosine.
