@@ -14,6 +14,8 @@ def is_transformed(*values: object) -> bool:
     """Whether torch.func or forward mode differentiates one of these values."""
     if torch._C._are_functorch_transforms_active():
         return True
+    if forward_ad._current_level < 0:  # faster than to unpack tensors outside of forward mode
+        return False
     tensors = [value for value in values if isinstance(value, Tensor)]
     return any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors)  # type: ignore[no-untyped-call]  # torch has no type there
 
