@@ -76,6 +76,10 @@ def matrix(name: str, value: Any, shape: str, may_be_empty: bool = False) -> Non
         raise ValueError(f"{name} must not be empty, but got shape {tuple(value.shape)}")
 
 
+def _kind(tensor: Tensor) -> tuple[object, ...]:
+    return tensor.shape, tensor.dtype, tensor.device, tensor.layout
+
+
 def matrices(
     views: Sequence[tuple[str, Any]],
     shape: str = "[N, D]",
@@ -85,7 +89,10 @@ def matrices(
 ) -> None:
     """Named matrices of one dtype, device and shape; ``rule`` says why they have one length."""
     first_name, first = views[0]
-    for name, view in views:
+    matrix(first_name, first, shape, may_be_empty)
+    for name, view in views[1:]:
+        if isinstance(view, Tensor) and _kind(view) == _kind(first):
+            continue
         matrix(name, view, shape, may_be_empty)
         start = 1 if lengths_may_differ else 0
         if view.shape[start:] != first.shape[start:]:

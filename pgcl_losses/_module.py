@@ -137,7 +137,7 @@ class LossModule(nn.Module):
         """
         if not self.is_distributed():
             check(False)
-            return Processes([(len(of_set),) for of_set in sets])
+            return Processes([(of_set.shape[0],) for of_set in sets])
         same: dict[str, Any] = {"call": f"{type(self).__name__}.{call}"}
         problem: Exception | None = None
         length = 0

@@ -79,7 +79,7 @@ class Batch(NamedTuple):
         """
         sets = views or [assignment.log_probs for assignment in assignments or ()]
         dtype = dtype or computing_dtype(sets[0], *(() if prototypes is None else (prototypes,)))
-        processes = processes or Processes([(len(of_set),) for of_set in sets])
+        processes = processes or Processes([(of_set.shape[0],) for of_set in sets])
         if items is not None:
             processes = processes.of_sets([len(of_set) for of_set in sets], sets[0].device)
             if 0 in processes.lengths():
@@ -178,11 +178,11 @@ def _assigned(
     return {**given, "heads": heads}
 
 
-def batch_argument(given: Sequence[object], others: Sequence[object] = ()) -> Batch | None:
+def batch_argument(given: Sequence[object], others: tuple[object, ...] = ()) -> Batch | None:
     """The batch that a module is called with; None if it is called with tensors."""
     if not given or not isinstance(given[0], Batch):
         return None
-    if len(given) > 1 or [value for value in others if value is not None]:
+    if len(given) > 1 or others.count(None) < len(others):
         raise TypeError("a batch has all views and items in it: give it alone")
     return given[0]
 

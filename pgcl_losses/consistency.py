@@ -60,7 +60,7 @@ class ConsistencyLoss(LossModule):
         if batch.log_probs is None or batch.targets is None:
             raise ValueError(NOT_ASSIGNED)
         predicted, targets = batch.views(batch.log_probs), batch.views(batch.targets)
-        if len(targets) < 2:
+        if targets.shape[0] < 2:
             raise ValueError("the batch has 1 view, but the consistency is between two or more")
         divisor = len(batch.heads)
         if self.reduction == "mean":
@@ -83,7 +83,7 @@ class ConsistencyLoss(LossModule):
 
 def _cross_terms(log_probs: Tensor, targets: Tensor, divisor: float = 1) -> Tensor:
     """Terms that add up to the cross-entropies, each divided by ``divisor``: ``[V, N, K]``."""
-    num_views = len(targets)
+    num_views = targets.shape[0]
     others = targets.roll(1, 0)
     for shift in range(2, num_views):
         others += targets.roll(shift, 0)

@@ -154,8 +154,10 @@ class PrototypeReweightedNCE(WeightedInfoNCE):
                 fractions = filled_mean(of_head, filled)
             else:
                 fractions = cluster_counts(clusters, size, dtype, filled)
-                fractions /= len(clusters) if filled is None else filled.sum()
-            prototypes = batch.prototypes.detach().split_with_sizes(batch.heads)[head]
+                fractions /= clusters.shape[0] if filled is None else filled.sum()
+            prototypes = batch.prototypes.detach()
+            if len(batch.heads) > 1:
+                prototypes = prototypes.split_with_sizes(batch.heads)[head]
             table = prototype_log_weights(prototypes, fractions)
         else:
             table = torch.zeros(size, size, dtype=dtype, device=clusters.device)

@@ -3,7 +3,7 @@
 The paper: Lin et al., Prototypical Graph Contrastive Learning, 10.1109/TNNLS.2022.3191086.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import field
 from functools import partial
 from typing import TYPE_CHECKING, Any, overload
@@ -146,7 +146,7 @@ class SinkhornPrototypes(LossModule):
         dtype = computing_dtype(self.weight, z)
         with torch.no_grad(), full_precision(z.device):
             scores = unit_vectors(z, dtype) @ self._unit_prototypes(dtype).T
-            nearest = self._nearest(scores)
+            nearest = self._by_head(torch.argmax, scores, keepdim=True)
         return nearest if len(self.heads) > 1 else nearest.squeeze(-1)
 
     @called_by_all("start_from_")
@@ -212,35 +212,34 @@ class SinkhornPrototypes(LossModule):
             prototypes = processes.average_gradient(self._unit_prototypes(embeddings.dtype))
             temperature = processes.temperature(self.temperature, embeddings.dtype)
             scores = embeddings @ prototypes.T  # [M, K]
-            log_probs = self._by_head(partial(torch.log_softmax, dim=-1), scores / temperature)
+            log_probs = self._by_head(torch.log_softmax, scores / temperature)
             with torch.no_grad():
-                cosines, fixed = scores.detach(), prototypes.detach()  # also for forward mode
-                targets, keys = (x.flatten(0, 1) for x in self._balanced(cosines, batch, fixed))
+                # Detached, also for forward mode.
+                targets, keys = self._balanced(scores.detach(), batch, prototypes)
+                targets, keys = targets.flatten(0, 1), keys.flatten(0, 1)
                 if batch.memory is not None and batch.filled is not None:  # balanced as a view is
                     filled = batch.filled[len(embeddings) :].unsqueeze(1)
-                    of_memory, keys_of_memory = self._balance(batch.memory @ fixed.T, filled)
+                    of_memory, keys_of_memory = self._balance(
+                        batch.memory @ prototypes.detach().T, filled
+                    )
                     targets = torch.cat([targets, of_memory.masked_fill_(~filled, 0.0)])
                     keys = torch.cat([keys, keys_of_memory])
         return batch._replace(
             prototypes=prototypes,
             log_probs=log_probs,
             targets=targets,
-            clusters=self._nearest(keys),
+            clusters=self._by_head(torch.argmax, keys, keepdim=True),
             heads=self.heads,
             ranking=keys,
         )
 
-    def _by_head(self, function: Callable[[Tensor], Tensor], scores: Tensor) -> Tensor:
+    def _by_head(self, function: Any, scores: Tensor, **options: Any) -> Tensor:
         """A function of the columns of each head ``[..., K]``, the results side by side."""
         if len(self.heads) == 1:
-            return function(scores)
-        return torch.cat(
-            [function(of_head) for of_head in scores.split_with_sizes(self.heads, -1)], -1
-        )
-
-    def _nearest(self, scores: Tensor) -> Tensor:
-        """The largest column of each head, counted from 0: ``[..., K] -> [..., H]``."""
-        return self._by_head(partial(torch.argmax, dim=-1, keepdim=True), scores)
+            result: Tensor = function(scores, -1, **options)
+            return result
+        of_heads = scores.split_with_sizes(self.heads, -1)
+        return torch.cat([function(of_head, -1, **options) for of_head in of_heads], -1)
 
     def _unit_prototypes(self, dtype: torch.dtype) -> Tensor:
         """The prototypes at unit length ``[K, D]``, without gradient while frozen."""
@@ -255,20 +254,18 @@ class SinkhornPrototypes(LossModule):
         if self.queue is None:
             return self._balance(of_views)
         num_graphs = of_views.shape[1]
-        of_queue = self.queue.embeddings.to(cosines.dtype) @ prototypes.T  # [V, Q, K]
+        of_queue = self.queue.embeddings.to(cosines.dtype) @ prototypes.detach().T  # [V, Q, K]
         filled = self.queue.filled(num_graphs).unsqueeze(1)  # [N + Q, 1]
         targets, keys = self._balance(torch.cat([of_views, of_queue], dim=1), filled)
         return targets[:, :num_graphs], keys[:, :num_graphs]
 
     def _balance(self, cosines: Tensor, filled: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Targets and ranking, ``[..., K]``, each head by itself."""
-        of_heads = [
-            balance(of_head, self.epsilon, self.iterations, filled)
-            for of_head in cosines.split_with_sizes(self.heads, -1)
-        ]
-        if len(of_heads) == 1:
-            return of_heads[0]
-        targets, keys = zip(*of_heads, strict=True)
+        options = self.epsilon, self.iterations, filled
+        if len(self.heads) == 1:
+            return balance(cosines, *options)
+        of_heads = cosines.split_with_sizes(self.heads, -1)
+        targets, keys = zip(*[balance(of_head, *options) for of_head in of_heads], strict=True)
         return torch.cat(targets, -1), torch.cat(keys, -1)
 
     @torch.no_grad()

@@ -50,8 +50,9 @@ def sinkhorn(scores: Tensor, *, epsilon: float = 0.05, iterations: int = 3) -> T
     epsilon = check.scale("epsilon", epsilon)
     iterations = check.count("iterations", iterations, minimum=1)
     with full_precision(scores.device):
-        scores = scores.detach().to(computing_dtype(scores))
-        return balance(scores, epsilon, iterations)[0]
+        # Half of both: the difference of two halves is always finite.
+        halves = scores.detach().to(computing_dtype(scores)) / 2
+        return balance(halves, epsilon / 2, iterations)[0]
 
 
 def balance(
@@ -66,54 +67,36 @@ def balance(
 
     ``filled``: ``[N, 1]`` bool, False for samples that are ignored.
     """
-    exponent, u, shift = _shifted(scores, epsilon, filled)
+    # The smallest exponent x for which e^x can still be multiplied by about 1e-4.
+    smallest = math.log(torch.finfo(scores.dtype).tiny) + 9
+    # Shifted exponents of E: every column and every row has 0 as its largest. Nothing overflows,
+    # and no sum over a row or column vanishes, however small epsilon is.
+    shift = scores if filled is None else scores.masked_fill(~filled, -torch.inf)
+    shift = shift.amax(-2, keepdim=True)  # [V, 1, K]
+    exponent = scores - shift  # [V, N, K]
+    row_peaks = exponent.amax(-1, keepdim=True)  # [V, N, 1], above 0 in rows that are not filled
+    exponent = exponent.sub_(row_peaks).mul_(1 / epsilon)
+    u = row_peaks.mul_(1 / epsilon).clamp_(smallest, 0).exp_()  # undoes the shift of rows
     product = torch.mm if scores.dim() == 2 else torch.bmm
     while True:
         # The exponents are kept only if a later iteration has to start from them again.
         last = iterations <= _ITERATIONS_PER_ABSORPTION
-        kernel = _exp_(exponent if last else exponent.clone())
+        kernel = exponent if last else exponent.clone()
+        # 0 where it would be denormal, which makes exponentials and products slow on a CPU.
+        kernel = kernel.clamp_min_(smallest - 1).exp_()
+        kernel = torch.threshold_(kernel, math.exp(smallest), 0.0)
         by_prototype = kernel.mT  # [V, K, N]
         for _ in range(min(iterations, _ITERATIONS_PER_ABSORPTION)):
             mass = u if filled is None else u * filled
             v = product(by_prototype, mass).reciprocal_()  # [V, K, 1]
             u = product(kernel, v).reciprocal_()  # [V, N, 1]
-        log_v = v.mT.log()
+        row_v = v.mT  # [V, 1, K]
+        log_v = row_v.log()
         shift = torch.sub(shift, log_v, alpha=epsilon)
         if last:
-            # In a row, log q is (scores - shift) / epsilon up to a constant.
-            return kernel.mul_(u).mul_(v.mT), torch.sub((1 + _TILT) * scores, shift)
+            # In a row, log q is (scores - shift) / epsilon up to a constant. Of equal q the larger
+            # score is the first: the order is that of (1 + tilt) scores - shift.
+            return kernel.mul_(u).mul_(row_v), torch.sub(scores, shift, alpha=1 / (1 + _TILT))
         iterations -= _ITERATIONS_PER_ABSORPTION
         exponent.add_(u.log_()).add_(log_v)
         u = torch.ones_like(u)
-
-
-def _shifted(
-    scores: Tensor, epsilon: float, filled: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The exponents of E, shifted, the u that undoes the shift of its rows, and that of columns.
-
-    Every column and every row of E has 1 as its largest entry: nothing overflows, and no sum over a
-    row or column vanishes, however small epsilon is.
-    """
-    sharpness = 2 / epsilon  # of half scores: the difference of two halves is always finite
-    peaks = scores if filled is None else scores.masked_fill(~filled, -torch.inf)
-    peaks = peaks.amax(-2, keepdim=True)  # [V, 1, K]
-    exponent = torch.add(-0.5 * peaks, scores, alpha=0.5)  # [V, N, K]
-    row_peaks = exponent.amax(-1, keepdim=True)  # [V, N, 1], above 0 in rows that are not filled
-    exponent = exponent.sub_(row_peaks).mul_(sharpness)
-    u = row_peaks.mul_(sharpness).clamp_(_smallest(scores.dtype), 0).exp_()
-    return exponent, u, peaks
-
-
-def _exp_(exponents: Tensor) -> Tensor:
-    """e^x in place; 0 if it would be near the smallest normal number or below it.
-
-    Denormal numbers make exponentials and products slow on a CPU.
-    """
-    smallest = _smallest(exponents.dtype)
-    return torch.threshold_(exponents.clamp_min_(smallest - 1).exp_(), math.exp(smallest), 0.0)
-
-
-def _smallest(dtype: torch.dtype) -> float:
-    """The smallest exponent x for which e^x can still be multiplied by about 1e-4."""
-    return math.log(torch.finfo(dtype).tiny) + 9

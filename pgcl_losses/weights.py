@@ -17,7 +17,6 @@ changes neither sigma nor |d_ij - mu|.
 import math
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 # Cosines of unit vectors carry a few rounding errors each; a spread below this many is noise.
@@ -32,9 +31,8 @@ def prototype_log_weights(prototypes: Tensor, fractions: Tensor) -> Tensor:
 
     ``prototypes``: ``[K, D]`` of unit length; ``fractions``: ``[K]``, sum to 1.
     """
-    cosines = prototypes @ prototypes.T  # [K, K]
-    means = (cosines @ fractions).unsqueeze(1).expand_as(cosines)
-    squares = F.mse_loss(cosines, means, reduction="none")  # (d - mu)^2
+    mean = fractions @ prototypes  # [D]
+    squares = (prototypes @ (prototypes - mean).T).square_()  # (d - mu)^2, [K, K]
     variances = _above_noise(squares @ fractions).unsqueeze(1)  # [K, 1]
     # M w fraction is a softmax. A cluster without samples has a negligible one.
     log_fractions = fractions.clamp_min(torch.finfo(fractions.dtype).tiny).log_()
@@ -84,5 +82,5 @@ def cluster_counts(
 ) -> Tensor:
     """The histogram n_k of filled slots: ``[N]`` cluster numbers -> ``[K]`` counts."""
     counts = clusters.new_zeros(num_prototypes, dtype=dtype)
-    each = counts.new_ones(()) if filled is None else filled.to(dtype)
-    return counts.scatter_add_(0, clusters, each.expand_as(clusters))
+    each = torch.ones_like(clusters, dtype=dtype) if filled is None else filled.to(dtype)
+    return counts.scatter_add_(0, clusters, each)
