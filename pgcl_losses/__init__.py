@@ -1,4 +1,8 @@
-"""Prototypical graph contrastive learning as loss modules for PyTorch."""
+"""Prototypical graph contrastive learning as loss modules for PyTorch.
+
+Equations are those of Lin et al., Prototypical Graph Contrastive Learning,
+10.1109/TNNLS.2022.3191086.
+"""
 
 import sys
 from importlib.util import module_from_spec, spec_from_file_location

@@ -188,18 +188,8 @@ def positives(value: Any, weights: Any, sets: Sequence[Tensor], queries: str) ->
             )
 
 
-def are_given(items: Any, positives: Any = None, weights: Any = None) -> dict[str, bool]:
-    """Which of these are given, which must be the same in all processes."""
-    return {
-        "items": items is not None,
-        "positives": positives is not None,
-        "positive_weights": weights is not None,
-        "learned positive_weights": getattr(weights, "requires_grad", False),
-    }
-
-
-def memory_of_negatives(memory_size: int) -> None:
-    if memory_size == 0:
+def memory_of_negatives(negatives: str, memory_size: int) -> None:
+    if negatives == "memory" and memory_size == 0:
         raise ValueError("negatives is 'memory', which needs a memory: memory_size is 0")
 
 

@@ -224,15 +224,13 @@ def check_assigned(
 
 def _check_heads(assignments: Any, prototypes: Any, may_be_empty: bool) -> tuple[int, ...]:
     """Check that assignments are of the same graphs to the same heads, and return these."""
+    named = []
     for v, assignment in enumerate(assignments):
         if not isinstance(assignment, Assignment):
             kind = type(assignment).__name__
             raise TypeError(f"assignments[{v}] must be an Assignment, but got {kind}")
-    named = [
-        (f"assignments[{v}].{field}", getattr(assignment, field))
-        for v, assignment in enumerate(assignments)
-        for field in ("log_probs", "targets")
-    ]
+        named.append((f"assignments[{v}].log_probs", assignment.log_probs))
+        named.append((f"assignments[{v}].targets", assignment.targets))
     check.matrices(named, "[N, K]", may_be_empty)
     heads, num_columns = assignments[0].all_heads(), assignments[0].targets.shape[1]
     if sum(heads) != num_columns:

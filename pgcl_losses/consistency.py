@@ -1,7 +1,4 @@
-"""Swapped prediction (Eq. 5 and 6): each view predicts the other's balanced assignment.
-
-The paper: Lin et al., Prototypical Graph Contrastive Learning, 10.1109/TNNLS.2022.3191086.
-"""
+"""Swapped prediction (Eq. 5 and 6): each view predicts the other's balanced assignment."""
 
 import math
 from collections.abc import Sequence

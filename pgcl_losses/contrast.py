@@ -1,8 +1,7 @@
 """The reweighted contrast between the views of each graph.
 
-The paper: Lin et al., Prototypical Graph Contrastive Learning, 10.1109/TNNLS.2022.3191086. Eq. 12
-says which samples are negatives. The reweighted loss, Eq. 13, is InfoNCE (`info_nce.py`) with the
-weights of Eq. 14 for its negatives (`weights.py`).
+Eq. 12 says which samples are negatives. The reweighted loss, Eq. 13, is InfoNCE (`info_nce.py`)
+with the weights of Eq. 14 for its negatives (`weights.py`).
 """
 
 from collections.abc import Sequence
@@ -95,33 +94,26 @@ class PrototypeReweightedNCE(WeightedInfoNCE):
             of_views: dict[str, Any] = dict(zip(names, given, strict=False))
             batch = Batch.of(views, processes=processes, **of_views)
         with torch.no_grad(), full_precision(batch.embeddings.device):
-            weights, pair_weight = self._weights(batch), self._pair_weight(batch)
+            weights = self._weights(batch) if self._needs_clusters() else None
+            pair_weight = None
+            if self.weighting == "sample":
+                samples = batch.embeddings.detach()  # also for forward mode
+                if batch.memory is not None:
+                    samples = torch.cat([samples, batch.memory])
+                pair_weight = Gaussian(*cosine_moments(samples, batch.filled))
         return self.of_batch(batch, weights, pair_weight)
 
     if TYPE_CHECKING:
         __call__ = forward
 
-    def _pair_weight(self, batch: Batch) -> Gaussian | None:
-        """The weight of a pair by its own cosine."""
-        if self.weighting != "sample":
-            return None
-        # Detached, also for forward mode.
-        samples = batch.embeddings.detach()
-        if batch.memory is not None:
-            samples = torch.cat([samples, batch.memory])
-        return Gaussian(*cosine_moments(samples, batch.filled))
-
-    def _weights(self, batch: Batch) -> Table | Factors | None:
+    def _weights(self, batch: Batch) -> Table | Factors:
         """M w by the clusters of a pair, 0 for excluded pairs."""
-        if not self._needs_clusters():
-            return None
         heads, clusters, targets = batch.heads, batch.clusters, batch.targets
-        by_target = self.soft_clusters or self.negative_ranks is not None
-        missing = clusters is None or (self.weighting == "prototype" and batch.prototypes is None)
-        if clusters is None or missing or (by_target and targets is None):
+        needs_prototypes = self.weighting == "prototype" and batch.prototypes is None
+        if clusters is None or needs_prototypes or (self._by_target() and targets is None):
             raise ValueError(NOT_ASSIGNED)
         tables = [self._log_table(batch, h) for h in range(len(heads))]
-        if targets is None or not by_target:
+        if targets is None or not self._by_target():
             return Table(tuple(tables), clusters)
         ranking = targets if batch.ranking is None else batch.ranking
         of_heads = zip(
@@ -181,8 +173,8 @@ class PrototypeReweightedNCE(WeightedInfoNCE):
         chosen = self.exclude_same_cluster or self.negative_ranks is not None
         return self.weighting == "prototype" or chosen
 
-    def _needs_targets(self) -> bool:
-        return self._needs_clusters() and (self.soft_clusters or self.negative_ranks is not None)
+    def _by_target(self) -> bool:
+        return self.soft_clusters or self.negative_ranks is not None
 
     def _check(
         self, views: Any, prototypes: Any, clusters: Any, assignments: Any, may_be_empty: bool
@@ -194,7 +186,7 @@ class PrototypeReweightedNCE(WeightedInfoNCE):
         same = check_assigned(views, prototypes, clusters, assignments, may_be_empty=True)
         if assignments is not None:
             self.check_window(same["heads"])
-        elif self._needs_targets():
+        elif self._needs_clusters() and self._by_target():
             raise ValueError(
                 "assignments is None, but negative_ranks and soft_clusters need one for each view: "
                 "take those of SinkhornPrototypes"

@@ -1,6 +1,7 @@
 """Numbers to log, which describe clusters, negatives and embeddings."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -70,12 +71,8 @@ def diagnostics(
         )
     check_assigned((), prototypes, assignments=assignments)
     batch = Batch.of((), assignments=assignments, prototypes=prototypes)
-    assert batch.log_probs is not None  # as all of these are given
-    assert batch.targets is not None
-    assert batch.clusters is not None
-    log_probs, targets, clusters = map(
-        batch.views, (batch.log_probs, batch.targets, batch.clusters)
-    )
+    of_all: Any = batch.log_probs, batch.targets, batch.clusters
+    log_probs, targets, clusters = map(batch.views, of_all)
     numbers["consistency_ratio"] = consistency_ratio(log_probs, targets, batch.heads).item()
     of_heads: Sequence[Tensor | None] = [None] * len(batch.heads)
     if batch.prototypes is not None:

@@ -1,8 +1,7 @@
 """InfoNCE between the embeddings of each item (Eq. 3), with a weight for each pair if wanted.
 
-The paper: Lin et al., Prototypical Graph Contrastive Learning, 10.1109/TNNLS.2022.3191086. The
-formula is in `forms.py`, its sums are in `engine/`. Hard negatives: Robinson et al., Contrastive
-Learning with Hard Negative Samples, ICLR 2021.
+The formula is in `forms.py`, its sums are in `engine/`. Hard negatives: Robinson et al.,
+Contrastive Learning with Hard Negative Samples, ICLR 2021.
 """
 
 from functools import partial
@@ -45,8 +44,7 @@ class WeightedInfoNCE(LossModule):
     ) -> Tensor:
         """A query's loss is the mean over its positives, with one sum S of its negatives."""
         processes = batch.processes
-        if self.negatives == "memory" and batch.memory is None:
-            raise ValueError("negatives is 'memory', which needs a memory: memory_size is 0")
+        check.memory_of_negatives(self.negatives, 0 if batch.memory is None else 1)
         with full_precision(batch.embeddings.device):
             temperature = processes.temperature(self.temperature, batch.embeddings.dtype)
             pairs = Pairs(
@@ -160,8 +158,7 @@ class InfoNCE(WeightedInfoNCE, LossWithMemory):
         if self.memory_size > 0 and self.dim is None:
             size = self.memory_size
             raise TypeError(f"memory_size={size} needs the embedding dimension, dim=...")
-        if self.negatives == "memory":
-            check.memory_of_negatives(self.memory_size)
+        check.memory_of_negatives(self.negatives, self.memory_size)
         self.register_buffer("memory", None)  # of a module that is None, torch would drop keys
         if self.dim is not None and self.memory_size > 0:
             self.memory = Memory(self.memory_size, self.dim)
@@ -204,4 +201,4 @@ class InfoNCE(WeightedInfoNCE, LossWithMemory):
         check.temperature_value("temperature", self.temperature, views[0])
         if self.memory is not None:
             self.memory.check("z1", views[0])
-        return self.state_of_memory() | check.are_given(items, positives, weights)
+        return self.must_agree(items, positives, weights)

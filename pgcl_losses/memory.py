@@ -132,7 +132,7 @@ class LossWithMemory(LossModule):
             memory.check("embeddings", embeddings)
             if items is not None:
                 check.clusters("items", items, "embeddings", embeddings, rule="one for each")
-            return self.state_of_memory() | check.are_given(items)
+            return self.must_agree(items)
 
         processes = self.agree("remember", checked, (embeddings,))
         assert memory is not None  # as checked
@@ -154,6 +154,12 @@ class LossWithMemory(LossModule):
         if self.memory is not None:
             self.memory.store_batch(batch, manually=False)
 
-    def state_of_memory(self) -> dict[str, Any]:
-        """What must be the same in all processes."""
-        return {} if self.memory is None else self.memory.state()
+    def must_agree(self, items: Any, positives: Any = None, weights: Any = None) -> dict[str, Any]:
+        """What must be the same in all processes: what is given, and the memory."""
+        is_given = {
+            "items": items is not None,
+            "positives": positives is not None,
+            "positive_weights": weights is not None,
+            "learned positive_weights": getattr(weights, "requires_grad", False),
+        }
+        return is_given if self.memory is None else is_given | self.memory.state()

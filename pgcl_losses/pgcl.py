@@ -1,7 +1,4 @@
-"""PGCL (Eq. 15): reweighted contrast + lambda * consistency, with its prototypes.
-
-The paper: Lin et al., Prototypical Graph Contrastive Learning, 10.1109/TNNLS.2022.3191086.
-"""
+"""PGCL (Eq. 15): reweighted contrast + lambda * consistency, with its prototypes."""
 
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -275,13 +272,11 @@ class PGCLLoss(LossWithMemory):
         check.prototypes("prototypes.weight", weight, "z1", views[0], type(self).__name__)
         self.prototypes.check_call(len(views))
         self._check_contrast()
-        state = self.state_of_memory() | self.prototypes.state()
-        return state | check.are_given(items, positives, weights)
+        return self.prototypes.state() | self.must_agree(items, positives, weights)
 
     def _check_contrast(self) -> None:
         contrast = self.contrast
-        if getattr(contrast, "negatives", "all") == "memory":
-            check.memory_of_negatives(self.memory_size)
+        check.memory_of_negatives(getattr(contrast, "negatives", "all"), self.memory_size)
         if isinstance(contrast, PrototypeReweightedNCE) and contrast.negative_ranks is not None:
             contrast.check_window(self.prototypes.heads)
 

@@ -1,7 +1,4 @@
-"""Prototypes, and the assignment of samples to them: predicted (Eq. 4) and balanced (Eq. 7 to 11).
-
-The paper: Lin et al., Prototypical Graph Contrastive Learning, 10.1109/TNNLS.2022.3191086.
-"""
+"""Prototypes, and assignments to them: predicted (Eq. 4) and balanced (Eq. 7 to 11)."""
 
 from collections.abc import Sequence
 from dataclasses import field
@@ -80,7 +77,6 @@ class SinkhornPrototypes(LossModule):
         if self.queue_size > 0:
             self.queue = Ring(self.queue_views, self.queue_size, self.dim)
         self.reset_parameters()
-        self.check_call(self.queue_views)
 
     def reset_parameters(self) -> None:
         nn.init.kaiming_normal_(self.weight)
@@ -115,13 +111,10 @@ class SinkhornPrototypes(LossModule):
             raise TypeError("views must be one or more Tensors of shape [N, D], but got none")
         named = [(f"views[{v}]", view) for v, view in enumerate(views)]
         check.matrices(named, may_be_empty=may_be_empty)
-        self._check_dim("views[0]", views[0])
+        check.prototypes("weight", self.weight, "views[0]", views[0], type(self).__name__)
         check.temperature_value("temperature", self.temperature, views[0])
         self.check_call(len(views))
         return self.state()
-
-    def _check_dim(self, name: str, z: Tensor) -> None:
-        check.prototypes("weight", self.weight, name, z, type(self).__name__)
 
     def check_call(self, num_views: int) -> None:
         """Raise an error for options that contradict each other or this number of views."""
@@ -142,7 +135,7 @@ class SinkhornPrototypes(LossModule):
         With several heads, one of each head: ``[N, H]``.
         """
         check.matrices([("z", z)])
-        self._check_dim("z", z)
+        check.prototypes("weight", self.weight, "z", z, type(self).__name__)
         dtype = computing_dtype(self.weight, z)
         with torch.no_grad(), full_precision(z.device):
             scores = unit_vectors(z, dtype) @ self._unit_prototypes(dtype).T
@@ -162,8 +155,8 @@ class SinkhornPrototypes(LossModule):
         are fewer different directions than prototypes, the remaining prototypes do not move.
         Prototypes keep their lengths, and the queue its embeddings. This call waits for the device.
         """
-        check_given = partial(self._check_start, embeddings)
-        processes = self.agree("start_from_", check_given, (embeddings,))
+        check_start = partial(self._check_start, embeddings)
+        processes = self.agree("start_from_", check_start, (embeddings,))
         # All ranks draw, so that their generators stay in the same state.
         draws, problem = [draw(size) for size in self.heads], None
         with full_precision(embeddings.device):
@@ -195,7 +188,8 @@ class SinkhornPrototypes(LossModule):
 
     def _check_start(self, embeddings: Tensor, may_be_empty: bool) -> dict[str, str]:
         check.matrix("embeddings", embeddings, "[N, D]", may_be_empty)
-        self._check_dim("embeddings", embeddings)
+        owner = type(self).__name__
+        check.prototypes("weight", self.weight, "embeddings", embeddings, owner)
         if not embeddings.isfinite().all():
             raise ValueError("embeddings must be finite, but there is a NaN or an inf among them")
         if not (isinstance(self.weight, nn.Parameter) or is_parametrized(self, "weight")):
@@ -271,10 +265,7 @@ class SinkhornPrototypes(LossModule):
     @torch.no_grad()
     def advance(self, batch: Batch) -> None:
         """Count a training forward and queue its embeddings, unless there is a NaN or inf in it."""
-        if self.queue is None and self.freeze_steps == 0:
-            return
-        is_finite = batch.is_finite()
         if self.freeze_steps > 0:
-            self.step.add_(is_finite)
+            self.step.add_(batch.is_finite())
         if self.queue is not None:  # the first graph of a batch is the last to be overwritten
-            self.queue.store(batch.views(batch.embeddings).flip(1), is_finite)
+            self.queue.store(batch.views(batch.embeddings).flip(1), batch.is_finite())

@@ -1,7 +1,6 @@
 """Balanced assignment of samples to prototypes: Sinkhorn-Knopp (Eq. 7 to 11).
 
-The paper: Lin et al., Prototypical Graph Contrastive Learning, 10.1109/TNNLS.2022.3191086. Its
-solution, Eq. 11, is Q = Diag(a) P^eta Diag(b); u and v here are its a and b.
+The solution, Eq. 11, is Q = Diag(a) P^eta Diag(b); u and v here are its a and b.
 """
 
 import math

@@ -1,7 +1,5 @@
 """How much a negative counts: the weight w_ij (Eq. 14) and the scale M_i (Eq. 13), as logarithms.
 
-The paper: Lin et al., Prototypical Graph Contrastive Learning, 10.1109/TNNLS.2022.3191086.
-
 A negative at distance d_ij from query i weighs w_ij = exp(-(d_ij - mu_i)^2 / (2 sigma_i^2)), with
 mu_i and sigma_i the mean and standard deviation of d_ij over all samples j. M_i scales a query's
 weights to an average of 1 over all samples. Where sigma_i is no larger than rounding, all samples
