@@ -1,13 +1,8 @@
 """How this code runs: eagerly, traced or captured, and whether Python may read values."""
 
-from collections.abc import Callable
-from typing import Any, TypeVar
-
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
-
-Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def is_transformed(*values: object) -> bool:
@@ -36,11 +31,3 @@ def is_eager(values: Tensor) -> bool:
 def can_be_read(values: Tensor) -> bool:
     """Whether Python may read values without synchronising a device."""
     return values.device.type == "cpu" and is_eager(values)
-
-
-def untraced(function: Function, reason: str) -> Function:
-    """The function, outside of a compiled graph; the reason is in the error of fullgraph=True."""
-    if not torch.compiler.is_compiling():
-        return function
-    torch._dynamo.graph_break(msg=reason)
-    return torch.compiler.disable(function)  # type: ignore[no-untyped-call, no-any-return]  # torch has no type there

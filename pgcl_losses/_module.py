@@ -4,13 +4,13 @@ import difflib
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, NoReturn, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from pgcl_losses import _checks
-from pgcl_losses._modes import is_transformed, untraced
+from pgcl_losses._modes import is_transformed
 from pgcl_losses._options import COMMON, Check, Group, with_options
 from pgcl_losses.distributed import Processes, agreed_processes, count_ranks
 
@@ -49,11 +49,21 @@ def called_by_all(call: str) -> Callable[[Function], Function]:
         def wrapped(self: "LossModule", *args: Any, **given: Any) -> Any:
             function = method
             if torch.compiler.is_compiling() and self.is_distributed():
-                function = untraced(method, "collectives must not be traced")
+                # The message is in the error of fullgraph=True.
+                torch._dynamo.graph_break(msg="collectives must not be traced")
+                function = torch.compiler.disable(method)  # type: ignore[no-untyped-call]  # torch has no type there
             try:
                 return function(self, *args, **given)
             except TypeError as error:
-                self._raise_by_all(call, error, args, given)
+                try:
+                    inspect.signature(method).bind(self, *args, **given)
+                except TypeError:  # it has no such arguments, else the error came later
+
+                    def check(may_be_empty: bool, error: TypeError = error) -> NoReturn:
+                        check_arguments(f"a call of {type(self).__name__}", method, given)
+                        raise error
+
+                    self.agree(call, check, args)
                 raise
 
         return wrapped
@@ -165,23 +175,6 @@ class LossModule(nn.Module):
             len(sets), length, same, problem, compares, device, self.process_group
         )
 
-    def _raise_by_all(
-        self, call: str, error: TypeError, args: Sequence[Any], given: Mapping[str, Any]
-    ) -> None:
-        """Raise an error in all processes if a call has arguments that its method does not take."""
-        method = getattr(self, call)
-        try:
-            inspect.signature(method).bind(*args, **given)
-            return  # the error came later
-        except TypeError:
-            pass
-
-        def check(may_be_empty: bool) -> Mapping[str, Any]:
-            check_arguments(f"a call of {type(self).__name__}", method, given)
-            raise error
-
-        self.agree(call, check, args)
-
     def moves_state(self, embeddings: Tensor) -> bool:
         """Whether a forward is a training step; a function that is transformed has no state."""
         return self.training and torch.is_grad_enabled() and not is_transformed(embeddings)
@@ -193,7 +186,7 @@ class LossModule(nn.Module):
 
 def check_arguments(owner: str, function: Any, given: Mapping[str, Any], args: Any = ()) -> None:
     """An error for arguments that a constructor or a call does not have."""
-    has = inspect.getfullargspec(inspect.unwrap(function))
+    has = inspect.getfullargspec(function)
     if has.kwonlyargs and not has.varargs and len(args) >= len(has.args):
         option, came = has.kwonlyargs[0], _checks.shown(args[len(has.args) - 1])
         raise TypeError(f"{owner} takes options by name, such as {option}=, but got {came}")

@@ -117,14 +117,13 @@ class Batch(NamedTuple):
             return ()
         count, num_views = len(self.embeddings), len(self.processes.counts)
         clusters = self.clusters.squeeze(-1) if len(self.heads) == 1 else self.clusters
-        log_probs, targets, numbers, ranking = (
-            [None] * num_views
-            if part is None
-            else self.processes.own(part[:count]).tensor_split(num_views)
-            for part in (self.log_probs, self.targets, clusters, self.ranking)
-        )
-        fields: Any = zip(log_probs, targets, numbers, ranking, strict=True)
-        return tuple([Assignment(p, q, c, self.heads, keys) for p, q, c, keys in fields])
+        ranking = self.targets if self.ranking is None else self.ranking
+        parts = [
+            self.processes.own(part[:count]).tensor_split(num_views)
+            for part in (self.log_probs, self.targets, clusters, ranking)
+        ]
+        of_views = zip(*parts, strict=True)
+        return tuple([Assignment(p, q, c, self.heads, keys) for p, q, c, keys in of_views])
 
     def own(self, losses: Tensor) -> Tensor:
         """Those of this process, of the losses ``[Q]`` of all embeddings or of the first set's."""
@@ -238,9 +237,9 @@ def _check_heads(assignments: Any, prototypes: Any, may_be_empty: bool) -> tuple
             f"assignments[0].heads is {heads}, {sum(heads)} prototypes in all, "
             f"but assignments[0].targets has {num_columns} columns"
         )
-    if prototypes is not None and len(prototypes) != sum(heads):
+    if prototypes is not None and len(prototypes) != num_columns:
         raise ValueError(
-            f"prototypes are {len(prototypes)} but the assignments are to {sum(heads)} prototypes"
+            f"prototypes are {len(prototypes)} but the assignments are to {num_columns} prototypes"
         )
     for v, assignment in enumerate(assignments):
         if assignment.all_heads() != heads:

@@ -76,7 +76,8 @@ class Processes(NamedTuple):
     def average_gradient(self, value: Tensor) -> Tensor:
         """The same tensor, whose gradient becomes the mean over ranks."""
         if self.num_ranks() > 1 and value.requires_grad:
-            value.register_hook(self._average)  # type: ignore[no-untyped-call]  # torch has no type there
+            name, num_ranks = "the gradient of prototypes or temperature", self.num_ranks()
+            value.register_hook(lambda d_value: self.add(d_value, name).div_(num_ranks))  # type: ignore[no-untyped-call]  # torch has no type there
         return value
 
     def temperature(self, value: float | Tensor, dtype: torch.dtype) -> float | Tensor:
@@ -84,10 +85,6 @@ class Processes(NamedTuple):
         if not isinstance(value, Tensor):
             return value
         return self.average_gradient(value.to(dtype, copy=True))
-
-    def _average(self, d_value: Tensor) -> Tensor:
-        name = "the gradient of prototypes or temperature"
-        return self.add(d_value, name).div_(self.num_ranks())
 
 
 def count_ranks(process_group: ProcessGroup | None) -> int:
@@ -120,8 +117,7 @@ def agreed_processes(
             shape = f"{value.dtype}{[*value.shape]}"
             claims[name] = f"{shape}, requires_grad={value.requires_grad}"
     claims["problem"] = "" if problem is None else f"{type(problem).__name__}: {problem}"
-    compares = compares and len(state) > 0
-    summary = [length, zlib.crc32(repr(claims).encode()), int(compares)]
+    summary = [length, zlib.crc32(repr(claims).encode()), int(compares and len(state) > 0)]
     header = torch.tensor(summary, device=device)
     counts, summaries, of_ranks = _gathered(header, group, "batch sizes").T.tolist()
     if len(set(summaries)) > 1:

@@ -246,7 +246,9 @@ class PGCLLoss(LossWithMemory):
             self.remember_batch(batch)
         if self._watch.is_due(self, loss, batch):
             learns, contrasts = self.consistency_weight > 0, self.contrast_weight > 0
-            excludes = contrasts and self.excludes_clusters()
+            excludes = contrasts and isinstance(self.contrast, PrototypeReweightedNCE)
+            if excludes:  # embeddings of one cluster from the negatives
+                excludes = self.contrast.exclude_same_cluster and not self.contrast.soft_clusters
             options = self.prototypes, learns, contrasts, excludes
             self._watch.look(Step(views, batch, contrast, *options))
         return loss, contrast, consistency, batch
@@ -279,10 +281,3 @@ class PGCLLoss(LossWithMemory):
         check.memory_of_negatives(getattr(contrast, "negatives", "all"), self.memory_size)
         if isinstance(contrast, PrototypeReweightedNCE) and contrast.negative_ranks is not None:
             contrast.check_window(self.prototypes.heads)
-
-    def excludes_clusters(self) -> bool:
-        """Whether embeddings of one cluster are no negatives."""
-        contrast = self.contrast
-        if not isinstance(contrast, PrototypeReweightedNCE):
-            return False
-        return contrast.exclude_same_cluster and not contrast.soft_clusters

@@ -1,6 +1,5 @@
 """Prototypes, and assignments to them: predicted (Eq. 4) and balanced (Eq. 7 to 11)."""
 
-from collections.abc import Sequence
 from dataclasses import field
 from functools import partial
 from typing import TYPE_CHECKING, Any, overload
@@ -165,7 +164,10 @@ class SinkhornPrototypes(LossModule):
             new = torch.zeros_like(weight)
             if processes.rank == 0:
                 try:
-                    new = self._initialised(weight, units, draws)
+                    of_heads = zip(weight.split_with_sizes(self.heads), draws, strict=True)
+                    new = torch.cat([spherical_kmeans(units, *of_head) for of_head in of_heads])
+                    lengths = torch.linalg.vector_norm(weight, dim=1, keepdim=True)
+                    new = (new * torch.where(lengths > 0, lengths, 1)).to(dtype)
                 except Exception as error:  # also a warning: the other ranks must not wait
                     problem, new = error, torch.full_like(weight, torch.nan)
             new = processes.add(new, "the initial prototypes")
@@ -178,13 +180,6 @@ class SinkhornPrototypes(LossModule):
         else:
             self.weight.copy_(new)
         return self
-
-    def _initialised(self, weight: Tensor, units: Tensor, draws: Sequence[Tensor]) -> Tensor:
-        """Prototypes ``[K, D]`` from embeddings of unit length, with the norms of the old ones."""
-        of_heads = zip(weight.split_with_sizes(self.heads), draws, strict=True)
-        new = torch.cat([spherical_kmeans(units, *of_head) for of_head in of_heads])
-        lengths = torch.linalg.vector_norm(weight, dim=1, keepdim=True)
-        return (new * torch.where(lengths > 0, lengths, 1)).to(weight.dtype)
 
     def _check_start(self, embeddings: Tensor, may_be_empty: bool) -> dict[str, str]:
         check.matrix("embeddings", embeddings, "[N, D]", may_be_empty)
