@@ -182,8 +182,8 @@ class InfoNCE(WeightedInfoNCE, LossWithMemory):
         processes = self.agree("forward", partial(self._check, views, *given), views)
         batch = self.with_memory(Batch.of(views, *given, processes=processes))
         loss = self.of_batch(batch, hardness=self.hardness, debias=self.debias)
-        if self.moves_state(batch.embeddings):
-            self.remember_batch(batch)
+        if self.memory is not None and self.moves_state(batch.embeddings):
+            self.memory.store_batch(batch, manually=False)
         if self._watch.is_due(self, loss, batch):
             self._watch.look(Step(views, batch, loss))
         return loss

@@ -149,11 +149,6 @@ class LossWithMemory(LossModule):
         items = None if items is None else torch.cat([items, self.memory.items])
         return batch._replace(items=items, memory=past, filled=filled)
 
-    def remember_batch(self, batch: Batch) -> None:
-        """Store the embeddings of a training forward."""
-        if self.memory is not None:
-            self.memory.store_batch(batch, manually=False)
-
     def must_agree(self, items: Any, positives: Any = None, weights: Any = None) -> dict[str, Any]:
         """What must be the same in all processes: what is given, and the memory."""
         is_given = {

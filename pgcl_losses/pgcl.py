@@ -243,7 +243,8 @@ class PGCLLoss(LossWithMemory):
                 loss = loss + parameter.flatten()[:0].sum().to(loss)
         if self.moves_state(batch.embeddings):  # and here alone
             self.prototypes.advance(batch)
-            self.remember_batch(batch)
+            if self.memory is not None:
+                self.memory.store_batch(batch, manually=False)
         if self._watch.is_due(self, loss, batch):
             learns, contrasts = self.consistency_weight > 0, self.contrast_weight > 0
             excludes = contrasts and isinstance(self.contrast, PrototypeReweightedNCE)

@@ -29,9 +29,10 @@ def prototype_log_weights(prototypes: Tensor, fractions: Tensor) -> Tensor:
 
     ``prototypes``: ``[K, D]`` of unit length; ``fractions``: ``[K]``, sum to 1.
     """
-    mean = fractions @ prototypes  # [D]
-    squares = (prototypes @ (prototypes - mean).T).square_()  # (d - mu)^2, [K, K]
-    variances = _above_noise(squares @ fractions).unsqueeze(1)  # [K, 1]
+    column = fractions.unsqueeze(1)  # [K, 1]
+    cosines = prototypes @ prototypes.T  # [K, K]
+    squares = (cosines - cosines @ column).square_()  # (d - mu)^2
+    variances = _above_noise(squares @ column)  # [K, 1]
     # M w fraction is a softmax. A cluster without samples has a negligible one.
     log_fractions = fractions.clamp_min(torch.finfo(fractions.dtype).tiny).log_()
     log_w = torch.addcdiv(log_fractions, squares, variances, value=-0.5)
