@@ -83,13 +83,13 @@ class Blocks:
         self.of_memory: tuple[Tensor, Tensor] | None = None
 
     def log_sums(self, with_gradient: bool = False, count: bool = False) -> Sums:
-        queries = self.z[: self.num_queries]
-        sums = torch.zeros_like(queries[:, 0])  # [Q]
+        sums = self.z.new_zeros(self.num_queries)  # [Q]
         peaks = torch.full_like(sums, -math.inf) if self.logs else sums  # exponents of 2
         totals = None if self.pairs.pair_weight is None else torch.zeros_like(sums)
         counts = torch.zeros_like(sums) if count else None
-        has_means = with_gradient and self.pairs.memory is not None
-        means = torch.zeros_like(queries) if has_means else None  # [Q, D] of the memory
+        means: Tensor | None = None  # [Q, D] of the memory
+        if with_gradient and self.pairs.memory is not None:
+            means = torch.zeros_like(self.z[: self.num_queries])
         lowest = 1 + math.log2(torch.finfo(sums.dtype).tiny)
         of_batch = [block for block in self.blocks if not block.is_memory]
         keep = with_gradient and sum([block.shape().numel() for block in of_batch]) <= _KEPT_UP_TO
@@ -97,10 +97,8 @@ class Blocks:
             of_sides = self._terms(block, keep and not block.is_memory, True, totals)
             if not block.are_negatives:
                 continue
-            sides = (
-                block.sides[:1] if block.i == block.j else block.sides
-            )  # both have the same sums
-            for axis, side in enumerate(sides):
+            # Both sides of a block on the diagonal have the same sums.
+            for axis, side in enumerate(block.sides[: 1 if block.i == block.j else 2]):
                 terms = of_sides[axis]
                 if counts is not None:
                     out = self._scratch(2, terms.shape)  # a sum of bools is slower
@@ -134,13 +132,13 @@ class Blocks:
 
         Both are ``[M, D]``. ``log_s``: of all portions together, without a pair weight's total.
         """
-        none = log_s == -math.inf
-        d_exponents = d = (d_log_s / self.temperature).masked_fill_(none, 0.0)
-        log_s = log_s.masked_fill(none, 0.0)
-        log2_s = log_s * LOG2_E if self.logs else log_s
-        if not self.logs:  # by S, whose inverse, and its product with 1 / tau, must not overflow
+        d_exponents = d_log_s / self.temperature
+        if self.logs:
+            log2_s = log_s.masked_fill(log_s == -math.inf, 0.0) * LOG2_E
+            d = d_exponents
+        else:  # by S, whose inverse, and its product with 1 / tau, must not overflow
             lowest = math.log(torch.finfo(log_s.dtype).tiny) + 8
-            d = d * log_s.clamp_min(lowest).neg_().exp_()
+            d = log_s.clamp_min(lowest).neg_().exp_().mul_(d_exponents)
         z = self.pairs.embeddings
         d_z = torch.zeros_like(z)
         for block in self.blocks:
@@ -167,7 +165,7 @@ class Blocks:
         if self.of_memory is None:
             return d_z, None
         means, log_sums = self.of_memory
-        fractions = (log_sums - log_s).masked_fill_(none, 0.0).exp_()
+        fractions = (log_sums - log_s).masked_fill_(log_s == -math.inf, -math.inf).exp_()
         return d_z, means * (d_exponents * fractions).unsqueeze(1)
 
     def _terms(

@@ -19,7 +19,8 @@ def reduced(losses: Mean, reduction: str) -> tuple[Tensor, Tensor | float]:
     if reduction == "sum":
         return losses.values.sum(), 1.0
     if losses.exist is None:
-        return losses.values.mean(), 1 / len(losses.values)
+        num_queries = losses.values.shape[0]
+        return losses.values.sum() / num_queries, 1 / num_queries
     count = losses.exist.sum().clamp_min(1)
     return losses.values.sum() / count, losses.exist.to(losses.values) / count
 

@@ -138,13 +138,12 @@ class Positives:
     def _add_gradient_of_views(self, d_z: Tensor, d_sums: Sequence[tuple[Mean, Any]]) -> None:
         d_views, num = d_z.view_as(self.views), self.views.shape[1]
         for n, (a, b, rows) in enumerate(self.view_pairs):
-            d_scores: Any = 0.0
             for mean, d in d_sums:
                 d_of_rows = d.view(-1, num)[rows] if isinstance(d, Tensor) else d
-                d_scores = d_scores + (mean.kept[3][n] * d_of_rows).sum(0)
-            d_cosines = d_scores.div_(-self.temperature).unsqueeze(1)
-            d_views[a].addcmul_(d_cosines, self.views[b])
-            d_views[b].addcmul_(d_cosines, self.views[a])
+                d_scores = (mean.kept[3][n] * d_of_rows).sum(0)
+                d_cosines = d_scores.div_(-self.temperature).unsqueeze(1)
+                d_views[a].addcmul_(d_cosines, self.views[b])
+                d_views[b].addcmul_(d_cosines, self.views[a])
 
     # By item: in blocks [J, I] of queries I and, if J are others, also of queries J.
 
