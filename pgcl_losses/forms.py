@@ -43,7 +43,7 @@ class Mean(NamedTuple):
     values: Tensor  # [Q]
     slopes: Tensor  # [Q] the derivative by the offsets
     exist: Tensor | None  # [Q] whether a query has positives; None: all have
-    kept: tuple[Any, ...]  # what the gradient of positives uses again
+    kept: Any = None  # what the gradient uses again
 
 
 MeanOf = Callable[[Term, Tensor], Mean]  # of a term, by offsets [Q]

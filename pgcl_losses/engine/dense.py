@@ -35,7 +35,7 @@ def losses(pairs: Pairs, temperature: float | Tensor, form: Form) -> Mean:
         gaps = offsets - scores
         values = term(gaps.where(positives, 0.0))[0]
         means = (values * weights).sum(0) / totals.where(exist, 1.0)
-        return Mean(means.where(exist, offsets.where(offsets.isnan(), 0.0)), means, exist, ())
+        return Mean(means.where(exist, offsets.where(offsets.isnan(), 0.0)), means, exist)
 
     return form(log_s, mean_of, temperature, log_count)[0]
 

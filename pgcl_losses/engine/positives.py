@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,6 +13,16 @@ from pgcl_losses.engine.pairs import Pairs, block_size, by_query, fill_by_index,
 from pgcl_losses.forms import Mean, Term
 
 _CHUNK = 1 << 16  # pairs by index whose embeddings are gathered at once
+
+
+class _Kept(NamedTuple):
+    """What the gradient of a mean uses again."""
+
+    term: Term
+    offsets: Tensor  # [Q]
+    totals: Tensor | float  # [Q] of the weights of positives
+    of_views: list[Tensor]  # slopes [N] or [2, N] of each pair of views
+    by_index: Any  # values and slopes [P], or None
 
 
 class Positives:
@@ -37,7 +47,8 @@ class Positives:
 
     def mean(self, term: Term, offsets: Tensor) -> Mean:
         """The mean of a term of the gaps offset_i - s_ip / tau over the positives p of each i."""
-        of_views, by_index = None, None
+        of_views: list[Tensor] = []
+        by_index: tuple[Tensor, Tensor] | None = None
         totals: Tensor | float
         if self.pairs.items is None:
             values, slopes, totals, of_views = self._over_views(term, offsets)
@@ -57,7 +68,7 @@ class Positives:
             values, slopes = values.where(exist, alone), slopes.masked_fill(~exist, 0.0)
         if isinstance(totals, Tensor) or totals != 1:
             values, slopes = values / totals, slopes / totals
-        return Mean(values, slopes, exist, (term, offsets, totals, of_views, by_index))
+        return Mean(values, slopes, exist, _Kept(term, offsets, totals, of_views, by_index))
 
     def add_gradient(
         self, d_z: Tensor, means: Sequence[tuple[Mean, Tensor | float]]
@@ -68,7 +79,7 @@ class Positives:
         """
         d_sums = []
         for mean, d_mean in means:
-            d_sum = d_mean / mean.kept[2]
+            d_sum = d_mean / mean.kept.totals
             if mean.exist is not None:
                 d_sum = d_sum.masked_fill_(~mean.exist, 0.0)
             d_sums.append((mean, d_sum))
@@ -140,7 +151,7 @@ class Positives:
         for n, (a, b, rows) in enumerate(self.view_pairs):
             for mean, d in d_sums:
                 d_of_rows = d.view(-1, num)[rows] if isinstance(d, Tensor) else d
-                d_scores = (mean.kept[3][n] * d_of_rows).sum(0)
+                d_scores = (mean.kept.of_views[n] * d_of_rows).sum(0)
                 d_cosines = d_scores.div_(-self.temperature).unsqueeze(1)
                 d_views[a].addcmul_(d_cosines, self.views[b])
                 d_views[b].addcmul_(d_cosines, self.views[a])
@@ -162,7 +173,7 @@ class Positives:
             d_cosines = torch.zeros_like(cosines)
             for axis, side, others in sides:
                 for mean, d in d_sums:
-                    term, offsets = mean.kept[:2]
+                    term, offsets = mean.kept.term, mean.kept.offsets
                     slopes = term(self._gaps(offsets[side].unsqueeze(axis), cosines))[1]
                     d_cosines -= slopes.mul_(d[side].unsqueeze(axis)).masked_fill_(others, 0.0)
             d_cosines /= self.temperature
@@ -222,7 +233,7 @@ class Positives:
         query, key = self.pairs.positives
         d_weights, d_scores = (torch.zeros_like(self.cosines_by_index) for _ in range(2))
         for mean, d in d_sums:
-            values, slopes = mean.kept[4]
+            values, slopes = mean.kept.by_index
             d_weights += d[query] * (values - mean.values[query])
             d_scores -= d[query] * slopes * self.pairs.positive_weights
         d_cosines = (d_scores / self.temperature).unsqueeze(1)
