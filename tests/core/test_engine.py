@@ -156,7 +156,8 @@ every_loss = pytest.mark.parametrize("loss_of", LOSSES.values(), ids=[*LOSSES])
 @pytest.mark.parametrize("temperature", [0.01, 0.2])
 def test_blocks_make_and_keep_no_matrix_of_all_pairs(loss_of, temperature):
     views, options = views_of(400, torch.float32), {"engine": "blocks", "temperature": temperature}
-    with in_blocks(64), mock.patch.object(blocks, "_KEPT_UP_TO", 0):
+    scratch = mock.patch.object(blocks, "_shared", blocks._Shared())
+    with in_blocks(64), scratch, mock.patch.object(blocks, "_KEPT_UP_TO", 0):
         assert largest_tensor(lambda: loss_of(views, **options).backward()) < 400 * 64
         _, kept = kept_for_backward(lambda: loss_of(views, **options))
     assert kept < 400 * 200

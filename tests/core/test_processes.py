@@ -289,7 +289,7 @@ def dying(rank, num_ranks, when, collective):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("when", "collective"),
-    [("forward", "the all-gather of batch sizes"), ("backward", "gradient of sums over pairs")],
+    [("forward", "the all-gather of batch sizes"), ("backward", "gradient of the loss")],
 )
 def test_a_dead_rank_raises_an_error_that_names_the_collective(when, collective):
     on_ranks(dying, 2, when, collective, may_die=[1])
