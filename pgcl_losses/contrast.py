@@ -101,7 +101,7 @@ class PrototypeReweightedNCE(WeightedInfoNCE):
                 if batch.memory is not None:
                     samples = torch.cat([samples, batch.memory])
                 pair_weight = Gaussian(*cosine_moments(samples, batch.filled))
-        return self.of_batch(batch, weights, pair_weight)
+        return self.loss_of_batch(batch, weights, pair_weight)
 
     if TYPE_CHECKING:
         __call__ = forward

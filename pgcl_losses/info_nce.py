@@ -33,7 +33,7 @@ class WeightedInfoNCE(LossModule):
     reduction: Reduction = "mean"
     engine: Engine = "auto"
 
-    def of_batch(
+    def loss_of_batch(
         self,
         batch: Batch,
         weights: Table | Factors | None = None,
@@ -178,10 +178,10 @@ class InfoNCE(WeightedInfoNCE, LossWithMemory):
         if batch is not None:
             if self.memory is not None:
                 raise TypeError("a batch has a memory of its own: call this InfoNCE with tensors")
-            return self.of_batch(batch, hardness=self.hardness, debias=self.debias)
+            return self.loss_of_batch(batch, hardness=self.hardness, debias=self.debias)
         processes = self.agree("forward", partial(self._check, views, *given), views)
         batch = self.with_memory(Batch.of(views, *given, processes=processes))
-        loss = self.of_batch(batch, hardness=self.hardness, debias=self.debias)
+        loss = self.loss_of_batch(batch, hardness=self.hardness, debias=self.debias)
         if self.memory is not None and self.moves_state(batch.embeddings):
             self.memory.store_batch(batch, manually=False)
         if self._watch.is_due(self, loss, batch):

@@ -91,8 +91,8 @@ class Blocks:
         if with_gradient and self.pairs.memory is not None:
             means = torch.zeros_like(self.z[: self.num_queries])
         lowest = 1 + math.log2(torch.finfo(sums.dtype).tiny)
-        of_batch = [block for block in self.blocks if not block.is_memory]
-        keep = with_gradient and sum([block.shape().numel() for block in of_batch]) <= _KEPT_UP_TO
+        in_batch = [block for block in self.blocks if not block.is_memory]
+        keep = with_gradient and sum([block.shape().numel() for block in in_batch]) <= _KEPT_UP_TO
         for block in self.blocks:
             of_sides = self._terms(block, keep and not block.is_memory, True, totals)
             if not block.are_negatives:

@@ -120,10 +120,10 @@ class Positives:
         for (a, b, rows), cosines in zip(self.view_pairs, self.cosines, strict=True):
             of_pair = term(self._gaps(of_queries[rows], cosines))
             if self.pairs.positives is not None:
-                left_out = ~torch.stack([others[a, b], others[b, a]])[: of_pair[0].shape[0]]
+                is_by_index = ~torch.stack([others[a, b], others[b, a]])[: of_pair[0].shape[0]]
                 of_pair = (
-                    of_pair[0].masked_fill(left_out, 0.0),
-                    of_pair[1].masked_fill(left_out, 0.0),
+                    of_pair[0].masked_fill(is_by_index, 0.0),
+                    of_pair[1].masked_fill(is_by_index, 0.0),
                 )
             each.append(of_pair)
         if num_views == 2:
