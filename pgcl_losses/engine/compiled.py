@@ -1,6 +1,7 @@
 """The contrast as one operation of a compiled graph: it is traced whole, and runs as it is."""
 
 from ast import literal_eval
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from pgcl_losses.engine.pair_weights import Factors, Gaussian, Table
 from pgcl_losses.engine.pairs import Pairs
 from pgcl_losses.forms import Form
 
+_parsed = lru_cache(literal_eval)  # which takes longer than a small operation of torch
 _TENSORS = ("items", "memory", "filled", "positives")
 
 
@@ -57,7 +59,7 @@ def _contrast(
     options: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The loss, and its gradient by embeddings, temperature and weights; empty without one."""
-    names, rule, hardness, temperature, form, reduction, with_gradient = literal_eval(options)
+    names, rule, hardness, temperature, form, reduction, with_gradient = _parsed(options)
     of = dict(zip(names, tensors, strict=True))
     weights: Table | Factors | None = None
     if "table" in of:
@@ -100,7 +102,7 @@ def _(
     lengths: list[int],
     options: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    _, (_, first_queries), *_, reduction, with_gradient = literal_eval(options)
+    _, (_, first_queries), *_, reduction, with_gradient = _parsed(options)
     loss = embeddings.new_empty(())
     if reduction == "none":
         loss = embeddings.new_empty(lengths[0] if first_queries else embeddings.shape[0])
