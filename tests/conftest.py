@@ -40,10 +40,7 @@ FRAMEWORKS = {"pyg", "dgl", "pygcl"}  # marks, and folders of what one of them a
 
 @pytest.fixture(
     scope="session",
-    params=[
-        pytest.param("pyg", marks=pytest.mark.pyg),
-        pytest.param("dgl", marks=pytest.mark.dgl),
-    ],
+    params=[pytest.param("pyg", marks=pytest.mark.pyg), pytest.param("dgl", marks=pytest.mark.dgl)],
 )
 def framework(request):
     """What all frameworks can do, under the same names: helpers.pyg_cases or helpers.dgl_cases."""

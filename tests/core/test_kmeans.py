@@ -121,11 +121,7 @@ def test_a_weight_that_a_hook_computes_is_an_error():
 class TestFewEmbeddings:
     @pytest.mark.parametrize(
         ("z", "different"),
-        [
-            (torch.eye(DIM)[:2].repeat(7, 1), 2),
-            (torch.eye(DIM)[:1], 1),
-            (torch.zeros(4, DIM), 0),
-        ],
+        [(torch.eye(DIM)[:2].repeat(7, 1), 2), (torch.eye(DIM)[:1], 1), (torch.zeros(4, DIM), 0)],
     )
     def test_unused_prototypes_stay_where_they_are(self, z, different):
         prototypes = SinkhornPrototypes(DIM, 6)

@@ -8,14 +8,7 @@ import pytest
 import torch
 from helpers import oracle
 from helpers.blocks import in_blocks
-from helpers.item_cases import (
-    DIM,
-    arrays,
-    exact_losses,
-    gradients,
-    numbers,
-    random_sets,
-)
+from helpers.item_cases import DIM, arrays, exact_losses, gradients, numbers, random_sets
 from helpers.marks import engines, few_graphs
 
 from pgcl_losses import InfoNCE, PGCLLoss

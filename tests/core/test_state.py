@@ -122,8 +122,7 @@ def test_other_heads_of_as_many_prototypes_are_a_size_mismatch():
 
 
 @pytest.mark.parametrize(
-    ("make", "ring"),
-    [(partial(InfoNCE, dim=DIM), "memory"), (pgcl, "memory"), (pgcl, "queue")],
+    ("make", "ring"), [(partial(InfoNCE, dim=DIM), "memory"), (pgcl, "memory"), (pgcl, "queue")]
 )
 def test_a_checkpoint_with_a_memory_or_a_queue_needs_one_and_the_converse(make, ring):
     without, loss = make(), make(**{f"{ring}_size": 5})
