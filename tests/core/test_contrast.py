@@ -15,8 +15,8 @@ from pgcl_losses.contrast import WEIGHTINGS
 
 @settings(max_examples=150)
 @given(case=cases(), mode=st.fixed_dictionaries(MODES))
-def test_value_and_gradient_agree_with_the_oracle(case, mode):
-    """Weights and clusters are constants. In float32 as well."""
+def test_values_agree_with_the_oracle(case, mode):
+    """In float32 as well. Prototypes are constants."""
     views, given = [view.requires_grad_() for view in case.views()], case.given()
     given["prototypes"].requires_grad_()
     loss, clusters = PrototypeReweightedNCE(**mode), case.clusters
@@ -35,20 +35,6 @@ def test_value_and_gradient_agree_with_the_oracle(case, mode):
         ours = loss(*case.views(torch.float32), **case.given(torch.float32))
         assert ours.dtype == torch.float32
         np.testing.assert_allclose(ours, value, rtol=1e-3, atol=1e-3)
-    for number, z in enumerate(case.arrays()):
-
-        def value_at(moved, number=number):
-            at = case.arrays()
-            at[number] = moved
-            return oracle.mean(oracle.contrast(at, weights, clusters, **others))
-
-        # The loss does not depend on lengths: its gradient is that of the unit embedding, over the
-        # length. Embeddings of zeros have none.
-        lengths, ours = np.linalg.norm(z, axis=1, keepdims=True), views[number].grad.numpy()
-        there = lengths[:, 0] > 0
-        of_units = oracle.gradient(value_at, z / np.where(lengths > 0, lengths, 1))
-        np.testing.assert_allclose((ours * lengths)[there], of_units[there], rtol=1e-5, atol=1e-7)
-        assert not ours[~there].any()
 
 
 @engines

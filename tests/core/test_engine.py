@@ -58,7 +58,7 @@ def gradient_of(loss, inputs):
     kept_up_to=st.sampled_from([0, 1 << 20]),
     learned=st.booleans(),
     reduction=st.sampled_from(["mean", "sum", "none"]),
-    form=st.sampled_from([{}, {"decoupled": True}, {"debias": 0.1}]),
+    form=st.sampled_from([{}, {"decoupled": True}, {"debias": 0.1}, {"debias": 0.9}]),
 )
 def test_losses_and_gradients(
     pairs, temperature, engine, block, kept_up_to, learned, reduction, form

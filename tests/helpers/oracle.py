@@ -211,7 +211,6 @@ def info_nce(
     temperature=0.2,
     negatives="all",
     hardness=0.0,
-    weights_at=None,
     debias=0.0,
     weights=None,
     queries="all",
@@ -221,9 +220,8 @@ def info_nce(
     """Each query's loss, set 1 first, and whether it has a positive.
 
     Without items row i of every set is item i. A memory item of None is that of no query. Weights
-    ``[M, M + B]`` of the negatives, 0 for what is none, are those of ``hardness`` if not given,
-    computed at other sets if wanted. Listed are a query, a key and the weight of each pair given by
-    index.
+    ``[M, M + B]`` of the negatives, 0 for what is none, are those of ``hardness`` if not given.
+    Listed are a query, a key and the weight of each pair given by index.
     """
     if items is None:
         items = [range(len(of_set)) for of_set in sets]
@@ -232,15 +230,10 @@ def info_nce(
     pairs = partners(items, memory_items, negatives, listed)
     num_queries = len(sets[0]) if queries == "first" else len(pairs)
     pairs = pairs[:num_queries]
-
-    def scores_of(sets):
-        z = unit(np.concatenate([np.asarray(x) for x in [*sets, memory] if len(x)]))
-        return cosines(z[:num_queries], z)
-
-    scores = scores_of(sets)
+    z = unit(np.concatenate([np.asarray(x) for x in [*sets, memory] if len(x)]))
+    scores = cosines(z[:num_queries], z)
     if weights is None:
-        fixed = scores if weights_at is None else scores_of(weights_at)
-        weights = hard_weights(fixed, pairs, hardness / temperature)
+        weights = hard_weights(scores, pairs, hardness / temperature)
     losses = []
     for of_query, weights_of_query, (positives, others) in zip(
         scores, np.asarray(weights).tolist(), pairs, strict=False
