@@ -19,11 +19,11 @@ from helpers.item_cases import (
     gradients,
     listed,
     numbers,
-    random_pairs,
     random_sets,
     weighted,
 )
 from helpers.marks import engines
+from helpers.rank_models import random_pairs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -6,18 +6,10 @@ import pytest
 import torch
 from helpers import oracle
 from helpers.blocks import in_blocks
-from helpers.item_cases import (
-    BLOCKS,
-    DIM,
-    arrays,
-    gradients,
-    listed,
-    numbers,
-    random_pairs,
-    random_sets,
-)
+from helpers.item_cases import BLOCKS, DIM, arrays, gradients, listed, numbers, random_sets
 from helpers.marks import engines, few_graphs
 from helpers.memory import kept_for_backward
+from helpers.rank_models import random_pairs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.autograd import forward_ad

@@ -89,22 +89,6 @@ def equals_one_process(rank, num_ranks, name):
         torch.testing.assert_close([*model.buffers()], [*whole.buffers()], **CLOSE)
 
 
-def learned_weights(rank, num_ranks):
-    of_all, *of_ranks = portions_of([[5, 3], [5, 3]], "positives")
-    d_weights = []
-    for part, gather in ((of_all, False), (of_ranks[rank], True)):
-        weights = part.given["positive_weights"].clone().requires_grad_()
-        given = {**part.given, "positive_weights": weights}
-        InfoNCE(gather=gather)(*part.sets, **given).backward()
-        d_weights.append(weights.grad)
-    expected = d_weights[0].tensor_split(num_ranks)[rank]  # of which the mean is taken
-    torch.testing.assert_close(d_weights[1] / num_ranks, expected, **CLOSE)
-
-
-def test_gradients_of_weights_of_positives():
-    on_ranks(learned_weights, 2)
-
-
 some_slow = [1, 2, *(pytest.param(n, marks=pytest.mark.slow) for n in (3, 4))]
 
 
@@ -137,24 +121,21 @@ def test_training_keeps_ranks_bit_identical(wrapping):
 
 
 def gradients_of_inputs(rank, num_ranks):
-    """On rank 0 one view has a gradient, on rank 1 both have; weights of positives have one."""
+    """Weights of positives have one; alone, with one view on rank 0 and with both on rank 1."""
     of_all, *of_ranks = portions_of([[4, 3], [4, 3]], "positives")
-    results = []
-    for portion, gather in ((of_all, False), (of_ranks[rank], True)):
-        z1, z2 = (x.clone() for x in portion.sets)
-        z2.requires_grad_()
-        if not gather or rank == 1:
-            z1.requires_grad_()
-        weights = (portion.given["positive_weights"] + 0.1).requires_grad_()
-        loss = InfoNCE(gather=gather)
-        pairs = portion.given["positives"]
-        loss(z1, z2, positives=pairs, positive_weights=weights).backward()
-        results.append((z2.grad, weights.grad))
-    (d_view, d_weights), ours = results
     counts = [len(portion.given["positive_weights"]) for portion in of_ranks]
-    expected = d_view.split([4, 3])[rank], d_weights.split(counts)[rank]
-    for mine, other in zip(ours, expected, strict=True):  # the mean over ranks
-        torch.testing.assert_close(mine / num_ranks, other, **CLOSE)
+    for of_views in (False, True):
+        results = []
+        for portion, gather in ((of_all, False), (of_ranks[rank], True)):
+            z1, z2 = (x.clone().requires_grad_(of_views) for x in portion.sets)
+            z1.requires_grad_(of_views and not (gather and rank == 0))
+            weights = (portion.given["positive_weights"] + 0.1 * of_views).requires_grad_()
+            given = {**portion.given, "positive_weights": weights}
+            InfoNCE(gather=gather)(z1, z2, **given).backward()
+            results.append((weights.grad, z2.grad) if of_views else (weights.grad,))
+        expected = [d.split(of)[rank] for d, of in zip(results[0], (counts, [4, 3]), strict=False)]
+        ours = [d / num_ranks for d in results[1]]  # of which the mean is taken
+        torch.testing.assert_close(ours, expected, **CLOSE)
 
 
 def test_gradients_of_views_and_of_weights_of_positives():

@@ -25,15 +25,6 @@ def random_sets(lengths, seed=0, num_items=4):
     return sets, items
 
 
-def random_pairs(count, num_queries, num_pairs, seed=0):
-    """Pairs of different positions, some of them repeated, and weights, some of them 0."""
-    random = of_seed(seed)
-    query = torch.randint(num_queries, (num_pairs,), generator=random)
-    key = (query + torch.randint(1, count, (num_pairs,), generator=random)) % count
-    weights = torch.rand(num_pairs, dtype=torch.float64, generator=random)
-    return torch.stack([query, key]), weights * (weights > 0.3)
-
-
 def arrays(tensors):
     return [tensor.detach().double().numpy() for tensor in tensors]
 

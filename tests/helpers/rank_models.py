@@ -110,7 +110,7 @@ def portions_of(counts, inputs="", seed=0):
     of_ranks, all_pairs, all_weights = [], [], []
     for rank in range(num_ranks):
         positions, lengths = torch.cat(parts[rank::num_ranks]), [of_set[rank] for of_set in counts]
-        pairs, weights = random_pairs(len(positions), lengths[0], random)
+        pairs, weights = random_pairs(len(positions), lengths[0], 7, 10 * seed + rank)
         of_ranks.append(portion(positions, lengths, pairs, weights))
         all_pairs.append(positions[pairs])
         all_weights.append(weights)
@@ -118,9 +118,9 @@ def portions_of(counts, inputs="", seed=0):
     return portion(torch.arange(total), lengths, of_pairs, torch.cat(all_weights)), *of_ranks
 
 
-def random_pairs(count, num_queries, random):
-    """Pairs of different positions, the first of a query, with weights of which some are 0."""
-    num = 7 if count > 1 and num_queries > 0 else 0
+def random_pairs(count, num_queries, num_pairs, seed=0):
+    """Pairs of different positions, the first of a query, and weights, some of them 0."""
+    random, num = of_seed(seed), num_pairs if count > 1 and num_queries > 0 else 0
     query = torch.randint(max(1, num_queries), (num,), generator=random)
     key = (query + torch.randint(1, max(2, count), (num,), generator=random)) % max(1, count)
     weights = torch.rand(num, dtype=torch.float64, generator=random)
