@@ -119,11 +119,6 @@ z, items = torch.randn(5, DIM), torch.arange(5)
         (lambda: InfoNCE()(z, z, z[:4]), ValueError, r"z3 has shape \(4, 3\) but z1 has \(5, 3\)"),
         (lambda: InfoNCE()(z, z[:4], items=items), ValueError, "items has length 5 but z2 has 4"),
         (lambda: InfoNCE()(items=()), TypeError, "views must be one or more Tensors .* but got 0"),
-        (
-            lambda: InfoNCE(negatives="cross")(z, items=(items,)),
-            TypeError,
-            "views must be two or more Tensors .*, as negatives='cross', but got 1",
-        ),
     ],
 )
 def test_errors(call, error, message):
