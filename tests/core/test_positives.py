@@ -140,11 +140,3 @@ def test_errors(positives, weights, error, message):
     for loss in (InfoNCE(queries="first"), PGCLLoss(DIM, 2, queries="first").double()):
         with pytest.raises(error, match=message):
             loss(*sets, **given)
-
-
-def test_options_that_do_not_go_together():
-    sets, _ = random_sets((4, 4))
-    with pytest.raises(ValueError, match="memory_size is 0"):
-        InfoNCE(negatives="memory")(*sets)
-    with pytest.raises(ValueError, match="queries='first'"):
-        PGCLLoss(DIM, 2, queries="first", reduction="none").double()(*sets)

@@ -25,7 +25,6 @@ from helpers.rank_models import (
 from helpers.ranks import on_ranks
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from pgcl_losses import InfoNCE, PGCLLoss
 from pgcl_losses._module import _COMPARE_STATE_EVERY
@@ -296,43 +295,3 @@ def subgroup(rank, num_ranks):
 
 def test_a_process_group_of_some_ranks():
     on_ranks(subgroup, 3)
-
-
-class SentBytes(TorchDispatchMode):
-    """What collectives hand over, by name: a ring sends it on from rank to rank."""
-
-    def __init__(self):
-        super().__init__()
-        self.given = {}
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        if function.namespace == "c10d":
-            name = str(function).split(".")[1].strip("_")
-            # all-gather takes (output, input, ...)
-            tensors = args[1] if name.endswith("base") else args[0][0]
-            self.given[name] = self.given.get(name, 0) + tensors.nbytes
-        return function(*args, **(kwargs or {}))
-
-
-def sent(rank, num_ranks, counts):
-    given = []
-    for gather in (True, False):
-        torch.manual_seed(0)
-        loss = PGCLLoss(DIM, 3, queue_size=8, gather=gather)
-        with SentBytes() as sent:
-            loss(*torch.randn(2, counts[rank], DIM, requires_grad=True)).backward()
-        given.append(sent.given)
-    return given
-
-
-@pytest.mark.parametrize("counts", [[1, 1], [3, 8], [2, 30, 1]])
-def test_bytes_that_collectives_send(counts):
-    embeddings, prototypes = 2 * max(counts) * DIM * 4, 3 * DIM * 4
-    sums, state = 2 * sum(counts) * 4, prototypes + 2 * 8 * DIM * 4 + 2 * 8
-    expected = {
-        "allgather_base": embeddings + sums + 3 * 8,
-        # Gradients of embeddings, of the loss and of prototypes; in the first call the state.
-        "allreduce": 2 * sum(counts) * DIM * 4 + 4 + prototypes + 2 * state,
-    }
-    for of_rank in on_ranks(sent, len(counts), counts):
-        assert of_rank == [expected, {}]

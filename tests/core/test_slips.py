@@ -107,6 +107,7 @@ VALUE_ERRORS = [
     ("pgcl(negative_ranks=(2, 2))", "negative_ranks must be (first, end) with first < end, but"),
     ("PGCLLoss(D, (2, 8), negative_ranks=(2, 4))", "negative_ranks must lie in 0..2, as there are"),
     ("nce(negatives='memory')", "negatives is 'memory', which needs a memory: memory_size is 0"),
+    ("pgcl(queries='first', reduction='none')(z1, z2)", "queries='first'"),
     ("pgcl(negatives='memory')", "negatives is 'memory', which needs a memory: memory_size is 0"),
     ("pgcl(negative_ranks=(0, 1))", "negative_ranks is (0, 1), which is only the query's own"),
     ("pgcl(queue_size=9, queue_views=3)(z1, z2)", "views must be 3 when queue_size > 0, but got 2"),
