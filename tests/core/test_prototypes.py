@@ -108,7 +108,8 @@ def test_targets_are_balanced_over_the_past_without_empty_slots():
     first, second, third = torch.randn(3, 2, 6, 4, dtype=torch.float64)
     prototypes(*first)
     prototypes(*second)
-    for view, assignment in enumerate(prototypes(*third)):
+    prototypes.eval()
+    for view, assignment in enumerate(prototypes.train()(*third)):  # an epoch later
         together = torch.cat([third[view], second[view], first[view]]).numpy()
         expected = oracle.targets(together, weight, 0.05, 3)[:6]
         np.testing.assert_allclose(assignment.targets, expected, rtol=1e-9, atol=1e-12)
