@@ -80,16 +80,14 @@ class Losses:
                 d_temperature += slopes.temperature
         if of_memory is not None:
             d_z[: len(of_memory)] += of_memory
-        return d_z if self.order is None else d_z[self.order.argsort()], d_temperature, d_weights
+        return self.unsorted(d_z), d_temperature, d_weights
 
-    def sorted(self, of_queries: Tensor) -> Tensor:
+    def sorted(self, values: Tensor) -> Tensor:
         """From the caller's order, ``[Q]``."""
-        return of_queries if self.order is None else of_queries[self.order[: len(of_queries)]]
+        return values if self.order is None else values[self.order[: values.shape[0]]]
 
-    def unsorted(self, of_queries: Tensor) -> Tensor:
-        """In the caller's order, ``[Q]``."""
+    def unsorted(self, values: Tensor) -> Tensor:
+        """In the caller's order, those of queries ``[Q]`` or of all embeddings ``[M, ...]``."""
         if self.order is None:
-            return of_queries
-        return torch.empty_like(of_queries).index_copy_(
-            0, self.order[: len(of_queries)], of_queries
-        )
+            return values
+        return torch.empty_like(values).index_copy_(0, self.order[: values.shape[0]], values)
