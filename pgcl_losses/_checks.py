@@ -129,9 +129,14 @@ def items(items: Any, sets: Sequence[Tensor]) -> None:
 
 
 def loss_views(
-    views: Sequence[Any], items_given: Any, fewest: int, may_be_empty: bool, why: str = ""
+    views: Sequence[Any],
+    items_given: Any,
+    fewest: int,
+    may_be_empty: bool,
+    why: str = "",
+    differ: bool = False,
 ) -> None:
-    """Views of the same graphs, or with items sets of any lengths."""
+    """Views of the same graphs, or with items, or if they may ``differ``, sets of any lengths."""
     if len(views) < fewest:
         came = str(len(views))
         for z in views:
@@ -150,24 +155,26 @@ def loss_views(
                 f"z{v} is a Tensor of {z.dtype} and shape {tuple(z.shape)}, but a view is [N, D]: "
                 "give labels as items= (int64)"
             )
-    rule = "row i of every view must be graph i (InfoNCE takes sets of other lengths with items=)"
-    named, differ = [(f"z{v}", z) for v, z in enumerate(views, 1)], items_given is not None
+    rule = (
+        "row i of every view must be graph i (InfoNCE takes sets of other lengths with items= or "
+        "positives=)"
+    )
+    named, differ = (
+        [(f"z{v}", z) for v, z in enumerate(views, 1)],
+        differ or items_given is not None,
+    )
     matrices(named, may_be_empty=may_be_empty, rule=rule, lengths_may_differ=differ)
     if items_given is not None:
         items(items_given, views)
 
 
 def positives(value: Any, weights: Any, sets: Sequence[Tensor], queries: str) -> None:
-    """Pairs of positions ``[2, P]`` in the concatenated sets, with a weight each ``[P]``."""
+    """Pairs of positions, with a weight each ``[P]``."""
     if value is None:
         if weights is not None:
             raise TypeError("positive_weights need positives, [2, P] as an edge_index")
         return
-    if not isinstance(value, Tensor) or value.dim() != 2 or len(value) != 2:
-        raise TypeError(f"positives must be a Tensor of shape [2, P], but got {shown(value)}")
-    if value.dtype != torch.long:
-        raise TypeError(f"positives must be an int64 Tensor, but got {value.dtype}")
-    device("positives", value, "z1", sets[0])
+    pairs("positives", value, sets, queries)
     if weights is not None:
         if not isinstance(weights, Tensor) or weights.shape != value.shape[1:]:
             raise TypeError(
@@ -177,13 +184,22 @@ def positives(value: Any, weights: Any, sets: Sequence[Tensor], queries: str) ->
         device("positive_weights", weights, "z1", sets[0])
         if can_be_read(weights.detach()) and not ((weights >= 0) & (weights <= 1e20)).all():
             raise ValueError("positive_weights must be numbers from 0 to 1e20")
+
+
+def pairs(name: str, value: Any, sets: Sequence[Tensor], queries: str) -> None:
+    """Positions of queries and keys in the concatenated sets, ``[2, P]``."""
+    if not isinstance(value, Tensor) or value.dim() != 2 or len(value) != 2:
+        raise TypeError(f"{name} must be a Tensor of shape [2, P], but got {shown(value)}")
+    if value.dtype != torch.long:
+        raise TypeError(f"{name} must be an int64 Tensor, but got {value.dtype}")
+    device(name, value, "z1", sets[0])
     if can_be_read(value):
         count = sum(len(z) for z in sets)
         ends = value.new_tensor([[len(sets[0]) if queries == "first" else count], [count]])
         wrong = (value < 0) | (value >= ends) | (value[0] == value[1])
         for pair in value.T[wrong.any(0)]:
             raise ValueError(
-                "positives must be pairs of two different embeddings, a query from 0 to "
+                f"{name} must be pairs of two different embeddings, a query from 0 to "
                 f"{int(ends[0]) - 1} and a key from 0 to {count - 1}, but got {pair.tolist()}"
             )
 
@@ -191,6 +207,11 @@ def positives(value: Any, weights: Any, sets: Sequence[Tensor], queries: str) ->
 def memory_of_negatives(negatives: str, memory_size: int) -> None:
     if negatives == "memory" and memory_size == 0:
         raise ValueError("negatives is 'memory', which needs a memory: memory_size is 0")
+    if negatives == "given" and memory_size > 0:
+        raise ValueError(
+            "negatives is 'given', which has no negatives of a memory: memory_size must be 0, but "
+            f"got {memory_size}"
+        )
 
 
 def prototypes(name: str, value: Tensor, z_name: str, z: Tensor, maker: str = "") -> None:

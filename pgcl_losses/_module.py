@@ -30,6 +30,7 @@ _OTHER_NAMES = {
     "positives": "edge_index pairs",
 }
 _HINTS = {
+    "similarity": "clusters are cosines; similarity='dot' is an option of InfoNCE",
     "warm": "for a warm-up train by InfoNCE first and by PGCLLoss later, see docs/swap.md",
     "anchor": "PyGCL's contrast models take the losses of pgcl_losses.adapters.pygcl",
 }

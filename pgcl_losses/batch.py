@@ -11,6 +11,8 @@ from pgcl_losses._normalize import computing_dtype, full_precision, unit_vectors
 from pgcl_losses.distributed import Processes
 
 Negatives = Literal["all", "cross", "memory"]
+AnyNegatives = Literal["all", "cross", "memory", "given"]  # the last by InfoNCE
+OverPositives = Literal["mean", "supcon", "sum"]
 Queries = Literal["all", "first"]
 Reduction = Literal["mean", "sum", "none"]
 NOT_ASSIGNED = "the batch has no prototypes and targets: call SinkhornPrototypes on it first"
@@ -45,9 +47,9 @@ class Batch(NamedTuple):
     """
 
     processes: Processes
-    embeddings: Tensor  # [M, D] of unit length
-    items: Tensor | None = None  # [M + B] int64; None: row i of every set is item i
-    memory: Tensor | None = None  # [B, D] of unit length, further negatives; empty slots are 0
+    embeddings: Tensor  # [M, D]
+    items: Tensor | None = None  # [M + B] int64; None: row i of every view is item i
+    memory: Tensor | None = None  # [B, D] further negatives; empty slots are 0
     filled: Tensor | None = None  # [M + B] bool, False for empty slots of the memory; None: all
     prototypes: Tensor | None = None  # [K, D] of unit length, one head after the other
     log_probs: Tensor | None = None  # [M, K] log p, the prediction, with gradient
@@ -57,6 +59,8 @@ class Batch(NamedTuple):
     ranking: Tensor | None = None  # [M + B, K] orders clusters as q does, without underflow
     positives: Tensor | None = None  # [2, P] positions (query, key) among the M, of all processes
     positive_weights: Tensor | None = None  # [P]
+    negative_pairs: Tensor | None = None  # [2, P] as positives
+    is_unit: bool = True  # whether embeddings and memory are of unit length
 
     @classmethod
     def of(
@@ -65,7 +69,9 @@ class Batch(NamedTuple):
         items: Items | None = None,
         positives: Tensor | None = None,
         positive_weights: Tensor | None = None,
+        negative_pairs: Tensor | None = None,
         *,
+        is_unit: bool = True,
         prototypes: Tensor | None = None,
         clusters: Sequence[Tensor] | None = None,
         assignments: Sequence[Any] | None = None,
@@ -74,17 +80,19 @@ class Batch(NamedTuple):
     ) -> "Batch":
         """Views or sets of this process, and what is given of them, with those of all processes.
 
-        Without views it has assignments alone, and embeddings ``[M, 0]``. ``dtype``: of embeddings
-        and prototypes, float64 if one of them is. Nothing is checked here.
+        Without views it has assignments alone, and embeddings ``[M, 0]``. ``is_unit``: whether they
+        are normalised. ``dtype``: of embeddings and prototypes, float64 if one of them is. Nothing
+        is checked here.
         """
         sets = views or [assignment.log_probs for assignment in assignments or ()]
         dtype = dtype or computing_dtype(sets[0], *(() if prototypes is None else (prototypes,)))
         processes = processes or Processes([(of_set.shape[0],) for of_set in sets])
-        if items is not None:
+        if items is not None or positives is not None:
             processes = processes.of_sets([len(of_set) for of_set in sets], sets[0].device)
             if 0 in processes.lengths():
                 empty = f"z{processes.lengths().index(0) + 1}"
                 raise ValueError(f"{empty} must not be empty on every rank")
+        if items is not None:
             items = (items,) * len(sets) if isinstance(items, Tensor) else items
             items = processes.gather(torch.cat(tuple(items)))
         fields: dict[str, Any] = {}
@@ -92,13 +100,19 @@ class Batch(NamedTuple):
             fields = _assigned(processes, prototypes, clusters, assignments, dtype)
         if views:
             with full_precision(sets[0].device):
-                embeddings = processes.gather(unit_vectors(torch.cat(tuple(views)), dtype))
+                embeddings = torch.cat(tuple(views))
+                embeddings = unit_vectors(embeddings, dtype) if is_unit else embeddings.to(dtype)
+                embeddings = processes.gather(embeddings)
         else:
             embeddings = fields["log_probs"][:, :0].detach()
         if positives is not None:
-            positives, weights = _of_all(processes, positives, positive_weights, dtype)
+            if positive_weights is None:
+                positive_weights = positives.new_ones(positives.shape[1], dtype=dtype)
+            positives, weights = _of_all(processes, positives, positive_weights.to(dtype))
             fields |= {"positives": positives, "positive_weights": weights}
-        return cls(processes, embeddings, items, **fields)
+        if negative_pairs is not None:
+            fields["negative_pairs"] = _of_all(processes, negative_pairs)[0]
+        return cls(processes, embeddings, items, is_unit=is_unit, **fields)
 
     def views(self, of_all: Tensor) -> Tensor:
         """The part of a tensor that belongs to the views, ``[M (+ B), ...] -> [V, N, ...]``."""
@@ -107,9 +121,9 @@ class Batch(NamedTuple):
         return of_all.view(len(self.processes.counts), -1, *of_all.shape[1:])
 
     def is_finite(self) -> Tensor:
-        """Whether no embedding has a NaN, which an inf becomes at unit length: ``[]`` bool."""
+        """Whether no embedding has a NaN or inf: ``[]`` bool."""
         total = self.embeddings.detach().sum()
-        return total == total
+        return total - total == 0
 
     def assignments(self) -> tuple[Assignment, ...]:
         """Assignments of this process's samples, one per view; none without prototypes."""
@@ -132,19 +146,14 @@ class Batch(NamedTuple):
         return self.processes._replace(counts=counts).own(losses)
 
 
-def _of_all(
-    processes: Processes, positives: Tensor, weights: Tensor | None, dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
+def _of_all(processes: Processes, pairs: Tensor, *weights: Tensor) -> list[Tensor]:
     """The pairs of all processes ``[2, P]``, each of whose positions are those of its own batch."""
-    if weights is None:
-        weights = positives.new_ones(positives.shape[1], dtype=dtype)
-    weights = weights.to(dtype)
     if processes.num_ranks() == 1:
-        return positives, weights
-    of_all = torch.arange(sum(processes.lengths()), device=positives.device)
-    positives = processes.own(of_all)[positives]
-    processes = processes.of_sets([len(weights)], positives.device)
-    return processes.gather(positives.T).T, processes.gather(weights)
+        return [pairs, *weights]
+    of_all = torch.arange(sum(processes.lengths()), device=pairs.device)
+    pairs = processes.own(of_all)[pairs]
+    processes = processes.of_sets([pairs.shape[1]], pairs.device)
+    return [processes.gather(pairs.T).T, *map(processes.gather, weights)]
 
 
 def _assigned(

@@ -15,7 +15,14 @@ from pgcl_losses import _checks as check
 from pgcl_losses._module import called_by_all
 from pgcl_losses._normalize import full_precision
 from pgcl_losses._options import Window, with_options
-from pgcl_losses.batch import NOT_ASSIGNED, Assignment, Batch, batch_argument, check_assigned
+from pgcl_losses.batch import (
+    NOT_ASSIGNED,
+    Assignment,
+    Batch,
+    Negatives,
+    batch_argument,
+    check_assigned,
+)
 from pgcl_losses.engine.pair_weights import Factors, Gaussian, Table
 from pgcl_losses.info_nce import WeightedInfoNCE
 from pgcl_losses.weights import (
@@ -72,6 +79,7 @@ class PrototypeReweightedNCE(WeightedInfoNCE):
 
     """
 
+    negatives: Negatives = "all"
     weighting: Weighting = "prototype"
     exclude_same_cluster: bool = True
     negative_ranks: Window = None

@@ -34,6 +34,10 @@ class Processes(NamedTuple):
         """How many embeddings each set has, of all processes."""
         return tuple([sum(of_ranks) for of_ranks in self.counts])
 
+    def hold_views(self) -> bool:
+        """Whether all sets have one length, in each process."""
+        return all(of_ranks == self.counts[0] for of_ranks in self.counts)
+
     def of_sets(self, lengths: Sequence[int], device: torch.device) -> "Processes":
         """The same processes, for sets of which this one holds so many embeddings."""
         if self.num_ranks() == 1:

@@ -1,13 +1,18 @@
 """How negatives and positives make the loss of a query: values, and slopes for the gradient.
 
-With log S the log-sum-exp of a query's negatives and x_p the score of a positive, cosine / tau, the
-loss is the mean over the positives of a term of the gap log S - x_p. Debiased negatives: Chuang et
-al., Debiased Contrastive Learning, NeurIPS 2020.
+With log S the log-sum-exp of a query's negatives, x_p the score of a positive, s / tau, and E the
+sum of w_p e^{x_p} over positives of weight w_p, a loss is one of
+
+- "mean": the mean over positives of log(1 + e^{log S - x_p}), InfoNCE's;
+- "supcon": log(S + E) - the mean of x_p, which is log(1 + S / E) + the mean of log E - x_p;
+- "sum": log(1 + S / E).
+
+Debiased negatives: Chuang et al., Debiased Contrastive Learning, NeurIPS 2020.
 """
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -31,22 +36,48 @@ def decoupled(gaps: Tensor) -> tuple[Tensor, Tensor]:
     return gaps.masked_fill(none, 0.0), (~none).to(gaps.dtype)
 
 
+def fraction(gaps: Tensor) -> tuple[Tensor, Tensor]:
+    """e^x / E: the derivative of log E by a weight."""
+    values = gaps.clamp_min(-largest_exponent(gaps)).neg().exp()
+    return values, -values
+
+
 def exponential(gaps: Tensor) -> tuple[Tensor, Tensor]:
-    """e^x / S."""
+    """e^x / S, up to e^40."""
     values = gaps.clamp_min(-_LINEAR_FROM).neg().exp()
     return values, -values.where(gaps >= -_LINEAR_FROM, 0.0)
 
 
+def largest_exponent(like: Tensor) -> float:
+    """Of e^x that does not overflow: a positive of weight 0 may exceed E by any factor."""
+    return math.log(torch.finfo(like.dtype).max) - 8
+
+
 class Mean(NamedTuple):
-    """The mean of a term over the positives of each query, by an offset of each query."""
+    """A mean over the positives of each query, or a loss that is made of such means."""
 
     values: Tensor  # [Q]
-    slopes: Tensor  # [Q] the derivative by the offsets
+    slopes: Tensor  # [Q] the derivative by the offsets of gaps
     exist: Tensor | None  # [Q] whether a query has positives; None: all have
     kept: Any = None  # what the gradient uses again
 
 
-MeanOf = Callable[[Term, Tensor], Mean]  # of a term, by offsets [Q]
+def of_existing(values: Tensor, slopes: Tensor, exist: Tensor | None, offsets: Tensor) -> Mean:
+    """Without positives a query's loss is 0, or NaN if its offset is."""
+    if exist is None:
+        return Mean(values, slopes, None)
+    alone = offsets.where(offsets.isnan(), 0.0)
+    return Mean(values.where(exist, alone), slopes.masked_fill(~exist, 0.0), exist)
+
+
+class Positives(Protocol):
+    """The positives p of each query, with scores x_p and weights w_p."""
+
+    def mean(self, term: Term, offsets: Tensor) -> Mean:
+        """The weighted mean of a term of the gaps offset - x_p; offsets are ``[Q]``."""
+
+    def log_sum(self) -> Mean:
+        """log E; 0 where a query has no positives."""
 
 
 class Slopes(NamedTuple):
@@ -57,36 +88,59 @@ class Slopes(NamedTuple):
     temperature: Tensor | None = None  # [] beside that through scores
 
 
+Loss = tuple[Mean, Callable[[Tensor | float], Slopes]]
+
+
 class Form(NamedTuple):
     """The loss of a query: its positives against the sum of its negatives."""
 
+    over_positives: str = "mean"
     decoupled: bool = False  # whether positives are left out of the denominator
     debias: float = 0.0  # tau+ of debiased negatives, which need log_count
 
     def __call__(
-        self, log_s: Tensor, mean_of: MeanOf, temperature: float | Tensor, log_count: Any = None
-    ) -> tuple[Mean, Callable[[Tensor | float], Slopes]]:
+        self,
+        log_s: Tensor,
+        positives: Positives,
+        temperature: float | Tensor,
+        log_count: Any = None,
+    ) -> Loss:
         """The losses, and a function from the derivatives by them to those by sums and means."""
-        term = decoupled if self.decoupled else coupled
         if self.debias == 0:
-            losses = mean_of(term, log_s)
-            return losses, lambda d_losses: Slopes(d_losses * losses.slopes, [(losses, d_losses)])
-
+            return self._of_sums(log_s, positives)
         none = log_s == -torch.inf
         log_mean = (log_s - log_count).masked_fill(none, 0.0)
-        ratio = mean_of(exponential, log_mean)
+        ratio = positives.mean(exponential, log_mean)
         corrected, by_mean, by_ratio, by_temperature = _debiased(
             log_mean, ratio.values, temperature, self.debias
         )
-        losses = mean_of(term, corrected + log_count)
+        losses, slopes_by = self._of_sums(corrected + log_count, positives)
 
         def slopes(d_losses: Tensor | float) -> Slopes:
-            d = d_losses * losses.slopes
+            d, means, _ = slopes_by(d_losses)
             d_log_s = d * (by_mean + by_ratio * ratio.slopes).masked_fill(none, 0.0)
-            means = (losses, d_losses), (ratio, d * by_ratio)
-            return Slopes(d_log_s, means, (d * by_temperature).sum())
+            return Slopes(d_log_s, [*means, (ratio, d * by_ratio)], (d * by_temperature).sum())
 
         return losses, slopes
+
+    def _of_sums(self, log_s: Tensor, positives: Positives) -> Loss:
+        term = decoupled if self.decoupled else coupled
+        if self.over_positives == "mean":
+            mean = positives.mean(term, log_s)
+            return mean, lambda d_losses: Slopes(d_losses * mean.slopes, [(mean, d_losses)])
+        log_e = positives.log_sum()
+        losses = of_existing(*term(log_s - log_e.values), log_e.exist, log_s)
+        if self.over_positives == "sum":
+            return losses, lambda d_losses: Slopes(
+                d_losses * losses.slopes, [(log_e, -d_losses * losses.slopes)]
+            )
+        spread = positives.mean(decoupled, log_e.values)
+
+        def slopes(d_losses: Tensor | float) -> Slopes:
+            d_log_s = d_losses * losses.slopes
+            return Slopes(d_log_s, [(log_e, d_losses - d_log_s), (spread, d_losses)])
+
+        return losses._replace(values=losses.values + spread.values), slopes
 
 
 def _debiased(

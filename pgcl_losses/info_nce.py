@@ -5,15 +5,24 @@ Contrastive Learning with Hard Negative Samples, ICLR 2021.
 """
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
+import torch
 from torch import Tensor
 
 from pgcl_losses import _checks as check
 from pgcl_losses._module import LossModule, called_by_all
 from pgcl_losses._normalize import full_precision
 from pgcl_losses._options import Debias, Dimension, Hardness, Size, Temperature, with_options
-from pgcl_losses.batch import Batch, Items, Negatives, Queries, Reduction, batch_argument
+from pgcl_losses.batch import (
+    AnyNegatives,
+    Batch,
+    Items,
+    OverPositives,
+    Queries,
+    Reduction,
+    batch_argument,
+)
 from pgcl_losses.engine.contrast import Engine, contrast
 from pgcl_losses.engine.pair_weights import Factors, Gaussian, Table
 from pgcl_losses.engine.pairs import Pairs
@@ -27,8 +36,9 @@ class WeightedInfoNCE(LossModule):
     """InfoNCE of the sets of a batch, whose negatives may have weights."""
 
     temperature: Temperature = 0.2
-    negatives: Negatives = "all"
+    negatives: AnyNegatives = "all"
     queries: Queries = "all"
+    over_positives: OverPositives = "mean"
     decoupled: bool = False
     reduction: Reduction = "mean"
     engine: Engine = "auto"
@@ -42,26 +52,38 @@ class WeightedInfoNCE(LossModule):
         hardness: float = 0.0,
         debias: float = 0.0,
     ) -> Tensor:
-        """A query's loss is the mean over its positives, with one sum S of its negatives."""
-        processes = batch.processes
+        """A query's loss has one sum S of its negatives, and its positives as they count."""
+        processes, items = batch.processes, batch.items
         check.memory_of_negatives(self.negatives, 0 if batch.memory is None else 1)
+        if self.decoupled and self.over_positives == "supcon":
+            raise ValueError(
+                "over_positives='supcon' has all positives in each denominator, and decoupled=True "
+                "none: choose 'mean' or 'sum', or decoupled=False"
+            )
+        if (self.negatives == "given") != (batch.negative_pairs is not None):
+            raise TypeError("negatives='given' needs negative_pairs, [2, P], and only that does")
         with full_precision(batch.embeddings.device):
             temperature = processes.temperature(self.temperature, batch.embeddings.dtype)
+            if items is None and not processes.hold_views():  # each embedding is an item
+                size = len(batch.embeddings) + (0 if batch.memory is None else len(batch.memory))
+                items = torch.arange(size, device=batch.embeddings.device)
             pairs = Pairs(
                 batch.embeddings,
                 processes.lengths(),
                 self.negatives,
-                batch.items,
+                items,
                 batch.memory,
                 batch.filled,
                 weights,
                 pair_weight,
                 hardness,
+                batch.is_unit,
                 self.queries == "first",
                 batch.positives,
                 batch.positive_weights,
+                batch.negative_pairs,
             )
-            form = Form(self.decoupled, debias)
+            form = Form(self.over_positives, self.decoupled, debias)
             loss = contrast(pairs, temperature, form, self.reduction, self.engine, processes)
             return batch.own(loss) if self.reduction == "none" else loss
 
@@ -150,6 +172,7 @@ class InfoNCE(WeightedInfoNCE, LossWithMemory):
 
     memory_size: Size = 0
     dim: Dimension = None
+    similarity: Literal["cosine", "dot"] = "cosine"
     hardness: Hardness = 0.0
     debias: Debias = 0.0
     fixed = frozenset({"memory_size", "dim"})
@@ -171,16 +194,23 @@ class InfoNCE(WeightedInfoNCE, LossWithMemory):
         items: Items | None = None,
         positives: Tensor | None = None,
         positive_weights: Tensor | None = None,
+        negative_pairs: Tensor | None = None,
     ) -> Tensor:
         """The loss of two views or more, of sets with items or positives, or of a batch."""
-        given = items, positives, positive_weights
+        given = items, positives, positive_weights, negative_pairs
         batch = batch_argument(views, given)
         if batch is not None:
             if self.memory is not None:
                 raise TypeError("a batch has a memory of its own: call this InfoNCE with tensors")
+            if batch.is_unit and self.similarity == "dot":
+                raise TypeError(
+                    "a batch has embeddings of unit length: call InfoNCE(similarity='dot') with "
+                    "tensors"
+                )
             return self.loss_of_batch(batch, hardness=self.hardness, debias=self.debias)
         processes = self.agree("forward", partial(self._check, views, *given), views)
-        batch = self.with_memory(Batch.of(views, *given, processes=processes))
+        is_unit = self.similarity == "cosine"
+        batch = self.with_memory(Batch.of(views, *given, processes=processes, is_unit=is_unit))
         loss = self.loss_of_batch(batch, hardness=self.hardness, debias=self.debias)
         if self.memory is not None and self.moves_state(batch.embeddings):
             self.memory.store_batch(batch, manually=False)
@@ -192,13 +222,29 @@ class InfoNCE(WeightedInfoNCE, LossWithMemory):
         __call__ = forward
 
     def _check(
-        self, views: tuple[Any, ...], items: Any, positives: Any, weights: Any, may_be_empty: bool
+        self,
+        views: tuple[Any, ...],
+        items: Any,
+        positives: Any,
+        weights: Any,
+        negative_pairs: Any,
+        may_be_empty: bool,
     ) -> dict[str, Any]:
-        alone = (items is not None or positives is not None) and self.negatives == "all"
-        compared = "" if self.negatives == "all" else f", as negatives={self.negatives!r}"
-        check.loss_views(views, items, 1 if alone else 2, may_be_empty, compared)
+        within = self.negatives in ("all", "given")
+        alone = (items is not None or positives is not None) and within
+        compared = "" if within else f", as negatives={self.negatives!r}"
+        differ = positives is not None
+        check.loss_views(views, items, 1 if alone else 2, may_be_empty, compared, differ)
         check.positives(positives, weights, views, self.queries)
+        if negative_pairs is not None:
+            check.pairs("negative_pairs", negative_pairs, views, self.queries)
         check.temperature_value("temperature", self.temperature, views[0])
         if self.memory is not None:
             self.memory.check("z1", views[0])
-        return self.must_agree(items, positives, weights)
+        if self.debias > 0 and self.similarity == "dot":
+            raise ValueError(
+                f"debias={self.debias} has a lower bound that cosines have, and similarity is "
+                "'dot': choose 'cosine', or debias=0"
+            )
+        is_given = {"negative_pairs": negative_pairs is not None}
+        return self.must_agree(items, positives, weights) | is_given

@@ -18,7 +18,7 @@ from pgcl_losses.engine.pairs import NO_ITEM
 class Ring(nn.Module):
     """The last embeddings that were stored; new ones overwrite the oldest. Empty slots are zero."""
 
-    embeddings: Tensor  # [B, D] or, of each of V views, [V, B, D], of unit length
+    embeddings: Tensor  # [B, D] or, of each of V views, [V, B, D]
     num_stored: Tensor  # [] how many were ever stored
 
     def __init__(self, *shape: int) -> None:
@@ -136,8 +136,9 @@ class LossWithMemory(LossModule):
 
         processes = self.agree("remember", checked, (embeddings,))
         assert memory is not None  # as checked
+        is_unit = getattr(self, "similarity", "cosine") == "cosine"
         with torch.no_grad():
-            batch = Batch.of((embeddings,), items, processes=processes)
+            batch = Batch.of((embeddings,), items, processes=processes, is_unit=is_unit)
         memory.store_batch(batch, manually=True)
 
     def with_memory(self, batch: Batch) -> Batch:

@@ -13,7 +13,15 @@ from pgcl_losses import _checks as check
 from pgcl_losses._module import LossModule, called_by_all
 from pgcl_losses._normalize import computing_dtype, mean_cosine
 from pgcl_losses._options import Size, Weight, with_options
-from pgcl_losses.batch import Assignment, Batch, Items, Negatives, Queries, Reduction
+from pgcl_losses.batch import (
+    Assignment,
+    Batch,
+    Items,
+    Negatives,
+    OverPositives,
+    Queries,
+    Reduction,
+)
 from pgcl_losses.consistency import ConsistencyLoss
 from pgcl_losses.contrast import PrototypeReweightedNCE, Weighting
 from pgcl_losses.engine.contrast import Engine
@@ -73,8 +81,8 @@ class PGCLLoss(LossWithMemory):
             code.
         soft_clusters (bool): whether an embedding belongs to every cluster, by its balanced target,
             or to the best one alone. The weight of a pair is then its mean over both targets.
-        negatives, queries, decoupled, reduction, engine, gather, process_group: as in
-            :class:`InfoNCE`.
+        negatives, queries, over_positives, decoupled, reduction, engine, gather, process_group: as
+            in :class:`InfoNCE`.
 
     Options may be assigned at any time. Those of a module are set there, as in
     ``pgcl.contrast.decoupled = True``; ``pgcl.temperature = 0.1`` sets that of contrast and
@@ -135,6 +143,7 @@ class PGCLLoss(LossWithMemory):
         soft_clusters: bool = False,
         negatives: Negatives = "all",
         queries: Queries = "all",
+        over_positives: OverPositives = "mean",
         decoupled: bool = False,
         reduction: Reduction = "mean",
         engine: Engine = "auto",

@@ -68,7 +68,8 @@ class Blocks:
         self.pairs, self.temperature = pairs, temperature
         self.z = pairs.keys()  # [M + B, D]
         self.scale = LOG2_E / temperature  # from cosines to exponents of 2
-        self.logs = _may_overflow(temperature)  # whether a maximum is subtracted from exponents
+        # Whether a maximum is subtracted from exponents.
+        self.logs = not pairs.is_unit or _may_overflow(temperature)
         self.excluded = -math.inf if self.logs else 0.0
         self.prepared = [] if pairs.weights is None else pairs.weights.prepared(self.logs)
         self.numbers = pairs.pair_weight.numbers(self.scale) if pairs.pair_weight else ()

@@ -14,7 +14,7 @@ from pgcl_losses.engine.pairs import Pairs
 from pgcl_losses.forms import Form
 
 _parsed = lru_cache(literal_eval)  # which takes longer than a small operation of torch
-_TENSORS = ("items", "memory", "filled", "positives")
+_KINDS = {kind.__name__: kind for kind in (Pairs, Table, Factors, Gaussian)}
 
 
 def contrast(
@@ -29,23 +29,37 @@ def contrast(
 ) -> Tensor:
     """The losses of one process, reduced."""
     learned = temperature if isinstance(temperature, Tensor) else None
-    named = [(name, x) for name in _TENSORS if (x := getattr(pairs, name)) is not None]
-    if reduction == "none":  # what is kept for the backward must not change
-        named = [(name, x.clone() if name == "memory" else x) for name, x in named]
-    if isinstance(pairs.weights, Table):
-        named += [("table", table) for table in pairs.weights.log_weights]
-        named += [("clusters", pairs.weights.clusters)]
-    elif pairs.weights is not None:
-        named += [("left", pairs.weights.left), ("right", pairs.weights.right)]
-    if pairs.pair_weight is not None:
-        named += [("mean", pairs.pair_weight.mean), ("variance", pairs.pair_weight.variance)]
-    names, rule = [name for name, _ in named], (pairs.negatives, pairs.first_queries)
-    tau = 1.0 if isinstance(temperature, Tensor) else temperature
-    options = repr((names, rule, pairs.hardness, tau, tuple(form), reduction, with_gradient))
-    tensors, lengths = [x for _, x in named], list(pairs.lengths)
-    of_all = embeddings, learned, positive_weights, None, tensors, lengths, options
+    tau = None if isinstance(temperature, Tensor) else temperature
+    if reduction == "none" and pairs.memory is not None:  # kept for the backward
+        pairs = pairs._replace(memory=pairs.memory.clone())
+    tensors: list[Tensor] = []
+    of_op: dict[str, Any] = {"embeddings": None, "lengths": (), "positive_weights": None}
+    others = _without_tensors(pairs._replace(**of_op), tensors)
+    options = repr((others, tau, tuple(form), reduction, with_gradient))
+    of_all = embeddings, learned, positive_weights, None, tensors, list(pairs.lengths), options
     loss: Tensor = _contrast(*of_all)[0]
     return loss
+
+
+def _without_tensors(value: Any, tensors: list[Tensor]) -> Any:
+    """A literal in place of pairs or weights: their fields, and a tensor's place in the list."""
+    if isinstance(value, Tensor):
+        tensors.append(value)
+        return {"tensor": len(tensors) - 1}
+    if isinstance(value, tuple):
+        fields = [_without_tensors(field, tensors) for field in value]
+        return type(value).__name__, fields
+    return value
+
+
+def _with_tensors(literal: Any, tensors: list[Tensor]) -> Any:
+    if isinstance(literal, dict):
+        return tensors[literal["tensor"]]
+    if isinstance(literal, tuple):
+        kind, fields = literal
+        values = [_with_tensors(field, tensors) for field in fields]
+        return _KINDS[kind](*values) if kind in _KINDS else tuple(values)
+    return literal
 
 
 @torch.library.custom_op("pgcl_losses::contrast", mutates_args=())
@@ -59,24 +73,9 @@ def _contrast(
     options: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The loss, and its gradient by embeddings, temperature and weights; empty without one."""
-    names, rule, hardness, temperature, form, reduction, with_gradient = _parsed(options)
-    of = dict(zip(names, tensors, strict=True))
-    weights: Table | Factors | None = None
-    if "table" in of:
-        tables = [x for name, x in zip(names, tensors, strict=True) if name == "table"]
-        weights = Table(tuple(tables), of["clusters"])
-    elif "left" in of:
-        weights = Factors(of["left"], of["right"])
-    pairs = Pairs(
-        embeddings,
-        tuple(lengths),
-        rule[0],
-        weights=weights,
-        pair_weight=Gaussian(of["mean"], of["variance"]) if "mean" in of else None,
-        hardness=hardness,
-        first_queries=rule[1],
-        positive_weights=positive_weights,
-        **{name: of[name] for name in _TENSORS if name in of},
+    others, temperature, form, reduction, with_gradient = _parsed(options)
+    pairs = _with_tensors(others, tensors)._replace(
+        embeddings=embeddings, lengths=tuple(lengths), positive_weights=positive_weights
     )
     tau = temperature if learned_temperature is None else learned_temperature
     of_queries = Losses(pairs, tau, Form(*form), Processes([(length,) for length in lengths]))
@@ -102,10 +101,11 @@ def _(
     lengths: list[int],
     options: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    _, (_, first_queries), *_, reduction, with_gradient = _parsed(options)
+    others, *_, reduction, with_gradient = _parsed(options)
     loss = embeddings.new_empty(())
     if reduction == "none":
-        loss = embeddings.new_empty(lengths[0] if first_queries else embeddings.shape[0])
+        pairs = _with_tensors(others, tensors)._replace(embeddings=embeddings, lengths=lengths)
+        loss = embeddings.new_empty(pairs.num_queries())
     has_gradient = with_gradient and reduction != "none" if d_losses is None else True
     d_z, d_temperature, d_weights = [
         embeddings.new_empty(x.shape if has_gradient and x is not None else 0)

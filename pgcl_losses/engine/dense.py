@@ -8,36 +8,46 @@ from torch import Tensor
 
 from pgcl_losses.engine.pair_weights import LOG2_E
 from pgcl_losses.engine.pairs import Pairs
-from pgcl_losses.forms import Form, Mean, Term
+from pgcl_losses.forms import Form, Mean, Term, largest_exponent, of_existing
+
+
+class _Positives:
+    """Means over the positives of each query, for autograd."""
+
+    def __init__(self, scores: Tensor, are_positives: Tensor, weights: Tensor) -> None:
+        self.scores, self.are_positives, self.weights = scores, are_positives, weights  # [M + B, Q]
+        self.totals = weights.sum(0)
+        self.exist = self.totals > 0
+
+    def mean(self, term: Term, offsets: Tensor) -> Mean:
+        # Where there is no positive, an offset may be -inf, and its gradient NaN.
+        gaps = (offsets - self.scores).where(self.are_positives, 0.0)
+        means = (term(gaps)[0] * self.weights).sum(0) / self.totals.where(self.exist, 1.0)
+        return of_existing(means, means, self.exist, offsets)
+
+    def log_sum(self) -> Mean:
+        count = self.weights > 0
+        peaks = self.scores.detach().masked_fill(~count, -torch.inf).amax(0)
+        above = (self.scores - peaks.where(self.exist, 0.0)).where(self.are_positives, -torch.inf)
+        powers = above.clamp_max(largest_exponent(above)).exp()
+        sums = (powers * self.weights).sum(0).where(self.exist, 1.0)
+        log_e = (sums.log() + peaks).where(self.exist, 0.0)
+        return Mean(log_e, log_e, self.exist)
 
 
 def losses(pairs: Pairs, temperature: float | Tensor, form: Form) -> Mean:
     """The losses ``[Q]``, differentiable any number of times."""
     queries, keys = pairs.embeddings[: pairs.num_queries()], pairs.keys()
-    negatives, positives, weights = pairs.masks()  # [M + B, Q]
+    counts, are_positives, weights = pairs.masks()  # [M + B, Q]
     scores = keys @ queries.T / temperature
     with torch.no_grad():
-        log_weights = _log_weights(pairs, keys.detach() @ queries.detach().T)
-        log_weights = log_weights.masked_fill(~negatives, -torch.inf)
-        log_count = negatives.sum(0).to(scores).log()
+        log_weights = _log_weights(pairs, keys.detach() @ queries.detach().T) + counts.log()
+        log_count = counts.sum(0).log()
     log_s = _log_sum(log_weights + (1 + pairs.hardness) * scores)
-    if pairs.hardness > 0:  # constant weights of a mean of 1 over the negatives
-        with torch.no_grad():
-            log_totals = _log_sum(log_weights + pairs.hardness * scores.detach())
-            scale = log_count - log_totals.masked_fill(log_totals == -torch.inf, 0.0)
-            scale = scale + log_s.detach() * (pairs.hardness / (1 + pairs.hardness))
-        log_s = log_s / (1 + pairs.hardness) + scale
-
-    def mean_of(term: Term, offsets: Tensor) -> Mean:
-        totals = weights.sum(0)
-        exist = totals > 0
-        # Where there is no positive, an offset may be -inf, and its gradient NaN.
-        gaps = offsets - scores
-        values = term(gaps.where(positives, 0.0))[0]
-        means = (values * weights).sum(0) / totals.where(exist, 1.0)
-        return Mean(means.where(exist, offsets.where(offsets.isnan(), 0.0)), means, exist)
-
-    return form(log_s, mean_of, temperature, log_count)[0]
+    if pairs.hardness > 0:  # weights of a mean of 1 over the negatives
+        log_totals = _log_sum(log_weights + pairs.hardness * scores)
+        log_s = log_s + log_count - log_totals.where(log_count > -torch.inf, 0.0)
+    return form(log_s, _Positives(scores, are_positives, weights), temperature, log_count)[0]
 
 
 def _log_sum(logits: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from pgcl_losses.distributed import Processes
 from pgcl_losses.engine.blocks import Blocks
+from pgcl_losses.engine.listed import ListedNegatives
 from pgcl_losses.engine.pairs import Pairs
 from pgcl_losses.engine.positives import Positives
 from pgcl_losses.forms import Form, Mean
@@ -39,37 +40,47 @@ class Losses:
         self.pairs, self.order = pairs.sorted_by_item()
         self.temperature, self.form, self.processes = temperature, form, processes
         # The weights e^(beta s / tau) of hard negatives make their scores (1 + beta) s / tau.
-        self.sharpness = 1 + pairs.hardness
-        self.blocks = self._blocks(temperature / self.sharpness, share_memory)
+        self.negatives = self._negatives(temperature / (1 + pairs.hardness), share_memory)
         self.positives = Positives(self.pairs, temperature, processes)
 
-    def _blocks(self, temperature: float | Tensor, share_memory: bool = False) -> Blocks:
+    def _negatives(
+        self, temperature: float | Tensor, share_memory: bool = False
+    ) -> Blocks | ListedNegatives:
         ranks = self.processes.rank, self.processes.num_ranks()
+        if self.pairs.negative_pairs is not None:
+            return ListedNegatives(self.pairs, temperature, *ranks)
         return Blocks(self.pairs, temperature, *ranks, share_memory)
 
     def compute(self, with_gradient: bool) -> Mean:
         """In the order of the sorted pairs."""
         processes, hardness = self.processes, self.pairs.hardness
-        sums = self.blocks.log_sums(with_gradient, self.form.debias > 0 or hardness > 0)
-        self.log_sums = log_s = processes.add_logs(sums.log_s)
+        sums = self.negatives.log_sums(with_gradient, self.form.debias > 0 or hardness > 0)
+        log_s = processes.add_logs(sums.log_s)
+        self.log_sums = [(self.negatives, log_s)]
         log_count = None
         if sums.counts is not None:
             log_count = processes.add(sums.counts, "the number of negatives").log()
         if sums.log_totals is not None:  # a mean weight of 1 over all embeddings
             log_s = log_s + (self.pairs.num_samples().log() - processes.add_logs(sums.log_totals))
         if hardness > 0 and log_count is not None:  # and over the negatives
-            of_weights = self._blocks(self.temperature / hardness).log_sums().log_s
-            log_totals = processes.add_logs(of_weights)
+            of_weights = self._negatives(self.temperature / hardness)
+            log_totals = processes.add_logs(of_weights.log_sums(with_gradient).log_s)
+            self.log_sums.append((of_weights, log_totals))
             log_s = log_s + (log_count - log_totals.masked_fill(log_totals == -torch.inf, 0.0))
-        losses, self.slopes = self.form(log_s, self.positives.mean, self.temperature, log_count)
+        losses, self.slopes = self.form(log_s, self.positives, self.temperature, log_count)
         return losses
 
     def gradient(self, d_losses: Tensor | float) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """By embeddings ``[M, D]``, a temperature ``[]``, and weights of pairs ``[P]``."""
         slopes = self.slopes(d_losses)
         z, temperature = self.pairs.embeddings, self.temperature
-        d_log_s = slopes.log_s if self.sharpness == 1 else slopes.log_s / self.sharpness
-        d_z, of_memory = self.blocks.gradient(self.log_sums, d_log_s)
+        negatives, log_s = self.log_sums[0]
+        d_z, of_memory = negatives.gradient(log_s, slopes.log_s)
+        for of_weights, log_totals in self.log_sums[1:]:
+            d_by_weights, and_of_memory = of_weights.gradient(log_totals, -slopes.log_s)
+            d_z += d_by_weights
+            if of_memory is not None and and_of_memory is not None:
+                of_memory = of_memory + and_of_memory
         d_weights, d_temperature = self.positives.add_gradient(d_z, slopes.means), None
         if isinstance(temperature, Tensor):
             # Losses depend on (z_i . z_j) / tau; both i and j have their part of the gradient.

@@ -26,21 +26,24 @@ class Pairs(NamedTuple):
     queries, or those of the first set. Those of the memory are negatives of every query, and have
     no gradient. Tensors of ``[M + B]`` hold the memory behind the batch. Weights multiply, and are
     constants for the gradient. Positives by index count by their weights alone, whatever their
-    items; they are no negatives.
+    items; they are no negatives, unless these are listed as well.
     """
 
-    embeddings: Tensor  # [M, D] of unit length
+    embeddings: Tensor  # [M, D]
     lengths: tuple[int, ...]  # of each set
-    negatives: str = "all"  # "cross": of other sets and the memory; "memory": of the memory
+    # "cross": of other sets and the memory; "memory": of the memory; "given": as listed
+    negatives: str = "all"
     items: Tensor | None = None  # [M + B] int64; None: an embedding's position in its set
-    memory: Tensor | None = None  # [B, D] of unit length
+    memory: Tensor | None = None  # [B, D]
     filled: Tensor | None = None  # [M + B] bool, False for empty slots of the memory; None: all
     weights: Table | Factors | None = None
     pair_weight: Gaussian | None = None
     hardness: float = 0.0  # beta: weights e^(beta s / tau), of a mean of 1 over the negatives
+    is_unit: bool = True  # whether embeddings and memory are of unit length
     first_queries: bool = False  # whether only the first set has queries
     positives: Tensor | None = None  # [2, P] queries and keys
     positive_weights: Tensor | None = None  # [P]
+    negative_pairs: Tensor | None = None  # [2, P] queries and keys, for "given"
 
     def sets(self) -> list[slice]:
         """The embeddings of each set."""
@@ -69,12 +72,15 @@ class Pairs(NamedTuple):
         numbers = torch.arange(len(self.lengths), device=self.embeddings.device)
         return torch.cat([a.expand(n) for a, n in zip(numbers, self.lengths, strict=True)])
 
+    def are_compared_within_sets(self) -> bool:
+        return self.negatives in ("all", "given")
+
     def are_one_set(self) -> bool:
         """Whether sets make no difference: embeddings of all sets are compared, as queries."""
-        return self.negatives == "all" and not self.first_queries
+        return self.are_compared_within_sets() and not self.first_queries
 
     def masks(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Which pairs are negatives, which positives, and the weights of these: ``[M + B, Q]``."""
+        """How often pairs are negatives, which are positives, and their weights: ``[M + B, Q]``."""
         count, num_queries = self.embeddings.shape[0], self.num_queries()
         j = torch.arange(count + self.size_of_memory(), device=self.embeddings.device)
         sets, items = self.set_numbers(), self.items
@@ -84,7 +90,7 @@ class Pairs(NamedTuple):
             items = torch.cat([*positions, of_memory])
         same_item = items.unsqueeze(1) == items[:num_queries]
         is_memory = (j >= count).unsqueeze(1)
-        if self.negatives == "all":
+        if self.are_compared_within_sets():
             compared = j.unsqueeze(1) != j[:num_queries]
         else:
             compared = torch.cat([sets, of_memory]).unsqueeze(1) != sets[:num_queries]
@@ -94,12 +100,16 @@ class Pairs(NamedTuple):
         if self.filled is not None:
             negatives = negatives & self.filled.unsqueeze(1)
         positives = compared & same_item & ~is_memory
-        if self.positives is None or self.positive_weights is None:
-            return negatives, positives, positives.to(self.embeddings)
-        pairs, none = self.positives.flip(0).unbind(), negatives.new_zeros(())
-        weights = positives.index_put(pairs, none).to(self.embeddings)
-        weights = weights.index_put(pairs, self.positive_weights, accumulate=True)
-        return negatives.index_put(pairs, none), positives.index_put(pairs, ~none), weights
+        counts, weights = negatives.to(self.embeddings), positives.to(self.embeddings)
+        if self.positives is not None and self.positive_weights is not None:
+            pairs, zero = self.positives.flip(0).unbind(), counts.new_zeros(())
+            counts, weights = counts.index_put(pairs, zero), weights.index_put(pairs, zero)
+            weights = weights.index_put(pairs, self.positive_weights, accumulate=True)
+            positives = positives.index_put(pairs, torch.ones_like(positives[0, 0]))
+        if self.negative_pairs is not None:
+            pairs, one = self.negative_pairs.flip(0).unbind(), counts.new_ones(())
+            counts = torch.zeros_like(counts).index_put(pairs, one, accumulate=True)
+        return counts, positives, weights
 
     def sorted_by_item(self) -> tuple["Pairs", Tensor | None]:
         """The same pairs with the items of each set in order, and the order ``[M]``.
@@ -130,9 +140,11 @@ class Pairs(NamedTuple):
             weights=reordered(self.weights, with_memory),
             pair_weight=reordered(self.pair_weight, with_memory),
         )
+        inverse = torch.empty_like(order).scatter_(0, order, own[:count])
         if self.positives is not None:
-            inverse = torch.empty_like(order).scatter_(0, order, own[:count])
             ordered = ordered._replace(positives=inverse[self.positives])
+        if self.negative_pairs is not None:
+            ordered = ordered._replace(negative_pairs=inverse[self.negative_pairs])
         return ordered, order
 
 

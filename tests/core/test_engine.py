@@ -58,13 +58,21 @@ def gradient_of(loss, inputs):
     kept_up_to=st.sampled_from([0, 1 << 20]),
     learned=st.booleans(),
     reduction=st.sampled_from(["mean", "sum", "none"]),
-    form=st.sampled_from([{}, {"decoupled": True}, {"debias": 0.1}, {"debias": 0.9}]),
+    form=st.fixed_dictionaries(
+        {
+            "over_positives": st.sampled_from(["mean", "supcon", "sum"]),
+            "decoupled": st.booleans(),
+            "debias": st.sampled_from([0.0, 0.0, 0.1, 0.9]),
+        }
+    ),
 )
 def test_losses_and_gradients(
     pairs, temperature, engine, block, kept_up_to, learned, reduction, form
 ):
-    if pairs.weights is not None or pairs.pair_weight is not None:
+    if pairs.weights is not None or pairs.pair_weight is not None or not pairs.is_unit:
         form = {**form, "debias": 0.0}
+    if form["over_positives"] == "supcon":
+        form = {**form, "decoupled": False}
     tau = torch.tensor(temperature, dtype=torch.float64, requires_grad=True)
     weights = pairs.positive_weights
     weights = None if weights is None else weights.clone().requires_grad_()

@@ -16,7 +16,7 @@ from torch.autograd import forward_ad
 
 from pgcl_losses import InfoNCE, PGCLLoss
 from pgcl_losses.engine import blocks
-from pgcl_losses.engine import positives as positives_of
+from pgcl_losses.engine import listed as pairs_of
 
 
 @few_graphs
@@ -74,7 +74,7 @@ def test_a_weight_that_all_positives_share_changes_nothing(engine, weight):
 
 
 def test_transforms_of_any_number_of_pairs(monkeypatch):
-    monkeypatch.setattr(positives_of, "_CHUNK", 1)
+    monkeypatch.setattr(pairs_of, "_CHUNK", 1)
     (z1, z2), _ = random_sets((6, 6))
     pairs, weights = random_pairs(12, 12, 40)
     loss = InfoNCE(engine="dense")
@@ -108,7 +108,7 @@ def test_embeddings_of_pairs_are_not_kept_for_the_backward(monkeypatch):
     z = torch.randn(100, 64, requires_grad=True)
     pairs, _ = random_pairs(100, 100, 40_000)
     (expected,) = gradients(InfoNCE()(z, positives=pairs), [z])
-    monkeypatch.setattr(positives_of, "_CHUNK", 500)
+    monkeypatch.setattr(pairs_of, "_CHUNK", 500)
     loss, kept = kept_for_backward(lambda: InfoNCE()(z, positives=pairs))
     assert kept < pairs.shape[1] * z.shape[1] / 2
     torch.testing.assert_close(gradients(loss, [z])[0], expected)

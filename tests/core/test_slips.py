@@ -101,7 +101,7 @@ VALUE_ERRORS = [
     ("PGCLLoss(D, ())", "num_prototypes must be a whole number or one for each head, but got ()"),
     ("nce(temperature=0)", "temperature must be a finite number of at least 1e-30, at most 1e30"),
     ("nce(temperature=10**400)", "temperature must be a finite number of at least 1e-30"),
-    ("nce(negatives='both')", "negatives must be one of 'all', 'cross', 'memory', but got 'both'"),
+    ("nce(negatives='both')", "negatives must be one of 'all', 'cross', 'memory', 'given', but"),
     ("nce(engine=None)", "engine must be one of 'auto', 'dense', 'blocks', but got None"),
     ("pgcl(negative_ranks=(2, 8))", "negative_ranks must lie in 0..3, as there are 3 prototypes"),
     ("pgcl(negative_ranks=(2, 2))", "negative_ranks must be (first, end) with first < end, but"),

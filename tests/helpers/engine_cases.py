@@ -70,17 +70,29 @@ def any_pairs(draw):
         query = number(lengths[0] if first_queries else m, 9)
         positives = torch.stack([query, (query + 1 + number(m - 1, 9)) % m])
         positive_weights = random(9) * (random(9) > 0.3)
+    names = ["all", "cross", "memory"]
+    negative_pairs, negatives = (
+        None,
+        draw(st.sampled_from([*names, "given"] if is_plain else names)),
+    )
+    if negatives == "given":
+        query = number(lengths[0] if first_queries else m, 12 * (m > 1))
+        negative_pairs = torch.stack([query, (query + 1 + number(max(1, m - 1), len(query))) % m])
+    is_unit = not is_plain or draw(st.booleans())
+    unit = F.normalize if is_unit else lambda z: 5 * z
     return Pairs(
-        F.normalize(random(m, 3) - 0.5),
+        unit(random(m, 3) - 0.5),
         lengths,
-        draw(st.sampled_from(["all", "cross", "memory"])),
+        negatives,
         items if has_items else None,
-        F.normalize(random(size, 3) - 0.5) if size else None,
+        unit(random(size, 3) - 0.5) if size else None,
         filled,
         weights,
         pair_weight,
         draw(st.sampled_from([0.0, 0.5, 3.0])) if is_plain else 0.0,
+        is_unit,
         first_queries,
         positives,
         positive_weights,
+        negative_pairs,
     )

@@ -7,7 +7,15 @@ import torch
 from pgcl_losses.engine.pair_weights import Factors, Table
 
 
-def losses(pairs, embeddings, temperature, positive_weights, decoupled=False, debias=0.0):
+def losses(
+    pairs,
+    embeddings,
+    temperature,
+    positive_weights,
+    over_positives="mean",
+    decoupled=False,
+    debias=0.0,
+):
     """The losses ``[Q]``, differentiable, and whether each query has a positive."""
     keys = embeddings if pairs.memory is None else torch.cat([embeddings, pairs.memory])
     cosines, log_weights = embeddings @ keys.T, log_of_weights(pairs)
@@ -17,7 +25,7 @@ def losses(pairs, embeddings, temperature, positive_weights, decoupled=False, de
         scores = cosines[i] / temperature
         log_w = log_weights[i] + log_of_pair_weight(pairs, i, cosines[i].detach())
         if pairs.hardness > 0 and negatives:
-            harder = (pairs.hardness * scores).detach()
+            harder = pairs.hardness * scores
             log_w = (
                 log_w + harder - (log_w + harder)[negatives].logsumexp(0) + math.log(len(negatives))
             )
@@ -32,8 +40,17 @@ def losses(pairs, embeddings, temperature, positive_weights, decoupled=False, de
             mean = (log_s.exp() / len(negatives) - debias * of_positives) / (1 - debias)
             mean = torch.maximum(mean, (-1 / torch.as_tensor(temperature)).exp())
             log_s = mean.log() + math.log(len(negatives))
-        terms = [weight * term(log_s, scores[p], decoupled) for p, weight in positives]
-        each.append(sum(terms) / total if negatives else scores.new_zeros(()))
+        peak = max(scores[p].detach() for p, w in positives if w > 0)
+        log_e = sum(w * (scores[p] - peak).exp() for p, w in positives).log() + peak
+        mean_score = sum(w * scores[p] for p, w in positives) / total
+        if not negatives:
+            each.append(log_e - mean_score if over_positives == "supcon" else 0.0 * log_e)
+        elif over_positives == "supcon":
+            each.append(torch.logaddexp(log_s, log_e) - mean_score)
+        elif over_positives == "sum":
+            each.append(term(log_s, log_e, decoupled))
+        else:
+            each.append(sum(w * term(log_s, scores[p], decoupled) for p, w in positives) / total)
     return torch.stack(each), torch.tensor(exist)
 
 
@@ -56,21 +73,22 @@ def of_queries(pairs, positive_weights):
     if pairs.items is not None:
         items = pairs.items.tolist()
     by_index = [] if pairs.positives is None else pairs.positives.T.tolist()
+    listed = [] if pairs.negative_pairs is None else pairs.negative_pairs.T.tolist()
     filled = are_filled(pairs)
     for i in range(pairs.num_queries()):
         negatives = list(range(count, count + num_memory))
         positives = [(j, positive_weights[n]) for n, (q, j) in enumerate(by_index) if q == i]
         given = {j for j, _ in positives}
         for j in range(count):
-            compared = j != i if pairs.negatives == "all" else sets[i] != sets[j]
+            compared = j != i if pairs.negatives in ("all", "given") else sets[i] != sets[j]
             if compared and items[i] == items[j] and j not in given:
                 positives.append((j, 1.0))
             elif compared and pairs.negatives != "memory":
                 negatives.append(j)
-        yield (
-            [j for j in negatives if filled[j] and items[j] != items[i] and j not in given],
-            positives,
-        )
+        negatives = [j for j in negatives if filled[j] and items[j] != items[i] and j not in given]
+        if pairs.negatives == "given":
+            negatives = [j for q, j in listed if q == i]
+        yield negatives, positives
 
 
 def log_of_pair_weight(pairs, i, cosines):
