@@ -37,8 +37,8 @@ def decoupled(gaps: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def fraction(gaps: Tensor) -> tuple[Tensor, Tensor]:
-    """e^x / E: the derivative of log E by a weight."""
-    values = gaps.clamp_min(-largest_exponent(gaps)).neg().exp()
+    """e^x / E, the derivative of log E by x. log E is rounded, but no positive exceeds its sum."""
+    values = gaps.clamp_min(0.0).neg().exp()
     return values, -values
 
 

@@ -11,7 +11,7 @@ from pgcl_losses._modes import can_be_read
 from pgcl_losses.distributed import Processes
 from pgcl_losses.engine.listed import Listed
 from pgcl_losses.engine.pairs import Pairs, block_size, by_query, fill_by_index, spans
-from pgcl_losses.forms import Mean, Term, fraction, of_existing
+from pgcl_losses.forms import Mean, Term, fraction, largest_exponent, of_existing
 
 
 class _Kept(NamedTuple):
@@ -94,7 +94,8 @@ class Positives:
             kept = self._over_views(kept)[2]._replace(totals=1.0)
         if self.listed is not None:
             gaps = self._gaps(log_e[self.listed.query], self.products_of_listed)
-            kept = kept._replace(listed=fraction(gaps))
+            values = gaps.maximum(self.weights.log()).neg().clamp_max(largest_exponent(gaps)).exp()
+            kept = kept._replace(listed=(values, -values))
         return Mean(log_e, log_e, None if self.by_view and len(self.views) > 1 else exist, kept)
 
     def add_gradient(

@@ -32,6 +32,15 @@ def by_index(views, **options):
     return loss(*views, positives=pairs, positive_weights=i % 3 / 2.0)
 
 
+def given_negatives(views, **options):
+    """Listed, one of them twice, beside two positives of each query."""
+    n, i = len(views[0]), torch.arange(40, device=views[0].device)
+    pairs = torch.stack([i % n, n + (i + 1 + i % 2) % n])
+    loss = InfoNCE(negatives="given", over_positives="supcon", **options)
+    items = torch.arange(n, device=views[0].device) // 2
+    return loss(*views, items=items, negative_pairs=pairs)
+
+
 def with_memory(views, **options):
     """It is half full."""
     with views[0].device:
@@ -59,6 +68,10 @@ LOSSES = {
     "hard and debiased": partial(of_views, hardness=0.5, debias=0.2),
     "of items": partial(of_items, debias=0.2, negatives="cross"),
     "by index": by_index,
+    "SupCon by items": partial(of_items, over_positives="supcon"),
+    "sum by index": partial(by_index, over_positives="sum"),
+    "dot products": partial(of_views, similarity="dot", hardness=0.5),
+    "given negatives": given_negatives,
     "with a memory": with_memory,
     "by prototypes": contrast,
     "by samples": partial(contrast, weighting="sample", negatives="cross"),

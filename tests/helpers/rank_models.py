@@ -50,6 +50,13 @@ LOSSES = {
         partial(InfoNCE, queries="first", debias=0.1, reduction="none"),
         "sets items positives",
     ),
+    "SupCon": (partial(InfoNCE, over_positives="supcon"), "sets items"),
+    "sum of positives": (partial(InfoNCE, over_positives="sum", decoupled=True), "sets positives"),
+    "dot products": (partial(info_nce, similarity="dot", memory_size=7), "items remember"),
+    "given negatives": (
+        partial(InfoNCE, negatives="given", hardness=0.5, over_positives="supcon"),
+        "sets items negatives",
+    ),
     "PGCL": (pgcl, ""),
     "reduction": (partial(pgcl, reduction="none", negatives="cross"), ""),
     "queue and memory": (partial(pgcl, queue_size=20, memory_size=7), "items remember"),
@@ -58,6 +65,7 @@ LOSSES = {
     "heads": (partial(pgcl, num_prototypes=(3, 5), queue_size=5), ""),
     "soft heads with a window": (partial(pgcl, **soft_heads, memory_size=9), "items"),
     "PGCL with positives": (partial(pgcl, queries="first"), "positives"),
+    "PGCL as SupCon": (partial(pgcl, over_positives="supcon", memory_size=7), "items"),
     "PGCL that learns its temperature": (partial(learned_temperature, pgcl), ""),
     "contrast alone": (partial(pgcl, consistency_weight=0.0), ""),
     "consistency alone": (partial(pgcl, contrast_weight=0.0, queue_size=4), ""),
@@ -104,6 +112,8 @@ def portions_of(counts, inputs="", seed=0):
         given = {"items": items[positions].split(lengths)} if "items" in inputs else {}
         if "positives" in inputs:
             given |= {"positives": pairs, "positive_weights": weights}
+        if "negatives" in inputs:
+            given["negative_pairs"] = pairs
         return Portion(vectors[positions].split(lengths), given, positions)
 
     parts = torch.arange(total).split([count for of_set in counts for count in of_set])
