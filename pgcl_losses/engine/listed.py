@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from pgcl_losses.engine.blocks import Sums
-from pgcl_losses.engine.pairs import Pairs
+from pgcl_losses.engine.pairs import Pairs, block_size
 
-_CHUNK = 1 << 16  # pairs whose embeddings are gathered at once
+_CHUNK = 8  # blocks' embeddings: pairs whose embeddings are gathered at once stay in the cache
 
 
 class Listed:
@@ -41,8 +41,9 @@ class Listed:
         return torch.zeros_like(peaks).index_add_(0, self.query, powers).log_().add_(peaks)
 
     def _chunks(self) -> Iterator[tuple[slice, Tensor, Tensor]]:
-        for start in range(0, max(1, len(self.query)), _CHUNK):
-            chunk = slice(start, start + _CHUNK)
+        size = _CHUNK * block_size(self.z.device)
+        for start in range(0, max(1, len(self.query)), size):
+            chunk = slice(start, start + size)
             yield chunk, self.query[chunk], self.key[chunk]
 
 

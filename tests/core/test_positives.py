@@ -16,7 +16,6 @@ from torch.autograd import forward_ad
 
 from pgcl_losses import InfoNCE, PGCLLoss
 from pgcl_losses.engine import blocks
-from pgcl_losses.engine import listed as pairs_of
 
 
 @few_graphs
@@ -73,8 +72,7 @@ def test_a_weight_that_all_positives_share_changes_nothing(engine, weight):
     torch.testing.assert_close(*(gradients(of, views) for of in losses))
 
 
-def test_transforms_of_any_number_of_pairs(monkeypatch):
-    monkeypatch.setattr(pairs_of, "_CHUNK", 1)
+def test_transforms_of_any_number_of_pairs():
     (z1, z2), _ = random_sets((6, 6))
     pairs, weights = random_pairs(12, 12, 40)
     loss = InfoNCE(engine="dense")
@@ -103,13 +101,13 @@ def test_weights_of_a_query_without_positives_have_no_gradient(engine):
     torch.testing.assert_close(weights.grad, torch.zeros_like(weights))
 
 
-def test_embeddings_of_pairs_are_not_kept_for_the_backward(monkeypatch):
+def test_embeddings_of_pairs_are_not_kept_for_the_backward():
     """They are gathered again, in chunks."""
     z = torch.randn(100, 64, requires_grad=True)
     pairs, _ = random_pairs(100, 100, 40_000)
     (expected,) = gradients(InfoNCE()(z, positives=pairs), [z])
-    monkeypatch.setattr(pairs_of, "_CHUNK", 500)
-    loss, kept = kept_for_backward(lambda: InfoNCE()(z, positives=pairs))
+    with in_blocks(64):
+        loss, kept = kept_for_backward(lambda: InfoNCE()(z, positives=pairs))
     assert kept < pairs.shape[1] * z.shape[1] / 2
     torch.testing.assert_close(gradients(loss, [z])[0], expected)
 
