@@ -19,6 +19,7 @@ from pgcl_losses.engine.pair_weights import LOG2_E
 from pgcl_losses.engine.pairs import (
     Block,
     Pairs,
+    block_size,
     blocks_of,
     by_query,
     exclude,
@@ -75,7 +76,12 @@ class Blocks:
         self.numbers = pairs.pair_weight.numbers(self.scale) if pairs.pair_weight else ()
         self.by_index = None if pairs.positives is None else by_query(pairs.positives)
         self.num_queries = pairs.num_queries()
-        self.blocks = list(blocks_of(pairs, num_ranks))[rank::num_ranks]
+        # A pair weight counts all pairs.
+        self.blocks = [
+            block
+            for block in blocks_of(pairs, block_size(self.z.device), num_ranks)
+            if self._are_negatives(block) or pairs.pair_weight is not None
+        ][rank::num_ranks]
         self.row, self.columns = -1, dict[int, list[Tensor]]()  # of weights, for blocks of one I
         # Blocks of one step may use the memory of the step before.
         share_memory = share_memory and can_be_read(self.z)
@@ -96,7 +102,7 @@ class Blocks:
         keep = with_gradient and sum([block.shape().numel() for block in in_batch]) <= _KEPT_UP_TO
         for block in self.blocks:
             of_sides = self._terms(block, keep and not block.is_memory, True, totals)
-            if not block.are_negatives:
+            if not self._are_negatives(block):
                 continue
             # Both sides of a block on the diagonal have the same sums.
             for axis, side in enumerate(block.sides[: 1 if block.i == block.j else 2]):
@@ -143,7 +149,7 @@ class Blocks:
         z = self.pairs.embeddings
         d_z = torch.zeros_like(z)
         for block in self.blocks:
-            if block.is_memory or not block.are_negatives:
+            if block.is_memory or not self._are_negatives(block):
                 continue
             i, j, of_sides = block.i, block.j, self._terms(block)
             shape = of_sides[0].shape
@@ -168,6 +174,9 @@ class Blocks:
         means, log_sums = self.of_memory
         fractions = (log_sums - log_s).masked_fill_(log_s == -math.inf, -math.inf).exp_()
         return d_z, means * (d_exponents * fractions).unsqueeze(1)
+
+    def _are_negatives(self, block: Block) -> bool:
+        return block.is_memory or (block.are_compared and self.pairs.negatives != "memory")
 
     def _terms(
         self,

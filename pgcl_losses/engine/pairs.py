@@ -3,7 +3,6 @@
 import itertools
 import math
 from collections.abc import Iterator
-from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -155,22 +154,15 @@ class Block(NamedTuple):
     i: slice
     j: slice
     sides: tuple[slice, ...]  # the queries of axis 0 and, if J are queries, of axis 1
-    are_negatives: bool = True  # else only a pair weight counts them
+    are_compared: bool = True  # whether they may be positives or negatives
     is_memory: bool = False
-    may_share_items: bool = True
+    shared: tuple[int, int] | None = None  # lowest and highest item of both; None: any
+
+    def may_share_items(self) -> bool:
+        return self.shared is None or self.shared[0] <= self.shared[1]
 
     def shape(self) -> torch.Size:
         return torch.Size((self.j.stop - self.j.start, self.i.stop - self.i.start))
-
-
-def spans(start: int, stop: int, size: int, num_ranks: int = 1) -> list[slice]:
-    """Embeddings of each block, up to ``size``; several processes get a few blocks each."""
-    if stop - start <= size and num_ranks == 1:
-        return [slice(start, stop)] if stop > start else []
-    fewest = math.isqrt(8 * num_ranks) if num_ranks > 1 else 1
-    count = min(max(fewest, -(-(stop - start) // size)), stop - start)
-    edges = [start + (stop - start) * n // max(1, count) for n in range(count + 1)]
-    return [slice(*both) for both in itertools.pairwise(edges)]
 
 
 def block_size(device: torch.device) -> int:
@@ -178,39 +170,38 @@ def block_size(device: torch.device) -> int:
     return _BLOCK if device.type == "cpu" else _BLOCK_ELSEWHERE
 
 
-def blocks_of(pairs: Pairs, num_ranks: int) -> Iterator[Block]:
-    """All blocks with negatives, or whose pairs a pair weight counts. Items are in order."""
+def blocks_of(pairs: Pairs, size: int, num_ranks: int) -> Iterator[Block]:
+    """Blocks of up to ``size`` embeddings, of all pairs with a query. Items are in order."""
     count, num_queries = pairs.embeddings.shape[0], pairs.num_queries()
-    total = count + pairs.size_of_memory()
-    cut = partial(spans, size=block_size(pairs.embeddings.device), num_ranks=num_ranks)
+    total, within = count + pairs.size_of_memory(), pairs.are_compared_within_sets()
     sets = [slice(0, count)] if pairs.are_one_set() else pairs.sets()
-    of_sets = [(i, a) for a, of in enumerate(sets) for i in cut(of.start, of.stop)]
-    ranges = None if pairs.items is None else _item_ranges(pairs.items, [i for i, _ in of_sets])
-    of_memory = cut(count, total) if total > count else []
+    of_sets = [(i, a) for a, of in enumerate(sets) for i in _parts(of, size, num_ranks)]
+    lowest: list[int] = []  # item of each part, if items can be read
+    if pairs.items is not None and can_be_read(pairs.items):
+        ends = torch.tensor([(part.start, part.stop - 1) for part, _ in of_sets])
+        lowest, highest = pairs.items[ends.T].tolist()
+    of_memory = _parts(slice(count, total), size, num_ranks)
     numbers = itertools.count()
     for n, (i, a) in enumerate(of_sets):
         if i.start >= num_queries:
             break
         for m, (j, b) in enumerate(of_sets[n:], n):
-            are_negatives = pairs.negatives == "all" or (pairs.negatives == "cross" and a != b)
-            if are_negatives or pairs.pair_weight is not None:
-                sides = (i, j) if j.start < num_queries else (i,)
-                share = ranges is None or _overlap(ranges[n], ranges[m])
-                yield Block(next(numbers), i, j, sides, are_negatives, False, share)
+            sides = (i, j) if j.start < num_queries else (i,)
+            shared = None
+            if lowest:
+                shared = max(lowest[n], lowest[m]), min(highest[n], highest[m])
+            yield Block(next(numbers), i, j, sides, within or a != b, False, shared)
         for j in of_memory:
             yield Block(next(numbers), i, j, (i,), is_memory=True)
 
 
-def _item_ranges(items: Tensor, parts: list[slice]) -> list[tuple[int, int]] | None:
-    """The first and the last item of each span of sorted ones; None if they cannot be read."""
-    if not can_be_read(items):
-        return None
-    edges = [(part.start, part.stop - 1) for part in parts]
-    return [(low, high) for low, high in items[torch.tensor(edges)].tolist()]
-
-
-def _overlap(one: tuple[int, int], other: tuple[int, int]) -> bool:
-    return one[0] <= other[1] and other[0] <= one[1]
+def _parts(of: slice, size: int, num_ranks: int) -> list[slice]:
+    """Embeddings of each block; several processes get a few blocks each."""
+    length = of.stop - of.start
+    fewest = math.isqrt(8 * num_ranks) if num_ranks > 1 else 1
+    count = min(max(fewest, -(-length // size)), length)
+    edges = [of.start + length * n // max(1, count) for n in range(count + 1)]
+    return [slice(*both) for both in itertools.pairwise(edges)]
 
 
 def exclude(matrix: Tensor, value: float, pairs: Pairs, block: Block) -> None:
@@ -218,7 +209,7 @@ def exclude(matrix: Tensor, value: float, pairs: Pairs, block: Block) -> None:
     i, j, items = block.i, block.j, pairs.items
     if block.is_memory:
         exclude_empty(matrix, value, pairs, block)
-    if block.may_share_items and items is not None:
+    if block.may_share_items() and items is not None:
         matrix.masked_fill_(items[j].unsqueeze(1) == items[i], value)
     elif items is None and not block.is_memory:  # pairs of one position lie on diagonals
         num_views, num = len(pairs.lengths), pairs.lengths[0]
