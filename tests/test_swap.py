@@ -8,8 +8,6 @@ import torch
 from core.test_swaps import SWAPS
 from helpers.scripts import ROOT
 
-from pgcl_losses import PGCLLoss
-
 # What the dependencies of PyGCL warn of.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
@@ -41,18 +39,9 @@ def after(diff, **names):
     return names_after(BLOCKS[0], "\n".join(line[1:] for line in lines), **names)
 
 
-@pytest.mark.parametrize(
-    "loop", ["info_nce if epoch", "class GraphCL", "contrast_model(g1=", "autocast"]
-)
-def test_the_optimizer_of_a_script_moves_the_prototypes(loop):
-    """As the page shows it for PGCL, or with PGCL in InfoNCE's place."""
-    block = the_one(BLOCKS, loop)
-    if "PGCL" not in block:
-        block = block.replace("InfoNCE(temperature=0.2, **own)", "PGCLLoss(96, 50)")
-    names = names_after(BLOCKS[0], block)
-    model = names.get("modules", names.get("model"))
-    (pgcl,) = [module for module in model.modules() if isinstance(module, PGCLLoss)]
-    assert names["optimizer"].state[pgcl.prototypes.weight]["exp_avg"].any()
+def test_the_optimizer_of_a_script_moves_the_prototypes():
+    names = names_after(BLOCKS[0], the_one(BLOCKS, "info_nce if epoch"))
+    assert names["optimizer"].state[names["pgcl"].prototypes.weight]["exp_avg"].any()
 
 
 @pytest.mark.parametrize("block", ["1. load both", '\noptimizer.add_param_group({"params": pgcl'])
@@ -76,8 +65,6 @@ class Model(torch.nn.Module):
     def loss_cal(self, x, x_aug):
         raise AssertionError("the script's own loss")
 
-    calc_loss = loss_cal
-
 
 def embeddings():
     return tuple(torch.randn(64, 96, requires_grad=True) for _ in range(2))
@@ -94,14 +81,13 @@ def given_by_a_script(x, x_aug):
     ("script", "line", "tau"),
     [
         ("GraphCL", "-loss = model.loss_cal", 0.2),
-        ("AD-GCL", "-model_loss = model.calc_loss", 0.2),
         ("GRACE", "model.projection(z1)", 0.4),
     ],
 )
 def test_a_diff_keeps_the_value_and_the_gradient_of_the_scripts_loss(script, line, tau):
     x, x_aug = leaves = embeddings()
     names = after(the_one(DIFFS, line), **given_by_a_script(x, x_aug))
-    loss, head = names.get("model_loss", names.get("loss")), names["model"].projection
+    loss, head = names["loss"], names["model"].projection
     views = leaves
     if script == "GRACE":
         views, leaves = map(head, leaves), [*leaves, *head.parameters()]
@@ -110,6 +96,16 @@ def test_a_diff_keeps_the_value_and_the_gradient_of_the_scripts_loss(script, lin
     torch.testing.assert_close(loss, expected)
     gradients = [torch.autograd.grad(value, leaves) for value in (loss, expected)]
     torch.testing.assert_close(*gradients)
+
+
+@pytest.mark.parametrize("num_views", [2, 3])
+def test_the_diff_of_dig(num_views):
+    """Its `NCE_loss` adds up the pairs of views."""
+    names = after(the_one(DIFFS, "graphcl.loss_fn"), GraphCL=lambda **_: SimpleNamespace())
+    zs = [*embeddings(), *embeddings()][:num_views]
+    pairs = [(a, b) for n, a in enumerate(zs) for b in zs[n + 1 :]]
+    expected = sum(SWAPS["GraphCL"][0](*pair, 0.5) for pair in pairs)
+    torch.testing.assert_close(names["graphcl"].loss_fn(zs, sigma=None), expected)
 
 
 def test_the_diff_of_gcc_stores_keys():
@@ -123,8 +119,10 @@ def test_the_diff_of_gcc_stores_keys():
 
 @pytest.mark.parametrize("name", ["InfoNCEContrastLoss", "PGCLContrastLoss"])
 def test_the_diffs_of_pygcl(name):
-    given = names_after(BLOCKS[0], the_one(BLOCKS, "contrast_model(g1="))  # imports PyGCL
-    given |= {"dim": 96, "Adam": torch.optim.Adam, "device": "cpu"}
+    from GCL.models import DualBranchContrast
+
+    given = {"DualBranchContrast": DualBranchContrast, "dim": 96, "device": "cpu"}
+    given["Adam"] = torch.optim.Adam
     given["encoder_model"] = torch.nn.Linear(32, 96)
     names = after(the_one(DIFFS, f"import {name}"), **given)
     x, x_aug = embeddings()
