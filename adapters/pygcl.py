@@ -214,7 +214,8 @@ class InfoNCEContrastLoss(_ContrastLoss):
 
     With several positives p of anchor i, its loss is their mean of
     :math:`-\log( e^{s_{ip} / \tau} / ( e^{s_{ip} / \tau} + \sum_j e^{s_{ij} / \tau} ) )`, with j
-    over its negatives. In PyGCL's sum j runs over its other positives as well.
+    over its negatives. In PyGCL's sum j runs over its other positives as well, as with
+    ``over_positives="supcon"``: then its values are PyGCL's.
 
     Args:
         options: those of :class:`~pgcl_losses.InfoNCE`, by the same names, except ``negatives``,

@@ -249,6 +249,21 @@ def test_info_nce_is_what_the_masks_say(
         torch.testing.assert_close(results[0], result)
 
 
+@pytest.mark.parametrize(("contrast", "intraview"), [("G2L", False), ("L2L", False), ("L2L", True)])
+def test_several_positives_as_supcon_are_pygcls(contrast, intraview):
+    torch.manual_seed(0)
+    batch, g, h = torch.tensor([0, 0, 0, 1, 1, 2]), torch.randn(2, 3, 4), torch.randn(4, 6, 4)
+    extra = torch.rand(6, 6 * (1 + intraview)) < 0.3
+    extra[:, 6:] = False
+    masks = {} if contrast == "G2L" else {"extra_pos_mask": extra.float()}
+    results = []
+    for loss in (InfoNCEContrastLoss(over_positives="supcon"), L.InfoNCE(tau=0.2)):
+        inputs = leaves(g, h, dtype=torch.float64)
+        value = call(contrast, loss, *inputs, batch, intraview, **masks)
+        results.append([value, *torch.autograd.grad(value, inputs, materialize_grads=True)])
+    torch.testing.assert_close(*results)
+
+
 @on_intraview
 def test_info_nce_of_a_pair_is_computed_once_each_call_has_its_anchors(intraview):
     loss = InfoNCEContrastLoss(memory_size=20, dim=4)
