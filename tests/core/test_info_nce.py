@@ -27,13 +27,15 @@ from helpers.rank_models import random_pairs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pgcl_losses import InfoNCE, PGCLLoss
+from pgcl_losses import Batch, InfoNCE, PGCLLoss
 
 MODES = {
     "temperature": st.sampled_from([0.01, 0.05, 0.2, 1.0]),
-    "negatives": st.sampled_from(["all", "cross", "memory"]),
+    "negatives": st.sampled_from(["all", "cross", "memory", "given"]),
     "queries": st.sampled_from(["all", "first"]),
+    "over_positives": st.sampled_from(["mean", "mean", "supcon", "sum"]),
     "decoupled": st.booleans(),
+    "similarity": st.sampled_from(["cosine", "cosine", "dot"]),
     "hardness": st.sampled_from([0.0, 0.0, 1e-9, 0.5, 2.0]),
     "debias": st.sampled_from([0.0, 0.0, 1e-9, 0.1, 0.9]),
 }
@@ -41,38 +43,45 @@ MODES = {
 
 @st.composite
 def problems(draw):
-    """Sets, items, positives, their weights, options and a memory."""
+    """Sets, items, positives, their weights, options, a memory and pairs of negatives."""
     mode = draw(st.fixed_dictionaries(MODES))
+    mode["decoupled"] &= mode["over_positives"] != "supcon"
+    mode["debias"] *= mode["similarity"] == "cosine"
     with_items, with_pairs = draw(st.booleans()), draw(st.booleans())
-    may_be_one = mode["negatives"] == "all" and (with_items or with_pairs)
+    may_be_one = mode["negatives"] in ("all", "given") and (with_items or with_pairs)
     lengths = draw(st.lists(st.integers(1, 6), min_size=1 if may_be_one else 2, max_size=4))
     seed = draw(st.integers(0, 10**6))
-    if not with_items:
+    if not (with_items or with_pairs) or sum(lengths) == 1:
         lengths = lengths[:1] * len(lengths)
     sets, items = random_sets(lengths, seed, draw(st.integers(1, 9)))
-    count, pairs, weights = sum(lengths), None, None
+    count, pairs, weights, negatives = sum(lengths), None, None, None
+    of_queries = lengths[0] if mode["queries"] == "first" else count
+    if mode["negatives"] == "given":
+        negatives, _ = random_pairs(count, of_queries, draw(st.integers(0, 20)), seed + 2)
     if with_pairs and count > 1:
-        of_queries = lengths[0] if mode["queries"] == "first" else count
         pairs, weights = random_pairs(count, of_queries, draw(st.integers(0, 12)), seed)
         weights = draw(st.sampled_from([None, weights]))
     elif len(lengths) == 1 and not with_items:
         with_items = True
-    has_memory = mode["negatives"] == "memory" or draw(st.booleans())
+    has_memory = mode["negatives"] == "memory" or (negatives is None and draw(st.booleans()))
     past = random_sets((4,), seed + 1) if has_memory else None
-    return sets, items if with_items else None, pairs, weights, mode, past
+    return sets, items if with_items else None, pairs, weights, mode, past, negatives
 
 
 @settings(max_examples=250)
 @given(problem=problems(), block=BLOCKS)
 def test_losses_agree_with_the_oracle_and_engines_in_their_gradient(problem, block):
-    sets, items, pairs, weights, mode, past = problem
+    sets, items, pairs, weights, mode, past, negatives = problem
     given = {"items": items, "positives": pairs, "positive_weights": weights}
+    given["negative_pairs"] = negatives
+    mode["negative_pairs"] = [] if negatives is None else negatives.T.tolist()
     memory, results, options = oracle.Memory(4), [], {}
     if past is not None:
         memory.store(arrays(past[0]), numbers(past[1]) if items else None)
         options = {"memory_size": 4, "dim": DIM}
     losses, exist = exact_losses(sets, items, memory, listed=listed(pairs, weights), **mode)
     mean = oracle.mean_of_queries(losses, exist)
+    del mode["negative_pairs"]
     for engine in ("dense", "blocks"):
         loss = InfoNCE(**mode, **options, engine=engine).double()
         if past is not None:
@@ -105,7 +114,8 @@ def test_a_nan_among_the_negatives_is_a_nan_of_the_loss(engine, options):
     assert InfoNCE(engine=engine, **options)(z, items=torch.tensor([0, 0, 1, 1, 2])).isnan()
 
 
-z, items = torch.randn(5, DIM), torch.arange(5)
+z, items, of_memory = torch.randn(5, DIM), torch.arange(5), {"memory_size": 4, "dim": DIM}
+pair, dot = torch.tensor([[0], [7]]), InfoNCE(similarity="dot")
 
 
 @pytest.mark.parametrize(
@@ -118,6 +128,32 @@ z, items = torch.randn(5, DIM), torch.arange(5)
         (lambda: setattr(InfoNCE(), "debias", 1), ValueError, "debias must be .* but got 1"),
         (lambda: InfoNCE()(z, z, z[:4]), ValueError, r"z3 has shape \(4, 3\) but z1 has \(5, 3\)"),
         (lambda: InfoNCE()(z, z[:4], items=items), ValueError, "items has length 5 but z2 has 4"),
+        (
+            lambda: PGCLLoss(DIM, negatives="given"),
+            ValueError,
+            "'cross', 'memory', but got 'given'",
+        ),
+        (lambda: PGCLLoss(DIM, similarity="dot"), TypeError, "similarity: clusters are cosines"),
+        (lambda: InfoNCE(negatives="given", **of_memory), ValueError, "memory_size must be 0, but"),
+        (lambda: InfoNCE(negatives="given")(z, z), TypeError, "'given' needs negative_pairs"),
+        (lambda: InfoNCE()(z, z, negative_pairs=pair), TypeError, "and only that does"),
+        (
+            lambda: InfoNCE(negatives="given")(z, z, negative_pairs=pair.T),
+            TypeError,
+            r"negative_pairs must be a Tensor of shape \[2, P\], but got .*\(1, 2\)",
+        ),
+        (
+            lambda: InfoNCE(negatives="given")(z, z, negative_pairs=pair + 3),
+            ValueError,
+            r"negative_pairs must be pairs .* a key from 0 to 9, but got \[3, 10\]",
+        ),
+        (
+            lambda: InfoNCE(over_positives="supcon", decoupled=True)(z, z),
+            ValueError,
+            "over_positives='supcon' has all positives in each denominator, and decoupled=True",
+        ),
+        (lambda: InfoNCE(similarity="dot", debias=0.1)(z, z), ValueError, "debias=0.1 has a lower"),
+        (lambda: dot(Batch.of((z, z))), TypeError, "a batch has embeddings of unit length"),
         (lambda: InfoNCE()(items=()), TypeError, "views must be one or more Tensors .* but got 0"),
     ],
 )

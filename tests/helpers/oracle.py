@@ -170,16 +170,17 @@ def contrast(views, weights, clusters, temperature, exclude_same_cluster, negati
     return info_nce(views, temperature=temperature, negatives=negatives, weights=weights)[0]
 
 
-def partners(items, memory_items, negatives, listed=()):
+def partners(items, memory_items, negatives, listed=(), negative_pairs=()):
     """The positives, with their weights, and the negatives of each query, set 1 first.
 
     The memory follows the sets. Listed are a query, a key and the weight of each pair.
     """
+    within = negatives in ("all", "given")
     each = [(number, item) for number, of_set in enumerate(items) for item in of_set]
     pairs = []
     for i, (mine, item) in enumerate(each):
         of_query = {b for a, b, _ in listed if a == i}
-        compared = [j for j in range(len(each)) if negatives == "all" or each[j][0] != mine]
+        compared = [j for j in range(len(each)) if within or each[j][0] != mine]
         positives = [
             (j, 1.0) for j in compared if j != i and each[j][1] == item and j not in of_query
         ]
@@ -187,6 +188,8 @@ def partners(items, memory_items, negatives, listed=()):
         others = [j for j in compared if each[j][1] != item and j not in of_query]
         if negatives == "memory":
             others = []
+        if negatives == "given":
+            others = [b for a, b in negative_pairs if a == i]
         past = [len(each) + j for j, other in enumerate(memory_items) if other != item]
         pairs.append((positives, others + past))
     return pairs
@@ -215,22 +218,28 @@ def info_nce(
     weights=None,
     queries="all",
     decoupled=False,
+    over_positives="mean",
+    similarity="cosine",
     listed=(),
+    negative_pairs=(),
 ):
     """Each query's loss, set 1 first, and whether it has a positive.
 
-    Without items row i of every set is item i. A memory item of None is that of no query. Weights
-    ``[M, M + B]`` of the negatives, 0 for what is none, are those of ``hardness`` if not given.
-    Listed are a query, a key and the weight of each pair given by index.
+    Without items row i of every set is item i, if all have one length. A memory item of None is
+    that of no query. Weights ``[M, M + B]`` of the negatives, 0 for what is none, are those of
+    ``hardness`` if not given. Listed are a query, a key and the weight of each pair given by index.
     """
     if items is None:
         items = [range(len(of_set)) for of_set in sets]
+        if len({len(of_set) for of_set in sets}) > 1:
+            items = [[(n, i) for i in of_set] for n, of_set in enumerate(items)]
     if memory_items is None:
         memory_items = [None] * len(memory)
-    pairs = partners(items, memory_items, negatives, listed)
+    pairs = partners(items, memory_items, negatives, listed, negative_pairs)
     num_queries = len(sets[0]) if queries == "first" else len(pairs)
     pairs = pairs[:num_queries]
-    z = unit(np.concatenate([np.asarray(x) for x in [*sets, memory] if len(x)]))
+    z = np.concatenate([np.asarray(x) for x in [*sets, memory] if len(x)])
+    z = unit(z) if similarity == "cosine" else z
     scores = cosines(z[:num_queries], z)
     if weights is None:
         weights = hard_weights(scores, pairs, hardness / temperature)
@@ -255,6 +264,15 @@ def info_nce(
             if decoupled:
                 term = gap if others else 0.0
             terms.append((term, weight))
+        if positives and over_positives != "mean":
+            log_e = log_sum_exp([logits[p] + math.log(weight) for p, weight in positives])
+            score = weighted_mean([(logits[p], weight) for p, weight in positives])
+            gap = log_s - log_e
+            terms = [(log_sum_exp([0.0, gap]), 1.0)]
+            if decoupled:
+                terms = [(gap if others else 0.0, 1.0)]
+            if over_positives == "supcon":
+                terms = [(log_sum_exp([log_s, log_e]) - score, 1.0)]
         losses.append(weighted_mean(terms) if terms else 0.0)
     return losses, [len(positives) > 0 for positives, _ in pairs]
 
