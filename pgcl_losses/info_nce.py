@@ -99,26 +99,42 @@ class InfoNCE(WeightedInfoNCE, LossWithMemory):
     with s the cosine of two embeddings, and j over the negatives of i: embeddings of other items.
     Two views of N graphs have 2N queries, with one positive each. It is the loss of
 
-    - SimCLR, GRACE and GCA: by default; DCL: ``decoupled=True``
-    - CLIP, MoleculeSTM, PyGCL without ``intraview_negs``: ``negatives="cross"``
-    - GraphCL, SimGRACE, DIG and AD-GCL without ``sym``: ``negatives="cross", queries="first",
-      decoupled=True``; AD-GCL with ``sym``: ``queries="all"``
-    - MoCo and GCC: ``negatives="memory", queries="first"``, with :meth:`remember`
+    - SimCLR (NT-Xent), GRACE, GCA, MolCLR: by default; DCL: ``decoupled=True``
+    - HCL: ``hardness=1``; debiased contrastive learning: ``debias=0.1``
+    - CLIP, GraphCLIP, MoleculeSTM, SimKGC, TriCL, PyGCL, ProG: ``negatives="cross"``
+    - AD-GCL, CLOOME (InfoLOOB): ``negatives="cross", decoupled=True``
+    - GraphCL, SimGRACE, DIG, 3DInfomax: ``negatives="cross", queries="first", decoupled=True``
+    - GCC, SELFRec, sentence-transformers: ``negatives="cross", queries="first"``
+    - NCL, SSLRec: as these, with ``items=(rows, arange(K))`` of a table of K keys
+    - LightGCL (as NCL), GraphMVP and MoleculeSTM not normalised: also ``similarity="dot"``
+    - MoCo: ``negatives="memory", queries="first"``, with :meth:`remember`
+    - SupCon: ``over_positives="supcon"``, with ``items=labels``
+    - HeCo, HomoGCL, MIL-NCE: ``over_positives="sum"``, with ``positives`` or ``items``
+    - info-nce-pytorch, sampled links: ``negatives="given"``, with ``negative_pairs``
+
+    The guide (docs/swap.md) has the temperature, call and factor of each.
 
     Args:
         temperature (float or Tensor): tau; smaller is sharper. A parameter of shape ``()`` gets a
             gradient, and must stay above 0: its value is checked on a CPU alone.
         negatives (str): ``"all"`` takes negatives from all views, ``"cross"`` from the other views
-            alone, both also from the memory; ``"memory"`` from the memory alone.
+            alone, both also from the memory; ``"memory"`` from the memory alone; ``"given"`` takes
+            ``negative_pairs``.
         queries (str): ``"all"``: all embeddings are queries; ``"first"``: those of the first view
             (or set), with all others as their positives and negatives.
-        decoupled (bool): leaves a query's positive out of the denominator; the loss may be
-            negative, and is 0 for a query without negatives.
+        over_positives (str): how several positives of a query count, with S the sum over negatives,
+            E that over positives and s / tau = x. ``"mean"``: the mean over positives of
+            :math:`\log(1 + S / e^{x_p})`, as above; ``"supcon"``: :math:`\log(S + E)` minus the
+            mean of :math:`x_p`; ``"sum"``: :math:`\log(1 + S / E)`.
+        decoupled (bool): leaves positives out of the denominator; the loss may be negative, and is
+            0 for a query without negatives. Not with ``"supcon"``.
+        similarity (str): s. ``"cosine"``, or ``"dot"``: products of the embeddings as they are,
+            which must be finite in float32 when divided by tau.
         memory_size (int): how many embeddings of past batches are further negatives, see
             :meth:`remember`. With a memory, use activation checkpointing on the encoder alone.
         dim (int or None): embedding dimension, D; a memory needs it.
         hardness (float): beta of Robinson et al. (2021). A negative has the weight
-            :math:`e^{\beta s_{ij} / \tau}`, constant for the gradient and scaled to a mean of 1.
+            :math:`e^{\beta s_{ij} / \tau}`, scaled to a mean of 1, with gradient.
         debias (float): tau+ of Chuang et al. (2020), the probability that a negative is of the
             query's class. The sum over negatives is corrected by what such negatives add.
         reduction (str): ``"mean"``, ``"sum"``, or ``"none"`` for one value per query, view 1 first.
@@ -139,18 +155,22 @@ class InfoNCE(WeightedInfoNCE, LossWithMemory):
     embeddings without a label an item each, and not -1 or -100.
 
     ``positives`` are further pairs (query, key), as an ``edge_index`` of positions in the
-    concatenated sets: key is a positive of query, not the other way round. A query's loss is the
-    mean over its positives with their ``positive_weights``; others of its item weigh 1, and weights
-    of a pair that is given twice add up. A pair of weight 0 is left out: it is no negative either.
-    With several processes, each gives pairs of its own embeddings. Values are checked on a CPU.
+    concatenated sets: key is a positive of query, not the other way round. Positives count by their
+    ``positive_weights``; others of an item weigh 1, and weights of a pair that is given twice add
+    up. A pair of weight 0 is left out: it is no negative either. Sets of other lengths without
+    items have no positives but these.
+
+    ``negative_pairs`` are pairs of the same kind, and all negatives of a query: twice, if given
+    twice, and even if they are positives. With several processes, each gives pairs of its own
+    embeddings. Values are checked on a CPU.
 
     Warns, once each, of silent failures as :class:`PGCLLoss` does, in messages with "InfoNCE".
 
     Shape:
-        - views: two or more, ``[N, D]`` each, or with items one or more sets of any lengths, or
-          with positives one; norms of at most 1e18
+        - views: two or more, ``[N, D]`` each, or with items or positives sets of any lengths, and
+          one alone unless other sets hold the negatives; norms of at most 1e18
         - items: ``[N]`` int64 for each set, or for all
-        - positives: ``[2, P]`` int64; positive_weights: ``[P]``
+        - positives, negative_pairs: ``[2, P]`` int64; positive_weights: ``[P]``
         - output: scalar, or one loss for each query for ``reduction="none"``
 
     Examples:
@@ -164,8 +184,13 @@ class InfoNCE(WeightedInfoNCE, LossWithMemory):
         >>> items = torch.tensor([0, 1]), torch.tensor([0, 1, 1])
         >>> InfoNCE(negatives="cross")(z1, captions, items=items)
         tensor(0.0944)
+        >>> InfoNCE(over_positives="supcon")(captions, items=torch.tensor([0, 1, 1]))
+        tensor(0.1657)
         >>> edges = torch.tensor([[0, 1], [1, 0]])  # of a graph with these three nodes
         >>> InfoNCE()(captions, positives=edges)
+        tensor(0.6809)
+        >>> sampled = torch.tensor([[0, 1], [2, 2]])  # here all that there are
+        >>> InfoNCE(negatives="given")(captions, positives=edges, negative_pairs=sampled)
         tensor(0.6809)
 
     """
