@@ -51,6 +51,7 @@ def two_views(z: Tensor) -> Losses:
         "InfoNCE": Entry(partial(InfoNCE, temperature=TAU)),
         "lightly NTXentLoss": Entry(partial(peers.lightly_nt_xent, TAU), 80),
         "graphssl NTXentLoss": Entry(partial(peers.graphssl_nt_xent, TAU), 48),
+        "GRACE's loss in batches of 512": Entry(partial(partial, peers.grace_in_batches, TAU), 80),
         "pytorch-metric-learning SupConLoss": Entry(
             partial(peers.metric_learning, "SupConLoss", TAU), 240
         ),
@@ -86,6 +87,16 @@ def with_labels(z: Tensor) -> Losses:
     }
 
 
+def supervised(z: Tensor) -> Losses:
+    labels = torch.arange(len(z), device=z.device) % CLASSES
+    theirs = partial(peers.metric_learning, "SupConLoss", TAU, labels)
+    ours = InfoNCE(temperature=TAU, over_positives="supcon")
+    return {
+        "InfoNCE": Entry(lambda: partial(ours, items=labels)),
+        "pytorch-metric-learning SupConLoss": Entry(theirs, 240),
+    }
+
+
 def memory_bank(z: Tensor, size: int) -> Losses:
     stored = F.normalize(torch.randn(size, DIM).to(z), dim=1)
 
@@ -112,6 +123,7 @@ MODES: dict[str, tuple[Callable[[Tensor], Losses], list[int]]] = {
     "two views": (two_views, []),
     "two views, decoupled": (decoupled, []),
     "two modalities": (two_modalities, []),
+    f"SupCon, {CLASSES} classes": (supervised, []),
     f"labels, {CLASSES} classes": (with_labels, [32]),
     "memory of 1,024": (partial(memory_bank, size=1024), [32]),
     "memory of 65,536": (partial(memory_bank, size=65536), [256]),

@@ -104,6 +104,22 @@ def graphssl_nt_xent(temperature: float = 0.2) -> Loss:
     return NTXentLoss(temperature)
 
 
+def grace_in_batches(temperature: float, z1: Tensor, z2: Tensor, size: int = 512) -> Tensor:
+    """GRACE's loss with a batch size; autograd keeps the matrices of all batches."""
+    h1, h2 = F.normalize(z1), F.normalize(z2)
+
+    def one_way(a: Tensor, b: Tensor) -> Tensor:
+        losses = []
+        for start in range(0, len(a), size):
+            some = a[start : start + size]
+            within, between = (torch.exp(some @ h.T / temperature) for h in (a, b))  # [size, N]
+            total = within.sum(1) + between.sum(1) - within.diagonal(start)
+            losses.append(-torch.log(between.diagonal(start) / total))
+        return torch.cat(losses)
+
+    return ((one_way(h1, h2) + one_way(h2, h1)) / 2).mean()
+
+
 def multiple_negatives_ranking(temperature: float = 0.2) -> Loss:
     """sentence-transformers' loss of two sets, of embeddings instead of sentences."""
     from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
