@@ -255,12 +255,14 @@ class PGCLLoss(LossWithMemory):
             if self.memory is not None:
                 self.memory.store_batch(batch, manually=False)
         if self._watch.is_due(self, loss, batch):
-            learns, contrasts = self.consistency_weight > 0, self.contrast_weight > 0
-            excludes = contrasts and isinstance(self.contrast, PrototypeReweightedNCE)
+            excludes = self.contrast_weight > 0 and isinstance(
+                self.contrast, PrototypeReweightedNCE
+            )
             if excludes:  # embeddings of one cluster from the negatives
                 excludes = self.contrast.exclude_same_cluster and not self.contrast.soft_clusters
-            options = self.prototypes, learns, contrasts, excludes
-            self._watch.look(Step(views, batch, contrast, *options))
+            options = self.prototypes, self.consistency_weight > 0, excludes
+            checked = contrast if self.contrast_weight > 0 else None
+            self._watch.look(Step(views, batch, checked, *options))
         return loss, contrast, consistency, batch
 
     def _check(
