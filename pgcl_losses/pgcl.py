@@ -56,9 +56,8 @@ class PGCLLoss(LossWithMemory):
         num_prototypes (int or sequence of int): how many prototypes, K; or several numbers, one for
             each head. Each head is a set of prototypes that is balanced by itself.
         consistency_weight (float): lambda, the weight of the consistency. With 0, ``consistency``
-            is not called. Made with 0, the prototypes need no gradient until another weight is
-            assigned, so that weight decay does not move them; if 0 is assigned later, their
-            gradient is zero.
+            is not called, and the gradient of the prototypes is zero. Weight decay still moves
+            them, as with ``freeze_steps``.
         contrast_weight (float): weight of the contrast. With 0, ``contrast`` is not called.
         temperature (float or Tensor): tau of both the contrast and the prediction, as in
             :class:`InfoNCE`.
@@ -165,10 +164,6 @@ class PGCLLoss(LossWithMemory):
             self.memory = Memory(self.memory_size, dim)
         self._watch = Watch("PGCLLoss")
         self._check_contrast()
-        # Weight decay would move them by zeros. (If 0 is assigned later, DDP expects a gradient.)
-        self._frozen_by_weight = self.consistency_weight == 0
-        if self._frozen_by_weight:
-            self.prototypes.weight.requires_grad_(False)
 
     @property
     def temperature(self) -> float | Tensor:
@@ -180,12 +175,6 @@ class PGCLLoss(LossWithMemory):
         for module in (self.prototypes, self.contrast):
             if hasattr(module, "temperature"):  # a module of yours may have none
                 module.temperature = value
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        super().__setattr__(name, value)
-        if name == "consistency_weight" and value > 0 and self.__dict__.get("_frozen_by_weight"):
-            self._frozen_by_weight = False  # what a user froze stays frozen
-            self.prototypes.weight.requires_grad_(True)
 
     def _check_name(self, name: str, value: Any, *others: str) -> None:
         there = [
