@@ -16,22 +16,18 @@ _SAME = 1e-11  # 1 - cosine of embeddings that float32 can hardly tell apart
 _CHUNK = 1 << 14  # embeddings at a time: memory holds no matrix of all of them and all centres
 
 
-def draw(num_centers: int, generator: torch.Generator | None = None) -> Tensor:
-    """Random numbers of k-means++: a row for each centre, a column for each candidate."""
-    shape = num_centers, 2 + int(math.log(num_centers))  # as many as in scikit-learn
-    return torch.rand(shape, generator=generator, device="cpu")  # not on the default device
-
-
-def spherical_kmeans(embeddings: Tensor, initial: Tensor, draws: Tensor) -> Tensor:
+def spherical_kmeans(embeddings: Tensor, initial: Tensor, draws: Tensor | None = None) -> Tensor:
     """Centres of embeddings ``[M, D]`` by their directions, unit vectors ``[K, D]``.
 
     ``initial``: ``[K, D]``. With fewer different directions than centres, its last ones stay.
-    ``draws``: what :func:`draw` returns for K.
+    ``draws``: random numbers ``[K, L]``, of L candidates for each centre.
 
     Computed in float64, as embeddings of an untrained encoder may differ only in their last digits.
     """
     exact = torch.float32 if embeddings.device.type == "mps" else torch.float64  # Metal has no more
     embeddings, initial = unit_vectors(embeddings, exact), unit_vectors(initial, exact)
+    if draws is None:  # as many candidates as in scikit-learn; not on the default device
+        draws = torch.rand(len(initial), 2 + int(math.log(len(initial))), device="cpu")
     seeds = _seeds(embeddings, draws)
     if len(seeds) < len(initial):
         warn(

@@ -6,14 +6,13 @@ from typing import TYPE_CHECKING, Any, overload
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.parametrize import is_parametrized
 
 from pgcl_losses import _checks as check
 from pgcl_losses._module import LossModule, called_by_all
 from pgcl_losses._normalize import computing_dtype, full_precision, unit_vectors
 from pgcl_losses._options import Heads, Positive, Scale, Size, Temperature, with_options
 from pgcl_losses.batch import Assignment, Batch, batch_argument
-from pgcl_losses.kmeans import draw, spherical_kmeans
+from pgcl_losses.kmeans import spherical_kmeans
 from pgcl_losses.memory import Ring
 from pgcl_losses.sinkhorn import balance
 
@@ -148,7 +147,7 @@ class SinkhornPrototypes(LossModule):
 
         Call this before training, or after some epochs of :class:`InfoNCE`, between two steps, with
         the embeddings of a batch or of many; and before ``fully_shard``. With several processes,
-        all of them call it, each with embeddings of its own, and the first one computes.
+        all of them call it, each with embeddings of its own.
 
         Random numbers come from torch's generator on the CPU: use ``torch.manual_seed``. If there
         are fewer different directions than prototypes, the remaining prototypes do not move.
@@ -156,29 +155,16 @@ class SinkhornPrototypes(LossModule):
         """
         check_start = partial(self._check_start, embeddings)
         processes = self.agree("start_from_", check_start, (embeddings,))
-        # All ranks draw, so that their generators stay in the same state.
-        draws, problem = [draw(size) for size in self.heads], None
         with full_precision(embeddings.device):
             dtype = computing_dtype(self.weight, embeddings)
             units, weight = processes.gather(unit_vectors(embeddings, dtype)), self.weight.to(dtype)
-            new = torch.zeros_like(weight)
-            if processes.rank == 0:
-                try:
-                    of_heads = zip(weight.split_with_sizes(self.heads), draws, strict=True)
-                    new = torch.cat([spherical_kmeans(units, *of_head) for of_head in of_heads])
-                    lengths = torch.linalg.vector_norm(weight, dim=1, keepdim=True)
-                    new = (new * torch.where(lengths > 0, lengths, 1)).to(dtype)
-                except Exception as error:  # also a warning: the other ranks must not wait
-                    problem, new = error, torch.full_like(weight, torch.nan)
-            new = processes.add(new, "the initial prototypes")
-        if problem is not None:
-            raise problem
-        if new.isnan().any():
-            raise RuntimeError("rank 0 could not compute the initial prototypes: see its error")
-        if is_parametrized(self, "weight"):  # by weight_norm, for one, whose inverse takes it
-            setattr(self, "weight", new)  # noqa: B010  # by its setter
-        else:
-            self.weight.copy_(new)
+            of_heads = weight.split_with_sizes(self.heads)
+            directions = torch.cat([spherical_kmeans(units, of_head) for of_head in of_heads])
+            lengths = torch.linalg.vector_norm(weight, dim=1, keepdim=True)
+            new = (directions * torch.where(lengths > 0, lengths, 1)).to(dtype)
+            # All ranks draw and compute, and so have the same errors; those of the first count.
+            new = processes.add(new if processes.rank == 0 else new.zero_(), "the prototypes")
+        self.weight.copy_(new)
         return self
 
     def _check_start(self, embeddings: Tensor, may_be_empty: bool) -> dict[str, str]:
@@ -187,11 +173,8 @@ class SinkhornPrototypes(LossModule):
         check.prototypes("weight", self.weight, "embeddings", embeddings, owner)
         if not embeddings.isfinite().all():
             raise ValueError("embeddings must be finite, but there is a NaN or an inf among them")
-        if not (isinstance(self.weight, nn.Parameter) or is_parametrized(self, "weight")):
-            raise TypeError(
-                "weight is computed from other parameters before each forward, and so would not "
-                "stay: use weight_norm of torch.nn.utils.parametrizations"
-            )
+        if not isinstance(self.weight, nn.Parameter):
+            raise TypeError("weight is computed from others: call start_from_ before weight_norm")
         return {"weight": str(self.weight.dtype)}
 
     def _assigned(self, batch: Batch) -> Batch:
