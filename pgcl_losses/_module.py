@@ -4,7 +4,7 @@ import difflib
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, NoReturn, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -46,26 +46,18 @@ def called_by_all(call: str) -> Callable[[Function], Function]:
     """
 
     def decorate(method: Any) -> Any:
+        names = {*inspect.signature(method).parameters}
+
         @functools.wraps(method)
         def wrapped(self: "LossModule", *args: Any, **given: Any) -> Any:
-            function = method
+            if [name for name in given if name not in names]:
+                owner = f"a call of {type(self).__name__}"
+                self.agree(call, lambda _: check_arguments(owner, method, given), args)
             if torch.compiler.is_compiling() and self.is_distributed():
                 # The message is in the error of fullgraph=True.
                 torch._dynamo.graph_break(msg="collectives must not be traced")
-                function = torch.compiler.disable(method)  # type: ignore[no-untyped-call]  # torch has no type there
-            try:
-                return function(self, *args, **given)
-            except TypeError as error:
-                try:
-                    inspect.signature(method).bind(self, *args, **given)
-                except TypeError:  # it has no such arguments, else the error came later
-
-                    def check(may_be_empty: bool, error: TypeError = error) -> NoReturn:
-                        check_arguments(f"a call of {type(self).__name__}", method, given)
-                        raise error
-
-                    self.agree(call, check, args)
-                raise
+                return torch.compiler.disable(method)(self, *args, **given)  # type: ignore[no-untyped-call]  # torch has no type there
+            return method(self, *args, **given)
 
         return wrapped
 
@@ -118,23 +110,23 @@ class LossModule(nn.Module):
         if hint := _hint(name, [*self.options, *others], is_wrong):
             raise AttributeError(f"{type(self).__name__} has no option {name}: {hint}")
 
+    def own_options(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.options if name not in COMMON}
+
     def extra_repr(self) -> str:
-        values = {name: getattr(self, name) for name in self.options if name not in COMMON}
         shown = [
             f"{name}={type(value).__name__ if isinstance(value, Tensor) else repr(value)}"
-            for name, value in values.items()
+            for name, value in self.own_options().items()
         ]
         return ", ".join(shown if self.gather else [*shown, "gather=False"])
 
     def all_options(self) -> dict[str, Any]:
         """The class and the options of this module and of those in it."""
         values: dict[str, Any] = {}
-        for name, module in self.named_modules():
-            prefix = f"{name}." if name else ""
-            values[f"{prefix}type"] = type(module).__name__
-            for option in module.options if isinstance(module, LossModule) else ():
-                if option not in COMMON:
-                    values[prefix + option] = getattr(module, option)
+        for path, module in self.named_modules():
+            own = module.own_options() if isinstance(module, LossModule) else {}
+            for name, value in {"type": type(module).__name__, **own}.items():
+                values[f"{path}.{name}".lstrip(".")] = value
         return values
 
     def agree(
@@ -167,9 +159,9 @@ class LossModule(nn.Module):
         except Exception as error:  # whatever it is: the other processes must not wait for this one
             problem = error
         # NCCL needs a GPU, and part of a wrong input may be on a CPU.
-        given = [*self.parameters(), *sets]
-        devices = [value.device for value in given if isinstance(value, Tensor)]
-        device = max(devices or [torch.device("cpu")], key=lambda device: device.type != "cpu")
+        tensors = [x for x in (*self.parameters(), *sets) if isinstance(x, Tensor)]
+        devices = [torch.device("cpu"), *(x.device for x in tensors)]
+        device = max(devices, key=lambda device: device.type != "cpu")
         compares = self._calls % _COMPARE_STATE_EVERY == 0
         self._calls += 1
         return agreed_processes(
@@ -185,7 +177,7 @@ class LossModule(nn.Module):
         return self.gather and count_ranks(self.process_group) > 1
 
 
-def check_arguments(owner: str, function: Any, given: Mapping[str, Any], args: Any = ()) -> None:
+def check_arguments(owner: str, function: Any, given: Mapping[str, Any], args: Any = ()) -> Any:
     """An error for arguments that a constructor or a call does not have."""
     has = inspect.getfullargspec(function)
     if has.kwonlyargs and not has.varargs and len(args) >= len(has.args):
