@@ -69,16 +69,18 @@ def dimension(name: str, value: Any) -> int | None:
     return None if value is None else check.count(name, value, minimum=1)
 
 
+def counts(name: str, value: Any, minimum: int, expected: str) -> tuple[int, ...]:
+    """Several whole numbers of at least ``minimum``, which ``expected`` describes."""
+    if not isinstance(value, Sequence) or isinstance(value, str):
+        raise TypeError(f"{name} must be {expected}, but got {check.shown(value)}")
+    return tuple([check.count(f"{name}[{i}]", size, minimum) for i, size in enumerate(value)])
+
+
 def heads(name: str, value: Any) -> int | tuple[int, ...]:
     """A number of prototypes, or several: one for each head."""
     if isinstance(value, Integral):
         return check.count(name, value, minimum=1)
-    if not isinstance(value, Sequence) or isinstance(value, str):
-        raise TypeError(
-            f"{name} must be a whole number, or a sequence of them with one for each head, "
-            f"but got {check.shown(value)}"
-        )
-    heads = tuple([check.count(f"{name}[{h}]", size, minimum=1) for h, size in enumerate(value)])
+    heads = counts(name, value, 1, "a whole number, or a sequence of them with one for each head")
     if not heads:
         raise ValueError(f"{name} must be a whole number or one for each head, but got {value!r}")
     return heads if len(heads) > 1 else heads[0]
@@ -88,12 +90,10 @@ def window(name: str, value: Any) -> tuple[int, int] | None:
     """Positions ``(first, end)`` in an assignment, without ``end`` itself; None for all."""
     if value is None:
         return None
-    if not isinstance(value, Sequence) or isinstance(value, str) or len(value) != 2:
-        raise TypeError(f"{name} must be None or two positions (first, end), but got {value!r}")
-    first, end = (check.count(f"{name}[{i}]", bound, minimum=0) for i, bound in enumerate(value))
-    if first >= end:
+    bounds = counts(name, value, 0, "None or two positions (first, end)")
+    if len(bounds) != 2 or bounds[0] >= bounds[1]:
         raise ValueError(f"{name} must be (first, end) with first < end, but got {value!r}")
-    return first, end
+    return bounds
 
 
 def flag(name: str, value: Any) -> bool:
