@@ -136,7 +136,7 @@ class LossModule(nn.Module):
 
         ``call``: the method that all must call. ``check(may_be_empty)`` raises an error if the
         input is wrong, and all processes raise it then. It returns what must be the same in all of
-        them, by name: tensors and plain values.
+        them beside options, parameters and buffers, by name: tensors and plain values.
         """
         if not self.is_distributed():
             check(False)
@@ -147,7 +147,8 @@ class LossModule(nn.Module):
         try:
             of_input = check(True)
             length = len(sets[0])
-            same |= self.all_options() | {
+            same |= {**self.all_options(), **dict(self.named_parameters())}
+            same |= dict(self.named_buffers()) | {
                 "training": self.training,
                 "gradients enabled": torch.is_grad_enabled(),
                 "views": len(sets),
@@ -162,8 +163,9 @@ class LossModule(nn.Module):
         tensors = [x for x in (*self.parameters(), *sets) if isinstance(x, Tensor)]
         devices = [torch.device("cpu"), *(x.device for x in tensors)]
         device = max(devices, key=lambda device: device.type != "cpu")
-        compares = self._calls % _COMPARE_STATE_EVERY == 0
-        self._calls += 1
+        # start_from_ gives all processes the same prototypes.
+        compares = call != "start_from_" and self._calls % _COMPARE_STATE_EVERY == 0
+        self._calls += call != "start_from_"
         return agreed_processes(
             len(sets), length, same, problem, compares, device, self.process_group
         )

@@ -35,10 +35,6 @@ class Ring(nn.Module):
         size = self.embeddings.shape[-2]
         return torch.arange(-num_before, size, device=self.num_stored.device) < self.num_stored
 
-    def state(self) -> dict[str, Tensor]:
-        """What must be the same in all processes."""
-        return {"queue": self.embeddings, "num_queued": self.num_stored}
-
     @torch.no_grad()
     def store(self, embeddings: Tensor, wanted: Tensor) -> Tensor:
         """Store embeddings ``[..., N, D]``, the newest last, if ``wanted``, a bool tensor, is True.
@@ -79,11 +75,6 @@ class Memory(Ring):
                 f"dimension {dim}"
             )
         check.device(name, embeddings, "the memory", self.embeddings)
-
-    def state(self) -> dict[str, Tensor]:
-        """What must be the same in all processes: a sample of the embeddings."""
-        sample = self.embeddings[:: 1 + len(self.embeddings) // 256]
-        return {"memory": sample, "num_stored": self.num_stored, "is_manual": self.is_manual}
 
     @torch.no_grad()
     def store_batch(self, batch: Batch, manually: bool) -> None:
@@ -151,11 +142,10 @@ class LossWithMemory(LossModule):
         return batch._replace(items=items, memory=past, filled=filled)
 
     def must_agree(self, items: Any, positives: Any = None, weights: Any = None) -> dict[str, Any]:
-        """What must be the same in all processes: what is given, and the memory."""
-        is_given = {
+        """What must be the same in all processes: which of these are given."""
+        return {
             "items": items is not None,
             "positives": positives is not None,
             "positive_weights": weights is not None,
             "learned positive_weights": getattr(weights, "requires_grad", False),
         }
-        return is_given if self.memory is None else is_given | self.memory.state()

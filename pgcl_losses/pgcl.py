@@ -275,7 +275,7 @@ class PGCLLoss(LossWithMemory):
         check.prototypes("prototypes.weight", weight, "z1", views[0], type(self).__name__)
         self.prototypes.check_call(len(views))
         self._check_contrast()
-        return self.prototypes.state() | self.must_agree(items, positives, weights)
+        return self.must_agree(items, positives, weights)
 
     def _check_contrast(self) -> None:
         contrast = self.contrast

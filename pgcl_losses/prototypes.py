@@ -112,7 +112,7 @@ class SinkhornPrototypes(LossModule):
         check.prototypes("weight", self.weight, "views[0]", views[0], type(self).__name__)
         check.temperature_value("temperature", self.temperature, views[0])
         self.check_call(len(views))
-        return self.state()
+        return {}
 
     def check_call(self, num_views: int) -> None:
         """Raise an error for options that contradict each other or this number of views."""
@@ -121,11 +121,6 @@ class SinkhornPrototypes(LossModule):
                 f"views must be {self.queue_views} when queue_size > 0, but got {num_views}: the "
                 f"queue keeps past embeddings of each view; make it with queue_views={num_views}"
             )
-
-    def state(self) -> dict[str, Any]:
-        """What must be the same in all processes."""
-        of_queue = {} if self.queue is None else self.queue.state()
-        return {"weight": self.weight, "step": self.step, **of_queue}
 
     def assign(self, z: Tensor) -> Tensor:
         """The nearest prototype of each embedding, ``[N, D] -> [N]``: for inference, no balancing.
@@ -167,7 +162,7 @@ class SinkhornPrototypes(LossModule):
         self.weight.copy_(new)
         return self
 
-    def _check_start(self, embeddings: Tensor, may_be_empty: bool) -> dict[str, str]:
+    def _check_start(self, embeddings: Tensor, may_be_empty: bool) -> dict[str, Any]:
         check.matrix("embeddings", embeddings, "[N, D]", may_be_empty)
         owner = type(self).__name__
         check.prototypes("weight", self.weight, "embeddings", embeddings, owner)
@@ -175,7 +170,7 @@ class SinkhornPrototypes(LossModule):
             raise ValueError("embeddings must be finite, but there is a NaN or an inf among them")
         if not isinstance(self.weight, nn.Parameter):
             raise TypeError("weight is computed from others: call start_from_ before weight_norm")
-        return {"weight": str(self.weight.dtype)}
+        return {}
 
     def _assigned(self, batch: Batch) -> Batch:
         """The batch with its prototypes, log p, q and clusters."""
