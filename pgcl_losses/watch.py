@@ -8,12 +8,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from pgcl_losses._modes import can_be_read, is_eager
+from pgcl_losses._modes import is_eager
 from pgcl_losses._normalize import mean_cosine, unit_vectors
 from pgcl_losses._warnings import warn
 from pgcl_losses.batch import Batch
 from pgcl_losses.consistency import consistency_ratio
-from pgcl_losses.memory import Ring
 from pgcl_losses.prototypes import SinkhornPrototypes
 from pgcl_losses.weights import cluster_counts
 
@@ -24,8 +23,6 @@ _EVERY = 20  # of so many training forwards, the first three are checked
 Is = Callable[..., bool]  # whether the values of a check are bad
 
 _TEXTS = {
-    "eval": "its loss is backpropagated in eval() mode, which does not update {}: call train() on "
-    "it, or on the model that holds it",
     "gradient": f"the embeddings had no gradient in {_PATIENCE} training forwards, so the encoder "
     "does not learn: take it out of torch.no_grad() and its embeddings out of detach(). If "
     'prototypes or temperature alone are to learn: warnings.filterwarnings("ignore", "{owner}: the '
@@ -68,7 +65,6 @@ class Watch:
         self.steps = 0
         self.steps_without_gradient = 0  # in a row
         self.start: tuple[int, Tensor] | None = None  # step and directions of prototypes, [K, D]
-        self.backward_in_eval = False
         self.bad_in_a_row: Counter[str] = Counter()
         self.reported: set[str] = set()
         self.pending: list[tuple[str, int, Is, Tensor, torch.cuda.Event | None]] = []
@@ -78,13 +74,11 @@ class Watch:
 
     def is_due(self, module: nn.Module, loss: Tensor, batch: Batch) -> bool:
         """Count a forward of the module; whether to check its batch."""
-        if not loss.requires_grad or batch.processes.rank > 0 or not is_eager(batch.embeddings):
+        if not (module.training and loss.requires_grad and batch.processes.rank == 0):
             return False
-        if not module.training:
-            self._check_eval(module, loss)
+        if not is_eager(batch.embeddings):
             return False
         self.steps += 1
-        self.backward_in_eval = False
         has_gradient = batch.embeddings.requires_grad
         self.steps_without_gradient = 0 if has_gradient else self.steps_without_gradient + 1
         self._read_pending()
@@ -129,21 +123,6 @@ class Watch:
             moved = (directions - start.to(directions.device)).abs().max()
             self._measure("motion", 1, lambda moved: moved < 1e-6, moved)
 
-    def _check_eval(self, module: nn.Module, loss: Tensor) -> None:
-        """Whether a loss whose state only train() updates is backpropagated in eval()."""
-        rings = [
-            "the " + path.split(".")[-1]
-            for path, part in module.named_modules()
-            if isinstance(part, Ring) and not _is_manual(part)
-        ]
-        if rings:
-            self._check("eval", 1, self.backward_in_eval, " and ".join(sorted(rings)))
-
-            def hook(_: Tensor) -> None:
-                self.backward_in_eval = True
-
-            loss.register_hook(hook)  # type: ignore[no-untyped-call]  # torch has no type there
-
     def _check(self, name: str, patience: int, is_bad: bool, *values: object) -> None:
         """Warn once, if it was bad so many times in a row."""
         self.bad_in_a_row[name] = self.bad_in_a_row[name] + 1 if is_bad else 0
@@ -167,12 +146,6 @@ class Watch:
             del self.pending[0]
             values = copied.tolist()
             self._check(name, patience, is_bad(*values), *values)
-
-
-def _is_manual(ring: Ring) -> bool:
-    """Whether `remember` fills it, as far as that can be read."""
-    is_manual = getattr(ring, "is_manual", None)
-    return is_manual is not None and can_be_read(is_manual) and bool(is_manual)
 
 
 def _largest_fraction(batch: Batch) -> Tensor:

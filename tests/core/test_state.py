@@ -69,7 +69,6 @@ def test_averages_of_parameters_and_buffers(name):
     assert torch.cat([loss.view(-1) for loss in train(averaged, name, 10)]).isfinite().all()
 
 
-@pytest.mark.filterwarnings("ignore:InfoNCE. its loss is backpropagated in eval")
 @pytest.mark.parametrize("training", [True, False])
 @every_loss
 def test_no_forward_changes_a_parameter(name, training):

@@ -115,18 +115,6 @@ def test_the_first_rank_alone_warns(rank):
     assert Watch("PGCLLoss").is_due(PGCLLoss(DIM), z.sum(), batch) == (rank == 0)
 
 
-def test_one_warning_in_eval_mode():
-    rings = {"memory_size": 3, "dim": DIM}
-    (message,) = train(PGCLLoss(**rings, num_prototypes=4, queue_size=2).eval())
-    assert "its loss is backpropagated in eval() mode" in message
-    assert "does not update the memory and the queue: call train()" in message
-    (message,) = train(InfoNCE(**rings, negatives="memory").eval())
-    assert "does not update the memory: call train()" in message
-    filled = InfoNCE(**rings).eval()
-    filled.remember(torch.randn(3, DIM))
-    assert train(filled) == train(PGCLLoss(DIM, 4).eval()) == []
-
-
 @pytest.mark.parametrize(
     ("options", "training"),
     [
