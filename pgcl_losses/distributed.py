@@ -132,10 +132,9 @@ def agreed_processes(
         raise problem
     if all(of_ranks) and _differs(state, device, group):
         raise ValueError(
-            "the prototypes, their step counter or queue, the memory or the temperature are not "
-            "the same on all ranks: give all ranks one seed or put the loss into the module that "
-            "DistributedDataParallel wraps, load one checkpoint on all ranks, and optimize the "
-            "prototypes on all ranks"
+            "the prototypes, or other parameters or buffers of the loss, are not the same on all "
+            "ranks: put the loss into the module that DistributedDataParallel wraps, or give all "
+            "ranks one seed, one checkpoint and the same steps of an optimizer"
         )
     if sum(counts) == 0:
         raise ValueError("the batch must not be empty on every rank")

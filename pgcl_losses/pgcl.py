@@ -273,7 +273,7 @@ class PGCLLoss(LossWithMemory):
             )
         weight = self.prototypes.weight
         check.prototypes("prototypes.weight", weight, "z1", views[0], type(self).__name__)
-        self.prototypes.check_call(len(views))
+        self.prototypes.check_queue(len(views))
         self._check_contrast()
         return self.must_agree(items, positives, weights)
 

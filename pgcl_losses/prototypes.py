@@ -105,17 +105,13 @@ class SinkhornPrototypes(LossModule):
         __call__ = forward
 
     def _check(self, views: tuple[Any, ...], may_be_empty: bool) -> dict[str, Any]:
-        if not views:
-            raise TypeError("views must be one or more Tensors of shape [N, D], but got none")
-        named = [(f"views[{v}]", view) for v, view in enumerate(views)]
-        check.matrices(named, may_be_empty=may_be_empty)
-        check.prototypes("weight", self.weight, "views[0]", views[0], type(self).__name__)
+        check.loss_views(views, None, 1, may_be_empty)
+        check.prototypes("weight", self.weight, "z1", views[0], type(self).__name__)
         check.temperature_value("temperature", self.temperature, views[0])
-        self.check_call(len(views))
+        self.check_queue(len(views))
         return {}
 
-    def check_call(self, num_views: int) -> None:
-        """Raise an error for options that contradict each other or this number of views."""
+    def check_queue(self, num_views: int) -> None:
         if self.queue_size > 0 and num_views != self.queue_views:
             raise ValueError(
                 f"views must be {self.queue_views} when queue_size > 0, but got {num_views}: the "
