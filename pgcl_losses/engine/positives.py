@@ -19,7 +19,7 @@ class _Kept(NamedTuple):
     term: Term
     offsets: Tensor  # [Q]
     totals: Tensor | float = 1.0  # [Q] of the weights of positives
-    of_views: Any = None  # slopes of two views, [2, N] or [1, N]
+    of_views: Any = None  # slopes of queries with each view, [V, V, N] or, of two views, [V, 1, N]
     listed: Any = None  # values and slopes [P] by index
     mean: Tensor | None = None  # [Q] which changes with the weights; None for log E
 
@@ -31,11 +31,22 @@ class Positives:
         self.pairs, self.temperature, self.processes = pairs, temperature, processes
         self.z = z = pairs.embeddings
         self.listed: Listed | None = None
-        self.products: Tensor | None = None  # [N] of two views
-        listed, weights = pairs.positives, pairs.positive_weights
-        if pairs.items is None and listed is None and len(pairs.lengths) == 2:
-            self.views = z.view(2, -1, z.shape[1])  # [2, N, D]
-            self.products = torch.linalg.vecdot(*self.views)
+        self.products: Tensor | None = None  # of views, as their slopes: queries with each view
+        listed, weights, num_views = pairs.positives, pairs.positive_weights, len(pairs.lengths)
+        if pairs.items is None and listed is None and num_views > 1:
+            self.views = z.view(num_views, -1, z.shape[1])  # [V, N, D]
+            self.own: Tensor | None = None  # [V, V, 1] the view of a query
+            if num_views == 2:
+                self.products = torch.linalg.vecdot(*self.views).view(1, 1, -1)
+            else:
+                num_query_views = 1 if pairs.first_queries else num_views
+                self.products = z.new_zeros(num_query_views, *self.views.shape[:2])
+                for a, b in _view_pairs(self.products):
+                    self.products[a, b] = torch.linalg.vecdot(self.views[a], self.views[b])
+                    if b < num_query_views:
+                        self.products[b, a] = self.products[a, b]
+                self.own = torch.eye(num_views, dtype=torch.bool, device=z.device).unsqueeze(2)
+                self.own = self.own[:num_query_views]
         elif pairs.items is None:
             listed, weights = _with_views(pairs)
         if listed is not None and weights is not None:
@@ -45,10 +56,16 @@ class Positives:
 
     def mean(self, term: Term, offsets: Tensor) -> Mean:
         """The weighted mean over the positives p of i of a term of offset_i - s_ip / tau."""
-        if self.products is not None:  # one positive each
-            values, slopes = term(self._gaps(offsets.view(-1, len(self.products)), self.products))
-            kept = _Kept(term, offsets, of_views=slopes)
-            return Mean(values.flatten(), slopes.flatten(), None, kept)
+        if self.products is not None:
+            of_queries = offsets.view(-1, 1, self.products.shape[2])
+            values, slopes = term(self._gaps(of_queries, self.products))
+            if self.own is None:  # one positive each
+                kept = _Kept(term, offsets, of_views=slopes)
+                return Mean(values.flatten(), slopes.flatten(), None, kept)
+            values, slopes = values.masked_fill(self.own, 0.0), slopes.masked_fill(self.own, 0.0)
+            kept = _Kept(term, offsets, len(self.views) - 1, of_views=slopes)
+            values, slopes = (x.sum(1).flatten() / kept.totals for x in (values, slopes))
+            return Mean(values, slopes, None, kept)
         values, slopes, totals = self._over_items(term, offsets).unbind()
         kept = _Kept(term, offsets)
         if self.listed is not None:
@@ -66,8 +83,13 @@ class Positives:
         """log E, E_i the weighted sum of e^{s_ip / tau}; 0 for queries without positives."""
         num_queries = self.pairs.num_queries()
         if self.products is not None:
-            log_e = (self.products / self.temperature).repeat(num_queries // len(self.products))
-            return self.mean(fraction, log_e)._replace(values=log_e)
+            logits = self.products / self.temperature
+            if self.own is not None:
+                logits = logits.masked_fill_(self.own, -torch.inf)
+            log_e = logits.logsumexp(1).flatten()
+            log_e = log_e.repeat(num_queries // len(log_e))
+            kept = self.mean(fraction, log_e).kept._replace(totals=1.0)
+            return Mean(log_e, log_e, None, kept)
         logs = self.z.new_full((num_queries,), -torch.inf)
         for _, _, products, sides in self._item_blocks():
             for axis, side, others in sides:
@@ -111,14 +133,20 @@ class Positives:
         return torch.sub(offsets, products, alpha=1 / self.temperature)
 
     def _add_gradient_of_views(self, d_z: Tensor, d_sums: Sequence[tuple[_Kept, Any]]) -> None:
-        """Row i of two views."""
-        d_views = d_z.view_as(self.views)
+        """Row i of all views."""
+        d_views, views = d_z.view_as(self.views), self.views
         for kept, d in d_sums:
-            d_of_views = d.view_as(kept.of_views) if isinstance(d, Tensor) else d
-            d_scores = (kept.of_views * d_of_views).sum(0)
-            d_products = d_scores.div_(-self.temperature).unsqueeze(1)
-            d_views[0].addcmul_(d_products, self.views[1])
-            d_views[1].addcmul_(d_products, self.views[0])
+            d_queries = d.view(-1, 1, views.shape[1]) if isinstance(d, Tensor) else d
+            d_products = kept.of_views * d_queries / -self.temperature  # as products
+            for a, b in _view_pairs(d_products) if self.own is not None else [(0, 1)]:
+                if self.own is None:
+                    d_both = d_products.sum(0)[0]
+                elif b < len(d_products):
+                    d_both = d_products[a, b] + d_products[b, a]
+                else:
+                    d_both = d_products[a, b]
+                d_views[a].addcmul_(d_both.unsqueeze(1), views[b])
+                d_views[b].addcmul_(d_both.unsqueeze(1), views[a])
 
     # By item: in blocks [J, I] of queries I and, if J are others, also of queries J.
 
@@ -192,6 +220,12 @@ class Positives:
         is_own = self.listed.add_gradient(d_z, d_scores / self.temperature, *ranks)
         weights = self.pairs.positive_weights
         return None if weights is None else d_weights.where(is_own, 0.0)[: len(weights)]
+
+
+def _view_pairs(products: Tensor) -> list[tuple[int, int]]:
+    """A view of queries and another view, of ``[V, V, N]``."""
+    num_query_views, num_views, _ = products.shape
+    return [(a, b) for a in range(num_query_views) for b in range(a + 1, num_views)]
 
 
 def _part_between(items: Tensor, of: slice, lowest: int, highest: int) -> slice:
