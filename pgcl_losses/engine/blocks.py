@@ -67,7 +67,7 @@ class Blocks:
         share_memory: bool = False,
     ) -> None:
         self.pairs, self.temperature = pairs, temperature
-        self.z = pairs.keys()  # [M + B, D]
+        self.z = pairs.embeddings  # [M, D]
         self.scale = LOG2_E / temperature  # from cosines to exponents of 2
         # Whether a maximum is subtracted from exponents.
         self.logs = not pairs.is_unit or _may_overflow(temperature)
@@ -126,7 +126,7 @@ class Blocks:
                         torch.threshold_(terms, 2.0**lowest, 0.0)
                 sums[side].add_(terms.sum(axis))
                 if block.is_memory and means is not None:
-                    means[side].addmm_(terms.T, self.z[block.j])
+                    means[side].addmm_(terms.T, self._keys(block))
         log_s = sums.log()
         if self.logs:
             log_s = (log_s + peaks / LOG2_E).masked_fill_(peaks == -math.inf, -math.inf)
@@ -146,8 +146,7 @@ class Blocks:
         else:  # by S, whose inverse, and its product with 1 / tau, must not overflow
             lowest = math.log(torch.finfo(log_s.dtype).tiny) + 8
             d = log_s.clamp_min(lowest).neg_().exp_().mul_(d_exponents)
-        z = self.pairs.embeddings
-        d_z = torch.zeros_like(z)
+        z, d_z = self.z, torch.zeros_like(self.z)
         for block in self.blocks:
             if block.is_memory or not self._are_negatives(block):
                 continue
@@ -197,7 +196,7 @@ class Blocks:
         kept = 10 + 2 * block.number if keep else 0  # numbers of scratch that stay
         is_plain = pairs.weights is None and pairs.pair_weight is None
         out = self._scratch(kept if keep and is_plain else 4, shape)
-        powers = exponents = torch.mm(z[block.j], z[block.i].T * self.scale, out=out)
+        powers = exponents = torch.mm(self._keys(block), z[block.i].T * self.scale, out=out)
         if pairs.pair_weight is None:
             exclude(exponents if logs else exponents.exp2_(), self.excluded, pairs, block)
         elif not logs:
@@ -231,6 +230,12 @@ class Blocks:
         if keep:
             self.kept[block.number] = of_sides
         return of_sides
+
+    def _keys(self, block: Block) -> Tensor:
+        """Embeddings J, ``[J, D]``."""
+        if self.pairs.memory is None or not block.is_memory:
+            return self.z[block.j]
+        return self.pairs.memory[block.j.start - len(self.z) : block.j.stop - len(self.z)]
 
     def _weights(self, block: Block, axis: int, out: Tensor | None) -> Tensor:
         """Those of a table or factors, ``[J, I]``."""
