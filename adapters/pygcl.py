@@ -239,6 +239,7 @@ class InfoNCEContrastLoss(_ContrastLoss):
     def _can_add_own_negatives(self) -> bool:
         loss = self.info_nce
         is_plain = not (loss.hardness or loss.debias or loss.decoupled)
+        is_plain = is_plain and loss.similarity == "cosine"
         return loss.memory_size > 0 or (is_plain and isinstance(loss.temperature, float))
 
     def _of_both(self, anchor: Tensor, other: Tensor, own_negatives: bool) -> Sequence[Tensor]:

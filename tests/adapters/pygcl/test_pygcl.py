@@ -276,7 +276,10 @@ def test_info_nce_of_a_pair_is_computed_once_each_call_has_its_anchors(intraview
     assert loss.info_nce.memory.num_stored == 36
 
 
-@pytest.mark.parametrize("options", [{"hardness": 0.5}, {"debias": 0.1}, {"decoupled": True}])
+@pytest.mark.parametrize(
+    "options",
+    [{"hardness": 0.5}, {"debias": 0.1}, {"decoupled": True}, {"similarity": "dot"}],
+)
 def test_own_negatives_are_further_negatives(options):
     z1, z2 = (view.double() for view in views_of(5))
     items = torch.arange(15).split([5, 10])
