@@ -138,7 +138,8 @@ class Form(NamedTuple):
 
         def slopes(d_losses: Tensor | float) -> Slopes:
             d_log_s = d_losses * losses.slopes
-            return Slopes(d_log_s, [(log_e, d_losses - d_log_s), (spread, d_losses)])
+            d_log_e = d_losses * (log_e.values - log_s).sigmoid()  # d_losses - d_log_s, not rounded
+            return Slopes(d_log_s, [(log_e, d_log_e), (spread, d_losses)])
 
         return losses._replace(values=losses.values + spread.values), slopes
 

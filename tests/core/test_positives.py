@@ -103,6 +103,16 @@ def test_weights_of_a_query_without_positives_have_no_gradient(engine):
     torch.testing.assert_close(weights.grad, torch.zeros_like(weights))
 
 
+def test_a_left_out_positive_above_all_others_has_a_precise_gradient():
+    z = torch.tensor([[1.0, 0.0], [-1.0, 0.0], [1.0, 0.0], [1.0, 0.0]])
+    weights = torch.tensor([1.0, 0.0], requires_grad=True)
+    options = {"over_positives": "supcon", "queries": "first", "temperature": 0.05}
+    pairs = {"positives": torch.tensor([[0, 0], [1, 2]]), "positive_weights": weights}
+    InfoNCE(**options)(z[:1], z[1:], **pairs).backward()
+    # e^20 / (S + E), with S = e^20 and E = e^-20, minus the distance to the mean of -20.
+    torch.testing.assert_close(weights.grad, torch.tensor([0.0, 1.0 - 40.0]))
+
+
 def test_embeddings_of_pairs_are_not_kept_for_the_backward():
     """They are gathered again, in chunks."""
     z = torch.randn(100, 64, requires_grad=True)
