@@ -141,6 +141,19 @@ def test_gradients_of_views_and_of_weights_of_positives():
     on_ranks(gradients_of_inputs, 2)
 
 
+def of_sets_that_are_no_views(rank, num_ranks):
+    """Their lengths differ in each process; those of the whole batch are equal by chance."""
+    of_all, *of_ranks = portions_of([[1, 2], [2, 1]], "positives")
+    never = torch.arange(6).split(3)
+    expected = InfoNCE(gather=False)(*of_all.sets, items=never, **of_all.given)
+    ours = InfoNCE()(*of_ranks[rank].sets, **of_ranks[rank].given)
+    torch.testing.assert_close(ours, expected, **CLOSE)
+
+
+def test_sets_of_unequal_length_have_the_listed_positives_alone():
+    on_ranks(of_sets_that_are_no_views, 2)
+
+
 def alike(**options):
     """A loss with the same prototypes on every rank."""
     loss = PGCLLoss(DIM, **options)
