@@ -90,6 +90,10 @@ def test_losses_and_gradients(
         )
         gradient = gradient_of(loss, inputs)
     close(loss, expected[0])
+    if engine == "dense" and weights is not None:
+        # Autograd subtracts what e^x / E of a positive of weight 0 multiplies.
+        for gradients in (gradient, expected[1]):
+            gradients[2].masked_fill_(weights == 0, 0.0)
     for n, (ours, theirs) in enumerate(zip(gradient, expected[1], strict=True)):
         if n != 1 or learned:
             close(ours, theirs, rtol=1e-6 if n == 1 else 1e-8, atol=1e-6 if n == 1 else 1e-8)
