@@ -60,14 +60,12 @@ def count(name: str, value: Any, minimum: int) -> int:
 
 
 def matrix(name: str, value: Any, shape: str, may_be_empty: bool = False) -> None:
-    """A floating-point matrix with at least one column and, unless it may be empty, one row.
-
-    ``shape`` appears in the message.
-    """
+    """A floating-point matrix with at least one column and, unless it may be empty, one row."""
     if not isinstance(value, Tensor):
         raise TypeError(f"{name} must be a Tensor of shape {shape}, but got {type(value).__name__}")
     if value.dim() != 2:
-        raise ValueError(f"{name} must have shape {shape}, but got {tuple(value.shape)}")
+        hint = "" if value.is_floating_point() else ": give labels as items="
+        raise ValueError(f"{name} must have shape {shape}, but got {tuple(value.shape)}{hint}")
     if not value.is_floating_point():
         raise TypeError(f"{name} must be a floating-point Tensor, but got {value.dtype}")
     if value.layout != torch.strided:
@@ -76,32 +74,24 @@ def matrix(name: str, value: Any, shape: str, may_be_empty: bool = False) -> Non
         raise ValueError(f"{name} must not be empty, but got shape {tuple(value.shape)}")
 
 
-def _kind(tensor: Tensor) -> tuple[object, ...]:
-    return tensor.shape, tensor.dtype, tensor.device, tensor.layout
-
-
 def matrices(
-    views: Sequence[tuple[str, Any]],
+    named: Sequence[tuple[str, Any]],
     shape: str = "[N, D]",
     may_be_empty: bool = False,
-    rule: str = "row i of every view must be graph i",
     lengths_may_differ: bool = False,
 ) -> None:
-    """Named matrices of one dtype, device and shape; ``rule`` says why they have one length."""
-    first_name, first = views[0]
+    """Named matrices of one dtype and device, and of one shape or, if so, number of columns."""
+    first_name, first = named[0]
     matrix(first_name, first, shape, may_be_empty)
-    for name, view in views[1:]:
-        if isinstance(view, Tensor) and _kind(view) == _kind(first):
-            continue
+    start = 1 if lengths_may_differ else 0
+    for name, view in named[1:]:
         matrix(name, view, shape, may_be_empty)
-        start = 1 if lengths_may_differ else 0
         if view.shape[start:] != first.shape[start:]:
+            rule = "row i of every view must be graph i (or give InfoNCE items= or positives=)"
             if view.shape[1] != first.shape[1]:
                 rule = f"the dimension {shape[-2]} must be the same"
-            raise ValueError(
-                f"{name} has shape {tuple(view.shape)} but {first_name} has {tuple(first.shape)}: "
-                f"{rule}"
-            )
+            shapes = f"{tuple(view.shape)} but {first_name} has {tuple(first.shape)}"
+            raise ValueError(f"{name} has shape {shapes}: {rule}")
         if view.dtype != first.dtype:
             raise TypeError(f"{name} is {view.dtype} but {first_name} is {first.dtype}")
         device(name, view, first_name, first)
@@ -138,61 +128,38 @@ def loss_views(
 ) -> None:
     """Views of the same graphs, or with items, or if they may ``differ``, sets of any lengths."""
     if len(views) < fewest:
-        came = str(len(views))
-        for z in views:
-            if isinstance(z, Sequence) or getattr(z, "ndim", 0) == 3:
-                kind = "a list" if isinstance(z, Sequence) else "a stacked Tensor"
-                came += f", {kind}: unpack it, *views"
-            elif isinstance(z, Tensor):
-                came += ": if it is torch.cat of two views, give *z.chunk(2)"
+        hint = ": unpack a list or a stack by *views, torch.cat of two views by *z.chunk(2)"
         raise TypeError(
             f"views must be {('one', 'two')[fewest - 1]} or more Tensors of shape [N, D]{why}, "
-            f"but got {came}"
+            f"but got {len(views)}{hint if views else ''}"
         )
-    for v, z in enumerate(views[1:], 2):
-        if isinstance(z, Tensor) and z.dim() == 1 and getattr(views[0], "ndim", 0) == 2:
-            raise TypeError(
-                f"z{v} is a Tensor of {z.dtype} and shape {tuple(z.shape)}, but a view is [N, D]: "
-                "give labels as items= (int64)"
-            )
-    rule = (
-        "row i of every view must be graph i (InfoNCE takes sets of other lengths with items= or "
-        "positives=)"
-    )
-    named, differ = (
-        [(f"z{v}", z) for v, z in enumerate(views, 1)],
-        differ or items_given is not None,
-    )
-    matrices(named, may_be_empty=may_be_empty, rule=rule, lengths_may_differ=differ)
+    named = [(f"z{v}", z) for v, z in enumerate(views, 1)]
+    matrices(named, "[N, D]", may_be_empty, differ or items_given is not None)
     if items_given is not None:
         items(items_given, views)
 
 
 def positives(value: Any, weights: Any, sets: Sequence[Tensor], queries: str) -> None:
     """Pairs of positions, with a weight each ``[P]``."""
-    if value is None:
-        if weights is not None:
-            raise TypeError("positive_weights need positives, [2, P] as an edge_index")
+    if value is not None:
+        pairs("positives", value, sets, queries)
+    if weights is None:
         return
-    pairs("positives", value, sets, queries)
-    if weights is not None:
-        if not isinstance(weights, Tensor) or weights.shape != value.shape[1:]:
-            raise TypeError(
-                f"positive_weights must be a Tensor of shape [{value.shape[1]}], one for each pair "
-                f"of positives, but got {shown(weights)}"
-            )
-        device("positive_weights", weights, "z1", sets[0])
-        if can_be_read(weights.detach()) and not ((weights >= 0) & (weights <= 1e20)).all():
-            raise ValueError("positive_weights must be numbers from 0 to 1e20")
+    if value is None:
+        raise TypeError("positive_weights need positives, [2, P] as an edge_index")
+    if not isinstance(weights, Tensor) or weights.shape != value.shape[1:]:
+        raise TypeError(
+            f"positive_weights must be a Tensor of shape [{value.shape[1]}], one for each pair "
+            f"of positives, but got {shown(weights)}"
+        )
+    device("positive_weights", weights, "z1", sets[0])
+    if can_be_read(weights.detach()) and not ((weights >= 0) & (weights <= 1e20)).all():
+        raise ValueError("positive_weights must be numbers from 0 to 1e20")
 
 
 def pairs(name: str, value: Any, sets: Sequence[Tensor], queries: str) -> None:
     """Positions of queries and keys in the concatenated sets, ``[2, P]``."""
-    if not isinstance(value, Tensor) or value.dim() != 2 or len(value) != 2:
-        raise TypeError(f"{name} must be a Tensor of shape [2, P], but got {shown(value)}")
-    if value.dtype != torch.long:
-        raise TypeError(f"{name} must be an int64 Tensor, but got {value.dtype}")
-    device(name, value, "z1", sets[0])
+    _integers(name, value, "[2, P]", (2, *getattr(value, "shape", ())[1:2]), "z1", sets[0])
     if can_be_read(value):
         count = sum(len(z) for z in sets)
         ends = value.new_tensor([[len(sets[0]) if queries == "first" else count], [count]])
@@ -208,10 +175,7 @@ def memory_of_negatives(negatives: str, memory_size: int) -> None:
     if negatives == "memory" and memory_size == 0:
         raise ValueError("negatives is 'memory', which needs a memory: memory_size is 0")
     if negatives == "given" and memory_size > 0:
-        raise ValueError(
-            "negatives is 'given', which has no negatives of a memory: memory_size must be 0, but "
-            f"got {memory_size}"
-        )
+        raise ValueError(f"negatives is 'given': memory_size must be 0, but got {memory_size}")
 
 
 def prototypes(name: str, value: Tensor, z_name: str, z: Tensor, maker: str = "") -> None:
@@ -235,6 +199,20 @@ def device(name: str, value: Tensor, other_name: str, other: Tensor) -> None:
         raise ValueError(f"{name} is on {value.device} but {other_name} is on {other.device}")
 
 
+def _integers(
+    name: str, value: Any, shape: str, sizes: tuple[int, ...], z_name: str, z: Tensor
+) -> None:
+    """An int64 tensor of these sizes, which ``shape`` describes, on the device of z."""
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{name} must be a Tensor of shape {shape}, but got {type(value).__name__}")
+    if value.shape != sizes:
+        raise ValueError(f"{name} must have shape {shape}, but got {tuple(value.shape)}")
+    if value.dtype != torch.long:
+        hint = "" if value.is_floating_point() else ": use .long()"
+        raise TypeError(f"{name} must be an int64 Tensor, but got {value.dtype}{hint}")
+    device(name, value, z_name, z)
+
+
 def clusters(
     name: str,
     value: Any,
@@ -246,19 +224,11 @@ def clusters(
     """One cluster number for each embedding and head; in range, where heads are known."""
     columns = (len(heads),) if len(heads) > 1 else ()
     shape = f"[N, {len(heads)}], a column for each head," if columns else "[N]"
-    if not isinstance(value, Tensor):
-        raise TypeError(f"{name} must be a Tensor of shape {shape}, but got {type(value).__name__}")
-    if value.dim() == 0 or value.shape[1:] != columns:
-        raise ValueError(f"{name} must have shape {shape}, but got {tuple(value.shape)}")
-    if value.dtype != torch.long:
-        hint = "" if value.is_floating_point() else ": use .long()"
-        raise TypeError(f"{name} must be an int64 Tensor, but got {value.dtype}{hint}")
+    _integers(name, value, shape, (*getattr(value, "shape", ())[:1], *columns), z_name, z)
     if len(value) != len(z):
         raise ValueError(f"{name} has length {len(value)} but {z_name} has {len(z)}: {rule}")
-    device(name, value, z_name, z)
-    # Reading values synchronises a GPU and breaks a compiled graph; both report an index out of
-    # range by themselves.
-    if len(value) == 0 or value.device.type != "cpu" or torch.compiler.is_compiling():
+    # A GPU and a compiled graph report an index out of range by themselves.
+    if len(value) == 0 or not can_be_read(value):
         return
     for num_prototypes, of_head in zip(heads, value.view(len(value), -1).unbind(1), strict=False):
         low, high = (int(bound) for bound in of_head.aminmax())

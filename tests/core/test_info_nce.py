@@ -139,8 +139,8 @@ pair, dot = torch.tensor([[0], [7]]), InfoNCE(similarity="dot")
         (lambda: InfoNCE()(z, z, negative_pairs=pair), TypeError, "and only that does"),
         (
             lambda: InfoNCE(negatives="given")(z, z, negative_pairs=pair.T),
-            TypeError,
-            r"negative_pairs must be a Tensor of shape \[2, P\], but got .*\(1, 2\)",
+            ValueError,
+            r"negative_pairs must have shape \[2, P\], but got .*\(1, 2\)",
         ),
         (
             lambda: InfoNCE(negatives="given")(z, z, negative_pairs=pair + 3),

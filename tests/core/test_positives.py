@@ -131,7 +131,7 @@ pair = torch.tensor([[2], [1]])
     ("positives", "weights", "error", "message"),
     [
         ([[0, 1], [1, 2]], None, TypeError, r"positives must be .*\[2, P\], but got .*list"),
-        (torch.zeros(3, 2).long(), None, TypeError, r"positives must be .* but got .*\(3, 2\)"),
+        (torch.zeros(3, 2).long(), None, ValueError, r"positives must have .* but got .*\(3, 2\)"),
         (torch.zeros(2, 3), None, TypeError, "positives must be an int64 Tensor"),
         (torch.tensor([[0], [8]]), None, ValueError, r"a key from 0 to 7, but got \[0, 8\]"),
         (torch.tensor([[1, -1], [0, 1]]), None, ValueError, r"but got \[-1, 1\]"),

@@ -67,18 +67,17 @@ TYPE_ERRORS = [
     # Embeddings.
     ("pgcl()()", "views must be two or more Tensors of shape [N, D], but got 0"),
     ("prototypes()()", "views must be one or more Tensors of shape [N, D], but got 0"),
-    ("nce()([z1, z2])", "but got 1, a list: unpack it, *views"),
-    ("nce()(torch.cat([z1, z2]))", "but got 1: if it is torch.cat of two views, give *z.chunk(2)"),
+    ("nce()([z1, z2])", "but got 1: unpack a list or a stack by *views"),
+    ("nce()(torch.cat([z1, z2]))", "torch.cat of two views by *z.chunk(2)"),
     (
         "nce(negatives='cross')(z1, items=y)",
         "two or more Tensors of shape [N, D], as negatives='cr",
     ),
-    ("contrast()(torch.stack([z1, z2]))", "but got 1, a stacked Tensor: unpack it, *views"),
+    ("contrast()(torch.stack([z1, z2]))", "but got 1: unpack a list or a stack by *views"),
     ("pgcl()(z1, None)", "z2 must be a Tensor of shape [N, D], but got NoneType"),
     ("pgcl()(z1.long(), z2.long())", "z1 must be a floating-point Tensor, but got torch.int64"),
     ("pgcl()(z1.to_sparse(), z2)", "z1 must be a dense Tensor, but got layout torch.sparse_coo"),
     ("pgcl()(z1, z2.double())", "z2 is torch.float64 but z1 is torch.float32"),
-    ("nce()(z1, z2, y)", "z3 is a Tensor of torch.int64 and shape (8,), but a view is [N, D]: "),
     # Items.
     ("nce()(z1, z2, items=y.tolist())", "items must be a Tensor of shape [N], or a sequence of"),
     ("nce()(z1, z2, items=y.float())", "items must be an int64 Tensor, but got torch.float32"),
@@ -116,6 +115,7 @@ VALUE_ERRORS = [
     ("sinkhorn(z1, iterations=0)", "iterations must be at least 1, but got 0"),
     # Embeddings.
     ("pgcl()(z1[0], z2[0])", "z1 must have shape [N, D], but got (4,)"),
+    ("nce()(z1, z2, y)", "z3 must have shape [N, D], but got (8,): give labels as items="),
     ("pgcl()(z1[:0], z2[:0])", "z1 must not be empty, but got shape (0, 4)"),
     ("pgcl()(z1.T, z2.T)", "z1 has dimension 8 but prototypes.weight has dimension 4"),
     ("pgcl()(z1, z2.T)", "z2 has shape (4, 8) but z1 has (8, 4): the dimension D must be the same"),
