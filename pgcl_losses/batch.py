@@ -114,6 +114,40 @@ class Batch(NamedTuple):
             fields["negative_pairs"] = _of_all(processes, negative_pairs)[0]
         return cls(processes, embeddings, items, is_unit=is_unit, **fields)
 
+    @staticmethod
+    def check(
+        views: Sequence[Tensor],
+        prototypes: Any = None,
+        clusters: Any = None,
+        assignments: Any = None,
+        may_be_empty: bool = False,
+    ) -> dict[str, Any]:
+        """Check what :meth:`of` is given of checked views, or without; return what must agree."""
+        heads: tuple[int, ...] = ()
+        if prototypes is not None:
+            check.matrix("prototypes", prototypes, "[K, D]")
+            if views:
+                check.prototypes("prototypes", prototypes, "z1", views[0])
+            heads = (len(prototypes),)
+        if clusters is not None and assignments is not None:
+            raise TypeError("clusters and assignments both hold clusters: give one of them")
+        name, given = "clusters", clusters
+        if assignments is not None:
+            name, given = "assignments", assignments
+        if views and given is not None and (isinstance(given, int) or len(given) != len(views)):
+            each = f"a sequence of {len(views)}, one for each view"
+            raise ValueError(f"{name} must be {each}, but got {check.shown(given)}")
+        ranking = None
+        if assignments is not None:
+            heads = _check_heads(assignments, prototypes, may_be_empty)
+            clusters, ranking = [x.clusters for x in assignments], assignments[0].ranking
+        z_name, z = ("z1", views[0]) if views else (f"{name}[0].log_probs", given[0].log_probs)
+        for v, of_view in enumerate(() if clusters is None else clusters):
+            suffix = "" if assignments is None else ".clusters"
+            check.clusters(f"{name}[{v}]{suffix}", of_view, z_name, z, heads)
+        which = {"given": given is not None and name, "ranking": ranking is not None}
+        return {"heads": heads, "prototypes": prototypes, **which}
+
     def views(self, of_all: Tensor) -> Tensor:
         """The part of a tensor that belongs to the views, ``[M (+ B), ...] -> [V, N, ...]``."""
         if of_all.shape[0] > self.embeddings.shape[0]:
@@ -195,41 +229,6 @@ def batch_argument(given: Sequence[object], others: tuple[object, ...] = ()) -> 
     return given[0]
 
 
-def check_assigned(
-    views: Sequence[Tensor],
-    prototypes: Any = None,
-    clusters: Any = None,
-    assignments: Any = None,
-    may_be_empty: bool = False,
-) -> dict[str, Any]:
-    """Check what is given of views, or of assignments without views; return what must agree."""
-    heads: tuple[int, ...] = ()
-    if prototypes is not None:
-        check.matrix("prototypes", prototypes, "[K, D]")
-        if views:
-            check.prototypes("prototypes", prototypes, "z1", views[0])
-        heads = (len(prototypes),)
-    if clusters is not None and assignments is not None:
-        raise TypeError("clusters and assignments both hold clusters: give one of them")
-    for name, given in (("clusters", clusters), ("assignments", assignments)):
-        if views and given is not None and (isinstance(given, int) or len(given) != len(views)):
-            raise ValueError(
-                f"{name} must be a sequence of {len(views)}, one for each view, but got "
-                f"{check.shown(given)}"
-            )
-    if assignments is not None:
-        heads = _check_heads(assignments, prototypes, may_be_empty)
-        clusters = [assignment.clusters for assignment in assignments]
-    name = "clusters[{}]" if assignments is None else "assignments[{}].clusters"
-    z_name = "z1" if views else "assignments[0].log_probs"
-    for v, of_view in enumerate(() if clusters is None else clusters):
-        z = views[0] if views else assignments[0].log_probs
-        check.clusters(name.format(v), of_view, z_name, z, heads)
-    has_ranking = assignments is not None and assignments[0].ranking is not None
-    same = {"clusters": clusters is not None, "assignments": assignments is not None}
-    return {"heads": heads, "prototypes": prototypes, "ranking": has_ranking, **same}
-
-
 def _check_heads(assignments: Any, prototypes: Any, may_be_empty: bool) -> tuple[int, ...]:
     """Check that assignments are of the same graphs to the same heads, and return these."""
     named = []
@@ -240,19 +239,13 @@ def _check_heads(assignments: Any, prototypes: Any, may_be_empty: bool) -> tuple
         named.append((f"assignments[{v}].log_probs", assignment.log_probs))
         named.append((f"assignments[{v}].targets", assignment.targets))
     check.matrices(named, "[N, K]", may_be_empty)
-    heads, num_columns = assignments[0].all_heads(), assignments[0].targets.shape[1]
-    if sum(heads) != num_columns:
-        raise ValueError(
-            f"assignments[0].heads is {heads}, {sum(heads)} prototypes in all, "
-            f"but assignments[0].targets has {num_columns} columns"
-        )
-    if prototypes is not None and len(prototypes) != num_columns:
-        raise ValueError(
-            f"prototypes are {len(prototypes)} but the assignments are to {num_columns} prototypes"
-        )
+    size, heads = assignments[0].targets.shape[1], assignments[0].all_heads()
+    if prototypes is not None and len(prototypes) != size:
+        raise ValueError(f"prototypes are {len(prototypes)}, but assignments are to {size}")
     for v, assignment in enumerate(assignments):
-        if assignment.all_heads() != heads:
+        if assignment.all_heads() != heads or sum(heads) != size:
             raise ValueError(
-                f"assignments[{v}].heads is {assignment.heads} but assignments[0].heads is {heads}"
+                f"assignments[{v}].heads is {assignment.heads}, but those of all must be the same, "
+                f"{size} prototypes together"
             )
     return tuple(heads)

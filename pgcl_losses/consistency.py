@@ -9,14 +9,7 @@ from torch import Tensor
 
 from pgcl_losses._module import LossModule, called_by_all
 from pgcl_losses._options import with_options
-from pgcl_losses.batch import (
-    NOT_ASSIGNED,
-    Assignment,
-    Batch,
-    Reduction,
-    batch_argument,
-    check_assigned,
-)
+from pgcl_losses.batch import NOT_ASSIGNED, Assignment, Batch, Reduction, batch_argument
 
 
 @with_options
@@ -75,7 +68,7 @@ class ConsistencyLoss(LossModule):
         if len(assignments) < 2:
             count = len(assignments)
             raise TypeError(f"assignments must be two or more, but got {count}: give *assignments")
-        return check_assigned((), assignments=assignments, may_be_empty=may_be_empty)
+        return Batch.check((), assignments=assignments, may_be_empty=may_be_empty)
 
 
 def _cross_terms(log_probs: Tensor, targets: Tensor, divisor: float = 1) -> Tensor:

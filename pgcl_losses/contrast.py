@@ -15,14 +15,7 @@ from pgcl_losses import _checks as check
 from pgcl_losses._module import called_by_all
 from pgcl_losses._normalize import full_precision
 from pgcl_losses._options import Window, with_options
-from pgcl_losses.batch import (
-    NOT_ASSIGNED,
-    Assignment,
-    Batch,
-    Negatives,
-    batch_argument,
-    check_assigned,
-)
+from pgcl_losses.batch import NOT_ASSIGNED, Assignment, Batch, Negatives, batch_argument
 from pgcl_losses.engine.pair_weights import Factors, Gaussian, Table
 from pgcl_losses.info_nce import WeightedInfoNCE
 from pgcl_losses.weights import (
@@ -124,54 +117,42 @@ class PrototypeReweightedNCE(WeightedInfoNCE):
         if targets is None or not self._by_target():
             return Table(tuple(tables), clusters)
         ranking = targets if batch.ranking is None else batch.ranking
-        of_heads = zip(
-            targets.split_with_sizes(heads, 1),
-            clusters.unbind(1),
-            ranking.split_with_sizes(heads, 1),
-            strict=True,
-        )
+        of_heads = targets.split_with_sizes(heads, 1), ranking.split_with_sizes(heads, 1)
         left, right = [], []
-        for table, (q, numbers, key) in zip(tables, of_heads, strict=True):
-            by_cluster = q
+        for table, numbers, q, key in zip(tables, clusters.unbind(1), *of_heads, strict=True):
             if not self.soft_clusters:  # not by one_hot, which reads them: vmap cannot
-                all_numbers = torch.arange(q.shape[1], device=q.device)
-                by_cluster = (numbers.unsqueeze(1) == all_numbers).to(q)
-            weights = by_cluster @ table.exp()
+                q = (numbers.unsqueeze(1) == torch.arange(q.shape[1], device=q.device)).to(q)
+            weights = q @ table.exp()
             if self.negative_ranks is not None:
                 weights.masked_fill_(~within_positions(key, *self.negative_ranks), 0.0)
             left.append(weights / len(tables))
-            right.append(by_cluster)
+            right.append(q)
         return Factors(torch.cat(left, dim=1), torch.cat(right, dim=1))
 
     def _log_table(self, batch: Batch, head: int) -> Tensor:
         """Log of M w by the clusters of query and negative, ``[K, K]`` of a head."""
         assert batch.clusters is not None  # as checked
-        size, clusters, dtype = batch.heads[head], batch.clusters[:, head], batch.embeddings.dtype
-        if self.weighting == "prototype" and batch.prototypes is not None:
-            filled = batch.filled
+        size, clusters, filled = batch.heads[head], batch.clusters[:, head], batch.filled
+        if self.weighting != "prototype" or batch.prototypes is None:
+            table = batch.embeddings.new_zeros(size, size)
+        else:
             if self.soft_clusters and batch.targets is not None:
                 of_head = batch.targets.split_with_sizes(batch.heads, 1)[head]
                 fractions = filled_mean(of_head, filled)
             else:
-                fractions = cluster_counts(clusters, size, dtype, filled)
+                fractions = cluster_counts(clusters, size, batch.embeddings.dtype, filled)
                 fractions /= clusters.shape[0] if filled is None else filled.sum()
-            prototypes = batch.prototypes.detach()
-            if len(batch.heads) > 1:
-                prototypes = prototypes.split_with_sizes(batch.heads)[head]
+            prototypes = batch.prototypes.detach().split_with_sizes(batch.heads)[head]
             table = prototype_log_weights(prototypes, fractions)
-        else:
-            table = torch.zeros(size, size, dtype=dtype, device=clusters.device)
         return table.fill_diagonal_(-torch.inf) if self.exclude_same_cluster else table
 
     def check_window(self, heads: Sequence[int]) -> None:
         """Whether ``negative_ranks`` fits the number of prototypes in each head."""
-        if self.negative_ranks is not None and self.negative_ranks[1] > min(heads):
-            raise ValueError(
-                f"negative_ranks must lie in 0..{min(heads)}, as there are {min(heads)} "
-                f"prototypes, but got {self.negative_ranks}"
-            )
-        own_alone = self.negative_ranks == (0, 1) and not self.soft_clusters
-        if own_alone and self.exclude_same_cluster:
+        ranks, smallest = self.negative_ranks, min(heads)
+        if ranks is not None and ranks[1] > smallest:
+            within = f"0..{smallest}, as there are {smallest} prototypes"
+            raise ValueError(f"negative_ranks must lie in {within}, but got {ranks}")
+        if ranks == (0, 1) and self.exclude_same_cluster and not self.soft_clusters:
             raise ValueError(
                 "negative_ranks is (0, 1), which is only the query's own cluster, but "
                 "exclude_same_cluster=True leaves that out: there would be no negatives"
@@ -191,17 +172,13 @@ class PrototypeReweightedNCE(WeightedInfoNCE):
         check.temperature_value("temperature", self.temperature, views[0])
         if self.weighting == "prototype" and prototypes is None:
             raise ValueError("prototypes is None, but weighting='prototype' needs them: [K, D]")
-        same = check_assigned(views, prototypes, clusters, assignments, may_be_empty=True)
+        same = Batch.check(views, prototypes, clusters, assignments, may_be_empty=True)
         if assignments is not None:
             self.check_window(same["heads"])
-        elif self._needs_clusters() and self._by_target():
+        elif self._needs_clusters() and (clusters is None or self._by_target()):
             raise ValueError(
-                "assignments is None, but negative_ranks and soft_clusters need one for each view: "
-                "take those of SinkhornPrototypes"
-            )
-        elif clusters is None and self._needs_clusters():
-            raise ValueError(
-                "clusters and assignments are None: give one of them, or set weighting='uniform' "
-                "and exclude_same_cluster=False"
+                "assignments is None: give those of SinkhornPrototypes, or clusters if neither "
+                "negative_ranks nor soft_clusters is set, or set weighting='uniform' and "
+                "exclude_same_cluster=False"
             )
         return same

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pgcl_losses.batch import Assignment, Batch, check_assigned
+from pgcl_losses.batch import Assignment, Batch
 from pgcl_losses.consistency import consistency_ratio
 from pgcl_losses.pgcl import PGCLTerms
 from pgcl_losses.weights import cluster_counts, prototype_log_weights
@@ -69,7 +69,7 @@ def diagnostics(
             "source must be PGCLTerms or a sequence of Assignments, "
             f"but got {type(source).__name__}"
         )
-    check_assigned((), prototypes, assignments=assignments)
+    Batch.check((), prototypes, assignments=assignments)
     batch = Batch.of((), assignments=assignments, prototypes=prototypes)
     of_all: Any = batch.log_probs, batch.targets, batch.clusters
     log_probs, targets, clusters = map(batch.views, of_all)

@@ -80,7 +80,7 @@ z, clusters = torch.randn(4, 3), torch.tensor([0, 1, 2, 0])
         ({"clusters": (clusters.to("meta"),) * 2}, ValueError, "is on meta but z1 is on cpu"),
         ({"clusters": (clusters, clusters + 1)}, ValueError, r"\[1\] must lie in 0..2.*span 1..3"),
         ({"clusters": (clusters, clusters - 1)}, ValueError, r"\[1\] must lie in 0..2.*span -1..1"),
-        ({"clusters": None}, ValueError, "clusters and assignments are None: give one"),
+        ({"clusters": None}, ValueError, "assignments is None: give those of .*, or clusters if"),
         ({"prototypes": None}, ValueError, "prototypes is None, but weighting='prototype' needs"),
         ({"prototypes": z[0]}, ValueError, r"prototypes must have shape \[K, D\], but got \(3,\)"),
         ({"prototypes": torch.randn(3, 5)}, ValueError, "dimension 3 but prototypes has .* 5"),
@@ -97,5 +97,5 @@ def test_inputs_that_the_weighting_does_not_need_are_optional():
     for weighting in ("uniform", "sample"):
         PrototypeReweightedNCE(weighting=weighting, exclude_same_cluster=False)(z, z)
         PrototypeReweightedNCE(weighting=weighting)(z, z, clusters=(clusters, clusters))
-    with pytest.raises(ValueError, match=r"clusters and assignments are None.*='uniform'"):
+    with pytest.raises(ValueError, match=r"assignments is None: .* or set weighting='uniform'"):
         PrototypeReweightedNCE(weighting="uniform")(z, z)
