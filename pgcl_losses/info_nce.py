@@ -56,10 +56,8 @@ class WeightedInfoNCE(LossModule):
         processes, items = batch.processes, batch.items
         check.memory_of_negatives(self.negatives, 0 if batch.memory is None else 1)
         if self.decoupled and self.over_positives == "supcon":
-            raise ValueError(
-                "over_positives='supcon' has all positives in each denominator, and decoupled=True "
-                "none: choose 'mean' or 'sum', or decoupled=False"
-            )
+            fix = "choose 'mean' or 'sum', or decoupled=False"
+            raise ValueError(f"over_positives='supcon' has positives in each denominator: {fix}")
         if (self.negatives == "given") != (batch.negative_pairs is not None):
             raise TypeError("negatives='given' needs negative_pairs, [2, P], and only that does")
         with full_precision(batch.embeddings.device):
@@ -120,8 +118,7 @@ class InfoNCE(WeightedInfoNCE, LossWithMemory):
         negatives (str): ``"all"`` takes negatives from all views, ``"cross"`` from the other views
             alone, both also from the memory; ``"memory"`` from the memory alone; ``"given"`` takes
             ``negative_pairs``.
-        queries (str): ``"all"``: all embeddings are queries; ``"first"``: those of the first view
-            (or set), with all others as their positives and negatives.
+        queries (str): ``"all"`` embeddings, or those of the ``"first"`` view (or set) alone.
         over_positives (str): how several positives of a query count, with S the sum over negatives,
             E that over positives and s / tau = x. ``"mean"``: the mean over positives of
             :math:`\log(1 + S / e^{x_p})`, as above; ``"supcon"``: :math:`\log(S + E)` minus the
@@ -138,21 +135,19 @@ class InfoNCE(WeightedInfoNCE, LossWithMemory):
         debias (float): tau+ of Chuang et al. (2020), the probability that a negative is of the
             query's class. The sum over negatives is corrected by what such negatives add.
         reduction (str): ``"mean"``, ``"sum"``, or ``"none"`` for one value per query, view 1 first.
-        engine (str): how the pairs are computed, with the same result. ``"blocks"``: in blocks, for
-            batches of any size, on any device; differentiable once. ``"dense"``: as one matrix, in
-            one process; differentiable any number of times, also by ``torch.func`` and in forward
-            mode. ``"auto"``: blocks; in one process dense under ``torch.func`` and in forward mode.
-            One process compiles with ``torch.compile(fullgraph=True)``, by each of them.
+        engine (str): how the pairs are computed, with the same result. ``"blocks"``: on any device;
+            differentiable once. ``"dense"``: as one matrix, in one process; differentiable any
+            number of times, also by ``torch.func`` and in forward mode. ``"auto"``: blocks, and
+            dense where only that can. One process compiles with ``torch.compile(fullgraph=True)``.
         gather (bool): with several processes, whether they compute one loss: its value, and the
             mean over processes of its gradients, are those of one process on the whole batch
             (``reduction="none"`` gives each process the values of its own embeddings).
         process_group (ProcessGroup or None): the processes of one loss; None is all.
 
-    ``items`` say which embeddings are positives of each other: those of one item. There is one
-    number for each embedding: ``items=(u, v)`` for two sets, which may differ in length, or one
-    tensor for all. Without them, row i of every view is item i. A query without a positive has loss
-    0 and is left out of the mean. An item's own embeddings in the memory are no negatives. Give
-    embeddings without a label an item each, and not -1 or -100.
+    ``items``, a number for each embedding, say which are positives of each other: those of one
+    item. Without them, row i of every view is item i. A query without a positive has loss 0 and is
+    left out of the mean. An item's own embeddings in the memory are no negatives. Give embeddings
+    without a label an item each, and not -1 or -100.
 
     ``positives`` are further pairs (query, key), as an ``edge_index`` of positions in the
     concatenated sets: key is a positive of query, not the other way round. Positives count by their
@@ -164,12 +159,12 @@ class InfoNCE(WeightedInfoNCE, LossWithMemory):
     twice, and even if they are positives. With several processes, each gives pairs of its own
     embeddings. Values are checked on a CPU.
 
-    Warns, once each, of silent failures as :class:`PGCLLoss` does, in messages with "InfoNCE".
+    Warns of silent failures as :class:`PGCLLoss` does.
 
     Shape:
         - views: two or more, ``[N, D]`` each, or with items or positives sets of any lengths, and
           one alone unless other sets hold the negatives; norms of at most 1e18
-        - items: ``[N]`` int64 for each set, or for all
+        - items: ``[N]`` int64 for each set, ``(u, v)`` for two, or one tensor for all
         - positives, negative_pairs: ``[2, P]`` int64; positive_weights: ``[P]``
         - output: scalar, or one loss for each query for ``reduction="none"``
 
@@ -204,8 +199,7 @@ class InfoNCE(WeightedInfoNCE, LossWithMemory):
 
     def __post_init__(self) -> None:
         if self.memory_size > 0 and self.dim is None:
-            size = self.memory_size
-            raise TypeError(f"memory_size={size} needs the embedding dimension, dim=...")
+            raise TypeError(f"memory_size={self.memory_size} needs the embedding dimension, dim=")
         check.memory_of_negatives(self.negatives, self.memory_size)
         self.register_buffer("memory", None)  # of a module that is None, torch would drop keys
         if self.dim is not None and self.memory_size > 0:
@@ -224,17 +218,13 @@ class InfoNCE(WeightedInfoNCE, LossWithMemory):
         """The loss of two views or more, of sets with items or positives, or of a batch."""
         given = items, positives, positive_weights, negative_pairs
         batch = batch_argument(views, given)
+        is_unit = self.similarity == "cosine"
         if batch is not None:
-            if self.memory is not None:
-                raise TypeError("a batch has a memory of its own: call this InfoNCE with tensors")
-            if batch.is_unit and self.similarity == "dot":
-                raise TypeError(
-                    "a batch has embeddings of unit length: call InfoNCE(similarity='dot') with "
-                    "tensors"
-                )
+            if self.memory is not None or batch.is_unit != is_unit:
+                own = "a memory and a similarity of its own"
+                raise TypeError(f"a batch has {own}: call this InfoNCE with tensors")
             return self.loss_of_batch(batch, hardness=self.hardness, debias=self.debias)
         processes = self.agree("forward", partial(self._check, views, *given), views)
-        is_unit = self.similarity == "cosine"
         batch = self.with_memory(Batch.of(views, *given, processes=processes, is_unit=is_unit))
         loss = self.loss_of_batch(batch, hardness=self.hardness, debias=self.debias)
         if self.memory is not None and self.moves_state(batch.embeddings):
@@ -247,29 +237,20 @@ class InfoNCE(WeightedInfoNCE, LossWithMemory):
         __call__ = forward
 
     def _check(
-        self,
-        views: tuple[Any, ...],
-        items: Any,
-        positives: Any,
-        weights: Any,
-        negative_pairs: Any,
-        may_be_empty: bool,
+        self, views: Any, items: Any, positives: Any, weights: Any, pairs: Any, may_be_empty: bool
     ) -> dict[str, Any]:
         within = self.negatives in ("all", "given")
-        alone = (items is not None or positives is not None) and within
-        compared = "" if within else f", as negatives={self.negatives!r}"
-        differ = positives is not None
-        check.loss_views(views, items, 1 if alone else 2, may_be_empty, compared, differ)
+        fewest = 1 if within and (items is not None or positives is not None) else 2
+        why = "" if within else f", as negatives={self.negatives!r}"
+        check.loss_views(views, items, fewest, may_be_empty, why, differ=positives is not None)
         check.positives(positives, weights, views, self.queries)
-        if negative_pairs is not None:
-            check.pairs("negative_pairs", negative_pairs, views, self.queries)
+        if pairs is not None:
+            check.pairs("negative_pairs", pairs, views, self.queries)
         check.temperature_value("temperature", self.temperature, views[0])
         if self.memory is not None:
             self.memory.check("z1", views[0])
         if self.debias > 0 and self.similarity == "dot":
             raise ValueError(
-                f"debias={self.debias} has a lower bound that cosines have, and similarity is "
-                "'dot': choose 'cosine', or debias=0"
+                f"debias={self.debias} is a correction of cosines: similarity is 'dot'"
             )
-        is_given = {"negative_pairs": negative_pairs is not None}
-        return self.must_agree(items, positives, weights) | is_given
+        return {**self.must_agree(items, positives, weights), "negative_pairs": pairs is not None}

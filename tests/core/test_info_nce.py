@@ -150,10 +150,10 @@ pair, dot = torch.tensor([[0], [7]]), InfoNCE(similarity="dot")
         (
             lambda: InfoNCE(over_positives="supcon", decoupled=True)(z, z),
             ValueError,
-            "over_positives='supcon' has all positives in each denominator, and decoupled=True",
+            "over_positives='supcon' has positives in each denominator: .* or decoupled=False",
         ),
-        (lambda: InfoNCE(similarity="dot", debias=0.1)(z, z), ValueError, "debias=0.1 has a lower"),
-        (lambda: dot(Batch.of((z, z))), TypeError, "a batch has embeddings of unit length"),
+        (lambda: InfoNCE(similarity="dot", debias=0.1)(z, z), ValueError, "debias=0.1 is a c"),
+        (lambda: dot(Batch.of((z, z))), TypeError, "a batch has a memory and a similarity"),
         (lambda: InfoNCE()(items=()), TypeError, "views must be one or more Tensors .* but got 0"),
     ],
 )

@@ -61,7 +61,7 @@ TYPE_ERRORS = [
     ("nce(temperature=torch.ones((), requires_grad=True))", "learns: give torch.nn.Parameter(...)"),
     ("nce(gather='yes')", "gather must be True or False, but got 'yes' (str)"),
     ("nce(process_group='all')", "process_group must be a ProcessGroup or None, but got 'all'"),
-    ("nce(memory_size=10)", "memory_size=10 needs the embedding dimension, dim=..."),
+    ("nce(memory_size=10)", "memory_size=10 needs the embedding dimension, dim="),
     ("pgcl(negative_ranks=3)", "negative_ranks must be None or two positions (first, end), but"),
     ("setattr(pgcl(), 'memory', 3)", "memory"),
     # Embeddings.
@@ -92,7 +92,7 @@ TYPE_ERRORS = [
     ("diagnostics([])", "source must be PGCLTerms or a sequence of Assignments, but got list"),
     ("prototypes()(batch, z2)", "a batch has all views and items in it: give it alone"),
     ("consistency(batch, first)", "a batch has all views and items in it: give it alone"),
-    ("nce(memory_size=8, dim=D)(batch)", "a batch has a memory of its own"),
+    ("nce(memory_size=8, dim=D)(batch)", "a batch has a memory and a similarity of its own"),
 ]
 VALUE_ERRORS = [
     # Options.
