@@ -109,7 +109,7 @@ def items(items: Any, sets: Sequence[Tensor]) -> None:
         raise ValueError(f"items must be {len(sets)}, one for each set, but got {len(given)}")
     for a, (numbers, z) in enumerate(zip(given, sets, strict=True)):
         name = "items" if isinstance(items, Tensor) else f"items[{a}]"
-        clusters(name, numbers, f"z{a + 1}", z, rule="there must be one for each embedding")
+        clusters(name, numbers, f"z{a + 1}", z)
         if can_be_read(numbers) and bool(((numbers == -1) | (numbers == -100)).any()):
             raise ValueError(
                 f"{name} must not hold -1 or -100, as an item of all embeddings without a label: "
@@ -119,14 +119,9 @@ def items(items: Any, sets: Sequence[Tensor]) -> None:
 
 
 def loss_views(
-    views: Sequence[Any],
-    items_given: Any,
-    fewest: int,
-    may_be_empty: bool,
-    why: str = "",
-    differ: bool = False,
+    views: Sequence[Any], differ: bool | None, fewest: int, may_be_empty: bool, why: str = ""
 ) -> None:
-    """Views of the same graphs, or with items, or if they may ``differ``, sets of any lengths."""
+    """Views of the same graphs or, if they may ``differ``, sets of any lengths."""
     if len(views) < fewest:
         hint = ": unpack a list or a stack by *views, torch.cat of two views by *z.chunk(2)"
         raise TypeError(
@@ -134,9 +129,7 @@ def loss_views(
             f"but got {len(views)}{hint if views else ''}"
         )
     named = [(f"z{v}", z) for v, z in enumerate(views, 1)]
-    matrices(named, "[N, D]", may_be_empty, differ or items_given is not None)
-    if items_given is not None:
-        items(items_given, views)
+    matrices(named, "[N, D]", may_be_empty, bool(differ))
 
 
 def positives(value: Any, weights: Any, sets: Sequence[Tensor], queries: str) -> None:
@@ -213,20 +206,14 @@ def _integers(
     device(name, value, z_name, z)
 
 
-def clusters(
-    name: str,
-    value: Any,
-    z_name: str,
-    z: Tensor,
-    heads: Sequence[int] = (),
-    rule: str = "they must describe the same graphs",
-) -> None:
+def clusters(name: str, value: Any, z_name: str, z: Tensor, heads: Sequence[int] = ()) -> None:
     """One cluster number for each embedding and head; in range, where heads are known."""
     columns = (len(heads),) if len(heads) > 1 else ()
     shape = f"[N, {len(heads)}], a column for each head," if columns else "[N]"
     _integers(name, value, shape, (*getattr(value, "shape", ())[:1], *columns), z_name, z)
     if len(value) != len(z):
-        raise ValueError(f"{name} has length {len(value)} but {z_name} has {len(z)}: {rule}")
+        lengths = f"{len(value)} but {z_name} has {len(z)}"
+        raise ValueError(f"{name} has length {lengths}: there must be one for each embedding")
     # A GPU and a compiled graph report an index out of range by themselves.
     if len(value) == 0 or not can_be_read(value):
         return

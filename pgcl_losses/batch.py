@@ -11,7 +11,6 @@ from pgcl_losses._normalize import computing_dtype, full_precision, unit_vectors
 from pgcl_losses.distributed import Processes
 
 Negatives = Literal["all", "cross", "memory"]
-AnyNegatives = Literal["all", "cross", "memory", "given"]  # the last by InfoNCE
 OverPositives = Literal["mean", "supcon", "sum"]
 Queries = Literal["all", "first"]
 Reduction = Literal["mean", "sum", "none"]
@@ -78,11 +77,10 @@ class Batch(NamedTuple):
         dtype: torch.dtype | None = None,
         processes: Processes | None = None,
     ) -> "Batch":
-        """Views or sets of this process, and what is given of them, with those of all processes.
+        """Views or sets of this process, as checked, and of them all, with those of all processes.
 
         Without views it has assignments alone, and embeddings ``[M, 0]``. ``is_unit``: whether they
-        are normalised. ``dtype``: of embeddings and prototypes, float64 if one of them is. Nothing
-        is checked here.
+        are normalised. ``dtype``: of embeddings and prototypes, float64 if one of them is.
         """
         sets = views or [assignment.log_probs for assignment in assignments or ()]
         dtype = dtype or computing_dtype(sets[0], *(() if prototypes is None else (prototypes,)))
@@ -97,7 +95,7 @@ class Batch(NamedTuple):
             items = processes.gather(torch.cat(tuple(items)))
         fields: dict[str, Any] = {}
         if prototypes is not None or clusters is not None or assignments is not None:
-            fields = _assigned(processes, prototypes, clusters, assignments, dtype)
+            fields = _assigned(processes, dtype, prototypes, clusters, assignments)
         if views:
             with full_precision(sets[0].device):
                 embeddings = torch.cat(tuple(views))
@@ -131,9 +129,8 @@ class Batch(NamedTuple):
             heads = (len(prototypes),)
         if clusters is not None and assignments is not None:
             raise TypeError("clusters and assignments both hold clusters: give one of them")
-        name, given = "clusters", clusters
-        if assignments is not None:
-            name, given = "assignments", assignments
+        name = "clusters" if assignments is None else "assignments"
+        given = clusters if assignments is None else assignments
         if views and given is not None and (isinstance(given, int) or len(given) != len(views)):
             each = f"a sequence of {len(views)}, one for each view"
             raise ValueError(f"{name} must be {each}, but got {check.shown(given)}")
@@ -143,8 +140,8 @@ class Batch(NamedTuple):
             clusters, ranking = [x.clusters for x in assignments], assignments[0].ranking
         z_name, z = ("z1", views[0]) if views else (f"{name}[0].log_probs", given[0].log_probs)
         for v, of_view in enumerate(() if clusters is None else clusters):
-            suffix = "" if assignments is None else ".clusters"
-            check.clusters(f"{name}[{v}]{suffix}", of_view, z_name, z, heads)
+            of_name = f"clusters[{v}]" if assignments is None else f"assignments[{v}].clusters"
+            check.clusters(of_name, of_view, z_name, z, heads)
         which = {"given": given is not None and name, "ranking": ranking is not None}
         return {"heads": heads, "prototypes": prototypes, **which}
 
@@ -191,33 +188,27 @@ def _of_all(processes: Processes, pairs: Tensor, *weights: Tensor) -> list[Tenso
 
 
 def _assigned(
-    processes: Processes,
-    prototypes: Tensor | None,
-    clusters: Sequence[Tensor] | None,
-    assignments: Sequence[Assignment] | None,
-    dtype: torch.dtype,
+    processes: Processes, dtype: torch.dtype, prototypes: Any, clusters: Any, assignments: Any
 ) -> dict[str, Any]:
     """The fields of a batch that :class:`SinkhornPrototypes` fills, as far as they are given."""
-    given: dict[str, Any] = {}
-    heads: tuple[int, ...] = ()
+    given: dict[str, Any] = {"heads": () if prototypes is None else (len(prototypes),)}
     if prototypes is not None:
-        heads = (len(prototypes),)
         with full_precision(prototypes.device):
             given["prototypes"] = unit_vectors(prototypes.detach(), dtype)
     if assignments is not None:
-        log_probs, targets, clusters, (heads, *_), ranking = zip(*assignments, strict=True)
-        heads = heads or (targets[0].shape[1],)
+        log_probs, targets, clusters, _, ranking = zip(*assignments, strict=True)
+        given["heads"] = assignments[0].all_heads()
         given["log_probs"] = processes.gather(torch.cat(log_probs).to(dtype))
         given["targets"] = processes.gather(torch.cat(targets).detach().to(dtype))
         if ranking[0] is not None:
             given["ranking"] = processes.gather(torch.cat(ranking).to(dtype))
     if clusters is not None:
         numbers = processes.gather(torch.cat(tuple(clusters)))
-        if not heads:
+        if not given["heads"]:
             different, numbers = torch.unique(numbers, return_inverse=True)
-            heads = (len(different),)
+            given["heads"] = (len(different),)
         given["clusters"] = numbers.view(len(numbers), -1)
-    return {**given, "heads": heads}
+    return given
 
 
 def batch_argument(given: Sequence[object], others: tuple[object, ...] = ()) -> Batch | None:
@@ -234,8 +225,8 @@ def _check_heads(assignments: Any, prototypes: Any, may_be_empty: bool) -> tuple
     named = []
     for v, assignment in enumerate(assignments):
         if not isinstance(assignment, Assignment):
-            kind = type(assignment).__name__
-            raise TypeError(f"assignments[{v}] must be an Assignment, but got {kind}")
+            came = type(assignment).__name__
+            raise TypeError(f"assignments[{v}] must be an Assignment, but got {came}")
         named.append((f"assignments[{v}].log_probs", assignment.log_probs))
         named.append((f"assignments[{v}].targets", assignment.targets))
     check.matrices(named, "[N, K]", may_be_empty)

@@ -14,21 +14,15 @@ from pgcl_losses import _checks as check
 from pgcl_losses._module import LossModule, called_by_all
 from pgcl_losses._normalize import full_precision
 from pgcl_losses._options import Debias, Dimension, Hardness, Size, Temperature, with_options
-from pgcl_losses.batch import (
-    AnyNegatives,
-    Batch,
-    Items,
-    OverPositives,
-    Queries,
-    Reduction,
-    batch_argument,
-)
+from pgcl_losses.batch import Batch, Items, OverPositives, Queries, Reduction, batch_argument
 from pgcl_losses.engine.contrast import Engine, contrast
 from pgcl_losses.engine.pair_weights import Factors, Gaussian, Table
 from pgcl_losses.engine.pairs import Pairs
 from pgcl_losses.forms import Form
 from pgcl_losses.memory import LossWithMemory, Memory
 from pgcl_losses.watch import Step, Watch
+
+AnyNegatives = Literal["all", "cross", "memory", "given"]
 
 
 @with_options
@@ -240,9 +234,11 @@ class InfoNCE(WeightedInfoNCE, LossWithMemory):
         self, views: Any, items: Any, positives: Any, weights: Any, pairs: Any, may_be_empty: bool
     ) -> dict[str, Any]:
         within = self.negatives in ("all", "given")
-        fewest = 1 if within and (items is not None or positives is not None) else 2
+        differ = items is not None or positives is not None
         why = "" if within else f", as negatives={self.negatives!r}"
-        check.loss_views(views, items, fewest, may_be_empty, why, differ=positives is not None)
+        check.loss_views(views, differ, 1 if within and differ else 2, may_be_empty, why)
+        if items is not None:
+            check.items(items, views)
         check.positives(positives, weights, views, self.queries)
         if pairs is not None:
             check.pairs("negative_pairs", pairs, views, self.queries)
@@ -250,7 +246,5 @@ class InfoNCE(WeightedInfoNCE, LossWithMemory):
         if self.memory is not None:
             self.memory.check("z1", views[0])
         if self.debias > 0 and self.similarity == "dot":
-            raise ValueError(
-                f"debias={self.debias} is a correction of cosines: similarity is 'dot'"
-            )
+            raise ValueError(f"debias={self.debias} needs cosines, but similarity is 'dot'")
         return {**self.must_agree(items, positives, weights), "negative_pairs": pairs is not None}

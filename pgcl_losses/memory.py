@@ -37,10 +37,7 @@ class Ring(nn.Module):
 
     @torch.no_grad()
     def store(self, embeddings: Tensor, wanted: Tensor) -> Tensor:
-        """Store embeddings ``[..., N, D]``, the newest last, if ``wanted``, a bool tensor, is True.
-
-        Returns the slots of the last of them.
-        """
+        """Store embeddings ``[..., N, D]``, the newest last, if ``wanted``; return their slots."""
         size = self.embeddings.shape[-2]
         newest = embeddings.detach()[..., -size:, :].to(self.embeddings.dtype)
         slots = torch.arange(newest.shape[-2], device=newest.device).add_(self.num_stored) % size
@@ -68,12 +65,9 @@ class Memory(Ring):
 
     def check(self, name: str, embeddings: Tensor) -> None:
         """Whether embeddings ``[N, D]`` can be compared with those of the memory."""
-        dim = self.embeddings.shape[1]
-        if embeddings.shape[-1] != dim:
-            raise ValueError(
-                f"{name} has dimension {embeddings.shape[-1]}, but the memory holds embeddings of "
-                f"dimension {dim}"
-            )
+        dim, came = self.embeddings.shape[1], embeddings.shape[-1]
+        if came != dim:
+            raise ValueError(f"{name} has dimension {came}, but the memory holds dimension {dim}")
         check.device(name, embeddings, "the memory", self.embeddings)
 
     @torch.no_grad()
@@ -105,11 +99,10 @@ class LossWithMemory(LossModule):
     def remember(self, embeddings: Tensor, items: Tensor | None = None) -> None:
         """Store embeddings ``[N, D]`` in the memory by hand, such as those of a momentum encoder.
 
-        Without this, each training forward stores the embeddings of its batch over the oldest
-        ones, except under a transform of ``torch.func``. From the first call on, only this method
-        does; that call empties the memory first. With several processes, all of them call it, each
-        with embeddings of its own. With ``items`` ``[N]``, those stored are no negatives of queries
-        of the same item.
+        Without this, each training forward stores its embeddings, except under ``torch.func``. The
+        first call empties the memory; from then on only this method stores. With several processes,
+        all of them call it, each with embeddings of its own. With ``items`` ``[N]``, those stored
+        are no negatives of queries of the same item.
 
         ``AveragedModel(loss)`` copies the memory; ``use_buffers=True`` would average and spoil it.
         """
@@ -117,12 +110,11 @@ class LossWithMemory(LossModule):
 
         def checked(may_be_empty: bool) -> dict[str, Any]:
             if memory is None:
-                name = type(self).__name__
-                raise ValueError(f"memory_size is 0: make {name}(memory_size=...) to remember")
-            check.matrices([("embeddings", embeddings)], may_be_empty=may_be_empty)
+                raise ValueError("memory_size is 0: make a loss with memory_size=... to remember")
+            check.matrix("embeddings", embeddings, "[N, D]", may_be_empty)
             memory.check("embeddings", embeddings)
             if items is not None:
-                check.clusters("items", items, "embeddings", embeddings, rule="one for each")
+                check.clusters("items", items, "embeddings", embeddings)
             return self.must_agree(items)
 
         processes = self.agree("remember", checked, (embeddings,))
@@ -137,15 +129,12 @@ class LossWithMemory(LossModule):
         if self.memory is None:
             return batch
         past = self.memory.embeddings.to(batch.embeddings.dtype)
-        filled, items = self.memory.filled(len(batch.embeddings)), batch.items
-        items = None if items is None else torch.cat([items, self.memory.items])
+        filled = self.memory.filled(len(batch.embeddings))
+        items = None if batch.items is None else torch.cat([batch.items, self.memory.items])
         return batch._replace(items=items, memory=past, filled=filled)
 
     def must_agree(self, items: Any, positives: Any = None, weights: Any = None) -> dict[str, Any]:
-        """What must be the same in all processes: which of these are given."""
-        return {
-            "items": items is not None,
-            "positives": positives is not None,
-            "positive_weights": weights is not None,
-            "learned positive_weights": getattr(weights, "requires_grad", False),
-        }
+        """What must be the same in all processes: which of these are given, and learned."""
+        given = {"items": items is not None, "positives": positives is not None}
+        is_learned = None if weights is None else weights.requires_grad
+        return {**given, "learned positive_weights": is_learned}

@@ -152,7 +152,7 @@ pair, dot = torch.tensor([[0], [7]]), InfoNCE(similarity="dot")
             ValueError,
             "over_positives='supcon' has positives in each denominator: .* or decoupled=False",
         ),
-        (lambda: InfoNCE(similarity="dot", debias=0.1)(z, z), ValueError, "debias=0.1 is a c"),
+        (lambda: InfoNCE(similarity="dot", debias=0.1)(z, z), ValueError, "debias=0.1 needs c"),
         (lambda: dot(Batch.of((z, z))), TypeError, "a batch has a memory and a similarity"),
         (lambda: InfoNCE()(items=()), TypeError, "views must be one or more Tensors .* but got 0"),
     ],
