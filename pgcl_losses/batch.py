@@ -21,9 +21,8 @@ Items = Tensor | Sequence[Tensor]  # one tensor for all sets, or one for each
 class Assignment(NamedTuple):
     """The assignment of the samples of one view to the prototypes.
 
-    The columns of several heads lie side by side: ``targets.split(heads, dim=1)`` gives those of
-    each head. In each head rows sum to 1, and clusters are numbered from 0. An assignment without
-    ``heads`` has one head.
+    The columns of several heads lie side by side, see ``targets.split(heads, dim=1)``. In each head
+    rows sum to 1, and clusters are numbered from 0. Without ``heads`` there is one.
     """
 
     log_probs: Tensor  # [N, K] log p, the prediction, with gradient
@@ -40,9 +39,9 @@ class Assignment(NamedTuple):
 class Batch(NamedTuple):
     """The embeddings of all sets, of all processes that hold a batch together, and of a memory.
 
-    Sets lie one after the other: views, or sets of any lengths. Tensors of ``[M + B]`` hold the
-    past embeddings of a memory behind those of the batch. :class:`SinkhornPrototypes` fills the
-    fields from ``prototypes`` on, for views; each loss takes a batch in place of tensors.
+    Sets lie one after the other, and those of a memory behind: ``[M + B]``.
+    :class:`SinkhornPrototypes` fills the fields from ``prototypes`` to ``ranking``. Each loss takes
+    a batch in place of tensors.
     """
 
     processes: Processes

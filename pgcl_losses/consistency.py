@@ -55,7 +55,6 @@ class ConsistencyLoss(LossModule):
         divisor = len(batch.heads)
         if self.reduction == "mean":
             divisor *= targets.shape[0] * targets.shape[1]
-        # The targets are divided, and not the sum: this adds no step to backward.
         terms = _cross_terms(predicted, targets, divisor)
         if self.reduction == "none":
             return batch.processes.own(terms.sum(-1).flatten())
@@ -65,26 +64,22 @@ class ConsistencyLoss(LossModule):
         __call__ = forward
 
     def _check(self, assignments: tuple[Any, ...], may_be_empty: bool) -> dict[str, Any]:
-        if len(assignments) < 2:
-            count = len(assignments)
+        if (count := len(assignments)) < 2:
             raise TypeError(f"assignments must be two or more, but got {count}: give *assignments")
         return Batch.check((), assignments=assignments, may_be_empty=may_be_empty)
 
 
 def _cross_terms(log_probs: Tensor, targets: Tensor, divisor: float = 1) -> Tensor:
     """Terms that add up to the cross-entropies, each divided by ``divisor``: ``[V, N, K]``."""
-    num_views = targets.shape[0]
     others = targets.roll(1, 0)
-    for shift in range(2, num_views):
+    for shift in range(2, len(targets)):
         others += targets.roll(shift, 0)
-    return log_probs * (others / (-divisor * (num_views - 1)))
+    # The targets are divided, and not the sum: this adds no step to backward.
+    return log_probs * (others / (-divisor * (len(targets) - 1)))
 
 
 def consistency_ratio(log_probs: Tensor, targets: Tensor, heads: Sequence[int]) -> Tensor:
-    """The mean cross-entropy over log K, that of uniform predictions: both are ``[V, N, K]``.
-
-    With several heads, over the sum of their log K. NaN with one view or one prototype.
-    """
+    """The mean cross-entropy over log K, summed over heads; NaN with one view or one prototype."""
     log_k = sum(math.log(size) for size in heads)
     if len(targets) < 2 or log_k == 0:
         return log_probs.new_full((), math.nan)

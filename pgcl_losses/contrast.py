@@ -1,8 +1,4 @@
-"""The reweighted contrast between the views of each graph.
-
-Eq. 12 says which samples are negatives. The reweighted loss, Eq. 13, is InfoNCE (`info_nce.py`)
-with the weights of Eq. 14 for its negatives (`weights.py`).
-"""
+"""The reweighted contrast (Eq. 13): InfoNCE with weights (Eq. 14) for its negatives (Eq. 12)."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -39,10 +35,10 @@ class PrototypeReweightedNCE(WeightedInfoNCE):
     .. math:: -\log \frac{e^{s_{ii'} / \tau}}
         {e^{s_{ii'} / \tau} + M_i \sum_{j \in Neg(i)} w_{ij} e^{s_{ij} / \tau}}
 
-    where i' is the positive, the other view of the query's graph, and Neg(i) are samples of other
-    graphs. w is a Gaussian around the mean distance, and M_i scales the weights of a query to an
-    average of 1. Weights and clusters are constants for the gradient. A query without negatives has
-    loss 0. With several heads, the weight of a pair is the mean over heads.
+    where i' is the other view of the query's graph, and Neg(i) are samples of other graphs. w is a
+    Gaussian around the mean distance, and M_i scales the weights of a query to an average of 1.
+    Weights have no gradient. With several heads, they are the mean over heads. A query without
+    negatives has loss 0.
 
     Args:
         options: as in :class:`PGCLLoss` and :class:`InfoNCE`, by the same names.

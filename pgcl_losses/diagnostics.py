@@ -19,25 +19,20 @@ def diagnostics(
 ) -> dict[str, float]:
     """Numbers to log, from one step's terms or assignments. It waits for the device.
 
-    With several heads, ``head0/entropy`` is that of the first head, and so on.
-
     Args:
         source: what ``PGCLLoss.terms`` returned, or the assignments of ``SinkhornPrototypes``.
         prototypes: ``[K, D]``, adds ``mean_weight``.
 
     Returns:
-        Of the terms:
+        Of the terms alone:
 
         - loss, contrast, consistency: averaged if they were not reduced
         - mean_cosine: of two embeddings; near 1 if they are collapsed
 
-        Of the assignments:
+        Of the assignments, and from largest_cluster on of each head, as ``head0/largest_cluster``:
 
         - consistency_ratio: the consistency divided by log K. 1 if all predictions are uniform, nan
           with one view or one prototype.
-
-        Of each head:
-
         - largest_cluster: the fraction of samples in it
         - entropy: of the cluster sizes, in nats; log K if all clusters have equal size
         - dead_prototypes: number of prototypes without samples
@@ -60,15 +55,14 @@ def diagnostics(
 
     """
     numbers: dict[str, float] = {}
+    assignments = source
     if isinstance(source, PGCLTerms):
+        assignments = source.assignments
         for name in ("loss", "contrast", "consistency", "mean_cosine"):
             numbers[name] = getattr(source, name).mean().item()
-    assignments = source.assignments if isinstance(source, PGCLTerms) else source
     if not isinstance(assignments, Sequence) or len(assignments) == 0:
-        raise TypeError(
-            "source must be PGCLTerms or a sequence of Assignments, "
-            f"but got {type(source).__name__}"
-        )
+        expected, came = "PGCLTerms or a sequence of Assignments", type(source).__name__
+        raise TypeError(f"source must be {expected}, but got {came}")
     Batch.check((), prototypes, assignments=assignments)
     batch = Batch.of((), assignments=assignments, prototypes=prototypes)
     of_all: Any = batch.log_probs, batch.targets, batch.clusters
@@ -95,7 +89,6 @@ def _of_head(clusters: Tensor, num_prototypes: int, prototypes: Tensor | None) -
 
     pairs_of_views = clusters.numel() * (len(clusters) - 1)
     agreeing = per_graph.square().sum() - clusters.numel()
-
     numbers = {
         "largest_cluster": fractions.max().item(),
         "entropy": torch.special.entr(fractions).sum().item(),

@@ -11,9 +11,8 @@ from torch import Tensor
 from pgcl_losses import _checks as check
 from pgcl_losses._normalize import computing_dtype, full_precision
 
-# An iteration can raise an entry by N * K against the others of its row and column. Over three,
-# what is too small for float32 stays negligible for any N * K up to 1e9; then u and v are absorbed
-# into the exponents, where nothing is too small.
+# An iteration can raise an entry by N * K against others. Over three, what is too small for float32
+# stays negligible for N * K up to 1e9; then u and v are absorbed into the exponents.
 _ITERATIONS_PER_ABSORPTION = 3
 
 # Of cosines: far above rounding errors of float32, far below most differences.
@@ -60,16 +59,14 @@ def balance(
     """Sinkhorn-Knopp for ``[N, K]`` or a stack ``[V, N, K]``; scores without gradient.
 
     The result is diag(u) E diag(v) for a fixed matrix E, so an iteration is two matrix-vector
-    products. The second result orders the columns of a row as q does, and does not underflow. If
-    one sample has nearly all of several columns, their q differ by less than any precision can
-    tell: there the scores decide, and not rounding.
-
-    ``filled``: ``[N, 1]`` bool, False for samples that are ignored.
+    products. The second result orders the columns of a row as q does, without underflow; where q of
+    several columns are equal up to rounding, by their scores. ``filled``: ``[N, 1]`` bool, False
+    for samples that are ignored.
     """
     # The smallest exponent x for which e^x can still be multiplied by about 1e-4.
     smallest = math.log(torch.finfo(scores.dtype).tiny) + 9
-    # Shifted exponents of E: every column and every row has 0 as its largest. Nothing overflows,
-    # and no sum over a row or column vanishes, however small epsilon is.
+    # Shifted exponents of E: 0 is the largest of every column and row. Nothing overflows, and no sum
+    # over a row or column vanishes, however small epsilon is.
     shift = scores if filled is None else scores.masked_fill(~filled, -torch.inf)
     shift = shift.amax(-2, keepdim=True)  # [V, 1, K]
     exponent = scores - shift  # [V, N, K]

@@ -1,15 +1,11 @@
 """How much a negative counts: the weight w_ij (Eq. 14) and the scale M_i (Eq. 13), as logarithms.
 
 A negative at distance d_ij from query i weighs w_ij = exp(-(d_ij - mu_i)^2 / (2 sigma_i^2)), with
-mu_i and sigma_i the mean and standard deviation of d_ij over all samples j. M_i scales a query's
-weights to an average of 1 over all samples. Where sigma_i is no larger than rounding, all samples
-are equally far and all weights are 1.
+mu_i and sigma_i the mean and standard deviation of d_ij over all samples j, and 1 where sigma_i is
+no larger than rounding. M_i scales a query's weights to an average of 1 over all samples. With soft
+clusters the weight of a pair is the mean of M w over the clusters of both, by their q.
 
-With soft clusters the weight of a pair is the mean of the table of M w, if each embedding belongs
-to cluster k with probability q_ik.
-
-Distances are 1 - cosine. Everything here is written in cosines: mirroring and shifting all d_ij
-changes neither sigma nor |d_ij - mu|.
+Distances are 1 - cosine, and all is written in cosines: sigma and |d_ij - mu| are the same.
 """
 
 import math
@@ -24,9 +20,7 @@ _ROUNDING_ERRORS = 32
 def prototype_log_weights(prototypes: Tensor, fractions: Tensor) -> Tensor:
     """log(M_i w_ij) for d_ij = 1 - cos(C_{c_i}, C_{c_j}): one ``[K, K]`` table for all pairs.
 
-    d_ij depends on the two clusters alone, so mu, sigma and M of a query depend on its cluster and
-    on each cluster's fraction of the samples: mu_a = sum_k fraction_k d_ak, and so on.
-
+    mu, sigma and M of a query follow from its cluster and the fraction of samples in each cluster.
     ``prototypes``: ``[K, D]`` of unit length; ``fractions``: ``[K]``, sum to 1.
     """
     column = fractions.unsqueeze(1)  # [K, 1]
@@ -48,9 +42,8 @@ def within_positions(targets: Tensor, first: int, end: int) -> Tensor:
 def cosine_moments(embeddings: Tensor, filled: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """For d_ij = 1 - cos(z_i, z_j): mean and variance of each embedding's cosines, both ``[M]``.
 
-    They follow from the moments of the embeddings, without a matrix of pairs. The engine computes
-    the weight of a pair from them. ``embeddings``: all samples, ``[M, D]`` of unit length, or zero
-    where they are not ``filled``.
+    They follow from the moments of the embeddings, without a matrix of pairs. ``embeddings``: all
+    samples, ``[M, D]`` of unit length, or zero where they are not ``filled``.
     """
     mean = filled_mean(embeddings, filled)  # [D]
     centered = embeddings - mean
