@@ -1,6 +1,6 @@
 """Input checks: each error names the argument, its value and the expected values."""
 
-import math
+import sys
 from collections.abc import Sequence
 from functools import partial
 from numbers import Integral, Real
@@ -11,6 +11,8 @@ from torch import Tensor
 
 from pgcl_losses._modes import can_be_read
 
+_LARGEST = sys.float_info.max
+
 
 def shown(value: Any) -> str:
     """A value and its type on one line; of a matrix the shape."""
@@ -20,18 +22,14 @@ def shown(value: Any) -> str:
 
 
 def number(
-    name: str, value: Any, *, expected: str, lowest: float = 0.0, highest: float = math.inf
+    name: str, value: Any, *, expected: str, lowest: float = 0.0, highest: float = _LARGEST
 ) -> float:
     """A finite number between two bounds, which ``expected`` describes."""
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name} must be {expected}, but got {shown(value)}")
-    try:
-        number = float(value)
-    except OverflowError:
-        number = math.inf
-    if not (math.isfinite(number) and lowest <= number <= highest):
+    if value < lowest or not value <= highest:  # also a NaN
         raise ValueError(f"{name} must be {expected}, but got {value!r:.40}")
-    return number
+    return float(value)
 
 
 # 1/temperature and 1/epsilon multiply cosines in float32; down to here they stay finite.
@@ -101,10 +99,8 @@ def items(items: Any, sets: Sequence[Tensor]) -> None:
     """Items of sets ``[N_a, D]``: one tensor for each set, or one for all sets."""
     given = [items] * len(sets) if isinstance(items, Tensor) else items
     if not isinstance(given, Sequence) or [x for x in given if isinstance(x, (Real, str))]:
-        raise TypeError(
-            "items must be a Tensor of shape [N], or a sequence of Tensors with one for each set, "
-            f"but got {shown(items)}"
-        )
+        expected = "a Tensor of shape [N], or a sequence of Tensors with one for each set"
+        raise TypeError(f"items must be {expected}, but got {shown(items)}")
     if len(given) != len(sets):
         raise ValueError(f"items must be {len(sets)}, one for each set, but got {len(given)}")
     for a, (numbers, z) in enumerate(zip(given, sets, strict=True)):
@@ -112,9 +108,8 @@ def items(items: Any, sets: Sequence[Tensor]) -> None:
         clusters(name, numbers, f"z{a + 1}", z)
         if can_be_read(numbers) and bool(((numbers == -1) | (numbers == -100)).any()):
             raise ValueError(
-                f"{name} must not hold -1 or -100, as an item of all embeddings without a label: "
-                "give each of them an item of its own, such as "
-                "torch.where(labels >= 0, labels, num_classes + ids)"
+                f"{name} must not hold -1 or -100: give embeddings without a label an item each, as "
+                "torch.where(labels >= 0, labels, num_classes + ids) does"
             )
 
 
@@ -124,10 +119,8 @@ def loss_views(
     """Views of the same graphs or, if they may ``differ``, sets of any lengths."""
     if len(views) < fewest:
         hint = ": unpack a list or a stack by *views, torch.cat of two views by *z.chunk(2)"
-        raise TypeError(
-            f"views must be {('one', 'two')[fewest - 1]} or more Tensors of shape [N, D]{why}, "
-            f"but got {len(views)}{hint if views else ''}"
-        )
+        expected = f"{('one', 'two')[fewest - 1]} or more Tensors of shape [N, D]{why}"
+        raise TypeError(f"views must be {expected}, but got {len(views)}{hint if views else ''}")
     named = [(f"z{v}", z) for v, z in enumerate(views, 1)]
     matrices(named, "[N, D]", may_be_empty, bool(differ))
 
@@ -141,10 +134,8 @@ def positives(value: Any, weights: Any, sets: Sequence[Tensor], queries: str) ->
     if value is None:
         raise TypeError("positive_weights need positives, [2, P] as an edge_index")
     if not isinstance(weights, Tensor) or weights.shape != value.shape[1:]:
-        raise TypeError(
-            f"positive_weights must be a Tensor of shape [{value.shape[1]}], one for each pair "
-            f"of positives, but got {shown(weights)}"
-        )
+        expected = f"a Tensor of shape [{value.shape[1]}], one for each pair of positives"
+        raise TypeError(f"positive_weights must be {expected}, but got {shown(weights)}")
     device("positive_weights", weights, "z1", sets[0])
     if can_be_read(weights.detach()) and not ((weights >= 0) & (weights <= 1e20)).all():
         raise ValueError("positive_weights must be numbers from 0 to 1e20")
@@ -179,11 +170,9 @@ def prototypes(name: str, value: Tensor, z_name: str, z: Tensor, maker: str = ""
             f"call {maker or 'the loss'} in the sharded module's forward, and start_from_ earlier"
         )
     if z.shape[1] != value.shape[1]:
-        fix = f"; make {maker}(dim={z.shape[1]})" if maker else ""
-        raise ValueError(
-            f"{z_name} has dimension {z.shape[1]} but {name} has dimension {value.shape[1]}: "
-            f"embeddings and prototypes are compared by their cosine{fix}"
-        )
+        dimensions = f"{z.shape[1]} but {name} has dimension {value.shape[1]}"
+        fix = f": make {maker}(dim={z.shape[1]})" if maker else ""
+        raise ValueError(f"{z_name} has dimension {dimensions}{fix}")
     device(z_name, z, name, value)
 
 

@@ -113,11 +113,7 @@ class Batch(NamedTuple):
 
     @staticmethod
     def check(
-        views: Sequence[Tensor],
-        prototypes: Any = None,
-        clusters: Any = None,
-        assignments: Any = None,
-        may_be_empty: bool = False,
+        views: Any, prototypes: Any, clusters: Any, assignments: Any, may_be_empty: bool
     ) -> dict[str, Any]:
         """Check what :meth:`of` is given of checked views, or without; return what must agree."""
         heads: tuple[int, ...] = ()
@@ -234,8 +230,6 @@ def _check_heads(assignments: Any, prototypes: Any, may_be_empty: bool) -> tuple
         raise ValueError(f"prototypes are {len(prototypes)}, but assignments are to {size}")
     for v, assignment in enumerate(assignments):
         if assignment.all_heads() != heads or sum(heads) != size:
-            raise ValueError(
-                f"assignments[{v}].heads is {assignment.heads}, but those of all must be the same, "
-                f"{size} prototypes together"
-            )
+            rule = f"the same in all assignments, {size} prototypes together"
+            raise ValueError(f"assignments[{v}].heads must be {rule}, but got {assignment.heads}")
     return tuple(heads)

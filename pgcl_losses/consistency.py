@@ -66,7 +66,7 @@ class ConsistencyLoss(LossModule):
     def _check(self, assignments: tuple[Any, ...], may_be_empty: bool) -> dict[str, Any]:
         if (count := len(assignments)) < 2:
             raise TypeError(f"assignments must be two or more, but got {count}: give *assignments")
-        return Batch.check((), assignments=assignments, may_be_empty=may_be_empty)
+        return Batch.check((), None, None, assignments, may_be_empty)
 
 
 def _cross_terms(log_probs: Tensor, targets: Tensor, divisor: float = 1) -> Tensor:
@@ -80,7 +80,7 @@ def _cross_terms(log_probs: Tensor, targets: Tensor, divisor: float = 1) -> Tens
 
 def consistency_ratio(log_probs: Tensor, targets: Tensor, heads: Sequence[int]) -> Tensor:
     """The mean cross-entropy over log K, summed over heads; NaN with one view or one prototype."""
-    log_k = sum(math.log(size) for size in heads)
+    log_k = math.log(math.prod(heads))
     if len(targets) < 2 or log_k == 0:
         return log_probs.new_full((), math.nan)
     return _cross_terms(log_probs, targets).sum(-1).mean() / log_k

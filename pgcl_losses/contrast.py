@@ -44,11 +44,9 @@ class PrototypeReweightedNCE(WeightedInfoNCE):
         options: as in :class:`PGCLLoss` and :class:`InfoNCE`, by the same names.
 
     Shape:
-        - views: two or more, ``[N, D]`` each; row i of every view is graph i, with a norm of at
-          most 1e18
-        - assignments: one for each view, from :class:`SinkhornPrototypes`
-        - clusters: in place of assignments, ``[N]`` int64 for each view. ``negative_ranks`` and
-          ``soft_clusters`` need assignments.
+        - views: two or more, ``[N, D]`` each, of norms up to 1e18; row i of each is graph i
+        - assignments: one for each view, from :class:`SinkhornPrototypes`; in place of them without
+          ``negative_ranks`` and ``soft_clusters`` also clusters, ``[N]`` int64 for each view
         - prototypes: ``[K, D]``, needed by ``weighting="prototype"``. With clusters alone, the loss
           waits for a GPU and breaks a compiled graph.
         - output: scalar, or one value for each query for ``reduction="none"``
@@ -83,13 +81,12 @@ class PrototypeReweightedNCE(WeightedInfoNCE):
         assignments: Sequence[Assignment] | None = None,
     ) -> Tensor:
         """The loss of two views or more, or of a batch."""
-        given = prototypes, clusters, assignments
+        given = clusters, prototypes, assignments
         batch = batch_argument(views, given)
         if batch is None:
             processes = self.agree("forward", partial(self._check, views, *given), views)
-            names = ("prototypes", "clusters", "assignments") if self._needs_clusters() else ()
-            of_views: dict[str, Any] = dict(zip(names, given, strict=False))
-            batch = Batch.of(views, processes=processes, **of_views)
+            c, p, a = given if self._needs_clusters() else (None, None, None)
+            batch = Batch.of(views, clusters=c, prototypes=p, assignments=a, processes=processes)
         with torch.no_grad(), full_precision(batch.embeddings.device):
             weights = self._weights(batch) if self._needs_clusters() else None
             pair_weight = None
@@ -149,10 +146,8 @@ class PrototypeReweightedNCE(WeightedInfoNCE):
             within = f"0..{smallest}, as there are {smallest} prototypes"
             raise ValueError(f"negative_ranks must lie in {within}, but got {ranks}")
         if ranks == (0, 1) and self.exclude_same_cluster and not self.soft_clusters:
-            raise ValueError(
-                "negative_ranks is (0, 1), which is only the query's own cluster, but "
-                "exclude_same_cluster=True leaves that out: there would be no negatives"
-            )
+            own = "only the query's own cluster, which exclude_same_cluster=True leaves out"
+            raise ValueError(f"negative_ranks is (0, 1), {own}: there would be no negatives")
 
     def _needs_clusters(self) -> bool:
         chosen = self.exclude_same_cluster or self.negative_ranks is not None
@@ -162,7 +157,7 @@ class PrototypeReweightedNCE(WeightedInfoNCE):
         return self.soft_clusters or self.negative_ranks is not None
 
     def _check(
-        self, views: Any, prototypes: Any, clusters: Any, assignments: Any, may_be_empty: bool
+        self, views: Any, clusters: Any, prototypes: Any, assignments: Any, may_be_empty: bool
     ) -> dict[str, Any]:
         check.loss_views(views, None, 2, may_be_empty)
         check.temperature_value("temperature", self.temperature, views[0])

@@ -36,8 +36,7 @@ def diagnostics(
         - largest_cluster: the fraction of samples in it
         - entropy: of the cluster sizes, in nats; log K if all clusters have equal size
         - dead_prototypes: number of prototypes without samples
-        - agreement: how often two views of a graph have the same cluster; about 1/K for random
-          clusters, nan with one view
+        - agreement: how often two views of a graph share a cluster; 1/K at random, nan of one view
         - masked_negatives: the fraction of negatives that ``exclude_same_cluster`` leaves out
         - mean_weight: the mean of M w over the other negatives, for ``weighting="prototype"``
 
@@ -63,7 +62,7 @@ def diagnostics(
     if not isinstance(assignments, Sequence) or len(assignments) == 0:
         expected, came = "PGCLTerms or a sequence of Assignments", type(source).__name__
         raise TypeError(f"source must be {expected}, but got {came}")
-    Batch.check((), prototypes, assignments=assignments)
+    Batch.check((), prototypes, None, assignments, may_be_empty=False)
     batch = Batch.of((), assignments=assignments, prototypes=prototypes)
     of_all: Any = batch.log_probs, batch.targets, batch.clusters
     log_probs, targets, clusters = map(batch.views, of_all)

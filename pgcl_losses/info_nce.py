@@ -1,7 +1,6 @@
 """InfoNCE between the embeddings of each item (Eq. 3), with a weight for each pair if wanted.
 
-The formula is in `forms.py`, its sums are in `engine/`. Hard negatives: Robinson et al.,
-Contrastive Learning with Hard Negative Samples, ICLR 2021.
+The formula is in `forms.py`, its sums are in `engine/`.
 """
 
 from functools import partial
@@ -42,7 +41,6 @@ class WeightedInfoNCE(LossModule):
         batch: Batch,
         weights: Table | Factors | None = None,
         pair_weight: Gaussian | None = None,
-        *,
         hardness: float = 0.0,
         debias: float = 0.0,
     ) -> Tensor:
@@ -124,7 +122,7 @@ class InfoNCE(WeightedInfoNCE, LossWithMemory):
         memory_size (int): how many embeddings of past batches are further negatives, see
             :meth:`remember`. With a memory, use activation checkpointing on the encoder alone.
         dim (int or None): embedding dimension, D; a memory needs it.
-        hardness (float): beta of Robinson et al. (2021). A negative has the weight
+        hardness (float): beta of Robinson et al. (ICLR 2021). A negative has the weight
             :math:`e^{\beta s_{ij} / \tau}`, scaled to a mean of 1, with gradient.
         debias (float): tau+ of Chuang et al. (2020), the probability that a negative is of the
             query's class. The sum over negatives is corrected by what such negatives add.

@@ -65,8 +65,8 @@ def balance(
     """
     # The smallest exponent x for which e^x can still be multiplied by about 1e-4.
     smallest = math.log(torch.finfo(scores.dtype).tiny) + 9
-    # Shifted exponents of E: 0 is the largest of every column and row. Nothing overflows, and no sum
-    # over a row or column vanishes, however small epsilon is.
+    # Shifted exponents of E: 0 is the largest of every column and row. Nothing overflows, and no
+    # sum over a row or column vanishes, however small epsilon is.
     shift = scores if filled is None else scores.masked_fill(~filled, -torch.inf)
     shift = shift.amax(-2, keepdim=True)  # [V, 1, K]
     exponent = scores - shift  # [V, N, K]

@@ -67,12 +67,9 @@ def _above_noise(variance: Tensor) -> Tensor:
 
 
 def cluster_counts(
-    clusters: Tensor,
-    num_prototypes: int,
-    dtype: torch.dtype = torch.long,
-    filled: Tensor | None = None,
+    clusters: Tensor, size: int, dtype: torch.dtype = torch.long, filled: Tensor | None = None
 ) -> Tensor:
     """The histogram n_k of filled slots: ``[N]`` cluster numbers -> ``[K]`` counts."""
-    counts = clusters.new_zeros(num_prototypes, dtype=dtype)
+    counts = clusters.new_zeros(size, dtype=dtype)
     each = torch.ones_like(clusters, dtype=dtype) if filled is None else filled.to(dtype)
     return counts.scatter_add_(0, clusters, each)
