@@ -68,7 +68,7 @@ def matrix(name: str, value: Any, shape: str, may_be_empty: bool = False) -> Non
         raise TypeError(f"{name} must be a floating-point Tensor, but got {value.dtype}")
     if value.layout != torch.strided:
         raise TypeError(f"{name} must be a dense Tensor, but got layout {value.layout}")
-    if value.shape[1] == 0 or (len(value) == 0 and not may_be_empty):
+    if value.shape[1] == 0 or (value.shape[0] == 0 and not may_be_empty):
         raise ValueError(f"{name} must not be empty, but got shape {tuple(value.shape)}")
 
 
@@ -108,8 +108,8 @@ def items(items: Any, sets: Sequence[Tensor]) -> None:
         clusters(name, numbers, f"z{a + 1}", z)
         if can_be_read(numbers) and bool(((numbers == -1) | (numbers == -100)).any()):
             raise ValueError(
-                f"{name} must not hold -1 or -100: give embeddings without a label an item each, as "
-                "torch.where(labels >= 0, labels, num_classes + ids) does"
+                f"{name} must not hold -1 or -100: give embeddings without a label an item each, "
+                "such as torch.where(labels >= 0, labels, num_classes + ids)"
             )
 
 
@@ -200,11 +200,11 @@ def clusters(name: str, value: Any, z_name: str, z: Tensor, heads: Sequence[int]
     columns = (len(heads),) if len(heads) > 1 else ()
     shape = f"[N, {len(heads)}], a column for each head," if columns else "[N]"
     _integers(name, value, shape, (*getattr(value, "shape", ())[:1], *columns), z_name, z)
-    if len(value) != len(z):
+    if value.shape[0] != z.shape[0]:
         lengths = f"{len(value)} but {z_name} has {len(z)}"
         raise ValueError(f"{name} has length {lengths}: there must be one for each embedding")
     # A GPU and a compiled graph report an index out of range by themselves.
-    if len(value) == 0 or not can_be_read(value):
+    if value.shape[0] == 0 or not heads or not can_be_read(value):
         return
     for num_prototypes, of_head in zip(heads, value.view(len(value), -1).unbind(1), strict=False):
         low, high = (int(bound) for bound in of_head.aminmax())

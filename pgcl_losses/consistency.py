@@ -72,10 +72,10 @@ class ConsistencyLoss(LossModule):
 def _cross_terms(log_probs: Tensor, targets: Tensor, divisor: float = 1) -> Tensor:
     """Terms that add up to the cross-entropies, each divided by ``divisor``: ``[V, N, K]``."""
     others = targets.roll(1, 0)
-    for shift in range(2, len(targets)):
+    for shift in range(2, targets.shape[0]):
         others += targets.roll(shift, 0)
     # The targets are divided, and not the sum: this adds no step to backward.
-    return log_probs * (others / (-divisor * (len(targets) - 1)))
+    return log_probs * (others / (-divisor * (targets.shape[0] - 1)))
 
 
 def consistency_ratio(log_probs: Tensor, targets: Tensor, heads: Sequence[int]) -> Tensor:

@@ -127,7 +127,7 @@ VALUE_ERRORS = [
     ("prototypes().start_from_(z1.T)", "weight has dimension 4: make SinkhornPrototypes(dim=8)"),
     ("sinkhorn(z1[0])", "scores must have shape [N, K], but got (4,)"),
     # Items.
-    ("nce()(z1, z2, items=y - 1)", "torch.where(labels >= 0, labels, num_classes + ids) does"),
+    ("nce()(z1, z2, items=y - 1)", "torch.where(labels >= 0, labels, num_classes + ids)"),
     ("nce()(z1, z2, items=(y, y - 100))", "items[1] must not hold -1 or -100: give embeddings"),
     ("pgcl()(z1, z2, items=y - 1)", "items must not hold -1 or -100: give embeddings"),
     ("nce()(z1, z2, items=(y,))", "items must be 2, one for each set, but got 1"),
@@ -140,7 +140,7 @@ VALUE_ERRORS = [
     ("consistency(first, short)", "[1].log_probs has shape (2, 3) but assignments[0].log_probs ha"),
     (
         "consistency(of_heads, of_heads._replace(heads=(3, 2)))",
-        "assignments[1].heads must be the same",
+        "assignments[1].heads must be the s",
     ),
     ("diagnostics([of_heads._replace(heads=(2, 2))])", "5 prototypes together, but got (2, 2)"),
     ("diagnostics([of_heads._replace(clusters=c)])", "must have shape [N, 2], a column for each"),
