@@ -143,7 +143,9 @@ def positives(value: Any, weights: Any, sets: Sequence[Tensor], queries: str) ->
 
 def pairs(name: str, value: Any, sets: Sequence[Tensor], queries: str) -> None:
     """Positions of queries and keys in the concatenated sets, ``[2, P]``."""
-    _integers(name, value, "[2, P]", (2, *getattr(value, "shape", ())[1:2]), "z1", sets[0])
+    _integers(name, value, "[2, P]", "z1", sets[0])
+    if value.dim() != 2 or value.shape[0] != 2:
+        raise ValueError(f"{name} must have shape [2, P], but got {tuple(value.shape)}")
     if can_be_read(value):
         count = sum(len(z) for z in sets)
         ends = value.new_tensor([[len(sets[0]) if queries == "first" else count], [count]])
@@ -181,14 +183,10 @@ def device(name: str, value: Tensor, other_name: str, other: Tensor) -> None:
         raise ValueError(f"{name} is on {value.device} but {other_name} is on {other.device}")
 
 
-def _integers(
-    name: str, value: Any, shape: str, sizes: tuple[int, ...], z_name: str, z: Tensor
-) -> None:
-    """An int64 tensor of these sizes, which ``shape`` describes, on the device of z."""
+def _integers(name: str, value: Any, shape: str, z_name: str, z: Tensor) -> None:
+    """An int64 tensor on the device of z; ``shape`` appears in the message."""
     if not isinstance(value, Tensor):
         raise TypeError(f"{name} must be a Tensor of shape {shape}, but got {type(value).__name__}")
-    if value.shape != sizes:
-        raise ValueError(f"{name} must have shape {shape}, but got {tuple(value.shape)}")
     if value.dtype != torch.long:
         hint = "" if value.is_floating_point() else ": use .long()"
         raise TypeError(f"{name} must be an int64 Tensor, but got {value.dtype}{hint}")
@@ -199,7 +197,9 @@ def clusters(name: str, value: Any, z_name: str, z: Tensor, heads: Sequence[int]
     """One cluster number for each embedding and head; in range, where heads are known."""
     columns = (len(heads),) if len(heads) > 1 else ()
     shape = f"[N, {len(heads)}], a column for each head," if columns else "[N]"
-    _integers(name, value, shape, (*getattr(value, "shape", ())[:1], *columns), z_name, z)
+    _integers(name, value, shape, z_name, z)
+    if value.dim() == 0 or value.shape[1:] != columns:
+        raise ValueError(f"{name} must have shape {shape}, but got {tuple(value.shape)}")
     if value.shape[0] != z.shape[0]:
         lengths = f"{len(value)} but {z_name} has {len(z)}"
         raise ValueError(f"{name} has length {lengths}: there must be one for each embedding")

@@ -131,6 +131,7 @@ VALUE_ERRORS = [
     ("nce()(z1, z2, items=(y, y - 100))", "items[1] must not hold -1 or -100: give embeddings"),
     ("pgcl()(z1, z2, items=y - 1)", "items must not hold -1 or -100: give embeddings"),
     ("nce()(z1, z2, items=(y,))", "items must be 2, one for each set, but got 1"),
+    ("nce()(z1, z2, items=y[0])", "items must have shape [N], but got ()"),
     ("pgcl()(z1, z2, items=y[:, None])", "items must have shape [N], but got (8, 1)"),
     ("nce()(z1, z2, items=y.to('meta'))", "items is on meta but z1 is on cpu"),
     # Clusters, assignments and batches.
