@@ -141,14 +141,14 @@ class LossModule(nn.Module):
         if not self.is_distributed():
             check(False)
             return Processes([(of_set.shape[0],) for of_set in sets])
-        same: dict[str, Any] = {"call": f"{type(self).__name__}.{call}"}
+        claims: dict[str, Any] = {"call": f"{type(self).__name__}.{call}"}
         problem: Exception | None = None
-        length = 0
+        lengths = [0]
         try:
             of_input = check(True)
-            length = len(sets[0])
-            same |= {**self.all_options(), **dict(self.named_parameters())}
-            same |= dict(self.named_buffers()) | {
+            lengths = [len(of_set) for of_set in sets]
+            claims |= self.all_options() | dict(self.named_parameters())
+            claims |= dict(self.named_buffers()) | {
                 "training": self.training,
                 "gradients enabled": torch.is_grad_enabled(),
                 "views": len(sets),
@@ -166,9 +166,7 @@ class LossModule(nn.Module):
         # start_from_ gives all processes the same prototypes.
         compares = call != "start_from_" and self._calls % _COMPARE_STATE_EVERY == 0
         self._calls += call != "start_from_"
-        return agreed_processes(
-            len(sets), length, same, problem, compares, device, self.process_group
-        )
+        return agreed_processes(claims, problem, lengths, compares, device, self.process_group)
 
     def moves_state(self, embeddings: Tensor) -> bool:
         """Whether a forward is a training step; a function that is transformed has no state."""

@@ -102,35 +102,37 @@ def count_ranks(process_group: ProcessGroup | None) -> int:
 
 
 def agreed_processes(
-    num_sets: int,
-    length: int,
-    same: Mapping[str, object],
+    claims: Mapping[str, object],
     problem: Exception | None,
+    lengths: Sequence[int],
     compares: bool,
     device: torch.device,
     group: ProcessGroup | None,
 ) -> Processes:
     """The processes of a group, with sets of one length each, if all of them agree.
 
-    ``same``: what must be the same on all ranks, by name; the ``call`` and, of tensors, shape and
-    dtype in each call, values where all ranks ``compare`` them. ``problem``: an error of this rank.
+    ``claims``: what must be the same on all ranks, by name; of tensors, shape and dtype in each
+    call, values where all ranks ``compare`` them. ``problem``: an error of this rank.
     """
-    claims = dict(same) if problem is None else {"call": same["call"]}
-    state: list[Tensor] = []
-    for name, value in claims.items():
+    shown, state = dict(claims), 0
+    if problem is not None:
+        shown = {"call": claims["call"], "problem": f"{type(problem).__name__}: {problem}"}
+    for name, value in shown.items():
         if isinstance(value, Tensor):
-            state.append(value)
             shape = f"{value.dtype}{[*value.shape]}"
-            claims[name] = f"{shape}, requires_grad={value.requires_grad}"
-    claims["problem"] = "" if problem is None else f"{type(problem).__name__}: {problem}"
-    summary = [length, zlib.crc32(repr(claims).encode()), int(compares and len(state) > 0)]
-    header = torch.tensor(summary, device=device)
-    counts, summaries, of_ranks = _gathered(header, group, "batch sizes").T.tolist()
+            shown[name] = f"{shape}, requires_grad={value.requires_grad}"
+            if compares:  # each bit of a sample
+                flat = value.detach().reshape(-1)
+                sample = flat[:: 1 + len(flat) // _SAMPLE].contiguous().view(torch.uint8)
+                state = zlib.crc32(sample.cpu().numpy(), state)
+    summary = [lengths[0], zlib.crc32(repr(shown).encode()), state if compares else -1]
+    by_rank = _gathered(torch.tensor(summary, device=device), group, "batch sizes")
+    counts, summaries, states = by_rank.T.tolist()
     if len(set(summaries)) > 1:
-        raise ValueError(_differences(claims, group)) from problem
+        raise ValueError(_differences(shown, group)) from problem
     if problem is not None:
         raise problem
-    if all(of_ranks) and _differs(state, device, group):
+    if -1 not in states and len(set(states)) > 1:
         raise ValueError(
             "the prototypes, or other parameters or buffers of the loss, are not the same on all "
             "ranks: put the loss into the module that DistributedDataParallel wraps, or give all "
@@ -138,18 +140,7 @@ def agreed_processes(
         )
     if sum(counts) == 0:
         raise ValueError("the batch must not be empty on every rank")
-    return Processes([counts] * num_sets, distributed.get_rank(group), group)
-
-
-def _differs(tensors: Sequence[Tensor], device: torch.device, group: ProcessGroup | None) -> bool:
-    """Whether tensors of the same shapes differ between ranks, in any bit of a sample."""
-    flat = [tensor.detach().reshape(-1) for tensor in tensors]
-    samples = [x[:: 1 + len(x) // _SAMPLE].contiguous().view(torch.uint8) for x in flat]
-    own = torch.cat([sample.to(device) for sample in samples])
-    largest = torch.stack([own, 255 - own])
-    with named("all-reduce of the state", group):
-        distributed.all_reduce(largest, distributed.ReduceOp.MAX, group=group)
-    return not torch.equal(largest[0], 255 - largest[1])  # the largest and the smallest
+    return Processes([counts] * len(lengths), distributed.get_rank(group), group)
 
 
 def _differences(claims: Mapping[str, object], group: ProcessGroup | None) -> str:
@@ -157,17 +148,16 @@ def _differences(claims: Mapping[str, object], group: ProcessGroup | None) -> st
     by_rank: list[dict[str, object]] = [{} for _ in range(distributed.get_world_size(group))]
     distributed.all_gather_object(by_rank, dict(claims), group)
     names = sorted({name for of_rank in by_rank for name in of_rank})
-    if any(of_rank["problem"] for of_rank in by_rank):
+    if "problem" in names:
         names = ["problem"]
     if len({of_rank["call"] for of_rank in by_rank}) > 1:  # all else differs then
         names = ["call"]
     lines = ["the ranks of process_group cannot compute one loss, because they differ:"]
     for name in names:
-        values = [of_rank.get(name, "absent") for of_rank in by_rank]
+        label, absent = ("", "ready") if name == "problem" else (f"{name}=", "absent")
+        values = [of_rank.get(name, absent) for of_rank in by_rank]
         if any(value != values[0] for value in values):
-            label = "" if name == "problem" else f"{name}="
-            shown = [value if value != "" else "ready" for value in values]
-            lines += [f"  rank {rank}: {label}{value}" for rank, value in enumerate(shown)]
+            lines += [f"  rank {rank}: {label}{value}" for rank, value in enumerate(values)]
     return "\n".join(lines)
 
 
