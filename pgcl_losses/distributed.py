@@ -69,7 +69,7 @@ class Processes(NamedTuple):
         if self.num_ranks() == 1:
             return values
         total = values.clone(memory_format=torch.contiguous_format)
-        with named(f"all-reduce of {name}", self.group):
+        with _named(f"all-reduce of {name}", self.group):
             distributed.all_reduce(total, group=self.group)
         return total
 
@@ -167,7 +167,7 @@ def _gathered(own: Tensor, group: ProcessGroup | None, name: str) -> Tensor:
     of_ranks = own.new_empty(num_ranks * len(own), *own.shape[1:])
     # torch 2.13 gave this and its converse new names, and warns of the old ones.
     gather = getattr(distributed, "all_gather_single", None)
-    with named(f"all-gather of {name}", group):
+    with _named(f"all-gather of {name}", group):
         (gather or distributed.all_gather_into_tensor)(of_ranks, own.contiguous(), group)
     return of_ranks.view(num_ranks, *own.shape)
 
@@ -178,15 +178,12 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, own: Tensor, processes: Processes) -> Tensor:
         ctx.processes = processes
-        longest = max([sum(of_rank) for of_rank in zip(*processes.counts, strict=True)])
-        padded = own.new_zeros(longest, *own.shape[1:])
+        of_ranks = [*zip(*processes.counts, strict=True)]  # of each rank, its sets' lengths
+        padded = own.new_zeros(max(map(sum, of_ranks)), *own.shape[1:])
         padded[: len(own)] = own
-        by_rank = _gathered(padded, processes.group, "embeddings")
-        of_ranks = [
-            rows.split_with_sizes([*counts, longest - sum(counts)])[:-1]
-            for rows, counts in zip(by_rank, zip(*processes.counts, strict=True), strict=True)
-        ]
-        return torch.cat([part for of_set in zip(*of_ranks, strict=True) for part in of_set])
+        by_rank = zip(_gathered(padded, processes.group, "embeddings"), of_ranks, strict=True)
+        parts = [rows[: sum(lengths)].split_with_sizes(lengths) for rows, lengths in by_rank]
+        return torch.cat([part for of_set in zip(*parts, strict=True) for part in of_set])
 
     @staticmethod
     @once_differentiable
@@ -196,7 +193,7 @@ class _Gather(torch.autograd.Function):
 
 
 @contextmanager
-def named(collective: str, group: ProcessGroup | None) -> Iterator[None]:
+def _named(collective: str, group: ProcessGroup | None) -> Iterator[None]:
     """A block whose error names the collective that failed."""
     try:
         yield
