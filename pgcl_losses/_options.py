@@ -25,17 +25,16 @@ def with_options(module: type[Module]) -> type[Module]:
 
     The type of an option says how it is checked whenever it is assigned.
     """
-    has_constructor = "__init__" in vars(module)
     made: Any = dataclass(kw_only=True, eq=False, repr=False)(module)
     kinds = {option.name: _type_and_check(option.type) for option in fields(made)}
     made.options = {name: kinds[name][1] for name in sorted(kinds, key=COMMON.__contains__)}
     for name in kinds.keys() & vars(module).keys():
         delattr(module, name)  # a default of the class would hide a Parameter
-    if not has_constructor:  # as help() shows it: without checks, and the common options last
-        signature = inspect.signature(made.__init__)
-        ordered = sorted(signature.parameters.values(), key=lambda option: option.name in COMMON)
-        shown = [x.replace(annotation=kinds.get(x.name, [x.annotation])[0]) for x in ordered]
-        made.__init__.__signature__ = signature.replace(parameters=shown)
+    # As help() shows it: without checks, and the common options last.
+    signature = inspect.signature(made.__init__)
+    ordered = sorted(signature.parameters.values(), key=lambda option: option.name in COMMON)
+    shown = [x.replace(annotation=kinds.get(x.name, [x.annotation])[0]) for x in ordered]
+    made.__init__.__signature__ = signature.replace(parameters=shown)
     return module
 
 
@@ -43,9 +42,9 @@ def _type_and_check(kind: Any) -> tuple[Any, Check]:
     """The plain type of an option, and its check: ``Annotated`` has both."""
     if get_origin(kind) is Annotated:
         return kind.__origin__, kind.__metadata__[0]
-    if get_origin(kind) is Literal:
-        return kind, partial(one_of, choices=get_args(kind))
-    return kind, flag if kind is bool else lambda name, value: value
+    if kind is bool or get_origin(kind) is Literal:
+        return kind, partial(one_of, choices=get_args(kind) or (True, False))
+    return kind, lambda name, value: value
 
 
 def temperature(name: str, value: Any) -> float | Tensor:
@@ -70,8 +69,8 @@ def dimension(name: str, value: Any) -> int | None:
 
 
 def counts(name: str, value: Any, minimum: int, expected: str) -> tuple[int, ...]:
-    """Several whole numbers of at least ``minimum``, which ``expected`` describes."""
-    if not isinstance(value, Sequence) or isinstance(value, str):
+    """One or more whole numbers of at least ``minimum``, which ``expected`` describes."""
+    if not isinstance(value, Sequence) or isinstance(value, str) or len(value) == 0:
         raise TypeError(f"{name} must be {expected}, but got {check.shown(value)}")
     return tuple([check.count(f"{name}[{i}]", size, minimum) for i, size in enumerate(value)])
 
@@ -81,8 +80,6 @@ def heads(name: str, value: Any) -> int | tuple[int, ...]:
     if isinstance(value, Integral):
         return check.count(name, value, minimum=1)
     heads = counts(name, value, 1, "a whole number, or a sequence of them with one for each head")
-    if not heads:
-        raise ValueError(f"{name} must be a whole number or one for each head, but got {value!r}")
     return heads if len(heads) > 1 else heads[0]
 
 
@@ -96,14 +93,8 @@ def window(name: str, value: Any) -> tuple[int, int] | None:
     return bounds
 
 
-def flag(name: str, value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise TypeError(f"{name} must be True or False, but got {check.shown(value)}")
-    return value
-
-
-def one_of(name: str, value: Any, choices: Sequence[str]) -> str:
-    if not isinstance(value, str) or value not in choices:
+def one_of(name: str, value: Any, choices: Sequence[Any]) -> Any:
+    if not isinstance(value, type(choices[0])) or value not in choices:
         listed = ", ".join(repr(choice) for choice in choices)
         raise ValueError(f"{name} must be one of {listed}, but got {value!r}")
     return value

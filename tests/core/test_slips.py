@@ -57,9 +57,9 @@ TYPE_ERRORS = [
     ("PGCLLoss(4.0)", "dim must be a whole number, but got 4.0 (float)"),
     ("PGCLLoss(D, True)", "num_prototypes must be a whole number, but got True (bool)"),
     ("PGCLLoss(D, '42')", "num_prototypes must be a whole number, or a sequence of them with one"),
+    ("PGCLLoss(D, ())", "with one for each head, but got () (tuple)"),
     ("nce(temperature=None)", "at most 1e30, but got None (NoneType)"),
     ("nce(temperature=torch.ones((), requires_grad=True))", "learns: give torch.nn.Parameter(...)"),
-    ("nce(gather='yes')", "gather must be True or False, but got 'yes' (str)"),
     ("nce(process_group='all')", "process_group must be a ProcessGroup or None, but got 'all'"),
     ("nce(memory_size=10)", "memory_size=10 needs the embedding dimension, dim="),
     ("pgcl(negative_ranks=3)", "negative_ranks must be None or two positions (first, end), but"),
@@ -97,10 +97,11 @@ TYPE_ERRORS = [
 VALUE_ERRORS = [
     # Options.
     ("PGCLLoss(D, [3, 0])", "num_prototypes[1] must be at least 1, but got 0"),
-    ("PGCLLoss(D, ())", "num_prototypes must be a whole number or one for each head, but got ()"),
     ("nce(temperature=0)", "temperature must be a finite number of at least 1e-30, at most 1e30"),
     ("nce(temperature=10**400)", "temperature must be a finite number of at least 1e-30"),
     ("nce(negatives='both')", "negatives must be one of 'all', 'cross', 'memory', 'given', but"),
+    ("nce(gather='yes')", "gather must be one of True, False, but got 'yes'"),
+    ("nce(gather=1)", "gather must be one of True, False, but got 1"),
     ("nce(engine=None)", "engine must be one of 'auto', 'dense', 'blocks', but got None"),
     ("pgcl(negative_ranks=(2, 8))", "negative_ranks must lie in 0..3, as there are 3 prototypes"),
     ("pgcl(negative_ranks=(2, 2))", "negative_ranks must be (first, end) with first < end, but"),
