@@ -244,14 +244,9 @@ class PGCLLoss(LossWithMemory):
             if self.memory is not None:
                 self.memory.store_batch(batch, manually=False)
         if self._watch.is_due(self, loss, batch):
-            excludes = self.contrast_weight > 0 and isinstance(
-                self.contrast, PrototypeReweightedNCE
-            )
-            if excludes:  # embeddings of one cluster from the negatives
-                excludes = self.contrast.exclude_same_cluster and not self.contrast.soft_clusters
-            options = self.prototypes, self.consistency_weight > 0, excludes
             checked = contrast if self.contrast_weight > 0 else None
-            self._watch.look(Step(views, batch, checked, *options))
+            learning = self.prototypes if self.consistency_weight > 0 else None
+            self._watch.look(Step(views, batch, checked, learning))
         return loss, contrast, consistency, batch
 
     def _check(

@@ -14,7 +14,6 @@ from pgcl_losses._warnings import warn
 from pgcl_losses.batch import Batch
 from pgcl_losses.consistency import consistency_ratio
 from pgcl_losses.prototypes import SinkhornPrototypes
-from pgcl_losses.weights import cluster_counts
 
 # Gradients are rarely accumulated over more batches, and short trainings have few more steps.
 _PATIENCE = 16
@@ -34,12 +33,9 @@ _TEXTS = {
     "finite": "the embeddings hold NaN or inf: check the input of the encoder and its gradients",
     "zero": "the contrast is 0, as no query has both positives and negatives: use larger batches, "
     "memory_size or more than one prototype; give one item to all embeddings of a graph or class, "
-    "and another item to others",
+    "and another item to others. If all embeddings are in one cluster, normalise in the encoder",
     "motion": f"the prototypes have not moved in {_PATIENCE} training forwards: does the optimizer "
     "have them? Adam([*encoder.parameters(), *pgcl.parameters()])",
-    "clusters": "one cluster has {:.0%} of the embeddings, so hardly any negatives are left: if "
-    "all embeddings point in one direction, lower the learning rate or normalise in the encoder; "
-    "if not, lower epsilon",
     "collapse": "the embeddings are collapsed: their mean cosine is {:.2f}, and no prototype tells "
     "them apart (the consistency is {:.0%} of log K). Initialise the prototypes from embeddings, "
     "before training: pgcl.prototypes.start_from_(embeddings)",
@@ -52,9 +48,7 @@ class Step(NamedTuple):
     views: Sequence[object]  # or sets, as the loss was called with
     batch: Batch
     contrast: Tensor | None  # None if its weight is 0
-    prototypes: SinkhornPrototypes | None = None
-    learns: bool = False  # whether the weight of the consistency is above 0
-    excludes: bool = False  # whether embeddings of one cluster are no negatives
+    prototypes: SinkhornPrototypes | None = None  # None if the weight of the consistency is 0
 
 
 class Watch:
@@ -90,27 +84,23 @@ class Watch:
 
         Three checks in a row are bad before most warnings, as the last batch of an epoch is small.
         """
-        views, batch, contrast, prototypes, learns, excludes = step
-        num_graphs, largest = batch.processes.lengths()[0], 0
+        views, batch, contrast, prototypes = step
         self._check("gradient", 1, self.steps_without_gradient >= _PATIENCE)
         self._check("views", 3, len(set(map(id, views))) < len(views))
         self._measure("finite", 1, math.isnan, batch.embeddings.sum())
-        if prototypes is not None and (learns or excludes):
-            largest, num_queued = max(prototypes.heads), prototypes.queue_size
-            is_small = 1 < num_graphs < largest - num_queued
-            self._check("size", 3, is_small, num_graphs, num_queued, largest)
-        if prototypes is not None and learns and prototypes.weight.requires_grad:
-            if largest > 1 and batch.embeddings.requires_grad:
-                self._check_motion(prototypes)
-        else:
-            self.start = None
-        if excludes and num_graphs >= largest > 1:
-            self._measure("clusters", 3, lambda fraction: fraction > 0.9, _largest_fraction(batch))
-        if "clusters" in self.reported:
-            return
         if contrast is not None:
             self._measure("zero", 3, lambda total: total == 0, contrast.abs().sum())
-        if learns and num_graphs >= largest > 1:
+        if prototypes is None:
+            self.start = None
+            return
+        num_graphs, largest = batch.processes.lengths()[0], max(prototypes.heads)
+        is_small = 1 < num_graphs < largest - prototypes.queue_size
+        self._check("size", 3, is_small, num_graphs, prototypes.queue_size, largest)
+        if not prototypes.weight.requires_grad:
+            self.start = None
+        elif largest > 1 and batch.embeddings.requires_grad:
+            self._check_motion(prototypes)
+        if num_graphs >= largest > 1 and "zero" not in self.reported:
             # In many good trainings embeddings are collapsed at first, and prototypes random.
             values = mean_cosine(batch.embeddings), _consistency_ratio(batch)
             self._measure("collapse", 7, lambda cos, of_log: cos > 0.9 and of_log > 0.95, *values)
@@ -146,15 +136,6 @@ class Watch:
             del self.pending[0]
             values = copied.tolist()
             self._check(name, patience, is_bad(*values), *values)
-
-
-def _largest_fraction(batch: Batch) -> Tensor:
-    """The fraction of embeddings in one cluster, of the head that leaves the most negatives."""
-    assert batch.clusters is not None  # as prototypes gave it
-    clusters = batch.clusters[: len(batch.embeddings)]
-    of_heads = zip(clusters.unbind(1), batch.heads, strict=True)
-    counts = [cluster_counts(of_head, size).max() for of_head, size in of_heads]
-    return torch.stack(counts).amin() / len(clusters) + 0 * batch.embeddings.sum()  # NaN stays
 
 
 def _consistency_ratio(batch: Batch) -> Tensor:
