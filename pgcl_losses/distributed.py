@@ -124,7 +124,7 @@ def agreed_processes(
             if compares:  # each bit of a sample
                 flat = value.detach().reshape(-1)
                 sample = flat[:: 1 + len(flat) // _SAMPLE].contiguous().view(torch.uint8)
-                state = zlib.crc32(sample.cpu().numpy(), state)
+                state = zlib.crc32(sample.cpu().numpy().tobytes(), state)
     summary = [lengths[0], zlib.crc32(repr(shown).encode()), state if compares else -1]
     by_rank = _gathered(torch.tensor(summary, device=device), group, "batch sizes")
     counts, summaries, states = by_rank.T.tolist()
