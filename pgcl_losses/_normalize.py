@@ -70,8 +70,7 @@ class _UnitVectors(torch.autograd.Function):
 
 
 def mean_cosine(units: Tensor) -> Tensor:
-    """The mean cosine of two different unit vectors of ``[..., D]``; NaN if there is only one."""
-    units = units.flatten(0, -2)  # [M, D]
+    """The mean cosine of two different unit vectors of ``[M, D]``; NaN if there is only one."""
     count = len(units)
     pairs = units.sum(0).square().sum() - units.square().sum()
     return pairs / (count * (count - 1)) if count > 1 else pairs.new_full((), math.nan)
