@@ -13,15 +13,7 @@ from pgcl_losses import _checks as check
 from pgcl_losses._module import LossModule, called_by_all
 from pgcl_losses._normalize import computing_dtype, mean_cosine
 from pgcl_losses._options import Size, Weight, with_options
-from pgcl_losses.batch import (
-    Assignment,
-    Batch,
-    Items,
-    Negatives,
-    OverPositives,
-    Queries,
-    Reduction,
-)
+from pgcl_losses.batch import Assignment, Batch, Items, Negatives, OverPositives, Queries, Reduction
 from pgcl_losses.consistency import ConsistencyLoss
 from pgcl_losses.contrast import PrototypeReweightedNCE, Weighting
 from pgcl_losses.engine.contrast import Engine

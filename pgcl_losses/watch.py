@@ -90,19 +90,17 @@ class Watch:
         self._measure("finite", 1, math.isnan, batch.embeddings.sum())
         if contrast is not None:
             self._measure("zero", 3, lambda total: total == 0, contrast.abs().sum())
-        if prototypes is None:
-            self.start = None
+        if prototypes is None or batch.log_probs is None or batch.targets is None:
             return
         num_graphs, largest = batch.processes.lengths()[0], max(prototypes.heads)
         is_small = 1 < num_graphs < largest - prototypes.queue_size
         self._check("size", 3, is_small, num_graphs, prototypes.queue_size, largest)
-        if not prototypes.weight.requires_grad:
-            self.start = None
-        elif largest > 1 and batch.embeddings.requires_grad:
+        if largest > 1 and prototypes.weight.requires_grad and batch.embeddings.requires_grad:
             self._check_motion(prototypes)
         if num_graphs >= largest > 1 and "zero" not in self.reported:
             # In many good trainings embeddings are collapsed at first, and prototypes random.
-            values = mean_cosine(batch.embeddings), _consistency_ratio(batch)
+            of_views = batch.views(batch.log_probs), batch.views(batch.targets)
+            values = mean_cosine(batch.embeddings), consistency_ratio(*of_views, batch.heads)
             self._measure("collapse", 7, lambda cos, of_log: cos > 0.9 and of_log > 0.95, *values)
 
     def _check_motion(self, prototypes: SinkhornPrototypes) -> None:
@@ -136,11 +134,3 @@ class Watch:
             del self.pending[0]
             values = copied.tolist()
             self._check(name, patience, is_bad(*values), *values)
-
-
-def _consistency_ratio(batch: Batch) -> Tensor:
-    """The consistency divided by log K."""
-    assert batch.log_probs is not None  # as prototypes gave it
-    assert batch.targets is not None
-    log_probs, targets = batch.views(batch.log_probs), batch.views(batch.targets)
-    return consistency_ratio(log_probs, targets, batch.heads)
