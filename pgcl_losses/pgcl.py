@@ -244,10 +244,9 @@ class PGCLLoss(LossWithMemory):
     def _check(
         self, views: tuple[Any, ...], items: Any, positives: Any, weights: Any, may_be_empty: bool
     ) -> dict[str, Any]:
-        check.loss_views(views, None, 2, may_be_empty)
-        for module in (self.prototypes, self.contrast):  # a module of yours may have none
-            temperature = getattr(module, "temperature", 1.0)
-            check.temperature_value("temperature", temperature, views[0])
+        self.prototypes.check(views, 2, type(self).__name__, may_be_empty)
+        temperature = getattr(self.contrast, "temperature", 1.0)  # a module of yours may have none
+        check.temperature_value("temperature", temperature, views[0])
         if items is not None:
             check.items(items, views)
         queries = getattr(self.contrast, "queries", "all")
@@ -258,9 +257,6 @@ class PGCLLoss(LossWithMemory):
                 "reduction='none' with queries='first' has a contrast for each embedding of the "
                 "first view, but a consistency for those of all: choose 'mean' or 'sum'"
             )
-        weight = self.prototypes.weight
-        check.prototypes("prototypes.weight", weight, "z1", views[0], type(self).__name__)
-        self.prototypes.check_queue(len(views))
         self._check_contrast()
         return self.must_agree(items, positives, weights)
 

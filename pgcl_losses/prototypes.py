@@ -94,7 +94,8 @@ class SinkhornPrototypes(LossModule):
         batch = batch_argument(views)
         if batch is not None:  # whose owner calls `advance`
             return self._assigned(batch)
-        processes = self.agree("forward", partial(self._check, views), views)
+        check_views = partial(self.check, views, 1, type(self).__name__)
+        processes = self.agree("forward", check_views, views)
         dtype = computing_dtype(self.weight, *views)
         batch = self._assigned(Batch.of(views, dtype=dtype, processes=processes))
         if self.moves_state(batch.embeddings):
@@ -104,19 +105,19 @@ class SinkhornPrototypes(LossModule):
     if TYPE_CHECKING:
         __call__ = forward
 
-    def _check(self, views: tuple[Any, ...], may_be_empty: bool) -> dict[str, Any]:
-        check.loss_views(views, None, 1, may_be_empty)
-        check.prototypes("weight", self.weight, "z1", views[0], type(self).__name__)
+    def check(
+        self, views: tuple[Any, ...], fewest: int, owner: str, may_be_empty: bool
+    ) -> dict[str, Any]:
+        """Whether views can be assigned: by this module, or within the loss that is its owner."""
+        check.loss_views(views, None, fewest, may_be_empty)
+        check.prototypes("prototypes.weight", self.weight, "z1", views[0], owner)
         check.temperature_value("temperature", self.temperature, views[0])
-        self.check_queue(len(views))
-        return {}
-
-    def check_queue(self, num_views: int) -> None:
-        if self.queue_size > 0 and num_views != self.queue_views:
+        if self.queue_size > 0 and len(views) != self.queue_views:
             raise ValueError(
-                f"views must be {self.queue_views} when queue_size > 0, but got {num_views}: the "
-                f"queue keeps past embeddings of each view; make it with queue_views={num_views}"
+                f"views must be {self.queue_views} when queue_size > 0, but got {len(views)}: the "
+                f"queue keeps past embeddings of each view; make it with queue_views={len(views)}"
             )
+        return {}
 
     def assign(self, z: Tensor) -> Tensor:
         """The nearest prototype of each embedding, ``[N, D] -> [N]``: for inference, no balancing.

@@ -122,7 +122,7 @@ VALUE_ERRORS = [
     ("pgcl()(z1, z2.T)", "z2 has shape (4, 8) but z1 has (8, 4): the dimension D must be the same"),
     ("pgcl()(z1[:7], z2)", "z1 has (7, 4): row i of every view must be graph i"),
     ("pgcl()(z1, z2.to('meta'))", "z2 is on meta but z1 is on cpu"),
-    ("prototypes()(z1.T)", "z1 has dimension 8 but weight has dimension 4"),
+    ("prototypes()(z1.T)", "z1 has dimension 8 but prototypes.weight has dimension 4"),
     ("prototypes().assign(z1.T)", "z has dimension 8 but weight has dimension 4"),
     ("prototypes().start_from_(nan * z1)", "embeddings must be finite, but there is a NaN or an"),
     ("prototypes().start_from_(z1.T)", "weight has dimension 4: make SinkhornPrototypes(dim=8)"),
