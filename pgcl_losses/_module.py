@@ -4,6 +4,7 @@ import difflib
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from typing import Any, ClassVar, TypeVar
 
 import torch
@@ -103,12 +104,17 @@ class LossModule(nn.Module):
             )
         super().__setattr__(name, value)
 
-    def _check_name(self, name: str, value: Any, *others: str) -> None:
+    def _check_name(self, name: str, value: Any) -> None:
         """A subclass may have attributes of its own, but none that looks like an option."""
+        of_children = {c: getattr(m, "options", ()) for c, m in self.named_children()}
+        owner = type(self).__name__
+        if there := [f"{child}.{name}" for child in of_children if name in of_children[child]]:
+            raise AttributeError(f"{name} is no option of {owner}: set its {' and '.join(there)}")
         is_ours = type(self).__module__.startswith("pgcl_losses.")
         is_wrong = is_ours and not isinstance(value, Tensor)
-        if hint := _hint(name, [*self.options, *others], is_wrong):
-            raise AttributeError(f"{type(self).__name__} has no option {name}: {hint}")
+        names = [*dict.fromkeys(chain(self.options, *of_children.values()))]
+        if hint := _hint(name, names, is_wrong):
+            raise AttributeError(f"{owner} has no option {name}: {hint}")
 
     def own_options(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self.options if name not in COMMON}

@@ -168,17 +168,6 @@ class PGCLLoss(LossWithMemory):
             if hasattr(module, "temperature"):  # a module of yours may have none
                 module.temperature = value
 
-    def _check_name(self, name: str, value: Any, *others: str) -> None:
-        there = [
-            f"pgcl.{child}.{name}"
-            for child, module in self.named_children()
-            if name in getattr(module, "options", ())
-        ]
-        if there:
-            owner = type(self).__name__
-            raise AttributeError(f"{name} is not an option of {owner}: set {' and '.join(there)}")
-        super()._check_name(name, value, "temperature", *self.prototypes.options)
-
     @called_by_all("forward")
     def forward(
         self,
@@ -220,11 +209,9 @@ class PGCLLoss(LossWithMemory):
             batch = self.prototypes(batch)
         if learns:
             consistency = self.consistency(batch)
-        if self.contrast_weight == 0:
-            contrast = torch.zeros_like(consistency)
-        else:
-            contrast = self.contrast(batch)
-        loss = contrast if self.contrast_weight == 1 else self.contrast_weight * contrast
+        weight = self.contrast_weight
+        contrast = self.contrast(batch) if weight > 0 else torch.zeros_like(consistency)
+        loss = contrast if weight == 1 else weight * contrast
         if learns:
             loss = torch.add(loss, consistency, alpha=self.consistency_weight)
         else:  # a gradient of zeros, as DDP needs it

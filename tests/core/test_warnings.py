@@ -7,7 +7,7 @@ import warnings
 import pytest
 import torch
 
-from pgcl_losses import InfoNCE, PGCLLoss, SinkhornPrototypes
+from pgcl_losses import InfoNCE, PGCLLoss
 from pgcl_losses.batch import Batch
 from pgcl_losses.distributed import Processes
 from pgcl_losses.watch import _PATIENCE, Watch
