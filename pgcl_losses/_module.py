@@ -3,17 +3,18 @@
 import difflib
 import functools
 import inspect
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from typing import Any, ClassVar, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 
 from pgcl_losses import _checks
 from pgcl_losses._modes import is_transformed
 from pgcl_losses._options import COMMON, Check, Group, with_options
-from pgcl_losses.distributed import Processes, agreed_processes, count_ranks
+from pgcl_losses.distributed import Processes, checksum, count_ranks, differences, gathered
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Module = TypeVar("Module", bound="LossModule")
@@ -147,14 +148,14 @@ class LossModule(nn.Module):
         if not self.is_distributed():
             check(False)
             return Processes([(of_set.shape[0],) for of_set in sets])
+        group, length, problem = self.process_group, 0, None
         claims: dict[str, Any] = {"call": f"{type(self).__name__}.{call}"}
-        problem: Exception | None = None
-        lengths = [0]
         try:
             of_input = check(True)
-            lengths = [len(of_set) for of_set in sets]
-            claims |= self.all_options() | dict(self.named_parameters())
-            claims |= dict(self.named_buffers()) | {
+            claims |= {
+                **self.all_options(),
+                **dict(self.named_parameters()),
+                **dict(self.named_buffers()),
                 "training": self.training,
                 "gradients enabled": torch.is_grad_enabled(),
                 "views": len(sets),
@@ -163,16 +164,35 @@ class LossModule(nn.Module):
                 "requires_grad": any(of_set.requires_grad for of_set in sets),
                 **of_input,
             }
+            length = len(sets[0])
         except Exception as error:  # whatever it is: the other processes must not wait for this one
             problem = error
-        # NCCL needs a GPU, and part of a wrong input may be on a CPU.
-        tensors = [x for x in (*self.parameters(), *sets) if isinstance(x, Tensor)]
-        devices = [torch.device("cpu"), *(x.device for x in tensors)]
-        device = max(devices, key=lambda device: device.type != "cpu")
+            claims["problem"] = f"{type(error).__name__}: {error}"
+        tensors = {name: x for name, x in claims.items() if isinstance(x, Tensor)}
+        for name, x in tensors.items():
+            claims[name] = f"{x.dtype}{[*x.shape]}, requires_grad={x.requires_grad}"
         # start_from_ gives all processes the same prototypes.
         compares = call != "start_from_" and self._calls % _COMPARE_STATE_EVERY == 0
         self._calls += call != "start_from_"
-        return agreed_processes(claims, problem, lengths, compares, device, self.process_group)
+        state = checksum(tensors.values()) if compares else -1
+        # NCCL needs a GPU, and part of a wrong input may be on a CPU.
+        devices = [x.device for x in (*self.parameters(), *sets) if isinstance(x, Tensor)]
+        device = max(devices, key=lambda d: d.type != "cpu", default=torch.device("cpu"))
+        summary = torch.tensor([length, zlib.crc32(repr(claims).encode()), state], device=device)
+        lengths, of_claims, states = gathered(summary, group, "batch sizes").T.tolist()
+        if len(set(of_claims)) > 1:
+            raise ValueError(differences(claims, group)) from problem
+        if problem is not None:
+            raise problem
+        if -1 not in states and len(set(states)) > 1:
+            raise ValueError(
+                "the prototypes, or other parameters or buffers of the loss, are not the same on "
+                "all ranks: put the loss into the module that DistributedDataParallel wraps, or "
+                "give all ranks one seed, one checkpoint and the same steps of an optimizer"
+            )
+        if sum(lengths) == 0:
+            raise ValueError("the batch must not be empty on every rank")
+        return Processes([lengths] * len(sets), distributed.get_rank(group), group)
 
     def moves_state(self, embeddings: Tensor) -> bool:
         """Whether a forward is a training step; a function that is transformed has no state."""

@@ -10,7 +10,7 @@ the same error if they differ.
 """
 
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -44,7 +44,7 @@ class Processes(NamedTuple):
         """The same processes, for sets of which this one holds so many embeddings."""
         if self.num_ranks() == 1:
             return self._replace(counts=[(length,) for length in lengths])
-        by_rank = _gathered(torch.tensor(lengths, device=device), self.group, "lengths")
+        by_rank = gathered(torch.tensor(lengths, device=device), self.group, "lengths")
         return self._replace(counts=by_rank.T.tolist())
 
     def gather(self, own: Tensor) -> Tensor:
@@ -77,7 +77,7 @@ class Processes(NamedTuple):
         """Logs ``[M]`` of each process's sums -> of their total, the same bits on all ranks."""
         if self.num_ranks() == 1:
             return logs
-        return _gathered(logs, self.group, "sums over pairs").logsumexp(0)
+        return gathered(logs, self.group, "sums over pairs").logsumexp(0)
 
     def average_gradient(self, value: Tensor) -> Tensor:
         """The same tensor, whose gradient becomes the mean over ranks."""
@@ -101,49 +101,17 @@ def count_ranks(process_group: ProcessGroup | None) -> int:
     return num_ranks
 
 
-def agreed_processes(
-    claims: Mapping[str, object],
-    problem: Exception | None,
-    lengths: Sequence[int],
-    compares: bool,
-    device: torch.device,
-    group: ProcessGroup | None,
-) -> Processes:
-    """The processes of a group, with sets of one length each, if all of them agree.
-
-    ``claims``: what must be the same on all ranks, by name; of tensors, shape and dtype in each
-    call, values where all ranks ``compare`` them. ``problem``: an error of this rank.
-    """
-    shown, state = dict(claims), 0
-    if problem is not None:
-        shown = {"call": claims["call"], "problem": f"{type(problem).__name__}: {problem}"}
-    for name, value in shown.items():
-        if isinstance(value, Tensor):
-            shape = f"{value.dtype}{[*value.shape]}"
-            shown[name] = f"{shape}, requires_grad={value.requires_grad}"
-            if compares:  # each bit of a sample
-                flat = value.detach().reshape(-1)
-                sample = flat[:: 1 + len(flat) // _SAMPLE].contiguous().view(torch.uint8)
-                state = zlib.crc32(sample.cpu().numpy().tobytes(), state)
-    summary = [lengths[0], zlib.crc32(repr(shown).encode()), state if compares else -1]
-    by_rank = _gathered(torch.tensor(summary, device=device), group, "batch sizes")
-    counts, summaries, states = by_rank.T.tolist()
-    if len(set(summaries)) > 1:
-        raise ValueError(_differences(shown, group)) from problem
-    if problem is not None:
-        raise problem
-    if -1 not in states and len(set(states)) > 1:
-        raise ValueError(
-            "the prototypes, or other parameters or buffers of the loss, are not the same on all "
-            "ranks: put the loss into the module that DistributedDataParallel wraps, or give all "
-            "ranks one seed, one checkpoint and the same steps of an optimizer"
-        )
-    if sum(counts) == 0:
-        raise ValueError("the batch must not be empty on every rank")
-    return Processes([counts] * len(lengths), distributed.get_rank(group), group)
+def checksum(tensors: Iterable[Tensor]) -> int:
+    """Of all bits of a sample of each tensor, the same for any strides and on any device."""
+    value = 0
+    for tensor in tensors:
+        flat = tensor.detach().reshape(-1)
+        sample = flat[:: 1 + len(flat) // _SAMPLE].contiguous().view(torch.uint8)
+        value = zlib.crc32(sample.cpu().numpy().tobytes(), value)
+    return value
 
 
-def _differences(claims: Mapping[str, object], group: ProcessGroup | None) -> str:
+def differences(claims: Mapping[str, object], group: ProcessGroup | None) -> str:
     """What ranks disagree on; every rank gets the same message."""
     by_rank: list[dict[str, object]] = [{} for _ in range(distributed.get_world_size(group))]
     distributed.all_gather_object(by_rank, dict(claims), group)
@@ -161,7 +129,7 @@ def _differences(claims: Mapping[str, object], group: ProcessGroup | None) -> st
     return "\n".join(lines)
 
 
-def _gathered(own: Tensor, group: ProcessGroup | None, name: str) -> Tensor:
+def gathered(own: Tensor, group: ProcessGroup | None, name: str) -> Tensor:
     """A tensor of each rank, ``[...] -> [ranks, ...]``."""
     num_ranks = distributed.get_world_size(group)
     of_ranks = own.new_empty(num_ranks * len(own), *own.shape[1:])
@@ -181,7 +149,7 @@ class _Gather(torch.autograd.Function):
         of_ranks = [*zip(*processes.counts, strict=True)]  # of each rank, its sets' lengths
         padded = own.new_zeros(max(map(sum, of_ranks)), *own.shape[1:])
         padded[: len(own)] = own
-        by_rank = zip(_gathered(padded, processes.group, "embeddings"), of_ranks, strict=True)
+        by_rank = zip(gathered(padded, processes.group, "embeddings"), of_ranks, strict=True)
         parts = [rows[: sum(lengths)].split_with_sizes(lengths) for rows, lengths in by_rank]
         return torch.cat([part for of_set in zip(*parts, strict=True) for part in of_set])
 
