@@ -117,23 +117,20 @@ class LossModule(nn.Module):
         if hint := _hint(name, names, is_wrong):
             raise AttributeError(f"{owner} has no option {name}: {hint}")
 
-    def own_options(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self.options if name not in COMMON}
-
     def extra_repr(self) -> str:
-        shown = [
-            f"{name}={type(value).__name__ if isinstance(value, Tensor) else repr(value)}"
-            for name, value in self.own_options().items()
-        ]
-        return ", ".join(shown if self.gather else [*shown, "gather=False"])
+        own = {name: getattr(self, name) for name in self.options if name not in COMMON}
+        own |= {} if self.gather else {"gather": False}
+        kinds = {name: type(x).__name__ for name, x in own.items() if isinstance(x, Tensor)}
+        return ", ".join(f"{name}={kinds.get(name, repr(x))}" for name, x in own.items())
 
     def all_options(self) -> dict[str, Any]:
         """The class and the options of this module and of those in it."""
         values: dict[str, Any] = {}
         for path, module in self.named_modules():
-            own = module.own_options() if isinstance(module, LossModule) else {}
-            for name, value in {"type": type(module).__name__, **own}.items():
-                values[f"{path}.{name}".lstrip(".")] = value
+            values[f"{path}.type".lstrip(".")] = type(module).__name__
+            for name in module.options if isinstance(module, LossModule) else ():
+                if name not in COMMON:
+                    values[f"{path}.{name}".lstrip(".")] = getattr(module, name)
         return values
 
     def agree(
