@@ -63,11 +63,6 @@ def temperature(name: str, value: Any) -> float | Tensor:
     return value
 
 
-def dimension(name: str, value: Any) -> int | None:
-    """An embedding dimension; None where none is needed."""
-    return None if value is None else check.count(name, value, minimum=1)
-
-
 def counts(name: str, value: Any, minimum: int, expected: str) -> tuple[int, ...]:
     """One or more whole numbers of at least ``minimum``, which ``expected`` describes."""
     if not isinstance(value, Sequence) or isinstance(value, str) or len(value) == 0:
@@ -115,7 +110,7 @@ Temperature = Annotated[float | Tensor, temperature]
 Size = Annotated[int, partial(check.count, minimum=0)]
 Positive = Annotated[int, partial(check.count, minimum=1)]
 Heads = Annotated[int | Sequence[int], heads]
-Dimension = Annotated[int | None, dimension]
+Dimension = Annotated[int | None, lambda name, x: x if x is None else check.count(name, x, 1)]
 Hardness = Annotated[float, partial(check.number, expected="a number from 0 to 1e6", highest=1e6)]
 # 1 - tau+ is divided by.
 Debias = Annotated[float, partial(check.number, expected="a number from 0 to 0.999", highest=0.999)]
