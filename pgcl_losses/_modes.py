@@ -17,15 +17,12 @@ def is_transformed(*values: object) -> bool:
 
 def is_eager(values: Tensor) -> bool:
     """Whether Python may read numbers, now or later: in no compiled or CUDA graph, no transform."""
-    device = values.device
-    if type(values) is not Tensor or device.type not in ("cpu", "cuda"):
-        return False
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
         return False
-    if device.type == "cpu":
-        return True
-    with torch.cuda.device(device):
-        return not torch.cuda.is_current_stream_capturing()
+    if values.is_cuda:
+        with torch.cuda.device(values.device):
+            return type(values) is Tensor and not torch.cuda.is_current_stream_capturing()
+    return type(values) is Tensor and values.device.type == "cpu"
 
 
 def can_be_read(values: Tensor) -> bool:
