@@ -35,7 +35,8 @@ def spherical_kmeans(embeddings: Tensor, initial: Tensor, draws: Tensor | None =
             f"{len(initial) - len(seeds)} prototypes stay as they were: use more embeddings or "
             "fewer prototypes"
         )
-    return torch.cat([_moved(embeddings, seeds), initial[len(seeds) :]])
+    moved = _moved(embeddings, seeds) if len(seeds) > 0 else seeds
+    return torch.cat([moved, initial[len(seeds) :]])
 
 
 def _seeds(embeddings: Tensor, draws: Tensor) -> Tensor:
@@ -60,8 +61,6 @@ def _seeds(embeddings: Tensor, draws: Tensor) -> Tensor:
 
 def _moved(embeddings: Tensor, centers: Tensor) -> Tensor:
     """Lloyd's rounds: each centre moves to the mean direction of the embeddings nearest to it."""
-    if len(centers) == 0:
-        return centers
     numbers = torch.arange(len(centers), device=embeddings.device)
     for _ in range(_ROUNDS):
         sums = torch.zeros_like(centers)
