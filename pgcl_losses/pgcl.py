@@ -41,15 +41,14 @@ class PGCLTerms(NamedTuple):
 class PGCLLoss(LossWithMemory):
     r"""PGCL: reweighted contrast + :math:`\lambda` consistency, with its prototypes.
 
-    The prototypes are parameters of this module: give them to the optimizer, beside the encoder's.
+    The prototypes are parameters: give them to the optimizer, beside the encoder's.
 
     Args:
         dim (int): embedding dimension, D.
         num_prototypes (int or sequence of int): how many prototypes, K; or several numbers, one for
             each head. Each head is a set of prototypes that is balanced by itself.
         consistency_weight (float): lambda, the weight of the consistency. With 0, ``consistency``
-            is not called, and the gradient of the prototypes is zero. Weight decay still moves
-            them, as with ``freeze_steps``.
+            is not called, and prototypes are frozen, as in ``freeze_steps``.
         contrast_weight (float): weight of the contrast. With 0, ``contrast`` is not called.
         temperature (float or Tensor): tau of both the contrast and the prediction, as in
             :class:`InfoNCE`.
@@ -67,9 +66,8 @@ class PGCLLoss(LossWithMemory):
             all weights are 1.
         exclude_same_cluster (bool): whether graphs of the query's own cluster are left out of its
             negatives.
-        negative_ranks ((int, int) or None): take negatives only from the clusters at the positions
-            first to end - 1 of the query's own assignment, best first; ``(2, 8)`` in the published
-            code.
+        negative_ranks ((int, int) or None): take negatives only from the clusters at positions
+            first to end - 1 of the query's assignment, best first; published: ``(2, 8)``.
         soft_clusters (bool): whether an embedding belongs to every cluster, by its balanced target,
             or to the best one alone. The weight of a pair is then its mean over both targets.
         negatives, queries, over_positives, decoupled, reduction, engine, gather, process_group: as
@@ -83,16 +81,14 @@ class PGCLLoss(LossWithMemory):
     ``items`` and ``positives`` change the contrast alone, as they do :class:`InfoNCE`:
     graphs of one item are positives of each other and never negatives.
 
-    Several processes all call the loss, and its backward, equally often; a batch may be empty on
-    some of them.
+    Several processes all call it, and backward, equally often; some may have an empty batch.
 
     Warns, once each, of silent failures, such as prototypes that no optimizer moves, NaN or
     collapsed embeddings; not in compiled and CUDA graphs.
     ``warnings.filterwarnings("ignore", "PGCLLoss")`` silences it.
 
     Shape:
-        - views: two or more, ``[N, D]`` each; row i of every view is graph i, with a norm of at
-          most 1e18
+        - views: two or more, ``[N, D]`` each, of norms up to 1e18; row i of each view is graph i
         - items: ``[N]`` int64
         - output: scalar, or ``[V * N]`` for ``reduction="none"``
 

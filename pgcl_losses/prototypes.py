@@ -32,7 +32,7 @@ class SinkhornPrototypes(LossModule):
     one of the two, use activation checkpointing on the encoder alone.
 
     Shape:
-        - views: ``[N, D]`` each; row i of every view is graph i, with a norm of at most 1e18
+        - views: ``[N, D]`` each, of norms up to 1e18; row i of each view is graph i
         - output: an :class:`Assignment` per view
         - weight: ``[K, D]``. Several heads follow each other: K is the sum of theirs
 
