@@ -31,11 +31,6 @@ class PGCLTerms(NamedTuple):
     assignments: tuple[Assignment, ...]  # of each view
     mean_cosine: Tensor  # of two embeddings
 
-    def __repr__(self) -> str:
-        terms = [(name, x) for name, x in self._asdict().items() if isinstance(x, Tensor)]
-        shown = [f"{name}={[*x.shape] if x.dim() else x.detach()!r}" for name, x in terms]
-        return f"PGCLTerms({', '.join(shown)}, assignments of {len(self.assignments)} views)"
-
 
 @with_options
 class PGCLLoss(LossWithMemory):

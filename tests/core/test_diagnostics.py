@@ -53,8 +53,6 @@ def test_diagnostics_of_terms_include_the_losses(reduction):
     assert numbers["consistency_ratio"] == pytest.approx(numbers["consistency"] / math.log(3))
     assert numbers["mean_cosine"] == pytest.approx(terms.mean_cosine.item())
     assert {type(value) for value in numbers.values()} == {float, int}
-    shown = f"PGCLTerms(loss={'[12]' if reduction == 'none' else 'tensor'}"
-    assert repr(terms).startswith(shown)
 
 
 def test_agreement_is_the_mean_over_pairs_of_views():
