@@ -1,5 +1,6 @@
 """Prototypes, and assignments to them: predicted (Eq. 4) and balanced (Eq. 7 to 11)."""
 
+from collections.abc import Callable
 from dataclasses import field
 from functools import partial
 from typing import TYPE_CHECKING, Any, overload
@@ -129,7 +130,7 @@ class SinkhornPrototypes(LossModule):
         dtype = computing_dtype(self.weight, z)
         with torch.no_grad(), full_precision(z.device):
             scores = unit_vectors(z, dtype) @ self._unit_prototypes(dtype).T
-            nearest = self._by_head(torch.argmax, scores, keepdim=True)
+            nearest: Tensor = self._by_head(partial(torch.argmax, dim=-1, keepdim=True), scores)
         return nearest if len(self.heads) > 1 else nearest.squeeze(-1)
 
     @called_by_all("start_from_")
@@ -172,38 +173,47 @@ class SinkhornPrototypes(LossModule):
     def _assigned(self, batch: Batch) -> Batch:
         """The batch with its prototypes, log p, q and clusters."""
         processes, embeddings = batch.processes, batch.embeddings
+        balanced = partial(balance, epsilon=self.epsilon, iterations=self.iterations)
         with full_precision(embeddings.device):
             prototypes = processes.average_gradient(self._unit_prototypes(embeddings.dtype))
             temperature = processes.temperature(self.temperature, embeddings.dtype)
             scores = embeddings @ prototypes.T  # [M, K]
-            log_probs = self._by_head(torch.log_softmax, scores / temperature)
+            log_probs = self._by_head(partial(torch.log_softmax, dim=-1), scores / temperature)
             with torch.no_grad():
                 # Detached, also for forward mode.
-                targets, keys = self._balanced(scores.detach(), batch, prototypes)
-                targets, keys = targets.flatten(0, 1), keys.flatten(0, 1)
+                cosines, columns = batch.views(scores.detach()), prototypes.detach().T
+                num_graphs, filled = cosines.shape[1], None
+                if self.queue is not None:
+                    of_queue = self.queue.embeddings.to(cosines.dtype) @ columns  # [V, Q, K]
+                    cosines = torch.cat([cosines, of_queue], dim=1)
+                    filled = self.queue.filled(num_graphs).unsqueeze(1)  # [N + Q, 1]
+                targets, keys = self._by_head(partial(balanced, filled=filled), cosines)
+                targets = targets[:, :num_graphs].flatten(0, 1)  # [M, K]
+                keys = keys[:, :num_graphs].flatten(0, 1)
                 if batch.memory is not None and batch.filled is not None:  # balanced as a view is
                     filled = batch.filled[len(embeddings) :].unsqueeze(1)
-                    of_memory, keys_of_memory = self._balance(
-                        batch.memory @ prototypes.detach().T, filled
+                    of_memory = self._by_head(
+                        partial(balanced, filled=filled), batch.memory @ columns
                     )
-                    targets = torch.cat([targets, of_memory.masked_fill_(~filled, 0.0)])
-                    keys = torch.cat([keys, keys_of_memory])
+                    targets = torch.cat([targets, of_memory[0].masked_fill_(~filled, 0.0)])
+                    keys = torch.cat([keys, of_memory[1]])
         return batch._replace(
             prototypes=prototypes,
             log_probs=log_probs,
             targets=targets,
-            clusters=self._by_head(torch.argmax, keys, keepdim=True),
+            clusters=self._by_head(partial(torch.argmax, dim=-1, keepdim=True), keys),
             heads=self.heads,
             ranking=keys,
         )
 
-    def _by_head(self, function: Any, scores: Tensor, **options: Any) -> Tensor:
-        """A function of the columns of each head ``[..., K]``, the results side by side."""
+    def _by_head(self, function: Callable[[Tensor], Any], scores: Tensor) -> Any:
+        """A function of the columns of each head ``[..., K]``, its results side by side."""
         if len(self.heads) == 1:
-            result: Tensor = function(scores, -1, **options)
-            return result
-        of_heads = scores.split_with_sizes(self.heads, -1)
-        return torch.cat([function(of_head, -1, **options) for of_head in of_heads], -1)
+            return function(scores)
+        results = [function(of_head) for of_head in scores.split_with_sizes(self.heads, -1)]
+        if isinstance(results[0], Tensor):
+            return torch.cat(results, -1)
+        return [torch.cat(of_heads, -1) for of_heads in zip(*results, strict=True)]
 
     def _unit_prototypes(self, dtype: torch.dtype) -> Tensor:
         """The prototypes at unit length ``[K, D]``, without gradient while frozen."""
@@ -211,26 +221,6 @@ class SinkhornPrototypes(LossModule):
         if self.freeze_steps > 0:
             weight = torch.where(self.step < self.freeze_steps, weight.detach(), weight)
         return unit_vectors(weight, dtype)
-
-    def _balanced(self, cosines: Tensor, batch: Batch, prototypes: Tensor) -> tuple[Tensor, Tensor]:
-        """Targets and ranking of views ``[V, N, K]``, with the help of the queue."""
-        of_views = batch.views(cosines)
-        if self.queue is None:
-            return self._balance(of_views)
-        num_graphs = of_views.shape[1]
-        of_queue = self.queue.embeddings.to(cosines.dtype) @ prototypes.detach().T  # [V, Q, K]
-        filled = self.queue.filled(num_graphs).unsqueeze(1)  # [N + Q, 1]
-        targets, keys = self._balance(torch.cat([of_views, of_queue], dim=1), filled)
-        return targets[:, :num_graphs], keys[:, :num_graphs]
-
-    def _balance(self, cosines: Tensor, filled: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Targets and ranking, ``[..., K]``, each head by itself."""
-        options = self.epsilon, self.iterations, filled
-        if len(self.heads) == 1:
-            return balance(cosines, *options)
-        of_heads = cosines.split_with_sizes(self.heads, -1)
-        targets, keys = zip(*[balance(of_head, *options) for of_head in of_heads], strict=True)
-        return torch.cat(targets, -1), torch.cat(keys, -1)
 
     @torch.no_grad()
     def advance(self, batch: Batch) -> None:
