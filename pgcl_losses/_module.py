@@ -138,9 +138,9 @@ class LossModule(nn.Module):
     ) -> Processes:
         """The processes that hold these sets ``[N, ...]``: this one, or all that agree.
 
-        ``call``: the method that all must call. ``check(may_be_empty)`` raises an error if the
-        input is wrong, and all processes raise it then. It returns what must be the same in all of
-        them beside options, parameters and buffers, by name: tensors and plain values.
+        Different calls would deadlock. So all processes raise one error if their calls, ``call``,
+        options, parameters or buffers differ, or what ``check(may_be_empty)`` returns by name, or
+        if that raises an error in one of them.
         """
         if not self.is_distributed():
             check(False)

@@ -1,12 +1,9 @@
-"""What processes that compute one loss exchange, and what they must agree on before.
+"""What processes that compute one loss exchange, once they agree on what they compute.
 
 Every process gets the embeddings of all, computes its portion of the pairs, and adds its sums to
 those of the others. All have the loss of the whole batch, and each calls backward on it. The
 gradient of an embedding is then the sum over the losses of all processes. DistributedDataParallel
 takes the mean over them, which is the gradient of one loss.
-
-Processes that make different calls would deadlock. All compare calls and options first, and raise
-the same error if they differ.
 """
 
 import zlib

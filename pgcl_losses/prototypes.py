@@ -62,8 +62,7 @@ class SinkhornPrototypes(LossModule):
     fixed = frozenset({"dim", "num_prototypes", "heads", "queue_size", "queue_views"})
 
     def __post_init__(self) -> None:
-        sizes = self.num_prototypes
-        # How many prototypes each head has.
+        sizes = self.num_prototypes  # of each head
         self.heads = (sizes,) if isinstance(sizes, int) else tuple(sizes)
         self.step: Tensor
         self.queue: Ring | None  # [V, Q, D] past embeddings of each view
@@ -95,8 +94,8 @@ class SinkhornPrototypes(LossModule):
         batch = batch_argument(views)
         if batch is not None:  # whose owner calls `advance`
             return self._assigned(batch)
-        check_views = partial(self.check, views, 1, type(self).__name__)
-        processes = self.agree("forward", check_views, views)
+        checked = partial(self.check, views, 1, type(self).__name__)
+        processes = self.agree("forward", checked, views)
         dtype = computing_dtype(self.weight, *views)
         batch = self._assigned(Batch.of(views, dtype=dtype, processes=processes))
         if self.moves_state(batch.embeddings):
@@ -146,8 +145,8 @@ class SinkhornPrototypes(LossModule):
         are fewer different directions than prototypes, the remaining prototypes do not move.
         Prototypes keep their lengths, and the queue its embeddings. This call waits for the device.
         """
-        check_start = partial(self._check_start, embeddings)
-        processes = self.agree("start_from_", check_start, (embeddings,))
+        checked = partial(self._check_start, embeddings)
+        processes = self.agree("start_from_", checked, (embeddings,))
         with full_precision(embeddings.device):
             dtype = computing_dtype(self.weight, embeddings)
             units, weight = processes.gather(unit_vectors(embeddings, dtype)), self.weight.to(dtype)
@@ -162,8 +161,7 @@ class SinkhornPrototypes(LossModule):
 
     def _check_start(self, embeddings: Tensor, may_be_empty: bool) -> dict[str, Any]:
         check.matrix("embeddings", embeddings, "[N, D]", may_be_empty)
-        owner = type(self).__name__
-        check.prototypes("weight", self.weight, "embeddings", embeddings, owner)
+        check.prototypes("weight", self.weight, "embeddings", embeddings, type(self).__name__)
         if not embeddings.isfinite().all():
             raise ValueError("embeddings must be finite, but there is a NaN or an inf among them")
         if not isinstance(self.weight, nn.Parameter):
@@ -192,9 +190,8 @@ class SinkhornPrototypes(LossModule):
                 keys = keys[:, :num_graphs].flatten(0, 1)
                 if batch.memory is not None and batch.filled is not None:  # balanced as a view is
                     filled = batch.filled[len(embeddings) :].unsqueeze(1)
-                    of_memory = self._by_head(
-                        partial(balanced, filled=filled), batch.memory @ columns
-                    )
+                    cosines = batch.memory @ columns  # [B, K]
+                    of_memory = self._by_head(partial(balanced, filled=filled), cosines)
                     targets = torch.cat([targets, of_memory[0].masked_fill_(~filled, 0.0)])
                     keys = torch.cat([keys, of_memory[1]])
         return batch._replace(
