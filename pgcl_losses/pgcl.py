@@ -73,8 +73,7 @@ class PGCLLoss(LossWithMemory):
     prediction. The modules, ``prototypes``, ``contrast`` and ``consistency``, may be replaced by
     subclasses of yours. ``prototypes`` is called with a :class:`Batch`, the others with its result.
 
-    ``items`` and ``positives`` change the contrast alone, as they do :class:`InfoNCE`:
-    graphs of one item are positives of each other and never negatives.
+    ``items`` and ``positives`` are as in :class:`InfoNCE`, and change the contrast alone.
 
     Several processes all call it, and backward, equally often; some may have an empty batch.
 
