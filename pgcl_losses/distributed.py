@@ -104,7 +104,8 @@ def checksum(tensors: Iterable[Tensor]) -> int:
     for tensor in tensors:
         flat = tensor.detach().reshape(-1)
         sample = flat[:: 1 + len(flat) // _SAMPLE].contiguous().view(torch.uint8)
-        value = zlib.crc32(sample.cpu().numpy().tobytes(), value)
+        # A copy, as FSDP cannot free a parameter whose memory numpy has had.
+        value = zlib.crc32(sample.to("cpu", copy=True).numpy().tobytes(), value)
     return value
 
 
