@@ -52,7 +52,7 @@ def called_by_all(call: str) -> Callable[[Function], Function]:
 
         @functools.wraps(method)
         def wrapped(self: "LossModule", *args: Any, **given: Any) -> Any:
-            if [name for name in given if name not in names]:
+            if not given.keys() <= names:
                 owner = f"a call of {type(self).__name__}"
                 self.agree(call, lambda _: check_arguments(owner, method, given), args)
             if torch.compiler.is_compiling() and self.is_distributed():

@@ -35,7 +35,7 @@ class Processes(NamedTuple):
 
     def hold_views(self) -> bool:
         """Whether all sets have one length, in each process."""
-        return all(of_ranks == self.counts[0] for of_ranks in self.counts)
+        return list(self.counts).count(self.counts[0]) == len(self.counts)
 
     def of_sets(self, lengths: Sequence[int], device: torch.device) -> "Processes":
         """The same processes, for sets of which this one holds so many embeddings."""
