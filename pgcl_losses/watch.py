@@ -87,7 +87,7 @@ class Watch:
         views, batch, contrast, prototypes = step
         self._check("gradient", 1, self.steps_without_gradient >= _PATIENCE)
         self._check("views", 3, len(set(map(id, views))) < len(views))
-        self._measure("finite", 1, math.isnan, batch.embeddings.sum())
+        self._measure("finite", 1, lambda total: not math.isfinite(total), batch.embeddings.sum())
         if contrast is not None:
             self._measure("zero", 3, lambda total: total == 0, contrast.abs().sum())
         if prototypes is None or batch.log_probs is None or batch.targets is None:

@@ -76,6 +76,11 @@ LEARNED = {"temperature": torch.nn.Parameter(torch.tensor(0.2))}
     ("text", "options", "training"),
     [
         ("the embeddings hold NaN or inf", {}, {"views_of": lambda z, step: z / 0}),
+        (
+            "the embeddings hold NaN or inf",
+            {"similarity": "dot"},
+            {"views_of": lambda z, step: (z.detach().abs() / 0).requires_grad_()},
+        ),
         ("no query has both positives and negatives", {}, {"num_graphs": 1}),
         ("two views are one tensor", {}, {"views_of": lambda z, step: (z[0],) * 2}),
         ("the embeddings had no gradient", LEARNED, {"views_of": detached}),
