@@ -1,4 +1,4 @@
-"""How negatives and positives make the loss of a query: values, and slopes for the gradient.
+"""How negatives and positives make the loss of a query: values, and their derivatives.
 
 With log S the log-sum-exp of a query's negatives, x_p the score of a positive, s / tau, and E the
 sum of w_p e^{x_p} over positives of weight w_p, a loss is one of
@@ -57,17 +57,17 @@ class Mean(NamedTuple):
     """A mean over the positives of each query, or a loss that is made of such means."""
 
     values: Tensor  # [Q]
-    slopes: Tensor  # [Q] the derivative by the offsets of gaps
+    grads: Tensor  # [Q] the derivative by the offsets of gaps
     exist: Tensor | None  # [Q] whether a query has positives; None: all have
     kept: Any = None  # what the gradient uses again
 
 
-def of_existing(values: Tensor, slopes: Tensor, exist: Tensor | None, offsets: Tensor) -> Mean:
+def of_existing(values: Tensor, grads: Tensor, exist: Tensor | None, offsets: Tensor) -> Mean:
     """Without positives a query's loss is 0, or NaN if its offset is."""
     if exist is None:
-        return Mean(values, slopes, None)
+        return Mean(values, grads, None)
     alone = offsets.where(offsets.isnan(), 0.0)
-    return Mean(values.where(exist, alone), slopes.masked_fill(~exist, 0.0), exist)
+    return Mean(values.where(exist, alone), grads.masked_fill(~exist, 0.0), exist)
 
 
 class Positives(Protocol):
@@ -80,7 +80,7 @@ class Positives(Protocol):
         """log E; 0 where a query has no positives."""
 
 
-class Slopes(NamedTuple):
+class Gradients(NamedTuple):
     """The derivatives of a weighted sum of losses."""
 
     log_s: Tensor  # [Q]
@@ -88,7 +88,7 @@ class Slopes(NamedTuple):
     temperature: Tensor | None = None  # [] beside that through scores
 
 
-Loss = tuple[Mean, Callable[[Tensor | float], Slopes]]
+Loss = tuple[Mean, Callable[[Tensor | float], Gradients]]
 
 
 class Form(NamedTuple):
@@ -114,34 +114,34 @@ class Form(NamedTuple):
         corrected, by_mean, by_ratio, by_temperature = _debiased(
             log_mean, ratio.values, temperature, self.debias
         )
-        losses, slopes_by = self._of_sums(corrected + log_count, positives)
+        losses, grads_by = self._of_sums(corrected + log_count, positives)
 
-        def slopes(d_losses: Tensor | float) -> Slopes:
-            d, means, _ = slopes_by(d_losses)
-            d_log_s = d * (by_mean + by_ratio * ratio.slopes).masked_fill(none, 0.0)
-            return Slopes(d_log_s, [*means, (ratio, d * by_ratio)], (d * by_temperature).sum())
+        def grads(d_losses: Tensor | float) -> Gradients:
+            d, means, _ = grads_by(d_losses)
+            d_log_s = d * (by_mean + by_ratio * ratio.grads).masked_fill(none, 0.0)
+            return Gradients(d_log_s, [*means, (ratio, d * by_ratio)], (d * by_temperature).sum())
 
-        return losses, slopes
+        return losses, grads
 
     def _of_sums(self, log_s: Tensor, positives: Positives) -> Loss:
         term = decoupled if self.decoupled else coupled
         if self.over_positives == "mean":
             mean = positives.mean(term, log_s)
-            return mean, lambda d_losses: Slopes(d_losses * mean.slopes, [(mean, d_losses)])
+            return mean, lambda d_losses: Gradients(d_losses * mean.grads, [(mean, d_losses)])
         log_e = positives.log_sum()
         losses = of_existing(*term(log_s - log_e.values), log_e.exist, log_s)
         if self.over_positives == "sum":
-            return losses, lambda d_losses: Slopes(
-                d_losses * losses.slopes, [(log_e, -d_losses * losses.slopes)]
+            return losses, lambda d_losses: Gradients(
+                d_losses * losses.grads, [(log_e, -d_losses * losses.grads)]
             )
         spread = positives.mean(decoupled, log_e.values)
 
-        def slopes(d_losses: Tensor | float) -> Slopes:
-            d_log_s = d_losses * losses.slopes
+        def grads(d_losses: Tensor | float) -> Gradients:
+            d_log_s = d_losses * losses.grads
             d_log_e = d_losses * (log_e.values - log_s).sigmoid()  # d_losses - d_log_s, not rounded
-            return Slopes(d_log_s, [(log_e, d_log_e), (spread, d_losses)])
+            return Gradients(d_log_s, [(log_e, d_log_e), (spread, d_losses)])
 
-        return losses._replace(values=losses.values + spread.values), slopes
+        return losses._replace(values=losses.values + spread.values), grads
 
 
 def _debiased(

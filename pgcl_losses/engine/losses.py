@@ -67,28 +67,28 @@ class Losses:
             log_totals = processes.add_logs(of_weights.log_sums(with_gradient).log_s)
             self.log_sums.append((of_weights, log_totals))
             log_s = log_s + (log_count - log_totals.masked_fill(log_totals == -torch.inf, 0.0))
-        losses, self.slopes = self.form(log_s, self.positives, self.temperature, log_count)
+        losses, self.grads = self.form(log_s, self.positives, self.temperature, log_count)
         return losses
 
     def gradient(self, d_losses: Tensor | float) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """By embeddings ``[M, D]``, a temperature ``[]``, and weights of pairs ``[P]``."""
-        slopes = self.slopes(d_losses)
+        grads = self.grads(d_losses)
         z, temperature = self.pairs.embeddings, self.temperature
         negatives, log_s = self.log_sums[0]
-        d_z, of_memory = negatives.gradient(log_s, slopes.log_s)
+        d_z, of_memory = negatives.gradient(log_s, grads.log_s)
         for of_weights, log_totals in self.log_sums[1:]:
-            d_by_weights, and_of_memory = of_weights.gradient(log_totals, -slopes.log_s)
+            d_by_weights, memory_by_weights = of_weights.gradient(log_totals, -grads.log_s)
             d_z += d_by_weights
-            if of_memory is not None and and_of_memory is not None:
-                of_memory = of_memory + and_of_memory
-        d_weights, d_temperature = self.positives.add_gradient(d_z, slopes.means), None
+            if of_memory is not None and memory_by_weights is not None:
+                of_memory = of_memory + memory_by_weights
+        d_weights, d_temperature = self.positives.add_gradient(d_z, grads.means), None
         if isinstance(temperature, Tensor):
             # Losses depend on (z_i . z_j) / tau; both i and j have their part of the gradient.
             d_temperature = (z * d_z).sum() / (-2 * temperature)
             if of_memory is not None:
                 d_temperature -= (z[: len(of_memory)] * of_memory).sum() / temperature
-            if slopes.temperature is not None and self.processes.rank == 0:
-                d_temperature += slopes.temperature
+            if grads.temperature is not None and self.processes.rank == 0:
+                d_temperature += grads.temperature
         if of_memory is not None:
             d_z[: len(of_memory)] += of_memory
         return self.unsorted(d_z), d_temperature, d_weights

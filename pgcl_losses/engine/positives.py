@@ -19,8 +19,8 @@ class _Kept(NamedTuple):
     term: Term
     offsets: Tensor  # [Q]
     totals: Tensor | float = 1.0  # [Q] of the weights of positives
-    of_views: Any = None  # slopes of queries with each view, [V, V, N] or, of two views, [V, 1, N]
-    listed: Any = None  # values and slopes [P] by index
+    of_views: Any = None  # grads of queries by each view, [V, V, N] or, of two views, [V, 1, N]
+    listed: Any = None  # values and grads [P] by index
     mean: Tensor | None = None  # [Q] which changes with the weights; None for log E
 
 
@@ -31,7 +31,7 @@ class Positives:
         self.pairs, self.temperature, self.processes = pairs, temperature, processes
         self.z = z = pairs.embeddings
         self.listed: Listed | None = None
-        self.products: Tensor | None = None  # of views, as their slopes: queries with each view
+        self.products: Tensor | None = None  # of queries with each view, [V, V, N] or [1, 1, N]
         listed, weights, num_views = pairs.positives, pairs.positive_weights, len(pairs.lengths)
         if pairs.items is None and listed is None and num_views > 1:
             self.views = z.view(num_views, -1, z.shape[1])  # [V, N, D]
@@ -58,25 +58,25 @@ class Positives:
         """The weighted mean over the positives p of i of a term of offset_i - s_ip / tau."""
         if self.products is not None:
             of_queries = offsets.view(-1, 1, self.products.shape[2])
-            values, slopes = term(self._gaps(of_queries, self.products))
+            values, grads = term(self._gaps(of_queries, self.products))
             if self.own is None:  # one positive each
-                kept = _Kept(term, offsets, of_views=slopes)
-                return Mean(values.flatten(), slopes.flatten(), None, kept)
-            values, slopes = values.masked_fill(self.own, 0.0), slopes.masked_fill(self.own, 0.0)
-            kept = _Kept(term, offsets, len(self.views) - 1, of_views=slopes)
-            values, slopes = (x.sum(1).flatten() / kept.totals for x in (values, slopes))
-            return Mean(values, slopes, None, kept)
-        values, slopes, totals = self._over_items(term, offsets).unbind()
+                kept = _Kept(term, offsets, of_views=grads)
+                return Mean(values.flatten(), grads.flatten(), None, kept)
+            values, grads = values.masked_fill(self.own, 0.0), grads.masked_fill(self.own, 0.0)
+            kept = _Kept(term, offsets, len(self.views) - 1, of_views=grads)
+            values, grads = (x.sum(1).flatten() / kept.totals for x in (values, grads))
+            return Mean(values, grads, None, kept)
+        values, grads, totals = self._over_items(term, offsets).unbind()
         kept = _Kept(term, offsets)
         if self.listed is not None:
             query, weights = self.listed.query, self.weights
             kept = kept._replace(listed=term(self._gaps(offsets[query], self.products_of_listed)))
             values = values.index_add(0, query, weights * kept.listed[0])
-            slopes = slopes.index_add(0, query, weights * kept.listed[1])
+            grads = grads.index_add(0, query, weights * kept.listed[1])
             totals = totals.index_add(0, query, weights)
         exist = totals > 0
         totals = totals.masked_fill(~exist, 1.0)
-        mean = of_existing(values / totals, slopes / totals, exist, offsets)
+        mean = of_existing(values / totals, grads / totals, exist, offsets)
         return mean._replace(kept=kept._replace(totals=totals, mean=mean.values))
 
     def log_sum(self) -> Mean:
@@ -138,20 +138,20 @@ class Positives:
         for kept, d in d_sums:
             d_queries = d.view(-1, 1, views.shape[1]) if isinstance(d, Tensor) else d
             d_products = kept.of_views * d_queries / -self.temperature  # as products
-            for a, b in _view_pairs(d_products) if self.own is not None else [(0, 1)]:
-                if self.own is None:
-                    d_both = d_products.sum(0)[0]
-                elif b < len(d_products):
-                    d_both = d_products[a, b] + d_products[b, a]
-                else:
-                    d_both = d_products[a, b]
-                d_views[a].addcmul_(d_both.unsqueeze(1), views[b])
-                d_views[b].addcmul_(d_both.unsqueeze(1), views[a])
+            if self.own is None:
+                of_pairs = [(0, 1, d_products.sum(0)[0])]
+            else:
+                of_queries = d_products[:, : len(d_products)]
+                of_queries.copy_(of_queries + of_queries.transpose(0, 1))  # both are queries
+                of_pairs = [(a, b, d_products[a, b]) for a, b in _view_pairs(d_products)]
+            for a, b, d_pair in of_pairs:
+                d_views[a].addcmul_(d_pair.unsqueeze(1), views[b])
+                d_views[b].addcmul_(d_pair.unsqueeze(1), views[a])
 
     # By item: in blocks [J, I] of queries I and, if J are others, also of queries J.
 
     def _over_items(self, term: Term, offsets: Tensor) -> Tensor:
-        """Sums of a term and of its slopes, and of how many: ``[3, Q]``."""
+        """Sums of a term and of its derivatives, and of how many: ``[3, Q]``."""
         sums = offsets.new_zeros(3, len(offsets))
         if self.pairs.items is None:
             return sums
@@ -167,8 +167,8 @@ class Positives:
             d_products = torch.zeros_like(products)
             for axis, side, others in sides:
                 for kept, d in d_sums:
-                    slopes = kept.term(self._gaps(kept.offsets[side].unsqueeze(axis), products))[1]
-                    d_products -= slopes.mul_(d[side].unsqueeze(axis)).masked_fill_(others, 0.0)
+                    grads = kept.term(self._gaps(kept.offsets[side].unsqueeze(axis), products))[1]
+                    d_products -= grads.mul_(d[side].unsqueeze(axis)).masked_fill_(others, 0.0)
             d_products /= self.temperature
             d_z[i].addmm_(d_products.T, self.z[j])
             d_z[j].addmm_(d_products, self.z[i])
@@ -213,9 +213,9 @@ class Positives:
         query = self.listed.query
         d_weights, d_scores = (torch.zeros_like(self.products_of_listed) for _ in range(2))
         for kept, d in d_sums:
-            values, slopes = kept.listed
+            values, grads = kept.listed
             d_weights += d[query] * (values if kept.mean is None else values - kept.mean[query])
-            d_scores -= d[query] * slopes * self.weights
+            d_scores -= d[query] * grads * self.weights
         ranks = self.processes.rank, self.processes.num_ranks()
         is_own = self.listed.add_gradient(d_z, d_scores / self.temperature, *ranks)
         weights = self.pairs.positive_weights
