@@ -1,10 +1,13 @@
-"""Records of finished runs: one JSON line each, found by the whole configuration."""
+"""Records of finished runs: one JSON line each, identified by configuration and source code."""
 
+import functools
+import hashlib
 import json
 import multiprocessing
 import os
 import platform
 import subprocess
+import sys
 from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import suppress
@@ -18,9 +21,10 @@ from threadpoolctl import threadpool_limits
 from tqdm import tqdm
 
 import pgcl_losses
+import pgcl_losses.adapters
 
 Config = dict[str, Any]
-Run = dict[str, Any]  # a configuration under "config", and its results
+Run = dict[str, Any]  # a configuration under "config", its results, and "versions"
 
 
 def commit() -> str:
@@ -32,19 +36,44 @@ def commit() -> str:
     return "unknown"
 
 
-VERSIONS = {
-    "commit": commit(),
+def digest(parts: Iterable[bytes]) -> str:
+    return hashlib.sha256(b"".join(hashlib.sha256(p).digest() for p in parts)).hexdigest()[:12]
+
+
+def digest_of_source(folders: Iterable[Path]) -> str:
+    """A digest of the Python files below these folders."""
+    files = [(file, folder) for folder in folders for file in sorted(folder.rglob("*.py"))]
+    texts = [
+        (file.relative_to(folder).as_posix().encode(), file.read_bytes()) for file, folder in files
+    ]
+    return digest(part for of_file in texts for part in of_file)
+
+
+@functools.cache
+def code_of(module: str) -> str:
+    """The code that a run depends on: the package, `experiments.common` and the run's folder."""
+    package = Path(pgcl_losses.__file__).parent, Path(pgcl_losses.adapters.__file__).parent
+    program = Path(str(sys.modules[module].__file__)).parent
+    return digest_of_source([*package, Path(__file__).parent, program])
+
+
+LIBRARIES = {
     "python": platform.python_version(),
     "torch": torch.__version__,
     "torch_geometric": torch_geometric.__version__,
     "scikit-learn": sklearn.__version__,
+}
+VERSIONS = {
+    "commit": commit(),
+    **LIBRARIES,
     "pgcl_losses": pgcl_losses.__version__,
+    "cpu": torch.backends.cpu.get_cpu_capability(),
 }
 
 
-def key(config: Config) -> str:
+def key(config: Config, code: str | None = None) -> str:
     """The identity of a run."""
-    return json.dumps(config, sort_keys=True)
+    return json.dumps([config, code], sort_keys=True)
 
 
 def read(path: Path) -> dict[str, Run]:
@@ -54,7 +83,7 @@ def read(path: Path) -> dict[str, Run]:
     for number, line in enumerate(lines, 1):
         try:
             run = json.loads(line)
-            runs[key(run["config"])] = run
+            runs[key(run["config"], run["versions"].get("code"))] = run
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(
                 f"{path}, line {number}, is not a run ({error}): choose another file"
@@ -80,34 +109,56 @@ def write(path: Path, fill: Callable[[Path], Any]) -> None:
     os.replace(part, path)
 
 
-def _one_thread() -> None:
-    """In each process: several with a thread for each core would mostly wait for each other.
+def others(versions: dict[str, str]) -> list[str]:
+    """The libraries of a run that are not those of this process."""
+    pairs = [(name, versions.get(name), here) for name, here in LIBRARIES.items()]
+    return [f"{name} {run}, now {here}" for name, run, here in pairs if run != here]
 
-    torch is loaded by then, as this module is; a limit set before would not reach it.
-    """
-    threadpool_limits(1)
+
+def announce(path: Path, finished: list[Run], of_other_code: int) -> None:
+    """Say which runs of a file are read, and which are not."""
+    if finished:
+        print(f"{len(finished)} finished runs read from {path}: delete it to train again")
+    for difference in sorted({other for run in finished for other in others(run["versions"])}):
+        print(f"warning: runs of {difference}")
+    if of_other_code:
+        print(f"{of_other_code} runs in {path} are of other source code: not read")
 
 
 def complete(
-    path: Path, jobs: Iterable[tuple[Any, ...]], function: Callable[..., Run], workers: int
-) -> dict[str, Run]:
-    """Run the jobs that the file lacks, append each result, and return all runs of the file.
+    path: Path,
+    jobs: Iterable[tuple[Any, ...]],
+    function: Callable[..., Run],
+    workers: int,
+    threads: int = 1,
+) -> list[Run]:
+    """The runs of all jobs: those in the file, and those that it lacks, which are appended to it.
 
-    ``function(*job)`` makes a run, in a process with one thread; a job begins with its
-    configuration. What is finished stays in the file, whatever ends the program.
+    ``function(*job)`` makes a run in a process of its own, with one thread unless ``threads`` says
+    otherwise: several processes with a thread for each core would mostly wait for each other. A job
+    begins with its configuration. What is finished stays in the file, whatever ends the program.
     """
+    code = code_of(function.__module__)
     done = read(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    missing = [job for name, job in {key(job[0]): job for job in jobs}.items() if name not in done]
-    pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _one_thread)
-    try:
-        futures = [pool.submit(function, *job) for job in missing]
-        for future in tqdm(as_completed(futures), total=len(futures), unit="run"):
-            run = future.result()
-            run = {**run, "versions": VERSIONS | run.get("versions", {})}
-            with path.open("a") as file:
-                file.write(json.dumps(run) + "\n")
-            done[key(run["config"])] = run
-    finally:
-        pool.shutdown(cancel_futures=True)
-    return done
+    wanted = {key(job[0], code): job for job in jobs}
+    finished = [done[name] for name in wanted if name in done]
+    configs = {key(run["config"]) for name, run in done.items() if name not in wanted}
+    missing = [job for name, job in wanted.items() if name not in done]
+    announce(path, finished, sum(key(job[0]) in configs for job in missing))
+    if missing:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        versions = VERSIONS | {"code": code, "threads": threads}
+        # torch is loaded by then, as this module is; a limit set before would not reach it.
+        context = multiprocessing.get_context("spawn")
+        pool = ProcessPoolExecutor(workers, context, threadpool_limits, (threads,))
+        try:
+            futures = [pool.submit(function, *job) for job in missing]
+            for future in tqdm(as_completed(futures), total=len(futures), unit="run"):
+                run = future.result()
+                run = {**run, "versions": versions | run.get("versions", {})}
+                with path.open("a") as file:
+                    file.write(json.dumps(run) + "\n")
+                done[key(run["config"], code)] = run
+        finally:
+            pool.shutdown(cancel_futures=True)
+    return [done[name] for name in wanted]

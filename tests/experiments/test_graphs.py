@@ -16,8 +16,8 @@ from experiments.common import graphs, results
 from experiments.digits import __main__ as digits_main
 from experiments.digits import study as digits
 from experiments.digits.data import graphs_of_digits
-from experiments.unsupervised import __main__ as program
-from experiments.unsupervised import data, evaluate, study
+from experiments.tu_sets import __main__ as program
+from experiments.tu_sets import data, evaluate, study
 
 ROWS = (graphs.INFO_NCE, graphs.GRAPH_CL, *graphs.ABLATION)
 

@@ -16,10 +16,10 @@ from sklearn.preprocessing import normalize
 from torch_geometric.data import Batch
 
 from experiments.common import results
-from experiments.transfer import finetune, molecules, pretrain, probe, scaffold
-from experiments.transfer.model import MASK, ROWS, MaskedAtoms, MoleculeGIN, checkpoint, encoder_of
-from experiments.transfer.ranking import roc_auc
-from experiments.transfer.report import at_best_epoch
+from experiments.molecules import finetune, molecules, pretrain, probe, scaffold
+from experiments.molecules.model import MASK, ROWS, MaskedAtoms, MoleculeGIN, checkpoint, encoder_of
+from experiments.molecules.ranking import roc_auc
+from experiments.molecules.report import at_best_epoch
 
 RINGS = ("C1CC1", "C1CCC1", "C1CCCC1", "C1CCCCC1", "C1CCNC1", "C1CCNCC1", "C1CCSC1", "C1CCOC1")
 SMILES = [f"{'C' * n}{ring}{end}" for n in range(1, 6) for ring in RINGS for end in ("", "O")]
@@ -93,7 +93,7 @@ def test_a_stopped_pretraining_ends_with_the_same_weights(pretrained):
         (("--label-columns=empty",), r"no task has both classes among the 61 molecules of the"),
         (("--smiles-column=words",), r"mine.csv: 82 of 82 lines are not molecules, the first is"),
         (("--encoders=nowhere.pt",), r"argument --encoders: must be 'none' or an existing file"),
-        ((f"--encoders={__file__}",), r"test_transfer.py is not a file of experiments.transfer"),
+        ((f"--encoders={__file__}",), r"test_transfer.py is not a file of experiments.molecules"),
     ],
 )
 def test_bad_input(table, monkeypatch, capsys, arguments, message):

@@ -1,7 +1,7 @@
 """The runs of the paper's tables and figures on graph classification without labels.
 
-python -m experiments.unsupervised table1 --root data --datasets MUTAG PTC_MR PROTEINS
-python -m experiments.unsupervised table1 table3 figures --root data
+python -m experiments.tu_sets table1 --root data --datasets MUTAG PTC_MR PROTEINS
+python -m experiments.tu_sets table1 table3 figures --root data
 
 Finished runs are in --output, one JSON line each, and are not run again. `python -m
 experiments.report` fills the pages from the records beside this file.
@@ -22,7 +22,7 @@ PARTS = ("table1", "table3", "figures")
 
 
 def parse() -> argparse.Namespace:
-    parser = parser_of("unsupervised", __doc__)
+    parser = parser_of("tu_sets", __doc__)
     add = parser.add_argument
     add("parts", nargs="+", choices=PARTS, metavar="PART", help=", ".join(PARTS))
     sets = (*study.SMALL, *study.LARGE)
@@ -30,7 +30,7 @@ def parse() -> argparse.Namespace:
     add("--datasets", nargs="+", default=sets, choices=sets, metavar="SET", help=about)
     add("--root", type=Path, help="folder of NAME.zip or NAME/; without it, NAME is downloaded")
     add("--workers", type=count, default=2, help="runs at a time, with one thread each")
-    add("--output", type=Path, default=Path("runs/unsupervised"), help="folder of the records")
+    add("--output", type=Path, default=Path("runs/tu_sets"), help="folder of the records")
     add("--cache", type=Path, default=Path("runs/data"), help="folder for processed data sets")
     return parser.parse_args()
 
@@ -60,4 +60,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    program("unsupervised", main)
+    program("tu_sets", main)

@@ -11,8 +11,8 @@ import torch
 from experiments.common import results
 from experiments.common.arguments import checked, count, device, file, parser_of
 
+from .data import Source, labelled
 from .model import checkpoint
-from .molecules import Source, labelled
 
 Runs = dict[tuple[str, Path], dict[int, results.Run]]  # by encoder and set, then by seed
 encoder_file = checked(
@@ -32,7 +32,7 @@ class Encoder(NamedTuple):
 
 
 def comparison_parser(program: str, description: str | None) -> argparse.ArgumentParser:
-    parser = parser_of(f"transfer.{program}", description)
+    parser = parser_of(f"molecules.{program}", description)
     add = parser.add_argument
     add("--csv", type=file, nargs="+", required=True, help="tables of molecules and labels")
     add("--smiles-column", help="default: smiles or mol")
@@ -45,7 +45,7 @@ def comparison_parser(program: str, description: str | None) -> argparse.Argumen
     add("--encoders", type=encoder_file, nargs="+", default=[None], help="'none', or files")
     add("--device", type=device, default="cuda" if torch.cuda.is_available() else "cpu")
     add("--workers", type=count, default=2, help="runs at a time")
-    add("--output", type=Path, default=Path(f"runs/transfer/{program}.jsonl"))
+    add("--output", type=Path, default=Path(f"runs/molecules/{program}.jsonl"))
     return parser
 
 

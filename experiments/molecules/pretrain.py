@@ -1,6 +1,6 @@
 """Pre-trains the encoder of molecules without labels, and saves it in one file.
 
-python -m experiments.transfer.pretrain --smiles zinc.smi.gz --row PGCL --epochs 20
+python -m experiments.molecules.pretrain --smiles zinc.smi.gz --row PGCL --epochs 20
 
 The same command resumes an interrupted run after its last complete epoch. Losses and speeds are
 written beside the file, as one JSON line.
@@ -29,12 +29,12 @@ from experiments.common.arguments import (
     program,
 )
 
+from .data import digest, graphs_of, smiles_of
 from .model import PGCL, ROWS, MoleculeGIN, checkpoint, pretraining
-from .molecules import digest, graphs_of, smiles_of
 
 
 def parse() -> argparse.Namespace:
-    parser = parser_of("transfer.pretrain", __doc__)
+    parser = parser_of("molecules.pretrain", __doc__)
     add = parser.add_argument
     add("--smiles", type=file, required=True, help="text or .csv of SMILES, may be gzipped")
     add("--smiles-column", help="of a table (default: smiles or mol)")
@@ -47,7 +47,7 @@ def parse() -> argparse.Namespace:
     add("--freeze-epochs", type=at_least(0), default=1, help="epochs with frozen prototypes")
     add("--seed", type=at_least(0), default=0)
     add("--device", type=device, default="cuda" if torch.cuda.is_available() else "cpu")
-    add("--output", type=Path, help="default: runs/transfer/ROW-SEED.pt")
+    add("--output", type=Path, help="default: runs/molecules/ROW-SEED.pt")
     return parser.parse_args()
 
 
@@ -72,7 +72,7 @@ def train_epoch(
 def main() -> None:
     args = parse()
     file_name = f"{args.row.replace(' ', '-')}-{args.seed}.pt"
-    output = args.output or Path("runs/transfer") / file_name
+    output = args.output or Path("runs/molecules") / file_name
     smiles = smiles_of(args.smiles, args.smiles_column)[: args.limit]
     graphs = graphs_of(args.smiles, smiles)
     names = ("row", "batch_size", "lr", "drop", "freeze_epochs", "seed")
@@ -110,4 +110,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    program("transfer.pretrain", main)
+    program("molecules.pretrain", main)

@@ -1,7 +1,7 @@
 """Fine-tunes pre-trained encoders on properties of molecules, and compares their ROC-AUC.
 
-python -m experiments.transfer.finetune --csv bbbp.csv tox21.csv \\
-    --encoders none runs/transfer/InfoNCE-0.pt runs/transfer/PGCL-0.pt
+python -m experiments.molecules.finetune --csv bbbp.csv tox21.csv \\
+    --encoders none runs/molecules/InfoNCE-0.pt runs/molecules/PGCL-0.pt
 
 The seeds are those of fine-tuning. Finished runs are appended to --output, one JSON line each, and
 are not run again.
@@ -20,9 +20,9 @@ from experiments.common import results
 from experiments.common.arguments import count, fraction, positive, program
 from experiments.common.tables import difference, markdown, spread
 
+from .data import Source, labelled
 from .inputs import Encoder, comparison_parser, complete, origin
 from .model import NONE, WIDTH, encoder_of, outputs
-from .molecules import Source, labelled
 from .ranking import roc_auc
 from .report import at_best_epoch
 from .scaffold import TEST, TRAIN, VALID
@@ -95,4 +95,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    program("transfer.finetune", main)
+    program("molecules.finetune", main)

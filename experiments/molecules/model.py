@@ -126,4 +126,4 @@ def checkpoint(path: Path) -> dict[str, Any]:
         error = "it has other keys"
     except (pickle.UnpicklingError, RuntimeError, EOFError, AttributeError) as raised:
         error = str(raised).partition("\n")[0]
-    raise ValueError(f"{path} is not a file of experiments.transfer.pretrain: {error}")
+    raise ValueError(f"{path} is not a file of experiments.molecules.pretrain: {error}")

@@ -1,17 +1,15 @@
 """Sets of graphs of the TU collection, from disk or the network."""
 
-import hashlib
 import tempfile
 import zipfile
-from collections.abc import Iterable
 from pathlib import Path
 
 import torch
 from torch_geometric.data import Data
 from torch_geometric.datasets import TUDataset
 
-from experiments.common.results import write
-from experiments.common.sets import downloaded
+from .results import digest, write
+from .sets import downloaded
 
 FOLDS = 10
 REQUIRED = ("A", "graph_indicator", "graph_labels")  # raw files of a set: NAME_A.txt, ...
@@ -44,10 +42,6 @@ def load(path: Path) -> list[Data]:
     """The graphs of a file that `fetch` has written, with ``x`` and ``y``."""
     tensors = torch.load(path, weights_only=True)
     return [Data(x=x, edge_index=edge_index, y=y) for x, edge_index, y in tensors]
-
-
-def digest(parts: Iterable[bytes]) -> str:
-    return hashlib.sha256(b"".join(hashlib.sha256(p).digest() for p in parts)).hexdigest()[:12]
 
 
 def digest_of(graphs: list[Data]) -> str:

@@ -1,7 +1,7 @@
 """Measures frozen encoders by logistic regressions with 10, 100 and all labels.
 
-python -m experiments.transfer.probe --csv bbbp.csv tox21.csv \\
-    --encoders none runs/transfer/PGCL-0.pt runs/transfer/PGCL-1.pt runs/transfer/PGCL-2.pt
+python -m experiments.molecules.probe --csv bbbp.csv tox21.csv \\
+    --encoders none runs/molecules/PGCL-0.pt runs/molecules/PGCL-1.pt runs/molecules/PGCL-2.pt
 
 The seeds are those of pre-training. Finished runs are appended to --output, one JSON line each, and
 are not run again.
@@ -21,9 +21,9 @@ from experiments.common import results
 from experiments.common.arguments import count, program
 from experiments.common.tables import markdown, spread
 
+from .data import Source, labelled
 from .inputs import Encoder, comparison_parser, complete, origin
 from .model import NONE, WIDTH, encoder_of, outputs
-from .molecules import Source, labelled
 from .ranking import has_both, roc_auc
 from .scaffold import TEST, TRAIN, VALID
 
@@ -139,4 +139,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    program("transfer.probe", main)
+    program("molecules.probe", main)

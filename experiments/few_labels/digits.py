@@ -3,7 +3,6 @@
 import numpy as np
 import torch
 from sklearn.datasets import load_digits
-from sklearn.model_selection import train_test_split
 from torch_geometric.data import Data
 
 THRESHOLD = 0.2  # darker pixels are no nodes
@@ -33,11 +32,3 @@ def graph_of(image: np.ndarray, digit: int) -> Data:
         edge_index=torch.from_numpy(np.argwhere(apart == 1).T),
         y=torch.tensor([digit]),
     )
-
-
-def halves(labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Indices of the development and of the held-out half of the labels."""
-    development, held_out = train_test_split(
-        np.arange(len(labels)), test_size=0.5, stratify=labels, random_state=0
-    )
-    return development, held_out

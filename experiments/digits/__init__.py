@@ -1,1 +1,0 @@
-"""Handwritten digits as graphs: what PGCL gives on real graphs with many classes."""
