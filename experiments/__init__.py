@@ -1,13 +1,19 @@
-"""The programs that made the results: ``python -m experiments.digits``, ``.unsupervised``, ...
+"""The programs that made the results: ``python -m experiments.digits``, ``.few_labels``, ...
 
 Each folder imports from `experiments.common`, and not from the other folders.
 """
 
 import importlib.util
 
-for module in ("matplotlib", "rdkit", "sklearn", "torch_geometric", "tqdm"):
-    if importlib.util.find_spec(module) is None:
-        raise ModuleNotFoundError(
-            f"the experiments need {module}: in the checkout, pip install -e '.[experiments]'",
-            name=module,
-        )
+
+def require(*modules: str) -> None:
+    """An error that names the extra, if one of the modules is not installed."""
+    for module in modules:
+        if importlib.util.find_spec(module) is None:
+            raise ModuleNotFoundError(
+                f"this program needs {module}: in the checkout, pip install -e '.[experiments]'",
+                name=module,
+            )
+
+
+require("matplotlib", "sklearn", "torch_geometric", "tqdm")

@@ -109,20 +109,18 @@ def write(path: Path, fill: Callable[[Path], Any]) -> None:
     os.replace(part, path)
 
 
-def others(versions: dict[str, str]) -> list[str]:
-    """The libraries of a run that are not those of this process."""
-    pairs = [(name, versions.get(name), here) for name, here in LIBRARIES.items()]
-    return [f"{name} {run}, now {here}" for name, run, here in pairs if run != here]
-
-
-def announce(path: Path, finished: list[Run], of_other_code: int) -> None:
-    """Say which runs of a file are read, and which are not."""
+def announce(path: Path, finished: list[Run]) -> None:
+    """Say which runs of a file are not run again, and what made them if it is not here now."""
     if finished:
         print(f"{len(finished)} finished runs read from {path}: delete it to train again")
-    for difference in sorted({other for run in finished for other in others(run["versions"])}):
-        print(f"warning: runs of {difference}")
-    if of_other_code:
-        print(f"{of_other_code} runs in {path} are of other source code: not read")
+    made_by = {(name, run["versions"].get(name)) for run in finished for name in LIBRARIES}
+    for name, version in sorted(made_by - LIBRARIES.items()):
+        print(f"Warning: some of them ran with {name} {version}, and this is {LIBRARIES[name]}")
+
+
+def limit_threads(threads: int) -> None:
+    """In each process. torch is loaded by then, as this module is: earlier limits do not reach it."""
+    threadpool_limits(threads)
 
 
 def complete(
@@ -139,20 +137,17 @@ def complete(
     begins with its configuration. What is finished stays in the file, whatever ends the program.
     """
     code = code_of(function.__module__)
-    done = read(path)
-    wanted = {key(job[0], code): job for job in jobs}
-    finished = [done[name] for name in wanted if name in done]
-    configs = {key(run["config"]) for name, run in done.items() if name not in wanted}
-    missing = [job for name, job in wanted.items() if name not in done]
-    announce(path, finished, sum(key(job[0]) in configs for job in missing))
+    done, jobs = read(path), list(jobs)
+    names = [key(job[0], code) for job in jobs]
+    missing = {name: job for name, job in zip(names, jobs, strict=True) if name not in done}
+    announce(path, [done[name] for name in {*names} if name in done])
     if missing:
         path.parent.mkdir(parents=True, exist_ok=True)
         versions = VERSIONS | {"code": code, "threads": threads}
-        # torch is loaded by then, as this module is; a limit set before would not reach it.
         context = multiprocessing.get_context("spawn")
-        pool = ProcessPoolExecutor(workers, context, threadpool_limits, (threads,))
+        pool = ProcessPoolExecutor(workers, context, limit_threads, (threads,))
         try:
-            futures = [pool.submit(function, *job) for job in missing]
+            futures = [pool.submit(function, *job) for job in missing.values()]
             for future in tqdm(as_completed(futures), total=len(futures), unit="run"):
                 run = future.result()
                 run = {**run, "versions": versions | run.get("versions", {})}
@@ -161,4 +156,4 @@ def complete(
                 done[key(run["config"], code)] = run
         finally:
             pool.shutdown(cancel_futures=True)
-    return [done[name] for name in wanted]
+    return [done[name] for name in names]

@@ -71,6 +71,6 @@ def complete(
             jobs[name, path, seed] = config, source, encoder, args.device
     done = results.complete(args.output, jobs.values(), run, args.workers)
     runs: Runs = {}
-    for (name, path, seed), (config, *_) in jobs.items():
-        runs.setdefault((name, path), {})[seed] = done[results.key(config)]
+    for (name, path, seed), of_job in zip(jobs, done, strict=True):
+        runs.setdefault((name, path), {})[seed] = of_job
     return runs

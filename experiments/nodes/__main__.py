@@ -9,12 +9,11 @@ and are not run again.
 
 import argparse
 import itertools
-import sys
 from pathlib import Path
 from typing import Any
 
 from experiments.common import results
-from experiments.common.arguments import at_least, count, parser_of, positive
+from experiments.common.arguments import at_least, count, parser_of, positive, program
 
 from .data import SETS, load, raw_folder
 from .report import table
@@ -38,29 +37,26 @@ def parse() -> argparse.Namespace:
 
 def configurations(args: argparse.Namespace, dataset: str) -> list[results.Config]:
     """The runs on a set, without repeats: batches make no difference to an untrained encoder."""
-    configs: dict[str, results.Config] = {}
+    configs = []
     overrides: dict[str, Any] = {"temperature": args.temperature} if args.temperature else {}
     for seed, batch, loss in itertools.product(range(args.seeds), args.batch, LOSSES):
         config = {"dataset": dataset, "loss": loss, "seed": seed}
         if loss != UNTRAINED:
             config |= {"batch": batch, "steps": args.steps, **SETTING, **LOSSES[loss], **overrides}
-        configs[results.key(config)] = config
-    return list(configs.values())
+        if config not in configs:
+            configs.append(config)
+    return configs
 
 
 def main() -> None:
     args = parse()
-    try:
-        jobs = []
-        for dataset in args.dataset:
-            folder = raw_folder(dataset, args.root, args.cache)
-            load(dataset, folder)  # an error before any run
-            jobs += [(config, folder) for config in configurations(args, dataset)]
-        done = results.complete(args.output, jobs, run, args.workers)
-    except ValueError as error:
-        sys.exit(f"experiments.nodes: {error}")
-    print(table([done[results.key(config)] for config, _ in jobs]))
+    jobs = []
+    for dataset in args.dataset:
+        folder = raw_folder(dataset, args.root, args.cache)
+        load(dataset, folder)  # an error before any run
+        jobs += [(config, folder) for config in configurations(args, dataset)]
+    print(table(results.complete(args.output, jobs, run, args.workers)))
 
 
 if __name__ == "__main__":
-    main()
+    program("nodes", main)

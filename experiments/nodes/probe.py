@@ -10,7 +10,9 @@ from sklearn.metrics import normalized_mutual_info_score
 from sklearn.model_selection import train_test_split
 from sklearn.preprocessing import normalize
 
-DRAWS, SPLITS = 100, 5
+from experiments.common.probes import few_labels
+
+SPLITS = 5
 STRENGTHS = 4.0 ** np.arange(1, 6)  # C of the linear probe
 
 
@@ -21,30 +23,14 @@ def measured(embeddings: np.ndarray, labels: np.ndarray, seed: int) -> dict[str,
     values = {
         "one_shot": few_labels(z, labels, 1, seed),
         "five_shot": few_labels(z, labels, 5, seed),
-        "nmi": normalized_mutual_info_score(labels, clusters),
+        "nmi": 100 * float(normalized_mutual_info_score(labels, clusters)),
         "probe": linear(z, labels, seed),
     }
-    return {name: round(100 * float(value), 3) for name, value in values.items()}
-
-
-def few_labels(z: np.ndarray, labels: np.ndarray, each: int, seed: int) -> float:
-    """Accuracy of the nearest class mean by cosine, with ``each`` labelled nodes of every class.
-
-    Labels are 0 to C - 1. The draws of labelled nodes depend on the seed alone; they are those of
-    the record, and `experiments.common.probes` has others.
-    """
-    random, accuracies = np.random.default_rng(seed), []
-    members = [np.flatnonzero(labels == label) for label in range(labels.max() + 1)]
-    for _ in range(DRAWS):
-        labelled = np.stack([random.choice(nodes, each, replace=False) for nodes in members])
-        means = normalize(z[labelled].mean(1))  # [C, D]
-        correct = (z @ means.T).argmax(1) == labels
-        accuracies.append(np.delete(correct, labelled).mean())
-    return float(np.mean(accuracies))
+    return {name: round(value, 3) for name, value in values.items()}
 
 
 def linear(z: np.ndarray, labels: np.ndarray, seed: int) -> float:
-    """Accuracy of a logistic regression, mean over random splits.
+    """Accuracy in per cent of a logistic regression, mean over random splits.
 
     Of each class 10 per cent are to train, 10 to choose C, and 80 to test.
     """
@@ -65,4 +51,4 @@ def linear(z: np.ndarray, labels: np.ndarray, seed: int) -> float:
             ]
         best = max(fitted, key=lambda probe: probe.score(z[valid], labels[valid]))
         accuracies.append(best.score(z[test], labels[test]))
-    return float(np.mean(accuracies))
+    return 100 * float(np.mean(accuracies))

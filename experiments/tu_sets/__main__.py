@@ -14,9 +14,9 @@ from pathlib import Path
 
 from experiments.common import results
 from experiments.common.arguments import count, parser_of, program
+from experiments.common.tu import fetch
 
 from . import study, train
-from .data import fetch
 
 PARTS = ("table1", "table3", "figures")
 
@@ -39,13 +39,13 @@ def main() -> None:
     args = parse()
     fetched = functools.cache(lambda name: fetch(name, args.root, args.cache))
 
-    def complete(configs: Iterable[results.Config]) -> Iterable[results.Run]:
+    def complete(configs: Iterable[results.Config]) -> list[results.Run]:
         jobs = []
         for config in configs:
             file, digest = fetched(config["dataset"])
             jobs.append((config | {"data": digest}, file))
         output = args.output / study.RECORD.name
-        return results.complete(output, jobs, train.run, args.workers).values()
+        return results.complete(output, jobs, train.run, args.workers)
 
     if "table1" in args.parts:
         runs = complete(study.choosing(args.datasets))

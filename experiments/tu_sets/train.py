@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from experiments.common.graphs import embed, trained
+from experiments.common.tu import load
 
-from .data import load
 from .evaluate import measured
 
 # It has 12 million edges: 20 epochs would take most of an hour.
