@@ -1,4 +1,4 @@
-"""Fills the tables of docs/results.md, reproduce.md and choosing.md from the records.
+"""Fills tables and sentences of README and docs/{results,reproduce,choosing}.md from the records.
 
 python -m experiments.report
 """
@@ -9,21 +9,21 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from .common.tables import DOCS, refill
-from .digits import report as digits
+from .few_labels import report as few_labels
+from .molecules import report as molecules
 from .nodes import report as nodes
-from .transfer import report as transfer
-from .unsupervised import report as unsupervised
+from .tu_sets import report as tu_sets
 
 PICTURES: dict[str, Callable[[], Figure]] = {
-    "temperature.png": digits.draw,
-    "figures-4-5.png": unsupervised.draw,
+    "temperature.png": few_labels.draw,
+    "figures-4-5.png": tu_sets.draw,
 }
 
 
 def pages() -> dict[Path, dict[str, str]]:
     """All tables by page and marker."""
     tables: dict[Path, dict[str, str]] = {}
-    for report in (digits, unsupervised, nodes, transfer):
+    for report in (few_labels, tu_sets, nodes, molecules):
         for page, of_page in report.pages().items():
             tables.setdefault(page, {}).update(of_page)
     return tables

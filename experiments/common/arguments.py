@@ -1,14 +1,11 @@
 """Values of command-line options. An invalid one is an error of one line, before any work."""
 
 import argparse
-import math
 import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
-
-import torch
 
 
 def checked(parse: Callable[[str], Any], expected: str, is_valid: Callable[[Any], bool]) -> Any:
@@ -17,7 +14,7 @@ def checked(parse: Callable[[str], Any], expected: str, is_valid: Callable[[Any]
     def value_of(text: str) -> Any:
         with suppress(ValueError, RuntimeError):
             value = parse(text)
-            if is_valid(value):  # nan is valid nowhere
+            if is_valid(value):
                 return value
         raise argparse.ArgumentTypeError(f"must be {expected}, but it is {text}")
 
@@ -45,14 +42,5 @@ def at_least(least: int) -> Any:
     return checked(int, f"a whole number, {least} or more", lambda number: number >= least)
 
 
-def is_available(device: str) -> bool:
-    known = torch.device(device)
-    gpus = torch.cuda.device_count() if known.type == "cuda" else 0
-    return known.type == "cpu" or (known.index or 0) < gpus
-
-
 count = at_least(1)
-positive = checked(float, "a number above 0", lambda number: 0 < number < math.inf)
-fraction = checked(float, "a number from 0 to below 1", lambda number: 0 <= number < 1)
 file = checked(Path, "an existing file", Path.is_file)
-device = checked(str, "cpu or a CUDA device that this machine has", is_available)

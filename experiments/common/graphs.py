@@ -1,6 +1,6 @@
 """A graph encoder trained without labels: the paper's encoder, the losses, the loop."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -40,8 +40,6 @@ SETTING: dict[str, Any] = {
     "lr": 0.01,
 }
 OF_PROTOTYPES = ("num_prototypes", "consistency_weight", "freeze_epochs")
-
-Augment = Callable[[Data], Data]
 
 
 class GIN(nn.Module):
@@ -103,28 +101,21 @@ def loss_of(config: dict[str, Any], batches: int) -> InfoNCE | PGCLLoss:
         )
 
 
-def build(
-    config: dict[str, Any],
-    encoder: GIN,
-    batches: int,
-    augments: tuple[Augment, Augment] | None = None,
-) -> ContrastiveModel:
+def build(config: dict[str, Any], encoder: GIN, batches: int) -> ContrastiveModel:
     """The encoder with a new head, two augmentations and the loss of the row."""
-    augments = augments or (NodeDrop(config["drop"]), EdgePerturb(config["perturb"]))
+    augments = NodeDrop(config["drop"]), EdgePerturb(config["perturb"])
     return ContrastiveModel(Projected(encoder), *augments, loss_of(config, batches))
 
 
-def train(model: ContrastiveModel, loader: Iterable[Data], config: dict[str, Any]) -> Iterator[int]:
-    """Train, and yield the number of each epoch when it is done."""
+def train(model: ContrastiveModel, loader: Iterable[Data], config: dict[str, Any]) -> None:
     optimizer = torch.optim.Adam(model.parameters(), lr=config["lr"])
-    for epoch in range(1, config["epochs"] + 1):
-        model.train()
+    model.train()
+    for _ in range(config["epochs"]):
         for batch in loader:
             loss = model(batch)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-        yield epoch
 
 
 def trained(config: dict[str, Any], graphs: list[Data]) -> ContrastiveModel:
@@ -135,8 +126,7 @@ def trained(config: dict[str, Any], graphs: list[Data]) -> ContrastiveModel:
         config = SETTING | {"row": INFO_NCE, "epochs": 0}
     loader = DataLoader(graphs, config["batch_size"], shuffle=True)
     model = build(config, encoder, len(loader))
-    for _ in train(model, loader, config):
-        pass
+    train(model, loader, config)
     return model
 
 

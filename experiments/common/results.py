@@ -1,6 +1,5 @@
 """Records of finished runs: one JSON line each, identified by configuration and source code."""
 
-import functools
 import hashlib
 import json
 import multiprocessing
@@ -49,12 +48,11 @@ def digest_of_source(folders: Iterable[Path]) -> str:
     return digest(part for of_file in texts for part in of_file)
 
 
-@functools.cache
 def code_of(module: str) -> str:
-    """The code that a run depends on: the package, `experiments.common` and the run's folder."""
-    package = Path(pgcl_losses.__file__).parent, Path(pgcl_losses.adapters.__file__).parent
-    program = Path(str(sys.modules[module].__file__)).parent
-    return digest_of_source([*package, Path(__file__).parent, program])
+    """A digest of what a run depends on: the package, `experiments.common`, the module's folder."""
+    program = Path(str(sys.modules[module].__file__))
+    files = (pgcl_losses.__file__, pgcl_losses.adapters.__file__, __file__, program)
+    return digest_of_source(Path(file).parent for file in files)
 
 
 LIBRARIES = {
@@ -119,7 +117,7 @@ def announce(path: Path, finished: list[Run]) -> None:
 
 
 def limit_threads(threads: int) -> None:
-    """In each process. torch is loaded by then, as this module is: earlier limits do not reach it."""
+    """In each process, where torch is loaded as this module is: earlier limits do not reach it."""
     threadpool_limits(threads)
 
 

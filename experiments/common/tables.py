@@ -8,10 +8,11 @@ from typing import NamedTuple
 import numpy as np
 from scipy import stats
 
-from .results import write
+from .results import Run, write
 
 SEEDS = 3  # of an interval; that of two is too wide to be of use
-DOCS = Path(__file__).parents[2] / "docs"
+ROOT = Path(__file__).parents[2]
+README, DOCS = ROOT / "README.md", ROOT / "docs"
 CHOOSING, RESULTS, REPRODUCE = (
     DOCS / f"{name}.md" for name in ("choosing", "results", "reproduce")
 )
@@ -60,25 +61,23 @@ def markdown(head: Sequence[object], lines: Iterable[Iterable[object]]) -> str:
     return "\n".join([first, "|" + " --- |" * len(head), *others])
 
 
-def comparison(
-    title: str,
-    measures: Mapping[str, str],
-    rows: Mapping[str, Mapping[str, Mapping[int, float]]],
-    pairs: Iterable[tuple[str, str]],
-    labels: Mapping[str, str],
-) -> str:
-    """Rows by measure and seed: their means, then the differences of pairs of them.
+def aligned(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    """A table for a terminal."""
+    cells = [head, *lines]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    padded = (map(str.ljust, line, widths) for line in cells)
+    return "\n".join("  ".join(line).rstrip() for line in padded)
 
-    ``measures`` are the names of the columns; ``labels`` stand for rows in the lines of means.
-    """
-    lines = [
-        [labels.get(row, row), *(spread(by_measure[name].values()) for name in measures)]
-        for row, by_measure in rows.items()
-    ]
-    for one, other in pairs:
-        deltas = (difference(rows[one][name], rows[other][name]) for name in measures)
-        lines.append([f"{one} minus {other}", *deltas])
-    return markdown([title, *measures.values()], lines)
+
+def sourced(table: str, runs: Iterable[Run]) -> str:
+    """The table, and the versions of the code that made the runs below it."""
+    versions = (run["versions"] for run in runs)
+    made_by = dict.fromkeys((of["pgcl_losses"], of.get("commit", "")[:7]) for of in versions)
+    of_version: dict[str, list[str]] = {}
+    for version, commit in made_by:
+        of_version.setdefault(version, []).extend([commit] if commit else [])
+    names = (f"{v} ({', '.join(of)})" if of else v for v, of in of_version.items())
+    return f"{table}\n\nVersion {', '.join(names)}"
 
 
 def fill(page: str, tables: Mapping[str, str]) -> str:

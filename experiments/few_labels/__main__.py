@@ -12,7 +12,7 @@ from experiments.common import results
 from experiments.common.arguments import count, parser_of, program
 from experiments.common.tu import fetch
 
-from .study import CHOOSING, DIGITS, STUDIES, jobs, run
+from .study import CHOOSING_SEEDS, DIGITS, STUDIES, jobs, run
 
 PARTS = ("choose", "report")
 
@@ -22,7 +22,7 @@ def main() -> None:
     add = parser.add_argument
     add("parts", nargs="+", choices=PARTS, metavar="PART", help=", ".join(PARTS))
     add("--datasets", nargs="+", default=[*STUDIES], choices=STUDIES, metavar="SET")
-    add("--root", type=Path, help="folder of NAME.zip or NAME/; without it, NAME is downloaded")
+    add("--root", type=Path, help="folder of NAME/ or NAME/raw/; without it, NAME is downloaded")
     add("--workers", type=count, default=2, help="runs at a time, with one thread each")
     add("--output", type=Path, default=Path("runs/few_labels"), help="folder of the records")
     add("--cache", type=Path, default=Path("runs/data"), help="folder for processed data sets")
@@ -33,7 +33,7 @@ def main() -> None:
         source = (None, None) if study is DIGITS else fetch(name, args.root, args.cache)
         runs = list(results.read(study.record).values())
         if "choose" in args.parts:
-            choosing = jobs(study, study.choosing(), CHOOSING, source)
+            choosing = jobs(study, study.choosing(), CHOOSING_SEEDS, source)
             runs = results.complete(output, choosing, run, args.workers)
         rows = study.rows(runs)
         for row, options in rows.items():

@@ -1,7 +1,7 @@
-"""The table of digits, and accuracy over temperature, from the record beside this file."""
+"""Tables, sentences and the picture of digits and MSRC_9, from the records beside this file."""
 
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -10,70 +10,152 @@ from matplotlib.figure import Figure
 from experiments.common.graphs import GRAPH_CL, INFO_NCE, PGCL, UNTRAINED
 from experiments.common.pictures import curves
 from experiments.common.results import Run, read
-from experiments.common.tables import CHOOSING, RESULTS, comparison, markdown
+from experiments.common.tables import (
+    CHOOSING,
+    README,
+    RESULTS,
+    Delta,
+    difference,
+    markdown,
+    sourced,
+    spread,
+)
 
-from . import study
+from .study import CHOOSING_SEEDS, DIGITS, FROZEN, MEASURES, MSRC_9, PAPER, Options, Study, values
 
-
-def reported(runs: list[Run], options: dict[str, Any], name: str) -> dict[int, float]:
-    """A measure of the held-out half by seed."""
-    runs = [run for run in runs if run["config"]["seed"] in study.REPORTED]
-    return study.means(runs, options, "held_out", name)
-
-
-def table(runs: list[Run]) -> str:
-    settings = study.chosen(runs)
-    measures = {**study.MEASURES, "labels_1_scaled": "1 label, standardised"}
-    options = {UNTRAINED: {"row": UNTRAINED}, study.FREE: study.never_frozen(settings), **settings}
-    rows = {
-        row: {name: reported(runs, options[row], name) for name in measures}
-        for row in (UNTRAINED, INFO_NCE, GRAPH_CL, PGCL, study.FREE, study.PAPER)
-    }
-    pairs = [(row, INFO_NCE) for row in (PGCL, study.FREE, study.PAPER, GRAPH_CL)]
-    pairs.append((INFO_NCE, UNTRAINED))
-    labels = {row: named(row, options[row]) for row in rows}
-    return comparison("digits", measures, rows, pairs, labels)
+BOTH = INFO_NCE, PGCL
+MINUS = f"{PGCL} minus {INFO_NCE}"
+ROUNDING = {"two threads": "threads", "no vector instructions": "vectors"}
+Seeds = dict[int, float]
 
 
-def named(row: str, options: dict[str, Any]) -> str:
+class Results:
+    """The held-out half of a set, in the settings of its record: of its runs, or of others."""
+
+    def __init__(self, study: Study, runs: Iterable[Run] | None = None) -> None:
+        record = read(study.record).values()
+        self.study, self.rows = study, study.rows(record)
+        of_seeds = record if runs is None else runs
+        self.runs = [run for run in of_seeds if run["config"]["seed"] in study.seeds]
+
+    def of(self, row: str, name: str = "labels_1", **options: float) -> Seeds:
+        return values(self.runs, self.rows[row] | options, "held_out", name)
+
+    def both(self, **options: float) -> tuple[Seeds, Seeds]:
+        """One-shot accuracy of PGCL and of InfoNCE."""
+        return self.of(PGCL, **options), self.of(INFO_NCE, **options)
+
+
+def named(row: str, options: Options) -> str:
     parts = {"num_prototypes": "K", "consistency_weight": "lambda", "temperature": "tau"}
-    shown = [f"{short}={options[name]:g}" for name, short in parts.items() if name in options]
+    shown = [f"{short}={options[name]:g}" for name, short in parts.items() if options.get(name)]
     return f"{row} ({', '.join(shown)})" if shown else row
 
 
-def grid(runs: list[Run]) -> str:
-    """One-shot accuracy of all candidates on the development half."""
-    runs = [run for run in runs if run["config"]["seed"] in study.CHOOSING]
+def table(results: Results, measures: Mapping[str, str]) -> str:
+    """Means of all rows, and their differences."""
+    lines = [
+        [named(row, results.rows[row]), *(spread(results.of(row, m).values()) for m in measures)]
+        for row in (UNTRAINED, INFO_NCE, GRAPH_CL, PGCL, FROZEN, PAPER)
+    ]
+    pairs = [*((row, INFO_NCE) for row in (PGCL, FROZEN, PAPER, GRAPH_CL)), (INFO_NCE, UNTRAINED)]
+    for one, other in pairs:
+        deltas = (difference(results.of(one, m), results.of(other, m)) for m in measures)
+        lines.append([f"{one} minus {other}", *deltas])
+    return sourced(markdown([results.study.name, *measures.values()], lines), results.runs)
+
+
+def over_temperatures(every: Iterable[Results]) -> str:
+    """One-shot accuracy of both losses at each temperature."""
+    lines, temperatures = [], MSRC_9.temperatures
+    for results in every:
+        pairs = [results.both(temperature=tau) for tau in temperatures]
+        for row, at_each in zip((PGCL, INFO_NCE), zip(*pairs, strict=True), strict=True):
+            cells = [spread(seeds.values()) for seeds in at_each]
+            lines.append([f"{results.study.name}, {row}", *cells])
+        lines.append([f"{results.study.name}, {MINUS}", *(difference(*pair) for pair in pairs)])
+    return markdown([MEASURES["labels_1"], *(f"tau={tau:g}" for tau in temperatures)], lines)
+
+
+def rounded() -> dict[str, Results]:
+    """The first seeds of digits once more, on two threads and with other kernels of torch."""
+    files = {name: DIGITS.record.with_stem(f"digits-{file}") for name, file in ROUNDING.items()}
+    return {name: Results(DIGITS, read(file).values()) for name, file in files.items()}
+
+
+def moved(again: Results, record: Results, row: str) -> float:
+    """How far one-shot accuracy of a seed is from that of the record on average."""
+    ours, theirs = again.of(row), record.of(row)
+    return float(np.mean([abs(ours[seed] - theirs[seed]) for seed in ours]))
+
+
+def rounding(record: Results) -> str:
+    """The same seeds in three ways: means, differences, and how far a seed moves."""
+    again = rounded()
+    seeds = set.intersection(*({*results.of(PGCL)} for results in again.values()))
+    lines = []
+    for name, results in {"the record": record, **again}.items():
+        pgcl, info_nce = ({seed: of[seed] for seed in seeds} for of in results.both())
+        cells = [spread(info_nce.values()), spread(pgcl.values()), difference(pgcl, info_nce)]
+        if results is not record:
+            cells += [f"{moved(results, record, row):.1f}" for row in BOTH]
+        lines.append([name, *cells, "", ""][:6])
+    head = [f"{len(seeds)} seeds", *BOTH, MINUS, *(f"a seed of {row} moves by" for row in BOTH)]
+    return markdown(head, lines)
+
+
+def grid() -> str:
+    """One-shot accuracy of all candidates on the development half of digits."""
+    runs = [r for r in read(DIGITS.record).values() if r["config"]["seed"] in CHOOSING_SEEDS]
     lines: dict[str, list[str]] = {}
-    for row in (INFO_NCE, PGCL):
-        for options in study.candidates(row):
-            values = study.means(runs, options, "development", "labels_1").values()
-            label = named(row, {k: v for k, v in options.items() if k != "temperature"})
-            lines.setdefault(label, []).append(f"{np.mean([*values]):.1f}")
-    head = ["1 label per class", *(f"tau={tau:g}" for tau in study.TEMPERATURES)]
-    return markdown(head, ([label, *cells] for label, cells in lines.items()))
+    for options in (of for row in BOTH for of in DIGITS.candidates(row)):
+        by_seed = values(runs, options, "development", "labels_1")
+        label = named(options["row"], options | {"temperature": None})
+        lines.setdefault(label, []).append(f"{np.mean([*by_seed.values()]):.1f}")
+    head = [MEASURES["labels_1"], *(f"tau={tau:g}" for tau in DIGITS.temperatures)]
+    return sourced(markdown(head, ([label, *cells] for label, cells in lines.items())), runs)
+
+
+def versus(delta: Delta | None) -> str:
+    """As plan.md words an interval."""
+    if delta is None or delta.low <= 0 <= delta.high:
+        return f"not significantly different from InfoNCE ({delta})"
+    where = "above" if delta.mean > 0 else "below"
+    return f"{abs(delta.mean):.1f} points {where} InfoNCE"
+
+
+def gain(digits: Results, msrc: Results) -> str:
+    return "TODO"
 
 
 def pages() -> dict[Path, dict[str, str]]:
-    """The tables by page and marker."""
-    runs = list(read(study.RECORD).values())
-    return {CHOOSING: {"digits grid": grid(runs)}, RESULTS: {"digits": table(runs)}}
+    """Tables and sentences by page and marker."""
+    digits, msrc = Results(DIGITS), Results(MSRC_9)
+    sentences = gain(digits, msrc)
+    return {
+        README: {"gain": sentences},
+        CHOOSING: {"digits grid": grid(), "gain": sentences},
+        RESULTS: {
+            "gain": sentences,
+            "digits": table(digits, MEASURES | {"labels_1_scaled": "1 label, standardised"}),
+            "MSRC_9": table(msrc, MEASURES),
+            "temperatures": over_temperatures([digits, msrc]),
+            "rounding": rounding(digits),
+        },
+    }
 
 
 def draw() -> Figure:
-    """Accuracy of both losses over the temperature; whiskers are standard deviations."""
-    runs = list(read(study.RECORD).values())
-    settings = study.chosen(runs)
+    """One-shot accuracy over the temperature on both sets; whiskers are standard deviations."""
     figure, panels = plt.subplots(1, 2, figsize=(8, 3), layout="constrained")
-    for axes, name in zip(panels, ("labels_1", "labels_5"), strict=True):
-        seeds = {
-            row: [
-                reported(runs, settings[row] | {"temperature": tau}, name).values()
-                for tau in study.TEMPERATURES
-            ]
-            for row in (INFO_NCE, PGCL)
-        }
-        curves(axes, study.TEMPERATURES, seeds)
-        axes.set(xlabel="temperature", ylabel="accuracy, %", title=study.MEASURES[name])
+    for axes, study in zip(panels, (DIGITS, MSRC_9), strict=True):
+        results, taus = Results(study), study.temperatures
+        curves(
+            axes,
+            taus,
+            {row: [results.of(row, temperature=tau).values() for tau in taus] for row in BOTH},
+        )
+        title = f"{study.name}, {MEASURES['labels_1']}"
+        axes.set(xlabel="temperature", ylabel="accuracy, %", title=title)
     panels[0].legend(frameon=False)
     return figure

@@ -31,7 +31,7 @@ from experiments.common.tu import load
 
 from .digits import graphs_of_digits
 
-CHOOSING = range(100, 105)  # seeds
+CHOOSING_SEEDS = range(100, 105)  # seeds
 FROZEN, PAPER = "PGCL, frozen in the first epoch", "PGCL, the paper's lambda"
 MEASURES = {
     "labels_1": "1 label per class",
@@ -80,7 +80,7 @@ class Study:
 
     def rows(self, runs: Iterable[Run]) -> dict[str, Options]:
         """The options of each row: with the best one-shot accuracy on the development half."""
-        runs = [run for run in runs if run["config"]["seed"] in CHOOSING]
+        runs = [run for run in runs if run["config"]["seed"] in CHOOSING_SEEDS]
 
         def accuracy(options: Options) -> float:
             by_seed = values(runs, options, "development", "labels_1")

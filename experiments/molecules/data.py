@@ -22,14 +22,6 @@ LABELS = {"": torch.nan, "0": 0.0, "1": 1.0, "0.0": 0.0, "1.0": 1.0}
 MAX_INVALID = 0.1  # of the lines of a file; below 0.01 in the sets used here
 
 
-class Source(NamedTuple):
-    """A table of molecules and labels, and its columns."""
-
-    path: Path
-    smiles_column: str | None = None  # default: smiles or mol
-    label_columns: tuple[str, ...] = ()  # default: all others
-
-
 class LabelledSet(NamedTuple):
     """Molecules whose labels are 0, 1, or nan where nothing was measured."""
 
@@ -49,32 +41,22 @@ def opened(path: Path) -> TextIO:
     return open_text(path, "rt", encoding="utf-8-sig", newline="")
 
 
-def rows_of(path: Path) -> tuple[list[str], list[dict[str, str]]]:
-    """The columns and the rows of a table."""
+def table_of(path: Path) -> tuple[str, list[str], list[dict[str, str]]]:
+    """The column of SMILES, all others, and the rows of a table."""
     with opened(path) as file:
         table = csv.DictReader(file)
-        rows = list(table)
-        return list(table.fieldnames or []), rows
+        rows, columns = list(table), list(table.fieldnames or [])
+    name = next((name for name in SMILES_COLUMNS if name in columns), None)
+    if name is None:
+        raise ValueError(f"{path} has no column {' or '.join(SMILES_COLUMNS)}, it has {columns}")
+    return name, [column for column in columns if column != name], rows
 
 
-def check_columns(path: Path, columns: list[str], option: str, wanted: tuple[str, ...]) -> None:
-    for name in wanted:
-        if name not in columns:
-            raise ValueError(f"{option}: {path} has no column {name!r}, it has {columns}")
-
-
-def smiles_column(path: Path, columns: list[str], wanted: str | None) -> str:
-    name = wanted or next(filter(columns.__contains__, SMILES_COLUMNS), SMILES_COLUMNS[0])
-    check_columns(path, columns, "--smiles-column", (name,))
-    return name
-
-
-def smiles_of(path: Path, wanted: str | None = None) -> list[str]:
+def smiles_of(path: Path) -> list[str]:
     """A column of a table, or the first word of each line of a text."""
-    if wanted or ".csv" in path.suffixes:
-        columns, rows = rows_of(path)
-        column = smiles_column(path, columns, wanted)
-        return [row[column] or "" for row in rows]
+    if ".csv" in path.suffixes:
+        name, _, rows = table_of(path)
+        return [row[name] or "" for row in rows]
     with opened(path) as file:
         return [line.split(maxsplit=1)[0] if line.strip() else "" for line in file]
 
@@ -105,13 +87,9 @@ def digest(content: bytes) -> str:
 
 
 @lru_cache(1)  # programs run all encoders on one set, then on the next
-def labelled(source: Source) -> LabelledSet:
+def labelled(path: Path) -> LabelledSet:
     """The molecules of a table, split."""
-    path = source.path
-    columns, rows = rows_of(path)
-    column = smiles_column(path, columns, source.smiles_column)
-    check_columns(path, columns, "--label-columns", source.label_columns)
-    tasks = list(source.label_columns) or [name for name in columns if name != column]
+    column, tasks, rows = table_of(path)
     graphs = graphs_of(path, [row[column] or "" for row in rows])
     smiles = [rows[line][column] for line in graphs]
     labels = torch.tensor([labels_of(path, line, rows[line], tasks) for line in graphs])
@@ -134,6 +112,6 @@ def labels_of(path: Path, line: int, row: dict[str, str], tasks: list[str]) -> l
         if (row[name] or "").strip() not in LABELS:
             raise ValueError(
                 f"{path}, line {line + 2}, column {name!r}: a label must be 0, 1 or empty, but it "
-                f"is {row[name]!r}; --label-columns names the columns of labels"
+                f"is {row[name]!r}"
             )
     return [LABELS[(row[name] or "").strip()] for name in tasks]

@@ -17,10 +17,10 @@ from torch import nn
 from torch_geometric.loader import DataLoader
 
 from experiments.common import results
-from experiments.common.arguments import count, fraction, positive, program
+from experiments.common.arguments import count, program
 from experiments.common.tables import difference, markdown, spread
 
-from .data import Source, labelled
+from .data import labelled
 from .inputs import Encoder, comparison_parser, complete, origin
 from .model import NONE, WIDTH, encoder_of, outputs
 from .ranking import roc_auc
@@ -28,10 +28,10 @@ from .report import at_best_epoch
 from .scaffold import TEST, TRAIN, VALID
 
 
-def run(config: results.Config, source: Source, encoder: Path | None, device: str) -> results.Run:
+def run(config: results.Config, table: Path, encoder: Path | None, device: str) -> results.Run:
     """Validation and test ROC-AUC after each epoch."""
     started = time.perf_counter()
-    data = labelled(source)
+    data = labelled(table)
     torch.manual_seed(config["seed"])
     pretrained = encoder_of(encoder, config["dropout"])
     model = nn.Sequential(pretrained, nn.Linear(WIDTH, data.labels.shape[1])).to(device)
@@ -72,15 +72,13 @@ def main() -> None:
     add("--seeds", type=count, default=3)
     add("--epochs", type=count, default=20)
     add("--batch-size", type=count, default=32)
-    add("--lr", type=positive, default=1e-3)
-    add("--dropout", type=fraction, default=0.5)
     args = parser.parse_args()
     encoders = [
         Encoder(str(file or NONE), file, origin(file) if file else None, seed)
         for file in args.encoders
         for seed in range(args.seeds)
     ]
-    setting = {name: getattr(args, name) for name in ("epochs", "batch_size", "lr", "dropout")}
+    setting = {"epochs": args.epochs, "batch_size": args.batch_size, "lr": 1e-3, "dropout": 0.5}
     runs = complete(args, encoders, setting, run)
     scores = {
         key: {seed: at_best_epoch(run) for seed, run in seeds.items()}

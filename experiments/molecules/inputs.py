@@ -1,7 +1,6 @@
 """Options and runs of the programs that compare encoders, `finetune` and `probe`."""
 
 import argparse
-import csv
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -9,9 +8,9 @@ from typing import Any, NamedTuple
 import torch
 
 from experiments.common import results
-from experiments.common.arguments import checked, count, device, file, parser_of
+from experiments.common.arguments import checked, count, file, parser_of
 
-from .data import Source, labelled
+from .data import labelled
 from .model import checkpoint
 
 Runs = dict[tuple[str, Path], dict[int, results.Run]]  # by encoder and set, then by seed
@@ -34,16 +33,9 @@ class Encoder(NamedTuple):
 def comparison_parser(program: str, description: str | None) -> argparse.ArgumentParser:
     parser = parser_of(f"molecules.{program}", description)
     add = parser.add_argument
-    add("--csv", type=file, nargs="+", required=True, help="tables of molecules and labels")
-    add("--smiles-column", help="default: smiles or mol")
-    add(
-        "--label-columns",
-        type=lambda text: tuple(next(csv.reader([text]))),
-        default=(),
-        help="A,B, with quotes around a name that has a comma; default: all others",
-    )
+    add("--csv", type=file, nargs="+", required=True, help="tables of SMILES and labels")
     add("--encoders", type=encoder_file, nargs="+", default=[None], help="'none', or files")
-    add("--device", type=device, default="cuda" if torch.cuda.is_available() else "cpu")
+    add("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     add("--workers", type=count, default=2, help="runs at a time")
     add("--output", type=Path, default=Path(f"runs/molecules/{program}.jsonl"))
     return parser
@@ -51,8 +43,7 @@ def comparison_parser(program: str, description: str | None) -> argparse.Argumen
 
 def origin(file: Path) -> dict[str, Any]:
     """The configuration of an encoder's pre-training, from its file."""
-    state = checkpoint(file)
-    return state["config"] | {"epochs": len(state["history"])}
+    return checkpoint(file)["config"]
 
 
 def complete(
@@ -64,11 +55,10 @@ def complete(
     """Run what --output lacks, and return the runs of these sets and encoders."""
     jobs = {}
     for path in args.csv:
-        source = Source(path, args.smiles_column, args.label_columns)
-        here = {"dataset": path.name, "data": labelled(source).digest, **setting}
+        here = {"dataset": path.name, "data": labelled(path).digest, **setting}
         for name, encoder, pretraining, seed in encoders:
             config = {**here, "pretraining": pretraining, "seed": seed}
-            jobs[name, path, seed] = config, source, encoder, args.device
+            jobs[name, path, seed] = config, path, encoder, args.device
     done = results.complete(args.output, jobs.values(), run, args.workers)
     runs: Runs = {}
     for (name, path, seed), of_job in zip(jobs, done, strict=True):

@@ -21,7 +21,7 @@ from experiments.common import results
 from experiments.common.arguments import count, program
 from experiments.common.tables import markdown, spread
 
-from .data import Source, labelled
+from .data import labelled
 from .inputs import Encoder, comparison_parser, complete, origin
 from .model import NONE, WIDTH, encoder_of, outputs
 from .ranking import has_both, roc_auc
@@ -36,10 +36,10 @@ SETTING: dict[str, Any] = {
 Labelled = tuple[np.ndarray, np.ndarray]  # embeddings [N, D] and labels [N, tasks] of a part
 
 
-def run(config: results.Config, source: Source, encoder: Path | None, device: str) -> results.Run:
+def run(config: results.Config, table: Path, encoder: Path | None, device: str) -> results.Run:
     """Test ROC-AUC by the number of labels; None if no task has so many."""
     started = time.perf_counter()
-    data = labelled(source)
+    data = labelled(table)
     torch.manual_seed(config["seed"])  # a new encoder is the initial one of pretrain.py
     embeddings = outputs(encoder_of(encoder).to(device), data.graphs).double().numpy()
     z = scale(embeddings) / WIDTH**0.5  # [N, 300], of about unit length

@@ -16,7 +16,7 @@ def roc_auc(logits: np.ndarray, labels: np.ndarray) -> float:
     but takes longer than the probes.
     """
     if np.isnan(logits).any():
-        raise ValueError("logits are nan, as training has diverged: choose a smaller --lr")
+        raise ValueError("logits are nan, as training has diverged")
     scores = []
     for values, answers in zip(logits.T, labels.T, strict=True):
         if has_both(answers):

@@ -10,10 +10,9 @@ and are not run again.
 import argparse
 import itertools
 from pathlib import Path
-from typing import Any
 
 from experiments.common import results
-from experiments.common.arguments import at_least, count, parser_of, positive, program
+from experiments.common.arguments import at_least, count, parser_of, program
 
 from .data import SETS, load, raw_folder
 from .report import table
@@ -26,7 +25,6 @@ def parse() -> argparse.Namespace:
     add("--dataset", required=True, nargs="+", choices=SETS, help="sets of PyG")
     add("--root", type=Path, help="folder of NAME/ or NAME/raw/; without it, NAME is downloaded")
     add("--batch", type=count, nargs="+", default=[512], help="nodes in the loss of each step")
-    add("--temperature", type=positive, help="of both losses; default: 2.0 InfoNCE, 1.2 PGCL")
     add("--steps", type=at_least(2), default=400, help="each encodes the whole graph twice")
     add("--seeds", type=count, default=3)
     add("--workers", type=count, default=2, help="runs at a time, with one thread each")
@@ -38,11 +36,10 @@ def parse() -> argparse.Namespace:
 def configurations(args: argparse.Namespace, dataset: str) -> list[results.Config]:
     """The runs on a set, without repeats: batches make no difference to an untrained encoder."""
     configs = []
-    overrides: dict[str, Any] = {"temperature": args.temperature} if args.temperature else {}
     for seed, batch, loss in itertools.product(range(args.seeds), args.batch, LOSSES):
         config = {"dataset": dataset, "loss": loss, "seed": seed}
         if loss != UNTRAINED:
-            config |= {"batch": batch, "steps": args.steps, **SETTING, **LOSSES[loss], **overrides}
+            config |= {"batch": batch, "steps": args.steps, **SETTING, **LOSSES[loss]}
         if config not in configs:
             configs.append(config)
     return configs

@@ -4,7 +4,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from experiments.common import results
-from experiments.common.tables import RESULTS, difference, markdown, spread
+from experiments.common.tables import RESULTS, difference, markdown, sourced, spread
 
 from .train import INFO_NCE, PGCL, UNTRAINED
 
@@ -47,4 +47,5 @@ def table(runs: Collection[results.Run]) -> str:
 
 def pages() -> dict[Path, dict[str, str]]:
     """The tables by page, from the committed runs."""
-    return {RESULTS: {"nodes": table(results.read(RUNS).values())}}
+    runs = results.read(RUNS).values()
+    return {RESULTS: {"nodes": sourced(table(runs), runs)}}

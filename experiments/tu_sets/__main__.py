@@ -16,7 +16,7 @@ from experiments.common import results
 from experiments.common.arguments import count, parser_of, program
 from experiments.common.tu import fetch
 
-from . import study, train
+from . import evaluate, study
 
 PARTS = ("table1", "table3", "figures")
 
@@ -28,7 +28,7 @@ def parse() -> argparse.Namespace:
     sets = (*study.SMALL, *study.LARGE)
     about = f"{', '.join(sets)}; the three last need the three first"
     add("--datasets", nargs="+", default=sets, choices=sets, metavar="SET", help=about)
-    add("--root", type=Path, help="folder of NAME.zip or NAME/; without it, NAME is downloaded")
+    add("--root", type=Path, help="folder of NAME/ or NAME/raw/; without it, NAME is downloaded")
     add("--workers", type=count, default=2, help="runs at a time, with one thread each")
     add("--output", type=Path, default=Path("runs/tu_sets"), help="folder of the records")
     add("--cache", type=Path, default=Path("runs/data"), help="folder for processed data sets")
@@ -45,7 +45,7 @@ def main() -> None:
             file, digest = fetched(config["dataset"])
             jobs.append((config | {"data": digest}, file))
         output = args.output / study.RECORD.name
-        return results.complete(output, jobs, train.run, args.workers)
+        return results.complete(output, jobs, evaluate.run, args.workers)
 
     if "table1" in args.parts:
         runs = complete(study.choosing(args.datasets))

@@ -1,4 +1,7 @@
-"""Accuracy of graph embeddings: a support vector machine in ten folds, and few labels."""
+"""One run: an encoder trained without labels, its embeddings in an SVM and with few labels."""
+
+import time
+from pathlib import Path
 
 import numpy as np
 from sklearn.metrics.pairwise import rbf_kernel
@@ -6,11 +9,23 @@ from sklearn.model_selection import GridSearchCV, StratifiedKFold
 from sklearn.preprocessing import scale
 from sklearn.svm import SVC
 
+from experiments.common.graphs import embed, trained
 from experiments.common.probes import few_labels
+from experiments.common.results import Config, Run
+from experiments.common.tu import FOLDS, load
 
 PENALTIES = 10.0 ** np.arange(-3, 4)  # C
 MANY = 1000  # graphs: from here on two inner folds choose C, as five would take hours
 MEASURES = {"svm": "all labels", "labels_5": "5 labels per class", "labels_1": "1 label per class"}
+
+
+def run(config: Config, folder: Path) -> Run:
+    started = time.perf_counter()
+    graphs = load(folder)
+    z = embed(trained(config, graphs).encoder.encoder, graphs)
+    labels = np.array([int(graph.y) for graph in graphs])
+    values = measured(z, labels, config["seed"])
+    return {"config": config, **values, "seconds": round(time.perf_counter() - started, 1)}
 
 
 def measured(embeddings: np.ndarray, labels: np.ndarray, seed: int) -> dict[str, float]:
@@ -33,7 +48,7 @@ def of_kernel(kernel: np.ndarray, labels: np.ndarray, seed: int, inner: int | No
 
     The default is 5, or 2 with many graphs. All folds and all C share the kernel ``[N, N]``.
     """
-    folds = StratifiedKFold(10, shuffle=True, random_state=seed).split(kernel, labels)
+    folds = StratifiedKFold(FOLDS, shuffle=True, random_state=seed).split(kernel, labels)
     # Not a single split: where its classes are of equal size and those of the training fold are
     # not, the smallest C may win, and then predict one class for all.
     inner = inner or (5 if len(labels) < MANY else 2)

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from experiments.common.graphs import ABLATION, GRAPH_CL, INFO_NCE, PGCL, UNTRAINED
 from experiments.common.pictures import curves
 from experiments.common.results import Run, matching, read
-from experiments.common.tables import REPRODUCE, RESULTS, difference, markdown, spread
+from experiments.common.tables import REPRODUCE, RESULTS, difference, markdown, sourced, spread
 
 from . import study
 from .evaluate import MEASURES
@@ -94,12 +94,14 @@ def pages() -> dict[Path, dict[str, str]]:
     best = AtItsBest(runs)
     return {
         REPRODUCE: {
-            "table 1": table_1(best),
+            "table 1": sourced(table_1(best), runs),
             "temperatures": temperatures(best),
             "graphcl": differences(best, [(GRAPH_CL, INFO_NCE)]),
-            "table 3": table_3(runs),
+            "table 3": sourced(table_3(runs), runs),
         },
-        RESULTS: {"graphs": differences(best, [(PGCL, INFO_NCE), (INFO_NCE, UNTRAINED)])},
+        RESULTS: {
+            "graphs": sourced(differences(best, [(PGCL, INFO_NCE), (INFO_NCE, UNTRAINED)]), runs)
+        },
     }
 
 

@@ -1,18 +1,21 @@
 """Records, tables, probes, and the pages that hold the tables."""
 
-import json
 import re
+import shutil
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from helpers.scripts import ROOT, threads_for_processes
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
+import pgcl_losses.adapters
 from experiments import report
 from experiments.common import graphs, results, tables
 from experiments.common.probes import few_labels
@@ -25,7 +28,7 @@ def test_the_tables_of_a_page_are_those_of_the_records(page):
     assert tables.fill(page.read_text(), PAGES[page]) == page.read_text()
 
 
-def test_finished_runs_are_kept_and_not_run_again(tmp_path, monkeypatch):
+def test_finished_runs_are_kept_and_not_run_again(tmp_path, monkeypatch, capsys):
     threads_for_processes(monkeypatch)
     output, ran = tmp_path / "runs" / "some.jsonl", []
 
@@ -41,18 +44,47 @@ def test_finished_runs_are_kept_and_not_run_again(tmp_path, monkeypatch):
 
     def complete(*seeds):
         jobs = [({"seed": seed},) for seed in seeds]
-        done = results.complete(output, jobs, run, workers=1)
-        return {run["config"]["seed"]: run["value"] for run in done.values()}
+        return [run["value"] for run in results.complete(output, jobs, run, workers=1)]
 
-    assert complete(0, 1, 1) == {0: 0.0, 1: 0.5}
+    assert complete(1, 0, 1) == [0.5, 0.0, 0.5]
+    assert not capsys.readouterr().out
     with pytest.raises(ValueError, match="seed 3"):
         complete(0, 1, 2, 3)
-    assert complete(0, 1, 2) == {0: 0.0, 1: 0.5, 2: 1.0}
+    assert "2 finished runs read from" in capsys.readouterr().out
+    monkeypatch.setitem(results.LIBRARIES, "torch", "9.9")
+    assert complete(0, 1, 2) == [0.0, 0.5, 1.0]
+    assert "3 finished runs read from" in (said := capsys.readouterr()).out
+    assert f"Warning: some of them ran with torch {torch.__version__}, and this is 9.9" in said.out
+    assert "?" not in said.err  # no progress of nothing
     assert sorted(ran) == [0, 1, 2]
-    assert all("torch" in json.loads(line)["versions"] for line in output.read_text().splitlines())
+    monkeypatch.setattr(results, "code_of", lambda module: "other source")
+    assert complete(0) == [0.0]
+    assert sorted(ran) == [0, 0, 1, 2]
+    assert {run["versions"]["threads"] for run in results.read(output).values()} == {1}
 
 
-@pytest.mark.parametrize("text", ["no runs\n", '{"config": {}}\n[1, 2]\n', "\xff"])
+def test_a_run_is_known_by_the_source_of_package_and_program(tmp_path, monkeypatch):
+    """An edit anywhere, in copies of the files, makes its runs others."""
+    module = "experiments.few_labels.study"
+    edited = {
+        pgcl_losses: "weights.py",
+        pgcl_losses.adapters: "pyg.py",
+        results: "graphs.py",
+        sys.modules[module]: "digits.py",
+    }
+    assert results.code_of(module) == results.code_of(module)
+    for number, (of, file) in enumerate(edited.items()):
+        folder = tmp_path / str(number)
+        shutil.copytree(Path(of.__file__).parent, folder)
+        before = results.code_of(module)
+        monkeypatch.setattr(of, "__file__", str(folder / Path(of.__file__).name))
+        assert results.code_of(module) == before
+        with (folder / file).open("a") as source:
+            source.write("# a comment")
+        assert results.code_of(module) != before
+
+
+@pytest.mark.parametrize("text", ["no runs\n", '{"config": {}, "versions": {}}\n[1, 2]\n', "\xff"])
 def test_a_file_of_something_else_stays(tmp_path, text):
     output = tmp_path / "notes.txt"
     output.write_text(text, encoding="latin-1")
@@ -111,7 +143,9 @@ def test_the_page_on_choosing_has_the_rows_of_the_ablation():
 
 
 def test_the_error_of_a_missing_package_names_the_extra():
-    code = "import sys; sys.modules['rdkit'] = None; import experiments.digits"
-    ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True)
-    message = "need rdkit: in the checkout, pip install -e '.[experiments]'"
-    assert message in ended.stderr.decode()
+    without = "import sys; sys.modules['rdkit'] = None; import experiments."
+    for program in ("digits", "molecules.probe"):
+        code = [sys.executable, "-c", without + program]
+        ended = subprocess.run(code, cwd=ROOT, capture_output=True, text=True)
+        message = "needs rdkit: in the checkout, pip install -e '.[experiments]'"
+        assert (message in ended.stderr) == (program != "digits") == (ended.returncode != 0)
