@@ -29,9 +29,9 @@ Run = dict[str, Any]  # a configuration under "config", its results, and "versio
 def commit() -> str:
     """The commit of this checkout, with a + if files differ from it."""
     command = ["git", "describe", "--always", "--abbrev=12", "--exclude=*", "--dirty=+"]
-    with suppress(FileNotFoundError):
-        described = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True)
-        return described.stdout.decode().strip() or "unknown"
+    here = {"cwd": Path(__file__).parent, "stderr": subprocess.DEVNULL, "text": True}
+    with suppress(OSError, subprocess.CalledProcessError):
+        return subprocess.check_output(command, **here).strip()
     return "unknown"
 
 

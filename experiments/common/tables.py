@@ -10,12 +10,9 @@ from scipy import stats
 
 from .results import Run, write
 
-SEEDS = 3  # of an interval; that of two is too wide to be of use
 ROOT = Path(__file__).parents[2]
 README, DOCS = ROOT / "README.md", ROOT / "docs"
-CHOOSING, RESULTS, REPRODUCE = (
-    DOCS / f"{name}.md" for name in ("choosing", "results", "reproduce")
-)
+CHOOSING, RESULTS, REPRODUCE = (DOCS / f"{p}.md" for p in ("choosing", "results", "reproduce"))
 
 
 def spread(values: Iterable[float]) -> str:
@@ -32,14 +29,23 @@ class Delta(NamedTuple):
     low: float
     high: float
 
+    @property
+    def sign(self) -> int:
+        """1 if the interval is above 0, -1 if it is below, else 0."""
+        return (self.low > 0) - (self.high < 0)
+
+    @property
+    def interval(self) -> str:
+        return f"{self.low:+.1f} to {self.high:+.1f}"
+
     def __str__(self) -> str:
-        return f"{self.mean:+.1f} ({self.low:+.1f} to {self.high:+.1f})"
+        return f"{self.mean:+.1f} ({self.interval})"
 
 
 def paired(seeds: Mapping[int, float], others: Mapping[int, float]) -> Delta | None:
     """The difference over the seeds that both have, if they are three or more."""
     deltas = [seeds[seed] - others[seed] for seed in sorted(seeds.keys() & others.keys())]
-    if len(deltas) < SEEDS:
+    if len(deltas) < 3:  # the interval of two is too wide to be of use
         return None
     mean = float(np.mean(deltas))
     reach = float(stats.sem(deltas) * stats.t(len(deltas) - 1).ppf(0.975))
@@ -70,13 +76,11 @@ def aligned(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
 
 
 def sourced(table: str, runs: Iterable[Run]) -> str:
-    """The table, and the versions of the code that made the runs below it."""
-    versions = (run["versions"] for run in runs)
-    made_by = dict.fromkeys((of["pgcl_losses"], of.get("commit", "")[:7]) for of in versions)
-    of_version: dict[str, list[str]] = {}
-    for version, commit in made_by:
-        of_version.setdefault(version, []).extend([commit] if commit else [])
-    names = (f"{v} ({', '.join(of)})" if of else v for v, of in of_version.items())
+    """The table, and below it the versions and commits of the code that made the runs."""
+    commits: dict[str, set[str]] = {}
+    for versions in (run["versions"] for run in runs):
+        commits.setdefault(versions["pgcl_losses"], set()).add(versions.get("commit", "")[:7])
+    names = [" ".join([version, *sorted(of)]).strip() for version, of in commits.items()]
     return f"{table}\n\nVersion {', '.join(names)}"
 
 

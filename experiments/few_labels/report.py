@@ -14,9 +14,9 @@ from experiments.common.tables import (
     CHOOSING,
     README,
     RESULTS,
-    Delta,
     difference,
     markdown,
+    paired,
     sourced,
     spread,
 )
@@ -116,16 +116,26 @@ def grid() -> str:
     return sourced(markdown(head, ([label, *cells] for label, cells in lines.items())), runs)
 
 
-def versus(delta: Delta | None) -> str:
-    """As plan.md words an interval."""
-    if delta is None or delta.low <= 0 <= delta.high:
-        return f"not significantly different from InfoNCE ({delta})"
-    where = "above" if delta.mean > 0 else "below"
-    return f"{abs(delta.mean):.1f} points {where} InfoNCE"
+SIGNS = {1: "above", 0: "not significantly different from", -1: "below"}
 
 
 def gain(digits: Results, msrc: Results) -> str:
-    return "TODO"
+    """The planned comparison of each set, and what the temperature makes of it on MSRC_9."""
+    planned = []
+    for results in (digits, msrc):
+        delta, seeds = paired(*results.both()), len(results.of(PGCL))
+        points = f"{abs(delta.mean):.1f} points " if delta.sign else ""
+        about = f"({seeds} seeds, 95 % interval {delta.interval})"
+        planned.append(f"PGCL is {points}{SIGNS[delta.sign]} InfoNCE {about}")
+    taus: dict[str, list[str]] = {where: [] for where in SIGNS.values()}
+    for tau in msrc.study.temperatures:
+        taus[SIGNS[paired(*msrc.both(temperature=tau)).sign]].append(f"{tau:g}")
+    at_each = (f"{where} InfoNCE at {' and '.join(of)}" for where, of in taus.items() if of)
+    return (
+        "With one label per class and each loss at its chosen temperature, on digits as graphs "
+        f"{planned[0]}. On MSRC_9 {planned[1]}. There, both losses at one temperature, PGCL is "
+        f"{', and '.join(at_each)}."
+    )
 
 
 def pages() -> dict[Path, dict[str, str]]:

@@ -76,7 +76,7 @@ class Study:
         ]
 
     def choosing(self) -> list[Options]:
-        return unique(options for row in LOSSES for options in self.candidates(row))
+        return [options for row in LOSSES for options in self.candidates(row)]
 
     def rows(self, runs: Iterable[Run]) -> dict[str, Options]:
         """The options of each row: with the best one-shot accuracy on the development half."""
@@ -96,7 +96,7 @@ class Study:
     def reported(self, rows: dict[str, Options]) -> list[Options]:
         """The options that results are of: all rows, and two losses at every temperature."""
         over = itertools.product((rows[INFO_NCE], rows[PGCL]), self.temperatures)
-        return unique([*rows.values(), *(row | {"temperature": tau} for row, tau in over)])
+        return [*rows.values(), *(row | {"temperature": tau} for row, tau in over)]
 
 
 DIGITS = Study(
@@ -119,10 +119,6 @@ MSRC_9 = Study(
     standardise=True,
 )
 STUDIES = {study.name: study for study in (DIGITS, MSRC_9)}
-
-
-def unique(options: Iterable[Options]) -> list[Options]:
-    return list({repr(sorted(of.items())): of for of in options}.values())
 
 
 def jobs(

@@ -20,12 +20,11 @@ from experiments.common import results
 from experiments.common.arguments import count, program
 from experiments.common.tables import difference, markdown, spread
 
-from .data import labelled
+from .data import TEST, TRAIN, VALID, labelled
 from .inputs import Encoder, comparison_parser, complete, origin
 from .model import NONE, WIDTH, encoder_of, outputs
 from .ranking import roc_auc
 from .report import at_best_epoch
-from .scaffold import TEST, TRAIN, VALID
 
 
 def run(config: results.Config, table: Path, encoder: Path | None, device: str) -> results.Run:

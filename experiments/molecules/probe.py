@@ -21,11 +21,10 @@ from experiments.common import results
 from experiments.common.arguments import count, program
 from experiments.common.tables import markdown, spread
 
-from .data import labelled
+from .data import TEST, TRAIN, VALID, labelled
 from .inputs import Encoder, comparison_parser, complete, origin
 from .model import NONE, WIDTH, encoder_of, outputs
 from .ranking import has_both, roc_auc
-from .scaffold import TEST, TRAIN, VALID
 
 SETTING: dict[str, Any] = {
     "few": [10, 100],  # labelled molecules of a task

@@ -33,25 +33,17 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def configurations(args: argparse.Namespace, dataset: str) -> list[results.Config]:
-    """The runs on a set, without repeats: batches make no difference to an untrained encoder."""
-    configs = []
-    for seed, batch, loss in itertools.product(range(args.seeds), args.batch, LOSSES):
-        config = {"dataset": dataset, "loss": loss, "seed": seed}
-        if loss != UNTRAINED:
-            config |= {"batch": batch, "steps": args.steps, **SETTING, **LOSSES[loss]}
-        if config not in configs:
-            configs.append(config)
-    return configs
-
-
 def main() -> None:
     args = parse()
     jobs = []
     for dataset in args.dataset:
         folder = raw_folder(dataset, args.root, args.cache)
         load(dataset, folder)  # an error before any run
-        jobs += [(config, folder) for config in configurations(args, dataset)]
+        for seed, batch, loss in itertools.product(range(args.seeds), args.batch, LOSSES):
+            config = {"dataset": dataset, "loss": loss, "seed": seed}
+            if loss != UNTRAINED:  # to which batches make no difference
+                config |= {"batch": batch, "steps": args.steps, **SETTING, **LOSSES[loss]}
+            jobs.append((config, folder))
     print(table(results.complete(args.output, jobs, run, args.workers)))
 
 

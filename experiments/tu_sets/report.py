@@ -7,7 +7,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
-from experiments.common.graphs import ABLATION, GRAPH_CL, INFO_NCE, PGCL, UNTRAINED
+from experiments.common.graphs import ABLATION, INFO_NCE, PGCL, UNTRAINED
 from experiments.common.pictures import curves
 from experiments.common.results import Run, matching, read
 from experiments.common.tables import REPRODUCE, RESULTS, difference, markdown, sourced, spread
@@ -96,7 +96,6 @@ def pages() -> dict[Path, dict[str, str]]:
         REPRODUCE: {
             "table 1": sourced(table_1(best), runs),
             "temperatures": temperatures(best),
-            "graphcl": differences(best, [(GRAPH_CL, INFO_NCE)]),
             "table 3": sourced(table_3(runs), runs),
         },
         RESULTS: {

@@ -16,7 +16,7 @@ from sklearn.preprocessing import normalize
 from torch_geometric.data import Batch
 
 from experiments.common import results
-from experiments.molecules import data, finetune, pretrain, probe, scaffold
+from experiments.molecules import data, finetune, pretrain, probe
 from experiments.molecules.model import ROWS, MoleculeGIN, checkpoint, encoder_of
 from experiments.molecules.ranking import roc_auc
 from experiments.molecules.report import at_best_epoch
@@ -124,7 +124,7 @@ def test_scaffold_split():
             (test if len(train) + len(valid) + len(group) > 54 else valid).extend(group)
         else:
             train.extend(group)
-    parts = scaffold.split(smiles)
+    parts = data.split(smiles)
     for number, part in enumerate((train, valid, test)):
         assert sorted(part) == np.flatnonzero(parts == number).tolist()
 
