@@ -1,19 +1,15 @@
 # What people do, each by one word. All but benchmarks make the environment that they need.
 PYTHON ?= python3
+TORCH ?= torch==2.13.0
 BIN := .venv/bin
+PYTEST = $(BIN)/python -m pytest -q -n auto --dist worksteal
+DGL := $(shell $(PYTHON) -c "import sys; print('dgl' if sys.version_info < (3, 12) else '')")
 
-.PHONY: setup lint check test docs ci benchmarks
-
-setup:  # an environment with everything; compiles two dependencies of PyGCL, once
-	$(PYTHON) -c "import sys; sys.exit('dgl 1.1.3 needs Python 3.11 or older: make setup PYTHON=python3.11' if sys.version_info >= (3, 12) else 0)"
-	$(PYTHON) -m venv .venv
-	$(BIN)/pip install torch==2.13.0 wheel setuptools ninja
-	$(BIN)/pip install --no-build-isolation torch-scatter torch-sparse
-	$(BIN)/pip install -e '.[dev,docs,pygcl]'
+.PHONY: setup lint check test test-rest test-all docs ci benchmarks
 
 .venv/%: setup.cfg  # a file for each extra that is there; torch first, as any that is there will do
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -c 'import torch' 2>/dev/null || $(BIN)/pip install torch==2.13.0
+	$(BIN)/python -c 'import torch' 2>/dev/null || $(BIN)/pip install --quiet $(TORCH)
 	$(BIN)/pip install --quiet -e '.[$*]'
 	touch $@
 
@@ -23,10 +19,24 @@ lint: .venv/dev
 	$(BIN)/mypy
 
 check: lint  # about three minutes on two cores: before a pull request
-	$(BIN)/python -m pytest -q -n auto --dist worksteal -m "not slow" tests/core
+	$(PYTEST) -m "not slow" tests/core
 
-test: setup  # all of them, with the real frameworks
-	$(BIN)/python -m pytest -n auto --dist worksteal
+test: .venv/dev $(DGL:%=.venv/%)  # no compiler: the core, PyG, DGL where it has a wheel, pages, examples, trainings
+	$(PYTEST) -m "not slow and not pygcl$(if $(DGL),, and not dgl)"
+	@echo "Not tested: PyGCL, and what takes long (make test-all compiles for 10 to 60 minutes)$(if $(DGL),,; DGL, which needs Python 3.11)"
+
+setup:  # an environment with everything; compiles two dependencies of PyGCL, once
+	@test '$(DGL)' || { echo 'PyGCL needs dgl 1.1.3 and Python 3.11 or older: make $(MAKECMDGOALS) PYTHON=python3.11'; exit 1; }
+	@command -v $${CXX:-c++} >/dev/null || { echo 'PyGCL needs torch-scatter and torch-sparse, which need a C++ compiler'; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet $(TORCH) wheel setuptools ninja
+	$(BIN)/pip install --quiet --no-build-isolation torch-scatter torch-sparse
+	$(BIN)/pip install --quiet -e '.[dev,docs,pygcl]'
+
+test-rest: setup  # what make test leaves out
+	$(PYTEST) -m "slow or pygcl"
+
+test-all: setup test test-rest
 
 docs: .venv/docs  # into docs/_build
 	$(BIN)/sphinx-build --fail-on-warning --quiet docs docs/_build

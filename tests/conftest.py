@@ -48,7 +48,9 @@ def framework(request):
 
 
 def pytest_ignore_collect(collection_path, config):
-    """``pytest tests/adapters -m pyg`` imports no framework but PyG."""
+    """``-m pyg`` imports no framework but PyG, and ``-m "not dgl"`` no DGL."""
     chosen = config.option.markexpr
-    others = FRAMEWORKS - {chosen} if chosen in FRAMEWORKS else set()
+    others = {name for name in FRAMEWORKS if f"not {name}" in chosen}
+    if chosen in FRAMEWORKS:
+        others = FRAMEWORKS - {chosen}
     return True if collection_path.name in others else None
