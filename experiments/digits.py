@@ -2,8 +2,7 @@
 
 python -m experiments.digits
 
-Two tables, and a picture in runs/digits.png. Losses have the settings of the record, which were
-chosen by labels that are not used here (few_labels/plan.md).
+Prints two tables, and draws runs/digits.png. Labels that are not used here chose the settings.
 """
 
 from pathlib import Path
@@ -22,11 +21,10 @@ from pgcl_losses.adapters.pyg import ContrastiveModel
 from .common import results
 from .common.arguments import count, parser_of, program
 from .common.graphs import INFO_NCE, PGCL, UNTRAINED, embed, trained
-from .common.tables import aligned, difference, spread
-from .few_labels import study
+from .common.tables import aligned, difference, made_by, spread
 from .few_labels.digits import graphs_of_digits
 from .few_labels.report import BOTH, MINUS, Results, moved, named, rounded
-from .few_labels.study import DIGITS, MEASURES
+from .few_labels.study import DIGITS, MEASURES, jobs, run
 
 PICTURE = Path("runs/digits.png")
 COLOURS = plt.get_cmap("tab10")
@@ -59,9 +57,9 @@ def tables(ours: Results, record: Results) -> str:
     seeds, most = len(ours.of(PGCL)), len(record.of(PGCL))
     moves = np.mean([moved(again, record, row) for again in rounded().values() for row in BOTH])
     return f"""
-Per cent on the half of the labels that no setting was chosen by: accuracy of the
-nearest class mean with 1 or 5 labels per class, NMI of k-means, and accuracy of
-logistic regression with all labels. Mean ± standard deviation over {seeds} seeds.
+Per cent on the half of the labels that chose no setting: accuracy of the nearest
+class mean with 1 or 5 labels per class, NMI of k-means, accuracy of logistic
+regression with all labels. Mean ± standard deviation over {seeds} seeds.
 
 {aligned(["", *ROWS], means)}
 
@@ -71,8 +69,9 @@ Points, with 95 % intervals over seeds:
 
 {aligned([MINUS, f"this run, {seeds} seeds", f"the record, {most} seeds"], deltas)}
 
-The record is of another machine. Another way to round moves one seed by {moves:.1f}
-points on average, so that few seeds may be outside the interval of {most}."""
+The record is of {made_by(record.runs)} on another machine.
+Another CPU rounds differently and moves one seed by {moves:.1f} points on average, so
+that the difference of few seeds may be outside the interval of {most}."""
 
 
 def main() -> None:
@@ -89,8 +88,8 @@ def main() -> None:
 
     record = Results(DIGITS)
     rows = {row: record.rows[row] for row in ROWS}
-    jobs = study.jobs(DIGITS, rows.values(), DIGITS.seeds[: args.seeds])
-    runs = results.complete(args.output, jobs, study.run, args.workers, args.threads)
+    of_rows = jobs(DIGITS, rows.values(), DIGITS.seeds[: args.seeds])
+    runs = results.complete(args.output, of_rows, run, args.workers, args.threads)
     print(tables(Results(DIGITS, runs), record))
 
     graphs = graphs_of_digits()

@@ -75,13 +75,17 @@ def aligned(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
     return "\n".join("  ".join(line).rstrip() for line in padded)
 
 
-def sourced(table: str, runs: Iterable[Run]) -> str:
-    """The table, and below it the versions and commits of the code that made the runs."""
+def made_by(runs: Iterable[Run]) -> str:
+    """The versions and commits of the code that made the runs."""
     commits: dict[str, set[str]] = {}
     for versions in (run["versions"] for run in runs):
         commits.setdefault(versions["pgcl_losses"], set()).add(versions.get("commit", "")[:7])
     names = [" ".join([version, *sorted(of)]).strip() for version, of in commits.items()]
-    return f"{table}\n\nVersion {', '.join(names)}"
+    return f"version {', '.join(names)}"
+
+
+def sourced(table: str, runs: Iterable[Run]) -> str:
+    return f"{table}\n\nRuns of {made_by(runs)}"
 
 
 def fill(page: str, tables: Mapping[str, str]) -> str:

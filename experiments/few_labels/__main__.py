@@ -14,13 +14,11 @@ from experiments.common.tu import fetch
 
 from .study import CHOOSING_SEEDS, DIGITS, STUDIES, jobs, run
 
-PARTS = ("choose", "report")
-
 
 def main() -> None:
     parser = parser_of("few_labels", __doc__)
     add = parser.add_argument
-    add("parts", nargs="+", choices=PARTS, metavar="PART", help=", ".join(PARTS))
+    add("parts", nargs="+", choices=("choose", "report"))
     add("--datasets", nargs="+", default=[*STUDIES], choices=STUDIES, metavar="SET")
     add("--root", type=Path, help="folder of NAME/ or NAME/raw/; without it, NAME is downloaded")
     add("--workers", type=count, default=2, help="runs at a time, with one thread each")
@@ -36,8 +34,7 @@ def main() -> None:
             choosing = jobs(study, study.choosing(), CHOOSING_SEEDS, source)
             runs = results.complete(output, choosing, run, args.workers)
         rows = study.rows(runs)
-        for row, options in rows.items():
-            print(name, row, options)
+        print(*rows.items(), sep="\n")
         if "report" in args.parts:
             reported = jobs(study, study.reported(rows), study.seeds, source)
             results.complete(output, reported, run, args.workers)
