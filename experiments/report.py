@@ -1,4 +1,4 @@
-"""Fills tables and sentences of README and docs/{results,reproduce,choosing}.md from the records.
+"""Fills tables of README and docs/{results,reproduce,choosing}.md from the records.
 
 python -m experiments.report
 """

@@ -1,4 +1,4 @@
-"""Tables, sentences and the picture of digits and MSRC_9, from the records beside this file."""
+"""Tables and the picture of digits and MSRC_9, from the records beside this file."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -116,37 +116,27 @@ def grid() -> str:
     return sourced(markdown(head, ([label, *cells] for label, cells in lines.items())), runs)
 
 
-SIGNS = {1: "above", 0: "not significantly different from", -1: "below"}
-
-
-def gain(digits: Results, msrc: Results) -> str:
-    """The planned comparison of each set, and what the temperature makes of it on MSRC_9."""
-    planned = []
-    for results in (digits, msrc):
-        delta, seeds = paired(*results.both()), len(results.of(PGCL))
-        points = f"{abs(delta.mean):.1f} points " if delta.sign else ""
-        about = f"({seeds} seeds, 95 % interval {delta.interval})"
-        planned.append(f"PGCL is {points}{SIGNS[delta.sign]} InfoNCE {about}")
-    taus: dict[str, list[str]] = {where: [] for where in SIGNS.values()}
-    for tau in msrc.study.temperatures:
-        taus[SIGNS[paired(*msrc.both(temperature=tau)).sign]].append(f"{tau:g}")
-    at_each = (f"{where} InfoNCE at {' and '.join(of)}" for where, of in taus.items() if of)
-    return (
-        "With one label per class and each loss at its chosen temperature, on digits as graphs "
-        f"{planned[0]}. On MSRC_9 {planned[1]}. There, both losses at one temperature, PGCL is "
-        f"{', and '.join(at_each)}."
-    )
+def gain(every: Iterable[Results]) -> str:
+    """Of each set the planned comparison, and the temperatures that decide between the losses."""
+    lines = []
+    for results in every:
+        signs = {t: paired(*results.both(temperature=t)).sign for t in results.study.temperatures}
+        taus = (", ".join(f"{t:g}" for t in signs if signs[t] == sign) for sign in (1, -1))
+        name = f"{results.study.name}, {len(results.of(PGCL))} seeds"
+        lines.append([name, difference(*results.both()), *taus])
+    head = [MEASURES["labels_1"], f"{MINUS}, each at its temperature"]
+    return markdown([*head, "above at equal temperatures of", "below at"], lines)
 
 
 def pages() -> dict[Path, dict[str, str]]:
-    """Tables and sentences by page and marker."""
+    """Tables by page and marker."""
     digits, msrc = Results(DIGITS), Results(MSRC_9)
-    sentences = gain(digits, msrc)
+    gains = gain([digits, msrc])
     return {
-        README: {"gain": sentences},
-        CHOOSING: {"digits grid": grid(), "gain": sentences},
+        README: {"gain": gains},
+        CHOOSING: {"digits grid": grid(), "gain": gains},
         RESULTS: {
-            "gain": sentences,
+            "gain": gains,
             "digits": table(digits, MEASURES | {"labels_1_scaled": "1 label, standardised"}),
             "MSRC_9": table(msrc, MEASURES),
             "temperatures": over_temperatures([digits, msrc]),
