@@ -60,7 +60,7 @@ def draw_clusters(axes: Axes, query: int) -> None:
         "query", z[query].tolist(), xytext=(12, 10), textcoords="offset points", fontsize=11
     )
     axes.text(0, 0.1, "hollow: own cluster,\nno negatives", ha="center", va="center", fontsize=11)
-    axes.text(0, -0.25, "larger: counts more", ha="center", va="center", fontsize=11)
+    axes.text(0, -0.25, "larger: larger weight", ha="center", va="center", fontsize=11)
     axes.set_aspect("equal")
     axes.set_axis_off()
 
