@@ -43,8 +43,9 @@ def text(metric: str, value: float) -> str:
         return f"{value:.0f} MiB" if value >= 1 else f"{value:.1f} MiB"
     if "loss" in metric.split():
         return f"{value:.6f}"
-    digits = 2 if "%" in metric or ("ratio" in metric and value < 10) else 0
-    return f"{value:.{digits}f}"
+    if metric.startswith("ratio"):
+        return f"{value:.2f}x" if value < 10 else f"{value:.0f}x"
+    return f"{value:.2f}" if "%" in metric else f"{value:.0f}"
 
 
 def cell(
@@ -75,7 +76,7 @@ def grace() -> str:
 
 def loop() -> str:
     lines = by_loss("loop", "loop", ["milliseconds", "ratio to GraphCL's loss_cal"])
-    return markdown(["loss", "a step", "ratio"], lines)
+    return markdown(["loss", "time per step", "ratio"], lines)
 
 
 def speed() -> str:
@@ -88,8 +89,8 @@ def speed() -> str:
 
 
 def counts() -> str:
-    metrics = ["operations forward", "operations backward", "Python calls", "files"]
-    return markdown(["loss", *metrics], by_loss("counts", "counts", metrics))
+    metrics = ["operations forward", "operations backward"]
+    return markdown(["loss", "forward", "backward"], by_loss("counts", "counts", metrics))
 
 
 def scripts() -> str:
@@ -101,7 +102,7 @@ def scripts() -> str:
         if " threads=1" in size:
             time = cell(rows, ["milliseconds"], "the script's lines", size, mode)
             cells = (cell(rows, ratios, provider, size, mode) for provider in others)
-            lines.append([mode, size.removesuffix(" threads=1"), time, *cells])
+            lines.append([mode, size.partition(" D=")[0], time, *cells])
     return markdown(["script", "size", "the script's lines", *others], lines)
 
 
