@@ -8,8 +8,6 @@ seconds on a CPU:
 """
 
 import argparse
-import re
-import tempfile
 from pathlib import Path
 
 import torch
@@ -39,27 +37,13 @@ parser.add_argument("--epochs", type=int, default=40)
 parser.add_argument("--seed", type=int, default=0)
 parser.add_argument("--output", type=Path, help="new file for the state_dict of the encoder")
 args = parser.parse_args()
-if not re.fullmatch(r"[\w-]+", args.dataset):
-    parser.error(f"--dataset must be the name of a set, no path, but it is {args.dataset}")
-for name in ("temperature", "batch-size", "epochs"):
-    if not (value := getattr(args, name.replace("-", "_"))) > 0:
-        parser.error(f"--{name} must be above 0, but it is {value:g}")
 if args.output and (args.output.exists() or not args.output.parent.is_dir()):
     parser.error(f"--output must be a new file in an existing folder, but it is {args.output}")
 
 HIDDEN = 32
 device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 seed_everything(args.seed)
-processed = tempfile.TemporaryDirectory()
-
-
-class TUGraphs(TUDataset):
-    """Reads the text files of a set: PyG would unpickle files of `processed` beside them."""
-
-    processed_dir = processed.name
-
-
-dataset = TUGraphs(args.root, args.dataset)
+dataset = TUDataset(args.root, args.dataset)  # writes to --root: copy a read-only set first
 if dataset.num_features == 0:
     dataset.transform = Constant()
 train_loader = DataLoader(dataset, args.batch_size, shuffle=True)

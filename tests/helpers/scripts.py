@@ -43,8 +43,6 @@ def main_here(monkeypatch: pytest.MonkeyPatch, module: Any, *arguments: str) -> 
 
 
 def script_here(monkeypatch: pytest.MonkeyPatch, script: str, *arguments: str) -> None:
-    """A script in this process, which has imported the frameworks. Its temporary folder goes."""
+    """A script in this process, which has imported the frameworks."""
     monkeypatch.setattr(sys, "argv", [script, *arguments])
-    names = runpy.run_path(str(ROOT / script), run_name="__main__")
-    if "processed" in names:
-        names["processed"].cleanup()
+    runpy.run_path(str(ROOT / script), run_name="__main__")
