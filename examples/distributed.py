@@ -114,5 +114,5 @@ if rank == 0 and args.output:
     torch.save(model.state_dict(), args.output)
 if world_size > 1:
     distributed.barrier()  # rank 0 may still be at work
+    del wrapped  # it keeps threads of gloo running, which can abort Python's exit
     distributed.destroy_process_group()
-    os._exit(0)  # DistributedDataParallel keeps threads of gloo alive, which abort some exits

@@ -57,4 +57,5 @@ if __name__ == "__main__":
         optimizer.step()
         print(f"Epoch: {epoch:03d}, Loss: {loss.item():.4f}", flush=True)
     if rank >= 0:
-        os._exit(0)  # threads of gloo can abort Python's own exit
+        del model  # it keeps threads of gloo running, which can abort Python's exit
+        torch.distributed.destroy_process_group()
