@@ -70,7 +70,7 @@ def by_loss(record: str, benchmark: str, metrics: Iterable[str]) -> list[list[st
 
 
 def grace() -> str:
-    metrics = ["first loss", "last loss", "linear probe in %", "peak MiB of the process"]
+    metrics = ["first loss", "last loss", "linear probe in %", "peak MiB of the loss"]
     return markdown(["loss", *metrics], by_loss("grace", "grace", metrics))
 
 
