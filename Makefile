@@ -48,7 +48,6 @@ benchmarks:
 	$(BIN)/python -m benchmarks.run
 	$(BIN)/python -m benchmarks.scripts
 	$(BIN)/python -m benchmarks.loop
-	$(BIN)/python -m benchmarks.counts
 	$(BIN)/python -m benchmarks.grace
 	$(BIN)/python -m benchmarks.libraries
 	$(BIN)/python -m benchmarks.scaling

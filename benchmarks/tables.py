@@ -83,14 +83,9 @@ def speed() -> str:
     """A sentence of README."""
     times = (f"{time} with {name}" for name, time in by_loss("loop", "loop", ["milliseconds"]))
     return (
-        "A training step of GraphCL (GIN 3 x 32, 128 graphs of 18 nodes, one thread of a CPU) "
+        "A step of GraphCL (GIN 3 x 32, 128 graphs, one CPU thread) "
         f"takes {', '.join(times)} ([record](docs/performance.md#a-training-loop))."
     )
-
-
-def counts() -> str:
-    metrics = ["operations forward", "operations backward"]
-    return markdown(["loss", "forward", "backward"], by_loss("counts", "counts", metrics))
 
 
 def scripts() -> str:
@@ -137,7 +132,7 @@ def libraries() -> str:
     return markdown(["step", "loss", *(f"N={num}" for num in sizes)], lines)
 
 
-PAGES = {PAGE: (grace, loop, scripts, step, counts, options, libraries), README: (speed,)}
+PAGES = {PAGE: (grace, loop, scripts, step, options, libraries), README: (speed,)}
 
 
 def filled(page: Path) -> str:
