@@ -126,16 +126,16 @@ BENCHMARKS = {  # the module, its arguments, and some of the losses in the recor
     "libraries": ("libraries", "--sizes=16", {"InfoNCE"}),
     "scripts": ("scripts", "--sizes=16 --compile-at --retrieval 4 64", {scripts.LINES, "InfoNCE"}),
     "loop": ("loop", "", {"GraphCL's loss_cal", "InfoNCE", "PGCLLoss"}),
-    "counts": ("counts", "", {"InfoNCE", "PGCLLoss"}),
     "gpu": ("gpu", "--device=cpu --sizes=64 --precisions=highest", {*gpu.ENGINES}),
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BENCHMARKS)
 def test_a_benchmark_fills_its_record(name, tmp_path):
     module, given, expected = BENCHMARKS[name]
     output = tmp_path / "made" / "record.json"
-    given += " --rounds=1" * (name != "counts")
+    given += " --rounds=1"
     run("-m", f"benchmarks.{module}", *given.split(), f"--output={output}")
     record = json.loads(output.read_text())
     assert record["machine"]["torch"] == torch.__version__
