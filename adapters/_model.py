@@ -101,20 +101,14 @@ class Views(nn.Module):
     why_other_graphs = ""
 
     def __init__(
-        self,
-        encoder: nn.Module,
-        augment1: Callable[[Any], Any],
-        augment2: Callable[[Any], Any],
-        loss: Callable[..., Tensor],
-        *further: Callable[[Any], Any],
+        self, encoder: nn.Module, *augments: Callable[[Any], Any], loss: Callable[..., Tensor]
     ) -> None:
         super().__init__()
-        augments = enumerate((augment1, augment2, *further), 1)
-        named = {f"augment{number}": augment for number, augment in augments}
-        for name, part in {"encoder": encoder, **named, "loss": loss}.items():
+        self._augments = [f"augment{number}" for number in range(1, len(augments) + 1)]
+        names = ["encoder", *self._augments, "loss"]
+        for name, part in zip(names, (encoder, *augments, loss), strict=True):
             _check_callable(name, part)
             setattr(self, name, part)
-        self.num_views = 2 + len(further)
 
     def forward(self, batch: Any = None, *others: Any, **named: Any) -> Tensor:
         if others or named:
@@ -130,8 +124,7 @@ class Views(nn.Module):
         """The embeddings of every view, as the loss gets them."""
         batch = self._numbered(batch)
         num_graphs, graph, _ = self._contents("batch", batch)
-        names = [f"augment{number}" for number in range(1, self.num_views + 1)]
-        views = ((name, getattr(self, name)(batch)) for name in names)
+        views = ((name, getattr(self, name)(batch)) for name in self._augments)
         return tuple([self._embed(name, view, num_graphs, graph) for name, view in views])
 
     def _embed(self, name: str, view: Any, num_graphs: int, graph: Tensor) -> Tensor:

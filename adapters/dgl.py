@@ -173,7 +173,7 @@ class ContrastiveModel(Views):
         *further: Callable[[DGLGraph], DGLGraph],
         feat_name: str | None = None,
     ) -> None:
-        super().__init__(encoder, augment1, augment2, loss, *further)
+        super().__init__(encoder, augment1, augment2, *further, loss=loss)
         self.feat_name = feat_name
 
     def _contents(self, name: str, batch: Any) -> tuple[int, Tensor, Tensor | None]:

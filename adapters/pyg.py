@@ -181,7 +181,7 @@ class ContrastiveModel(Views):
         loss: Callable[..., Tensor],
         *further: Callable[[Data], Data],
     ) -> None:
-        super().__init__(encoder, augment1, augment2, loss, *further)
+        super().__init__(encoder, augment1, augment2, *further, loss=loss)
         self._names = _argument_names(encoder)
 
     def _contents(self, name: str, batch: Any) -> tuple[int, Tensor, Tensor | None]:

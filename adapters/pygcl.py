@@ -249,7 +249,19 @@ class InfoNCEContrastLoss(_ContrastLoss):
             units = unit_vectors(torch.stack([anchor, other]), losses.dtype)  # [2, N, D]
             gaps = units.square().sum(-1) - units.prod(0).sum(-1)  # 1 - cosine, unless it is zero
             losses = torch.logaddexp(losses, gaps.flatten() / self.info_nce.temperature)
-        return self._means(losses.tensor_split(2), losses.new_tensor(len(anchor)))
+        # The mean of each call: its sum over a count, both added over processes.
+        sums = torch.stack([of_call.sum() for of_call in losses.tensor_split(2)])
+        count = losses.new_tensor(len(anchor))
+        if self.info_nce.is_distributed():
+            group = self.info_nce.process_group
+            of_all = torch.cat([sums.detach(), count.view(1)])
+            distributed.all_reduce(of_all, group=group)
+            # Its gradient is averaged over processes.
+            sums = sums * count_ranks(group)
+            sums = sums + (of_all[:-1] - sums).detach()
+            count = of_all[-1]
+        # Not views of one tensor: a user may change a loss in place.
+        return [total / count.clamp(min=1) for total in sums]
 
     def _unpaired(self, anchor: Tensor, sample: Tensor, *masks: Tensor | None) -> Tensor:
         pos_mask, neg_mask = masks
@@ -277,20 +289,6 @@ class InfoNCEContrastLoss(_ContrastLoss):
             positives=torch.stack([i, j + len(anchor)]),
             positive_weights=pos_mask[i, j].float(),
         )
-
-    def _means(self, losses: Sequence[Tensor], count: Tensor) -> Sequence[Tensor]:
-        """Sums of losses over a count, both added over processes."""
-        sums = torch.stack([of_call.sum() for of_call in losses])
-        if self.info_nce.is_distributed():
-            group = self.info_nce.process_group
-            of_all = torch.cat([sums.detach(), count.to(sums).view(1)])
-            distributed.all_reduce(of_all, group=group)
-            # Its gradient is averaged over processes.
-            sums = sums * count_ranks(group)
-            sums = sums + (of_all[:-1] - sums).detach()
-            count = of_all[-1]
-        # Not views of one tensor: a user may change a loss in place.
-        return [total / count.clamp(min=1) for total in sums]
 
 
 def _import_losses() -> Any:
