@@ -9,31 +9,26 @@ python -m benchmarks.libraries --only steps --sizes 256 --rounds 5 --output /tmp
 - `steps`: value and gradient of the same losses in float32; the ratio is to our time.
 """
 
+import itertools
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from tqdm import tqdm
 
 from pgcl_losses import InfoNCE
 
 from . import measure, peers
-from .measure import count
+from .measure import Loss, Row, count
+from .peers import TAU
 
-Loss = peers.Loss
 DIM = 128
-TAU = 0.2
 CLASSES = 8
 CHECKED = 48  # N, of values
 SECONDS_PER_LOSS = 10.0
-
-
-def views(num: int, device: str, dtype: torch.dtype = torch.float32) -> list[Tensor]:
-    return list(torch.randn(2, num, DIM, dtype=dtype, device=device).requires_grad_().unbind())
 
 
 class Entry(NamedTuple):
@@ -49,11 +44,11 @@ Losses = dict[str, Entry]  # the first one is InfoNCE of this package
 def two_views(z: Tensor) -> Losses:
     return {
         "InfoNCE": Entry(partial(InfoNCE, temperature=TAU)),
-        "lightly NTXentLoss": Entry(partial(peers.lightly_nt_xent, TAU), 80),
-        "graphssl NTXentLoss": Entry(partial(peers.graphssl_nt_xent, TAU), 48),
-        "GRACE's loss in batches of 512": Entry(partial(partial, peers.grace_in_batches, TAU), 80),
+        "lightly NTXentLoss": Entry(peers.lightly_nt_xent, 80),
+        "graphssl NTXentLoss": Entry(peers.graphssl_nt_xent, 48),
+        "GRACE's loss in batches of 512": Entry(lambda: peers.grace_in_batches, 80),
         "pytorch-metric-learning SupConLoss": Entry(
-            partial(peers.metric_learning, "SupConLoss", TAU), 240
+            partial(peers.metric_learning, "SupConLoss"), 240
         ),
     }
 
@@ -61,39 +56,28 @@ def two_views(z: Tensor) -> Losses:
 def decoupled(z: Tensor) -> Losses:
     return {
         "InfoNCE": Entry(partial(InfoNCE, temperature=TAU, decoupled=True)),
-        "lightly DCLLoss": Entry(partial(peers.lightly_dcl, TAU), 80),
+        "lightly DCLLoss": Entry(peers.lightly_dcl, 80),
     }
 
 
 def two_modalities(z: Tensor) -> Losses:
-    by_torch = partial(peers.linear_cross_entropy, TAU)
-    of_sentences = partial(peers.multiple_negatives_ranking, TAU)
+    by_torch, of_sentences = peers.linear_cross_entropy, peers.multiple_negatives_ranking
     return {
         "InfoNCE": Entry(partial(InfoNCE, temperature=TAU, negatives="cross")),
         "torch linear_cross_entropy": Entry(by_torch, 24),
         "torch linear_cross_entropy, chunked": Entry(partial(by_torch, chunked=True)),
-        "open_clip ClipLoss": Entry(partial(peers.clip, TAU), 24),
+        "open_clip ClipLoss": Entry(peers.clip, 24),
         "sentence-transformers MultipleNegativesRankingLoss": Entry(of_sentences, 48),
     }
 
 
-def with_labels(z: Tensor) -> Losses:
+def with_labels(z: Tensor, name: str, needs: int, **options: Any) -> Losses:
     """Classes of one size: NTXentLoss is a mean over positives, InfoNCE over queries."""
     labels = torch.arange(len(z), device=z.device) % CLASSES
-    theirs = partial(peers.metric_learning, "NTXentLoss", TAU, labels)
-    return {
-        "InfoNCE": Entry(lambda: partial(InfoNCE(temperature=TAU), items=labels)),
-        "pytorch-metric-learning NTXentLoss": Entry(theirs),
-    }
-
-
-def supervised(z: Tensor) -> Losses:
-    labels = torch.arange(len(z), device=z.device) % CLASSES
-    theirs = partial(peers.metric_learning, "SupConLoss", TAU, labels)
-    ours = InfoNCE(temperature=TAU, over_positives="supcon")
+    ours, theirs = InfoNCE(temperature=TAU, **options), partial(peers.metric_learning, name, labels)
     return {
         "InfoNCE": Entry(lambda: partial(ours, items=labels)),
-        "pytorch-metric-learning SupConLoss": Entry(theirs, 240),
+        f"pytorch-metric-learning {name}": Entry(theirs, needs),
     }
 
 
@@ -114,73 +98,56 @@ def memory_bank(z: Tensor, size: int) -> Losses:
 
     return {
         "InfoNCE": Entry(ours),
-        "lightly NTXentLoss": Entry(partial(peers.lightly_nt_xent, TAU, stored)),
+        "lightly NTXentLoss": Entry(partial(peers.lightly_nt_xent, stored)),
     }
 
+
+supcon = partial(with_labels, name="SupConLoss", needs=240, over_positives="supcon")
+nt_xent = partial(with_labels, name="NTXentLoss", needs=0)
 
 # Losses to compare, and N; without N, that of --sizes.
 MODES: dict[str, tuple[Callable[[Tensor], Losses], list[int]]] = {
     "two views": (two_views, []),
     "two views, decoupled": (decoupled, []),
     "two modalities": (two_modalities, []),
-    f"SupCon, {CLASSES} classes": (supervised, []),
-    f"labels, {CLASSES} classes": (with_labels, [32]),
+    f"SupCon, {CLASSES} classes": (supcon, []),
+    f"labels, {CLASSES} classes": (nt_xent, [32]),
     "memory of 1,024": (partial(memory_bank, size=1024), [32]),
     "memory of 65,536": (partial(memory_bank, size=65536), [256]),
 }
 
 
-def step(loss: Loss, *leaves: Tensor) -> tuple[Tensor, ...]:
-    """The value, and the gradient of each view."""
-    value = loss(*leaves)
-    return value.detach(), *torch.autograd.grad(value, leaves)
-
-
-def value_differences(args: Namespace) -> list[dict[str, Any]]:
-    table = []
+def values(args: Namespace) -> Iterator[list[Row]]:
     for mode, (losses, _) in MODES.items():
-        leaves = views(CHECKED, args.device, torch.float64)
-        (_, ours), *others = losses(leaves[0]).items()
-        expected = step(ours.make(), *leaves)
+        views = measure.sets_of(CHECKED, CHECKED, dim=DIM, device=args.device, dtype=torch.float64)
+        (_, ours), *others = losses(views[0]).items()
         for name, entry in others:
             if loss := peers.if_installed(name, entry.make):
-                value, *gradients = (
-                    ((own - theirs).norm() / theirs.norm()).item()
-                    for own, theirs in zip(expected, step(loss, *leaves), strict=True)
-                )
+                pair = (measure.step_of(made, *views) for made in (ours.make(), loss))
                 row = partial(measure.row, "values", name, f"N={CHECKED} D={DIM}", mode)
-                table.append(row("difference of the value", value))
-                table.append(row("difference of the gradient", max(gradients)))
-    return table
+                found = measure.differences(*pair).items()
+                yield [row(f"difference of the {part}", error) for part, error in found]
 
 
-def times(mode: str, losses: Losses, leaves: list[Tensor], args: Namespace) -> list[dict[str, Any]]:
-    """Time and memory of the losses that fit into memory."""
-    num, steps, table = len(leaves[0]), {}, []
-    size = f"N={num} D={DIM}"
-    for name, entry in losses.items():
-        needed = entry.needs * num**2
-        if needed > measure.available_bytes(args.device):
-            tqdm.write(f"{mode} {size}: {name} needs about {needed / 2**30:.0f} GiB")
-        elif loss := peers.if_installed(name, entry.make):
-            steps[name] = partial(step, loss, *leaves)
-            steps[name]()  # memories get their buffers
-            peak = measure.peak_mib(steps[name], args.device)
-            table.append(measure.row("steps", name, size, mode, "peak MiB", peak))
-    timed = measure.time_in_turn(steps, args.rounds, SECONDS_PER_LOSS)
-    return measure.rows("steps", size, mode, timed, next(iter(losses))) + table
-
-
-def step_times(args: Namespace) -> list[dict[str, Any]]:
-    table = []
+def steps(args: Namespace) -> Iterator[list[Row]]:
     for mode, (losses, sizes) in MODES.items():
         for num in sizes or args.sizes:
-            leaves = views(num, args.device)
-            table += times(mode, losses(leaves[0]), leaves, args)
-    return table
+            views = measure.sets_of(num, num, dim=DIM, device=args.device)
+            entries = losses(views[0])
+            made = {name: peers.if_installed(name, entry.make) for name, entry in entries.items()}
+            made = {name: loss for name, loss in made.items() if loss}
+            yield measure.compare(
+                ("steps", f"N={num} D={DIM}", mode),
+                {name: measure.step_of(loss, *views) for name, loss in made.items()},
+                args,
+                "InfoNCE",
+                needs={name: entry.needs * num**2 for name, entry in entries.items()},
+                with_peak=made,
+                seconds=SECONDS_PER_LOSS,
+            )
 
 
-BENCHMARKS = {"values": value_differences, "steps": step_times}
+BENCHMARKS = {"values": values, "steps": steps}
 
 if __name__ == "__main__":
     parser = measure.parser(__doc__, rounds=21)
@@ -191,4 +158,5 @@ if __name__ == "__main__":
 
     torch.manual_seed(0)
     chosen = [args.only] if args.only else BENCHMARKS
-    measure.report("libraries", args, (BENCHMARKS[name](args) for name in chosen))
+    tables = itertools.chain.from_iterable(BENCHMARKS[name](args) for name in chosen)
+    measure.report("libraries", args, tables)

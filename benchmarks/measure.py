@@ -8,13 +8,14 @@ import platform
 import re
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy
 import torch
+from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -26,6 +27,7 @@ WARM_UP = 0.1  # seconds of calls, about 100 small steps
 RESULTS = Path(__file__).parent / "results"
 
 Row = dict[str, Any]
+Loss = Callable[..., Tensor]
 Step = Callable[[], Any]
 Times = dict[str, list[float]]  # milliseconds by the name of a step, one value a round
 
@@ -139,7 +141,7 @@ class LiveBytes(TorchDispatchMode):
 
 def storages(tree: Any) -> dict[StorageWeakRef, int]:
     """The bytes of the storages of all tensors in a tree."""
-    every = [x.untyped_storage() for x in tree_leaves(tree) if isinstance(x, torch.Tensor)]
+    every = [x.untyped_storage() for x in tree_leaves(tree) if isinstance(x, Tensor)]
     return {StorageWeakRef(storage): storage.nbytes() for storage in every}
 
 
@@ -154,6 +156,34 @@ def peak_mib(run: Step, device: str) -> float:
     with LiveBytes() as live:
         run()
     return live.peak / MIB
+
+
+def sets_of(
+    *lengths: int, dim: int, device: str, dtype: torch.dtype = torch.float32
+) -> list[Tensor]:
+    """Random embeddings, a set for each length."""
+    options = {"device": device, "dtype": dtype, "requires_grad": True}
+    return [torch.randn(length, dim, **options) for length in lengths]
+
+
+def step_of(loss: Loss, *views: Tensor) -> Step:
+    """A call for the value and its gradients, by the views and the parameters of the loss."""
+    wanted = [*views, *(loss.parameters() if isinstance(loss, nn.Module) else ())]
+
+    def step() -> tuple[Tensor, ...]:
+        value = loss(*views)
+        return value, *torch.autograd.grad(value, wanted)
+
+    return step
+
+
+def differences(step: Step, exact: Step) -> dict[str, float]:
+    """Relative differences of the value and, the largest one, of the gradients."""
+    value, *gradients = (
+        ((own - other).norm() / other.norm()).item()
+        for own, other in zip(step(), exact(), strict=True)
+    )
+    return {"value": value, "gradient": max(gradients)}
 
 
 def seconds_of(run: Step, calls: int = 1) -> float:
@@ -211,7 +241,7 @@ def time_in_turn(steps: dict[str, Step], rounds: int, seconds: float = math.inf)
         turns[name] = int(min(rounds, max(3, seconds / (once * calls[name]))))
     times: Times = {name: [] for name in steps}
     names = list(steps)
-    for turn in tqdm(range(max(turns.values())), leave=False, unit="round"):
+    for turn in tqdm(range(max(turns.values(), default=0)), leave=False, unit="round"):
         shift = turn % len(names)
         for name in names[shift:] + names[:shift]:
             if turn < turns[name]:
@@ -237,12 +267,43 @@ def rows(benchmark: str, size: str, mode: str, times: Times, *against: str) -> l
     made = []
     for provider, values in times.items():
         measured = {"milliseconds": statistics.median(values)}
-        for other in against:
+        for other in [name for name in against if name in times]:
             # Rounds with one of the two alone have no ratio.
             ratios = [a / b for a, b in zip(values, times[other], strict=False)]
             measured[f"ratio to {other}"] = statistics.median(ratios)
         made += [row(benchmark, provider, size, mode, *one) for one in measured.items()]
     return made
+
+
+def compare(
+    where: tuple[str, str, str],  # benchmark, size and mode
+    steps: Mapping[str, Step],
+    args: argparse.Namespace,
+    *against: str,
+    needs: Mapping[str, int] | None = None,  # bytes of the steps that need many
+    with_peak: Container[str] = (),
+    seconds: float = math.inf,
+) -> list[Row]:
+    """Time of the steps that fit into memory and work, and peak memory of some of them.
+
+    What is left out is named. ``against`` and ``seconds`` are those of :func:`rows` and
+    :func:`time_in_turn`.
+    """
+    working, peaks = {}, []
+    for name, run in steps.items():
+        needed = (needs or {}).get(name, 0)
+        try:
+            if needed > available_bytes(args.device):
+                raise MemoryError(f"it needs about {needed / 2**30:.1f} GiB")
+            run()  # compiles what compiles; memories get their buffers
+            if name in with_peak:
+                peak = peak_mib(run, args.device)
+                peaks.append(row(where[0], name, *where[1:], "peak MiB", peak))
+            working[name] = run
+        except (MemoryError, RuntimeError) as error:  # out of memory, or no compiler
+            tqdm.write(f"{', '.join(where)}: {name} is left out: {error}".partition("\n")[0])
+    times = time_in_turn(working, args.rounds, seconds)
+    return rows(*where, times, *against) + peaks
 
 
 def save(path: Path, table: list[Row], machine: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Losses of other libraries, and published code, as functions of two views.
+"""Losses of other libraries, and published code, as functions of two views; all at `TAU`.
 
 To install all of them:
 
@@ -17,7 +17,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from tqdm import tqdm
 
-Loss = Callable[[Tensor, Tensor], Tensor]
+from .measure import Loss
+
+TAU = 0.2
 
 
 def if_installed(name: str, make: Callable[[], Any]) -> Any:
@@ -29,16 +31,16 @@ def if_installed(name: str, make: Callable[[], Any]) -> Any:
         return None
 
 
-def pygcl_info_nce(temperature: float = 0.2) -> Loss:
+def pygcl_info_nce() -> Loss:
     """PyGCL's InfoNCE with intra-view negatives; PyGCL has to be compiled."""
     from GCL.losses import InfoNCE
     from GCL.models import DualBranchContrast
 
-    model = DualBranchContrast(InfoNCE(tau=temperature), mode="G2G", intraview_negs=True)
+    model = DualBranchContrast(InfoNCE(tau=TAU), mode="G2G", intraview_negs=True)
     return lambda z1, z2: model(g1=z1, g2=z2)
 
 
-def metric_learning(name: str, temperature: float = 0.2, labels: Tensor | None = None) -> Loss:
+def metric_learning(name: str, labels: Tensor | None = None) -> Loss:
     """pytorch-metric-learning's loss of two views; without labels each graph has its own.
 
     NTXentLoss takes all negatives for each positive, in one tensor. With one positive for each
@@ -46,7 +48,7 @@ def metric_learning(name: str, temperature: float = 0.2, labels: Tensor | None =
     """
     from pytorch_metric_learning import losses
 
-    loss = getattr(losses, name)(temperature=temperature)
+    loss = getattr(losses, name)(temperature=TAU)
 
     def of_views(z1: Tensor, z2: Tensor) -> Tensor:
         own = torch.arange(len(z1), device=z1.device) if labels is None else labels
@@ -55,33 +57,33 @@ def metric_learning(name: str, temperature: float = 0.2, labels: Tensor | None =
     return of_views
 
 
-def lightly_nt_xent(temperature: float = 0.2, stored: Tensor | None = None) -> Loss:
+def lightly_nt_xent(stored: Tensor | None = None) -> Loss:
     """lightly's InfoNCE of two views; with ``stored`` [B, D] in a memory bank."""
     from lightly.loss import NTXentLoss
 
     if stored is None:
-        return NTXentLoss(temperature=temperature)
-    loss = NTXentLoss(temperature=temperature, memory_bank_size=tuple(stored.shape))
+        return NTXentLoss(temperature=TAU)
+    loss = NTXentLoss(temperature=TAU, memory_bank_size=tuple(stored.shape))
     loss.memory_bank.bank = stored.clone()  # instead of random embeddings
     return loss
 
 
-def lightly_dcl(temperature: float = 0.2) -> Loss:
+def lightly_dcl() -> Loss:
     """lightly's decoupled contrastive loss: InfoNCE without the positive in the denominator."""
     from lightly.loss import DCLLoss
 
-    return DCLLoss(temperature=temperature)
+    return DCLLoss(temperature=TAU)
 
 
-def clip(temperature: float = 0.2) -> Loss:
+def clip() -> Loss:
     """open_clip's loss of two modalities, which expects normalised embeddings."""
     from open_clip.loss import ClipLoss
 
     loss = ClipLoss()
-    return lambda z1, z2: loss(F.normalize(z1), F.normalize(z2), 1 / temperature)
+    return lambda z1, z2: loss(F.normalize(z1), F.normalize(z2), 1 / TAU)
 
 
-def linear_cross_entropy(temperature: float = 0.2, *, chunked: bool = False) -> Loss:
+def linear_cross_entropy(*, chunked: bool = False) -> Loss:
     """torch's matrix product and cross entropy in one, from 2.13 on: one call a direction."""
     options = torch.nn.LinearCrossEntropyOptions() if chunked else None
 
@@ -89,7 +91,7 @@ def linear_cross_entropy(temperature: float = 0.2, *, chunked: bool = False) -> 
         z1, z2 = F.normalize(z1), F.normalize(z2)
         targets = torch.arange(len(z1), device=z1.device)
         one, other = (
-            F.linear_cross_entropy(queries / temperature, keys, targets, options=options)
+            F.linear_cross_entropy(queries / TAU, keys, targets, options=options)
             for queries, keys in ((z1, z2), (z2, z1))
         )
         return (one + other) / 2
@@ -97,14 +99,14 @@ def linear_cross_entropy(temperature: float = 0.2, *, chunked: bool = False) -> 
     return loss
 
 
-def graphssl_nt_xent(temperature: float = 0.2) -> Loss:
+def graphssl_nt_xent() -> Loss:
     """graphssl's InfoNCE of two views, with checkpoints of 4,096 queries where it has more."""
     from graphssl.losses import NTXentLoss
 
-    return NTXentLoss(temperature)
+    return NTXentLoss(TAU)
 
 
-def grace_in_batches(temperature: float, z1: Tensor, z2: Tensor, size: int = 512) -> Tensor:
+def grace_in_batches(z1: Tensor, z2: Tensor, size: int = 512) -> Tensor:
     """GRACE's loss with a batch size; autograd keeps the matrices of all batches."""
     h1, h2 = F.normalize(z1), F.normalize(z2)
 
@@ -112,7 +114,7 @@ def grace_in_batches(temperature: float, z1: Tensor, z2: Tensor, size: int = 512
         losses = []
         for start in range(0, len(a), size):
             some = a[start : start + size]
-            within, between = (torch.exp(some @ h.T / temperature) for h in (a, b))  # [size, N]
+            within, between = (torch.exp(some @ h.T / TAU) for h in (a, b))  # [size, N]
             total = within.sum(1) + between.sum(1) - within.diagonal(start)
             losses.append(-torch.log(between.diagonal(start) / total))
         return torch.cat(losses)
@@ -120,13 +122,13 @@ def grace_in_batches(temperature: float, z1: Tensor, z2: Tensor, size: int = 512
     return ((one_way(h1, h2) + one_way(h2, h1)) / 2).mean()
 
 
-def multiple_negatives_ranking(temperature: float = 0.2) -> Loss:
+def multiple_negatives_ranking() -> Loss:
     """sentence-transformers' loss of two sets, of embeddings instead of sentences."""
     from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 
     loss = MultipleNegativesRankingLoss(
         None,
-        1 / temperature,
+        1 / TAU,
         directions=("query_to_doc", "doc_to_query"),
         partition_mode="per_direction",
     )
@@ -138,7 +140,6 @@ def double_loop_pgcl(
     z2: Tensor,
     clusters: tuple[Tensor, Tensor],
     prototypes: Tensor,
-    temperature: float = 0.2,
 ) -> Tensor:
     """The paper's reweighted contrast in a Python loop over all pairs, as in the published code."""
     z = F.normalize(torch.cat([z1, z2]))
@@ -157,7 +158,7 @@ def double_loop_pgcl(
             if own != other and (i - j) % len(z1) != 0:
                 weights[i, j] = by_cluster[own, other]
 
-    exponentials = torch.exp(z @ z.T / temperature)
+    exponentials = torch.exp(z @ z.T / TAU)
     positives = exponentials.diagonal(len(z1)).repeat(2)
     return -torch.log(positives / (positives + (weights * exponentials).sum(dim=1))).mean()
 

@@ -9,7 +9,7 @@ python -m benchmarks.run --only options
 import argparse
 import itertools
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -21,7 +21,7 @@ from tqdm import tqdm
 from pgcl_losses import InfoNCE, PGCLLoss, PrototypeReweightedNCE, SinkhornPrototypes
 
 from . import measure, peers
-from .measure import count
+from .measure import Loss, Row, count
 
 DIM = 128
 NUM_PROTOTYPES = 10
@@ -47,15 +47,8 @@ OPTIONS: dict[str, tuple[int | tuple[int, ...], dict[str, Any]]] = {
     "negative_ranks=(2, 8)": (NUM_PROTOTYPES, {"negative_ranks": (2, 8)}),
 }
 
-Loss = Callable[[Tensor, Tensor], Tensor]
 
-
-def train(loss: Loss, z1: Tensor, z2: Tensor, weight: Tensor) -> None:
-    z1.grad = z2.grad = weight.grad = None
-    loss(z1, z2).backward()
-
-
-def step(args: argparse.Namespace) -> Iterator[list[dict[str, Any]]]:
+def step(args: argparse.Namespace) -> Iterator[list[Row]]:
     """Forward and backward of PGCLLoss and of InfoNCE, ours and PyGCL's.
 
     Also on one thread: a small step waits for the other threads dozens of times. If another
@@ -63,17 +56,16 @@ def step(args: argparse.Namespace) -> Iterator[list[dict[str, Any]]]:
     """
     threads_used = sorted({1, torch.get_num_threads()})
     for num, threads in itertools.product((128, 512), threads_used):
-        z1, z2 = (torch.randn(num, 96, device=args.device, requires_grad=True) for _ in range(2))
+        views = measure.sets_of(num, num, dim=96, device=args.device)
         pgcl = PGCLLoss(96, NUM_PROTOTYPES).to(args.device)
         losses: dict[str, Loss] = {"PGCLLoss": pgcl, "pgcl_losses.InfoNCE": InfoNCE()}
         if theirs := peers.if_installed(PYGCL, peers.pygcl_info_nce):
             losses[PYGCL] = theirs
-        leaves = z1, z2, pgcl.prototypes.weight
-        steps = {name: partial(train, loss, *leaves) for name, loss in losses.items()}
+        steps = {name: measure.step_of(loss, *views) for name, loss in losses.items()}
         with measure.on_threads(threads):
             times = measure.time_in_turn(steps, args.rounds)
         size, mode = f"N={num} D=96 K={NUM_PROTOTYPES}", f"threads={threads}"
-        yield measure.rows("step", size, mode, times, *[name for name in times if name == PYGCL])
+        yield measure.rows("step", size, mode, times, PYGCL)
 
 
 def contrast_losses(
@@ -104,65 +96,49 @@ def contrast_losses(
     return losses
 
 
-def contrast_cell(mode: str, num: int, args: argparse.Namespace) -> list[dict[str, Any]]:
+def contrast_cell(mode: str, num: int, args: argparse.Namespace) -> list[Row]:
     """One mode at one size: time and memory of each loss that fits into memory."""
     size = f"N={num} D={DIM} K={NUM_PROTOTYPES}"
-    z1, z2 = (torch.randn(num, DIM, device=args.device, requires_grad=True) for _ in range(2))
+    views = measure.sets_of(num, num, dim=DIM, device=args.device)
     clusters = tuple(torch.randint(NUM_PROTOTYPES, (num,), device=args.device) for _ in range(2))
     prototypes = torch.randn(NUM_PROTOTYPES, DIM, device=args.device)
     torch.compiler.reset()  # compile each size as if it were the only one
 
+    losses = contrast_losses(mode, clusters, prototypes)
     matrix = 4 * (2 * num) ** 2  # bytes
-    z = F.normalize(torch.cat([z1, z2]).detach())
-    limit = peers.gemm_limit(z, block=2048 if matrix > 2**30 else 2 * num)
-    steps: dict[str, Callable[[], Any]] = {"GEMM limit": limit}
-    peaks = []
-    for name, (loss, matrices) in contrast_losses(mode, clusters, prototypes).items():
-
-        def step(loss: Loss = loss) -> None:
-            torch.autograd.grad(loss(z1, z2), (z1, z2))
-
-        reason = ""
-        if matrices * matrix > measure.available_bytes(args.device):
-            reason = f"needs about {matrices * matrix / 2**30:.1f} GiB"
-        else:
-            try:
-                step()  # compiles
-                # Compiled code shows what it allocates on a GPU only.
-                if args.device.startswith("cuda") or not name.startswith("torch.compile"):
-                    peak = measure.peak_mib(step, args.device)
-                    peaks.append(measure.row("contrast", name, size, mode, "peak MiB", peak))
-                steps[name] = step
-            except RuntimeError as error:  # out of memory, or no compiler
-                reason = str(error).partition("\n")[0]
-        if reason:
-            tqdm.write(f"contrast {size} {mode}: {name} is left out: {reason}")
-    times = measure.time_in_turn(steps, args.rounds, SECONDS_PER_LOSS)
-    return measure.rows("contrast", size, mode, times, "GEMM limit") + peaks
+    z = F.normalize(torch.cat(views).detach())
+    steps = {"GEMM limit": peers.gemm_limit(z, block=2048 if matrix > 2**30 else 2 * num)}
+    steps |= {name: measure.step_of(loss, *views) for name, (loss, _) in losses.items()}
+    # Compiled code shows what it allocates on a GPU only.
+    on_gpu = args.device.startswith("cuda")
+    return measure.compare(
+        ("contrast", size, mode),
+        steps,
+        args,
+        "GEMM limit",
+        needs={name: matrices * matrix for name, (_, matrices) in losses.items()},
+        with_peak=[name for name in losses if on_gpu or not name.startswith("torch.compile")],
+        seconds=SECONDS_PER_LOSS,
+    )
 
 
-def contrast(args: argparse.Namespace) -> Iterator[list[dict[str, Any]]]:
+def contrast(args: argparse.Namespace) -> Iterator[list[Row]]:
     """Forward and backward of the reweighted contrast, by each engine and by other code."""
     for num, mode in tqdm(list(itertools.product(args.sizes, args.modes)), unit="cell"):
         yield contrast_cell(mode, num, args)
 
 
-def options(args: argparse.Namespace) -> Iterator[list[dict[str, Any]]]:
+def options(args: argparse.Namespace) -> Iterator[list[Row]]:
     """Forward and backward of the contrast by blocks, with one option changed at a time."""
     num = args.options_at
-    z1, z2 = (torch.randn(num, DIM, device=args.device, requires_grad=True) for _ in range(2))
-    steps: dict[str, Callable[[], Any]] = {}
+    views, steps = measure.sets_of(num, num, dim=DIM, device=args.device), {}
     for name, (num_prototypes, changed) in OPTIONS.items():
         prototypes = SinkhornPrototypes(DIM, num_prototypes).to(args.device)
         with torch.no_grad():
-            assignments = prototypes(z1, z2)
+            assignments = prototypes(*views)
         loss = PrototypeReweightedNCE(engine="blocks", **changed)
         inputs = {"assignments": assignments, "prototypes": prototypes.weight.detach()}
-
-        def step(loss: Loss = loss, inputs: dict[str, Any] = inputs) -> None:
-            torch.autograd.grad(loss(z1, z2, **inputs), (z1, z2))
-
-        steps[name] = step
+        steps[name] = measure.step_of(partial(loss, **inputs), *views)
     times = measure.time_in_turn(steps, args.rounds)
     yield measure.rows("options", f"N={num} D={DIM}", "blocks", times, "default")
 

@@ -6,7 +6,8 @@ python -m benchmarks.scaling --num 512 --output /tmp/scaling.json
 
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,43 +17,32 @@ from torch import distributed, multiprocessing
 from pgcl_losses import PGCLLoss, PrototypeReweightedNCE
 
 from . import measure
-from .measure import count
+from .measure import Row, Step, Times, count
 
 DIM, NUM_PROTOTYPES = 128, 10
 ALONE, TOGETHER = "1 process, {} threads", "{} processes, a thread each"
 
 
-def steps(num: int, rank: int, num_ranks: int, **options: Any) -> dict[str, Callable[[], None]]:
-    """Forward and backward of PGCLLoss and of the contrast, with a portion of N graphs."""
+def steps(num: int, rank: int, num_ranks: int, **options: Any) -> dict[str, Step]:
+    """Steps of PGCLLoss and of the contrast, with a portion of N graphs."""
     torch.manual_seed(0)  # the same graphs for any number of processes
     views, clusters = torch.randn(2, num, DIM), torch.randint(NUM_PROTOTYPES, (2, num))
     prototypes = torch.randn(NUM_PROTOTYPES, DIM)
-    z1, z2 = (view.clone().requires_grad_() for view in views.tensor_split(num_ranks, 1)[rank])
-    inputs = {
-        "clusters": tuple(clusters.tensor_split(num_ranks, 1)[rank]),
-        "prototypes": prototypes,
-    }
-    pgcl, contrast = PGCLLoss(DIM, NUM_PROTOTYPES, **options), PrototypeReweightedNCE(**options)
-
-    def pgcl_step() -> None:
-        z1.grad = z2.grad = pgcl.prototypes.weight.grad = None
-        pgcl(z1, z2).backward()
-
-    def contrast_step() -> None:
-        z1.grad = z2.grad = None
-        contrast(z1, z2, **inputs).backward()
-
-    return {"PGCLLoss": pgcl_step, "contrast": contrast_step}
+    own = [view.clone().requires_grad_() for view in views.tensor_split(num_ranks, 1)[rank]]
+    own_clusters = tuple(clusters.tensor_split(num_ranks, 1)[rank])
+    contrast = partial(
+        PrototypeReweightedNCE(**options), clusters=own_clusters, prototypes=prototypes
+    )
+    losses = {"PGCLLoss": PGCLLoss(DIM, NUM_PROTOTYPES, **options), "contrast": contrast}
+    return {name: measure.step_of(loss, *own) for name, loss in losses.items()}
 
 
-def times_in_turn(num: int, rounds: int) -> dict[str, dict[str, list[float]]]:
+def times_in_turn(num: int, rounds: int) -> dict[str, Times]:
     """Milliseconds per step, one value a round, of one process and of all together."""
     rank, num_ranks = distributed.get_rank(), distributed.get_world_size()
     alone, together = (name.format(num_ranks) for name in (ALONE, TOGETHER))
     sides = {alone: steps(num, 0, 1, gather=False), together: steps(num, rank, num_ranks)}
-    times: dict[str, dict[str, list[float]]] = {
-        name: {side: [] for side in sides} for name in sides[alone]
-    }
+    times: dict[str, Times] = {name: {side: [] for side in sides} for name in sides[alone]}
     for turn in range(-1, rounds):  # the first one is discarded
         for side in (alone, together) if turn % 2 else (together, alone):
             torch.set_num_threads(num_ranks if side == alone else 1)
@@ -84,7 +74,7 @@ if __name__ == "__main__":
     parser.add_argument("--ranks", type=count, default=2, help="processes")
     args = parser.parse_args()
 
-    def tables() -> Iterator[list[dict[str, Any]]]:
+    def tables() -> Iterator[list[Row]]:
         with tempfile.TemporaryDirectory() as folder:
             given = args.ranks, folder, args.num, args.rounds
             # A forkserver's processes end without tearing Python down, which may abort with gloo.

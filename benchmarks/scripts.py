@@ -18,19 +18,16 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from tqdm import tqdm
 
 from pgcl_losses import InfoNCE
 
-from . import measure, peers
-from .measure import Row, count
+from . import measure
+from .measure import Loss, Row, count
 
 DIM, KEY_DIM, TAU = 96, 64, 0.2
 SECONDS_PER_LOSS = 5.0
 LINES, OURS, COMPILED = "the script's lines", "InfoNCE", ", compiled"
 ONE_WAY: dict[str, Any] = {"temperature": TAU, "negatives": "cross", "queries": "first"}
-
-Loss = peers.Loss
 
 
 def nt_xent(z1: Tensor, z2: Tensor) -> Tensor:
@@ -75,20 +72,8 @@ def over_all_keys(own: Tensor, num_keys: int) -> dict[str, Loss]:
 
 
 def cell(args: Namespace, losses: dict[str, Loss], sets: list[Tensor], *where: str) -> list[Row]:
-    """The losses of two sets of embeddings in turn; what does not compile is left out."""
-    steps = {}
-    for name, loss in losses.items():
-
-        def step(loss: Loss = loss) -> None:
-            torch.autograd.grad(loss(*sets), sets)
-
-        try:
-            step()  # compiles
-            steps[name] = step
-        except RuntimeError as error:  # no compiler, or out of memory
-            tqdm.write(f"{where}: {name} is left out: {error}".partition("\n")[0])
-    times = measure.time_in_turn(steps, args.rounds, SECONDS_PER_LOSS)
-    return measure.rows(*where, times, *[name for name in (LINES, OURS) if name in times])
+    steps = {name: measure.step_of(loss, *sets) for name, loss in losses.items()}
+    return measure.compare(where, steps, args, LINES, OURS, seconds=SECONDS_PER_LOSS)
 
 
 def two_views(args: Namespace) -> Iterator[list[Row]]:
@@ -98,7 +83,7 @@ def two_views(args: Namespace) -> Iterator[list[Row]]:
         if num in args.compile_at and threads == 1:
             torch.compiler.reset()  # compile each size as if it were the only one
             losses |= {name + COMPILED: torch.compile(loss) for name, loss in losses.items()}
-        sets = [torch.randn(num, DIM, device=args.device, requires_grad=True) for _ in range(2)]
+        sets = measure.sets_of(num, num, dim=DIM, device=args.device)
         with measure.on_threads(threads):
             yield cell(args, losses, sets, "losses", f"N={num} D={DIM} threads={threads}", script)
 
@@ -106,8 +91,7 @@ def two_views(args: Namespace) -> Iterator[list[Row]]:
 def retrieval(args: Namespace) -> Iterator[list[Row]]:
     for num, num_keys in args.retrieval or [(512, 8192), (2048, 30000)]:
         losses = over_all_keys(torch.randint(num_keys, (num,), device=args.device), num_keys)
-        lengths = num, num_keys
-        sets = [torch.randn(n, KEY_DIM, device=args.device, requires_grad=True) for n in lengths]
+        sets = measure.sets_of(num, num_keys, dim=KEY_DIM, device=args.device)
         size = f"B={num} N={num_keys} D={KEY_DIM} threads=1"
         with measure.on_threads(1):
             yield cell(args, losses, sets, "retrieval", size, "cross-entropy over all keys")
