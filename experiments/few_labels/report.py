@@ -98,7 +98,7 @@ def rounding(record: Results) -> str:
         if results is not record:
             cells += [f"{moved(results, record, row):.1f}" for row in BOTH]
         lines.append([name, *cells, "", ""][:6])
-    head = [f"{len(seeds)} seeds", *BOTH, MINUS, *(f"a seed of {row} moves by" for row in BOTH)]
+    head = [f"{len(seeds)} seeds", *BOTH, MINUS, *(f"moves of {row}" for row in BOTH)]
     return markdown(head, lines)
 
 
