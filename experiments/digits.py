@@ -57,9 +57,9 @@ def tables(ours: Results, record: Results) -> str:
     seeds, most = len(ours.of(PGCL)), len(record.of(PGCL))
     moves = np.mean([moved(again, record, row) for again in rounded().values() for row in BOTH])
     return f"""
-Per cent on the half of the labels that chose no setting: accuracy of the nearest
-class mean with 1 or 5 labels per class, NMI of k-means, accuracy of logistic
-regression with all labels. Mean ± standard deviation over {seeds} seeds.
+Per cent on the half of the labels that chose no setting: accuracy of the
+nearest class mean with 1 or 5 labels per class, NMI of k-means, accuracy of
+logistic regression with all labels. Mean ± standard deviation, {seeds} seeds.
 
 {aligned(["", *ROWS], means)}
 

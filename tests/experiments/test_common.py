@@ -90,7 +90,7 @@ def test_a_file_of_something_else_stays(tmp_path, text):
     output.write_text(text, encoding="latin-1")
     before = output.read_bytes()
     with pytest.raises(ValueError, match=r"notes.txt, line \d, is not a run"):
-        results.complete(output, [({"seed": 0},)], dict, workers=1)
+        results.complete(output, [({"seed": 0},)], lambda config: config, workers=1)
     assert output.read_bytes() == before
 
 

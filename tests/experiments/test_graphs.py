@@ -88,6 +88,7 @@ def test_the_main_job_trains_and_draws(tmp_path, monkeypatch, capsys):
         main_here(monkeypatch, digits, *given)
 
 
+@pytest.mark.slow
 def test_settings_are_chosen_by_one_half_and_reported_on_the_other(tmp_path, monkeypatch, capsys):
     """Both sets run, are read again, and each loss has the best of its settings."""
     small = {"temperatures": (0.5, 2.0), "prototypes": (4,), "seeds": range(40, 42)}
