@@ -1,22 +1,21 @@
 """examples/large_batch.py: an encoder in chunks has the gradients of the whole batch."""
 
-import inspect
 import re
 from functools import partial
 
 import pytest
 import torch
+from helpers.losses import DIM, Model, gradients_of, info_nce, learned_temperature, of_seed, pgcl
 from helpers.marks import few_graphs
 from helpers.memory import kept_for_backward
-from helpers.rank_models import DIM, Model, gradients, info_nce, learned_temperature, of_seed, pgcl
 from helpers.ranks import on_ranks
-from helpers.scripts import ROOT, run
+from helpers.scripts import run
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from examples.large_batch import encode_in_chunks
 
-LOSSES = {
+MADE = {
     "InfoNCE": partial(learned_temperature, info_nce, memory_size=8),
     "PGCLLoss": partial(learned_temperature, pgcl, memory_size=8, queue_size=8),
 }
@@ -33,7 +32,7 @@ class Chunked(Model):
 def model_of(loss):
     torch.manual_seed(0)
     encoder = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, DIM))
-    return Chunked(LOSSES[loss](), encoder).double()
+    return Chunked(MADE[loss](), encoder).double()
 
 
 def views():
@@ -45,7 +44,7 @@ def step(model, *views, **chunk):
     loss = model(*views, **chunk)
     loss.backward()
     model = getattr(model, "module", model)
-    return loss.detach(), gradients(model), dict(model.loss.named_buffers())
+    return loss.detach(), gradients_of(model), dict(model.loss.named_buffers())
 
 
 def step_on_rank(rank, num_ranks, loss):
@@ -55,7 +54,7 @@ def step_on_rank(rank, num_ranks, loss):
 
 
 @few_graphs
-@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("loss", MADE)
 def test_chunks_have_the_gradients_of_the_whole_batch_also_on_two_processes(loss):
     expected = step(model_of(loss), *views())
     assert all(gradient.any() for gradient in expected[1])
@@ -78,8 +77,3 @@ def test_the_script(processes):
     losses = [float(x) for x in re.findall(r"Epoch: \d+, Loss: (\d+\.\d+)", printed)]
     assert len(losses) == 3 * max(processes, 1)
     assert losses[-1] < losses[0]
-
-
-def test_the_page_shows_the_function():
-    page = (ROOT / "docs" / "distributed.md").read_text()
-    assert inspect.getsource(encode_in_chunks) in page

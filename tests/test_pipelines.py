@@ -4,12 +4,14 @@ import math
 import os
 import re
 import shutil
+from functools import partial
 from pathlib import Path
 
 import lightning
 import numpy as np
 import pytest
 import torch
+from helpers.losses import DIM, info_nce, pgcl
 from helpers.scripts import script_here
 from torch_geometric.datasets import FakeDataset
 from torch_geometric.loader import DataLoader
@@ -17,7 +19,7 @@ from torch_geometric.loader import DataLoader
 from experiments.common import graphs
 from experiments.common.probes import few_labels
 from experiments.few_labels.digits import graphs_of_digits
-from pgcl_losses import InfoNCE, PGCLLoss
+from pgcl_losses import PGCLLoss
 from pgcl_losses.adapters import pyg
 
 # What Lightning, its dependencies and workers on a machine of one core warn of.
@@ -28,10 +30,9 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore:This DataLoader will create 2 worker processes",
 )
 
-DIM = 8
-LOSSES = {
-    "InfoNCE": lambda: InfoNCE(dim=DIM, memory_size=40),
-    "PGCLLoss": lambda: PGCLLoss(DIM, 4, queue_size=40, memory_size=40, freeze_steps=5),
+MADE = {
+    "InfoNCE": partial(info_nce, memory_size=40),
+    "PGCLLoss": partial(pgcl, queue_size=40, memory_size=40, freeze_steps=5),
 }
 
 
@@ -43,7 +44,7 @@ class Contrast(lightning.LightningModule):
         torch.manual_seed(0)
         layers = torch.nn.Linear(6, 16), torch.nn.BatchNorm1d(16), torch.nn.ReLU()
         self.encoder = torch.nn.Sequential(*layers, torch.nn.Linear(16, DIM))
-        self.loss = LOSSES[loss]()
+        self.loss = MADE[loss]()
         self.validations = []
 
     def forward(self, views):
@@ -91,7 +92,7 @@ def fit(loss, epochs, **checkpoint):
     return trainer
 
 
-@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("loss", MADE)
 def test_lightning_resumes_bit_for_bit_and_validation_moves_no_state(loss, tmp_path):
     whole, first = fit(loss, epochs=4), fit(loss, epochs=2)
     first.save_checkpoint(tmp_path / "two_epochs.ckpt")
@@ -127,11 +128,11 @@ def two_views(graph):
 
 def test_a_training_on_views_that_workers_make():
     dataset = FakeDataset(96, avg_num_nodes=8, num_channels=3, transform=two_views)
-    encoder, pgcl = graphs.GIN(3), PGCLLoss(graphs.DIM, 4)
-    optimizer = torch.optim.Adam([*encoder.parameters(), *pgcl.parameters()], lr=1e-3)
+    encoder, loss_of = graphs.GIN(3), PGCLLoss(graphs.DIM, 4)
+    optimizer = torch.optim.Adam([*encoder.parameters(), *loss_of.parameters()], lr=1e-3)
     losses = []
     for views in [*DataLoader(dataset, batch_size=32, num_workers=2)] * 4:
-        loss = pgcl(*(encoder(v.x, v.edge_index, v.batch, v.num_graphs) for v in views))
+        loss = loss_of(*(encoder(v.x, v.edge_index, v.batch, v.num_graphs) for v in views))
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

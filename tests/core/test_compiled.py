@@ -4,9 +4,9 @@ import copy
 
 import pytest
 import torch
-from helpers.blocks import in_blocks
+from helpers.cases import in_blocks
+from helpers.losses import LOSSES, gradients_of, model_of, portions_of
 from helpers.marks import compiling, few_graphs
-from helpers.rank_models import LOSSES, gradients, model_of, portions_of
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
@@ -44,7 +44,7 @@ def test_one_graph_has_the_eager_values_gradients_and_state(name, backend):
         torch.testing.assert_close(*losses)
         for loss in losses:
             loss.sum().backward()
-        torch.testing.assert_close(gradients(twin), gradients(eager))
+        torch.testing.assert_close(gradients_of(twin), gradients_of(eager))
     torch.testing.assert_close(twin.state_dict(), eager.state_dict())
 
 
@@ -92,19 +92,8 @@ def test_shapes_can_be_traced_without_data(name):
         assert loss.shape == shape
 
 
-WAITING = {
-    getattr(torch.ops.aten, name)
-    for name in (
-        "_local_scalar_dense",
-        "_unique2",
-        "bincount",
-        "equal",
-        "masked_select",
-        "nonzero",
-        "repeat_interleave",
-        "unique_dim",
-    )
-}
+NAMES = "_local_scalar_dense _unique2 bincount equal masked_select nonzero repeat_interleave"
+WAITING = {getattr(torch.ops.aten, name) for name in (*NAMES.split(), "unique_dim")}
 
 
 class NoWaiting(TorchDispatchMode):
@@ -136,4 +125,4 @@ def test_a_training_step_never_waits_for_the_device(name, monkeypatch):
             loss = model(*batch.sets, **batch.given)
             loss.sum().backward()
     torch.testing.assert_close(loss, expected)
-    torch.testing.assert_close(gradients(model), gradients(twin))
+    torch.testing.assert_close(gradients_of(model), gradients_of(twin))

@@ -1,9 +1,8 @@
 """The swapped prediction."""
 
-import numpy as np
-import pytest
 import torch
 from helpers import oracle
+from helpers.losses import of_seed
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -11,7 +10,7 @@ from pgcl_losses import Assignment, ConsistencyLoss
 
 
 def assignments_of(num_views, n, k, seed=0):
-    generator = torch.Generator().manual_seed(seed)
+    generator = of_seed(seed)
     assignments = []
     for _ in range(num_views):
         log_probs, scores = torch.randn(2, n, k, generator=generator, dtype=torch.float64).mul(3)
@@ -28,29 +27,12 @@ def assignments_of(num_views, n, k, seed=0):
 )
 def test_agrees_with_the_oracle(num_views, n, k, seed):
     assignments = assignments_of(num_views, n, k, seed)
-    expected = oracle.consistency(
-        [a.log_probs.tolist() for a in assignments], [a.targets.numpy() for a in assignments]
-    )
+    log_p, q, _ = zip(*(a[:3] for a in assignments), strict=True)
+    expected = oracle.consistency(log_p, q)
     each, total, mean = (
         ConsistencyLoss(reduction=reduction)(*assignments) for reduction in ("none", "sum", "mean")
     )
-    np.testing.assert_allclose(each, expected, rtol=1e-12)
-    np.testing.assert_allclose(total, sum(expected), rtol=1e-12)
-    np.testing.assert_allclose(mean, oracle.mean(expected), rtol=1e-12)
-
-
-@pytest.mark.parametrize("num_views", [2, 3])
-def test_gradcheck(num_views):
-    assignments = assignments_of(num_views, 3, 4)
-
-    def function(*log_probs):
-        return ConsistencyLoss()(
-            *(a._replace(log_probs=p) for a, p in zip(assignments, log_probs, strict=True))
-        )
-
-    inputs = [a.log_probs.requires_grad_() for a in assignments]
-    assert torch.autograd.gradcheck(function, inputs)
-    assert torch.autograd.gradgradcheck(function, inputs)
+    torch.testing.assert_close([each, total, mean], [expected, expected.sum(), expected.mean()])
 
 
 def test_half_precision_is_computed_in_float32():

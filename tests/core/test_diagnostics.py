@@ -2,12 +2,12 @@
 
 import math
 
-import numpy as np
 import pytest
 import torch
 from helpers import oracle
-from helpers.cases import cases
+from helpers.losses import of_seed
 from hypothesis import given
+from hypothesis import strategies as st
 
 from pgcl_losses import Assignment, PGCLLoss, diagnostics
 
@@ -17,28 +17,28 @@ def assignment_of(clusters, k):
     return Assignment(torch.zeros(len(clusters), k), torch.eye(k)[clusters], clusters)
 
 
-@given(case=cases())
-def test_agrees_with_counting(case):
-    n, k, clusters = len(case.z1), len(case.prototypes), case.clusters
-    weights = oracle.pair_weights(
-        np.concatenate([case.z1, case.z2]), clusters, case.prototypes, "prototype"
-    )
+@given(n=st.integers(1, 5), k=st.integers(1, 8), seed=st.integers(0, 10**6), one=st.booleans())
+def test_agrees_with_counting(n, k, seed, one):
+    random = of_seed(seed)
+    clusters = torch.randint(1 if one else k, (2 * n,), generator=random)
+    prototypes = torch.randn(k, 4, dtype=torch.float64, generator=random)
+    weights = oracle.pair_weights(None, clusters, prototypes, "prototype")
     negatives = [(i, j) for i in range(2 * n) for j in range(2 * n) if i % n != j % n]
     remaining = [pair for pair in negatives if clusters[pair[0]] != clusters[pair[1]]]
-    fractions = [float(np.mean(clusters == c)) for c in range(k)]
+    fractions = [float((clusters == c).double().mean()) for c in range(k)]
     expected = {
         "largest_cluster": max(fractions),
         "dead_prototypes": fractions.count(0),
         "entropy": -sum(p * math.log(p) for p in fractions if p),
-        "agreement": np.mean([clusters[i] == clusters[i + n] for i in range(n)]),
+        "agreement": float((clusters[:n] == clusters[n:]).double().mean()),
         "masked_negatives": 1 - len(remaining) / len(negatives) if negatives else math.nan,
         "mean_weight": math.nan,
     }
     if remaining:
-        expected["mean_weight"] = np.mean([weights[pair] for pair in remaining])
+        expected["mean_weight"] = sum(float(weights[pair]) for pair in remaining) / len(remaining)
 
-    views = [assignment_of(of_view, k) for of_view in np.split(clusters, 2)]
-    numbers = diagnostics(views, torch.tensor(case.prototypes))
+    views = [assignment_of(of_view, k) for of_view in clusters.chunk(2)]
+    numbers = diagnostics(views, prototypes)
     del numbers["consistency_ratio"]
     assert numbers == pytest.approx(expected, abs=1e-12, nan_ok=True)
 

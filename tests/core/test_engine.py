@@ -5,10 +5,9 @@ from unittest import mock
 
 import pytest
 import torch
-from helpers import engine_oracle
-from helpers.blocks import in_blocks
-from helpers.engine_cases import any_pairs
-from helpers.losses import DIM, LOSSES
+from helpers import oracle
+from helpers.cases import BLOCKS, ENGINES, any_pairs, for_oracle, in_blocks, upstream
+from helpers.losses import ARITHMETIC, DIM, function_of, gradients, loss_of
 from helpers.marks import few_graphs
 from helpers.memory import kept_for_backward, largest_tensor
 from hypothesis import given, settings
@@ -17,7 +16,7 @@ from torch.autograd import forward_ad
 
 from pgcl_losses import InfoNCE
 from pgcl_losses.distributed import Processes
-from pgcl_losses.engine import blocks, dense
+from pgcl_losses.engine import blocks
 from pgcl_losses.engine.blocks import Blocks
 from pgcl_losses.engine.contrast import contrast
 from pgcl_losses.engine.pairs import Pairs
@@ -27,34 +26,12 @@ pytestmark = few_graphs
 close = functools.partial(torch.testing.assert_close, rtol=1e-8, atol=1e-8)
 
 
-def upstream(count):
-    return torch.linspace(-1, 2, count, dtype=torch.float64)
-
-
-def oracle(pairs, inputs, reduction, learned, **form):
-    """The loss, and its gradient by embeddings, temperature and weights of positives."""
-    embeddings, tau, weights = inputs
-    losses, exist = engine_oracle.losses(pairs, embeddings, tau, weights, **form)
-    if reduction == "mean":
-        losses = losses.sum() / max(1, int(exist.sum()))
-    elif reduction == "sum":
-        losses = losses.sum()
-    return losses, gradient_of(losses, inputs)
-
-
-def gradient_of(loss, inputs):
-    total = (loss * upstream(loss.numel())).sum() if loss.dim() else 2 * loss
-    inputs = [x for x in inputs if x is not None]
-    zero = sum((0 * x).sum() for x in inputs)
-    return torch.autograd.grad(total + zero, inputs, materialize_grads=True)
-
-
 @settings(max_examples=400)
 @given(
     pairs=any_pairs(),
     temperature=st.sampled_from([0.01, 0.02, 0.2, 1.0]),
-    engine=st.sampled_from(["dense", "blocks"]),
-    block=st.sampled_from([1, 3, 640]),
+    engine=ENGINES,
+    block=BLOCKS,
     kept_up_to=st.sampled_from([0, 1 << 20]),
     learned=st.booleans(),
     reduction=st.sampled_from(["mean", "sum", "none"]),
@@ -69,18 +46,20 @@ def gradient_of(loss, inputs):
 def test_losses_and_gradients(
     pairs, temperature, engine, block, kept_up_to, learned, reduction, form
 ):
+    """By embeddings, weights of positives and the temperature."""
     if pairs.weights is not None or pairs.pair_weight is not None or not pairs.is_unit:
         form = {**form, "debias": 0.0}
-    if form["over_positives"] == "supcon":
-        form = {**form, "decoupled": False}
+    form["decoupled"] &= form["over_positives"] != "supcon"
     tau = torch.tensor(temperature, dtype=torch.float64, requires_grad=True)
     weights = pairs.positive_weights
-    weights = None if weights is None else weights.clone().requires_grad_()
-    inputs = pairs.embeddings.clone().requires_grad_(), tau, weights
-    expected = oracle(pairs, inputs, reduction, learned, **form)
-    of_inputs = pairs._replace(embeddings=inputs[0], positive_weights=weights)
+    weights = weights if weights is None else weights.clone().requires_grad_()
+    embeddings = pairs.embeddings.clone().requires_grad_()
+    losses, exist = oracle.info_nce(
+        **for_oracle(pairs, embeddings, weights), **form, temperature=tau
+    )
+    of_inputs = pairs._replace(embeddings=embeddings, positive_weights=weights)
     with in_blocks(block), mock.patch.object(blocks, "_KEPT_UP_TO", kept_up_to):
-        loss = contrast(
+        ours = contrast(
             of_inputs,
             tau if learned else temperature,
             Form(**form),
@@ -88,25 +67,30 @@ def test_losses_and_gradients(
             engine,
             Processes([(length,) for length in pairs.lengths]),
         )
-        gradient = gradient_of(loss, inputs)
-    close(loss, expected[0])
+        inputs = [embeddings, *[weights] * (weights is not None), *[tau] * learned]
+        gradient = gradients(upstream(ours) + 0 * embeddings.sum(), inputs)
+    expected = {"mean": oracle.mean_of_queries(losses, exist), "sum": losses.sum(), "none": losses}
+    close(ours, expected[reduction])
+    d_oracle = gradients(upstream(expected[reduction]), inputs)
     if engine == "dense" and weights is not None:
         # Autograd subtracts what e^x / E of a positive of weight 0 multiplies.
-        for gradients in (gradient, expected[1]):
-            gradients[2].masked_fill_(weights == 0, 0.0)
-    for n, (ours, theirs) in enumerate(zip(gradient, expected[1], strict=True)):
-        if n != 1 or learned:
-            close(ours, theirs, rtol=1e-6 if n == 1 else 1e-8, atol=1e-6 if n == 1 else 1e-8)
+        for of_weights in (gradient[1], d_oracle[1]):
+            of_weights.masked_fill_(weights == 0, 0.0)
+    close(gradient[: len(inputs) - learned], d_oracle[: len(inputs) - learned])
+    close(
+        gradient[len(inputs) - learned :], d_oracle[len(inputs) - learned :], rtol=1e-6, atol=1e-6
+    )
 
 
 @given(
     pairs=any_pairs(),
     temperature=st.sampled_from([0.005, 0.02, 0.2]),
     num_ranks=st.integers(1, 4),
-    block=st.sampled_from([1, 3, 640]),
+    block=BLOCKS,
 )
 def test_portions_of_blocks_add_up(pairs, temperature, num_ranks, block):
-    pairs, d_log_s = pairs.sorted_by_item()[0], upstream(pairs.num_queries())
+    pairs = pairs.sorted_by_item()[0]
+    d_log_s = torch.linspace(-1, 2, pairs.num_queries(), dtype=torch.float64)
     with in_blocks(block):
         whole, *portions = (
             Blocks(pairs, temperature, rank, of)
@@ -124,25 +108,13 @@ def test_portions_of_blocks_add_up(pairs, temperature, num_ranks, block):
                 close(sum(parts), whole_part)
 
 
-def test_auto_is_dense_under_a_transform_and_dense_is_for_one_process(monkeypatch):
-    dense_calls = []
-    losses, z = dense.losses, torch.randn(6, 2)
-
-    def loss(z, temperature=0.2):
-        return InfoNCE(temperature=temperature)(*z.view(2, 3, 2))
-
-    monkeypatch.setattr(dense, "losses", lambda *given: dense_calls.append(1) or losses(*given))
-    torch.func.grad(loss)(z)
-    torch.func.jvp(loss, (z,), (z,))
+def test_a_dual_temperature_has_the_derivative():
+    z, tau = torch.randn(2, 3, 2), torch.nn.Parameter(torch.tensor(0.2))
+    (expected,) = gradients(InfoNCE(temperature=tau)(*z), [tau])
     with forward_ad.dual_level():
-        loss(forward_ad.make_dual(z, z))
-        loss(z, forward_ad.make_dual(torch.tensor(0.2), torch.ones(())))
-    assert len(dense_calls) == 4
-    loss(z)
-    assert len(dense_calls) == 4
-    two = Processes([(2, 1), (2, 1)])
-    with pytest.raises(ValueError, match="engine='dense' computes one matrix in one process"):
-        contrast(Pairs(z, (3, 3)), 0.2, Form(), "mean", "dense", two)
+        dual = forward_ad.make_dual(tau.detach(), torch.ones(()))
+        ours = forward_ad.unpack_dual(InfoNCE(temperature=dual)(*z)).tangent
+    torch.testing.assert_close(ours, expected)
 
 
 def test_processes_have_about_equally_many_pairs():
@@ -161,40 +133,35 @@ def views_of(num, dtype=torch.float64):
     return torch.randn(2, num, DIM, dtype=dtype).requires_grad_()
 
 
-every_loss = pytest.mark.parametrize("loss_of", LOSSES.values(), ids=[*LOSSES])
+every_loss = pytest.mark.parametrize("name", ARITHMETIC)
 
 
 @every_loss
 @pytest.mark.parametrize("temperature", [0.01, 0.2])
-def test_blocks_make_and_keep_no_matrix_of_all_pairs(loss_of, temperature):
-    views, options = views_of(400, torch.float32), {"engine": "blocks", "temperature": temperature}
+def test_blocks_make_and_keep_no_matrix_of_all_pairs(name, temperature):
+    options = {"engine": "blocks", "temperature": temperature, "reduction": "mean"}
+    views = views_of(400, torch.float32)
     scratch = mock.patch.object(blocks, "_shared", blocks._Shared())
     with in_blocks(64), scratch, mock.patch.object(blocks, "_KEPT_UP_TO", 0):
-        assert largest_tensor(lambda: loss_of(views, **options).backward()) < 400 * 64
-        _, kept = kept_for_backward(lambda: loss_of(views, **options))
+        assert largest_tensor(lambda: loss_of(name, views, **options).backward()) < 400 * 64
+        _, kept = kept_for_backward(lambda: loss_of(name, views, **options))
     assert kept < 400 * 200
 
 
-@pytest.mark.parametrize("name", ["InfoNCE", "of items", "by index", "with a memory"])
+@pytest.mark.parametrize("name", ["InfoNCE", "sets with items", "positives and items", "memory"])
 def test_first_and_second_derivatives_of_dense(name):
     """Of losses whose weights do not depend on the views: they are constants."""
-    loss_of = functools.partial(LOSSES[name], engine="dense")
-    assert torch.autograd.gradcheck(loss_of, views_of(4))
-    assert torch.autograd.gradgradcheck(loss_of, views_of(4))
-    hessian = torch.func.hessian(loss_of)(views_of(4).detach()).view(32, 32)
+    value = functools.partial(loss_of, name, engine="dense", reduction="mean")
+    assert torch.autograd.gradcheck(value, views_of(4))
+    assert torch.autograd.gradgradcheck(value, views_of(4))
+    value = function_of(name, 4, engine="dense", reduction="mean")
+    hessian = torch.func.hessian(value)(views_of(4).detach()).view(32, 32)
     torch.testing.assert_close(hessian, hessian.T)
 
 
-@pytest.mark.parametrize("name", ["InfoNCE", "of items"])
+@pytest.mark.parametrize("name", ["InfoNCE", "SupCon"])
 def test_blocks_are_differentiable_once(name):
     views = views_of(6)
-    loss = LOSSES[name](views, engine="blocks")
+    loss = loss_of(name, views, engine="blocks")
     with pytest.raises(RuntimeError, match="differentiable once: engine='dense', in one"):
         torch.autograd.grad(loss, views, create_graph=True)
-
-
-def test_without_gradients_there_is_no_second_pass(monkeypatch):
-    pairs = Pairs(torch.randn(6, 2, requires_grad=True), (3, 3))
-    monkeypatch.setattr(Blocks, "gradient", lambda *given: pytest.fail("a second pass"))
-    with torch.no_grad():
-        contrast(pairs, 0.2, Form(), "mean", "blocks", Processes([(3,), (3,)]))

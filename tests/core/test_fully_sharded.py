@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 import torch
-from helpers.rank_models import DIM, Model, mean_over_ranks, model_of, of_seed, pgcl, portions_of
+from helpers.losses import DIM, Model, mean_over_ranks, model_of, of_seed, pgcl, portions_of
 from helpers.ranks import on_ranks
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,

@@ -1,34 +1,23 @@
 """A memory of past embeddings, as further negatives, of one process and of many."""
 
 import copy
+from contextlib import nullcontext
 from functools import partial
 
-import numpy as np
 import pytest
 import torch
 from helpers import oracle
-from helpers.blocks import in_blocks
-from helpers.item_cases import DIM, arrays, exact_losses, gradients, numbers, random_sets
+from helpers.cases import as_lists, in_blocks, random_sets
+from helpers.losses import DIM, gradients, info_nce, pgcl
 from helpers.marks import engines, few_graphs
 
-from pgcl_losses import InfoNCE, PGCLLoss
-
 pytestmark = few_graphs
-info_nce = partial(InfoNCE, dim=DIM)
-pgcl = partial(PGCLLoss, DIM, 3)
 both_losses = pytest.mark.parametrize("make", [info_nce, pgcl], ids=["InfoNCE", "PGCLLoss"])
+assert_same = partial(torch.testing.assert_close, rtol=0, atol=0)
 
 
-def views_of(seed, length=4):
-    return random_sets((length, length), seed)[0]
-
-
-def state_of(loss):
-    return copy.deepcopy(loss.state_dict())
-
-
-def assert_same_state(loss, expected):
-    torch.testing.assert_close(loss.state_dict(), expected, rtol=0, atol=0)
+def views_of(seed):
+    return random_sets((4, 4), seed)[0]
 
 
 @engines
@@ -39,7 +28,7 @@ def test_every_step_agrees_with_the_oracle(engine, size, with_items, mode):
     """Training forwards store their batch, until `remember` is called."""
     past, options = oracle.Memory(size), {"memory_size": size, "engine": engine, **mode}
     loss = info_nce(**options, reduction="none").double()
-    fresh = state_of(loss)
+    fresh = copy.deepcopy(loss.state_dict())
     for seed in range(6):
         if seed > 2:
             (z, *_), (items, *_) = random_sets((10 - seed,), 100 + seed)
@@ -49,19 +38,19 @@ def test_every_step_agrees_with_the_oracle(engine, size, with_items, mode):
                 assert loss.remember(10 * z, items) is None
             loss.train()
             if seed == 3:
-                past.clear()
-            past.store(arrays([z]), numbers([items]) if with_items else None)
+                past = oracle.Memory(size)
+            past.store([z], as_lists([items]) if with_items else None)
         sets, items = random_sets((4, 2, 3) if with_items else (4, 4), seed)
         items = items if with_items else None
         with in_blocks(3):
             ours = loss(*sets, items=items)
             gradients(ours.sum(), sets)
-        expected, _ = exact_losses(sets, items, past, **mode)
-        np.testing.assert_allclose(ours.detach(), expected, rtol=1e-8, atol=1e-10)
+        expected, _ = oracle.info_nce(sets, as_lists(items), past.embeddings, past.items, **mode)
+        torch.testing.assert_close(ours, expected, rtol=1e-8, atol=1e-10)
         if seed < 3:
-            past.store(arrays(sets), numbers(items))
+            past.store(sets, as_lists(items))
     loss.memory.reset_parameters()
-    assert_same_state(loss, fresh)
+    assert_same(loss.state_dict(), fresh)
 
 
 @engines
@@ -85,47 +74,26 @@ def test_the_first_remember_empties_the_memory():
         used(*views_of(seed))
     for loss in (used, fresh):
         loss.remember(views_of(5)[0])
-    assert_same_state(used, state_of(fresh))
-    torch.testing.assert_close(used(*views_of(6)), fresh(*views_of(6)), rtol=0, atol=0)
+    assert_same(used.state_dict(), fresh.state_dict())
+    assert_same(used(*views_of(6)), fresh(*views_of(6)))
 
 
 @both_losses
 @pytest.mark.parametrize(
-    ("embeddings", "items", "error", "message"),
+    ("embeddings", "items", "error"),
     [
-        (torch.randn(4, DIM + 1), None, ValueError, "embeddings has dimension 4, but the memory"),
-        (torch.randn(4, DIM).to("meta"), None, ValueError, "embeddings is on meta but the memory"),
-        (torch.arange(12).view(4, 3), None, TypeError, "embeddings must be a floating-point"),
-        (torch.randn(4, DIM), torch.arange(3), ValueError, "items has length 3 but embeddings"),
-        (torch.randn(4, DIM), [0, 1, 2, 3], TypeError, "items must be a Tensor"),
+        (torch.randn(4, DIM + 1), None, ValueError),
+        (torch.randn(4, DIM).to("meta"), None, ValueError),
+        (torch.arange(4 * DIM).view(4, DIM), None, TypeError),
+        (torch.randn(4, DIM), torch.arange(3), ValueError),
+        (torch.randn(4, DIM), [0, 1, 2, 3], TypeError),
+        (torch.full((4, DIM), torch.nan), None, None),
     ],
 )
-def test_wrong_embeddings_are_not_stored(make, embeddings, items, error, message):
+def test_wrong_embeddings_are_not_stored(make, embeddings, items, error):
     loss = make(memory_size=5)
     loss.remember(torch.randn(4, DIM))
-    before = state_of(loss)
-    with pytest.raises(error, match=message):
+    before = copy.deepcopy(loss.state_dict())
+    with pytest.raises(error, match=r"items|embeddings") if error else nullcontext():
         loss.remember(embeddings, items)
-    assert_same_state(loss, before)
-
-
-@both_losses
-def test_embeddings_with_nan_are_not_stored(make):
-    loss = make(memory_size=5)
-    loss(*views_of(0))
-    before = state_of(loss)
-    loss.remember(torch.full((4, DIM), torch.nan))
-    assert_same_state(loss, before)
-
-
-@both_losses
-def test_wrong_sizes_are_errors(make):
-    for size, error in ((-1, ValueError), (2.5, TypeError)):
-        with pytest.raises(error, match="memory_size"):
-            make(memory_size=size)
-    with pytest.raises(AttributeError, match=r"memory_size is 5 .* make a new one"):
-        make(memory_size=5).memory_size = 9
-    with pytest.raises(ValueError, match="memory_size is 0"):
-        make().remember(torch.randn(4, DIM))
-    with pytest.raises(ValueError, match="z1 has dimension 4"):
-        make(memory_size=5)(*torch.randn(2, 5, DIM + 1))
+    assert_same(loss.state_dict(), before)

@@ -1,60 +1,16 @@
-"""Positives by index: what they mean, in which transforms and with how much memory."""
+"""Positives by index: their weights, transforms and memory. Values are in test_info_nce."""
 
 import functools
 
 import pytest
 import torch
-from helpers import oracle
-from helpers.blocks import in_blocks
-from helpers.item_cases import BLOCKS, DIM, arrays, gradients, listed, numbers, random_sets
-from helpers.marks import engines, few_graphs
+from helpers.cases import in_blocks, random_sets
+from helpers.losses import gradients, random_pairs
+from helpers.marks import engines
 from helpers.memory import kept_for_backward
-from helpers.rank_models import random_pairs
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch.autograd import forward_ad
 
-from pgcl_losses import InfoNCE, PGCLLoss
-from pgcl_losses.engine import blocks
-
-
-@few_graphs
-@settings(max_examples=60)
-@given(
-    seed=st.integers(0, 10**6),
-    mode=st.fixed_dictionaries(
-        {
-            "negatives": st.sampled_from(["all", "cross", "memory"]),
-            "queries": st.sampled_from(["all", "first"]),
-            "decoupled": st.booleans(),
-            "over_positives": st.sampled_from(["mean", "supcon", "sum"]),
-            "weighting": st.sampled_from(["prototype", "sample", "uniform"]),
-            "soft_clusters": st.booleans(),
-            "temperature": st.sampled_from([0.01, 0.2]),
-        }
-    ),
-    block=BLOCKS,
-    kept_up_to=st.sampled_from([0, 1 << 20]),
-)
-def test_pgcl_agrees_with_the_oracle(seed, mode, block, kept_up_to):
-    """With items, positives by index and a memory, in its value and in both engines' gradient."""
-    mode["decoupled"] &= mode["over_positives"] != "supcon"
-    views, (items, _) = random_sets((5, 5), seed)
-    (z, *_), (items_of_z, *_) = random_sets((6,), seed + 1)
-    pairs, weights = random_pairs(10, 5, 12, seed)
-    pgcl = PGCLLoss(DIM, 3, memory_size=6, **mode, reduction="sum").double().eval()
-    pgcl.remember(z, items_of_z)
-    given, results = {"items": items, "positives": pairs, "positive_weights": weights}, []
-    for pgcl.contrast.engine in ("dense", "blocks"):
-        with in_blocks(block), pytest.MonkeyPatch.context() as patch:
-            patch.setattr(blocks, "_KEPT_UP_TO", kept_up_to)
-            contrast = pgcl.terms(*views, **given).contrast
-            results.append([contrast, *gradients(contrast, views)])
-    torch.testing.assert_close(*results, rtol=1e-6, atol=1e-8)
-    at, prototypes, past = arrays(views), arrays([pgcl.prototypes.weight]), arrays([z])[0]
-    memory, mode["listed"] = (past, items_of_z.tolist()), listed(pairs, weights)
-    losses = oracle.pgcl_contrast(at, prototypes, numbers([items] * 2), *memory, **mode)
-    assert contrast.item() == pytest.approx(sum(losses), rel=1e-8, abs=1e-9)
+from pgcl_losses import InfoNCE
 
 
 @engines
@@ -122,31 +78,3 @@ def test_embeddings_of_pairs_are_not_kept_for_the_backward():
         loss, kept = kept_for_backward(lambda: InfoNCE()(z, positives=pairs))
     assert kept < pairs.shape[1] * z.shape[1] / 2
     torch.testing.assert_close(gradients(loss, [z])[0], expected)
-
-
-pair = torch.tensor([[2], [1]])
-
-
-@pytest.mark.parametrize(
-    ("positives", "weights", "error", "message"),
-    [
-        ([[0, 1], [1, 2]], None, TypeError, r"positives must be .*\[2, P\], but got .*list"),
-        (torch.zeros(3, 2).long(), None, ValueError, r"positives must have .* but got .*\(3, 2\)"),
-        (torch.zeros(2, 3), None, TypeError, "positives must be an int64 Tensor"),
-        (torch.tensor([[0], [8]]), None, ValueError, r"a key from 0 to 7, but got \[0, 8\]"),
-        (torch.tensor([[1, -1], [0, 1]]), None, ValueError, r"but got \[-1, 1\]"),
-        (torch.tensor([[4], [1]]), None, ValueError, r"a query from 0 to 3 .* but got \[4, 1\]"),
-        (torch.tensor([[2], [2]]), None, ValueError, r"two different .* but got \[2, 2\]"),
-        (pair.to("meta"), None, ValueError, "positives is on meta"),
-        (pair, torch.ones(2), TypeError, r"positive_weights .* but got .*\(2,\)"),
-        (pair, [1.0], TypeError, r"positive_weights .* but got .*list"),
-        (pair, -torch.ones(1), ValueError, "positive_weights must be numbers from 0"),
-        (pair, torch.ones(1, device="meta"), ValueError, "positive_weights is on meta"),
-        (None, torch.ones(1), TypeError, "positive_weights need positives"),
-    ],
-)
-def test_errors(positives, weights, error, message):
-    given, sets = {"positives": positives, "positive_weights": weights}, random_sets((4, 4))[0]
-    for loss in (InfoNCE(queries="first"), PGCLLoss(DIM, 2, queries="first").double()):
-        with pytest.raises(error, match=message):
-            loss(*sets, **given)

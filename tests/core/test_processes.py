@@ -8,13 +8,12 @@ from functools import partial
 
 import pytest
 import torch
-from helpers.blocks import in_blocks
-from helpers.cases import EVERY_MODE, FAMILY
-from helpers.rank_models import (
+from helpers.cases import EVERY_MODE, FAMILY, in_blocks
+from helpers.losses import (
     DIM,
     LOSSES,
     Apart,
-    gradients,
+    gradients_of,
     info_nce,
     mean_over_ranks,
     model_of,
@@ -80,7 +79,7 @@ def equals_one_process(rank, num_ranks, name):
         expected.backward()
         torch.testing.assert_close(mean_over_ranks(loss), expected.detach(), **CLOSE)
         if not accumulates:
-            torch.testing.assert_close(gradients(model), gradients(whole), **CLOSE)
+            torch.testing.assert_close(gradients_of(model), gradients_of(whole), **CLOSE)
         if "remember" in inputs and seed > 0:
             z = torch.randn(sum(first), DIM, dtype=torch.float64, generator=of_seed(seed))
             model.loss.remember(z.split(first)[rank])
@@ -169,10 +168,8 @@ def differing(rank):
     info_nce = InfoNCE(memory_size=5, dim=DIM)
     if not first:
         info_nce.memory.embeddings += 1
-    ready = "rank 0: ready\n  rank 1: "
     return [
-        (alike(), z if first else too_wide, ready + "ValueError: z1 has dimension 9 but"),
-        (alike(), z if first else None, ready + "TypeError: z1 must be a Tensor"),
+        (alike(), z if first else too_wide, "0: ready.*1: ValueError: z1 has dimension 9 but"),
         (alike(), z if first else z.double(), "dtype=torch.float32.*1: dtype=torch.float64"),
         (alike(), z if first else z.detach(), "requires_grad=True.*1: requires_grad=False"),
         (alike(temperature=0.2 + 0.1 * rank), z, "temperature=0.2.*1: .*temperature=0.3"),
@@ -181,14 +178,8 @@ def differing(rank):
         (alike().requires_grad_(first), z, "requires_grad=True.*1: .*requires_grad=False"),
         (alike(engine="dense"), z, "one matrix in one process, but 2 processes"),
         (alike(), z[:0], "the batch must not be empty on every rank"),
-        (
-            lambda z1, z2: InfoNCE()(z1, z2[:0], items=(torch.arange(4), torch.arange(0))),
-            z,
-            "z2 must not be empty on every rank",
-        ),
         (alike(iterations=1 + rank), too_wide, "^z1 has dimension 9"),
         (partial(InfoNCE(), items=torch.arange(4) if first else None), z, "items"),
-        (partial(InfoNCE(), positives=one_pair if first else None), z, "positives"),
         (
             partial(InfoNCE(), positives=one_pair, positive_weights=weights),
             z,
@@ -301,7 +292,7 @@ def subgroup(rank, num_ranks):
     torch.testing.assert_close(loss, expected)
     loss.backward()
     expected.backward()
-    for mine, other in zip(gradients(model), gradients(whole), strict=True):
+    for mine, other in zip(gradients_of(model), gradients_of(whole), strict=True):
         distributed.all_reduce(mine, group=group)
         torch.testing.assert_close(mine / 2, other)
 

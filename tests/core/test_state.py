@@ -8,8 +8,8 @@ from functools import partial
 
 import pytest
 import torch
+from helpers.losses import DIM, LOSSES, model_of, pgcl, portions_of
 from helpers.marks import few_graphs
-from helpers.rank_models import DIM, LOSSES, model_of, pgcl, portions_of
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.checkpoint import checkpoint
 

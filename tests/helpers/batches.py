@@ -6,7 +6,7 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-DIM = 16  # of the encoders' embeddings
+from helpers.losses import DIM
 
 
 def ring(size):
@@ -68,5 +68,5 @@ class Contents:
 def layers_of():
     """What the encoders of all frameworks share."""
     return nn.ModuleList(
-        nn.Sequential(nn.Linear(width, DIM), nn.ReLU(), nn.Linear(DIM, DIM)) for width in (3, DIM)
+        nn.Sequential(nn.Linear(width, 16), nn.ReLU(), nn.Linear(16, DIM)) for width in (3, DIM)
     )

@@ -5,7 +5,8 @@ import torch
 from dgl.nn import GINConv, SumPooling
 from torch import nn
 
-from helpers.batches import DIM, Contents, features_of, layers_of, numbered, ring
+from helpers.batches import Contents, features_of, layers_of, numbered, ring
+from helpers.losses import DIM
 from pgcl_losses import PGCLLoss
 from pgcl_losses.adapters import dgl as adapter
 

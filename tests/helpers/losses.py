@@ -1,80 +1,176 @@
-"""Losses of two views, of every kind, each a function of views ``[2, N, DIM]`` and options."""
+"""The table of losses: how each is made and what it is called with, on one process or many."""
 
 from functools import partial
+from typing import Any, NamedTuple
 
 import torch
+from torch import distributed, nn
 
-from pgcl_losses import InfoNCE, PGCLLoss, PrototypeReweightedNCE
+from pgcl_losses import InfoNCE, PGCLLoss
 
 DIM = 4
 
 
-def numbers(*shape):
-    return torch.arange(1.0, 1 + torch.Size(shape).numel()).sin().view(shape)
+class Apart(nn.Module):
+    """The modules of PGCLLoss, each called by itself."""
+
+    def __init__(self, by_clusters=False, **options):
+        super().__init__()
+        self.by_clusters, self.pgcl = by_clusters, PGCLLoss(DIM, **options)
+        self.contrast = self.pgcl.contrast
+
+    def forward(self, *views):
+        prototypes = self.pgcl.prototypes
+        assignments = prototypes(*views)
+        given = {"assignments": assignments}
+        if self.by_clusters:
+            given = {"clusters": [assignment.clusters for assignment in assignments]}
+        contrast = self.pgcl.contrast(*views, **given, prototypes=prototypes.weight)
+        return contrast + self.pgcl.consistency(*assignments)
 
 
-def of_views(views, **options):
-    return InfoNCE(**options)(*views)
+def learned_temperature(loss, **options):
+    return loss(temperature=nn.Parameter(torch.tensor(0.3)), **options)
 
 
-def of_items(views, **options):
-    """Sets of different lengths."""
-    z1, z2 = views[0], views[1][len(views[0]) // 4 :]
-    items = [torch.arange(len(z), device=z.device) // 2 % 50 for z in (z1, z2)]
-    return InfoNCE(**options)(z1, z2, items=items)
+info_nce = partial(InfoNCE, dim=DIM)
+pgcl = partial(PGCLLoss, DIM, num_prototypes=3)
+soft_heads = {"num_prototypes": (3, 4), "negative_ranks": (0, 2), "soft_clusters": True}
 
-
-def by_index(views, **options):
-    """Positives, some of them with a weight of 0."""
-    n, i = len(views[0]), torch.arange(40, device=views[0].device)
-    pairs = torch.stack([i % n, n + i * i % n])
-    loss = InfoNCE(queries="first", decoupled=True, **options)
-    return loss(*views, positives=pairs, positive_weights=i % 3 / 2.0)
-
-
-def given_negatives(views, **options):
-    """Listed, one of them twice, beside two positives of each query."""
-    n, i = len(views[0]), torch.arange(40, device=views[0].device)
-    pairs = torch.stack([i % n, n + (i + 1 + i % 2) % n])
-    loss = InfoNCE(negatives="given", over_positives="supcon", **options)
-    items = torch.arange(n, device=views[0].device) // 2
-    return loss(*views, items=items, negative_pairs=pairs)
-
-
-def with_memory(views, **options):
-    """It is half full."""
-    with views[0].device:
-        loss = InfoNCE(memory_size=40, dim=DIM, **options)
-    loss.remember(numbers(20, DIM).to(loss.memory.embeddings))
-    return loss(*views)
-
-
-def contrast(views, **options):
-    """Of given clusters and prototypes."""
-    i, prototypes = torch.arange(len(views[0]), device=views[0].device), numbers(3, DIM)
-    given = {"clusters": [i % 3, i // 2 % 3], "prototypes": prototypes.to(views[0])}
-    return PrototypeReweightedNCE(**options)(*views, **given)
-
-
-def pgcl(views, num_prototypes=3, **options):
-    torch.manual_seed(0)
-    with views[0].device:
-        loss = PGCLLoss(DIM, num_prototypes, **options)
-    return loss(*views)
-
-
+# How a loss is made, and what it is called with: sets of any lengths or views, items, positives.
 LOSSES = {
-    "InfoNCE": of_views,
-    "hard and debiased": partial(of_views, hardness=0.5, debias=0.2),
-    "of items": partial(of_items, debias=0.2, negatives="cross"),
-    "by index": by_index,
-    "SupCon by items": partial(of_items, over_positives="supcon"),
-    "sum by index": partial(by_index, over_positives="sum"),
-    "dot products": partial(of_views, similarity="dot", hardness=0.5),
-    "given negatives": given_negatives,
-    "with a memory": with_memory,
-    "by prototypes": contrast,
-    "by samples": partial(contrast, weighting="sample", negatives="cross"),
-    "uniform": partial(contrast, weighting="uniform", exclude_same_cluster=False),
-    "PGCL": partial(pgcl, num_prototypes=(3, 4), soft_clusters=True),
+    "InfoNCE": (InfoNCE, ""),
+    "sets with items": (partial(InfoNCE, negatives="cross", reduction="sum"), "sets items"),
+    "hard": (partial(InfoNCE, hardness=1.0), "items"),
+    "hard and debiased": (partial(InfoNCE, hardness=0.5, debias=0.1), "sets items"),
+    "memory": (partial(info_nce, memory_size=7, reduction="none"), "sets items remember"),
+    "learned temperature": (partial(learned_temperature, InfoNCE, hardness=1.0, debias=0.5), ""),
+    "positives": (partial(InfoNCE, decoupled=True), "positives"),
+    "positives and items": (
+        partial(InfoNCE, queries="first", debias=0.1, reduction="none"),
+        "sets items positives",
+    ),
+    "SupCon": (partial(InfoNCE, over_positives="supcon"), "sets items"),
+    "sum of positives": (partial(InfoNCE, over_positives="sum", decoupled=True), "sets positives"),
+    "dot products": (partial(info_nce, similarity="dot", memory_size=7), "items remember"),
+    "given negatives": (
+        partial(InfoNCE, negatives="given", hardness=0.5, over_positives="supcon"),
+        "sets items negatives",
+    ),
+    "PGCL": (pgcl, ""),
+    "reduction": (partial(pgcl, reduction="none", negatives="cross"), ""),
+    "queue and memory": (partial(pgcl, queue_size=20, memory_size=7), "items remember"),
+    "weighted by samples": (partial(pgcl, weighting="sample", memory_size=7, queue_size=3), ""),
+    "frozen prototypes": (partial(pgcl, freeze_steps=2, reduction="sum"), ""),
+    "heads": (partial(pgcl, num_prototypes=(3, 5), queue_size=5), ""),
+    "soft heads with a window": (partial(pgcl, **soft_heads, memory_size=9), "items"),
+    "PGCL with positives": (partial(pgcl, queries="first"), "positives"),
+    "PGCL as SupCon": (partial(pgcl, over_positives="supcon", memory_size=7), "items"),
+    "PGCL that learns its temperature": (partial(learned_temperature, pgcl), ""),
+    "contrast alone": (partial(pgcl, consistency_weight=0.0), ""),
+    "consistency alone": (partial(pgcl, contrast_weight=0.0, queue_size=4), ""),
+    "modules apart": (partial(Apart, weighting="sample", negatives="cross", queue_size=5), ""),
+    "modules with soft heads": (partial(Apart, **soft_heads, reduction="none"), ""),
 }
+# Of one batch of two views, with a temperature that is given: what has other arithmetic.
+ARITHMETIC = [
+    *("InfoNCE", "hard and debiased", "memory", "positives", "positives and items", "SupCon"),
+    *("sum of positives", "dot products", "given negatives", "contrast alone"),
+    *("weighted by samples", "soft heads with a window"),
+]
+
+
+class Model(nn.Module):
+    """An encoder with its loss."""
+
+    def __init__(self, loss, encoder=None):
+        super().__init__()
+        self.encoder, self.loss = encoder or nn.Linear(3, DIM), loss
+
+    def forward(self, *sets, **given):
+        return self.loss(*map(self.encoder, sets), **given)
+
+
+def model_of(make, seed=0, **options):
+    """A model in float64, alike for the same seed."""
+    torch.manual_seed(seed)
+    return Model(make(**options)).double()
+
+
+def loss_of(name, views, **options):
+    """The value of a new loss of the table, of views ``[2, N, DIM]``."""
+    return function_of(name, len(views[0]), **options)(views)
+
+
+def function_of(name, length, **options):
+    """A new loss of the table, as a function of two views. Its memory is half full."""
+    make, inputs = LOSSES[name]
+    torch.manual_seed(0)
+    loss, first = make(**options), length // 4 if "sets" in inputs else 0
+    given = portions_of([[length], [length - first]], inputs)[0].given
+    if "positive_weights" in given:
+        given["positive_weights"] = given["positive_weights"].float()
+    if "remember" in inputs:
+        loss.remember(torch.randn(3, DIM))
+    return lambda views: loss(views[0], views[1][first:], **given)
+
+
+def of_seed(seed):
+    return torch.Generator().manual_seed(seed)
+
+
+class Portion(NamedTuple):
+    sets: tuple[torch.Tensor, ...]  # [N, 3] each
+    given: dict[str, Any]  # to the loss besides
+    positions: torch.Tensor  # of its vectors in the sets of all ranks, one after the other
+
+
+def portions_of(counts, inputs="", seed=0):
+    """The whole batch, and the portion of each rank; ``counts`` are those of each set and rank."""
+    random = of_seed(seed)
+    total, num_ranks = sum(map(sum, counts)), len(counts[0])
+    vectors = torch.randn(total, 3, dtype=torch.float64, generator=random)
+    items = torch.randint(3, (total,), generator=random)
+
+    def portion(positions, lengths, pairs, weights):
+        given = {"items": items[positions].split(lengths)} if "items" in inputs else {}
+        if "positives" in inputs:
+            given |= {"positives": pairs, "positive_weights": weights}
+        if "negatives" in inputs:
+            given["negative_pairs"] = pairs
+        return Portion(vectors[positions].split(lengths), given, positions)
+
+    parts = torch.arange(total).split([count for of_set in counts for count in of_set])
+    of_ranks, all_pairs, all_weights = [], [], []
+    for rank in range(num_ranks):
+        positions, lengths = torch.cat(parts[rank::num_ranks]), [of_set[rank] for of_set in counts]
+        num_pairs = max(7, lengths[0])
+        pairs, weights = random_pairs(len(positions), lengths[0], num_pairs, 10 * seed + rank)
+        of_ranks.append(portion(positions, lengths, pairs, weights))
+        all_pairs.append(positions[pairs])
+        all_weights.append(weights)
+    lengths, of_pairs = [sum(of_set) for of_set in counts], torch.cat(all_pairs, dim=1)
+    return portion(torch.arange(total), lengths, of_pairs, torch.cat(all_weights)), *of_ranks
+
+
+def random_pairs(count, num_queries, num_pairs, seed=0):
+    """Pairs of different positions, the first of a query, and weights, some of them 0."""
+    random, num = of_seed(seed), num_pairs if count > 1 and num_queries > 0 else 0
+    query = torch.randint(max(1, num_queries), (num,), generator=random)
+    key = (query + torch.randint(1, max(2, count), (num,), generator=random)) % max(1, count)
+    weights = torch.rand(num, dtype=torch.float64, generator=random)
+    return torch.stack([query, key]), weights * (weights > 0.3)
+
+
+def gradients(loss, inputs):
+    return torch.autograd.grad(loss, inputs, materialize_grads=True)
+
+
+def gradients_of(model):
+    return [parameter.grad for parameter in model.parameters()]
+
+
+def mean_over_ranks(value):
+    total = value.detach().clone()
+    distributed.all_reduce(total)
+    return total / distributed.get_world_size()

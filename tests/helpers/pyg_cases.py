@@ -7,7 +7,8 @@ from torch import nn
 from torch_geometric.data import Batch, Data
 from torch_geometric.nn import GINConv, global_add_pool
 
-from helpers.batches import DIM, Contents, features_of, layers_of, numbered, ring
+from helpers.batches import Contents, features_of, layers_of, numbered, ring
+from helpers.losses import DIM
 from pgcl_losses import PGCLLoss
 from pgcl_losses.adapters import pyg as adapter
 

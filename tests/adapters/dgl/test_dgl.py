@@ -4,8 +4,9 @@ import dgl
 import pytest
 import torch
 from dgl.nn import GraphConv, Sequential, SumPooling
-from helpers.batches import DIM, ring
+from helpers.batches import ring
 from helpers.dgl_cases import Encoder, batch_of, model_of
+from helpers.losses import DIM
 
 from pgcl_losses.adapters.dgl import AttributeMask, EdgePerturb, NodeDrop, Subgraph
 

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from core.test_swaps import SWAPS
+from core.test_losses_of_scripts import SWAPS
 from helpers.scripts import ROOT
 
 # What the dependencies of PyGCL warn of.

@@ -1,0 +1,408 @@
+"""The losses of published scripts: our options give their value and their gradient.
+
+Each formula is that of the script's code, named by its function, in plain torch and without the
+epsilons in its norms, logarithms and denominators. docs/swap.md has the table;
+tests/adapters/pygcl calls PyGCL itself.
+"""
+
+from functools import partial
+from typing import NamedTuple
+
+import pytest
+import torch
+import torch.nn.functional as F
+from helpers.losses import DIM, gradients, of_seed
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pytorch_metric_learning.losses import NTXentLoss, SupConLoss
+from torch import Tensor, arange
+
+from pgcl_losses import InfoNCE, PGCLLoss
+
+SEEDS, TEMPERATURES = st.integers(0, 10**6), st.sampled_from([0.1, 0.2, 0.5, 1.0])
+few = settings(max_examples=25)
+
+
+class Problem(NamedTuple):
+    """Two views of N things, a table of K things that has a row for each, and a temperature."""
+
+    z1: Tensor  # [N, D], not normalised
+    z2: Tensor  # [N, D]
+    table: Tensor  # [K, D]
+    hard: Tensor  # [N, 2, D], hard negatives, captions or conformers of each
+    saliency: Tensor  # [N, N], weights of positives
+    tau: Tensor  # []
+    row: Tensor  # [N]
+    labels: Tensor  # [N]
+    known: Tensor  # [N, K], pairs that are related; none is (i, i)
+
+
+def problem(seed, n, temperature):
+    random, num = of_seed(seed), n + 2
+    shapes = (n, DIM), (n, DIM), (num, DIM), (n, 2, DIM)
+    values = [torch.randn(shape, dtype=torch.float64, generator=random) for shape in shapes]
+    values.append(torch.rand(n, n, dtype=torch.float64, generator=random))
+    values.append(torch.tensor(temperature, dtype=torch.float64))
+    row = torch.randint(num, (n,), generator=random)
+    labels = torch.randint(3, (n,), generator=random)
+    labels[:3] = torch.tensor([0, 0, 1])  # one pair and one negative at least
+    known = torch.rand(n, num, generator=random) < 0.3
+    return Problem(*map(torch.nn.Parameter, values), row, labels, known.fill_diagonal_(False))
+
+
+def cosines(a, b, tau):
+    return F.normalize(a) @ F.normalize(b).T / tau
+
+
+def dots(a, b, tau):
+    return a @ b.T / tau
+
+
+def others(scores):
+    """All but the diagonal."""
+    return scores.masked_fill(torch.eye(len(scores), dtype=torch.bool), -torch.inf)
+
+
+def diagonal(logits):
+    """The positive of query i is key i."""
+    return F.cross_entropy(logits, arange(len(logits)))
+
+
+def graphcl(x, x_aug, tau, scores=cosines):
+    """`loss_cal` of GraphCL, JOAO and SimGRACE; AD-GCL with sym=False; DIG's and 3DInfomax's."""
+    sim = scores(x, x_aug, tau)
+    return (others(sim).logsumexp(1) - sim.diag()).mean()
+
+
+def adgcl(x, x_aug, tau):
+    """`calc_loss` of AD-GCL, with its default sym=True."""
+    return (graphcl(x, x_aug, tau) + graphcl(x_aug, x, tau)) / 2
+
+
+def grace(h1, h2, tau, scores=cosines, mean=True):
+    """`loss` of GRACE and GCA after projection; DIG's for GRACE; PyGCL with intraview_negs."""
+
+    def semi_loss(a, b):
+        within, between = scores(a, a, tau), scores(a, b, tau)
+        return torch.cat([others(within), between], 1).logsumexp(1) - between.diag()
+
+    losses = (semi_loss(h1, h2) + semi_loss(h2, h1)) / 2
+    return losses.mean() if mean else losses.sum()
+
+
+def simclr(z1, z2, tau):
+    """NT-Xent: `info_nce_loss` of sthalles/SimCLR, here of pytorch-metric-learning."""
+    return NTXentLoss(tau)(torch.cat([z1, z2]), arange(len(z1)).repeat(2))
+
+
+def molclr(zis, zjs, tau, scores=cosines):
+    """`NTXentLoss` of MolCLR, which has dot products without use_cosine_similarity."""
+    z, n = torch.cat([zjs, zis]), len(zis)
+    return F.cross_entropy(others(scores(z, z, tau)), arange(2 * n).roll(n))
+
+
+def hcl(out_1, out_2, tau, beta=1.0, tau_plus=0.1):
+    """`criterion` of HCL with estimator="hard" and its defaults."""
+    out, n = F.normalize(torch.cat([out_1, out_2])), len(out_1)
+    scores, own = out @ out.T / tau, torch.eye(n, dtype=torch.bool).repeat(2, 2)
+    neg, pos = scores[~own].view(2 * n, -1).exp(), scores.roll(n, 0).diag().exp()
+    importance, count = neg**beta, 2 * n - 2
+    reweighted = (importance * neg).sum(1) / importance.mean(1)
+    total = (reweighted - tau_plus * count * pos) / (1 - tau_plus)
+    total = total.maximum(count * (-1 / tau).exp())
+    return -(pos / (pos + total)).log().mean()
+
+
+def gcc(keys, queries, tau, scores=cosines):
+    """GCC without --moco; `loss_cl` of ProG's GraphCL and SimGRACE; GraphLoG's `inter_NCE_loss`;
+    `InfoNCE` of SELFRec; `ssl_con_loss` of RLMRec; info-nce-pytorch without negative keys."""
+    return diagonal(scores(keys, queries, tau))
+
+
+def clip(images, texts, tau, scores=cosines):
+    """CLIP, GraphCLIP, GraphGPT's `cal_cl_loss`; MoleculeSTM's `do_CL`; `dual_CL` of GraphMVP."""
+    return (gcc(images, texts, tau, scores) + gcc(texts, images, tau, scores)) / 2
+
+
+def tricl(e1, e2, tau, mean=True):
+    """`node_level_loss` of TriCL, and its `group_level_loss` of hyperedges."""
+    between = cosines(e1, e2, tau)
+    losses = -sum(sim.log_softmax(1).diag() for sim in (between, between.T)) / 2
+    return losses.mean() if mean else losses.sum()
+
+
+def dcl(z1, z2, tau):
+    """`DCL` of raminnakhli/Decoupled-Contrastive-Learning, which adds both directions."""
+
+    def one_way(a, b):
+        within, between = cosines(a, a, tau), cosines(a, b, tau)
+        negatives = torch.cat([others(within), others(between)], 1)
+        return (negatives.logsumexp(1) - between.diag()).mean()
+
+    return one_way(z1, z2) + one_way(z2, z1)
+
+
+CROSS, FIRST = {"negatives": "cross"}, {"negatives": "cross", "queries": "first"}
+GRAPHCL, DOT, SUM = {**FIRST, "decoupled": True}, {"similarity": "dot"}, {"reduction": "sum"}
+SWAPS = {  # the script's loss, our options, and a factor of our loss
+    "GraphCL": (graphcl, GRAPHCL, 1),
+    "DIG or 3DInfomax, norm=False": (partial(graphcl, scores=dots), GRAPHCL | DOT, 1),
+    "AD-GCL": (adgcl, {"negatives": "cross", "decoupled": True}, 1),
+    "GRACE": (grace, {}, 1),
+    "GRACE, mean=False": (partial(grace, mean=False), SUM, 0.5),
+    "DIG's GRACE, norm=False": (partial(grace, scores=dots), DOT, 1),
+    "SimCLR": (simclr, {}, 1),
+    "MolCLR": (molclr, {}, 1),
+    "MolCLR, dot": (partial(molclr, scores=dots), DOT, 1),
+    "HCL": (hcl, {"hardness": 1.0, "debias": 0.1}, 1),
+    "HCL, beta=2": (partial(hcl, beta=2.0), {"hardness": 2.0, "debias": 0.1}, 1),
+    "CLIP": (clip, CROSS, 1),
+    "GraphMVP or MoleculeSTM, not normalised": (partial(clip, scores=dots), CROSS | DOT, 1),
+    "GCC": (gcc, FIRST, 1),
+    "SELFRec, b_cos=False": (partial(gcc, scores=dots), FIRST | DOT, 1),
+    "TriCL": (tricl, CROSS, 1),
+    "TriCL, mean=False": (partial(tricl, mean=False), CROSS | SUM, 0.5),
+    "DCL": (dcl, {"decoupled": True}, 2),
+}
+
+
+def swapped(script, options, factor, p):
+    ours = factor * InfoNCE(temperature=p.tau, **options)(p.z1, p.z2)
+    return script(p.z1, p.z2, p.tau), ours
+
+
+def first(p, queries="first", **options):
+    return InfoNCE(**{"temperature": p.tau, **CROSS, **options}, queries=queries)
+
+
+# What has more than two views: a problem -> the loss of the script, and ours.
+
+
+def heco(p, lam=0.3):
+    """`Contrast` after its projections, with lambda; row i of `pos` has the positives of node i."""
+    n = len(p.z1)
+    pos = p.known[:, :n] | torch.eye(n).bool()
+
+    def one_way(a, b):
+        return -(cosines(a, b, p.tau).softmax(1) * pos).sum(1).log().mean()
+
+    a, b = pos.nonzero().T
+    positives = torch.stack([torch.cat([a, n + a]), torch.cat([n + b, b])])
+    loss_of = first(p, "all", over_positives="sum", reduction="none")
+    mp, sc = loss_of(p.z1, p.z2, positives=positives).view(2, n).mean(1)
+    expected = lam * one_way(p.z1, p.z2) + (1 - lam) * one_way(p.z2, p.z1)
+    return expected, lam * mp + (1 - lam) * sc
+
+
+def homogcl(p):
+    """`loss`, without what its code counts twice: a node's other view in the denominator."""
+    n = len(p.z1)
+    adj1, adj2 = p.known[:, :n].double(), p.known[:, :n].T.double()
+
+    def semi_loss(a, adj_a, b, adj_b):
+        within, between = cosines(a, a, p.tau).exp(), cosines(a, b, p.tau).exp()
+        pos = between.diag() + (within * adj_a * p.saliency).sum(1)
+        neg = (within * (1 - adj_a)).sum(1) + (between * (1 - adj_b)).sum(1)
+        return -(pos / (pos + neg - within.diag() - between.diag())).log()
+
+    expected = (semi_loss(p.z1, adj1, p.z2, adj2) + semi_loss(p.z2, adj2, p.z1, adj1)).mean() / 2
+    edges1, edges2 = adj1.nonzero().T, adj2.nonzero().T
+    to_other = torch.tensor([[0], [n]])
+    of_others = edges2 + to_other, edges1 + to_other.flip(0)
+    positives = torch.cat([edges1, n + edges2, *of_others], 1)
+    weights = torch.cat([p.saliency[tuple(edges)] for edges in (edges1, edges2)])
+    loss_of = InfoNCE(temperature=p.tau, over_positives="sum")
+    weights = torch.cat([weights, 0 * weights])
+    return expected, loss_of(p.z1, p.z2, positives=positives, positive_weights=weights)
+
+
+def conformers(p):
+    """`NTXentMultiplePositives` of 3DInfomax: several 3D conformers of each molecule."""
+    n = len(p.z1)
+    sim = cosines(p.z1, p.hard.flatten(0, 1), p.tau).view(n, n, 2).logsumexp(2)
+    items = arange(n), arange(n).repeat_interleave(2)
+    ours = first(p, over_positives="sum", decoupled=True)(p.z1, p.hard.flatten(0, 1), items=items)
+    return (others(sim).logsumexp(1) - sim.diag()).mean(), ours
+
+
+def graphlog(p):
+    """`intra_NCE_loss`: masked nodes against their graph, whose masked nodes are positives."""
+    n, one, other = len(p.z1), *p.hard.unbind(1)
+    nodes, modified = torch.cat([p.z1, p.z2, one]), torch.cat([other, p.z1, p.z2])
+    graph, masked = arange(n).repeat(3), arange(n + 1)  # two nodes of graph 0
+    same = graph[masked].unsqueeze(1) == graph  # [masked nodes, nodes]
+    is_positive, behind = same & (arange(3 * n) <= n), torch.tensor([[0], [n + 1]])
+    sims = cosines(modified[masked], nodes, p.tau).exp()
+    ours = first(p, over_positives="sum", negatives="given")(
+        modified[masked],
+        nodes,
+        positives=is_positive.nonzero().T + behind,
+        negative_pairs=(same & ~is_positive).nonzero().T + behind,
+    )
+    return -((sims * is_positive).sum(1) / (sims * same).sum(1)).log().mean(), ours
+
+
+def sampled_links(p, k, similarity):
+    """`Gprompt_link_loss` of ProG; `LinkNeighborLoader` of PyG with triplets and cross-entropy;
+    `info_nce` of info-nce-pytorch with negative_mode="paired"."""
+    n, link = len(p.z1), arange(len(p.z1))
+    dst = (p.row[:, None] + arange(1 + k)) % len(p.table)  # the positive, then sampled negatives
+    unit = partial(F.normalize, dim=-1) if similarity == "cosine" else lambda z: z
+    logits = torch.einsum("nd, nmd -> nm", unit(p.z1), unit(p.table[dst])) / p.tau
+    pairs = torch.stack([link.repeat_interleave(k), 2 * n + arange(n * k)])
+    keys = p.table[torch.cat([dst[:, 0], dst[:, 1:].flatten()])]
+    loss_of = first(p, similarity=similarity, negatives="given")
+    ours = loss_of(p.z1, keys, items=(link, arange(len(keys))), negative_pairs=pairs)
+    return F.cross_entropy(logits, torch.zeros_like(link)), ours
+
+
+def known_links(p):
+    """A link of each user against all items but its known ones: sets of other lengths by index."""
+    n = len(p.z1)
+    known = p.known.scatter(1, p.row[:, None], False)
+    logits = dots(p.z1, p.table, p.tau).masked_fill(known, -torch.inf)
+    pairs = torch.cat([torch.stack([arange(n), p.row]), known.nonzero().T], 1)
+    given = {"positive_weights": (arange(pairs.shape[1]) < n).double()}
+    given["positives"] = pairs + torch.tensor([[0], [n]])
+    return F.cross_entropy(logits, p.row), first(p, similarity="dot")(p.z1, p.table, **given)
+
+
+def ncl(p):
+    """`ssl_layer_loss` and `ProtoNCE_loss` of NCL for users; `cal_infonce_loss` of SSLRec and
+    RLMRec; `Gprompt_tuning_loss` of ProG, where the table has centers of classes."""
+    expected = F.cross_entropy(cosines(p.z1, p.table, p.tau), p.row, reduction="sum")
+    items = p.row, arange(len(p.table))
+    return expected, first(p, reduction="sum")(p.z1, p.table, items=items)
+
+
+def pcl(p):
+    """`forward` of PCL: positive prototypes, then others, each with its own concentration."""
+    others = [k for k in range(len(p.table)) if k not in p.row]
+    sample = p.table.detach()[torch.cat([p.row, torch.tensor(others)])]
+    prototypes, concentrations = F.normalize(sample), sample.norm(dim=1)
+    loss_of = first(p, temperature=1.0, similarity="dot")
+    items = arange(len(p.z1)), arange(len(sample))
+    ours = loss_of(F.normalize(p.z1), prototypes / concentrations[:, None], items=items)
+    return diagonal(cosines(p.z1, prototypes, concentrations)), ours
+
+
+def lightgcl(p):
+    """LightGCL for users, where no positive's score is clamped."""
+    largest = ((p.z1 * p.table[p.row]).sum(1) / p.tau).abs().max().item()
+    scale, items = min(1, 4.9 / largest), (p.row, arange(len(p.table)))
+    scores = scale * p.z1 @ p.table.T / p.tau
+    expected = scores.exp().sum(1).log() - scores[arange(len(p.row)), p.row].clamp(-5.0, 5.0)
+    return expected.mean(), first(p, similarity="dot")(scale * p.z1, p.table, items=items)
+
+
+def mil_nce(p):
+    """`MILNCELoss` from videos to texts; the whole of it has both directions in one sum."""
+    scores = torch.einsum("id, jcd -> ijc", p.z1, p.hard)
+    expected = (scores.flatten(1).logsumexp(1) - scores.diagonal().logsumexp(0)).mean()
+    loss_of = first(p, temperature=1.0, similarity="dot", over_positives="sum")
+    items = arange(len(p.z1)), arange(len(p.z1)).repeat_interleave(2)
+    return expected, loss_of(p.z1, p.hard.flatten(0, 1), items=items)
+
+
+def simkgc(p):
+    """`compute_logits` of SimKGC without margin, and both directions of its trainer."""
+    masked = p.known[:, : len(p.z1)]
+    head, tail = masked.nonzero().T
+    pairs, weights = torch.stack([head, len(p.z1) + tail]), torch.zeros(2 * len(head))
+    given = {"positives": torch.cat([pairs, pairs.flip(0)], 1), "positive_weights": weights}
+    logits = cosines(p.z1, p.z2, p.tau).masked_fill(masked, -1e4)
+    return diagonal(logits) + diagonal(logits.T), 2 * first(p, "all")(p.z1, p.z2, **given)
+
+
+def supcontrast(p, queries="all"):
+    """`SupConLoss` of SupContrast and `sup_loss` of GraphCLIP, for normalised features."""
+    features, labels = torch.cat([p.z1, p.z2]), p.labels.repeat(2)
+    own, logits = torch.eye(len(labels)).bool(), cosines(features, features, p.tau)
+    log_prob = logits - logits.masked_fill(own, -torch.inf).logsumexp(1, keepdim=True)
+    mask = (labels[:, None] == labels) & ~own
+    losses = -p.tau / 0.07 * (mask * log_prob).sum(1) / mask.sum(1)
+    loss_of = InfoNCE(temperature=p.tau, over_positives="supcon", queries=queries)
+    ours = p.tau / 0.07 * loss_of(p.z1, p.z2, items=(p.labels, p.labels))
+    return losses[: len(p.z1)].mean() if queries == "first" else losses.mean(), ours
+
+
+def supcon(p):
+    loss_of = InfoNCE(temperature=p.tau, over_positives="supcon")
+    return SupConLoss(p.tau)(p.z1, p.labels), loss_of(p.z1, items=p.labels)
+
+
+def ntxent(p):
+    """pytorch-metric-learning takes the mean over all positive pairs."""
+    losses = InfoNCE(temperature=p.tau, reduction="none")(p.z1, items=p.labels)
+    pairs = (p.labels[:, None] == p.labels).sum(1) - 1  # of each query
+    return NTXentLoss(p.tau)(p.z1, p.labels), (losses * pairs).sum() / pairs.sum()
+
+
+def sentences(p, queries="first"):
+    """`MultipleNegativesRankingLoss` of sentence-transformers, with hard negatives; for all queries
+    with "doc_to_query" and partition_mode="per_direction"."""
+    docs = torch.cat([p.z2, *p.hard.unbind(1)])
+    ours = first(p, queries)(p.z1, docs, items=(arange(len(p.z1)), arange(len(docs))))
+    expected = diagonal(cosines(p.z1, docs, p.tau))
+    if queries == "all":
+        expected = (expected + diagonal(cosines(p.z2, p.z1, p.tau))) / 2
+    return expected, ours
+
+
+def swav(p):
+    """`train` of main_swav.py with two crops, where the prototypes have norm 1."""
+    pgcl = PGCLLoss(DIM, len(p.table), temperature=p.tau, contrast_weight=0, consistency_weight=1)
+    ours = torch.func.functional_call(pgcl, {"prototypes.weight": p.table}, (p.z1, p.z2))
+    outputs = [cosines(z, p.table, 1) for z in (p.z1, p.z2)]
+    expected = 0
+    for output, other in (outputs, outputs[::-1]):
+        q = (output.detach() / 0.05).exp().T  # [K, N]
+        for _ in range(3):
+            q = q / q.sum(1, keepdim=True) / len(q)
+            q = q / q.sum(0)
+        expected = expected - (q.T * (other / p.tau).log_softmax(1)).sum(1).mean() / 2
+    return expected, ours
+
+
+SCRIPTS = {name: partial(swapped, *row) for name, row in SWAPS.items()}
+SCRIPTS |= {
+    "SupContrast, one": partial(supcontrast, queries="first"),
+    "sentences, symmetric": partial(sentences, queries="all"),
+    "links of ProG": partial(sampled_links, k=1, similarity="cosine"),
+    "links of PyG": partial(sampled_links, k=3, similarity="dot"),
+}
+OTHERS = [heco, homogcl, conformers, graphlog, known_links, ncl, pcl, lightgcl, mil_nce, simkgc]
+OTHERS += [supcontrast, supcon, ntxent, sentences, swav]
+SCRIPTS |= {script.__name__: script for script in OTHERS}
+
+
+def assert_same(ours, expected, inputs):
+    torch.testing.assert_close(ours, expected)
+    torch.testing.assert_close(gradients(ours, inputs), gradients(expected, inputs))
+
+
+@few
+@given(seed=SEEDS, length=st.integers(3, 9), temperature=TEMPERATURES)
+@pytest.mark.parametrize("script", SCRIPTS.values(), ids=SCRIPTS)
+def test_a_swap_gives_the_loss_of_the_script(script, seed, length, temperature):
+    p = problem(seed, length, temperature)
+    expected, ours = script(p)
+    assert_same(ours, expected, p[:6])
+
+
+@few
+@given(seed=SEEDS, length=st.integers(3, 4), temperature=TEMPERATURES)
+def test_moco_and_gcc(seed, length, temperature):
+    """MoCo's `forward`, GCC's `MemoryMoCo`: a queue of keys, and class 0 is the positive."""
+    queue, tau = F.normalize(problem(seed, length, 1.0).hard.flatten(0, 1)).detach(), temperature
+    options = {"negatives": "memory", "queries": "first", "memory_size": len(queue), "dim": DIM}
+    loss_of = InfoNCE(temperature=tau, **options).double()
+    loss_of.remember(queue)
+    for step in range(1, 5):
+        q, k = problem(seed + step, length, tau)[:2]
+        unit, key = F.normalize(q), F.normalize(k).detach()
+        logits = torch.cat([(unit * key).sum(1, keepdim=True), unit @ queue.T], 1) / tau
+        expected = F.cross_entropy(logits, torch.zeros(length, dtype=torch.long))
+        assert_same(loss_of(q, k.detach()), expected, [q])
+        queue = torch.cat([queue[length:], key])
+        loss_of.remember(k)
