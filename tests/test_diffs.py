@@ -117,6 +117,7 @@ def test_the_diff_of_gcc_stores_keys():
     torch.testing.assert_close(stored, torch.nn.functional.normalize(feat_k.detach()))
 
 
+@pytest.mark.pygcl
 @pytest.mark.parametrize("name", ["InfoNCEContrastLoss", "PGCLContrastLoss"])
 def test_the_diffs_of_pygcl(name):
     from GCL.models import DualBranchContrast
