@@ -1,6 +1,5 @@
 """Records, tables, probes, and the pages that hold the tables."""
 
-import re
 import shutil
 import subprocess
 import sys
@@ -17,7 +16,7 @@ from scipy import stats
 
 import pgcl_losses.adapters
 from experiments import report
-from experiments.common import graphs, results, tables
+from experiments.common import results, tables
 from experiments.common.probes import few_labels
 
 PAGES = report.pages()
@@ -133,13 +132,6 @@ def test_few_labels_against_a_literal_loop(seed, each):
         nearest = [max(range(3), key=lambda c: unit[i] @ means[c]) for i in test]
         accuracies.append(np.mean(np.array(nearest) == labels[test]))
     assert few_labels(z, labels, each, 4, draws=5) == pytest.approx(100 * np.mean(accuracies))
-
-
-def test_the_page_on_choosing_has_the_rows_of_the_ablation():
-    page = (ROOT / "docs" / "choosing.md").read_text().partition("| loss | options |")[2]
-    options = re.findall(r"^\| .* \| (?:`(.*)`|none: the defaults) \|$", page, flags=re.MULTILINE)
-    expected = [graphs.UNIFORM | graphs.CONTRAST_ALONE, *graphs.ABLATION.values()]
-    assert [eval(f"dict({option})") for option in options] == expected
 
 
 def test_the_error_of_a_missing_package_names_the_extra():
