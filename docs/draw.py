@@ -1,6 +1,6 @@
-"""Draws the negatives of a query: in the paper, with a window, and with soft clusters.
+"""Draws the negatives of a query.
 
-python docs/draw.py  # writes docs/images/{how,family}.png
+python docs/draw.py  # writes docs/images/how.png
 """
 
 import argparse
@@ -20,7 +20,6 @@ from pgcl_losses._normalize import unit_vectors
 from pgcl_losses.weights import (
     cluster_counts,
     prototype_log_weights,
-    within_positions,
 )
 
 COLOURS = ["tab:blue", "tab:green", "tab:orange", "tab:red", "tab:purple", "tab:brown"]
@@ -102,62 +101,6 @@ def draw_query() -> Figure:
     return figure
 
 
-def embeddings_between() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Embeddings around the same prototypes, many between two of them; q, and the prototypes."""
-    torch.manual_seed(4)
-    prototypes = SinkhornPrototypes(dim=2, num_prototypes=len(DIRECTIONS), epsilon=0.2)
-    prototypes.weight.data = on_circle(DIRECTIONS)
-    z = on_circle(DIRECTIONS.repeat(12) + 0.3 * torch.randn(12 * len(DIRECTIONS)))
-    (view,) = prototypes.eval()(z)
-    return z, view.targets, unit_vectors(prototypes.weight.detach(), torch.float32)
-
-
-def hard_weights(targets: torch.Tensor, prototypes: torch.Tensor, query: int) -> torch.Tensor:
-    clusters = targets.argmax(1)
-    fractions = cluster_counts(clusters, len(prototypes)) / len(clusters)
-    table = prototype_log_weights(prototypes, fractions).fill_diagonal_(-torch.inf).exp()
-    return table[clusters[query], clusters]
-
-
-def window_weights(targets: torch.Tensor, prototypes: torch.Tensor, query: int) -> torch.Tensor:
-    inside = within_positions(targets, 2, 5)[query, targets.argmax(1)]
-    return hard_weights(targets, prototypes, query) * inside
-
-
-def soft_weights(targets: torch.Tensor, prototypes: torch.Tensor, query: int) -> torch.Tensor:
-    table = prototype_log_weights(prototypes, targets.mean(0)).fill_diagonal_(-torch.inf)
-    return targets @ (targets[query] @ table.exp())
-
-
-def draw_family() -> Figure:
-    """The negatives of one query with hard clusters, with a window of positions, soft clusters."""
-    figure, panels = plt.subplots(1, 3, figsize=(12, 4.4), layout="constrained")
-    z, targets, prototypes = embeddings_between()
-    query = 1
-    clusters = targets.argmax(1).tolist()
-    points = (z * (1 + 0.08 * torch.randn(len(z), 1))).tolist()
-    cases = {
-        "the paper": hard_weights,
-        "negative_ranks=(2, 5)": window_weights,
-        "soft_clusters=True": soft_weights,
-    }
-    for axes, (title, weigh) in zip(panels, cases.items(), strict=True):
-        weights = weigh(targets, prototypes, query).tolist()
-        for point, cluster, weight in zip(points, clusters, weights, strict=True):
-            if weight == 0:
-                axes.plot(*point, "o", mfc="white", mec=COLOURS[cluster], ms=6)
-            else:
-                size = 50 * weight**2
-                axes.scatter(*point, s=size, color=COLOURS[cluster], alpha=0.7, linewidths=0)
-        for cluster, prototype in enumerate(prototypes.tolist()):
-            axes.plot(*prototype, "*", color=COLOURS[cluster], ms=16, mec="white")
-        axes.plot(*points[query], "o", color="black", ms=9)
-        axes.set_title(title, family="monospace" if "=" in title else None)
-        axes.set_aspect("equal")
-        axes.set_axis_off()
-    return figure
-
-
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -168,9 +111,4 @@ if __name__ == "__main__":
     if args.output.exists() and args.output != images:
         parser.error(f"--output {args.output} is there already: choose another folder")
     args.output.mkdir(parents=True, exist_ok=True)
-    pictures = {
-        "how": draw_query,
-        "family": draw_family,
-    }
-    for name, draw in pictures.items():
-        draw().savefig(args.output / f"{name}.png", dpi=110)
+    draw_query().savefig(args.output / "how.png", dpi=110)
