@@ -2,7 +2,7 @@
 
 The accuracy is that of a linear probe with few labels. Half of the graphs choose the temperatures,
 the other half report: on the same graphs the best of several would look better than it is. MUTAG,
-which PyG downloads, takes a minute on a CPU:
+which PyG downloads, takes two minutes on a CPU:
 
     python examples/compare.py --dataset MUTAG
     python examples/compare.py --dataset graphs.pt  # torch.save([g.to_dict() for g in your_graphs])
