@@ -340,50 +340,41 @@ def in_g2l(loss, num_graphs=2):
     return SingleBranchContrast(loss, mode="G2L")(h=h, g=g[:num_graphs], batch=batch)
 
 
-def test_what_pgcl_cannot_take():
-    loss, (z1, z2) = PGCLContrastLoss(4, 3), views_of(5)
-    with pytest.raises(ValueError, match=r"without extra_pos_mask.*25 positives in pos_mask"):
-        model_of(loss)(z1, z2, extra_pos_mask=torch.ones(5, 5))
-    with pytest.raises(ValueError, match=r"extra_neg_mask.* and 0 negatives in neg_mask"):
-        model_of(loss)(z1, z2, extra_neg_mask=torch.zeros(5, 5))
-    with pytest.raises(ValueError, match=r"'G2G' or 'L2L'.*got 2 anchors, 5 samples"):
-        in_g2l(loss)
-    with pytest.raises(ValueError, match=r"got 5 anchors, 10 samples, no positives in pos_mask"):
-        loss(z1, torch.cat([z2, z2]))  # negatives of a sampler of the user
-    with pytest.raises(TypeError, match="negatives is up to the contrast model"):
-        PGCLContrastLoss(4, negatives="all")
+MISTAKES = [
+    (ValueError, "model_of(pgcl)(z1, z2, extra_pos_mask=ones)", "extra_pos_mask", "25 positives"),
+    (ValueError, "model_of(pgcl)(z1, z2, extra_neg_mask=0 * ones)", "extra_neg_mask", "0 negat"),
+    (ValueError, "in_g2l(pgcl)", "'G2G' or 'L2L'", "2 anchors, 5 samples"),
+    # Negatives of a sampler of the user.
+    (ValueError, "pgcl(z1, torch.cat([z2, z2]))", "5 anchors, 10 samples", "no positives"),
+    (TypeError, "PGCLContrastLoss(4, negatives='all')", "negatives"),
+    (ValueError, "model_of(nce)(z1, z2, extra_pos_mask=shift, extra_neg_mask=ones)", "in common"),
+    (ValueError, "nce(z1[:2], z2)", "anchor has 2", "sample 5", "pos_mask"),
+    (ValueError, "nce(z1, torch.cat([z2, z2]))", "pos_mask", "the other view"),
+    (ValueError, "in_g2l(nce, num_graphs=3)", "(2, 5)", "3"),  # the last has no node
+    (ValueError, "in_g2l(InfoNCEContrastLoss(memory_size=8, dim=4))", "memory_size is 8", "items"),
+    (TypeError, "InfoNCEContrastLoss(reduction='sum')", "reduction", "'sum'"),
+    (TypeError, "InfoNCEContrastLoss(0.2)", "temperature=", "0.2"),
+    (TypeError, "InfoNCEContrastLoss(tau=0.2)", "tau", "temperature"),
+    (TypeError, "model_of(InfoNCE())(z1, z2)", "pgcl_losses.adapters.pygcl"),
+    # Losses of PyGCL in the model of PyG.
+    (TypeError, "in_pyg(L.InfoNCE(0.2))", "masks", "pgcl_losses.InfoNCE()"),
+    (TypeError, "in_pyg(L.JSD())", "masks", "pgcl_losses.InfoNCE()"),
+]
 
 
-def test_what_info_nce_cannot_take():
-    loss, (z1, z2) = InfoNCEContrastLoss(), views_of(5)
-    masks = {"extra_pos_mask": torch.eye(5).roll(1, 0), "extra_neg_mask": torch.ones(5, 5)}
-    with pytest.raises(ValueError, match="pos_mask and neg_mask must not have a pair in common"):
-        model_of(loss)(z1, z2, **masks)
-    with pytest.raises(ValueError, match=r"anchor has 2 embeddings and sample 5: without pos_mask"):
-        loss(z1[:2], z2)
-    with pytest.raises(ValueError, match=r"without pos_mask, sample must be the other view"):
-        loss(z1, torch.cat([z2, z2]))
-    with pytest.raises(ValueError, match=r"pos_mask has shape \(2, 5\), but anchor has 3 embedd"):
-        in_g2l(loss, num_graphs=3)  # the last has no node
-    with pytest.raises(ValueError, match=r"memory_size is 8, but .* 0 for mode 'G2L'.*items"):
-        in_g2l(InfoNCEContrastLoss(memory_size=8, dim=4))
-    with pytest.raises(TypeError, match=r"reduction is up to the contrast model, but got 'sum'"):
-        InfoNCEContrastLoss(reduction="sum")
-    with pytest.raises(TypeError, match=r"options by name, such as temperature=, but got 0.2"):
-        InfoNCEContrastLoss(0.2)
-    with pytest.raises(TypeError, match=r"InfoNCEContrastLoss has no argument tau: .*temperature"):
-        InfoNCEContrastLoss(tau=0.2)
-    with pytest.raises(TypeError, match=r"take the losses of pgcl_losses.adapters.pygcl"):
-        model_of(InfoNCE())(z1, z2)
+@pytest.mark.parametrize(("error", "call", "words"), [(*row[:2], row[2:]) for row in MISTAKES])
+def test_mistakes(error, call, words):
+    (z1, z2), ones = views_of(5), torch.ones(5, 5)
 
+    def in_pyg(loss):
+        keep, batch = torch.nn.Identity(), pyg_cases.batch_of([ring(5)] * 3)
+        return pyg_cases.model_of(keep, keep, loss=loss)(batch)
 
-@pytest.mark.parametrize("loss", [L.InfoNCE(0.2), L.JSD(), L.TripletMargin()])
-def test_a_loss_of_pygcl_in_the_model_of_pyg(loss):
-    keep = torch.nn.Identity()
-    with pytest.raises(
-        TypeError, match=r"needs the masks of its contrast models: give pgcl_losses"
-    ):
-        pyg_cases.model_of(keep, keep, loss=loss)(pyg_cases.batch_of([ring(5)] * 3))
+    names = {"z1": z1, "z2": z2, "ones": ones, "shift": torch.eye(5).roll(1, 0), "in_pyg": in_pyg}
+    names |= {"nce": InfoNCEContrastLoss(), "pgcl": PGCLContrastLoss(4, 3)}
+    with pytest.raises(error) as caught:
+        eval(call, globals(), names)
+    assert [word for word in words if word not in str(caught.value)] == [], caught.value
 
 
 def test_the_module_imports_without_frameworks():
