@@ -7,6 +7,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import torch
+
 
 def checked(parse: Callable[[str], Any], expected: str, is_valid: Callable[[Any], bool]) -> Any:
     """A ``type`` of argparse, which puts the option's name before the message."""
@@ -42,5 +44,12 @@ def at_least(least: int) -> Any:
     return checked(int, f"a whole number, {least} or more", lambda number: number >= least)
 
 
+def is_available(device: str) -> bool:
+    known = torch.device(device)
+    gpus = torch.cuda.device_count() if known.type == "cuda" else 0
+    return known.type == "cpu" or (known.index or 0) < gpus
+
+
 count = at_least(1)
 file = checked(Path, "an existing file", Path.is_file)
+device = checked(str, "cpu or a CUDA device that this machine has", is_available)

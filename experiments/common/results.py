@@ -55,23 +55,19 @@ def code_of(module: str) -> str:
     return digest_of_source(Path(file).parent for file in files)
 
 
-LIBRARIES = {
+ROUNDS = {  # what rounds, beside the code
     "python": platform.python_version(),
     "torch": torch.__version__,
     "torch_geometric": torch_geometric.__version__,
     "scikit-learn": sklearn.__version__,
-}
-VERSIONS = {
-    "commit": commit(),
-    **LIBRARIES,
-    "pgcl_losses": pgcl_losses.__version__,
     "cpu": torch.backends.cpu.get_cpu_capability(),
 }
+VERSIONS = {"commit": commit(), **ROUNDS, "pgcl_losses": pgcl_losses.__version__}
 
 
-def key(config: Config, code: str | None = None) -> str:
-    """The identity of a run."""
-    return json.dumps([config, code], sort_keys=True)
+def key(config: Config, versions: dict[str, Any]) -> str:
+    """The identity of a run: its configuration, its source code, and the threads it had."""
+    return json.dumps([config, versions.get("code"), versions.get("threads")], sort_keys=True)
 
 
 def read(path: Path) -> dict[str, Run]:
@@ -81,8 +77,8 @@ def read(path: Path) -> dict[str, Run]:
     for number, line in enumerate(lines, 1):
         try:
             run = json.loads(line)
-            runs[key(run["config"], run["versions"].get("code"))] = run
-        except (ValueError, KeyError, TypeError) as error:
+            runs[key(run["config"], run["versions"])] = run
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(
                 f"{path}, line {number}, is not a run ({error}): choose another file"
             ) from error
@@ -111,9 +107,9 @@ def announce(path: Path, finished: list[Run]) -> None:
     """Say which runs of a file are not run again, and what made them if it is not here now."""
     if finished:
         print(f"{len(finished)} finished runs read from {path}: delete it to train again")
-    made_by = {(name, run["versions"].get(name)) for run in finished for name in LIBRARIES}
-    for name, version in sorted(made_by - LIBRARIES.items()):
-        print(f"Warning: some of them ran with {name} {version}, and this is {LIBRARIES[name]}")
+    made_by = {(name, run["versions"].get(name)) for run in finished for name in ROUNDS}
+    for name, version in sorted(made_by - ROUNDS.items()):
+        print(f"Warning: some of them ran with {name} {version}, and this is {ROUNDS[name]}")
 
 
 def limit_threads(threads: int) -> None:
@@ -134,14 +130,13 @@ def complete(
     otherwise: several processes with a thread for each core would mostly wait for each other. A job
     begins with its configuration. What is finished stays in the file, whatever ends the program.
     """
-    code = code_of(function.__module__)
+    versions = VERSIONS | {"code": code_of(function.__module__), "threads": threads}
     done, jobs = read(path), list(jobs)
-    names = [key(job[0], code) for job in jobs]
+    names = [key(job[0], versions) for job in jobs]
     missing = {name: job for name, job in zip(names, jobs, strict=True) if name not in done}
     announce(path, [done[name] for name in {*names} if name in done])
     if missing:
         path.parent.mkdir(parents=True, exist_ok=True)
-        versions = VERSIONS | {"code": code, "threads": threads}
         context = multiprocessing.get_context("spawn")
         pool = ProcessPoolExecutor(workers, context, limit_threads, (threads,))
         try:
@@ -151,7 +146,7 @@ def complete(
                 run = {**run, "versions": versions | run.get("versions", {})}
                 with path.open("a") as file:
                     file.write(json.dumps(run) + "\n")
-                done[key(run["config"], code)] = run
+                done[key(run["config"], versions)] = run
         finally:
             pool.shutdown(cancel_futures=True)
     return [done[name] for name in names]

@@ -34,12 +34,8 @@ class Delta(NamedTuple):
         """1 if the interval is above 0, -1 if it is below, else 0."""
         return (self.low > 0) - (self.high < 0)
 
-    @property
-    def interval(self) -> str:
-        return f"{self.low:+.1f} to {self.high:+.1f}"
-
     def __str__(self) -> str:
-        return f"{self.mean:+.1f} ({self.interval})"
+        return f"{self.mean:+.1f} ({self.low:+.1f} to {self.high:+.1f})"
 
 
 def paired(seeds: Mapping[int, float], others: Mapping[int, float]) -> Delta | None:

@@ -31,7 +31,7 @@ from experiments.common.tu import load
 
 from .digits import graphs_of_digits
 
-CHOOSING_SEEDS = range(100, 105)  # seeds
+CHOOSING_SEEDS = range(100, 105)
 FROZEN, PAPER = "PGCL, frozen in the first epoch", "PGCL, the paper's lambda"
 MEASURES = {
     "labels_1": "1 label per class",

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from experiments.common import results
-from experiments.common.arguments import checked, count, file, parser_of
+from experiments.common.arguments import checked, count, device, file, parser_of
 
 from .data import labelled
 from .model import checkpoint
@@ -35,7 +35,7 @@ def comparison_parser(program: str, description: str | None) -> argparse.Argumen
     add = parser.add_argument
     add("--csv", type=file, nargs="+", required=True, help="tables of SMILES and labels")
     add("--encoders", type=encoder_file, nargs="+", default=[None], help="'none', or files")
-    add("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    add("--device", type=device, default="cuda" if torch.cuda.is_available() else "cpu")
     add("--workers", type=count, default=2, help="runs at a time")
     add("--output", type=Path, default=Path(f"runs/molecules/{program}.jsonl"))
     return parser

@@ -12,7 +12,7 @@ from torch_geometric.loader import DataLoader
 from tqdm import tqdm
 
 from experiments.common import results
-from experiments.common.arguments import at_least, count, file, parser_of, program
+from experiments.common.arguments import at_least, count, device, file, parser_of, program
 
 from .data import digest, graphs_of, smiles_of
 from .model import PGCL, ROWS, MoleculeGIN, pretraining
@@ -30,7 +30,7 @@ def parse() -> argparse.Namespace:
     add("--epochs", type=count, default=2)
     add("--batch-size", type=count, default=256)
     add("--seed", type=at_least(0), default=0)
-    add("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    add("--device", type=device, default="cuda" if torch.cuda.is_available() else "cpu")
     add("--output", type=Path, help="default: runs/molecules/ROW-SEED.pt")
     return parser.parse_args()
 
@@ -58,6 +58,7 @@ def main() -> None:
         "smiles": digest("\n".join(smiles[line] for line in graphs).encode()),
         "molecules": len(graphs),
         "epochs": args.epochs,
+        "code": results.code_of(__name__),  # runs on encoders of other code are other runs
     }
     drop_last = len(graphs) > args.batch_size  # a last batch of one would have no negatives
     loader = DataLoader([*graphs.values()], args.batch_size, shuffle=True, drop_last=drop_last)

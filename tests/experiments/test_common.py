@@ -41,16 +41,16 @@ def test_finished_runs_are_kept_and_not_run_again(tmp_path, monkeypatch, capsys)
         ran.append(config["seed"])
         return {"config": config, "value": config["seed"] / 2}
 
-    def complete(*seeds):
+    def complete(*seeds, threads=1):
         jobs = [({"seed": seed},) for seed in seeds]
-        return [run["value"] for run in results.complete(output, jobs, run, workers=1)]
+        return [run["value"] for run in results.complete(output, jobs, run, 1, threads)]
 
     assert complete(1, 0, 1) == [0.5, 0.0, 0.5]
     assert not capsys.readouterr().out
     with pytest.raises(ValueError, match="seed 3"):
         complete(0, 1, 2, 3)
     assert "2 finished runs read from" in capsys.readouterr().out
-    monkeypatch.setitem(results.LIBRARIES, "torch", "9.9")
+    monkeypatch.setitem(results.ROUNDS, "torch", "9.9")
     assert complete(0, 1, 2) == [0.0, 0.5, 1.0]
     assert "3 finished runs read from" in (said := capsys.readouterr()).out
     assert f"Warning: some of them ran with torch {torch.__version__}, and this is 9.9" in said.out
@@ -59,7 +59,8 @@ def test_finished_runs_are_kept_and_not_run_again(tmp_path, monkeypatch, capsys)
     monkeypatch.setattr(results, "code_of", lambda module: "other source")
     assert complete(0) == [0.0]
     assert sorted(ran) == [0, 0, 1, 2]
-    assert {run["versions"]["threads"] for run in results.read(output).values()} == {1}
+    assert complete(0, threads=2) == [0.0]
+    assert [run["versions"]["threads"] for run in results.read(output).values()] == [1] * 4 + [2]
 
 
 def test_a_run_is_known_by_the_source_of_package_and_program(tmp_path, monkeypatch):
@@ -83,7 +84,10 @@ def test_a_run_is_known_by_the_source_of_package_and_program(tmp_path, monkeypat
         assert results.code_of(module) != before
 
 
-@pytest.mark.parametrize("text", ["no runs\n", '{"config": {}, "versions": {}}\n[1, 2]\n', "\xff"])
+NO_VERSIONS, NO_RUN = '{"config": {}, "versions": []}', '{"config": {}, "versions": {}}\n[1, 2]\n'
+
+
+@pytest.mark.parametrize("text", ["no runs\n", NO_RUN, NO_VERSIONS, "\xff"])
 def test_a_file_of_something_else_stays(tmp_path, text):
     output = tmp_path / "notes.txt"
     output.write_text(text, encoding="latin-1")
