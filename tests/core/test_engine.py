@@ -165,3 +165,10 @@ def test_blocks_are_differentiable_once(name):
     loss = loss_of(name, views, engine="blocks")
     with pytest.raises(RuntimeError, match="differentiable once: engine='dense', in one"):
         torch.autograd.grad(loss, views, create_graph=True)
+
+
+def test_without_gradients_there_is_no_second_pass(monkeypatch):
+    pairs = Pairs(torch.randn(6, 2, requires_grad=True), (3, 3))
+    monkeypatch.setattr(Blocks, "gradient", lambda *given: pytest.fail("a second pass"))
+    with torch.no_grad():
+        contrast(pairs, 0.2, Form(), "mean", "blocks", Processes([(3,), (3,)]))
