@@ -1,4 +1,4 @@
-"""docs/swap.md: after its diffs a script has its own loss, and PGCL's prototypes learn."""
+"""README.md, docs/swap.md: after their diffs a script has its own loss, and PGCL's prototypes learn."""
 
 import re
 from types import SimpleNamespace
@@ -13,12 +13,13 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::F
 
 
 def blocks_of(page, language="python"):
-    text = (ROOT / "docs" / page).read_text()
+    text = (ROOT / page).read_text()
     return re.findall(rf"```{language}\n(.*?)```", text, flags=re.DOTALL)
 
 
-BLOCKS, DIFFS = blocks_of("swap.md"), blocks_of("swap.md", "diff")
-TROUBLE = blocks_of("troubleshooting.md")
+BLOCKS = blocks_of("docs/swap.md")
+DIFFS = [*blocks_of("README.md", "diff"), *blocks_of("docs/swap.md", "diff")]
+TROUBLE = blocks_of("docs/troubleshooting.md")
 
 
 def the_one(blocks, text):
@@ -71,10 +72,9 @@ def embeddings():
 
 
 def given_by_a_script(x, x_aug):
-    names = {"x": x, "x_aug": x_aug, "z1": x, "z2": x_aug, "tau": 0.4, "dim": 96, "lr": 0.1}
+    names = {"x": x, "x_aug": x_aug, "z1": x, "z2": x_aug, "tau": 0.4, "dim": 96}
     names |= dict.fromkeys(("encoder", "num_hidden", "num_proj_hidden"))
-    names |= {"Model": Model, "simclr": Model, "model": Model(), "device": "cpu"}
-    return names | {"args": SimpleNamespace(hidden_dim=32, num_gc_layers=3)}
+    return names | {"Model": Model, "GraphCL": Model, "model": Model(), "device": "cpu"}
 
 
 @pytest.mark.parametrize(
