@@ -35,7 +35,8 @@ class Processes(NamedTuple):
 
     def hold_views(self) -> bool:
         """Whether all sets have one length, in each process."""
-        return list(self.counts).count(self.counts[0]) == len(self.counts)
+        first = self.counts[0]
+        return all(a == b for of_set in self.counts for a, b in zip(of_set, first, strict=True))
 
     def of_sets(self, lengths: Sequence[int], device: torch.device) -> "Processes":
         """The same processes, for sets of which this one holds so many embeddings."""

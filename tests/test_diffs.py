@@ -1,4 +1,4 @@
-"""README.md, docs/swap.md: after their diffs a script has its own loss, and PGCL's prototypes learn."""
+"""README.md, docs/swap.md: after a diff a script has its own loss, and prototypes learn."""
 
 import re
 from types import SimpleNamespace

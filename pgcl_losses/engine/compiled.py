@@ -14,7 +14,7 @@ from pgcl_losses.engine.pairs import Pairs
 from pgcl_losses.forms import Form
 
 _parsed = lru_cache(literal_eval)  # which takes longer than a small operation of torch
-_KINDS = {kind.__name__: kind for kind in (Pairs, Table, Factors, Gaussian)}
+_KINDS = {kind.__name__: kind for kind in (Pairs, Table, Factors, Gaussian, Form)}
 
 
 def contrast(
@@ -32,32 +32,36 @@ def contrast(
     tau = None if isinstance(temperature, Tensor) else temperature
     if reduction == "none" and pairs.memory is not None:  # kept for the backward
         pairs = pairs._replace(memory=pairs.memory.clone())
-    tensors: list[Tensor] = []
+    variables: tuple[list[Tensor], list[float]] = ([], [])
     of_op: dict[str, Any] = {"embeddings": None, "lengths": (), "positive_weights": None}
-    others = _without_tensors(pairs._replace(**of_op), tensors)
-    options = repr((others, tau, tuple(form), reduction, with_gradient))
-    of_all = embeddings, learned, positive_weights, None, tensors, list(pairs.lengths), options
+    others = _literal((pairs._replace(**of_op), tau, form), *variables)
+    options = repr((others, reduction, with_gradient))
+    of_all = embeddings, learned, positive_weights, None, *variables, list(pairs.lengths), options
     loss: Tensor = _contrast(*of_all)[0]
     return loss
 
 
-def _without_tensors(value: Any, tensors: list[Tensor]) -> Any:
-    """A literal in place of pairs or weights: their fields, and a tensor's place in the list."""
+def _literal(value: Any, tensors: list[Tensor], numbers: list[float]) -> Any:
+    """A literal of tuples: tensors, and numbers that a schedule may change, by their positions."""
     if isinstance(value, Tensor):
         tensors.append(value)
         return {"tensor": len(tensors) - 1}
+    if isinstance(value, float):
+        numbers.append(value)
+        return {"number": len(numbers) - 1}
     if isinstance(value, tuple):
-        fields = [_without_tensors(field, tensors) for field in value]
-        return type(value).__name__, fields
+        return type(value).__name__, [_literal(field, tensors, numbers) for field in value]
     return value
 
 
-def _with_tensors(literal: Any, tensors: list[Tensor]) -> Any:
+def _value(literal: Any, tensors: list[Tensor], numbers: list[float]) -> Any:
+    """The inverse of :func:`_literal`."""
     if isinstance(literal, dict):
-        return tensors[literal["tensor"]]
+        ((kind, position),) = literal.items()
+        return tensors[position] if kind == "tensor" else numbers[position]
     if isinstance(literal, tuple):
         kind, fields = literal
-        values = [_with_tensors(field, tensors) for field in fields]
+        values = [_value(field, tensors, numbers) for field in fields]
         return _KINDS[kind](*values) if kind in _KINDS else tuple(values)
     return literal
 
@@ -69,16 +73,18 @@ def _contrast(
     positive_weights: Tensor | None,
     d_losses: Tensor | None,  # of losses that are not reduced: asks for their gradient alone
     tensors: list[Tensor],
+    numbers: list[float],
     lengths: list[int],
     options: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The loss, and its gradient by embeddings, temperature and weights; empty without one."""
-    others, temperature, form, reduction, with_gradient = _parsed(options)
-    pairs = _with_tensors(others, tensors)._replace(
+    others, reduction, with_gradient = _parsed(options)
+    pairs, temperature, form = _value(others, tensors, numbers)
+    pairs = pairs._replace(
         embeddings=embeddings, lengths=tuple(lengths), positive_weights=positive_weights
     )
     tau = temperature if learned_temperature is None else learned_temperature
-    of_queries = Losses(pairs, tau, Form(*form), Processes([(length,) for length in lengths]))
+    of_queries = Losses(pairs, tau, form, Processes([(length,) for length in lengths]))
     losses = of_queries.compute(with_gradient)
     loss = of_queries.unsorted(losses.values) if reduction == "none" else embeddings.new_empty(0)
     gradient: tuple[Tensor | None, ...] = None, None, None
@@ -98,13 +104,15 @@ def _(
     positive_weights: Tensor | None,
     d_losses: Tensor | None,
     tensors: list[Tensor],
+    numbers: list[float],
     lengths: list[int],
     options: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    others, *_, reduction, with_gradient = _parsed(options)
+    others, reduction, with_gradient = _parsed(options)
     loss = embeddings.new_empty(())
     if reduction == "none":
-        pairs = _with_tensors(others, tensors)._replace(embeddings=embeddings, lengths=lengths)
+        pairs, *_ = _value(others, tensors, numbers)
+        pairs = pairs._replace(embeddings=embeddings, lengths=lengths)
         loss = embeddings.new_empty(pairs.num_queries())
     has_gradient = with_gradient and reduction != "none" if d_losses is None else True
     d_z, d_temperature, d_weights = [
@@ -130,7 +138,7 @@ def _backward(ctx: Any, d_loss: Tensor, *_: Any) -> tuple[Any, ...]:
         embeddings, learned, weights, *tensors = ctx.saved_tensors
         _, d_z, *others = _contrast(embeddings, learned, weights, d_loss, tensors, *ctx.options)
     by_others = [d if has else None for d, has in zip(others, ctx.has, strict=True)]
-    return d_z, *by_others, None, [None] * ctx.num_tensors, None, None
+    return d_z, *by_others, None, [None] * ctx.num_tensors, None, None, None
 
 
 _contrast.register_autograd(_backward, setup_context=_keep)

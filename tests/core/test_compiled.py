@@ -1,6 +1,7 @@
 """Every loss compiles to one graph, takes torch.func and meta tensors, and waits for no device."""
 
 import copy
+from functools import partial
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from helpers.marks import compiling, few_graphs
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
-from pgcl_losses import PGCLLoss, _checks
+from pgcl_losses import InfoNCE, PGCLLoss, _checks
 from pgcl_losses.engine import blocks, pairs, positives
 
 pytestmark = few_graphs
@@ -46,6 +47,28 @@ def test_one_graph_has_the_eager_values_gradients_and_state(name, backend):
             loss.sum().backward()
         torch.testing.assert_close(gradients_of(twin), gradients_of(eager))
     torch.testing.assert_close(twin.state_dict(), eager.state_dict())
+
+
+@compiling
+@pytest.mark.parametrize(
+    ("make", "dynamic"),
+    [
+        (partial(InfoNCE, hardness=0.5), None),
+        pytest.param(InfoNCE, True, marks=pytest.mark.slow),
+        pytest.param(partial(PGCLLoss, 4, 3), None, marks=pytest.mark.slow),
+    ],
+)
+def test_graphs_take_batches_and_options_that_change(make, dynamic):
+    torch.compiler.reset()
+    eager = make()
+    twin = copy.deepcopy(eager)
+    compiled = torch.compile(twin, fullgraph=True, backend="aot_eager", dynamic=dynamic)
+    for num, eager.temperature in ((9, 0.5), (7, 0.5), (6, 0.3), (8, 0.2)):
+        twin.temperature = eager.temperature
+        views = [torch.randn(num, 4, requires_grad=True) for _ in range(2)]
+        losses = [model(*views) for model in (eager, compiled)]
+        torch.testing.assert_close(*losses)
+        torch.testing.assert_close(*(torch.autograd.grad(loss, views) for loss in losses))
 
 
 @every_loss
