@@ -1,8 +1,9 @@
-"""Trains a GIN on digits as graphs, without labels, by InfoNCE and by PGCL.
+"""Train a GIN on digits as graphs, without labels, by InfoNCE and by PGCL.
 
 python -m experiments.digits
 
-Prints two tables, and draws runs/digits.png. Labels that are not used here chose the settings.
+Prints two tables, and draws runs/digits.png. The settings were selected on the other half of the
+labels.
 """
 
 from pathlib import Path
@@ -57,9 +58,9 @@ def tables(ours: Results, record: Results) -> str:
     seeds, most = len(ours.of(PGCL)), len(record.of(PGCL))
     moves = np.mean([moved(again, record, row) for again in rounded().values() for row in BOTH])
     return f"""
-Per cent on the half of the labels that chose no setting: accuracy of the
-nearest class mean with 1 or 5 labels per class, NMI of k-means, accuracy of
-logistic regression with all labels. Mean ± standard deviation, {seeds} seeds.
+Held-out half of the labels, in %: accuracy of the nearest class mean with 1
+or 5 labels per class, NMI of k-means, accuracy of logistic regression with
+all labels. Mean ± standard deviation, {seeds} seeds.
 
 {aligned(["", *ROWS], means)}
 
@@ -67,11 +68,11 @@ logistic regression with all labels. Mean ± standard deviation, {seeds} seeds.
 
 Points, with 95 % intervals over seeds:
 
-{aligned([MINUS, f"this run, {seeds} seeds", f"the record, {most} seeds"], deltas)}
+{aligned([MINUS, f"this run, {seeds} seeds", f"reported, {most} seeds"], deltas)}
 
-The record is of {made_by(record.runs)} on another machine.
-Another CPU rounds differently and moves one seed by {moves:.1f} points on average, so
-that the difference of few seeds may be outside the interval of {most}."""
+The reported runs are of {made_by(record.runs)}, on another machine.
+Another CPU rounds differently and changes one-shot accuracy of a seed by {moves:.1f}
+points on average. The difference of few seeds may be outside the interval of {most}."""
 
 
 def main() -> None:

@@ -76,7 +76,10 @@ def made_by(runs: Iterable[Run]) -> str:
     commits: dict[str, set[str]] = {}
     for versions in (run["versions"] for run in runs):
         commits.setdefault(versions["pgcl_losses"], set()).add(versions.get("commit", "")[:7])
-    names = [" ".join([version, *sorted(of)]).strip() for version, of in commits.items()]
+    names = []
+    for version, of in commits.items():
+        known = ", ".join(sorted(of - {""}))
+        names.append(f"{version} ({known})" if known else version)
     return f"version {', '.join(names)}"
 
 

@@ -92,13 +92,14 @@ def rounding(record: Results) -> str:
     again = rounded()
     seeds = set.intersection(*({*results.of(PGCL)} for results in again.values()))
     lines = []
-    for name, results in {"the record": record, **again}.items():
+    for name, results in {"as reported, one thread": record, **again}.items():
         pgcl, info_nce = ({seed: of[seed] for seed in seeds} for of in results.both())
         cells = [spread(info_nce.values()), spread(pgcl.values()), difference(pgcl, info_nce)]
         if results is not record:
             cells += [f"{moved(results, record, row):.1f}" for row in BOTH]
         lines.append([name, *cells, "", ""][:6])
-    head = [f"{len(seeds)} seeds", *BOTH, MINUS, *(f"moves of {row}" for row in BOTH)]
+    changes = (f"change per seed, {row}" for row in BOTH)
+    head = [f"{MEASURES['labels_1']}, {len(seeds)} seeds", *BOTH, MINUS, *changes]
     return markdown(head, lines)
 
 
@@ -122,19 +123,18 @@ def gain(every: Iterable[Results]) -> str:
         taus = (", ".join(f"{t:g}" for t in signs if signs[t] == sign) for sign in (1, -1))
         name = f"{results.study.name}, {len(results.of(PGCL))} seeds"
         lines.append([name, difference(*results.both()), *taus])
-    head = [MEASURES["labels_1"], f"{MINUS}, each at its temperature"]
-    return markdown([*head, "above at equal temperatures of", "below at"], lines)
+    head = [MEASURES["labels_1"], f"{MINUS}, tuned temperatures"]
+    signs_of = (f"same temperature, {PGCL} {sign}" for sign in ("above", "below"))
+    return markdown([*head, *signs_of], lines)
 
 
 def pages() -> dict[Path, dict[str, str]]:
     """Tables by page and marker."""
     digits, msrc = Results(DIGITS), Results(MSRC_9)
-    gains = gain([digits, msrc])
     return {
-        README: {"gain": gains},
+        README: {"gain": gain([digits, msrc])},
         CHOOSING: {"digits grid": grid()},
         RESULTS: {
-            "gain": gains,
             "digits": table(digits, labels_1_scaled="1 label, standardised"),
             "MSRC_9": table(msrc),
             "temperatures": over_temperatures([digits, msrc]),

@@ -53,7 +53,7 @@ def table_1(best: AtItsBest) -> str:
         cells = [spread(of_row.values()) for of_row in seeds.values()]
         delta = difference(seeds[PGCL], seeds[INFO_NCE])
         lines.append([name, *PAPER[name], len(seeds[PGCL]), *cells, delta])
-    head = ["all labels", "GraphCL, paper", "PGCL, paper", "seeds", UNTRAINED, *study.LOSSES]
+    head = ["accuracy in %", "GraphCL, paper", "PGCL, paper", "seeds", UNTRAINED, *study.LOSSES]
     return markdown([*head, "PGCL minus InfoNCE"], lines)
 
 
@@ -86,7 +86,7 @@ def table_3(runs: Collection[Run]) -> str:
         if row != INFO_NCE:
             cells = [f"{c}, {difference(*p)}" for c, *p in zip(cells, seeds, base, strict=True)]
         lines.append([row, *cells])
-    return markdown(["accuracy, minus InfoNCE", *study.SMALL], lines)
+    return markdown(["accuracy in %, minus InfoNCE", *study.SMALL], lines)
 
 
 def pages() -> dict[Path, dict[str, str]]:
