@@ -117,7 +117,9 @@ def options() -> str:
     lines = [
         [f"`{row['provider']}`", text("ratio", row["value"])]
         for row in rows
-        if row["metric"] == "ratio to default" and row["provider"] != "default"
+        if row["metric"] == "ratio to default"
+        and row["provider"] != "default"
+        and not row["provider"].startswith("temperature=")
     ]
     return markdown(["option", "ratio"], lines)
 

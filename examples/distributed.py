@@ -1,7 +1,7 @@
-"""PGCL on one process or many, the same training: synthetic clusters, DistributedDataParallel.
+"""PGCL with DistributedDataParallel on synthetic clusters: the same training on 1 or 2 processes.
 
-Each process encodes its portion of a batch of 256, and PGCLLoss computes one loss over all of it:
-the printed losses are the same for 1 and 2 processes, up to rounding. Each process takes the GPU of
+Each process encodes its portion of a batch of 256, and PGCLLoss computes one loss over the batch:
+the printed losses are the same for 1 and 2 processes, up to rounding. Each process uses the GPU of
 its local rank (nccl), or a CPU (gloo). Rank 0 saves the state_dict of encoder and loss. One process
 takes five seconds on a CPU:
 

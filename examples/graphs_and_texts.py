@@ -1,4 +1,4 @@
-"""Graphs and their captions in one space, as CLIP has images and texts, with a learned temperature.
+"""Embed graphs and their captions in one space, as CLIP does, with a learned temperature.
 
 Each graph has one to three captions; a graph and its captions are one item. A caption names five
 edges of its graph, each by the types of its two nodes. The script prints how often the nearest of

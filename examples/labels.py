@@ -1,6 +1,6 @@
 """InfoNCE with labels for some of the graphs: graphs of one label are positives of each other.
 
-Each graph without a label is an item of its own, as in training without labels. The script prints
+Each graph without a label has an item of its own, as in training without labels. The script prints
 the accuracy of the nearest class mean on held-out graphs. The graphs are stochastic block models:
 the class says which types of nodes are often linked. Ten seconds on a CPU:
 

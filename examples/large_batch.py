@@ -1,4 +1,4 @@
-"""One loss over all graphs, more than the encoder's memory holds (GradCache, Gao et al., 2021).
+"""One loss over a batch larger than the encoder's memory, as in GradCache (Gao et al., 2021).
 
     torchrun --nproc-per-node=2 examples/large_batch.py  # or python, on one process
 

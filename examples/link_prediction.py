@@ -1,7 +1,7 @@
 """Link prediction with sampled negatives: InfoNCE in place of binary cross-entropy.
 
-A node's neighbours are its positives, sampled nodes its negatives, and scores are dot products. The
-graph is a stochastic block model whose features are weak. Ten seconds on a CPU:
+A node's neighbours are its positives, sampled nodes are its negatives, and scores are dot products.
+The graph is a stochastic block model with weak features. Ten seconds on a CPU:
 
     python examples/link_prediction.py --epochs 10
 """

@@ -1,7 +1,7 @@
-"""InfoNCE beside PGCL on the nodes of one graph, as in GRACE, with a GCN of PyG.
+"""Train a GCN on the nodes of one graph by InfoNCE and by PGCL, as in GRACE.
 
-The encoder encodes all nodes in two views. The loss compares a random batch of them: row i of both
-views is one node. The graph is a stochastic block model whose features are weak. A linear probe
+The GCN encodes all nodes in two views. The loss compares a random batch of nodes: row i of both
+views is one node. The graph is a stochastic block model with weak features. A linear probe
 evaluates the embeddings on held-out nodes; only the probe uses labels. A minute on a CPU:
 
     python examples/node_level.py --nodes 100000 --batch-size 2048
@@ -21,7 +21,7 @@ from tqdm import tqdm  # pip install -e '.[experiments]'
 from pgcl_losses import InfoNCE, PGCLLoss
 from pgcl_losses.adapters.pyg import AttributeMask, EdgePerturb
 
-parser = argparse.ArgumentParser(description="InfoNCE beside PGCL on nodes.")
+parser = argparse.ArgumentParser(description="InfoNCE and PGCL on nodes.")
 parser.add_argument("--nodes", type=int, default=100_000)
 parser.add_argument("--batch-size", type=int, default=2048, help="nodes in a loss")
 parser.add_argument("--steps", type=int, default=20)

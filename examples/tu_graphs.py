@@ -1,7 +1,7 @@
-"""A GIN trained without labels on a TU set by InfoNCE or PGCL, and a linear probe in ten folds.
+"""Train a GIN without labels on a TU set by InfoNCE or PGCL; evaluate it by a linear probe.
 
-PyG downloads the set unless it is in --root. Only the probe uses labels. MUTAG takes less than ten
-seconds on a CPU:
+PyG downloads the set unless it is in --root. Only the probe, in ten folds, uses labels. MUTAG takes
+less than ten seconds on a CPU:
 
     python examples/tu_graphs.py --dataset MUTAG
     python examples/tu_graphs.py --dataset MUTAG --loss PGCL --output encoder.pt

@@ -1,6 +1,6 @@
 """Recommendation: users against all items, with LightGCN and InfoNCE.
 
-A user's items are its positives, all other items its negatives. The interactions are synthetic:
+A user's items are its positives, all other items are its negatives. The interactions are synthetic:
 users prefer the items of one genre. The script prints recall at 20, the fraction of held-out
 interactions that are among the first 20 items of their users. Ten seconds on a CPU:
 

@@ -1,9 +1,9 @@
-"""PGCL and InfoNCE over temperatures on two sets of many balanced classes, as in plan.md.
+"""Compare PGCL and InfoNCE over temperatures on digits and MSRC_9, with few labels, as in plan.md.
 
 python -m experiments.few_labels choose report --datasets digits MSRC_9 --root data
 
-`choose` finds settings by the development half of the labels; `report` alone takes the settings
-that the record beside this file has chosen. Finished runs are in --output, one JSON line each.
+`choose` selects settings on the development half of the labels. `report` without `choose` uses the
+settings selected by the committed runs. Finished runs are in --output, one JSON line each.
 """
 
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Fine-tunes pre-trained encoders on properties of molecules, and compares their ROC-AUC.
+"""Fine-tune pre-trained encoders on properties of molecules, and compare their ROC-AUC.
 
 python -m experiments.molecules.finetune --csv bbbp.csv tox21.csv \\
     --encoders none runs/molecules/InfoNCE-0.pt runs/molecules/PGCL-0.pt

@@ -1,4 +1,4 @@
-"""Pre-trains the encoder of molecules without labels, and saves it in one file.
+"""Pre-train an encoder of molecules without labels, and save it in one file.
 
 python -m experiments.molecules.pretrain --smiles zinc.smi.gz --row PGCL --epochs 20
 """

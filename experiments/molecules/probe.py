@@ -1,4 +1,4 @@
-"""Measures frozen encoders by logistic regressions with 10, 100 and all labels.
+"""Evaluate frozen encoders by logistic regression with 10, 100 and all labels.
 
 python -m experiments.molecules.probe --csv bbbp.csv tox21.csv \\
     --encoders none runs/molecules/PGCL-0.pt runs/molecules/PGCL-1.pt runs/molecules/PGCL-2.pt

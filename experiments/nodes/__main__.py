@@ -1,4 +1,4 @@
-"""PGCL with weighted negatives and InfoNCE on the nodes of one graph; prints a table.
+"""Compare InfoNCE and the reweighted contrast of PGCL on the nodes of one graph; print a table.
 
 python -m experiments.nodes --dataset Photo --batch 512 2048 --seeds 10 --root data
 

@@ -1,10 +1,10 @@
-"""The runs of the paper's tables and figures on graph classification without labels.
+"""Run the paper's Tables I and III and Figures 4 and 5: graph classification on TU sets.
 
 python -m experiments.tu_sets table1 --root data --datasets MUTAG PTC_MR PROTEINS
 python -m experiments.tu_sets table1 table3 figures --root data
 
 Finished runs are in --output, one JSON line each, and are not run again. `python -m
-experiments.report` fills the pages from the records beside this file.
+experiments.report` fills the pages from the committed runs.
 """
 
 import argparse
@@ -26,7 +26,7 @@ def parse() -> argparse.Namespace:
     add = parser.add_argument
     add("parts", nargs="+", choices=PARTS, metavar="PART", help=", ".join(PARTS))
     sets = (*study.SMALL, *study.LARGE)
-    about = f"{', '.join(sets)}; the three last need the three first"
+    about = f"{', '.join(sets)}; the last three need the first three"
     add("--datasets", nargs="+", default=sets, choices=sets, metavar="SET", help=about)
     add("--root", type=Path, help="folder of NAME/ or NAME/raw/; without it, NAME is downloaded")
     add("--workers", type=count, default=2, help="runs at a time, with one thread each")
