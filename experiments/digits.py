@@ -72,7 +72,8 @@ Points, with 95 % intervals over seeds:
 
 The reported runs are of {made_by(record.runs)}, on another machine.
 Another CPU rounds differently and changes one-shot accuracy of a seed by {moves:.1f}
-points on average. The difference of few seeds may be outside the interval of {most}."""
+points on average. The difference of few seeds may be outside the interval of
+{most} seeds."""
 
 
 def main() -> None:
