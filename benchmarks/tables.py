@@ -4,6 +4,7 @@ python -m benchmarks.tables
 """
 
 import json
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -82,9 +83,11 @@ def loop() -> str:
 def speed() -> str:
     """A sentence of README."""
     times = (f"{time} with {name}" for name, time in by_loss("loop", "loop", ["milliseconds"]))
-    return (
+    return textwrap.fill(
         "A step of GraphCL (GIN 3 x 32, 128 graphs, one CPU thread) "
-        f"takes {', '.join(times)} ([record](docs/performance.md#a-training-loop))."
+        f"takes {', '.join(times)} ([record](docs/performance.md#a-training-loop)).",
+        width=140,
+        break_on_hyphens=False,
     )
 
 
