@@ -99,7 +99,7 @@ class InfoNCE(WeightedInfoNCE, LossWithMemory):
     - LightGCL (as NCL), GraphMVP and MoleculeSTM not normalised: also ``similarity="dot"``
     - MoCo: ``negatives="memory", queries="first"``, with :meth:`remember`
     - SupCon: ``over_positives="supcon"``, with ``items=labels``
-    - HeCo, HomoGCL, MIL-NCE: ``over_positives="sum"``, with ``positives`` or ``items``
+    - HeCo, HomoGCL: ``over_positives="sum"``, with ``positives`` or ``items``
     - info-nce-pytorch, sampled links: ``negatives="given"``, with ``negative_pairs``
 
     The guide (docs/swap.md) has the temperature, call and factor of each.

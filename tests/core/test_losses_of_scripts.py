@@ -295,15 +295,6 @@ def lightgcl(p):
     return expected.mean(), first(p, similarity="dot")(scale * p.z1, p.table, items=items)
 
 
-def mil_nce(p):
-    """`MILNCELoss` from videos to texts; the whole of it has both directions in one sum."""
-    scores = torch.einsum("id, jcd -> ijc", p.z1, p.hard)
-    expected = (scores.flatten(1).logsumexp(1) - scores.diagonal().logsumexp(0)).mean()
-    loss_of = first(p, temperature=1.0, similarity="dot", over_positives="sum")
-    items = arange(len(p.z1)), arange(len(p.z1)).repeat_interleave(2)
-    return expected, loss_of(p.z1, p.hard.flatten(0, 1), items=items)
-
-
 def simkgc(p):
     """`compute_logits` of SimKGC without margin, and both directions of its trainer."""
     masked = p.known[:, : len(p.z1)]
@@ -371,7 +362,7 @@ SCRIPTS |= {
     "links of ProG": partial(sampled_links, k=1, similarity="cosine"),
     "links of PyG": partial(sampled_links, k=3, similarity="dot"),
 }
-OTHERS = [heco, homogcl, conformers, graphlog, known_links, ncl, pcl, lightgcl, mil_nce, simkgc]
+OTHERS = [heco, homogcl, conformers, graphlog, known_links, ncl, pcl, lightgcl, simkgc]
 OTHERS += [supcontrast, supcon, ntxent, sentences, swav]
 SCRIPTS |= {script.__name__: script for script in OTHERS}
 
