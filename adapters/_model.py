@@ -67,10 +67,12 @@ class Choice:
 def _check_callable(name: str, value: Any) -> None:
     expected = "a callable that makes a view of a batch (torch.nn.Identity() for no augmentation)"
     expected = {"encoder": "a module", "loss": "a callable of embeddings"}.get(name, expected)
+    is_another = isinstance(value, LossModule) and name != "loss"
+    is_another |= isinstance(value, (RandomFraction, Choice)) and name == "encoder"
     hint = ""
     if isinstance(value, type):
         hint = f": give an instance, {value.__name__}(...)"
-    elif isinstance(value, LossModule) and name != "loss":
+    elif is_another:
         hint = ": ContrastiveModel takes encoder, augment1, augment2 and loss, in this order"
     elif callable(value):
         return

@@ -28,6 +28,7 @@ SLIPS = [
     (TypeError, "model_of(keep, keep, loss)", "augment3", "callable"),
     (TypeError, "model_of(keep, keep, encoder=Encoder)", "encoder", "module"),
     (TypeError, "model_of(keep, keep, encoder=loss)", "encoder", "InfoNCE("),
+    (TypeError, "model_of(keep, keep, encoder=NodeDrop())", "encoder", "in this order"),
     (TypeError, "model_of(keep, keep, loss=type(loss))", "InfoNCE(...)"),
     (TypeError, "model(batch, batch)", "one batch", "model(batch)"),
     (TypeError, "model(x=batch, edge_index=batch)", "encoder", "3 arguments"),
