@@ -30,8 +30,10 @@ def contrast(
     """The losses of one process, reduced."""
     learned = temperature if isinstance(temperature, Tensor) else None
     tau = None if isinstance(temperature, Tensor) else temperature
-    if reduction == "none" and pairs.memory is not None:  # kept for the backward
-        pairs = pairs._replace(memory=pairs.memory.clone())
+    if reduction == "none" and pairs.memory is not None and pairs.filled is not None:
+        # A copy for the backward, as this step overwrites the memory; inductor drops a clone.
+        filled = pairs.filled[len(pairs.embeddings) :].unsqueeze(1)
+        pairs = pairs._replace(memory=pairs.memory.where(filled, 0.0))
     variables: tuple[list[Tensor], list[float]] = ([], [])
     of_op: dict[str, Any] = {"embeddings": None, "lengths": (), "positive_weights": None}
     others = _literal((pairs._replace(**of_op), tau, form), *variables)

@@ -33,7 +33,8 @@ def problem_of(name):
 @pytest.mark.slow
 @compiling
 @pytest.mark.parametrize(
-    ("name", "backend"), [*((name, "aot_eager") for name in LOSSES), ("PGCL", "inductor")]
+    ("name", "backend"),
+    [*((name, "aot_eager") for name in LOSSES), ("PGCL", "inductor"), ("memory", "inductor")],
 )
 def test_one_graph_has_the_eager_values_gradients_and_state(name, backend):
     torch.compiler.reset()

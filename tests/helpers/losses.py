@@ -43,7 +43,7 @@ LOSSES = {
     "sets with items": (partial(InfoNCE, negatives="cross", reduction="sum"), "sets items"),
     "hard": (partial(InfoNCE, hardness=1.0), "items"),
     "hard and debiased": (partial(InfoNCE, hardness=0.5, debias=0.1), "sets items"),
-    "memory": (partial(info_nce, memory_size=7, reduction="none"), "sets items remember"),
+    "memory": (partial(info_nce, memory_size=7, reduction="none"), "sets items"),
     "learned temperature": (partial(learned_temperature, InfoNCE, hardness=1.0, debias=0.5), ""),
     "positives": (partial(InfoNCE, decoupled=True), "positives"),
     "positives and items": (
