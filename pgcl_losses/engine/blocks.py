@@ -159,11 +159,8 @@ class Blocks:
                     .exp2_()
                     for axis, (side, terms) in enumerate(zip(block.sides, of_sides, strict=True))
                 ]
-            first, d_i = of_sides[0], d[i]
-            if len(of_sides) > 1 and of_sides[1] is first:  # the same for both sides
-                d_i = torch.add(d_i, d[j].unsqueeze(1), out=self._scratch(0, shape))
-            d_pairs = torch.mul(first, d_i, out=self._scratch(0, shape))
-            if len(of_sides) > 1 and of_sides[1] is not first:
+            d_pairs = torch.mul(of_sides[0], d[i], out=self._scratch(0, shape))
+            if len(of_sides) > 1:
                 d_pairs.addcmul_(of_sides[1], d[j].unsqueeze(1))
             d_z[i].addmm_(d_pairs.T, z[j])
             if i != j:
