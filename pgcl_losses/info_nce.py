@@ -19,7 +19,7 @@ from pgcl_losses.engine.pair_weights import Factors, Gaussian, Table
 from pgcl_losses.engine.pairs import Pairs
 from pgcl_losses.forms import Form
 from pgcl_losses.memory import LossWithMemory, Memory
-from pgcl_losses.watch import Step, Watch
+from pgcl_losses.watch import Watch
 
 AnyNegatives = Literal["all", "cross", "memory", "given"]
 
@@ -222,7 +222,7 @@ class InfoNCE(WeightedInfoNCE, LossWithMemory):
         if self.memory is not None and self.moves_state(batch.embeddings):
             self.memory.store_batch(batch, manually=False)
         if self._watch.is_due(self, loss, batch):
-            self._watch.look(Step(views, batch, loss))
+            self._watch.look(views, batch, loss)
         return loss
 
     if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from pgcl_losses.contrast import PrototypeReweightedNCE, Weighting
 from pgcl_losses.engine.contrast import Engine
 from pgcl_losses.memory import LossWithMemory, Memory
 from pgcl_losses.prototypes import SinkhornPrototypes
-from pgcl_losses.watch import Step, Watch
+from pgcl_losses.watch import Watch
 
 
 class PGCLTerms(NamedTuple):
@@ -215,7 +215,7 @@ class PGCLLoss(LossWithMemory):
         if self._watch.is_due(self, loss, batch):
             checked = contrast if self.contrast_weight > 0 else None
             learning = self.prototypes if self.consistency_weight > 0 else None
-            self._watch.look(Step(views, batch, checked, learning))
+            self._watch.look(views, batch, checked, learning)
         return loss, contrast, consistency, batch
 
     def _check(

@@ -3,7 +3,6 @@
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -42,15 +41,6 @@ _TEXTS = {
 }
 
 
-class Step(NamedTuple):
-    """A training forward."""
-
-    views: Sequence[object]  # or sets, as the loss was called with
-    batch: Batch
-    contrast: Tensor | None  # None if its weight is 0
-    prototypes: SinkhornPrototypes | None = None  # None if the weight of the consistency is 0
-
-
 class Watch:
     """Checks the training forwards of one loss, without waiting for a device."""
 
@@ -79,12 +69,17 @@ class Watch:
         return 0 < self.steps % _EVERY < 4
 
     @torch.no_grad()
-    def look(self, step: Step) -> None:
+    def look(
+        self,
+        views: Sequence[object],  # or sets, as the loss was called with
+        batch: Batch,
+        contrast: Tensor | None,  # None if its weight is 0
+        prototypes: SinkhornPrototypes | None = None,  # None if the consistency's weight is 0
+    ) -> None:
         """Check a batch, after all modules have processed it.
 
         Three checks in a row are bad before most warnings, as the last batch of an epoch is small.
         """
-        views, batch, contrast, prototypes = step
         self._check("gradient", 1, self.steps_without_gradient >= _PATIENCE)
         self._check("views", 3, len(set(map(id, views))) < len(views))
         self._measure("finite", 1, lambda total: not math.isfinite(total), batch.embeddings.sum())
