@@ -39,14 +39,11 @@ class Positives:
             if num_views == 2:
                 self.products = torch.linalg.vecdot(*self.views).view(1, 1, -1)
             else:
-                num_query_views = 1 if pairs.first_queries else num_views
-                self.products = z.new_zeros(num_query_views, *self.views.shape[:2])
-                for a, b in _view_pairs(self.products):
-                    self.products[a, b] = torch.linalg.vecdot(self.views[a], self.views[b])
-                    if b < num_query_views:
-                        self.products[b, a] = self.products[a, b]
-                self.own = torch.eye(num_views, dtype=torch.bool, device=z.device).unsqueeze(2)
-                self.own = self.own[:num_query_views]
+                of_queries = self.views[:1] if pairs.first_queries else self.views
+                products = [torch.linalg.vecdot(of_view, self.views) for of_view in of_queries]
+                self.products = torch.stack(products)
+                own = torch.eye(len(of_queries), num_views, dtype=torch.bool, device=z.device)
+                self.own = own.unsqueeze(2)
         elif pairs.items is None:
             listed, weights = _with_views(pairs)
         if listed is not None and weights is not None:
@@ -139,14 +136,13 @@ class Positives:
             d_queries = d.view(-1, 1, views.shape[1]) if isinstance(d, Tensor) else d
             d_products = kept.of_views * d_queries / -self.temperature  # as products
             if self.own is None:
-                of_pairs = [(0, 1, d_products.sum(0)[0])]
-            else:
-                of_queries = d_products[:, : len(d_products)]
-                of_queries.copy_(of_queries + of_queries.transpose(0, 1))  # both are queries
-                of_pairs = [(a, b, d_products[a, b]) for a, b in _view_pairs(d_products)]
-            for a, b, d_pair in of_pairs:
-                d_views[a].addcmul_(d_pair.unsqueeze(1), views[b])
-                d_views[b].addcmul_(d_pair.unsqueeze(1), views[a])
+                d_views.addcmul_(d_products.sum(0).unsqueeze(2), views.flip(0))
+                continue
+            d_pairs = views.new_zeros(len(views), *d_products.shape[1:])  # [V, V, N]
+            d_pairs[: len(d_products)] = d_products
+            d_pairs += d_pairs.transpose(0, 1).clone()  # both views of a pair have a gradient
+            for d_pair, of_view in zip(d_pairs, views, strict=True):
+                d_views.addcmul_(d_pair.unsqueeze(2), of_view)
 
     # By item: in blocks [J, I] of queries I and, if J are others, also of queries J.
 
@@ -220,12 +216,6 @@ class Positives:
         is_own = self.listed.add_gradient(d_z, d_scores / self.temperature, *ranks)
         weights = self.pairs.positive_weights
         return None if weights is None else d_weights.where(is_own, 0.0)[: len(weights)]
-
-
-def _view_pairs(products: Tensor) -> list[tuple[int, int]]:
-    """A view of queries and another view, of ``[V, V, N]``."""
-    num_query_views, num_views, _ = products.shape
-    return [(a, b) for a in range(num_query_views) for b in range(a + 1, num_views)]
 
 
 def _part_between(items: Tensor, of: slice, lowest: int, highest: int) -> slice:
