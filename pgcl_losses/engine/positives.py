@@ -56,10 +56,8 @@ class Positives:
         if self.products is not None:
             of_queries = offsets.view(-1, 1, self.products.shape[2])
             values, grads = term(self._gaps(of_queries, self.products))
-            if self.own is None:  # one positive each
-                kept = _Kept(term, offsets, of_views=grads)
-                return Mean(values.flatten(), grads.flatten(), None, kept)
-            values, grads = values.masked_fill(self.own, 0.0), grads.masked_fill(self.own, 0.0)
+            if self.own is not None:
+                values, grads = (x.masked_fill(self.own, 0.0) for x in (values, grads))
             kept = _Kept(term, offsets, len(self.views) - 1, of_views=grads)
             values, grads = (x.sum(1).flatten() / kept.totals for x in (values, grads))
             return Mean(values, grads, None, kept)
