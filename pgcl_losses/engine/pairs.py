@@ -66,11 +66,6 @@ class Pairs(NamedTuple):
         """All embeddings, ``[M + B, D]``."""
         return self.embeddings if self.memory is None else torch.cat([self.embeddings, self.memory])
 
-    def set_numbers(self) -> Tensor:
-        """The number of each embedding's set, ``[M]``."""
-        numbers = torch.arange(len(self.lengths), device=self.embeddings.device)
-        return torch.cat([a.expand(n) for a, n in zip(numbers, self.lengths, strict=True)])
-
     def are_compared_within_sets(self) -> bool:
         return self.negatives in ("all", "given")
 
@@ -82,17 +77,17 @@ class Pairs(NamedTuple):
         """How often pairs are negatives, which are positives, and their weights: ``[M + B, Q]``."""
         count, num_queries = self.embeddings.shape[0], self.num_queries()
         j = torch.arange(count + self.size_of_memory(), device=self.embeddings.device)
-        sets, items = self.set_numbers(), self.items
         of_memory = torch.full_like(j[count:], NO_ITEM)
+        items, numbers = self.items, j  # pairs of one number are not compared
         if items is None:
             positions = [torch.arange(n, device=j.device) for n in self.lengths]
             items = torch.cat([*positions, of_memory])
+        if not self.are_compared_within_sets():
+            of_sets = [torch.full_like(j[of], a) for a, of in enumerate(self.sets())]
+            numbers = torch.cat([*of_sets, of_memory])
         same_item = items.unsqueeze(1) == items[:num_queries]
+        compared = numbers.unsqueeze(1) != numbers[:num_queries]
         is_memory = (j >= count).unsqueeze(1)
-        if self.are_compared_within_sets():
-            compared = j.unsqueeze(1) != j[:num_queries]
-        else:
-            compared = torch.cat([sets, of_memory]).unsqueeze(1) != sets[:num_queries]
         negatives = compared & ~same_item
         if self.negatives == "memory":
             negatives = negatives & is_memory
@@ -119,10 +114,8 @@ class Pairs(NamedTuple):
         if self.items is None:
             return self, None
         count, lengths = len(self.embeddings), self.lengths
-        sorted_items, own = (
-            self.items.sort().values,
-            torch.arange(len(self.items), device=self.items.device),
-        )
+        own = torch.arange(len(self.items), device=self.items.device)
+        sorted_items = self.items.sort().values
         first = torch.searchsorted(sorted_items, self.items)
         is_shared = torch.searchsorted(sorted_items, self.items, right=True) - first > 1
         items = first.where(is_shared, len(own) + own)
