@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pgcl_losses.distributed import Processes
-from pgcl_losses.engine.losses import Losses, reduced
+from pgcl_losses.engine.losses import Losses
 from pgcl_losses.engine.pair_weights import Factors, Gaussian, Table
 from pgcl_losses.engine.pairs import Pairs
 from pgcl_losses.forms import Form
@@ -86,37 +86,27 @@ def _contrast(
         embeddings=embeddings, lengths=tuple(lengths), positive_weights=positive_weights
     )
     tau = temperature if learned_temperature is None else learned_temperature
-    of_queries = Losses(pairs, tau, form, Processes([(length,) for length in lengths]))
-    losses = of_queries.compute(with_gradient)
-    loss = of_queries.unsorted(losses.values) if reduction == "none" else embeddings.new_empty(0)
+    losses = Losses(pairs, tau, form, Processes([(length,) for length in lengths]))
+    loss = losses.loss(reduction, with_gradient)
     gradient: tuple[Tensor | None, ...] = None, None, None
-    if d_losses is not None:
-        gradient = of_queries.gradient(of_queries.sorted(d_losses))
-    elif reduction != "none":
-        loss, d_reduced = reduced(losses, reduction)
-        gradient = of_queries.gradient(d_reduced) if with_gradient else gradient
+    if d_losses is not None or (with_gradient and reduction != "none"):
+        gradient = losses.gradient(d_losses)
     d_z, d_temperature, d_weights = [embeddings.new_empty(0) if x is None else x for x in gradient]
     return loss, d_z, d_temperature, d_weights
 
 
 @_contrast.register_fake
-def _(
-    embeddings: Tensor,
-    learned_temperature: Tensor | None,
-    positive_weights: Tensor | None,
-    d_losses: Tensor | None,
-    tensors: list[Tensor],
-    numbers: list[float],
-    lengths: list[int],
-    options: str,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _(*inputs: Any) -> tuple[Tensor, ...]:
+    embeddings, learned_temperature, positive_weights, d_losses, *variables, lengths, options = (
+        inputs
+    )
     others, reduction, with_gradient = _parsed(options)
     loss = embeddings.new_empty(())
     if reduction == "none":
-        pairs, *_ = _value(others, tensors, numbers)
+        pairs, *_ = _value(others, *variables)
         pairs = pairs._replace(embeddings=embeddings, lengths=lengths)
         loss = embeddings.new_empty(pairs.num_queries())
-    has_gradient = with_gradient and reduction != "none" if d_losses is None else True
+    has_gradient = d_losses is not None or (with_gradient and reduction != "none")
     d_z, d_temperature, d_weights = [
         embeddings.new_empty(x.shape if has_gradient and x is not None else 0)
         for x in (embeddings, learned_temperature, positive_weights)

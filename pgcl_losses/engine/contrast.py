@@ -64,34 +64,27 @@ class _Contrast(torch.autograd.Function):
         with_gradient: bool,
     ) -> Tensor:
         # Those of a later backward must not lose their memory to another step.
-        of_queries = Losses(pairs, temperature, form, processes, reduction != "none")
-        losses = of_queries.compute(with_gradient)
+        losses = Losses(pairs, temperature, form, processes, reduction != "none")
+        loss = losses.loss(reduction, with_gradient)
         ctx.processes = processes
         if reduction == "none":
-            ctx.of_queries = of_queries
-            return of_queries.unsorted(losses.values)
-        loss, d_losses = reduced(losses, reduction)
-        if with_gradient:
-            ctx.save_for_backward(*of_queries.gradient(d_losses))
+            ctx.losses = losses
+        elif with_gradient:
+            ctx.save_for_backward(*losses.gradient())
         return loss
 
     @staticmethod
     def backward(ctx: Any, d_loss: Tensor) -> tuple[Tensor | None, ...]:
-        check_once()
+        if torch.is_grad_enabled():  # create_graph=True
+            raise RuntimeError(
+                "with this engine the loss is differentiable once: engine='dense', in one process, "
+                "is differentiable any number of times"
+            )
         # The losses of all processes depend on the sums of all embeddings.
         d_loss = ctx.processes.add(d_loss, "the gradient of the loss")
-        if hasattr(ctx, "of_queries"):
+        if hasattr(ctx, "losses"):
             with full_precision(d_loss.device):
-                gradients = ctx.of_queries.gradient(ctx.of_queries.sorted(d_loss))
+                gradients = ctx.losses.gradient(d_loss)
         else:
             gradients = [None if x is None else x * d_loss for x in ctx.saved_tensors]
         return *gradients, None, None, None, None, None
-
-
-def check_once() -> None:
-    """Raise an error if a backward pass is to be differentiated (``create_graph=True``)."""
-    if torch.is_grad_enabled():
-        raise RuntimeError(
-            "with this engine the loss is differentiable once: engine='dense', in one process, is "
-            "differentiable any number of times"
-        )

@@ -51,7 +51,15 @@ class Losses:
             return ListedNegatives(self.pairs, temperature, *ranks)
         return Blocks(self.pairs, temperature, *ranks, share_memory)
 
-    def compute(self, with_gradient: bool) -> Mean:
+    def loss(self, reduction: str, with_gradient: bool) -> Tensor:
+        """The mean or sum of the losses, or all of them in the caller's order, ``[Q]``."""
+        losses = self._compute(with_gradient)
+        if reduction == "none":
+            return self._unsorted(losses.values)
+        loss, self.d_losses = reduced(losses, reduction)
+        return loss
+
+    def _compute(self, with_gradient: bool) -> Mean:
         """In the order of the sorted pairs."""
         processes, hardness = self.processes, self.pairs.hardness
         sums = self.negatives.log_sums(with_gradient, self.form.debias > 0 or hardness > 0)
@@ -70,9 +78,16 @@ class Losses:
         losses, self.grads = self.form(log_s, self.positives, self.temperature, log_count)
         return losses
 
-    def gradient(self, d_losses: Tensor | float) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """By embeddings ``[M, D]``, a temperature ``[]``, and weights of pairs ``[P]``."""
-        grads = self.grads(d_losses)
+    def gradient(
+        self, d_losses: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """By embeddings ``[M, D]``, a temperature ``[]``, and weights of pairs ``[P]``.
+
+        ``d_losses``: the derivatives by all losses ``[Q]``, if they were not reduced.
+        """
+        if d_losses is not None and self.order is not None:
+            d_losses = d_losses[self.order[: len(d_losses)]]
+        grads = self.grads(self.d_losses if d_losses is None else d_losses)
         z, temperature = self.pairs.embeddings, self.temperature
         negatives, log_s = self.log_sums[0]
         d_z, of_memory = negatives.gradient(log_s, grads.log_s)
@@ -91,13 +106,9 @@ class Losses:
                 d_temperature += grads.temperature
         if of_memory is not None:
             d_z[: len(of_memory)] += of_memory
-        return self.unsorted(d_z), d_temperature, d_weights
+        return self._unsorted(d_z), d_temperature, d_weights
 
-    def sorted(self, values: Tensor) -> Tensor:
-        """From the caller's order, ``[Q]``."""
-        return values if self.order is None else values[self.order[: values.shape[0]]]
-
-    def unsorted(self, values: Tensor) -> Tensor:
+    def _unsorted(self, values: Tensor) -> Tensor:
         """In the caller's order, those of queries ``[Q]`` or of all embeddings ``[M, ...]``."""
         if self.order is None:
             return values
