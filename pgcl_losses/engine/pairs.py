@@ -69,9 +69,11 @@ class Pairs(NamedTuple):
     def are_compared_within_sets(self) -> bool:
         return self.negatives in ("all", "given")
 
-    def are_one_set(self) -> bool:
-        """Whether sets make no difference: embeddings of all sets are compared, as queries."""
-        return self.are_compared_within_sets() and not self.first_queries
+    def compared_sets(self) -> list[slice]:
+        """The sets, or one of all embeddings where sets make no difference."""
+        if self.are_compared_within_sets() and not self.first_queries:
+            return [slice(0, len(self.embeddings))]
+        return self.sets()
 
     def masks(self) -> tuple[Tensor, Tensor, Tensor]:
         """How often pairs are negatives, which are positives, and their weights: ``[M + B, Q]``."""
@@ -113,30 +115,24 @@ class Pairs(NamedTuple):
         """
         if self.items is None:
             return self, None
-        count, lengths = len(self.embeddings), self.lengths
+        count, sets = len(self.embeddings), self.compared_sets()
         own = torch.arange(len(self.items), device=self.items.device)
         sorted_items = self.items.sort().values
         first = torch.searchsorted(sorted_items, self.items)
         is_shared = torch.searchsorted(sorted_items, self.items, right=True) - first > 1
         items = first.where(is_shared, len(own) + own)
-        if self.are_one_set():
-            lengths = (count,)
-        starts = itertools.accumulate(lengths, initial=0)
-        of_sets = zip(items[:count].split_with_sizes(lengths), starts, strict=False)
-        order = torch.cat([of_set.argsort() + start for of_set, start in of_sets])
+        order = torch.cat([items[of].argsort() + of.start for of in sets])
         with_memory = torch.cat([order, own[count:]])
+        inverse = torch.empty_like(order).scatter_(0, order, own[:count])
         ordered = self._replace(
             embeddings=self.embeddings[order],
-            lengths=lengths,
+            lengths=tuple([of.stop - of.start for of in sets]),
             items=items[with_memory],
             weights=reordered(self.weights, with_memory),
             pair_weight=reordered(self.pair_weight, with_memory),
+            positives=None if self.positives is None else inverse[self.positives],
+            negative_pairs=None if self.negative_pairs is None else inverse[self.negative_pairs],
         )
-        inverse = torch.empty_like(order).scatter_(0, order, own[:count])
-        if self.positives is not None:
-            ordered = ordered._replace(positives=inverse[self.positives])
-        if self.negative_pairs is not None:
-            ordered = ordered._replace(negative_pairs=inverse[self.negative_pairs])
         return ordered, order
 
 
@@ -167,8 +163,8 @@ def blocks_of(pairs: Pairs, size: int, num_ranks: int) -> Iterator[Block]:
     """Blocks of up to ``size`` embeddings, of all pairs with a query. Items are in order."""
     count, num_queries = pairs.embeddings.shape[0], pairs.num_queries()
     total, within = count + pairs.size_of_memory(), pairs.are_compared_within_sets()
-    sets = [slice(0, count)] if pairs.are_one_set() else pairs.sets()
-    of_sets = [(i, a) for a, of in enumerate(sets) for i in _parts(of, size, num_ranks)]
+    sets = enumerate(pairs.compared_sets())
+    of_sets = [(i, a) for a, of in sets for i in _parts(of, size, num_ranks)]
     lowest: list[int] = []  # item of each part, if items can be read
     if pairs.items is not None and can_be_read(pairs.items):
         ends = torch.tensor([(part.start, part.stop - 1) for part, _ in of_sets])
@@ -200,8 +196,7 @@ def _parts(of: slice, size: int, num_ranks: int) -> list[slice]:
 def exclude(matrix: Tensor, value: float, pairs: Pairs, block: Block) -> None:
     """Fill the pairs that are no negatives in place, except for those by index."""
     i, j, items = block.i, block.j, pairs.items
-    if block.is_memory:
-        exclude_empty(matrix, value, pairs, block)
+    exclude_empty(matrix, value, pairs, block)
     if block.may_share_items() and items is not None:
         matrix.masked_fill_(items[j].unsqueeze(1) == items[i], value)
     elif items is None and not block.is_memory:  # pairs of one position lie on diagonals
