@@ -133,8 +133,8 @@ class PrototypeReweightedNCE(WeightedInfoNCE):
                 of_head = batch.targets.split_with_sizes(batch.heads, 1)[head]
                 fractions = filled_mean(of_head, filled)
             else:
-                fractions = cluster_counts(clusters, size, batch.embeddings.dtype, filled)
-                fractions /= clusters.shape[0] if filled is None else filled.sum()
+                counts = cluster_counts(clusters, size, batch.embeddings.dtype, filled)
+                fractions = counts / counts.sum()
             prototypes = batch.prototypes.detach().split_with_sizes(batch.heads)[head]
             table = prototype_log_weights(prototypes, fractions)
         return table.fill_diagonal_(-torch.inf) if self.exclude_same_cluster else table
