@@ -14,23 +14,19 @@ _CHUNK = 8  # blocks' embeddings: pairs whose embeddings are gathered at once st
 class Listed:
     """Queries and keys ``[P]`` among embeddings ``[M, D]``."""
 
-    def __init__(self, z: Tensor, pairs: Tensor) -> None:
-        self.z = z
-        self.query, self.key = pairs
+    def __init__(self, z: Tensor, query: Tensor, key: Tensor) -> None:
+        self.z, self.query, self.key = z, query, key
 
     def products(self) -> Tensor:
         """z_query . z_key, ``[P]``."""
         of_chunks = [torch.linalg.vecdot(self.z[i], self.z[j]) for _, i, j in self._chunks()]
         return torch.cat(of_chunks)
 
-    def add_gradient(self, d_z: Tensor, d_products: Tensor, rank: int = 0, of: int = 1) -> Tensor:
-        """Add that by embeddings, of every n-th chunk; returns the mask of its pairs, ``[P]``."""
-        is_own = torch.zeros_like(d_products, dtype=torch.bool)
-        for chunk, i, j in list(self._chunks())[rank::of]:
+    def add_gradient(self, d_z: Tensor, d_products: Tensor) -> None:
+        """Add that by embeddings."""
+        for chunk, i, j in self._chunks():
             d_chunk = d_products[chunk].unsqueeze(1)
             d_z.index_add_(0, i, d_chunk * self.z[j]).index_add_(0, j, d_chunk * self.z[i])
-            is_own[chunk] = True
-        return is_own
 
     def log_sums(self, logits: Tensor, num_queries: int) -> Tensor:
         """The log-sum-exp of the logits ``[P]`` of each query, -inf without any: ``[Q]``."""
@@ -57,7 +53,7 @@ class ListedNegatives:
         self, pairs: Pairs, temperature: float | Tensor, rank: int, num_ranks: int
     ) -> None:
         assert pairs.negative_pairs is not None
-        self.listed = Listed(pairs.embeddings, pairs.negative_pairs[:, rank::num_ranks])
+        self.listed = Listed(pairs.embeddings, *pairs.negative_pairs[:, rank::num_ranks])
         self.temperature, self.num_queries = temperature, pairs.num_queries()
         self.logits = self.listed.products() / temperature  # [P]
 

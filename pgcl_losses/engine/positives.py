@@ -48,7 +48,7 @@ class Positives:
             listed, weights = _with_views(pairs)
         if listed is not None and weights is not None:
             self.by_query, self.weights = by_query(listed), weights  # [P]
-            self.listed = Listed(z, listed)
+            self.listed = Listed(z, *listed)
             self.products_of_listed = self.listed.products()  # [P]
 
     def mean(self, term: Term, offsets: Tensor) -> Mean:
@@ -204,16 +204,19 @@ class Positives:
         self, d_z: Tensor, d_sums: Sequence[tuple[_Kept, Any]]
     ) -> Tensor | None:
         assert self.listed is not None
-        query = self.listed.query
+        query, key = self.listed.query, self.listed.key
         d_weights, d_scores = (torch.zeros_like(self.products_of_listed) for _ in range(2))
         for kept, d in d_sums:
             values, grads = kept.listed
             d_weights += d[query] * (values if kept.mean is None else values - kept.mean[query])
             d_scores -= d[query] * grads * self.weights
-        ranks = self.processes.rank, self.processes.num_ranks()
-        is_own = self.listed.add_gradient(d_z, d_scores / self.temperature, *ranks)
-        weights = self.pairs.positive_weights
-        return None if weights is None else d_weights.where(is_own, 0.0)[: len(weights)]
+        own = slice(self.processes.rank, None, self.processes.num_ranks())
+        Listed(self.z, query[own], key[own]).add_gradient(d_z, d_scores[own] / self.temperature)
+        if self.pairs.positive_weights is None:
+            return None
+        d_own = torch.zeros_like(d_weights)
+        d_own[own] = d_weights[own]
+        return d_own[: len(self.pairs.positive_weights)]
 
 
 def _part_between(items: Tensor, of: slice, lowest: int, highest: int) -> slice:
