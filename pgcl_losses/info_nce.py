@@ -61,17 +61,17 @@ class WeightedInfoNCE(LossModule):
                 batch.embeddings,
                 processes.lengths(),
                 self.negatives,
-                items,
-                batch.memory,
-                batch.filled,
-                weights,
-                pair_weight,
-                hardness,
-                batch.is_unit,
-                self.queries == "first",
-                batch.positives,
-                batch.positive_weights,
-                batch.negative_pairs,
+                items=items,
+                memory=batch.memory,
+                filled=batch.filled,
+                weights=weights,
+                pair_weight=pair_weight,
+                hardness=hardness,
+                is_unit=batch.is_unit,
+                first_queries=self.queries == "first",
+                positives=batch.positives,
+                positive_weights=batch.positive_weights,
+                negative_pairs=batch.negative_pairs,
             )
             form = Form(self.over_positives, self.decoupled, debias)
             loss = contrast(pairs, temperature, form, self.reduction, self.engine, processes)
@@ -235,9 +235,7 @@ class InfoNCE(WeightedInfoNCE, LossWithMemory):
         differ = items is not None or positives is not None
         why = "" if within else f", as negatives={self.negatives!r}"
         check.loss_views(views, differ, 1 if within and differ else 2, may_be_empty, why)
-        if items is not None:
-            check.items(items, views)
-        check.positives(positives, weights, views, self.queries)
+        same = self.check_positives(views, self.queries, items, positives, weights)
         if pairs is not None:
             check.pairs("negative_pairs", pairs, views, self.queries)
         check.temperature_value("temperature", self.temperature, views[0])
@@ -245,4 +243,4 @@ class InfoNCE(WeightedInfoNCE, LossWithMemory):
             self.memory.check("z1", views[0])
         if self.debias > 0 and self.similarity == "dot":
             raise ValueError(f"debias={self.debias} needs cosines, but similarity is 'dot'")
-        return {**self.must_agree(items, positives, weights), "negative_pairs": pairs is not None}
+        return {**same, "negative_pairs": pairs is not None}

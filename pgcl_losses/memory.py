@@ -115,7 +115,7 @@ class LossWithMemory(LossModule):
             memory.check("embeddings", embeddings)
             if items is not None:
                 check.clusters("items", items, "embeddings", embeddings)
-            return self.must_agree(items)
+            return {"items": items is not None}
 
         processes = self.agree("remember", checked, (embeddings,))
         assert memory is not None  # as checked
@@ -133,8 +133,13 @@ class LossWithMemory(LossModule):
         items = None if batch.items is None else torch.cat([batch.items, self.memory.items])
         return batch._replace(items=items, memory=past, filled=filled)
 
-    def must_agree(self, items: Any, positives: Any = None, weights: Any = None) -> dict[str, Any]:
-        """What must be the same in all processes: which of these are given, and learned."""
+    def check_positives(
+        self, views: Any, queries: str, items: Any, positives: Any, weights: Any
+    ) -> dict[str, Any]:
+        """Check what makes positives; return which of it is given, the same in all processes."""
+        if items is not None:
+            check.items(items, views)
+        check.positives(positives, weights, views, queries)
         given = {"items": items is not None, "positives": positives is not None}
         is_learned = None if weights is None else weights.requires_grad
         return {**given, "learned positive_weights": is_learned}

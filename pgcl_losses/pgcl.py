@@ -224,10 +224,8 @@ class PGCLLoss(LossWithMemory):
         self.prototypes.check(views, 2, type(self).__name__, may_be_empty)
         temperature = getattr(self.contrast, "temperature", 1.0)  # a module of yours may have none
         check.temperature_value("temperature", temperature, views[0])
-        if items is not None:
-            check.items(items, views)
         queries = getattr(self.contrast, "queries", "all")
-        check.positives(positives, weights, views, queries)
+        same = self.check_positives(views, queries, items, positives, weights)
         both = self.consistency_weight > 0 and self.contrast_weight > 0
         if both and queries == "first" and self.consistency.reduction == "none":
             raise ValueError(
@@ -235,7 +233,7 @@ class PGCLLoss(LossWithMemory):
                 "first view, but a consistency for those of all: choose 'mean' or 'sum'"
             )
         self._check_contrast()
-        return self.must_agree(items, positives, weights)
+        return same
 
     def _check_contrast(self) -> None:
         contrast = self.contrast
