@@ -40,12 +40,12 @@ weight = partial(number, expected="a finite number of at least 0")
 fraction = partial(number, expected="a number from 0 to 1", highest=1.0)
 
 
-def temperature_value(name: str, value: float | Tensor, z: Tensor) -> None:
+def temperature(value: float | Tensor, z: Tensor) -> None:
     """A tensor may change between calls; on a GPU it is not read."""
     if isinstance(value, Tensor):
-        device(name, value, "z1", z)
+        device("temperature", value, "z1", z)
         if can_be_read(value.detach()):
-            scale(name, value.item())
+            scale("temperature", value.item())
 
 
 def count(name: str, value: Any, minimum: int) -> int:
@@ -114,7 +114,7 @@ def items(items: Any, sets: Sequence[Tensor]) -> None:
 
 
 def loss_views(
-    views: Sequence[Any], differ: bool | None, fewest: int, may_be_empty: bool, why: str = ""
+    views: Sequence[Any], fewest: int, may_be_empty: bool, differ: bool = False, why: str = ""
 ) -> None:
     """Views of the same graphs or, if they may ``differ``, sets of any lengths."""
     if len(views) < fewest:
@@ -122,7 +122,7 @@ def loss_views(
         expected = f"{('one', 'two')[fewest - 1]} or more Tensors of shape [N, D]{why}"
         raise TypeError(f"views must be {expected}, but got {len(views)}{hint if views else ''}")
     named = [(f"z{v}", z) for v, z in enumerate(views, 1)]
-    matrices(named, "[N, D]", may_be_empty, bool(differ))
+    matrices(named, "[N, D]", may_be_empty, differ)
 
 
 def positives(value: Any, weights: Any, sets: Sequence[Tensor], queries: str) -> None:

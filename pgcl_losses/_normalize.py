@@ -13,11 +13,9 @@ _SHORTEST = 1e-12  # F.normalize's own bound
 
 
 def computing_dtype(*tensors: Any) -> torch.dtype:
-    """float32, or float64 where a tensor is."""
-    for tensor in tensors:
-        if tensor.dtype == torch.float64:
-            return torch.float64
-    return torch.float32
+    """float32, or float64 where a tensor is. None is no tensor."""
+    is_double = torch.float64 in [x.dtype for x in tensors if x is not None]
+    return torch.float64 if is_double else torch.float32
 
 
 def full_precision(device: torch.device) -> AbstractContextManager[object]:

@@ -82,7 +82,7 @@ class Batch(NamedTuple):
         are normalised. ``dtype``: of embeddings and prototypes, float64 if one of them is.
         """
         sets = views or [assignment.log_probs for assignment in assignments or ()]
-        dtype = dtype or computing_dtype(sets[0], *(() if prototypes is None else (prototypes,)))
+        dtype = dtype or computing_dtype(sets[0], prototypes)
         processes = processes or Processes([(of_set.shape[0],) for of_set in sets])
         if items is not None or positives is not None:
             processes = processes.of_sets([len(of_set) for of_set in sets], sets[0].device)

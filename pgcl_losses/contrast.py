@@ -159,8 +159,8 @@ class PrototypeReweightedNCE(WeightedInfoNCE):
     def _check(
         self, views: Any, clusters: Any, prototypes: Any, assignments: Any, may_be_empty: bool
     ) -> dict[str, Any]:
-        check.loss_views(views, None, 2, may_be_empty)
-        check.temperature_value("temperature", self.temperature, views[0])
+        check.loss_views(views, 2, may_be_empty)
+        check.temperature(self.temperature, views[0])
         if self.weighting == "prototype" and prototypes is None:
             raise ValueError("prototypes is None, but weighting='prototype' needs them: [K, D]")
         same = Batch.check(views, prototypes, clusters, assignments, may_be_empty=True)

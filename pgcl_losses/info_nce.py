@@ -234,11 +234,11 @@ class InfoNCE(WeightedInfoNCE, LossWithMemory):
         within = self.negatives in ("all", "given")
         differ = items is not None or positives is not None
         why = "" if within else f", as negatives={self.negatives!r}"
-        check.loss_views(views, differ, 1 if within and differ else 2, may_be_empty, why)
+        check.loss_views(views, 1 if within and differ else 2, may_be_empty, differ, why)
         same = self.check_positives(views, self.queries, items, positives, weights)
         if pairs is not None:
             check.pairs("negative_pairs", pairs, views, self.queries)
-        check.temperature_value("temperature", self.temperature, views[0])
+        check.temperature(self.temperature, views[0])
         if self.memory is not None:
             self.memory.check("z1", views[0])
         if self.debias > 0 and self.similarity == "dot":

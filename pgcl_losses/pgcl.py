@@ -222,8 +222,8 @@ class PGCLLoss(LossWithMemory):
         self, views: tuple[Any, ...], items: Any, positives: Any, weights: Any, may_be_empty: bool
     ) -> dict[str, Any]:
         self.prototypes.check(views, 2, type(self).__name__, may_be_empty)
-        temperature = getattr(self.contrast, "temperature", 1.0)  # a module of yours may have none
-        check.temperature_value("temperature", temperature, views[0])
+        # A module of yours may have none of these.
+        check.temperature(getattr(self.contrast, "temperature", 1.0), views[0])
         queries = getattr(self.contrast, "queries", "all")
         same = self.check_positives(views, queries, items, positives, weights)
         both = self.consistency_weight > 0 and self.contrast_weight > 0

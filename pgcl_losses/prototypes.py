@@ -109,9 +109,9 @@ class SinkhornPrototypes(LossModule):
         self, views: tuple[Any, ...], fewest: int, owner: str, may_be_empty: bool
     ) -> dict[str, Any]:
         """Whether views can be assigned: by this module, or within the loss that is its owner."""
-        check.loss_views(views, None, fewest, may_be_empty)
+        check.loss_views(views, fewest, may_be_empty)
         check.prototypes("prototypes.weight", self.weight, "z1", views[0], owner)
-        check.temperature_value("temperature", self.temperature, views[0])
+        check.temperature(self.temperature, views[0])
         if self.queue_size > 0 and len(views) != self.queue_views:
             raise ValueError(
                 f"views must be {self.queue_views} when queue_size > 0, but got {len(views)}: the "

@@ -58,9 +58,8 @@ class Watch:
 
     def is_due(self, module: nn.Module, loss: Tensor, batch: Batch) -> bool:
         """Count a forward of the module; whether to check its batch."""
-        if not (module.training and loss.requires_grad and batch.processes.rank == 0):
-            return False
-        if not is_eager(batch.embeddings):
+        is_training = module.training and loss.requires_grad
+        if not (is_training and batch.processes.rank == 0 and is_eager(batch.embeddings)):
             return False
         self.steps += 1
         has_gradient = batch.embeddings.requires_grad
