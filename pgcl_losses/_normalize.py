@@ -13,7 +13,7 @@ _SHORTEST = 1e-12  # F.normalize's own bound
 
 
 def computing_dtype(*tensors: Any) -> torch.dtype:
-    """float32, or float64 where a tensor is. None is no tensor."""
+    """float32, or float64 where one of the tensors is; some may be None."""
     is_double = torch.float64 in [x.dtype for x in tensors if x is not None]
     return torch.float64 if is_double else torch.float32
 
