@@ -82,6 +82,7 @@ class Blocks:
             for block in blocks_of(pairs, block_size(self.z.device), num_ranks)
             if self._are_negatives(block) or pairs.pair_weight is not None
         ][rank::num_ranks]
+        self.row, self.columns = -1, dict[int, list[Tensor]]()  # of weights, for blocks of one I
         # Blocks of one step may use the memory of the step before.
         share_memory = share_memory and can_be_read(self.z)
         self.scratch = _shared.scratch if share_memory else dict[tuple[int, torch.dtype], Tensor]()
@@ -215,8 +216,8 @@ class Blocks:
                 else:
                     terms.mul_(powers)
             if pairs.weights is not None:
-                room = out if pairs.pair_weight is None else self._scratch(2, shape)
-                weights = pairs.weights.block(self.prepared, block.i, block.j, axis, logs, room)
+                of_both = pairs.pair_weight is not None
+                weights = self._weights(block, axis, self._scratch(2, shape) if of_both else out)
                 combine = torch.add if logs else torch.mul
                 terms = combine(terms, weights, out=out)
             if self.by_index is not None and not block.is_memory:
@@ -232,6 +233,15 @@ class Blocks:
         if self.pairs.memory is None or not block.is_memory:
             return self.z[block.j]
         return self.pairs.memory[block.j.start - len(self.z) : block.j.stop - len(self.z)]
+
+    def _weights(self, block: Block, axis: int, out: Tensor | None) -> Tensor:
+        """Those of a table or factors, ``[J, I]``."""
+        assert self.pairs.weights is not None
+        if self.row != block.i.start:
+            self.row, self.columns = block.i.start, {}
+        if axis not in self.columns:
+            self.columns[axis] = self.pairs.weights.columns(self.prepared, block.i, axis)
+        return self.pairs.weights.block(self.columns[axis], block.j, self.logs, out)
 
     def _scratch(self, number: int, shape: torch.Size) -> Tensor:
         """One of a few matrices, whose memory all blocks share."""

@@ -72,7 +72,6 @@ def _log_weights(pairs: Pairs, cosines: Tensor) -> Any:
             samples = by_cosine.masked_fill(~pairs.filled.unsqueeze(1), -torch.inf)
         log_weights = by_cosine - samples.logsumexp(0) + pairs.num_samples().log()
     if pairs.weights is not None:
-        prepared = pairs.weights.prepared(logs=True)
-        block = pairs.weights.block(prepared, queries, keys, axis=0, logs=True)
-        log_weights = log_weights + block / LOG2_E
+        columns = pairs.weights.columns(pairs.weights.prepared(logs=True), queries, axis=0)
+        log_weights = log_weights + pairs.weights.block(columns, keys, logs=True) / LOG2_E
     return log_weights

@@ -10,8 +10,6 @@ from torch import Tensor
 # e^x is computed as 2^(x log2 e), which is faster on a CPU.
 LOG2_E = math.log2(math.e)
 
-Prepared = list[tuple[Tensor, Tensor]]  # what weights of queries and of keys are taken from
-
 
 class Table(NamedTuple):
     """Weights by the clusters of both embeddings: W_ij is the mean over heads of T_h[c_ih, c_jh].
@@ -22,21 +20,26 @@ class Table(NamedTuple):
     log_weights: tuple[Tensor, ...]  # log T_h, [K_h, K_h] for each of H heads
     clusters: Tensor  # [M + B, H] int64
 
-    def prepared(self, logs: bool) -> Prepared:
+    def prepared(self, logs: bool) -> list[tuple[Tensor, Tensor]]:
         """log2 of T_h / H, or T_h / H itself: transposed for axis 0, and as it is for axis 1."""
         log_heads = math.log(len(self.log_weights))
         tables = [(log_w - log_heads) * LOG2_E for log_w in self.log_weights]
         tables = tables if logs else [_normal(table.exp2_()) for table in tables]
         return [(table.T.contiguous(), table) for table in tables]
 
-    def block(
-        self, prepared: Prepared, i: slice, j: slice, axis: int, logs: bool, out: Any = None
-    ) -> Tensor:
-        """W_ij of a block, ``[J, I]``; W_ji for axis 1. Rows are gathered whole, not by pair."""
+    def columns(self, prepared: list[tuple[Tensor, Tensor]], i: slice, axis: int) -> list[Tensor]:
+        """W_ij of embeddings I with every cluster, ``[K, I]`` for each head; W_ji for axis 1.
+
+        They are gathered once for all blocks of I, and whole rows of them for each block, not pair
+        by pair.
+        """
         of_heads = zip(prepared, self.clusters[i].unbind(1), strict=True)
-        columns = [tables[axis].index_select(1, clusters) for tables, clusters in of_heads]
+        return [tables[axis].index_select(1, clusters) for tables, clusters in of_heads]
+
+    def block(self, columns: list[Tensor], j: slice, logs: bool, out: Any = None) -> Tensor:
+        """The weights of a block, ``[J, I]``."""
         clusters, add = self.clusters[j].unbind(1), torch.logaddexp2 if logs else torch.add
-        weights = torch.index_select(columns[0], 0, clusters[0], out=out)  # of [K, I]
+        weights = torch.index_select(columns[0], 0, clusters[0], out=out)
         for of_head, numbers in zip(columns[1:], clusters[1:], strict=True):
             weights = add(weights, of_head.index_select(0, numbers), out=out)
         return weights
@@ -48,15 +51,17 @@ class Factors(NamedTuple):
     left: Tensor  # [M + B, R]
     right: Tensor  # [M + B, R]
 
-    def prepared(self, logs: bool) -> Prepared:
+    def prepared(self, logs: bool) -> list[tuple[Tensor, Tensor]]:
         """Both factors; the left one is that of the query."""
         return [(_normal(self.left), self.right)]
 
-    def block(
-        self, prepared: Prepared, i: slice, j: slice, axis: int, logs: bool, out: Any = None
-    ) -> Tensor:
-        """W_ij of a block, ``[J, I]``; W_ji for axis 1."""
-        weights = torch.mm(prepared[0][1 - axis][j], prepared[0][axis][i].T, out=out)
+    def columns(self, prepared: list[tuple[Tensor, Tensor]], i: slice, axis: int) -> list[Tensor]:
+        """The factor of I, ``[R, I]``, and that of all others."""
+        return [prepared[0][axis][i].T, prepared[0][1 - axis]]
+
+    def block(self, columns: list[Tensor], j: slice, logs: bool, out: Any = None) -> Tensor:
+        """The weights of a block, ``[J, I]``."""
+        weights = torch.mm(columns[1][j], columns[0], out=out)
         return weights.log2_() if logs else weights
 
 
