@@ -65,12 +65,13 @@ class Blocks:
         rank: int = 0,
         num_ranks: int = 1,
         share_memory: bool = False,
+        exact: bool = False,  # also sums of weights that are negligible beside the positive
     ) -> None:
         self.pairs, self.temperature = pairs, temperature
         self.z = pairs.embeddings  # [M, D]
         self.scale = LOG2_E / temperature  # from cosines to exponents of 2
         # Whether a maximum is subtracted from exponents.
-        self.logs = not pairs.is_unit or _may_overflow(temperature)
+        self.logs = exact or not pairs.is_unit or _may_overflow(temperature)
         self.excluded = -math.inf if self.logs else 0.0
         self.prepared = [] if pairs.weights is None else pairs.weights.prepared(self.logs)
         self.numbers = pairs.pair_weight.numbers(self.scale) if pairs.pair_weight else ()

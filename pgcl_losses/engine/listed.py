@@ -53,7 +53,9 @@ class ListedNegatives:
         self, pairs: Pairs, temperature: float | Tensor, rank: int, num_ranks: int
     ) -> None:
         assert pairs.negative_pairs is not None
-        self.listed = Listed(pairs.embeddings, *pairs.negative_pairs[:, rank::num_ranks])
+        # A copy for a later backward, before which a sampler may write its next pairs.
+        own = pairs.negative_pairs[:, rank::num_ranks].clone()
+        self.listed = Listed(pairs.embeddings, *own)
         self.temperature, self.num_queries = temperature, pairs.num_queries()
         self.logits = self.listed.products() / temperature  # [P]
 

@@ -49,7 +49,10 @@ class Losses:
         ranks = self.processes.rank, self.processes.num_ranks()
         if self.pairs.negative_pairs is not None:
             return ListedNegatives(self.pairs, temperature, *ranks)
-        return Blocks(self.pairs, temperature, *ranks, share_memory)
+        # Without the positive in the denominator, the smallest weights count.
+        has_weights = self.pairs.weights is not None or self.pairs.pair_weight is not None
+        exact = self.form.decoupled and has_weights
+        return Blocks(self.pairs, temperature, *ranks, share_memory, exact)
 
     def loss(self, reduction: str, with_gradient: bool) -> Tensor:
         """The mean or sum of the losses, or all of them in the caller's order, ``[Q]``."""

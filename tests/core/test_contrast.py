@@ -96,3 +96,17 @@ def test_inputs_that_the_weighting_does_not_need_are_optional():
     for weighting in ("uniform", "sample"):
         PrototypeReweightedNCE(weighting=weighting, exclude_same_cluster=False)(z, z)
         PrototypeReweightedNCE(weighting=weighting)(z, z, clusters=(clusters, clusters))
+
+
+@engines
+def test_weights_below_the_numbers_of_float32_count_in_a_decoupled_loss(engine):
+    """All negatives of one rare cluster, far from the mean distance."""
+    z, prototypes = torch.randn(2, 200, 4), torch.eye(2, 4)
+    clusters = (torch.arange(200) == 7).long()
+    loss_of = PrototypeReweightedNCE(decoupled=True, engine=engine)
+    of_float, exact = (
+        loss_of(*z.to(dtype), clusters=(clusters, clusters), prototypes=prototypes.to(dtype))
+        for dtype in (torch.float32, torch.float64)
+    )
+    assert exact < -80
+    torch.testing.assert_close(of_float.double(), exact, rtol=1e-4, atol=0)

@@ -80,7 +80,7 @@ def test_losses_and_gradients_agree_with_the_oracle(problem, block):
     for engine in ("dense", "blocks"):
         loss = InfoNCE(**mode, **options, reduction="none", engine=engine).double()
         if past is not None:
-            loss.remember(z, items)
+            loss.remember(z, items=items)
         with in_blocks(block):
             ours = loss(*sets, **given)
             d_sets = gradients(upstream(ours) + 0 * sets[0].sum(), sets)
@@ -108,3 +108,17 @@ def test_a_nan_among_the_negatives_is_a_nan_of_the_loss(engine, options):
     z = torch.randn(5, DIM)
     z[4, 0] = torch.nan
     assert InfoNCE(engine=engine, **options)(z, items=torch.tensor([0, 0, 1, 1, 2])).isnan()
+
+
+@engines
+def test_listed_negatives_may_change_before_the_backward(engine):
+    """A sampler writes its next pairs into the same tensor."""
+    (z,), _ = random_sets((8,))
+    z.requires_grad_()
+    positives, negatives = torch.tensor([[0, 1], [1, 2]]), torch.tensor([[0, 1], [4, 5]])
+    loss_of = InfoNCE(negatives="given", reduction="none", engine=engine)
+    given = {"positives": positives, "negative_pairs": negatives}
+    (expected,) = gradients(loss_of(z, **given).sum(), [z])
+    loss = loss_of(z, **given).sum()
+    negatives += 2
+    torch.testing.assert_close(*gradients(loss, [z]), expected)
