@@ -137,8 +137,9 @@ def positives(value: Any, weights: Any, sets: Sequence[Tensor], queries: str) ->
         expected = f"a Tensor of shape [{value.shape[1]}], one for each pair of positives"
         raise TypeError(f"positive_weights must be {expected}, but got {shown(weights)}")
     device("positive_weights", weights, "z1", sets[0])
-    if can_be_read(weights.detach()) and not ((weights >= 0) & (weights <= 1e20)).all():
-        raise ValueError("positive_weights must be numbers from 0 to 1e20")
+    if can_be_read(weights.detach()):
+        for wrong in weights.detach()[~((weights >= 0) & (weights <= 1e20))].tolist():
+            raise ValueError(f"positive_weights must be numbers from 0 to 1e20, but got {wrong}")
 
 
 def pairs(name: str, value: Any, sets: Sequence[Tensor], queries: str) -> None:

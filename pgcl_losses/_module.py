@@ -109,8 +109,11 @@ class LossModule(nn.Module):
         """A subclass may have attributes of its own, but none that looks like an option."""
         of_children = {c: getattr(m, "options", ()) for c, m in self.named_children()}
         owner = type(self).__name__
-        if there := [f"{child}.{name}" for child in of_children if name in of_children[child]]:
-            raise AttributeError(f"{name} is no option of {owner}: set its {' and '.join(there)}")
+        if there := [child for child in of_children if name in of_children[child]]:
+            fix = f"set its {' and '.join(f'{child}.{name}' for child in there)}"
+            if all(name in getattr(self, child).fixed for child in there):
+                fix = "it cannot change, make a new one"
+            raise AttributeError(f"{name} cannot be assigned to {owner}: {fix}")
         is_ours = type(self).__module__.startswith("pgcl_losses.")
         is_wrong = is_ours and not isinstance(value, Tensor)
         names = [*dict.fromkeys(chain(self.options, *of_children.values()))]

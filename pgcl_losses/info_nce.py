@@ -51,7 +51,10 @@ class WeightedInfoNCE(LossModule):
             fix = "choose 'mean' or 'sum', or decoupled=False"
             raise ValueError(f"over_positives='supcon' has positives in each denominator: {fix}")
         if (self.negatives == "given") != (batch.negative_pairs is not None):
-            raise TypeError("negatives='given' needs negative_pairs, [2, P], and only that does")
+            fix = "give negative_pairs, [2, P]"
+            if batch.negative_pairs is not None:
+                fix = "negative_pairs need negatives='given'"
+            raise TypeError(f"negatives is {self.negatives!r}: {fix}")
         with full_precision(batch.embeddings.device):
             temperature = processes.temperature(self.temperature, batch.embeddings.dtype)
             if items is None and not processes.hold_views():  # each embedding is an item
@@ -187,7 +190,7 @@ class InfoNCE(WeightedInfoNCE, LossWithMemory):
     similarity: Literal["cosine", "dot"] = "cosine"
     hardness: Hardness = 0.0
     debias: Debias = 0.0
-    fixed = frozenset({"memory_size", "dim"})
+    fixed = frozenset({"memory_size", "dim", "similarity"})  # a memory holds unit vectors or not
 
     def __post_init__(self) -> None:
         if self.memory_size > 0 and self.dim is None:
@@ -233,7 +236,9 @@ class InfoNCE(WeightedInfoNCE, LossWithMemory):
     ) -> dict[str, Any]:
         within = self.negatives in ("all", "given")
         differ = items is not None or positives is not None
-        why = "" if within else f", as negatives={self.negatives!r}"
+        why = ", or one with items= or positives="
+        if not within:
+            why = f", as negatives={self.negatives!r}"
         check.loss_views(views, 1 if within and differ else 2, may_be_empty, differ, why)
         same = self.check_positives(views, self.queries, items, positives, weights)
         if pairs is not None:

@@ -96,7 +96,7 @@ class LossWithMemory(LossModule):
     memory: Memory | None
 
     @called_by_all("remember")
-    def remember(self, embeddings: Tensor, items: Tensor | None = None) -> None:
+    def remember(self, embeddings: Tensor, *, items: Tensor | None = None) -> None:
         """Store embeddings ``[N, D]`` in the memory by hand, such as those of a momentum encoder.
 
         Without this, each training forward stores its embeddings, except under ``torch.func``. The

@@ -180,7 +180,10 @@ class PGCLLoss(LossWithMemory):
         positives: Tensor | None = None,
         positive_weights: Tensor | None = None,
     ) -> PGCLTerms:
-        """The loss with its two terms and the assignments, for logging."""
+        """The loss with its two terms and the assignments, to be logged.
+
+        A training forward: call it in place of the loss, not beside it.
+        """
         given = items, positives, positive_weights
         loss, contrast, consistency, batch = self._compute(views, *given)
         cosine = mean_cosine(batch.embeddings.detach())
@@ -227,10 +230,10 @@ class PGCLLoss(LossWithMemory):
         queries = getattr(self.contrast, "queries", "all")
         same = self.check_positives(views, queries, items, positives, weights)
         both = self.consistency_weight > 0 and self.contrast_weight > 0
-        if both and queries == "first" and self.consistency.reduction == "none":
+        if both and queries == "first" and self.consistency.reduction != "mean":
             raise ValueError(
-                "reduction='none' with queries='first' has a contrast for each embedding of the "
-                "first view, but a consistency for those of all: choose 'mean' or 'sum'"
+                f"reduction={self.consistency.reduction!r} with queries='first' has the contrast "
+                "of the first view, but the consistency of all: choose 'mean'"
             )
         self._check_contrast()
         return same

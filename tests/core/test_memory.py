@@ -35,7 +35,7 @@ def test_every_step_agrees_with_the_oracle(engine, size, with_items, mode):
             items = items if with_items else None
             loss.train(seed % 2 == 0)
             with torch.set_grad_enabled(seed < 5):
-                assert loss.remember(10 * z, items) is None
+                assert loss.remember(10 * z, items=items) is None
             loss.train()
             if seed == 3:
                 past = oracle.Memory(size)
@@ -95,5 +95,5 @@ def test_wrong_embeddings_are_not_stored(make, embeddings, items, error):
     loss.remember(torch.randn(4, DIM))
     before = copy.deepcopy(loss.state_dict())
     with pytest.raises(error, match=r"items|embeddings") if error else nullcontext():
-        loss.remember(embeddings, items)
+        loss.remember(embeddings, items=items)
     assert_same(loss.state_dict(), before)

@@ -55,7 +55,7 @@ def modes(draw):
         "memory_size": memory_size,
         "contrast_weight": contrast_weight,
         "consistency_weight": consistency_weight,
-        "reduction": draw(st.sampled_from(["mean", "sum", *["none"] * (queries == "all")])),
+        "reduction": draw(st.sampled_from(["mean", *["sum", "none"] * (queries == "all")])),
     }
     return made_with, {
         "temperature": draw(st.sampled_from([0.05, 0.1, 0.2, 0.5, 1.0])),
