@@ -1,5 +1,6 @@
 """Positives by position, by item and by index: means and sums over them, and their gradient."""
 
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -39,10 +40,13 @@ class Positives:
             if num_views == 2:
                 self.products = torch.linalg.vecdot(*self.views).view(1, 1, -1)
             else:
-                of_queries = self.views[:1] if pairs.first_queries else self.views
-                products = [torch.linalg.vecdot(of_view, self.views) for of_view in of_queries]
-                self.products = torch.stack(products)
-                own = torch.eye(len(of_queries), num_views, dtype=torch.bool, device=z.device)
+                num_query_views = 1 if pairs.first_queries else num_views
+                products = z.new_zeros(num_views, *self.views.shape[:2])
+                for a, b in itertools.combinations(range(num_views), 2):
+                    of_pair = torch.linalg.vecdot(self.views[a], self.views[b])
+                    products[a, b] = products[b, a] = of_pair
+                self.products = products[:num_query_views]
+                own = torch.eye(num_query_views, num_views, dtype=torch.bool, device=z.device)
                 self.own = own.unsqueeze(2)
         elif pairs.items is None:
             listed, weights = _with_views(pairs)
