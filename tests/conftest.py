@@ -51,15 +51,8 @@ def framework(request):
 
 def pytest_configure(config):
     """``-m pyg`` imports no framework but PyG, and ``-m "not dgl"`` no DGL."""
-    chosen, (tests, root) = config.option.markexpr, Path(__file__).parents[:2]
-    others = FRAMEWORKS & {*re.findall(r"not (\w+)", chosen)}
-    if chosen in FRAMEWORKS:
-        others = FRAMEWORKS - {chosen}
-    config.option.ignore = [*(config.option.ignore or ())]
-    for name in others:
-        needing = (
-            tests / "adapters" / name,
-            tests / f"helpers/{name}_cases.py",
-            root / f"adapters/{name}.py",
-        )
-        config.option.ignore += map(str, needing)
+    chosen, root = config.option.markexpr, Path(__file__).parents[1]
+    others = FRAMEWORKS - {chosen} if chosen in FRAMEWORKS else re.findall(r"not (\w+)", chosen)
+    places = "tests/adapters/{0} tests/helpers/{0}_cases.py adapters/{0}.py"
+    left_out = [str(root / place) for name in others for place in places.format(name).split()]
+    config.option.ignore = [*(config.option.ignore or ()), *left_out]

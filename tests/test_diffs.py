@@ -79,10 +79,7 @@ def given_by_a_script(x, x_aug):
 
 @pytest.mark.parametrize(
     ("script", "line", "tau"),
-    [
-        ("GraphCL", "-loss = model.loss_cal", 0.2),
-        ("GRACE", "model.projection(z1)", 0.4),
-    ],
+    [("GraphCL", "-loss = model.loss_cal", 0.2), ("GRACE", "model.projection(z1)", 0.4)],
 )
 def test_a_diff_keeps_the_value_and_the_gradient_of_the_scripts_loss(script, line, tau):
     x, x_aug = leaves = embeddings()

@@ -12,9 +12,7 @@ from helpers.marks import few_graphs
 from helpers.memory import kept_for_backward, largest_tensor
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.autograd import forward_ad
 
-from pgcl_losses import InfoNCE
 from pgcl_losses.distributed import Processes
 from pgcl_losses.engine import blocks
 from pgcl_losses.engine.blocks import Blocks
@@ -106,15 +104,6 @@ def test_portions_of_blocks_add_up(pairs, temperature, num_ranks, block):
         for whole_part, *parts in zip(*gradients, strict=True):
             if whole_part is not None:
                 close(sum(parts), whole_part)
-
-
-def test_a_dual_temperature_has_the_derivative():
-    z, tau = torch.randn(2, 3, 2), torch.nn.Parameter(torch.tensor(0.2))
-    (expected,) = gradients(InfoNCE(temperature=tau)(*z), [tau])
-    with forward_ad.dual_level():
-        dual = forward_ad.make_dual(tau.detach(), torch.ones(()))
-        ours = forward_ad.unpack_dual(InfoNCE(temperature=dual)(*z)).tangent
-    torch.testing.assert_close(ours, expected)
 
 
 def test_processes_have_about_equally_many_pairs():

@@ -105,6 +105,8 @@ VALUE_ERRORS = [
     # Options.
     ("PGCLLoss(D, [3, 0])", "num_prototypes[1]", "at least 1", "got 0"),
     ("nce(temperature=0)", "temperature", "at least 1e-30", "got 0"),
+    ("nce(temperature=torch.tensor(nan))(z1, z2)", "temperature must be", "nan"),
+    ("pgcl(temperature=torch.tensor(0.2).to('meta'))(z1, z2)", "temperature is on meta"),
     ("nce(hardness=10**400)", "hardness", "to 1e6", "got 1000"),
     ("nce(debias=nan)", "debias", "to 0.999", "nan"),
     ("nce(memory_size=-1, dim=D)", "memory_size", "-1"),

@@ -102,12 +102,3 @@ def test_invalid_temperatures_are_not_assigned(make, value):
     with pytest.raises((TypeError, ValueError), match="temperature"):
         loss.temperature = value
     assert loss.temperature == 0.2
-
-
-@makes
-@pytest.mark.parametrize(
-    "value", [torch.tensor(0.0), torch.tensor(torch.nan), torch.tensor(0.2, device="meta")], ids=str
-)
-def test_the_value_and_the_device_are_checked_in_the_forward(make, value):
-    with pytest.raises(ValueError, match=r"temperature (must be|is on meta)"):
-        make(temperature=value)(*torch.randn(2, 5, DIM))
