@@ -111,7 +111,7 @@ class LossModule(nn.Module):
         owner = type(self).__name__
         if there := [child for child in of_children if name in of_children[child]]:
             fix = f"set its {' and '.join(f'{child}.{name}' for child in there)}"
-            if all(name in getattr(self, child).fixed for child in there):
+            if all(name in getattr(getattr(self, child), "fixed", ()) for child in there):
                 fix = "it cannot change, make a new one"
             raise AttributeError(f"{name} cannot be assigned to {owner}: {fix}")
         is_ours = type(self).__module__.startswith("pgcl_losses.")

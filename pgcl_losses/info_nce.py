@@ -236,7 +236,7 @@ class InfoNCE(WeightedInfoNCE, LossWithMemory):
     ) -> dict[str, Any]:
         within = self.negatives in ("all", "given")
         differ = items is not None or positives is not None
-        why = ", or one with items= or positives="
+        why = "" if differ else ", or one with items= or positives="
         if not within:
             why = f", as negatives={self.negatives!r}"
         check.loss_views(views, 1 if within and differ else 2, may_be_empty, differ, why)

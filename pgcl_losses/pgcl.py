@@ -228,12 +228,13 @@ class PGCLLoss(LossWithMemory):
         # A module of yours may have none of these.
         check.temperature(getattr(self.contrast, "temperature", 1.0), views[0])
         queries = getattr(self.contrast, "queries", "all")
+        reduction = getattr(self.consistency, "reduction", "mean")
         same = self.check_positives(views, queries, items, positives, weights)
         both = self.consistency_weight > 0 and self.contrast_weight > 0
-        if both and queries == "first" and self.consistency.reduction != "mean":
+        if both and queries == "first" and reduction != "mean":
             raise ValueError(
-                f"reduction={self.consistency.reduction!r} with queries='first' has the contrast "
-                "of the first view, but the consistency of all: choose 'mean'"
+                f"reduction={reduction!r} with queries='first' has the contrast of the first view, "
+                "but the consistency of all: choose 'mean'"
             )
         self._check_contrast()
         return same

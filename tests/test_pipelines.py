@@ -79,14 +79,9 @@ def assert_equal(state, expected):
 
 def fit(loss, epochs, **checkpoint):
     """A new module and a new trainer, which go on from the checkpoint, if one is given."""
-    trainer = lightning.Trainer(
-        accelerator="cpu",
-        max_epochs=epochs,
-        logger=False,
-        enable_checkpointing=False,
-        enable_model_summary=False,
-        enable_progress_bar=False,
-    )
+    shown = "logger enable_checkpointing enable_model_summary enable_progress_bar"
+    quiet = dict.fromkeys(shown.split(), False)
+    trainer = lightning.Trainer(accelerator="cpu", max_epochs=epochs, **quiet)
     loaders = (torch.utils.data.DataLoader(views_of(seed), batch_size=16) for seed in (1, 2))
     trainer.fit(Contrast(loss), *loaders, **checkpoint)
     return trainer

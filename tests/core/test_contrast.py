@@ -10,7 +10,7 @@ from helpers.marks import NEGATIVES, engines, negatives_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pgcl_losses import PrototypeReweightedNCE
+from pgcl_losses import PGCLLoss, PrototypeReweightedNCE
 from pgcl_losses.contrast import WEIGHTINGS
 
 
@@ -100,11 +100,15 @@ def test_inputs_that_the_weighting_does_not_need_are_optional():
 
 @engines
 def test_weights_below_the_numbers_of_float32_count_in_a_decoupled_loss(engine):
-    """All negatives of one rare cluster, far from the mean distance."""
-    z, prototypes = torch.randn(2, 200, 4), torch.eye(2, 4)
-    clusters = (torch.arange(200) == 7).long()
-    loss_of = PrototypeReweightedNCE(decoupled=True, engine=engine)
-    given = {"clusters": (clusters, clusters), "prototypes": prototypes}
-    loss, exact = loss_of(*z, **given), loss_of(*z.double(), **given)
-    assert exact < -80
-    torch.testing.assert_close(loss.double(), exact, rtol=1e-4, atol=0)
+    """The only negative of each graph is far from the mean distance."""
+    z = 0.01 * torch.randn(2, 200, 4) + torch.eye(4)[0]
+    z[:, 7] *= -1
+    alone, options = (torch.arange(200) == 7).long(), {"decoupled": True, "engine": engine}
+    by_cluster = {"clusters": (alone, alone), "prototypes": torch.eye(2, 4)}
+    losses = [(PrototypeReweightedNCE(**options), by_cluster)]
+    options |= {"weighting": "sample", "exclude_same_cluster": False, "consistency_weight": 0.0}
+    losses += [(PGCLLoss(4, 3, **options), {"items": alone})]
+    for loss_of, inputs in losses:
+        loss, exact = loss_of(*z, **inputs), loss_of.double()(*z.double(), **inputs)
+        assert exact < -80
+        torch.testing.assert_close(loss.double(), exact, rtol=1e-4, atol=0)

@@ -175,12 +175,7 @@ def calls_that_differ():
         (*((pgcl, views) for pgcl in by_strength), *(f"consistency.strength={i}" for i in (0, 1))),
         ((consistency, few), (consistency, many), "dimension=3", "dimension=4"),
         ((consistency, heads), (consistency, other_heads), r"heads=\(4, 6\)", r"heads=\(6, 4\)"),
-        (
-            (contrast_with, (views[0],)),
-            (contrast_with, ([[1.0] * DIM],)),
-            "ready",
-            "TypeError: prototypes must be a Tensor",
-        ),
+        ((contrast_with, views[:1]), (contrast_with, ([],)), "ready", "TypeError: prototypes must"),
         (forward, (broken, views), "ready", "OSError: no check today"),
         ((pgcl.remember, views[:1]), (partial(pgcl.remember, z=1), ()), "ready", "TypeError: .*"),
     ]

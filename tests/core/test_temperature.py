@@ -10,6 +10,7 @@ from helpers.cases import in_blocks
 from helpers.losses import ARITHMETIC, DIM, gradients, loss_of
 from helpers.marks import engines, few_graphs
 from torch import nn
+from torch.autograd import forward_ad
 
 from pgcl_losses import InfoNCE, PGCLLoss
 
@@ -102,3 +103,12 @@ def test_invalid_temperatures_are_not_assigned(make, value):
     with pytest.raises((TypeError, ValueError), match="temperature"):
         loss.temperature = value
     assert loss.temperature == 0.2
+
+
+def test_a_dual_temperature_has_the_derivative():
+    z, tau = torch.randn(2, 3, 2), parameter(0.2)
+    expected = gradients(InfoNCE(temperature=tau)(*z), [tau])[0]
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(tau.detach(), torch.ones_like(tau))
+        ours = forward_ad.unpack_dual(InfoNCE(temperature=dual)(*z)).tangent
+    torch.testing.assert_close(ours.to(expected), expected)

@@ -42,8 +42,7 @@ def collapsed(z, step, spread=0.05):
 ONE_CLUSTER = {"views_of": lambda z, step: ONE_DIRECTION + 1e-7 * z}
 COLLAPSED = {"views_of": collapsed, "lr": 1e-5, "num_graphs": 40}
 SHARP = {"num_prototypes": (3, 4), "epsilon": 0.01}
-
-
+INFINITE = {"views_of": lambda z, step: (z.detach().abs() / 0).requires_grad_()}
 LEARNED = {"temperature": torch.nn.Parameter(torch.tensor(0.2))}
 ITEMS = torch.arange(12)
 NOTHING_LEFT = "no query has both positives and negatives"
@@ -73,11 +72,7 @@ def test_one_warning(text, options, training):
     ("text", "options", "training"),
     [
         ("hold NaN or inf", {}, {"views_of": lambda z, step: z / 0}),
-        (
-            "hold NaN or inf",
-            {"similarity": "dot"},
-            {"views_of": lambda z, step: (z.detach().abs() / 0).requires_grad_()},
-        ),
+        ("hold NaN or inf", {"similarity": "dot"}, INFINITE),
         (NOTHING_LEFT, {}, {"num_graphs": 1}),
         (NOTHING_LEFT, {}, {"items": (ITEMS, ITEMS + 12)}),
         (NOTHING_LEFT, {}, {"items": 0 * ITEMS}),
