@@ -128,7 +128,7 @@ VALUE_ERRORS = [
     ("nce().remember(z1)", "memory_size is 0"),
     # Embeddings.
     ("pgcl()(z1[0], z2[0])", "z1", "[N, D]", "(4,)"),
-    ("nce()(z1, z2, y)", "z3", "(8,)", "items="),
+    ("nce()(z1, z2, y.float())", "z3", "(8,)", "items="),
     ("pgcl()(z1[:0], z2[:0])", "z1", "(0, 4)"),
     ("pgcl()(z1.T, z2.T)", "z1 has dimension 8", "prototypes.weight", "4"),
     ("pgcl()(z1, z2.T)", "z2", "(4, 8)", "(8, 4)"),
