@@ -120,9 +120,7 @@ def options() -> str:
     lines = [
         [f"`{row['provider']}`", text("ratio", row["value"])]
         for row in rows
-        if row["metric"] == "ratio to default"
-        and row["provider"] != "default"
-        and not row["provider"].startswith("temperature=")
+        if row["metric"] == "ratio to default" and row["provider"] != "default"
     ]
     return markdown(["option", "ratio"], lines)
 
