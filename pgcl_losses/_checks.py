@@ -62,8 +62,8 @@ def matrix(name: str, value: Any, shape: str, may_be_empty: bool = False) -> Non
     if not isinstance(value, Tensor):
         raise TypeError(f"{name} must be a Tensor of shape {shape}, but got {type(value).__name__}")
     if value.dim() != 2:
-        may_be_labels = value.dim() == 1 and shape == "[N, D]" and name != "z1"
-        hint = ": give labels as items=" if may_be_labels else ""
+        is_vector = value.dim() == 1 and shape == "[N, D]" and name != "z1"
+        hint = ": give labels as items=" if is_vector or not value.is_floating_point() else ""
         raise ValueError(f"{name} must have shape {shape}, but got {tuple(value.shape)}{hint}")
     if not value.is_floating_point():
         raise TypeError(f"{name} must be a floating-point Tensor, but got {value.dtype}")
