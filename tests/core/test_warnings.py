@@ -31,10 +31,6 @@ def train(loss, views_of=lambda z, step: z, lr=1e-3, num_graphs=12, accumulate=1
     return [str(warning.message) for warning in caught]
 
 
-def detached(z, step):
-    return z.detach()
-
-
 def collapsed(z, step, spread=0.05):
     return ONE_DIRECTION + spread * z[:1].expand_as(z)  # views that agree
 
@@ -42,6 +38,7 @@ def collapsed(z, step, spread=0.05):
 ONE_CLUSTER = {"views_of": lambda z, step: ONE_DIRECTION + 1e-7 * z}
 COLLAPSED = {"views_of": collapsed, "lr": 1e-5, "num_graphs": 40}
 SHARP = {"num_prototypes": (3, 4), "epsilon": 0.01}
+DETACHED = {"views_of": lambda z, step: z.detach()}
 INFINITE = {"views_of": lambda z, step: (z.detach().abs() / 0).requires_grad_()}
 LEARNED = {"temperature": torch.nn.Parameter(torch.tensor(0.2))}
 ITEMS = torch.arange(12)
@@ -56,8 +53,8 @@ NOTHING_LEFT = "no query has both positives and negatives"
         ("the contrast is 0, as no query has both", {}, {"num_graphs": 1}),
         ("12 graphs of a batch and 0 of the queue are balanced", {"num_prototypes": 16}, {}),
         ("the prototypes have not moved in 16 training forwards: ", {}, {"lr": 0}),
-        ("had no gradient in 16 training forwards", {}, {"views_of": detached}),
-        ("had no gradient", {"consistency_weight": 0, **LEARNED}, {"views_of": detached}),
+        ("had no gradient in 16 training forwards", {}, DETACHED),
+        ("had no gradient", {"consistency_weight": 0, **LEARNED}, DETACHED),
         ("are in one cluster, normalise in the encoder", {"epsilon": 10.0}, ONE_CLUSTER),
         ("are collapsed: their mean cosine is 1.00", SHARP, COLLAPSED),
     ],
@@ -77,7 +74,7 @@ def test_one_warning(text, options, training):
         (NOTHING_LEFT, {}, {"items": (ITEMS, ITEMS + 12)}),
         (NOTHING_LEFT, {}, {"items": 0 * ITEMS}),
         ("two views are one tensor", {}, {"views_of": lambda z, step: (z[0],) * 2}),
-        ("had no gradient", LEARNED, {"views_of": detached}),
+        ("had no gradient", LEARNED, DETACHED),
         (None, {}, {}),
         (None, {}, {"items": (ITEMS, ITEMS.clamp_min(11))}),  # one positive in the batch
         (None, {}, {"items": ITEMS // 2, "views_of": lambda z, step: z[:1]}),

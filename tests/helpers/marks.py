@@ -1,4 +1,4 @@
-"""Parameters and filters of warnings that many files share."""
+"""What many files share: parameters, filters of warnings, and the check of an error."""
 
 import pytest
 
@@ -11,3 +11,12 @@ few_graphs = pytest.mark.filterwarnings("ignore:PGCLLoss")
 compiling = pytest.mark.filterwarnings(
     "ignore::DeprecationWarning", "ignore:Guards may run:RuntimeWarning"
 )
+
+
+def assert_error(error, call, words, names):
+    """Of a call that has these names: an error on one line, with all words."""
+    with pytest.raises(error) as caught:
+        eval(call, names)
+    message = str(caught.value)
+    assert [word for word in words if word not in message] == [], message
+    assert "\n" not in message

@@ -18,6 +18,7 @@ from GCL.models import (
 )
 from helpers import pyg_cases
 from helpers.batches import ring
+from helpers.marks import assert_error
 from helpers.ranks import on_ranks
 from hypothesis import given
 from hypothesis import strategies as st
@@ -341,40 +342,44 @@ def in_g2l(loss, num_graphs=2):
 
 
 MISTAKES = [
-    (ValueError, "model_of(pgcl)(z1, z2, extra_pos_mask=ones)", "extra_pos_mask", "25 positives"),
-    (ValueError, "model_of(pgcl)(z1, z2, extra_neg_mask=0 * ones)", "extra_neg_mask", "0 negat"),
-    (ValueError, "in_g2l(pgcl)", "'G2G' or 'L2L'", "2 anchors, 5 samples"),
+    (ValueError, "of_pgcl(z1, z2, **pos)", "without extra_pos_mask", "25 positives in pos_mask"),
+    (ValueError, "of_pgcl(z1, z2, **no_neg)", "extra_neg_mask", " and 0 negatives in neg_mask"),
+    (ValueError, "in_g2l(pgcl)", "'G2G' or 'L2L'", "got 2 anchors, 5 samples"),
     # Negatives of a sampler of the user.
-    (ValueError, "pgcl(z1, torch.cat([z2, z2]))", "5 anchors, 10 samples", "no positives"),
-    (TypeError, "PGCLContrastLoss(4, negatives='all')", "negatives"),
-    (ValueError, "model_of(nce)(z1, z2, extra_pos_mask=shift, extra_neg_mask=ones)", "in common"),
-    (ValueError, "nce(z1[:2], z2)", "anchor has 2", "sample 5", "pos_mask"),
-    (ValueError, "nce(z1, torch.cat([z2, z2]))", "pos_mask", "the other view"),
-    (ValueError, "in_g2l(nce, num_graphs=3)", "(2, 5)", "3"),  # the last has no node
-    (ValueError, "in_g2l(InfoNCEContrastLoss(memory_size=8, dim=4))", "memory_size is 8", "items"),
-    (TypeError, "InfoNCEContrastLoss(reduction='sum')", "reduction", "'sum'"),
-    (TypeError, "InfoNCEContrastLoss(0.2)", "temperature=", "0.2"),
-    (TypeError, "InfoNCEContrastLoss(tau=0.2)", "tau", "temperature"),
-    (TypeError, "model_of(InfoNCE())(z1, z2)", "pgcl_losses.adapters.pygcl"),
-    # Losses of PyGCL in the model of PyG.
-    (TypeError, "in_pyg(L.InfoNCE(0.2))", "masks", "pgcl_losses.InfoNCE()"),
-    (TypeError, "in_pyg(L.JSD())", "masks", "pgcl_losses.InfoNCE()"),
+    (ValueError, "pgcl(z1, both)", "got 5 anchors, 10 samples, no positives in pos_mask"),
+    (TypeError, "PGCLContrastLoss(4, negatives='all')", "negatives is up to the contrast model"),
+    (ValueError, "of_nce(z1, z2, **masks)", "pos_mask and neg_mask must not have a pair in common"),
+    (ValueError, "nce(z1[:2], z2)", "anchor has 2 embeddings and sample 5: without pos_mask"),
+    (ValueError, "nce(z1, both)", "without pos_mask, sample must be the other view"),
+    # The last graph has no node.
+    (ValueError, "in_g2l(nce, num_graphs=3)", "pos_mask has shape (2, 5), but anchor has 3 embedd"),
+    (ValueError, "in_g2l(remembering)", "memory_size is 8, but ", " 0 for mode 'G2L'", "items"),
+    (TypeError, "nce_of(reduction='sum')", "reduction is up to the contrast model, but got 'sum'"),
+    (TypeError, "nce_of(0.2)", "options by name, such as temperature=, but got 0.2"),
+    (TypeError, "nce_of(tau=0.2)", "InfoNCEContrastLoss has no argument tau: ", "temperature"),
+    (TypeError, "model_of(InfoNCE())(z1, z2)", "take the losses of pgcl_losses.adapters.pygcl"),
+    *(
+        (TypeError, f"in_pyg(L.{loss})", "needs the masks of its contrast models: give pgcl_losses")
+        for loss in ("InfoNCE(0.2)", "JSD()", "TripletMargin()")
+    ),
 ]
 
 
 @pytest.mark.parametrize(("error", "call", "words"), [(*row[:2], row[2:]) for row in MISTAKES])
 def test_mistakes(error, call, words):
     (z1, z2), ones = views_of(5), torch.ones(5, 5)
+    nce_of, nce, pgcl = InfoNCEContrastLoss, InfoNCEContrastLoss(), PGCLContrastLoss(4, 3)
+    masks = {"extra_pos_mask": torch.eye(5).roll(1, 0), "extra_neg_mask": ones}
+    names = {"z1": z1, "z2": z2, "both": torch.cat([z2, z2]), "masks": masks}
+    names |= {"pos": {"extra_pos_mask": ones}, "no_neg": {"extra_neg_mask": 0 * ones}}
+    names |= {"nce": nce, "pgcl": pgcl, "of_nce": model_of(nce), "of_pgcl": model_of(pgcl)}
 
     def in_pyg(loss):
         keep, batch = torch.nn.Identity(), pyg_cases.batch_of([ring(5)] * 3)
         return pyg_cases.model_of(keep, keep, loss=loss)(batch)
 
-    names = {"z1": z1, "z2": z2, "ones": ones, "shift": torch.eye(5).roll(1, 0), "in_pyg": in_pyg}
-    names |= {"nce": InfoNCEContrastLoss(), "pgcl": PGCLContrastLoss(4, 3)}
-    with pytest.raises(error) as caught:
-        eval(call, globals(), names)
-    assert [word for word in words if word not in str(caught.value)] == [], caught.value
+    names |= {"nce_of": nce_of, "remembering": nce_of(memory_size=8, dim=4), "in_pyg": in_pyg}
+    assert_error(error, call, words, globals() | names)
 
 
 def test_the_module_imports_without_frameworks():
