@@ -105,10 +105,10 @@ class Batch(NamedTuple):
         if positives is not None:
             if positive_weights is None:
                 positive_weights = positives.new_ones(positives.shape[1], dtype=dtype)
-            positives, weights = _of_all(processes, positives, positive_weights.to(dtype))
-            fields |= {"positives": positives, "positive_weights": weights}
+            fields["positives"] = processes.numbers_of_own(sets[0].device)[positives]
+            fields["positive_weights"] = positive_weights.to(dtype)
         if negative_pairs is not None:
-            fields["negative_pairs"] = _of_all(processes, negative_pairs)[0]
+            fields["negative_pairs"] = processes.numbers_of_own(sets[0].device)[negative_pairs]
         return cls(processes, embeddings, items, is_unit=is_unit, **fields)
 
     @staticmethod
@@ -164,22 +164,6 @@ class Batch(NamedTuple):
         ]
         of_views = zip(*parts, strict=True)
         return tuple([Assignment(p, q, c, self.heads, keys) for p, q, c, keys in of_views])
-
-    def own(self, losses: Tensor) -> Tensor:
-        """Those of this process, of the losses ``[Q]`` of all embeddings or of the first set's."""
-        is_first = len(losses) < len(self.embeddings)
-        counts = self.processes.counts[:1] if is_first else self.processes.counts
-        return self.processes._replace(counts=counts).own(losses)
-
-
-def _of_all(processes: Processes, pairs: Tensor, *weights: Tensor) -> list[Tensor]:
-    """The pairs of all processes ``[2, P]``, each of whose positions are those of its own batch."""
-    if processes.num_ranks() == 1:
-        return [pairs, *weights]
-    of_all = torch.arange(sum(processes.lengths()), device=pairs.device)
-    pairs = processes.own(of_all)[pairs]
-    processes = processes.of_sets([pairs.shape[1]], pairs.device)
-    return [processes.gather(pairs.T).T, *map(processes.gather, weights)]
 
 
 def _assigned(

@@ -12,9 +12,11 @@ from pgcl_losses._module import called_by_all
 from pgcl_losses._normalize import full_precision
 from pgcl_losses._options import Window, with_options
 from pgcl_losses.batch import NOT_ASSIGNED, Assignment, Batch, Negatives, batch_argument
-from pgcl_losses.engine.pair_weights import Factors, Gaussian, Table
 from pgcl_losses.info_nce import WeightedInfoNCE
 from pgcl_losses.weights import (
+    Factors,
+    Gaussian,
+    Table,
     cluster_counts,
     cosine_moments,
     filled_mean,

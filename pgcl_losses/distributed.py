@@ -6,6 +6,7 @@ gradient of an embedding is then the sum over the losses of all processes. Distr
 takes the mean over them, which is the gradient of one loss.
 """
 
+import itertools
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -71,11 +72,27 @@ class Processes(NamedTuple):
             distributed.all_reduce(total, group=self.group)
         return total
 
-    def add_logs(self, logs: Tensor) -> Tensor:
-        """Logs ``[M]`` of each process's sums -> of their total, the same bits on all ranks."""
+    def own_slices(self) -> list[slice]:
+        """Where this process's embeddings of each set lie among the embeddings of all."""
+        starts = [sum(counts[: self.rank]) for counts in self.counts]
+        before = itertools.accumulate(self.lengths(), initial=0)
+        return [
+            slice(first + start, first + start + counts[self.rank])
+            for first, start, counts in zip(before, starts, self.counts, strict=False)
+        ]
+
+    def numbers_of_own(self, device: torch.device) -> Tensor:
+        """The numbers of this process's embeddings among the embeddings of all, ``[m]``."""
+        own = [torch.arange(x.start, x.stop, device=device) for x in self.own_slices()]
+        return torch.cat(own)
+
+    def sum_of(self, losses: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
+        """Sums over processes of a sum of losses, with gradient, and of a count."""
         if self.num_ranks() == 1:
-            return logs
-        return gathered(logs, self.group, "sums over pairs").logsumexp(0)
+            return losses, count
+        both = torch.stack([losses, count.to(losses)])
+        losses, count = _Sum.apply(both, self).unbind()  # type: ignore[no-untyped-call]  # torch has no type there
+        return losses, count
 
     def average_gradient(self, value: Tensor) -> Tensor:
         """The same tensor, whose gradient becomes the mean over ranks."""
@@ -157,6 +174,20 @@ class _Gather(torch.autograd.Function):
     def backward(ctx: Any, d_gathered: Tensor) -> tuple[Tensor, None]:
         d_of_all = ctx.processes.add(d_gathered, "the gradient of embeddings")
         return ctx.processes.own(d_of_all), None
+
+
+class _Sum(torch.autograd.Function):
+    """All-reduce. The loss of each process depends on the numbers of all: so does the gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, own: Tensor, processes: Processes) -> Tensor:
+        ctx.processes = processes
+        return processes.add(own, "losses")
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_sum: Tensor) -> tuple[Tensor, None]:
+        return ctx.processes.add(d_sum, "the gradient of the loss"), None
 
 
 @contextmanager

@@ -1,18 +1,18 @@
-"""How negatives and positives make the loss of a query: values, and their derivatives.
+"""The losses of the literature as formulas: what the negatives and positives of a query make of it.
 
-With log S the log-sum-exp of a query's negatives, x_p the score of a positive, s / tau, and E the
-sum of w_p e^{x_p} over positives of weight w_p, a loss is one of
+Of each query a form gets log S, the log-sum-exp of its negatives, and the scores x_p = s_p / tau of
+its positives with their weights w_p. With E = sum_p w_p e^{x_p} and a_p = w_p / sum_p w_p, the loss is
 
-- "mean": the mean over positives of log(1 + e^{log S - x_p}), InfoNCE's;
-- "supcon": log(S + E) - the mean of x_p, which is log(1 + S / E) + the mean of log E - x_p;
-- "sum": log(1 + S / E).
+- "mean": the mean over positives of log(1 + S / e^{x_p}), weighted by a_p: InfoNCE of each positive;
+- "supcon": log(S + E) - sum_p a_p x_p: the loss L_out of Khosla et al., NeurIPS 2020;
+- "sum": log(1 + S / E): positives are added up within the logarithm.
 
-Debiased negatives: Chuang et al., Debiased Contrastive Learning, NeurIPS 2020.
+With one positive all three are InfoNCE. Decoupled losses (Yeh et al., ECCV 2022) leave the positives
+out of the denominator: log(S / e^{x_p}). Everything here is plain torch, which autograd differentiates.
 """
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -21,146 +21,99 @@ from torch import Tensor
 # log(1 + e^x) is x from here on, even for float64.
 _LINEAR_FROM = 40.0
 
-# Of gaps: the value of each and its derivative.
-Term = Callable[[Tensor], tuple[Tensor, Tensor]]
-
-
-def coupled(gaps: Tensor) -> tuple[Tensor, Tensor]:
-    """-log(e^x / (e^x + S)): the positive is in its denominator."""
-    return F.softplus(gaps, threshold=_LINEAR_FROM), gaps.sigmoid()
-
-
-def decoupled(gaps: Tensor) -> tuple[Tensor, Tensor]:
-    """-log(e^x / S); 0 without negatives."""
-    none = gaps == -torch.inf
-    return gaps.masked_fill(none, 0.0), (~none).to(gaps.dtype)
-
-
-def fraction(gaps: Tensor) -> tuple[Tensor, Tensor]:
-    """e^x / E, the derivative of log E by x. log E is rounded, but no positive exceeds its sum."""
-    values = gaps.clamp_min(0.0).neg().exp()
-    return values, -values
-
-
-def exponential(gaps: Tensor) -> tuple[Tensor, Tensor]:
-    """e^x / S, up to e^40."""
-    values = gaps.clamp_min(-_LINEAR_FROM).neg().exp()
-    return values, -values.where(gaps >= -_LINEAR_FROM, 0.0)
-
-
-def largest_exponent(like: Tensor) -> float:
-    """Of e^x that does not overflow: a positive of weight 0 may exceed E by any factor."""
-    return math.log(torch.finfo(like.dtype).max) - 8
-
-
-class Mean(NamedTuple):
-    """A mean over the positives of each query, or a loss that is made of such means."""
-
-    values: Tensor  # [Q]
-    grads: Tensor  # [Q] the derivative by the offsets of gaps
-    exist: Tensor | None  # [Q] whether a query has positives; None: all have
-    kept: Any = None  # what the gradient uses again
-
-
-def of_existing(values: Tensor, grads: Tensor, exist: Tensor | None, offsets: Tensor) -> Mean:
-    """Without positives a query's loss is 0, or NaN if its offset is."""
-    if exist is None:
-        return Mean(values, grads, None)
-    alone = offsets.where(offsets.isnan(), 0.0)
-    return Mean(values.where(exist, alone), grads.masked_fill(~exist, 0.0), exist)
-
-
-class Positives(Protocol):
-    """The positives p of each query, with scores x_p and weights w_p."""
-
-    def mean(self, term: Term, offsets: Tensor) -> Mean:
-        """The weighted mean of a term of the gaps offset - x_p; offsets are ``[Q]``."""
-
-    def log_sum(self) -> Mean:
-        """log E; 0 where a query has no positives."""
-
-
-class Gradients(NamedTuple):
-    """The derivatives of a weighted sum of losses."""
-
-    log_s: Tensor  # [Q]
-    means: Sequence[tuple[Mean, Tensor | float]]  # each mean over positives, with that by it
-    temperature: Tensor | None = None  # [] beside that through scores
-
-
-Loss = tuple[Mean, Callable[[Tensor | float], Gradients]]
-
 
 class Form(NamedTuple):
-    """The loss of a query: its positives against the sum of its negatives."""
+    """The loss of a query, as a function of log S and of its positives.
+
+    A new loss of several positives is a new value of ``over_positives`` with its formula below.
+    """
 
     over_positives: str = "mean"
     decoupled: bool = False  # whether positives are left out of the denominator
-    debias: float = 0.0  # tau+ of debiased negatives, which need log_count
+    debias: float = 0.0  # tau+ of Chuang et al., which needs log_count
 
     def __call__(
         self,
-        log_s: Tensor,
-        positives: Positives,
+        log_s: Tensor,  # [I], -inf for a query without negatives
+        x: Tensor,  # [I, P] scores of positives; where w is 0 any finite number
+        w: Tensor | None,  # [I, P] their weights; None: all are 1
         temperature: float | Tensor,
-        log_count: Any = None,
-    ) -> Loss:
-        """The losses, and a function from the derivatives by them to those by sums and means."""
-        if self.debias == 0:
-            return self._of_sums(log_s, positives)
-        none = log_s == -torch.inf
-        log_mean = (log_s - log_count).masked_fill(none, 0.0)
-        ratio = positives.mean(exponential, log_mean)
-        corrected, by_mean, by_ratio, by_temperature = _debiased(
-            log_mean, ratio.values, temperature, self.debias
-        )
-        losses, grads_by = self._of_sums(corrected + log_count, positives)
+        log_count: Tensor | None,  # [I] log of the number of negatives
+    ) -> tuple[Tensor, Tensor | None]:
+        """The losses ``[I]``, and which queries have positives ``[I]`` (None: all have).
 
-        def grads(d_losses: Tensor | float) -> Gradients:
-            d, means, _ = grads_by(d_losses)
-            d_log_s = d * (by_mean + by_ratio * ratio.grads).masked_fill(none, 0.0)
-            return Gradients(d_log_s, [*means, (ratio, d * by_ratio)], (d * by_temperature).sum())
-
-        return losses, grads
-
-    def _of_sums(self, log_s: Tensor, positives: Positives) -> Loss:
-        term = decoupled if self.decoupled else coupled
+        A query without positives has loss 0, unless its log S is NaN.
+        """
+        if w is None and x.shape[1] == 1 and self.debias == 0:
+            return self._against(log_s - x.squeeze(1)), None  # all forms are the same
+        w = torch.ones_like(x) if w is None else w
+        total = w.sum(1)  # [I]
+        exist = total > 0
+        share = w / total.where(exist, 1.0).unsqueeze(1)  # [I, P] a_p
+        if self.debias > 0 and log_count is not None:
+            log_s = self._debiased(log_s, x, share, temperature, log_count)
         if self.over_positives == "mean":
-            mean = positives.mean(term, log_s)
-            return mean, lambda d_losses: Gradients(d_losses * mean.grads, [(mean, d_losses)])
-        log_e = positives.log_sum()
-        losses = of_existing(*term(log_s - log_e.values), log_e.exist, log_s)
-        if self.over_positives == "sum":
-            return losses, lambda d_losses: Gradients(
-                d_losses * losses.grads, [(log_e, -d_losses * losses.grads)]
-            )
-        spread = positives.mean(decoupled, log_e.values)
+            losses = (self._against(log_s.unsqueeze(1) - x) * share).sum(1)
+        elif self.over_positives == "sum":
+            losses = self._against(log_s - _log_sum(x, w))
+        else:
+            losses = _supcon(log_s, x, w, share)
+        return losses.where(exist, log_s.detach().where(log_s.isnan(), 0.0)), exist
 
-        def grads(d_losses: Tensor | float) -> Gradients:
-            d_log_s = d_losses * losses.grads
-            d_log_e = d_losses * (log_e.values - log_s).sigmoid()  # d_losses - d_log_s, not rounded
-            return Gradients(d_log_s, [(log_e, d_log_e), (spread, d_losses)])
+    def _against(self, gaps: Tensor) -> Tensor:
+        """The loss of gaps log S - x: log(1 + S / e^x), or decoupled log(S / e^x)."""
+        if self.decoupled:
+            return gaps.masked_fill(gaps == -math.inf, 0.0)  # without negatives the loss is 0
+        return F.softplus(gaps, threshold=_LINEAR_FROM)
 
-        return losses._replace(values=losses.values + spread.values), grads
+    def _debiased(
+        self,
+        log_s: Tensor,
+        x: Tensor,
+        share: Tensor,
+        temperature: float | Tensor,
+        log_count: Tensor,
+    ) -> Tensor:
+        """Log of N max((S / N - tau+ E_a) / (1 - tau+), e^{-1 / tau}), of N negatives.
+
+        E_a is the mean of e^x over positives. Chuang et al., Debiased Contrastive Learning, 2020.
+        """
+        none = log_s == -math.inf
+        log_mean = (log_s - log_count).masked_fill(none, 0.0)  # log(S / N)
+        above = (x - log_mean.unsqueeze(1)).clamp_max(_LINEAR_FROM)
+        ratio = self.debias * (above.exp() * share).sum(1)  # tau+ E_a / (S / N)
+        remainder = 1 - ratio.clamp_max(1 - torch.finfo(x.dtype).eps)
+        corrected = log_mean + remainder.log() - math.log1p(-self.debias)
+        lowest = -torch.ones_like(log_mean) / temperature
+        # A NaN fulfils no comparison, and stays.
+        return lowest.where((ratio >= 1) | (corrected < lowest), corrected) + log_count
 
 
-def _debiased(
-    log_mean: Tensor, ratio: Tensor, temperature: float | Tensor, debias: float
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Log of max((S / N - tau+ P) / (1 - tau+), e^{-1 / tau}), with N negatives; derivatives of it.
+def _largest_exponent(like: Tensor) -> float:
+    """Of e^x that does not overflow: a positive of weight 0 may exceed the others by any factor."""
+    return math.log(torch.finfo(like.dtype).max) - 8
 
-    ``log_mean``: of S / N. ``ratio``: P over S / N, P the mean over positives of e^{s / tau}.
+
+def _log_sum(x: Tensor, w: Tensor) -> Tensor:
+    """log E = log sum_p w_p e^{x_p}, with gradient also by a weight of 0; 0 without positives."""
+    peaks = x.detach().masked_fill(w == 0, -math.inf).amax(1)
+    exist = peaks > -math.inf
+    peaks = peaks.masked_fill(~exist, 0.0)
+    powers = (x - peaks.unsqueeze(1)).clamp_max(_largest_exponent(x)).exp()
+    return (powers * w).sum(1).where(exist, 1.0).log() + peaks
+
+
+def _supcon(log_s: Tensor, x: Tensor, w: Tensor, share: Tensor) -> Tensor:
+    """log(S + E) - sum_p a_p x_p.
+
+    The larger of S and E is taken out of the sum: log(S + E) = log S + log1p(E / S), or
+    log E + log1p(S / E). Then neither a loss near 0 is lost to rounding, nor the small derivative by
+    the smaller of the two, which a weight of 0 multiplies by the large e^{x_p} / E.
     """
-    lowest = -torch.ones_like(log_mean) / temperature
-    remainder = 1 - (debias * ratio).clamp_max(1.0 - torch.finfo(ratio.dtype).eps)
-    corrected = log_mean + remainder.log() - math.log1p(-debias)
-    # A NaN is in neither of them.
-    is_lowest = (debias * ratio >= 1) | (corrected < lowest)
-    by_mean = (~is_lowest).to(ratio)
-    by_temperature = is_lowest / torch.as_tensor(temperature).square()
-    return (
-        corrected.where(~is_lowest, lowest),
-        by_mean,
-        by_mean * -debias / remainder,
-        by_temperature,
-    )
+    log_e = _log_sum(x, w)
+    above = log_s > log_e
+    by_s = (x - log_s.unsqueeze(1)).clamp_max(_largest_exponent(x)).exp()  # [I, P] e^{x_p} / S
+    by_e = (log_s - log_e).clamp_max(0.0).exp()  # [I] S / E
+    ratio = (by_s * w).sum(1).where(above, by_e)
+    larger = log_s.where(above, log_e)
+    return ratio.log1p() + ((larger.unsqueeze(1) - x) * share).sum(1)

@@ -14,11 +14,10 @@ from pgcl_losses._module import LossModule, called_by_all
 from pgcl_losses._normalize import full_precision
 from pgcl_losses._options import Debias, Dimension, Hardness, Size, Temperature, with_options
 from pgcl_losses.batch import Batch, Items, OverPositives, Queries, Reduction, batch_argument
-from pgcl_losses.engine.contrast import Engine, contrast
-from pgcl_losses.engine.pair_weights import Factors, Gaussian, Table
-from pgcl_losses.engine.pairs import Pairs
+from pgcl_losses.chunks import Engine, loss_of_pairs
 from pgcl_losses.forms import Form
 from pgcl_losses.memory import LossWithMemory, Memory
+from pgcl_losses.rows import Listed, Pairs, PairWeight, Weights
 from pgcl_losses.watch import Watch
 
 AnyNegatives = Literal["all", "cross", "memory", "given"]
@@ -39,13 +38,13 @@ class WeightedInfoNCE(LossModule):
     def loss_of_batch(
         self,
         batch: Batch,
-        weights: Table | Factors | None = None,
-        pair_weight: Gaussian | None = None,
+        weights: Weights | None = None,
+        pair_weight: PairWeight | None = None,
         hardness: float = 0.0,
         debias: float = 0.0,
     ) -> Tensor:
-        """A query's loss has one sum S of its negatives, and its positives as they count."""
-        processes, items = batch.processes, batch.items
+        """Say which pairs count and how, and compute the loss."""
+        processes, dtype = batch.processes, batch.embeddings.dtype
         check.memory_of_negatives(self.negatives, 0 if batch.memory is None else 1)
         if self.decoupled and self.over_positives == "supcon":
             fix = "choose 'mean' or 'sum', or decoupled=False"
@@ -55,30 +54,39 @@ class WeightedInfoNCE(LossModule):
             if batch.negative_pairs is not None:
                 fix = "negative_pairs need negatives='given'"
             raise TypeError(f"negatives is {self.negatives!r}: {fix}")
+        positives = positive_weights = negative_pairs = same_label = None
+        if batch.positives is not None and batch.positive_weights is not None:
+            positives, order = Listed.by_query(*batch.positives)
+            positive_weights = batch.positive_weights[order]
+        if batch.negative_pairs is not None:
+            negative_pairs, _ = Listed.by_query(*batch.negative_pairs)
+        if batch.items is not None:
+            own = batch.items[: len(batch.embeddings)]
+            same_label, _ = Listed.by_query(own, torch.arange(len(own), device=own.device))
         with full_precision(batch.embeddings.device):
-            temperature = processes.temperature(self.temperature, batch.embeddings.dtype)
-            if items is None and not processes.hold_views():  # each embedding is an item
-                size = len(batch.embeddings) + (0 if batch.memory is None else len(batch.memory))
-                items = torch.arange(size, device=batch.embeddings.device)
-            pairs = Pairs(
+            return loss_of_pairs(
+                Pairs(
+                    processes.lengths(),
+                    "all" if self.negatives == "given" else self.negatives,
+                    self.queries == "first",
+                    batch.items,
+                    positives,
+                    negative_pairs,
+                    batch.memory,
+                    batch.filled,
+                    weights,
+                    pair_weight,
+                    hardness,
+                    same_label,
+                ),
                 batch.embeddings,
-                processes.lengths(),
-                self.negatives,
-                items=items,
-                memory=batch.memory,
-                filled=batch.filled,
-                weights=weights,
-                pair_weight=pair_weight,
-                hardness=hardness,
-                is_unit=batch.is_unit,
-                first_queries=self.queries == "first",
-                positives=batch.positives,
-                positive_weights=batch.positive_weights,
-                negative_pairs=batch.negative_pairs,
+                processes.temperature(self.temperature, dtype),
+                positive_weights,
+                Form(self.over_positives, self.decoupled, debias),
+                self.reduction,
+                self.engine,
+                processes,
             )
-            form = Form(self.over_positives, self.decoupled, debias)
-            loss = contrast(pairs, temperature, form, self.reduction, self.engine, processes)
-            return batch.own(loss) if self.reduction == "none" else loss
 
 
 @with_options
@@ -130,9 +138,9 @@ class InfoNCE(WeightedInfoNCE, LossWithMemory):
         debias (float): tau+ of Chuang et al. (2020), the probability that a negative is of the
             query's class. The sum over negatives is corrected by what such negatives add.
         reduction (str): ``"mean"``, ``"sum"``, or ``"none"`` for one value per query, view 1 first.
-        engine (str): how the pairs are computed, with the same result. ``"blocks"``: on any device;
+        engine (str): how the pairs are computed, with the same result. ``"chunks"``: on any device;
             differentiable once. ``"dense"``: as one matrix, in one process; differentiable any
-            number of times, also by ``torch.func`` and in forward mode. ``"auto"``: blocks, and
+            number of times, also by ``torch.func`` and in forward mode. ``"auto"``: chunks, and
             dense where only that can. One process compiles with ``torch.compile(fullgraph=True)``.
         gather (bool): with several processes, whether they compute one loss: its value, and the
             mean over processes of its gradients, are those of one process on the whole batch

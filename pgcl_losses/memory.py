@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from pgcl_losses import _checks as check
 from pgcl_losses._module import LossModule, called_by_all
 from pgcl_losses.batch import Batch
-from pgcl_losses.engine.pairs import NO_ITEM
+from pgcl_losses.rows import NO_LABEL
 
 
 class Ring(nn.Module):
@@ -55,13 +55,13 @@ class Memory(Ring):
 
     def __init__(self, size: int, dim: int) -> None:
         super().__init__(size, dim)
-        self.register_buffer("items", torch.full((size,), NO_ITEM))
+        self.register_buffer("items", torch.full((size,), NO_LABEL))
         # A number, as AveragedModel(use_buffers=True) fails with bools.
         self.register_buffer("is_manual", torch.zeros((), dtype=torch.long))
 
     def reset_parameters(self) -> None:
         super().reset_parameters()
-        self.items.fill_(NO_ITEM)
+        self.items.fill_(NO_LABEL)
 
     def check(self, name: str, embeddings: Tensor) -> None:
         """Whether embeddings ``[N, D]`` can be compared with those of the memory."""
@@ -78,12 +78,12 @@ class Memory(Ring):
             is_first = wanted & (self.is_manual == 0)
             for buffer in (self.embeddings, self.num_stored):
                 buffer.masked_fill_(is_first, 0)
-            self.items.masked_fill_(is_first, NO_ITEM)
+            self.items.masked_fill_(is_first, NO_LABEL)
             self.is_manual.masked_fill_(is_first, 1)
         else:
             wanted = wanted & (self.is_manual == 0)
         slots = self.store(batch.embeddings, wanted)
-        items = torch.full_like(slots, NO_ITEM)
+        items = torch.full_like(slots, NO_LABEL)
         if batch.items is not None:
             items = batch.items[: len(batch.embeddings)][-len(slots) :]
         self.items.index_copy_(0, slots, items.where(wanted, self.items[slots]))

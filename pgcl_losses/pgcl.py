@@ -16,7 +16,7 @@ from pgcl_losses._options import Size, Weight, with_options
 from pgcl_losses.batch import Assignment, Batch, Items, Negatives, OverPositives, Queries, Reduction
 from pgcl_losses.consistency import ConsistencyLoss
 from pgcl_losses.contrast import PrototypeReweightedNCE, Weighting
-from pgcl_losses.engine.contrast import Engine
+from pgcl_losses.chunks import Engine
 from pgcl_losses.memory import LossWithMemory, Memory
 from pgcl_losses.prototypes import SinkhornPrototypes
 from pgcl_losses.watch import Watch

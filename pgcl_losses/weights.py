@@ -9,6 +9,7 @@ Distances are 1 - cosine, and all is written in cosines: sigma and |d_ij - mu| a
 """
 
 import math
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -73,3 +74,65 @@ def cluster_counts(
     counts = clusters.new_zeros(size, dtype=dtype)
     each = torch.ones_like(clusters, dtype=dtype) if filled is None else filled.to(dtype)
     return counts.scatter_add_(0, clusters, each)
+
+
+class Table(NamedTuple):
+    """Weights by the clusters of both embeddings: W_ij is the mean over heads of T_h[c_ih, c_jh].
+
+    A -inf in the table leaves a pair out.
+    """
+
+    log_weights: tuple[Tensor, ...]  # log T_h, [K_h, K_h] for each of H heads
+    clusters: Tensor  # [M + B, H] int64
+
+    def rows(self, i: Tensor, j: Tensor) -> Tensor:
+        """log W ``[I, K]`` of queries I and keys K."""
+        of_heads = []
+        for log_w, clusters in zip(self.log_weights, self.clusters.unbind(1), strict=True):
+            # Copying whole rows is faster than picking numbers out of each: the smaller side first.
+            if len(log_w) < len(i):
+                of_heads.append(log_w.index_select(1, clusters[j]).index_select(0, clusters[i]))
+            else:
+                of_heads.append(log_w.index_select(0, clusters[i]).index_select(1, clusters[j]))
+        if len(of_heads) == 1:
+            return of_heads[0]
+        return torch.stack(of_heads).logsumexp(0) - math.log(len(of_heads))
+
+
+class Factors(NamedTuple):
+    """Weights of few columns: W_ij = left_i . right_j, none negative. A 0 leaves the pair out."""
+
+    left: Tensor  # [M + B, R]
+    right: Tensor  # [M + B, R]
+
+    def rows(self, i: Tensor, j: Tensor) -> Tensor:
+        """log W ``[I, K]`` of queries I and keys K."""
+        return (self.left[i] @ self.right[j].T).log_()
+
+
+class Gaussian(NamedTuple):
+    """The paper's weight by the cosine of a pair: exp(-(s_ij - mean_i)^2 / (2 variance_i)).
+
+    Another formula is another class with this method.
+    """
+
+    mean: Tensor  # [M + B]
+    variance: Tensor  # [M + B] infinite where every weight is 1
+
+    def rows(
+        self, i: Tensor, scores: Tensor, temperature: float | Tensor, filled: Tensor | None
+    ) -> Tensor:
+        """log W ``[I, K]`` of queries I, from scores s / temperature with all embeddings."""
+        mean = (self.mean[i] / temperature).unsqueeze(1)
+        # Not temperature^2 / variance: squares of scores would overflow at low temperatures.
+        sharpness = ((0.5 / self.variance[i]).sqrt() * temperature).unsqueeze(1)
+        return mean_of_one(((scores - mean) * sharpness).square_().neg_(), filled)
+
+
+def mean_of_one(log_w: Tensor, filled: Tensor | None) -> Tensor:
+    """Scale weights in place, so that their mean over the filled keys of each row is 1."""
+    exist, count = log_w, math.log(log_w.shape[1])
+    if filled is not None:
+        exist = log_w.masked_fill(~filled, -math.inf)
+        count = filled.sum().to(log_w.dtype).log()
+    return log_w.sub_(exist.logsumexp(1, keepdim=True) - count)

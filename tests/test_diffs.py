@@ -17,7 +17,7 @@ def blocks_of(page, language="python"):
     return re.findall(rf"```{language}\n(.*?)```", text, flags=re.DOTALL)
 
 
-BLOCKS = blocks_of("docs/swap.md")
+CHUNKS = blocks_of("docs/swap.md")
 DIFFS = [*blocks_of("README.md", "diff"), *blocks_of("docs/swap.md", "diff")]
 TROUBLE = blocks_of("docs/troubleshooting.md")
 
@@ -37,11 +37,11 @@ def names_after(*blocks, **names):
 def after(diff, **names):
     """The names of a script after it was changed by a diff, which is run."""
     lines = [line for line in diff.splitlines() if line[0] != "-" and line.strip() != "..."]
-    return names_after(BLOCKS[0], "\n".join(line[1:] for line in lines), **names)
+    return names_after(CHUNKS[0], "\n".join(line[1:] for line in lines), **names)
 
 
 def test_the_optimizer_of_a_script_moves_the_prototypes():
-    names = names_after(BLOCKS[0], the_one(BLOCKS, "info_nce if epoch"))
+    names = names_after(CHUNKS[0], the_one(CHUNKS, "info_nce if epoch"))
     assert names["optimizer"].state[names["pgcl"].prototypes.weight]["exp_avg"].any()
 
 

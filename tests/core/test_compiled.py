@@ -5,14 +5,13 @@ from functools import partial
 
 import pytest
 import torch
-from helpers.cases import in_blocks
+from helpers.cases import in_chunks
 from helpers.losses import LOSSES, gradients_of, model_of, portions_of
 from helpers.marks import compiling, few_graphs
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
-from pgcl_losses import InfoNCE, PGCLLoss, _checks
-from pgcl_losses.engine import blocks, pairs, positives
+from pgcl_losses import InfoNCE, PGCLLoss, _checks, rows
 
 pytestmark = few_graphs
 every_loss = pytest.mark.parametrize("name", LOSSES)
@@ -135,10 +134,10 @@ UNREAD = [name for name in LOSSES if not ("modules" in name or "temperature" in 
 def test_a_training_step_never_waits_for_the_device(name, monkeypatch):
     model, (batch, *_) = problem_of(name)
     twin = copy.deepcopy(model)
-    with in_blocks(3):
+    with in_chunks(3):
         expected = twin(*batch.sets, **batch.given)
         expected.sum().backward()
-        for module in (_checks, pairs, positives, blocks):  # as for tensors on a GPU
+        for module in (_checks, rows):  # as for tensors on a GPU
             monkeypatch.setattr(module, "can_be_read", lambda values: False)
         with NoWaiting():
             loss = model(*batch.sets, **batch.given)

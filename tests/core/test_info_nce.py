@@ -7,7 +7,7 @@ contrastive learning, 2020.
 import pytest
 import torch
 from helpers import oracle
-from helpers.cases import BLOCKS, as_lists, in_blocks, listed, random_sets, upstream
+from helpers.cases import CHUNKS, as_lists, in_chunks, listed, random_sets, upstream
 from helpers.losses import DIM, gradients, random_pairs
 from helpers.marks import engines
 from hypothesis import given, settings
@@ -59,8 +59,8 @@ def problems(draw):
 
 
 @settings(max_examples=250)
-@given(problem=problems(), block=BLOCKS)
-def test_losses_and_gradients_agree_with_the_oracle(problem, block):
+@given(problem=problems(), chunk=CHUNKS)
+def test_losses_and_gradients_agree_with_the_oracle(problem, chunk):
     sets, mode, past, given = problem
     memory, options = (), {}
     if past is not None:
@@ -77,11 +77,11 @@ def test_losses_and_gradients_agree_with_the_oracle(problem, block):
         negative_pairs=given["negative_pairs"].T.tolist() if "negative_pairs" in given else (),
     )
     expected = gradients(upstream(losses), sets)
-    for engine in ("dense", "blocks"):
+    for engine in ("dense", "chunks"):
         loss = InfoNCE(**mode, **options, reduction="none", engine=engine).double()
         if past is not None:
             loss.remember(z, items=items)
-        with in_blocks(block):
+        with in_chunks(chunk):
             ours = loss(*sets, **given)
             d_sets = gradients(upstream(ours) + 0 * sets[0].sum(), sets)
             loss.reduction = "mean"

@@ -213,7 +213,8 @@ def homogcl(p):
     weights = torch.cat([p.saliency[tuple(edges)] for edges in (edges1, edges2)])
     loss_of = InfoNCE(temperature=p.tau, over_positives="sum")
     weights = torch.cat([weights, 0 * weights])
-    return expected, loss_of(p.z1, p.z2, positives=positives, positive_weights=weights)
+    given = {"items": torch.arange(n), "positives": positives, "positive_weights": weights}
+    return expected, loss_of(p.z1, p.z2, **given)
 
 
 def conformers(p):
@@ -301,6 +302,7 @@ def simkgc(p):
     head, tail = masked.nonzero().T
     pairs, weights = torch.stack([head, len(p.z1) + tail]), torch.zeros(2 * len(head))
     given = {"positives": torch.cat([pairs, pairs.flip(0)], 1), "positive_weights": weights}
+    given["items"] = torch.arange(len(p.z1))  # pair i and no pair of the mask is positive
     logits = cosines(p.z1, p.z2, p.tau).masked_fill(masked, -1e4)
     return diagonal(logits) + diagonal(logits.T), 2 * first(p, "all")(p.z1, p.z2, **given)
 

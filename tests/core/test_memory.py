@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 import torch
 from helpers import oracle
-from helpers.cases import as_lists, in_blocks, random_sets
+from helpers.cases import as_lists, in_chunks, random_sets
 from helpers.losses import DIM, gradients, info_nce, pgcl
 from helpers.marks import engines, few_graphs
 
@@ -42,7 +42,7 @@ def test_every_step_agrees_with_the_oracle(engine, size, with_items, mode):
             past.store([z], as_lists([items]) if with_items else None)
         sets, items = random_sets((4, 2, 3) if with_items else (4, 4), seed)
         items = items if with_items else None
-        with in_blocks(3):
+        with in_chunks(3):
             ours = loss(*sets, items=items)
             gradients(ours.sum(), sets)
         expected, _ = oracle.info_nce(sets, as_lists(items), past.embeddings, past.items, **mode)

@@ -10,7 +10,7 @@ from unittest import mock
 import pytest
 import torch
 from helpers import oracle
-from helpers.cases import BLOCKS, ENGINES, FAMILY, in_blocks, listed, random_sets
+from helpers.cases import CHUNKS, ENGINES, FAMILY, in_chunks, listed, random_sets
 from helpers.losses import DIM, gradients, random_pairs
 from helpers.marks import few_graphs, negatives_of
 from hypothesis import assume, given, settings
@@ -25,7 +25,6 @@ from pgcl_losses import (
     diagnostics,
 )
 from pgcl_losses.contrast import WEIGHTINGS
-from pgcl_losses.engine import blocks
 
 HEADS = [4, (3, 5), (2, 4, 3), (5, 1, 2, 6), (1,)]
 HALF = [torch.float16, torch.bfloat16]
@@ -81,10 +80,10 @@ def modes(draw):
     layout=st.sampled_from(LAYOUTS),
     scale=st.sampled_from([1.0, 1.0, 1e-4, 1e4, 1e-15, 0.0]),  # of one view
     engine=ENGINES,
-    blocks_of=st.tuples(BLOCKS, st.sampled_from([0, 1 << 20])),
+    chunk=CHUNKS,
 )
 def test_terms_and_gradients_agree_with_the_oracle(
-    options, shape, seed, given_besides, dtypes, layout, scale, engine, blocks_of
+    options, shape, seed, given_besides, dtypes, layout, scale, engine, chunk
 ):
     """In every step, of which later ones have a memory; targets and weights have no gradient."""
     torch.manual_seed(seed)
@@ -130,7 +129,7 @@ def test_terms_and_gradients_agree_with_the_oracle(
             consistency, contrast = consistency.sum(), contrast.sum()
         loss = pgcl.contrast_weight * contrast + pgcl.consistency_weight * consistency
 
-        with in_blocks(blocks_of[0]), mock.patch.object(blocks, "_KEPT_UP_TO", blocks_of[1]):
+        with in_chunks(chunk):
             terms = pgcl.terms(*views, **given)
             slopes = torch.linspace(-1, 2, terms.loss.numel(), dtype=torch.float64)
             ours = gradients(terms.loss.view(-1).double() @ slopes, [*views, weight])

@@ -4,7 +4,7 @@ import functools
 
 import pytest
 import torch
-from helpers.cases import in_blocks, random_sets
+from helpers.cases import in_chunks, random_sets
 from helpers.losses import gradients, random_pairs
 from helpers.marks import engines
 from helpers.memory import kept_for_backward
@@ -74,7 +74,7 @@ def test_embeddings_of_pairs_are_not_kept_for_the_backward():
     z = torch.randn(100, 64, requires_grad=True)
     pairs, _ = random_pairs(100, 100, 40_000)
     (expected,) = gradients(InfoNCE()(z, positives=pairs), [z])
-    with in_blocks(64):
+    with in_chunks(64):
         loss, kept = kept_for_backward(lambda: InfoNCE()(z, positives=pairs))
     assert kept < pairs.shape[1] * z.shape[1] / 2
     torch.testing.assert_close(gradients(loss, [z])[0], expected)

@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers.cases import in_blocks
+from helpers.cases import in_chunks
 from helpers.losses import ARITHMETIC, DIM, gradients, loss_of
 from helpers.marks import engines, few_graphs
 from torch import nn
@@ -22,7 +22,7 @@ def loss_and_gradients(loss, views, dtype=None, **options):
     """In float64, of a name or a function; the gradient has the dtype of the embeddings."""
     loss_of_views = partial(loss_of, loss) if isinstance(loss, str) else loss
     leaves = [view.detach().to(dtype or view.dtype).requires_grad_() for view in views]
-    with in_blocks(16):
+    with in_chunks(16):
         loss = loss_of_views(leaves, **options)
         d_leaves = gradients(loss.mean(), leaves)
     assert loss.dtype == (torch.float64 if leaves[0].dtype == torch.float64 else torch.float32)
@@ -129,7 +129,7 @@ def test_sums_that_underflow_in_float32_are_not_empty(num, angle):
     views = torch.stack([point(0), point(math.pi)]).unsqueeze(1).repeat(1, num, 1)
     views[:, 0] = point(math.pi / 2 + angle)
     results = []
-    for engine in ("blocks", "dense"):
+    for engine in ("chunks", "dense"):
         leaf = views.clone().requires_grad_()
         options = {"temperature": 0.0101, "engine": engine, "reduction": "none"}
         losses = with_outliers(leaf, 2, **options)

@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 import torch
-from helpers.cases import EVERY_MODE, FAMILY, in_blocks
+from helpers.cases import EVERY_MODE, FAMILY, in_chunks
 from helpers.losses import (
     DIM,
     LOSSES,
@@ -49,7 +49,7 @@ COUNTS = {
 CLOSE = {"rtol": 1e-8, "atol": 1e-9}
 
 
-@in_blocks(3)
+@in_chunks(3)
 def equals_one_process(rank, num_ranks, name):
     make, inputs = EVERY_LOSS[name]
     model, whole = (model_of(make, gather=gather) for gather in (True, False))

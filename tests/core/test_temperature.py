@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 import torch
-from helpers.cases import in_blocks
+from helpers.cases import in_chunks
 from helpers.losses import ARITHMETIC, DIM, gradients, loss_of
 from helpers.marks import engines, few_graphs
 from torch import nn
@@ -32,7 +32,7 @@ def views_of():
 def test_the_gradient_is_the_difference_of_losses_with_numbers(name, engine, value):
     """Of losses whose weights do not depend on the temperature."""
     views, tau = views_of(), parameter(value)
-    with in_blocks(3):
+    with in_chunks(3):
         losses = [
             loss_of(name, views, temperature=temperature, engine=engine, reduction="mean")
             for temperature in (tau, value, 0.99999 * value, 1.00001 * value)

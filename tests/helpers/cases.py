@@ -12,10 +12,10 @@ from torch import Tensor
 
 from helpers.losses import DIM, of_seed
 from helpers.marks import NEGATIVES
+from pgcl_losses import chunks as chunks_module
 from pgcl_losses.contrast import WEIGHTINGS
-from pgcl_losses.engine import pairs as pairs_module
-from pgcl_losses.engine.pair_weights import Factors, Gaussian, Table
-from pgcl_losses.engine.pairs import NO_ITEM, Pairs
+from pgcl_losses.rows import NO_LABEL, Listed, Pairs
+from pgcl_losses.weights import Factors, Gaussian, Table, mean_of_one
 
 # What decides which pairs count and how much: every combination.
 EVERY_MODE = [
@@ -33,13 +33,14 @@ FAMILY: list[dict[str, Any]] = [
     {"num_prototypes": (3, 5, 4), "negative_ranks": (1, 3), "soft_clusters": True},
 ]
 NUMBERS = (0, 1, 2, -2, -3, 2**40, 2**40 + 1, 1 - 2**63, 2**63 - 1)
-ENGINES = st.sampled_from(["dense", "blocks"])
-BLOCKS = st.sampled_from([1, 3, 640])
+ENGINES = st.sampled_from(["dense", "chunks"])
+CHUNKS = st.sampled_from([1, 20, 1 << 19])
 
 
-def in_blocks(size):
-    """The engine of blocks with blocks of another size than its own, on every device."""
-    return mock.patch.multiple(pairs_module, _BLOCK=size, _BLOCK_ELSEWHERE=size)
+def in_chunks(pairs):
+    """Chunks of another number of pairs than their own, on every device."""
+    sizes = {"_CHUNK": pairs, "_CHUNK_ELSEWHERE": pairs, "_GATHERED": pairs}
+    return mock.patch.multiple(chunks_module, **sizes)
 
 
 def random_sets(lengths, seed=0, num_items=4):
@@ -57,7 +58,7 @@ def random_sets(lengths, seed=0, num_items=4):
 def listed(pairs, weights=None):
     """Positives by index as the oracle takes them."""
     if pairs is None:
-        return ()
+        return None
     weights = torch.ones(pairs.shape[1]) if weights is None else weights
     return [(a, b, w) for (a, b), w in zip(pairs.T.tolist(), weights, strict=True)]
 
@@ -77,18 +78,25 @@ class Beta(NamedTuple):
     a: Tensor  # [M + B]
     b: Tensor
 
-    def numbers(self, scale):
-        return self.a, self.b, torch.full_like(self.a, 1 / scale)
+    def log_weights(self, i, cosines):
+        a, b = self.a[i].unsqueeze(1), self.b[i].unsqueeze(1)
+        return a * (1.1 + cosines).log() + b * (1.1 - cosines).log()
 
-    def formula(self, scaled, *numbers, out=None):
-        a, b, unit = numbers
-        cosines = scaled * unit
-        return torch.add(a * (1.1 + cosines).log2(), b * (1.1 - cosines).log2(), out=out)
+    def rows(self, i, scores, temperature, filled):
+        return mean_of_one(self.log_weights(i, scores * temperature), filled)
+
+
+class Problem(NamedTuple):
+    """What an engine gets."""
+
+    z: Tensor  # [M, D]
+    pairs: Pairs
+    positive_weights: Tensor | None  # [P]
 
 
 @st.composite
 def any_pairs(draw):
-    """What an engine gets: sets of any lengths, items, a memory, and weights of every kind."""
+    """Sets of any lengths, labels, listed pairs, a memory, and weights of every kind."""
     generator = of_seed(draw(st.integers(0, 10**6)))
     random = functools.partial(torch.rand, generator=generator, dtype=torch.float64)
 
@@ -105,9 +113,9 @@ def any_pairs(draw):
     filled = None
     if size and of_memory is not None:
         filled = torch.cat([torch.ones(m, dtype=torch.bool), of_memory])
-    items = draw(st.sampled_from([number(3, m + size), 2**60 + number(50, m + size)]))
+    labels = draw(st.sampled_from([number(3, m + size), 2**60 + number(50, m + size)]))
     if size > 0 and draw(st.booleans()):
-        items[m:] = NO_ITEM
+        labels[m:] = NO_LABEL
 
     def log_table(size):
         table = random(size, size)
@@ -119,9 +127,9 @@ def any_pairs(draw):
     excluding = Table((torch.log(1 - torch.eye(4).double()),), number(4, m + size, 1))
     left, right = (random(m + size, 3) * (random(m + size, 3) > 0.3) for _ in range(2))
     mean, variance = random(m + size) - 0.5, random(m + size) + 0.05
-    of_pairs = [Gaussian(mean, variance), Beta(random(m + size), random(m + size))]
+    by_cosine = [Gaussian(mean, variance), Beta(random(m + size), random(m + size))]
     kinds = [(table, None), (excluding, None), (Factors(left, right), None)]
-    kinds += [(None, of_pairs[0]), (table, of_pairs[1]), (Factors(left, right), of_pairs[0])]
+    kinds += [(None, by_cosine[0]), (table, by_cosine[1]), (Factors(left, right), by_cosine[0])]
     weights, pair_weight = draw(st.sampled_from([(None, None)] * 4 + kinds))
     is_plain = weights is None and pair_weight is None
     is_unit = not is_plain or draw(st.booleans())
@@ -129,75 +137,85 @@ def any_pairs(draw):
     num_queries = lengths[0] if first_queries else m
 
     def pairs(count):
-        query = number(num_queries, count * (m > 1))
-        return torch.stack([query, (query + 1 + number(max(1, m - 1), len(query))) % m])
+        query = number(num_queries, count * (m > 1)).sort().values
+        return Listed(query, (query + 1 + number(max(1, m - 1), len(query))) % m)
 
     positives = positive_weights = negative_pairs = None
-    if m > 1 and draw(st.booleans()):
+    if m > 1 and (draw(st.booleans()) or not (has_items or len(set(lengths)) == 1)):
         positives = pairs(9)
         # The derivative by a weight of 0 is a multiple of e^x / E, which dot products make inf.
         positive_weights = random(9) * ((random(9) > 0.3) | (not is_unit))
-    negatives = draw(st.sampled_from(["all", "cross", "memory", *["given"] * is_plain]))
-    if negatives == "given":
+    if is_plain and size == 0 and draw(st.booleans()):
         negative_pairs = pairs(12)
+    negatives = draw(st.sampled_from(["all", "cross", *["memory"] * (size > 0)]))
     unit = F.normalize if is_unit else lambda z: 5 * z
-    return Pairs(
+    of_batch = labels[:m].sort()
+    return Problem(
         unit(random(m, 3) - 0.5),
-        lengths,
-        negatives,
-        items if has_items else None,
-        unit(random(size, 3) - 0.5) if size else None,
-        filled,
-        weights,
-        pair_weight,
-        draw(st.sampled_from([0.0, 0.5, 3.0])) if is_plain else 0.0,
-        is_unit,
-        first_queries,
-        positives,
+        Pairs(
+            lengths,
+            "all" if negative_pairs is not None else negatives,
+            first_queries,
+            labels if has_items else None,
+            positives,
+            negative_pairs,
+            unit(random(size, 3) - 0.5) if size else None,
+            filled,
+            weights,
+            pair_weight,
+            draw(st.sampled_from([0.0, 0.5, 3.0])) if is_plain else 0.0,
+            Listed(of_batch.values, of_batch.indices) if has_items else None,
+        ),
         positive_weights,
-        negative_pairs,
     )
 
 
-def for_oracle(pairs, embeddings, positive_weights):
+def for_oracle(problem, z, positive_weights):
     """The same as arguments of ``oracle.info_nce``, without empty slots of the memory."""
-    count, num_memory = len(embeddings), pairs.size_of_memory()
-    filled = torch.arange(count + num_memory)
+    pairs, count = problem.pairs, len(z)
+    keys = problem.z if pairs.memory is None else torch.cat([problem.z, pairs.memory])
+    filled = torch.arange(len(keys))
     if pairs.filled is not None:
         filled = filled[pairs.filled]
     slots = filled[count:]
-    weights = weights_of(pairs)[:, filled]
+    weights = weights_of(pairs, len(keys))[:, filled]
     if pairs.pair_weight is not None:
-        cosines = pairs.embeddings @ pairs.keys()[filled].T
-        numbers = [of_each[:count, None] for of_each in pairs.pair_weight.numbers(1.0)]
-        by_cosine = (pairs.pair_weight.formula(cosines, *numbers) * math.log(2)).softmax(1)
-        weights = weights * by_cosine * len(filled)
+        cosines = problem.z @ keys[filled].T
+        if isinstance(pairs.pair_weight, Beta):
+            log_w = pairs.pair_weight.log_weights(torch.arange(count), cosines)
+        else:
+            mean, variance = (of_each[:count, None] for of_each in pairs.pair_weight)
+            log_w = -((cosines - mean) ** 2) / (2 * variance)
+        weights = weights * log_w.softmax(1) * len(filled)
     items, memory_items = None, None
-    if pairs.items is not None:
-        items = as_lists(pairs.items[:count].split(pairs.lengths))
-        memory_items = pairs.items[slots].tolist()
+    if pairs.labels is not None:
+        items = as_lists(pairs.labels[:count].split(pairs.lengths))
+        memory_items = pairs.labels[slots].tolist()
+    listed_negatives = pairs.negative_pairs
     return {
-        "sets": embeddings.split(pairs.lengths),
+        "sets": z.split(pairs.lengths),
         "items": items,
         "memory": None if pairs.memory is None else pairs.memory[slots - count],
         "memory_items": memory_items,
-        "negatives": pairs.negatives,
+        "negatives": pairs.negatives if listed_negatives is None else "given",
         "hardness": pairs.hardness,
         "weights": weights,
         "queries": "first" if pairs.first_queries else "all",
         "similarity": "dot",  # they are normalised already
-        "listed": listed(pairs.positives, positive_weights),
-        "negative_pairs": as_lists(() if pairs.negative_pairs is None else pairs.negative_pairs.T),
+        "listed": listed(
+            None if pairs.positives is None else torch.stack(pairs.positives), positive_weights
+        ),
+        "negative_pairs": [] if listed_negatives is None else torch.stack(listed_negatives).T.tolist(),
     }
 
 
-def weights_of(pairs):
+def weights_of(pairs, num_keys):
     """Of a table or of factors, ``[M, M + B]``."""
-    weights, count = pairs.weights, len(pairs.embeddings)
+    weights, count = pairs.weights, pairs.count()
     if isinstance(weights, Table):
         of_heads = zip(weights.log_weights, weights.clusters.T, strict=True)
         each = [log_w[clusters[:count, None], clusters].exp() for log_w, clusters in of_heads]
         return sum(each) / len(each)
     if isinstance(weights, Factors):
         return weights.left[:count] @ weights.right.T
-    return pairs.embeddings.new_ones(count, len(pairs.keys()))
+    return torch.ones(count, num_keys, dtype=torch.float64)

@@ -3,7 +3,7 @@
 import pytest
 
 NEGATIVES = ("all", "cross")
-engines = pytest.mark.parametrize("engine", ["dense", "blocks"])
+engines = pytest.mark.parametrize("engine", ["dense", "chunks"])
 negatives_of = pytest.mark.parametrize("negatives", NEGATIVES)
 # The loss warns of batches with fewer graphs than prototypes.
 few_graphs = pytest.mark.filterwarnings("ignore:PGCLLoss")

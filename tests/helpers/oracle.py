@@ -7,6 +7,7 @@ the losses.
 import math
 
 import torch
+import torch.nn.functional as F
 from hypothesis import assume
 
 
@@ -134,19 +135,20 @@ def info_nce(
     decoupled=False,
     over_positives="mean",
     similarity="cosine",
-    listed=(),
+    listed=None,
     negative_pairs=(),
 ):
     """The loss of each query, set 1 first, ``[Q]``, and whether it has a positive.
 
-    Without items row i of every set is item i, if all have one length. A memory item of None is
+    Without items and listed positives, row i of every set is item i. A memory item of None is
     that of no query. Weights ``[M, M + B]`` are those of negatives, 0 for what is none. Listed are
     a query, a key and the weight of each pair given by index.
     """
     if items is None:
         items = [range(len(z)) for z in sets]
-        if len({len(z) for z in sets}) > 1:
+        if listed is not None:  # they take the place of row i of every set
             items = [[(n, i) for i in of_set] for n, of_set in enumerate(items)]
+    listed = () if listed is None else listed
     memory = sets[0][:0] if memory is None else memory
     memory_items = [None] * len(memory) if memory_items is None else memory_items
     num_queries = len(sets[0]) if queries == "first" else sum(map(len, sets))
@@ -179,7 +181,7 @@ def info_nce(
         def term(of_positives, log_s=log_s, others=others):
             if decoupled:
                 return log_s - of_positives if others else 0 * of_positives
-            return torch.logaddexp(log_s, of_positives) - of_positives
+            return F.softplus(log_s - of_positives, threshold=700)  # precise for large gaps too
 
         if over_positives == "supcon":
             losses.append((torch.logaddexp(log_s, log_e) if others else log_e) - mean_x)
