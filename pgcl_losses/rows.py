@@ -81,6 +81,12 @@ class Pairs(NamedTuple):
         """M, how many embeddings the batch has."""
         return sum(self.lengths)
 
+    def keys(self, z: Tensor, numbers: slice) -> Tensor:
+        """Embeddings of the batch z ``[M, D]``, or of the memory."""
+        if self.memory is None or numbers.stop <= len(z):
+            return z[numbers]
+        return self.memory[numbers.start - len(z) : numbers.stop - len(z)]
+
     def sets(self) -> list[slice]:
         """The embeddings of each set."""
         ends = itertools.accumulate(self.lengths)
@@ -103,6 +109,15 @@ class Rows(NamedTuple):
     keys: list[slice]  # K embeddings, of the batch and then of the memory
     query_set: slice | None = None  # the set of the queries, if its embeddings are not compared
     has_query_set: bool = True  # whether that set is among the keys nevertheless
+
+    # Whether both views are queries, each with the keys of the other: `keys` is the second view.
+    are_both_ways: bool = False
+
+    def num_keys(self) -> list[int]:
+        return [x.stop - x.start for x in self.keys]
+
+    def num_pairs(self) -> int:
+        return (self.queries.stop - self.queries.start) * sum(self.num_keys())
 
     def numbers(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """The numbers of the queries ``[I]`` and of the keys ``[K]``."""
@@ -257,7 +272,9 @@ def log_count_of(pairs: Pairs, form: Form, log_weights: Tensor) -> Tensor | None
     """Log of how many negatives each query has ``[I]``, where a formula needs it."""
     if form.debias == 0 and pairs.hardness == 0:
         return None
-    return (log_weights > -math.inf).sum(1).to(log_weights.dtype).log()
+    # On a CPU, numbers add up faster than bools.
+    is_negative = torch.ne(log_weights, -math.inf, out=torch.empty_like(log_weights))
+    return is_negative.sum(1).log()
 
 
 def row_losses(
@@ -272,7 +289,7 @@ def row_losses(
 
     ``z``: embeddings ``[M, D]``; ``weights``: of the listed positives, in their order.
     """
-    keys = torch.cat([z[x] if x.stop <= len(z) else pairs.memory for x in rows.keys])
+    keys = torch.cat([pairs.keys(z, numbers) for numbers in rows.keys])
     scores = z[rows.queries] @ keys.T / temperature  # [I, K]
     others = partners(pairs, rows, scores, weights)
     if pairs.negative_pairs is None:
@@ -326,6 +343,10 @@ def all_rows(pairs: Pairs, chunk: int | None, own: list[slice] | None = None) ->
     queries = (own or sets)[: 1 if pairs.first_queries else None]
     if within and own is None:
         queries = [slice(0, queries[-1].stop)]  # sets make no difference
+    is_clip = not has_query_set and len(sets) == len(queries) == 2 and own is None
+    if is_clip and pairs.memory is None and pairs.weights is None and count * sets[0].stop <= (chunk or 0):
+        yield Rows(slice(0, count), [sets[1]], None, False, True)
+        return
     for a, some in enumerate(queries):
         keys = [slice(0, count)]
         if not has_query_set:

@@ -9,7 +9,7 @@ Distances are 1 - cosine, and all is written in cosines: sigma and |d_ij - mu| a
 """
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -87,16 +87,21 @@ class Table(NamedTuple):
 
     def rows(self, i: Tensor, j: Tensor) -> Tensor:
         """log W ``[I, K]`` of queries I and keys K."""
-        of_heads = []
-        for log_w, clusters in zip(self.log_weights, self.clusters.unbind(1), strict=True):
-            # Copying whole rows is faster than picking numbers out of each: the smaller side first.
-            if len(log_w) < len(i):
-                of_heads.append(log_w.index_select(1, clusters[j]).index_select(0, clusters[i]))
-            else:
-                of_heads.append(log_w.index_select(0, clusters[i]).index_select(1, clusters[j]))
-        if len(of_heads) == 1:
-            return of_heads[0]
-        return torch.stack(of_heads).logsumexp(0) - math.log(len(of_heads))
+        of_heads = zip(self.log_weights, self.clusters.unbind(1), strict=True)
+        if len(self.log_weights) == 1:
+            return _looked_up(self.log_weights[0], self.clusters[i, 0], self.clusters[j, 0])
+        weights = [_looked_up(log_w.exp(), c[i], c[j]) for log_w, c in of_heads]
+        return sum(weights[1:], weights[0]).div_(len(weights)).log_()
+
+
+def _looked_up(table: Tensor, i: Tensor, j: Tensor) -> Tensor:
+    """The numbers of a table ``[K, K]`` by the clusters of queries and keys, ``[I, K]``.
+
+    Copying whole rows is faster than picking numbers out of each: the smaller side comes first.
+    """
+    if len(table) < len(i):
+        return table.index_select(1, j).index_select(0, i)
+    return table.index_select(0, i).index_select(1, j)
 
 
 class Factors(NamedTuple):
@@ -126,13 +131,12 @@ class Gaussian(NamedTuple):
         mean = (self.mean[i] / temperature).unsqueeze(1)
         # Not temperature^2 / variance: squares of scores would overflow at low temperatures.
         sharpness = ((0.5 / self.variance[i]).sqrt() * temperature).unsqueeze(1)
-        return mean_of_one(((scores - mean) * sharpness).square_().neg_(), filled)
+        return mean_of_one((scores - mean).mul_(sharpness).square_().neg_(), filled)
 
 
 def mean_of_one(log_w: Tensor, filled: Tensor | None) -> Tensor:
-    """Scale weights in place, so that their mean over the filled keys of each row is 1."""
-    exist, count = log_w, math.log(log_w.shape[1])
-    if filled is not None:
-        exist = log_w.masked_fill(~filled, -math.inf)
-        count = filled.sum().to(log_w.dtype).log()
-    return log_w.sub_(exist.logsumexp(1, keepdim=True) - count)
+    """Scale weights ``[I, K]``, so that their mean over the filled keys of each row is 1."""
+    if filled is None:
+        return log_w.log_softmax(1).add_(math.log(log_w.shape[1]))
+    count = filled.sum().to(log_w.dtype)
+    return log_w.masked_fill_(~filled, -math.inf).log_softmax(1).add_(count.log())
