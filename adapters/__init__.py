@@ -1,1 +1,1 @@
-"""Adapters to graph frameworks, one module each; nothing here imports a framework by itself."""
+"""Adapters to graph frameworks, one module each. The package itself imports no framework."""

@@ -1,9 +1,11 @@
-"""DGL: augmentations that act on whole batches, and a module from batch to loss.
+"""Augmentations of batched DGL graphs, and a module that computes the loss of a batch.
 
-Whatever an augmentation does, row i of every view stays graph i: a graph with nodes keeps at least
-one. The input batch does not change.
+An augmentation returns a view of the whole batch and leaves the batch itself unchanged. Graph i of
+the view is always made from graph i of the batch, because a graph that has nodes keeps at least one
+of them.
 
-To know which nodes a view has kept, number them in ``ndata["node_id"]``: views carry it.
+A view keeps the node features. To find out which nodes it has kept, number the nodes of the batch
+first: ``graph.ndata["node_id"] = torch.arange(graph.num_nodes())``.
 """
 
 import warnings
@@ -16,7 +18,7 @@ from torch import Tensor, nn
 try:
     import dgl
     from dgl import DGLGraph
-except Exception as error:  # beside an unsuitable torch it fails in many ways
+except Exception as error:  # with a torch that it was not built for, dgl fails in many ways
     raise ImportError(
         f"pgcl_losses.adapters.dgl needs dgl, whose import fails ({type(error).__name__}: {error})"
         ": with Python 3.11 or older, pip install dgl==1.1.3 packaging, or in a checkout of "
@@ -35,15 +37,16 @@ __all__ = [
     "Subgraph",
 ]
 
+# Functions of DGL that return one large graph in place of a batch are a common mistake.
 _FORGETTERS = "dgl.add_self_loop, AddEdge and others forget the batch: use them before dgl.batch"
 
-# Shapes below: G graphs, V nodes and E edges in a batch.
+# In the shapes below, a batch has G graphs, V nodes and E edges. `owner` [V] is each node's graph.
 
 
 class NodeDrop(RandomDrop, dgl.BaseTransform):
-    """Drops every node, with its edges, with probability ``p`` below 1.
+    """Drops each node, together with its edges, with probability ``p``, which is below 1.
 
-    A graph that would lose all its nodes keeps a random one.
+    If a graph would lose all its nodes, it keeps one of them, chosen at random.
 
     Examples:
         >>> import dgl
@@ -61,11 +64,12 @@ class NodeDrop(RandomDrop, dgl.BaseTransform):
 
 
 class Subgraph(RandomDrop, dgl.BaseTransform):
-    """Keeps a random connected subgraph of each graph.
+    """Keeps a random connected subgraph of each graph, and drops the other nodes.
 
-    It drops a fraction ``p`` below 1 of the nodes, rounded down. The subgraph grows from a random
-    node by one random neighbour at a time, along the edges, as GraphCL's does. It ends when no
-    neighbour is left, so a graph of several components may lose more.
+    As in GraphCL, the subgraph starts from a random node and grows along the edges, by one random
+    neighbour at a time. It drops a fraction ``p`` of the nodes, below 1, and rounds their number
+    down. The growth ends early when no neighbour is left, so a graph of several components may lose
+    more nodes.
     """
 
     def __call__(self, graph: DGLGraph) -> DGLGraph:
@@ -74,17 +78,18 @@ class Subgraph(RandomDrop, dgl.BaseTransform):
 
 
 class EdgePerturb(RandomFraction, dgl.BaseTransform):
-    """Drops every edge with probability ``p`` and adds a random one to its graph in its place.
+    """Replaces each edge, with probability ``p``, by a random edge in the same graph.
 
-    Edges between the same two nodes count as one edge here. They move together, each in its
-    direction, so an undirected graph stays undirected. An added edge takes over the features of the
-    one it replaces. It joins two different nodes, which may have been neighbours. Self-loops stay.
+    The new edge joins two different nodes, chosen at random, which may already be neighbours. It
+    takes over the features of the edge that it replaces. Edges between the same two nodes move
+    together, each in its direction, so an undirected graph stays undirected. Self-loops stay.
     """
 
     def __call__(self, graph: DGLGraph) -> DGLGraph:
         ptr, owner = _structure(graph)
         ends = draw_edges(*_edges(graph), ptr, owner, self.p)
-        # dgl's own AddEdge draws edges between graphs and forgets the batch.
+        # dgl.AddEdge is no alternative: it adds edges between different graphs of the batch, and
+        # returns a graph that is no longer a batch.
         sizes = {graph.ntypes[0]: graph.num_nodes()}
         view = dgl.heterograph({graph.canonical_etypes[0]: ends}, sizes, idtype=graph.idtype)
         view.ndata.update(graph.ndata)
@@ -93,10 +98,10 @@ class EdgePerturb(RandomFraction, dgl.BaseTransform):
 
 
 class AttributeMask(RandomFraction, dgl.BaseTransform):
-    """Sets all of a node's feature ``feat_name`` to ``fill_value``, with probability ``p`` for each
-    node.
+    """Masks each node with probability ``p``: all values of its feature become ``fill_value``.
 
-    If features are categories, ``fill_value`` may be the number of a mask token.
+    ``feat_name`` is the name of the feature in ``graph.ndata``. If the features are categories,
+    ``fill_value`` may be the number of a mask token.
     """
 
     def __init__(self, p: float = 0.2, fill_value: float = 0.0, feat_name: str = "feat") -> None:
@@ -109,15 +114,17 @@ class AttributeMask(RandomFraction, dgl.BaseTransform):
         feat = _node_feature(graph, self.feat_name).clone()  # [V, ...]
         check_fill_value(self.fill_value, self.feat_name, feat.dtype)
         feat[torch.rand(len(feat), device=feat.device) < self.p] = self.fill_value
-        view = graph.clone()  # local_var() would share the sizes of the batch's graphs
+        # local_var() in place of clone() would share the numbers of nodes and edges with `graph`.
+        view = graph.clone()
         view.ndata[self.feat_name] = feat
         return view
 
 
 class RandomChoice(Choice, dgl.BaseTransform):
-    """Applies one of ``transforms`` to a batch, drawn anew for every call.
+    """Applies one of ``transforms`` to a batch; each call draws one at random.
 
-    It is no module: ``parameters()`` of a model does not have parameters of its transforms.
+    This class is not a ``torch.nn.Module``. If a transform has parameters, ``model.parameters()``
+    does not contain them.
     """
 
     def __call__(self, graph: DGLGraph) -> DGLGraph:
@@ -125,27 +132,30 @@ class RandomChoice(Choice, dgl.BaseTransform):
 
 
 class ContrastiveModel(Views):
-    """Encoder, augmentations and a loss as one module, batched ``DGLGraph -> loss``.
+    """Combines an encoder, augmentations and a loss into one module: batched ``DGLGraph -> loss``.
 
-    The encoder returns one embedding per graph, or one per node. Embeddings of nodes need views
-    that keep all nodes (:class:`EdgePerturb`, :class:`AttributeMask`).
+    The encoder returns one embedding for each graph or one for each node. Embeddings of nodes need
+    augmentations that keep all nodes (:class:`EdgePerturb`, :class:`AttributeMask`).
 
-    Views may have nodes without edges: ``GraphConv`` and similar layers accept them with
-    ``allow_zero_in_degree=True``.
+    An augmentation may leave nodes without edges. ``GraphConv`` and similar layers accept such
+    nodes only with ``allow_zero_in_degree=True``.
 
     Args:
-        encoder: called with the view, or with ``(view, view.ndata[feat_name])``.
-        augment1, augment2: make one view each from a batch, without changing it;
-            ``torch.nn.Identity()`` for none.
-        loss: is called with the embeddings of all views, such as :class:`pgcl_losses.PGCLLoss`. It
-            is a submodule, so ``parameters()`` has its parameters.
-        further: augmentations of a third view and more.
-        feat_name: the node feature that the encoder wants beside the view, if any.
+        encoder: a module that is called with the view, or with ``(view, view.ndata[feat_name])`` if
+            ``feat_name`` is given.
+        augment1, augment2: callables that make one view each from a batch, and leave the batch
+            unchanged. ``torch.nn.Identity()`` stands for no augmentation.
+        loss: a loss that is called with the embeddings of all views, such as
+            :class:`pgcl_losses.PGCLLoss`. The model contains it as a submodule, so
+            ``model.parameters()`` contains its parameters.
+        further: augmentations that make a third view and more.
+        feat_name: the name of the node feature that the encoder takes beside the view. By default
+            the encoder takes the view alone.
 
     Shape:
-        - batch: G graphs of V nodes, from ``dgl.batch`` or a ``GraphDataLoader``
+        - batch: G graphs with V nodes together, from ``dgl.batch`` or a ``GraphDataLoader``
         - embeddings of each view: ``[G, D]`` or ``[V, D]``
-        - output: that of the loss
+        - output: the same as the output of the loss
 
     Examples:
         >>> import dgl, torch
@@ -204,6 +214,7 @@ class ContrastiveModel(Views):
 
 
 def _check_graph(name: str, value: Any) -> None:
+    """Raise unless ``value``, the argument ``name``, is a graph of one node and one edge type."""
     if not isinstance(value, DGLGraph):
         raise TypeError(f"{name} must be a DGLGraph, but got {type(value).__name__}")
     if not value.is_homogeneous:
@@ -214,10 +225,12 @@ def _check_graph(name: str, value: Any) -> None:
 
 
 def _names(graph: DGLGraph) -> list[str]:
+    """Return the names of the user's node features, for error messages."""
     return sorted({*graph.ndata} - {POSITION})
 
 
 def _node_feature(graph: DGLGraph, name: str) -> Tensor:
+    """Return the node feature ``name`` ``[V, ...]``. Raise if the graph does not have it."""
     if name not in graph.ndata:
         raise ValueError(f"nodes must have the feature {name!r}, but have {_names(graph)}")
     feature: Tensor = graph.ndata[name]
@@ -225,10 +238,12 @@ def _node_feature(graph: DGLGraph, name: str) -> Tensor:
 
 
 def _structure(graph: DGLGraph) -> tuple[Tensor, Tensor]:
-    """Where each graph's nodes begin, with the last one's end ``[G + 1]``, and each node's graph
-    ``[V]``."""
+    """Return where the nodes of each graph begin ``[G + 1]``, and the graph of each node ``[V]``.
+
+    A graph that is not a batch counts as a batch of one graph.
+    """
     _check_graph("graph", graph)
-    sizes = graph.batch_num_nodes().long()  # [G]; set by hand, they may be int32
+    sizes = graph.batch_num_nodes().long()  # [G]; set_batch_num_nodes may have stored int32
     if int(sizes.sum()) != graph.num_nodes():
         raise ValueError(
             f"the batch has {graph.num_nodes()} nodes but batch_num_nodes() adds up to "
@@ -238,16 +253,18 @@ def _structure(graph: DGLGraph) -> tuple[Tensor, Tensor]:
 
 
 def _edges(graph: DGLGraph) -> tuple[Tensor, Tensor]:
-    source, target = graph.formats("coo").edges(order="eid")  # other formats may have no order
+    """Return the end nodes of the edges, ``[E]`` each, in the order of the edge features."""
+    # Only the COO format is certain to return the edges in this order.
+    source, target = graph.formats("coo").edges(order="eid")
     return source.long(), target.long()
 
 
 def _keep_nodes(graph: DGLGraph, mask: Tensor, owner: Tensor) -> DGLGraph:
-    """Keeps the nodes of ``mask`` ``[V]`` and the edges between them."""
-    # dgl.remove_nodes keeps the batch by itself. But it fails for some graphs that are no batch,
-    # and loses features that have the name it uses itself, "_ID".
+    """Return a batch of the nodes of ``mask`` ``[V]`` and the edges between them."""
+    # dgl.remove_nodes would return a batch, but it fails for some graphs that are not a batch, and
+    # it loses features that the user has called "_ID", because DGL uses this name itself.
     view = dgl.node_subgraph(graph, mask, store_ids=False)
-    owner = owner[mask]  # of the nodes left
+    owner = owner[mask]  # from here on, of the nodes that are left
     edge_owner = owner[_edges(view)[0]]
     num_graphs = graph.batch_size
     return _set_batch(
@@ -256,6 +273,7 @@ def _keep_nodes(graph: DGLGraph, mask: Tensor, owner: Tensor) -> DGLGraph:
 
 
 def _set_batch(graph: DGLGraph, num_nodes: Tensor, num_edges: Tensor) -> DGLGraph:
+    """Turn a graph into a batch of graphs with these numbers of nodes and edges, ``[G]`` each."""
     graph.set_batch_num_nodes(num_nodes)
     graph.set_batch_num_edges(num_edges)
     return graph

@@ -1,11 +1,14 @@
-"""PyTorch Geometric: augmentations that act on whole batches, and a module from batch to loss.
+"""Augmentations of PyTorch Geometric batches, and a module that computes the loss of a batch.
 
-Whatever an augmentation does, row i of every view stays graph i: a graph with nodes keeps at least
-one. Attributes stay with their nodes and edges. If graphs have as many edges as nodes, an attribute
-with "edge" in its name belongs to the edges.
+An augmentation returns a view of the whole batch and leaves the batch itself unchanged. Graph i of
+the view is always made from graph i of the batch, because a graph that has nodes keeps at least one
+of them. Attributes stay with their nodes and edges. If all graphs have as many edges as nodes, the
+length of an attribute does not tell whether it belongs to nodes or edges. Its name then decides: an
+attribute with "edge" in its name belongs to the edges, any other attribute to the nodes.
 
-To know which nodes a view has kept, number them: ``batch.node_id = torch.arange(batch.num_nodes)``.
-Two views share the nodes ``torch.isin(view1.node_id, view2.node_id)`` of view 1.
+To find out which nodes a view has kept, number the nodes of the batch first:
+``batch.node_id = torch.arange(batch.num_nodes)``. The mask of the nodes of view 1 that view 2 has
+kept as well is then ``torch.isin(view1.node_id, view2.node_id)``.
 """
 
 import copy
@@ -39,7 +42,7 @@ __all__ = [
     "Subgraph",
 ]
 
-# What an encoder may ask for by name.
+# The names of arguments that an encoder may have: attributes of the view, and its number of graphs.
 _TENSORS = ("x", "edge_index", "edge_attr", "edge_weight", "batch")
 _COUNTS = ("num_graphs", "batch_size", "size")
 
@@ -47,9 +50,9 @@ _CONSTANT = "torch_geometric.transforms.Constant() gives each node a feature"
 
 
 class NodeDrop(RandomDrop, BaseTransform):
-    """Drops every node, with its edges, with probability ``p`` below 1.
+    """Drops each node, together with its edges, with probability ``p``, which is below 1.
 
-    A graph that would lose all its nodes keeps a random one.
+    If a graph would lose all its nodes, it keeps one of them, chosen at random.
 
     Examples:
         >>> import torch
@@ -68,11 +71,12 @@ class NodeDrop(RandomDrop, BaseTransform):
 
 
 class Subgraph(RandomDrop, BaseTransform):
-    """Keeps a random connected subgraph of each graph.
+    """Keeps a random connected subgraph of each graph, and drops the other nodes.
 
-    It drops a fraction ``p`` below 1 of the nodes, rounded down. The subgraph grows from a random
-    node by one random neighbour at a time, along the edges, as GraphCL's does. It ends when no
-    neighbour is left, so a graph of several components may lose more.
+    As in GraphCL, the subgraph starts from a random node and grows along the edges, by one random
+    neighbour at a time. It drops a fraction ``p`` of the nodes, below 1, and rounds their number
+    down. The growth ends early when no neighbour is left, so a graph of several components may lose
+    more nodes.
     """
 
     def forward(self, data: Data) -> Data:
@@ -82,12 +86,11 @@ class Subgraph(RandomDrop, BaseTransform):
 
 
 class EdgePerturb(RandomFraction, BaseTransform):
-    """Drops every edge with probability ``p`` and adds a random one to its graph in its place.
+    """Replaces each edge, with probability ``p``, by a random edge in the same graph.
 
-    Edges between the same two nodes count as one edge here. They move together, each in its
-    direction, so an undirected graph stays undirected. An added edge takes over the attributes of
-    the one it replaces. It joins two different nodes, which may have been neighbours. Self-loops
-    stay.
+    The new edge joins two different nodes, chosen at random, which may already be neighbours. It
+    takes over the attributes of the edge that it replaces. Edges between the same two nodes move
+    together, each in its direction, so an undirected graph stays undirected. Self-loops stay.
     """
 
     def forward(self, data: Data) -> Data:
@@ -98,9 +101,9 @@ class EdgePerturb(RandomFraction, BaseTransform):
 
 
 class AttributeMask(RandomFraction, BaseTransform):
-    """Sets all features ``x`` of a node to ``fill_value``, with probability ``p`` for each node.
+    """Masks each node with probability ``p``: all its features in ``x`` become ``fill_value``.
 
-    If features are categories, ``fill_value`` may be the number of a mask token.
+    If the features are categories, ``fill_value`` may be the number of a mask token.
     """
 
     def __init__(self, p: float = 0.2, fill_value: float = 0.0) -> None:
@@ -119,9 +122,10 @@ class AttributeMask(RandomFraction, BaseTransform):
 
 
 class RandomChoice(Choice, BaseTransform):
-    """Applies one of ``transforms`` to a batch, drawn anew for every call.
+    """Applies one of ``transforms`` to a batch; each call draws one at random.
 
-    It is no module: ``parameters()`` of a model does not have parameters of its transforms.
+    This class is not a ``torch.nn.Module``. If a transform has parameters, ``model.parameters()``
+    does not contain them.
     """
 
     def forward(self, data: Data) -> Data:
@@ -129,29 +133,32 @@ class RandomChoice(Choice, BaseTransform):
 
 
 class ContrastiveModel(Views):
-    """Encoder, augmentations and a loss as one module, ``Batch -> loss``.
+    """Combines an encoder, augmentations and a loss into one module: ``Batch -> loss``.
 
-    An encoder whose ``forward`` has an argument ``edge_index`` gets by name those of ``x``,
-    ``edge_index``, ``edge_attr``, ``edge_weight`` and ``batch`` that it names. It gets the number
-    of graphs as ``num_graphs``, ``batch_size`` or ``size``. Any other encoder gets the view itself.
+    The signature of the encoder's ``forward`` decides what the encoder is called with. If it has an
+    argument ``edge_index``, the encoder receives tensors by name: ``x``, ``edge_index``,
+    ``edge_attr``, ``edge_weight`` and ``batch``, as far as the signature names them, and the
+    number of graphs as ``num_graphs``, ``batch_size`` or ``size``. An encoder with any other
+    signature is called with the view itself.
 
-    It returns one embedding per graph, or one per node. Pooling needs ``size=num_graphs`` only if
-    graphs come without nodes; on a GPU it saves a synchronisation. Embeddings of nodes need views
-    that keep all nodes (:class:`EdgePerturb`, :class:`AttributeMask`). The batch may then be a
-    plain ``Data``.
+    The encoder returns one embedding for each graph or one for each node. For embeddings of graphs,
+    pool with ``size=num_graphs`` if a graph may have no nodes; on a GPU this also saves a
+    synchronisation. Embeddings of nodes need augmentations that keep all nodes
+    (:class:`EdgePerturb`, :class:`AttributeMask`). The batch may then be a plain ``Data``.
 
     Args:
-        encoder: a module; see above.
-        augment1, augment2: make one view each from a batch, without changing it;
-            ``torch.nn.Identity()`` for none.
-        loss: is called with the embeddings of all views, such as :class:`pgcl_losses.PGCLLoss`. It
-            is a submodule, so ``parameters()`` has its parameters.
-        further: augmentations of a third view and more.
+        encoder: a module with one of the signatures above.
+        augment1, augment2: callables that make one view each from a batch, and leave the batch
+            unchanged. ``torch.nn.Identity()`` stands for no augmentation.
+        loss: a loss that is called with the embeddings of all views, such as
+            :class:`pgcl_losses.PGCLLoss`. The model contains it as a submodule, so
+            ``model.parameters()`` contains its parameters.
+        further: augmentations that make a third view and more.
 
     Shape:
-        - batch: G graphs, or one plain ``Data`` of V nodes
+        - batch: G graphs with V nodes together, or one plain ``Data`` with V nodes
         - embeddings of each view: ``[G, D]`` or ``[V, D]``
-        - output: that of the loss
+        - output: the same as the output of the loss
 
     Examples:
         >>> import torch
@@ -193,7 +200,7 @@ class ContrastiveModel(Views):
         is_batch(batch, "batch")
         batch, device = copy.copy(batch), getattr(batch.edge_index, "device", None)
         batch[POSITION] = torch.arange(batch.num_nodes, device=device)
-        if hasattr(batch, "_slice_dict"):  # what to_data_list() goes by
+        if hasattr(batch, "_slice_dict"):  # to_data_list() separates the graphs by these entries
             batch._slice_dict = {**batch._slice_dict, POSITION: batch.ptr.cpu()}
             batch._inc_dict = {**batch._inc_dict, POSITION: torch.zeros(len(batch.ptr) - 1)}
         return batch
@@ -218,7 +225,11 @@ class ContrastiveModel(Views):
 
 
 def _argument_names(encoder: Callable[..., Tensor]) -> list[str]:
-    """What the encoder gets by name; nothing, if it gets the view itself."""
+    """Return the names of the arguments that the encoder receives.
+
+    The list is empty if the encoder receives the view itself. Raise if the encoder needs arguments
+    that a batch does not have.
+    """
     parameters = inspect.signature(getattr(encoder, "forward", encoder)).parameters.values()
     open_ended = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     needed = [p.name for p in parameters if p.default is p.empty and p.kind not in open_ended]
@@ -230,7 +241,9 @@ def _argument_names(encoder: Callable[..., Tensor]) -> list[str]:
             "ContrastiveModel instead"
         )
     if "batch" not in names:
-        names = [name for name in names if name != "size"]  # a convolution's, of two kinds of nodes
+        # Without `batch`, `size` is the argument of a convolution that holds the numbers of source
+        # and target nodes in a bipartite graph, and not the number of graphs.
+        names = [name for name in names if name != "size"]
     if "edge_index" not in names or (len(needed) == 1 and needed[0] not in names):
         names = []
     if len(needed) > 1 and not set(needed) <= set(names):

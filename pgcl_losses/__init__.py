@@ -8,12 +8,12 @@ import sys
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
-from pgcl_losses.batch import Assignment, Batch
+from pgcl_losses.batch import Assignment, Batch, PGCLTerms
 from pgcl_losses.consistency import ConsistencyLoss
 from pgcl_losses.contrast import PrototypeReweightedNCE
 from pgcl_losses.diagnostics import diagnostics
 from pgcl_losses.info_nce import InfoNCE
-from pgcl_losses.pgcl import PGCLLoss, PGCLTerms
+from pgcl_losses.pgcl import PGCLLoss
 from pgcl_losses.prototypes import SinkhornPrototypes
 from pgcl_losses.sinkhorn import sinkhorn
 

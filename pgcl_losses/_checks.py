@@ -57,8 +57,8 @@ def count(name: str, value: Any, minimum: int) -> int:
     return int(value)
 
 
-def matrix(name: str, value: Any, shape: str, may_be_empty: bool = False) -> None:
-    """A floating-point matrix with at least one column and, unless it may be empty, one row."""
+def matrix(name: str, value: Any, shape: str) -> None:
+    """A floating-point matrix with at least one column."""
     if not isinstance(value, Tensor):
         raise TypeError(f"{name} must be a Tensor of shape {shape}, but got {type(value).__name__}")
     if value.dim() != 2:
@@ -69,22 +69,21 @@ def matrix(name: str, value: Any, shape: str, may_be_empty: bool = False) -> Non
         raise TypeError(f"{name} must be a floating-point Tensor, but got {value.dtype}")
     if value.layout != torch.strided:
         raise TypeError(f"{name} must be a dense Tensor, but got layout {value.layout}")
-    if value.shape[1] == 0 or (value.shape[0] == 0 and not may_be_empty):
+    if value.shape[1] == 0:
         raise ValueError(f"{name} must not be empty, but got shape {tuple(value.shape)}")
 
 
 def matrices(
     named: Sequence[tuple[str, Any]],
     shape: str = "[N, D]",
-    may_be_empty: bool = False,
     lengths_may_differ: bool = False,
 ) -> None:
-    """Named matrices of one dtype and device, and of one shape or, if so, number of columns."""
+    """Named matrices with one dtype, device and number of columns, and mostly one number of rows."""
     first_name, first = named[0]
-    matrix(first_name, first, shape, may_be_empty)
+    matrix(first_name, first, shape)
     start = 1 if lengths_may_differ else 0
     for name, view in named[1:]:
-        matrix(name, view, shape, may_be_empty)
+        matrix(name, view, shape)
         if view.shape[start:] != first.shape[start:]:
             rule = "row i of every view must be graph i (or give InfoNCE items= or positives=)"
             if view.shape[1] != first.shape[1]:
@@ -96,7 +95,7 @@ def matrices(
         device(name, view, first_name, first)
 
 
-def items(items: Any, sets: Sequence[Tensor]) -> None:
+def _items(items: Any, sets: Sequence[Tensor]) -> None:
     """Items of sets ``[N_a, D]``: one tensor for each set, or one for all sets."""
     given = [items] * len(sets) if isinstance(items, Tensor) else items
     if not isinstance(given, Sequence) or [x for x in given if isinstance(x, (Real, str))]:
@@ -115,18 +114,18 @@ def items(items: Any, sets: Sequence[Tensor]) -> None:
 
 
 def loss_views(
-    views: Sequence[Any], fewest: int, may_be_empty: bool, differ: bool = False, why: str = ""
+    views: Sequence[Any], fewest: int, lengths_may_differ: bool = False, why: str = ""
 ) -> None:
-    """Views of the same graphs or, if they may ``differ``, sets of any lengths."""
+    """Views of the same graphs or, if their lengths may differ, sets of embeddings."""
     if len(views) < fewest:
         hint = ": unpack a list or a stack by *views, torch.cat of two views by *z.chunk(2)"
         expected = f"{('one', 'two')[fewest - 1]} or more Tensors of shape [N, D]{why}"
         raise TypeError(f"views must be {expected}, but got {len(views)}{hint if views else ''}")
     named = [(f"z{v}", z) for v, z in enumerate(views, 1)]
-    matrices(named, "[N, D]", may_be_empty, differ)
+    matrices(named, "[N, D]", lengths_may_differ)
 
 
-def positives(value: Any, weights: Any, sets: Sequence[Tensor], queries: str) -> None:
+def _positives(value: Any, weights: Any, sets: Sequence[Tensor], queries: str) -> None:
     """Pairs of positions, with a weight each ``[P]``."""
     if value is not None:
         pairs("positives", value, sets, queries)
@@ -134,13 +133,29 @@ def positives(value: Any, weights: Any, sets: Sequence[Tensor], queries: str) ->
         return
     if value is None:
         raise TypeError("positive_weights need positives, [2, P] as an edge_index")
-    if not isinstance(weights, Tensor) or weights.shape != value.shape[1:]:
-        expected = f"a Tensor of shape [{value.shape[1]}], one for each pair of positives"
+    if not isinstance(weights, Tensor) or weights.shape != value.shape[1:] or weights.is_complex():
+        expected = f"a real Tensor of shape [{value.shape[1]}], one for each pair of positives"
         raise TypeError(f"positive_weights must be {expected}, but got {shown(weights)}")
     device("positive_weights", weights, "z1", sets[0])
     if can_be_read(weights.detach()):
-        for wrong in weights.detach()[~((weights >= 0) & (weights <= 1e20))].tolist():
-            raise ValueError(f"positive_weights must be numbers from 0 to 1e20, but got {wrong}")
+        # Smaller weights lose digits in float32, and their sums and inverses overflow.
+        are_right = (weights == 0) | ((weights >= 1e-30) & (weights <= 1e20))
+        for wrong in weights.detach()[~are_right].tolist():
+            raise ValueError(f"positive_weights must be 0 or from 1e-30 to 1e20, but got {wrong}")
+
+
+def partners(
+    views: Sequence[Tensor], queries: str, items: Any, positives: Any, weights: Any
+) -> dict[str, object]:
+    """Check what says which embeddings are positives; return what all processes must agree on."""
+    if items is not None:
+        _items(items, views)
+    _positives(positives, weights, views, queries)
+    return {
+        "items": items is not None,
+        "positives": positives is not None,
+        "learned positive_weights": None if weights is None else weights.requires_grad,
+    }
 
 
 def pairs(name: str, value: Any, sets: Sequence[Tensor], queries: str) -> None:

@@ -2,6 +2,7 @@
 
 import torch
 from torch import Tensor
+from torch._subclasses import FakeTensor
 from torch.autograd import forward_ad
 
 
@@ -16,13 +17,17 @@ def is_transformed(*values: object) -> bool:
 
 
 def is_eager(values: Tensor) -> bool:
-    """Whether Python may read numbers, now or later: in no compiled or CUDA graph, no transform."""
+    """Whether Python may read numbers, now or later.
+
+    It may not in a compiled or CUDA graph and within transforms, nor of tensors without numbers.
+    Subclasses of Tensor, such as PyG's EdgeIndex, can be read.
+    """
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
         return False
     if values.is_cuda:
         with torch.cuda.device(values.device):
-            return type(values) is Tensor and not torch.cuda.is_current_stream_capturing()
-    return type(values) is Tensor and values.device.type == "cpu"
+            return not torch.cuda.is_current_stream_capturing()
+    return values.device.type == "cpu" and not isinstance(values, FakeTensor)
 
 
 def can_be_read(values: Tensor) -> bool:

@@ -3,18 +3,17 @@
 import difflib
 import functools
 import inspect
-import zlib
+import math
 from collections.abc import Callable, Mapping, Sequence
-from itertools import chain
 from typing import Any, ClassVar, TypeVar
 
 import torch
-from torch import Tensor, distributed, nn
+from torch import Tensor, nn
 
 from pgcl_losses import _checks
 from pgcl_losses._modes import is_transformed
 from pgcl_losses._options import COMMON, Check, Group, with_options
-from pgcl_losses.distributed import Processes, checksum, count_ranks, differences, gathered
+from pgcl_losses.distributed import Agreement, count_ranks
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Module = TypeVar("Module", bound="LossModule")
@@ -36,8 +35,6 @@ _HINTS = {
     "warm": "for a warm-up train by InfoNCE first and by PGCLLoss later, see docs/swap.md",
     "anchor": "PyGCL's contrast models take the losses of pgcl_losses.adapters.pygcl",
 }
-# State changes in every step; comparing it over processes in each would cost a pass over it.
-_COMPARE_STATE_EVERY = 64
 
 
 def called_by_all(call: str) -> Callable[[Function], Function]:
@@ -48,13 +45,21 @@ def called_by_all(call: str) -> Callable[[Function], Function]:
     """
 
     def decorate(method: Any) -> Any:
-        names = {*inspect.signature(method).parameters}
+        specification = inspect.getfullargspec(method)
+        names = {*specification.args, *specification.kwonlyargs}
+        most = math.inf if specification.varargs else len(specification.args) - 1  # without self
 
         @functools.wraps(method)
         def wrapped(self: "LossModule", *args: Any, **given: Any) -> Any:
-            if not given.keys() <= names:
+            if not given.keys() <= names or len(args) > most:
                 owner = f"a call of {type(self).__name__}"
-                self.agree(call, lambda _: check_arguments(owner, method, given), args)
+                with self.agreement(call, args):
+                    check_arguments(owner, method, given)
+                    if len(args) > most:
+                        takes = f"{owner}.{method.__name__} takes {', '.join(specification.args[1:])}"
+                        options = ", ".join(f"{name}=" for name in specification.kwonlyargs)
+                        came = f"{len(args)} arguments by position"
+                        raise TypeError(f"{takes} by position and {options} by name, but got {came}")
             if torch.compiler.is_compiling() and self.is_distributed():
                 # The message is in the error of fullgraph=True.
                 torch._dynamo.graph_break(msg="collectives must not be traced")
@@ -80,7 +85,6 @@ class LossModule(nn.Module):
 
     gather: bool = True
     process_group: Group = None
-    _calls = 0  # with other processes
 
     def __new__(cls: type[Module], *args: Any, **options: Any) -> Module:
         check_arguments(cls.__name__, cls.__init__, options, args)
@@ -92,33 +96,20 @@ class LossModule(nn.Module):
         if isinstance(getattr(type(self), name, None), property):
             object.__setattr__(self, name, value)
             return
-        is_internal = name[0] == "_" or name in self.fixed or isinstance(value, nn.Module)
         if check := self.options.get(name):
             value = check(name, value)
             self._parameters.pop(name, None)  # a number or tensor may follow a parameter
-        elif not (is_internal or hasattr(self, name)):
-            self._check_name(name, value)
+        elif owners := [child for child, m in self.named_children() if name in _options_of(m)]:
+            fix = f"set its {' and '.join(f'{child}.{name}' for child in owners)}"
+            if all(name in getattr(getattr(self, child), "fixed", ()) for child in owners):
+                fix = "it cannot change, make a new one"
+            raise AttributeError(f"{name} cannot be assigned to {type(self).__name__}: {fix}")
         if name in self.fixed and self.__dict__.get(name, value) != value:
             raise AttributeError(
                 f"{name} is {getattr(self, name)!r} and cannot change in this "
                 f"{type(self).__name__}, but {value!r} was assigned: make a new one"
             )
         super().__setattr__(name, value)
-
-    def _check_name(self, name: str, value: Any) -> None:
-        """A subclass may have attributes of its own, but none that looks like an option."""
-        of_children = {c: getattr(m, "options", ()) for c, m in self.named_children()}
-        owner = type(self).__name__
-        if there := [child for child in of_children if name in of_children[child]]:
-            fix = f"set its {' and '.join(f'{child}.{name}' for child in there)}"
-            if all(name in getattr(getattr(self, child), "fixed", ()) for child in there):
-                fix = "it cannot change, make a new one"
-            raise AttributeError(f"{name} cannot be assigned to {owner}: {fix}")
-        is_ours = type(self).__module__.startswith("pgcl_losses.")
-        is_wrong = is_ours and not isinstance(value, Tensor)
-        names = [*dict.fromkeys(chain(self.options, *of_children.values()))]
-        if hint := _hint(name, names, is_wrong):
-            raise AttributeError(f"{owner} has no option {name}: {hint}")
 
     def extra_repr(self) -> str:
         own = {name: getattr(self, name) for name in self.options if name not in COMMON}
@@ -131,68 +122,24 @@ class LossModule(nn.Module):
         values: dict[str, Any] = {}
         for path, module in self.named_modules():
             values[f"{path}.type".lstrip(".")] = type(module).__name__
-            for name in module.options if isinstance(module, LossModule) else ():
+            for name in _options_of(module):
                 if name not in COMMON:
                     values[f"{path}.{name}".lstrip(".")] = getattr(module, name)
         return values
 
-    def agree(
-        self, call: str, check: Callable[[bool], Mapping[str, Any]], sets: Sequence[Any]
-    ) -> Processes:
-        """The processes that hold these sets ``[N, ...]``: this one, or all that agree.
+    def agreement(self, call: str, sets: Sequence[Any]) -> Agreement:
+        """A block in which this process checks the input of a call, before processes exchange data.
 
-        Different calls would deadlock. So all processes raise one error if their calls, ``call``,
-        options, parameters or buffers differ, or what ``check(may_be_empty)`` returns by name, or
-        if that raises an error in one of them.
+        See :class:`~pgcl_losses.distributed.Agreement`. ``sets``: tensors ``[N, ...]``.
         """
+        claims: dict[str, object] = {"call": f"{type(self).__name__}.{call}"}
         if not self.is_distributed():
-            check(False)
-            return Processes([(of_set.shape[0],) for of_set in sets])
-        group, length, problem = self.process_group, 0, None
-        claims: dict[str, Any] = {"call": f"{type(self).__name__}.{call}"}
-        try:
-            of_input = check(True)
-            claims |= {
-                **self.all_options(),
-                **dict(self.named_parameters()),
-                **dict(self.named_buffers()),
-                "training": self.training,
-                "gradients enabled": torch.is_grad_enabled(),
-                "views": len(sets),
-                "dimension": sets[0].shape[-1],
-                "dtype": str(sets[0].dtype),
-                "requires_grad": any(of_set.requires_grad for of_set in sets),
-                **of_input,
-            }
-            length = len(sets[0])
-        except Exception as error:  # whatever it is: the other processes must not wait for this one
-            problem = error
-            claims["problem"] = f"{type(error).__name__}: {error}"
-        tensors = {name: x for name, x in claims.items() if isinstance(x, Tensor)}
-        for name, x in tensors.items():
-            claims[name] = f"{x.dtype}{[*x.shape]}, requires_grad={x.requires_grad}"
-        # start_from_ gives all processes the same prototypes.
-        compares = call != "start_from_" and self._calls % _COMPARE_STATE_EVERY == 0
-        self._calls += call != "start_from_"
-        state = checksum(tensors.values()) if compares else -1
-        # NCCL needs a GPU, and part of a wrong input may be on a CPU.
-        devices = [x.device for x in (*self.parameters(), *sets) if isinstance(x, Tensor)]
-        device = max(devices, key=lambda d: d.type != "cpu", default=torch.device("cpu"))
-        summary = torch.tensor([length, zlib.crc32(repr(claims).encode()), state], device=device)
-        lengths, of_claims, states = gathered(summary, group, "batch sizes").T.tolist()
-        if len(set(of_claims)) > 1:
-            raise ValueError(differences(claims, group)) from problem
-        if problem is not None:
-            raise problem
-        if -1 not in states and len(set(states)) > 1:
-            raise ValueError(
-                "the prototypes, or other parameters or buffers of the loss, are not the same on "
-                "all ranks: put the loss into the module that DistributedDataParallel wraps, or "
-                "give all ranks one seed, one checkpoint and the same steps of an optimizer"
-            )
-        if sum(lengths) == 0:
-            raise ValueError("the batch must not be empty on every rank")
-        return Processes([lengths] * len(sets), distributed.get_rank(group), group)
+            return Agreement(claims, sets, {})
+        claims |= self.all_options()
+        claims |= {"training": self.training, "gradients enabled": torch.is_grad_enabled()}
+        state = {**dict(self.named_parameters()), **dict(self.named_buffers())}
+        num_ranks = count_ranks(self.process_group)
+        return Agreement(claims, sets, state, num_ranks, self.process_group)
 
     def moves_state(self, embeddings: Tensor) -> bool:
         """Whether a forward is a training step; a function that is transformed has no state."""
@@ -201,6 +148,10 @@ class LossModule(nn.Module):
     def is_distributed(self) -> bool:
         """Whether other processes hold portions of the same batch."""
         return self.gather and count_ranks(self.process_group) > 1
+
+
+def _options_of(module: nn.Module) -> Mapping[str, Check]:
+    return module.options if isinstance(module, LossModule) else {}
 
 
 def check_arguments(owner: str, function: Any, given: Mapping[str, Any], args: Any = ()) -> Any:

@@ -67,6 +67,11 @@ class _UnitVectors(torch.autograd.Function):
         return torch.addcmul(d_units, units, along, value=-1).mul_(inverse)
 
 
+def finite_or_nan(z: Tensor) -> Tensor:
+    """Embeddings ``[N, D]`` in which inf is NaN: products with -inf would count as negligible."""
+    return z + (z - z)
+
+
 def mean_cosine(units: Tensor) -> Tensor:
     """The mean cosine of two different unit vectors of ``[M, D]``; NaN if there is only one."""
     count = len(units)

@@ -12,6 +12,7 @@ from torch.distributed import ProcessGroup
 from typing_extensions import dataclass_transform  # torch requires it
 
 from pgcl_losses import _checks as check
+from pgcl_losses._modes import is_transformed
 
 Check = Callable[[str, Any], Any]  # of the name and the value of an option
 Module = TypeVar("Module", bound=nn.Module)
@@ -55,7 +56,8 @@ def temperature(name: str, value: Any) -> float | Tensor:
         raise ValueError(f"{name} must be a number or have shape (), but got {tuple(value.shape)}")
     if not value.is_floating_point():
         raise TypeError(f"{name} must be a floating-point Tensor, but got {value.dtype}")
-    if value.requires_grad and value.is_leaf and not isinstance(value, nn.Parameter):
+    is_learned = value.requires_grad and value.is_leaf and not is_transformed(value)
+    if is_learned and not isinstance(value, nn.Parameter):
         raise TypeError(
             f"{name} is a Tensor that no optimizer of the loss's parameters() learns: give "
             "torch.nn.Parameter(...)"
@@ -111,8 +113,10 @@ Size = Annotated[int, partial(check.count, minimum=0)]
 Positive = Annotated[int, partial(check.count, minimum=1)]
 Heads = Annotated[int | Sequence[int], heads]
 Dimension = Annotated[int | None, lambda name, x: x if x is None else check.count(name, x, 1)]
-Hardness = Annotated[float, partial(check.number, expected="a number from 0 to 1e6", highest=1e6)]
-# 1 - tau+ is divided by.
+# The gradient of hard negatives is the difference of two softmaxes, times beta: in float32 it loses
+# the more digits, the larger beta is. At 100 it is right to a thousandth.
+Hardness = Annotated[float, partial(check.number, expected="a number from 0 to 100", highest=100.0)]
+# The loss is divided by 1 - tau+.
 Debias = Annotated[float, partial(check.number, expected="a number from 0 to 0.999", highest=0.999)]
 Window = Annotated[tuple[int, int] | None, window]
 Group = Annotated[ProcessGroup | None, process_group]

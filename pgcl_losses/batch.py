@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from pgcl_losses import _checks as check
-from pgcl_losses._normalize import computing_dtype, full_precision, unit_vectors
+from pgcl_losses._normalize import computing_dtype, finite_or_nan, full_precision, unit_vectors
 from pgcl_losses.distributed import Processes
 
 Negatives = Literal["all", "cross", "memory"]
@@ -36,6 +36,16 @@ class Assignment(NamedTuple):
         return self.heads or (self.targets.shape[1],)
 
 
+class PGCLTerms(NamedTuple):
+    """The loss, its two terms and the assignments."""
+
+    loss: Tensor
+    contrast: Tensor
+    consistency: Tensor
+    assignments: tuple[Assignment, ...]  # of each view
+    mean_cosine: Tensor  # of two embeddings
+
+
 class Batch(NamedTuple):
     """The embeddings of all sets, of all processes that hold a batch together, and of a memory.
 
@@ -61,84 +71,73 @@ class Batch(NamedTuple):
     is_unit: bool = True  # whether embeddings and memory are of unit length
 
     @classmethod
-    def of(
+    def from_views(
         cls,
-        views: Sequence[Any],
+        views: Sequence[Any],  # Tensors [N, D]
+        processes: Processes,
+        *,
         items: Items | None = None,
         positives: Tensor | None = None,
         positive_weights: Tensor | None = None,
         negative_pairs: Tensor | None = None,
-        *,
         is_unit: bool = True,
-        prototypes: Tensor | None = None,
-        clusters: Sequence[Tensor] | None = None,
-        assignments: Sequence[Any] | None = None,
         dtype: torch.dtype | None = None,
-        processes: Processes | None = None,
     ) -> "Batch":
-        """Views or sets of this process, as checked, and of them all, with those of all processes.
+        """Gather views (or sets) and labels from all processes. The inputs are checked already.
 
-        Without views it has assignments alone, and embeddings ``[M, 0]``. ``is_unit``: whether they
-        are normalised. ``dtype``: of embeddings and prototypes, float64 if one of them is.
+        Pairs are listed by positions in the sets of this process, and stay there: their queries are
+        its own. ``is_unit``: whether embeddings are normalised. ``dtype``: in which the loss is
+        computed; by default float64 if the views are, else float32.
         """
-        sets = views or [assignment.log_probs for assignment in assignments or ()]
-        dtype = dtype or computing_dtype(sets[0], prototypes)
-        processes = processes or Processes([(of_set.shape[0],) for of_set in sets])
-        if items is not None or positives is not None:
-            processes = processes.of_sets([len(of_set) for of_set in sets], sets[0].device)
-            if 0 in processes.lengths():
-                empty = f"z{processes.lengths().index(0) + 1}"
-                raise ValueError(f"{empty} must not be empty on every rank")
+        device, dtype = views[0].device, dtype or computing_dtype(views[0])
+        if items is not None or positives is not None:  # sets may have different lengths
+            processes = processes.with_sets([len(view) for view in views], device)
+            processes.check_not_empty()
+        with full_precision(device):
+            z = torch.cat(tuple(views))
+            z = unit_vectors(z, dtype) if is_unit else finite_or_nan(z.to(dtype))
+            batch = cls(processes, processes.gather(z), is_unit=is_unit)
         if items is not None:
-            items = (items,) * len(sets) if isinstance(items, Tensor) else items
-            items = processes.gather(torch.cat(tuple(items)))
-        fields: dict[str, Any] = {}
-        if prototypes is not None or clusters is not None or assignments is not None:
-            fields = _assigned(processes, dtype, prototypes, clusters, assignments)
-        if views:
-            with full_precision(sets[0].device):
-                embeddings = torch.cat(tuple(views))
-                embeddings = unit_vectors(embeddings, dtype) if is_unit else embeddings.to(dtype)
-                embeddings = processes.gather(embeddings)
-        else:
-            embeddings = fields["log_probs"][:, :0].detach()
+            items = (items,) * len(views) if isinstance(items, Tensor) else items
+            batch = batch._replace(items=processes.gather(torch.cat(tuple(items))))
         if positives is not None:
             if positive_weights is None:
                 positive_weights = positives.new_ones(positives.shape[1], dtype=dtype)
-            fields["positives"] = processes.numbers_of_own(sets[0].device)[positives]
-            fields["positive_weights"] = positive_weights.to(dtype)
+            batch = batch._replace(
+                positives=processes.numbers_of_own(device)[positives],
+                positive_weights=positive_weights.to(dtype),
+            )
         if negative_pairs is not None:
-            fields["negative_pairs"] = processes.numbers_of_own(sets[0].device)[negative_pairs]
-        return cls(processes, embeddings, items, is_unit=is_unit, **fields)
+            batch = batch._replace(negative_pairs=processes.numbers_of_own(device)[negative_pairs])
+        return batch
 
-    @staticmethod
-    def check(
-        views: Any, prototypes: Any, clusters: Any, assignments: Any, may_be_empty: bool
-    ) -> dict[str, Any]:
-        """Check what :meth:`of` is given of checked views, or without; return what must agree."""
-        heads: tuple[int, ...] = ()
+    def assigned(
+        self,
+        prototypes: Tensor | None,
+        clusters: Sequence[Tensor] | None,
+        assignments: Sequence[Assignment] | None,
+    ) -> "Batch":
+        """Add prototypes, and the clusters or assignments of this process's views, if given."""
+        gather, dtype, batch = self.processes.gather, self.embeddings.dtype, self
         if prototypes is not None:
-            check.matrix("prototypes", prototypes, "[K, D]")
-            if views:
-                check.prototypes("prototypes", prototypes, "z1", views[0])
-            heads = (len(prototypes),)
-        if clusters is not None and assignments is not None:
-            raise TypeError("clusters and assignments both hold clusters: give one of them")
-        name = "clusters" if assignments is None else "assignments"
-        given = clusters if assignments is None else assignments
-        if views and given is not None and (isinstance(given, int) or len(given) != len(views)):
-            each = f"a sequence of {len(views)}, one for each view"
-            raise ValueError(f"{name} must be {each}, but got {check.shown(given)}")
-        ranking = None
+            with full_precision(prototypes.device):
+                units = unit_vectors(prototypes.detach(), dtype)
+            batch = batch._replace(prototypes=units, heads=(len(units),))
         if assignments is not None:
-            heads = _check_heads(assignments, prototypes, may_be_empty)
-            clusters, ranking = [x.clusters for x in assignments], assignments[0].ranking
-        z_name, z = ("z1", views[0]) if views else (f"{name}[0].log_probs", given[0].log_probs)
-        for v, of_view in enumerate(() if clusters is None else clusters):
-            of_name = f"clusters[{v}]" if assignments is None else f"assignments[{v}].clusters"
-            check.clusters(of_name, of_view, z_name, z, heads)
-        which = {"given": given is not None and name, "ranking": ranking is not None}
-        return {"heads": heads, "prototypes": prototypes, **which}
+            log_probs, targets, clusters, _, ranking = zip(*assignments, strict=True)
+            batch = batch._replace(
+                heads=assignments[0].all_heads(),
+                log_probs=gather(torch.cat(log_probs).to(dtype)),
+                targets=gather(torch.cat(targets).detach().to(dtype)),
+                ranking=None if ranking[0] is None else gather(torch.cat(ranking).to(dtype)),
+            )
+        if clusters is not None:
+            numbers, heads = gather(torch.cat(tuple(clusters))), batch.heads
+            if not heads:  # nobody says how many clusters there are
+                different, numbers = torch.unique(numbers, return_inverse=True)
+                heads = (len(different),)
+            batch = batch._replace(clusters=numbers.view(len(numbers), -1), heads=heads)
+        return batch
 
     def views(self, of_all: Tensor) -> Tensor:
         """The part of a tensor that belongs to the views, ``[M (+ B), ...] -> [V, N, ...]``."""
@@ -166,31 +165,7 @@ class Batch(NamedTuple):
         return tuple([Assignment(p, q, c, self.heads, keys) for p, q, c, keys in of_views])
 
 
-def _assigned(
-    processes: Processes, dtype: torch.dtype, prototypes: Any, clusters: Any, assignments: Any
-) -> dict[str, Any]:
-    """The fields of a batch that :class:`SinkhornPrototypes` fills, as far as they are given."""
-    given: dict[str, Any] = {"heads": () if prototypes is None else (len(prototypes),)}
-    if prototypes is not None:
-        with full_precision(prototypes.device):
-            given["prototypes"] = unit_vectors(prototypes.detach(), dtype)
-    if assignments is not None:
-        log_probs, targets, clusters, _, ranking = zip(*assignments, strict=True)
-        given["heads"] = assignments[0].all_heads()
-        given["log_probs"] = processes.gather(torch.cat(log_probs).to(dtype))
-        given["targets"] = processes.gather(torch.cat(targets).detach().to(dtype))
-        if ranking[0] is not None:
-            given["ranking"] = processes.gather(torch.cat(ranking).to(dtype))
-    if clusters is not None:
-        numbers = processes.gather(torch.cat(tuple(clusters)))
-        if not given["heads"]:
-            different, numbers = torch.unique(numbers, return_inverse=True)
-            given["heads"] = (len(different),)
-        given["clusters"] = numbers.view(len(numbers), -1)
-    return given
-
-
-def batch_argument(given: Sequence[object], others: tuple[object, ...] = ()) -> Batch | None:
+def batch_argument(given: Sequence[object], others: Sequence[object] = ()) -> Batch | None:
     """The batch that a module is called with; None if it is called with tensors."""
     if not given or not isinstance(given[0], Batch):
         return None
@@ -199,8 +174,8 @@ def batch_argument(given: Sequence[object], others: tuple[object, ...] = ()) -> 
     return given[0]
 
 
-def _check_heads(assignments: Any, prototypes: Any, may_be_empty: bool) -> tuple[int, ...]:
-    """Check that assignments are of the same graphs to the same heads, and return these."""
+def check_assignments(assignments: Sequence[Any]) -> None:
+    """Check that assignments are of the same graphs to the same heads."""
     named = []
     for v, assignment in enumerate(assignments):
         if not isinstance(assignment, Assignment):
@@ -208,12 +183,12 @@ def _check_heads(assignments: Any, prototypes: Any, may_be_empty: bool) -> tuple
             raise TypeError(f"assignments[{v}] must be an Assignment, but got {came}")
         named.append((f"assignments[{v}].log_probs", assignment.log_probs))
         named.append((f"assignments[{v}].targets", assignment.targets))
-    check.matrices(named, "[N, K]", may_be_empty)
+    check.matrices(named, "[N, K]")
     size, heads = assignments[0].targets.shape[1], assignments[0].all_heads()
-    if prototypes is not None and len(prototypes) != size:
-        raise ValueError(f"prototypes are {len(prototypes)}, but assignments are to {size}")
     for v, assignment in enumerate(assignments):
         if assignment.all_heads() != heads or sum(heads) != size:
             rule = f"the same in all assignments, {size} prototypes together"
             raise ValueError(f"assignments[{v}].heads must be {rule}, but got {assignment.heads}")
-    return tuple(heads)
+        name, log_probs = named[2 * v]
+        clusters = assignment.clusters
+        check.clusters(f"assignments[{v}].clusters", clusters, name, log_probs, heads)

@@ -7,11 +7,10 @@ softmax by hand; the form, a function of ``[I]`` and ``[I, P]``, is left to auto
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from pgcl_losses._modes import is_transformed
@@ -95,7 +94,7 @@ def matrix_chunk(
         powers = logits.add(scores, alpha=scale) if is_hard else logits
         peaks = powers.amax(1, keepdim=True)
         peaks.clamp_min_(torch.finfo(powers.dtype).min)  # -inf - -inf is NaN
-        F.threshold_(powers.sub_(peaks), _LOWEST, -math.inf).mul_(_LOG2_E).exp2_()
+        torch.threshold_(powers.sub_(peaks), _LOWEST, -math.inf).mul_(_LOG2_E).exp2_()
         total = powers.sum(1, keepdim=True)
         log_sum = (total.log() + peaks).squeeze(1)
         log_s = log_s + sign * log_sum if is_hard else log_sum
@@ -129,7 +128,7 @@ def scores_of(pairs: Pairs, rows: Rows, z: Tensor, q: Tensor, memory: Tensor) ->
         one_way = q[: keys.start] @ z[keys].T  # [N, N]
         return torch.cat([one_way, one_way.T])
     scores = memory[: rows.num_pairs()].view(len(q), -1)
-    for part, numbers in zip(scores.split(rows.num_keys(), 1), rows.keys, strict=True):
+    for part, numbers in zip(scores.split_with_sizes(rows.num_keys(), 1), rows.keys, strict=True):
         torch.mm(q, pairs.keys(z, numbers).T, out=part)
     return scores
 
@@ -150,7 +149,7 @@ def add_gradient_of_scores(
         d_q = d @ z[keys]
     else:
         d_q = torch.zeros_like(q)
-        for part, numbers in zip(d.split(rows.num_keys(), 1), rows.keys, strict=True):
+        for part, numbers in zip(d.split_with_sizes(rows.num_keys(), 1), rows.keys, strict=True):
             d_q.addmm_(part, pairs.keys(z, numbers))
             if numbers.stop <= len(z):  # the memory has no gradient
                 into.z[numbers].addmm_(part.T, q)
@@ -214,8 +213,8 @@ def products(z: Tensor, query: Tensor, key: Tensor) -> Tensor:
     return of_pairs
 
 
-def _parts(z: Tensor, *lists: Tensor) -> list[tuple[Tensor, ...]]:
-    return [x.split(max(1, _GATHERED // z.shape[1])) for x in lists]
+def _parts(z: Tensor, *lists: Tensor) -> list[Sequence[Tensor]]:
+    return [torch.split(x, max(1, _GATHERED // z.shape[1])) for x in lists]
 
 
 def _gradients(losses: Tensor, leaves: list[Tensor], d_losses: Tensor) -> tuple[Tensor, ...]:
@@ -234,13 +233,13 @@ def losses_of_chunks(
     """The losses of all queries ``[Q]``, or of this process's own, and how many have positives."""
     z, with_gradient = inputs.z, into is not None
     all_of_them = list(all_rows(pairs, _CHUNK if z.device.type == "cpu" else _CHUNK_ELSEWHERE, own))
-    each = d_losses.expand(sum([x.queries.stop - x.queries.start for x in all_of_them]))
-    of_chunks = each.split([x.queries.stop - x.queries.start for x in all_of_them])
+    sizes = [rows.queries.stop - rows.queries.start for rows in all_of_them]
+    d_of_chunks = d_losses.expand(sum(sizes)).split_with_sizes(sizes)
     results = []
     if pairs.negative_pairs is None:
         # New pages for each matrix would take a tenth of the time.
         memory = z.new_empty(max([rows.num_pairs() for rows in all_of_them], default=0))
-        for rows, d in zip(all_of_them, of_chunks, strict=True):
+        for rows, d in zip(all_of_them, d_of_chunks, strict=True):
             results.append(matrix_chunk(pairs, rows, inputs, form, d, into, memory))
         return joined(results, z)
     leaves, (query, key) = inputs.detached(with_gradient), pairs.negative_pairs
@@ -248,7 +247,7 @@ def losses_of_chunks(
         logits = products(leaves.z, query, key) / leaves.temperature
         log_sums, log_count = log_sums_of_list(pairs, query, logits)
     log_s, d_log_s = log_sums.detach().requires_grad_(with_gradient), torch.zeros_like(log_count)
-    for rows, d in zip(all_of_them, of_chunks, strict=True):
+    for rows, d in zip(all_of_them, d_of_chunks, strict=True):
         sums = log_s, log_count, d_log_s
         results.append(list_chunk(pairs, rows, leaves, form, d, into, sums))
     if into is not None:
@@ -324,9 +323,15 @@ def loss_of_pairs(
     the sum is that of all.
     """
     own = None if processes.num_ranks() == 1 else processes.own_slices()
+    transformed = is_transformed(z, temperature, weights)
     if engine == "auto":
-        by_autograd = torch.compiler.is_compiling() or is_transformed(z, temperature, weights)
+        by_autograd = torch.compiler.is_compiling() or transformed
         engine = "dense" if own is None and by_autograd else "chunks"
+    elif engine == "chunks" and transformed:
+        raise ValueError(
+            "engine='chunks' is for backward alone, but torch.func or forward mode differentiates "
+            "the loss: choose engine='auto' or 'dense'"
+        )
     if engine == "dense":
         if own is not None:
             raise ValueError(

@@ -2,14 +2,22 @@
 
 import math
 from collections.abc import Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from pgcl_losses._module import LossModule, called_by_all
+from pgcl_losses._normalize import computing_dtype
 from pgcl_losses._options import with_options
-from pgcl_losses.batch import NOT_ASSIGNED, Assignment, Batch, Reduction, batch_argument
+from pgcl_losses.batch import (
+    NOT_ASSIGNED,
+    Assignment,
+    Batch,
+    Reduction,
+    batch_argument,
+    check_assignments,
+)
 
 
 @with_options
@@ -45,31 +53,41 @@ class ConsistencyLoss(LossModule):
         batch = batch_argument(assignments)
         if batch is None:
             log_probs = [getattr(given, "log_probs", given) for given in assignments]
-            processes = self.agree("forward", partial(self._check, assignments), log_probs)
-            batch = Batch.of((), assignments=assignments, processes=processes)
-        if batch.log_probs is None or batch.targets is None:
+            with self.agreement("forward", log_probs) as agreed:
+                agreed.claims |= self._check(assignments)
+            first: Any = assignments[0]
+            processes = agreed.processes
+            dtype, heads = computing_dtype(first.log_probs), first.all_heads()
+            predicted, targets = (
+                processes.gather(torch.cat([getattr(view, name) for view in assignments]).to(dtype))
+                for name in ("log_probs", "targets")
+            )
+        elif batch.log_probs is None or batch.targets is None:
             raise ValueError(NOT_ASSIGNED)
-        predicted, targets = batch.views(batch.log_probs), batch.views(batch.targets)
-        if targets.shape[0] < 2:
+        else:
+            processes, heads = batch.processes, batch.heads
+            predicted, targets = batch.log_probs, batch.targets[: len(batch.log_probs)]
+        num_views, num_prototypes = len(processes.counts), sum(heads)
+        if num_views < 2:
             raise ValueError("the batch has 1 view, but the consistency is between two or more")
-        divisor = len(batch.heads)
-        if self.reduction == "mean":
-            divisor *= targets.shape[0] * targets.shape[1]
-        terms = _cross_terms(predicted, targets, divisor)
+        shape = num_views, -1, num_prototypes
+        divisor = len(heads) * (len(predicted) if self.reduction == "mean" else 1)
+        terms = cross_entropy_terms(predicted.view(shape), targets.detach().view(shape), divisor)
         if self.reduction == "none":
-            return batch.processes.own(terms.sum(-1).flatten())
+            return processes.own(terms.sum(-1).flatten())
         return terms.sum()
 
     if TYPE_CHECKING:
         __call__ = forward
 
-    def _check(self, assignments: tuple[Any, ...], may_be_empty: bool) -> dict[str, Any]:
+    def _check(self, assignments: tuple[Any, ...]) -> dict[str, object]:
         if (count := len(assignments)) < 2:
             raise TypeError(f"assignments must be two or more, but got {count}: give *assignments")
-        return Batch.check((), None, None, assignments, may_be_empty)
+        check_assignments(assignments)
+        return {"heads": assignments[0].all_heads()}
 
 
-def _cross_terms(log_probs: Tensor, targets: Tensor, divisor: float = 1) -> Tensor:
+def cross_entropy_terms(log_probs: Tensor, targets: Tensor, divisor: float = 1) -> Tensor:
     """Terms that add up to the cross-entropies, each divided by ``divisor``: ``[V, N, K]``."""
     others = targets.roll(1, 0)
     for shift in range(2, targets.shape[0]):
@@ -83,4 +101,4 @@ def consistency_ratio(log_probs: Tensor, targets: Tensor, heads: Sequence[int]) 
     log_k = math.log(math.prod(heads))
     if len(targets) < 2 or log_k == 0:
         return log_probs.new_full((), math.nan)
-    return _cross_terms(log_probs, targets).sum(-1).mean() / log_k
+    return cross_entropy_terms(log_probs, targets).sum(-1).mean() / log_k

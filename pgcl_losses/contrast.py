@@ -1,7 +1,6 @@
 """The reweighted contrast (Eq. 13): InfoNCE with weights (Eq. 14) for its negatives (Eq. 12)."""
 
 from collections.abc import Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
@@ -9,9 +8,17 @@ from torch import Tensor
 
 from pgcl_losses import _checks as check
 from pgcl_losses._module import called_by_all
-from pgcl_losses._normalize import full_precision
+from pgcl_losses._normalize import computing_dtype, full_precision
 from pgcl_losses._options import Window, with_options
-from pgcl_losses.batch import NOT_ASSIGNED, Assignment, Batch, Negatives, batch_argument
+from pgcl_losses.batch import (
+    NOT_ASSIGNED,
+    Assignment,
+    Batch,
+    Negatives,
+    batch_argument,
+    check_assignments,
+)
+from pgcl_losses.distributed import described
 from pgcl_losses.info_nce import WeightedInfoNCE
 from pgcl_losses.weights import (
     Factors,
@@ -86,9 +93,13 @@ class PrototypeReweightedNCE(WeightedInfoNCE):
         given = clusters, prototypes, assignments
         batch = batch_argument(views, given)
         if batch is None:
-            processes = self.agree("forward", partial(self._check, views, *given), views)
-            c, p, a = given if self._needs_clusters() else (None, None, None)
-            batch = Batch.of(views, clusters=c, prototypes=p, assignments=a, processes=processes)
+            with self.agreement("forward", views) as agreed:
+                agreed.claims |= self._check(views, *given)
+            batch = Batch.from_views(
+                views, agreed.processes, dtype=computing_dtype(views[0], prototypes)
+            )
+            if self._needs_clusters():
+                batch = batch.assigned(prototypes, clusters, assignments)
         with torch.no_grad(), full_precision(batch.embeddings.device):
             weights = self._weights(batch) if self._needs_clusters() else None
             pair_weight = None
@@ -159,19 +170,44 @@ class PrototypeReweightedNCE(WeightedInfoNCE):
         return self.soft_clusters or self.negative_ranks is not None
 
     def _check(
-        self, views: Any, clusters: Any, prototypes: Any, assignments: Any, may_be_empty: bool
-    ) -> dict[str, Any]:
-        check.loss_views(views, 2, may_be_empty)
+        self, views: Any, clusters: Any, prototypes: Any, assignments: Any
+    ) -> dict[str, object]:
+        check.loss_views(views, 2)
         check.temperature(self.temperature, views[0])
         if self.weighting == "prototype" and prototypes is None:
             raise ValueError("prototypes is None, but weighting='prototype' needs them: [K, D]")
-        same = Batch.check(views, prototypes, clusters, assignments, may_be_empty=True)
+        if prototypes is not None:
+            check.matrix("prototypes", prototypes, "[K, D]")
+            check.prototypes("prototypes", prototypes, "z1", views[0])
+        if clusters is not None and assignments is not None:
+            raise TypeError("clusters and assignments both hold clusters: give one of them")
+        name = "clusters" if assignments is None else "assignments"
+        given = clusters if assignments is None else assignments
+        if given is not None and (isinstance(given, int) or len(given) != len(views)):
+            each = f"a sequence of {len(views)}, one for each view"
+            raise ValueError(f"{name} must be {each}, but got {check.shown(given)}")
+        heads = () if prototypes is None else (len(prototypes),)
         if assignments is not None:
-            self.check_window(same["heads"])
+            check_assignments(assignments)
+            heads, num_prototypes = assignments[0].all_heads(), sum(heads)
+            if prototypes is not None and num_prototypes != sum(heads):
+                came = f"{num_prototypes}, but assignments are to {sum(heads)}"
+                raise ValueError(f"prototypes are {came}")
+            self.check_window(heads)
+            clusters = [assignment.clusters for assignment in assignments]
         elif self._needs_clusters() and (clusters is None or self._by_target()):
             raise ValueError(
                 "assignments is None: give those of SinkhornPrototypes, or clusters if neither "
                 "negative_ranks nor soft_clusters is set, or set weighting='uniform' and "
                 "exclude_same_cluster=False"
             )
-        return same
+        for v, numbers in enumerate(() if clusters is None else clusters):
+            each = f"clusters[{v}]" if assignments is None else f"assignments[{v}].clusters"
+            check.clusters(each, numbers, f"z{v + 1}", views[v], heads)
+        has_ranking = assignments is not None and assignments[0].ranking is not None
+        return {
+            "heads": heads,
+            "prototypes": None if prototypes is None else described(prototypes),
+            "given": given is not None and name,
+            "ranking": has_ranking,
+        }

@@ -7,9 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pgcl_losses.batch import Assignment, Batch
+from pgcl_losses import _checks as check
+from pgcl_losses._normalize import computing_dtype, unit_vectors
+from pgcl_losses.batch import Assignment, PGCLTerms, check_assignments
 from pgcl_losses.consistency import consistency_ratio
-from pgcl_losses.pgcl import PGCLTerms
 from pgcl_losses.weights import cluster_counts, prototype_log_weights
 
 
@@ -54,7 +55,7 @@ def diagnostics(
 
     """
     numbers: dict[str, float] = {}
-    assignments = source
+    assignments: Any = source
     if isinstance(source, PGCLTerms):
         assignments = source.assignments
         for name in ("loss", "contrast", "consistency", "mean_cosine"):
@@ -62,21 +63,28 @@ def diagnostics(
     if not isinstance(assignments, Sequence) or len(assignments) == 0:
         expected, came = "PGCLTerms or a sequence of Assignments", type(source).__name__
         raise TypeError(f"source must be {expected}, but got {came}")
-    Batch.check((), prototypes, None, assignments, may_be_empty=False)
-    batch = Batch.of((), assignments=assignments, prototypes=prototypes)
-    of_all: Any = batch.log_probs, batch.targets, batch.clusters
-    log_probs, targets, clusters = map(batch.views, of_all)
-    numbers["consistency_ratio"] = consistency_ratio(log_probs, targets, batch.heads).item()
-    of_heads: Sequence[Tensor | None] = [None] * len(batch.heads)
-    if batch.prototypes is not None:
-        of_heads = batch.prototypes.double().split_with_sizes(batch.heads)
-    for h, of_head in enumerate(zip(clusters.unbind(-1), batch.heads, of_heads, strict=True)):
-        prefix = f"head{h}/" if len(batch.heads) > 1 else ""
-        numbers |= {prefix + name: value for name, value in _of_head(*of_head).items()}
+    check_assignments(assignments)
+    heads, dtype = assignments[0].all_heads(), computing_dtype(assignments[0].log_probs)
+    if len(assignments[0].targets) == 0:
+        raise ValueError("source must not be empty, but its assignments have no graphs")
+    log_probs = torch.stack([view.log_probs.to(dtype) for view in assignments])  # [V, N, K]
+    targets = torch.stack([view.targets.to(dtype) for view in assignments])
+    clusters = torch.stack([view.clusters.view(len(view.targets), -1) for view in assignments])
+    numbers["consistency_ratio"] = consistency_ratio(log_probs, targets, heads).item()
+    centers: Sequence[Tensor | None] = [None] * len(heads)
+    if prototypes is not None:
+        check.matrix("prototypes", prototypes, "[K, D]")
+        if len(prototypes) != sum(heads):
+            came = f"{len(prototypes)}, but assignments are to {sum(heads)}"
+            raise ValueError(f"prototypes are {came}")
+        centers = unit_vectors(prototypes, torch.float64).split_with_sizes(heads)
+    for h, head in enumerate(zip(clusters.unbind(-1), heads, centers, strict=True)):
+        prefix = f"head{h}/" if len(heads) > 1 else ""
+        numbers |= {prefix + name: value for name, value in _numbers_of_head(*head).items()}
     return numbers
 
 
-def _of_head(clusters: Tensor, num_prototypes: int, prototypes: Tensor | None) -> dict[str, float]:
+def _numbers_of_head(clusters: Tensor, num_prototypes: int, prototypes: Tensor | None) -> dict[str, float]:
     """Of clusters ``[V, N]``, and unit prototypes ``[K, D]``."""
     counts = cluster_counts(clusters.flatten(), num_prototypes).double()  # [K]
     fractions = counts / counts.sum()

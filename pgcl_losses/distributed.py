@@ -1,9 +1,10 @@
 """What processes that compute one loss exchange, once they agree on what they compute.
 
-Every process gets the embeddings of all, computes its portion of the pairs, and adds its sums to
-those of the others. All have the loss of the whole batch, and each calls backward on it. The
-gradient of an embedding is then the sum over the losses of all processes. DistributedDataParallel
-takes the mean over them, which is the gradient of one loss.
+Every process gets the embeddings of all processes, and computes the losses of its own queries
+against all of them. The sum of these losses is added up over processes, so that all of them return
+the loss of the whole batch, and each calls backward on it. The gradient of an embedding is then the
+sum over the losses of all processes. DistributedDataParallel takes the mean of the gradients, which
+is the gradient of one loss.
 """
 
 import itertools
@@ -17,13 +18,13 @@ from torch import Tensor, distributed
 from torch.autograd.function import once_differentiable
 from torch.distributed import ProcessGroup
 
-_SAMPLE = 1 << 20  # numbers of a tensor that are compared: all but those of a large memory
+_SAMPLE = 1 << 14  # numbers of a tensor that processes compare: all but those of a large memory
 
 
 class Processes(NamedTuple):
     """The processes that hold one batch, by rank, or a single process."""
 
-    counts: Sequence[Sequence[int]]  # of each set, how many embeddings each rank holds
+    counts: Sequence[Sequence[int]]  # how many embeddings of each set each rank holds
     rank: int = 0
     group: ProcessGroup | None = None
 
@@ -31,46 +32,39 @@ class Processes(NamedTuple):
         return len(self.counts[0])
 
     def lengths(self) -> tuple[int, ...]:
-        """How many embeddings each set has, of all processes."""
-        return tuple([sum(of_ranks) for of_ranks in self.counts])
+        """How many embeddings each set has, over all processes."""
+        return tuple([sum(counts) for counts in self.counts])
 
-    def hold_views(self) -> bool:
-        """Whether all sets have one length, in each process."""
-        first = self.counts[0]
-        return all(a == b for of_set in self.counts for a, b in zip(of_set, first, strict=True))
+    def check_not_empty(self) -> "Processes":
+        """Raise an error if a set has no embedding on any process."""
+        for number, length in enumerate(self.lengths(), 1):
+            if length == 0:
+                where = " on every rank" if self.num_ranks() > 1 else ""
+                raise ValueError(f"z{number} must not be empty{where}, but it has 0 embeddings")
+        return self
 
-    def of_sets(self, lengths: Sequence[int], device: torch.device) -> "Processes":
-        """The same processes, for sets of which this one holds so many embeddings."""
+    def with_sets(self, lengths: Sequence[int], device: torch.device) -> "Processes":
+        """The same processes, for sets of which this process holds so many embeddings each."""
         if self.num_ranks() == 1:
             return self._replace(counts=[(length,) for length in lengths])
         by_rank = gathered(torch.tensor(lengths, device=device), self.group, "lengths")
         return self._replace(counts=by_rank.T.tolist())
 
     def gather(self, own: Tensor) -> Tensor:
-        """The sets of this process, one after the other, ``[m, ...]`` -> those of all ``[M, ...]``.
+        """Concatenated sets of this process ``[m, ...]`` -> the sets of all processes ``[M, ...]``.
 
-        In each set the embeddings are in the order of ranks.
+        Within each set the embeddings are in the order of ranks. The gradient is summed over ranks.
         """
         if self.num_ranks() == 1:
             return own
         gathered: Tensor = _Gather.apply(own, self)  # type: ignore[no-untyped-call]  # torch has no type there
         return gathered
 
-    def own(self, of_all: Tensor) -> Tensor:
-        """The inverse of :meth:`gather`."""
+    def own(self, gathered: Tensor) -> Tensor:
+        """The inverse of :meth:`gather`: the part of this process."""
         if self.num_ranks() == 1:
-            return of_all
-        parts = of_all.split_with_sizes([n for of_ranks in self.counts for n in of_ranks])
-        return torch.cat(list(parts[self.rank :: self.num_ranks()]))
-
-    def add(self, values: Tensor, name: str) -> Tensor:
-        """The sum over processes of a tensor that each of them has."""
-        if self.num_ranks() == 1:
-            return values
-        total = values.clone(memory_format=torch.contiguous_format)
-        with _named(f"all-reduce of {name}", self.group):
-            distributed.all_reduce(total, group=self.group)
-        return total
+            return gathered
+        return torch.cat([gathered[part] for part in self.own_slices()])
 
     def own_slices(self) -> list[slice]:
         """Where this process's embeddings of each set lie among the embeddings of all."""
@@ -83,16 +77,25 @@ class Processes(NamedTuple):
 
     def numbers_of_own(self, device: torch.device) -> Tensor:
         """The numbers of this process's embeddings among the embeddings of all, ``[m]``."""
-        own = [torch.arange(x.start, x.stop, device=device) for x in self.own_slices()]
+        own = [torch.arange(part.start, part.stop, device=device) for part in self.own_slices()]
         return torch.cat(own)
 
+    def add(self, values: Tensor, name: str) -> Tensor:
+        """The sum over processes of a tensor that each of them has, without gradient."""
+        if self.num_ranks() == 1:
+            return values
+        total = values.clone(memory_format=torch.contiguous_format)
+        with _named(f"all-reduce of {name}", self.group):
+            distributed.all_reduce(total, group=self.group)
+        return total
+
     def sum_of(self, losses: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
-        """Sums over processes of a sum of losses, with gradient, and of a count."""
+        """The sums over processes of a sum of losses, with gradient, and of a count."""
         if self.num_ranks() == 1:
             return losses, count
         both = torch.stack([losses, count.to(losses)])
         losses, count = _Sum.apply(both, self).unbind()  # type: ignore[no-untyped-call]  # torch has no type there
-        return losses, count
+        return losses, count.detach()
 
     def average_gradient(self, value: Tensor) -> Tensor:
         """The same tensor, whose gradient becomes the mean over ranks."""
@@ -102,10 +105,93 @@ class Processes(NamedTuple):
         return value
 
     def temperature(self, value: float | Tensor, dtype: torch.dtype) -> float | Tensor:
-        """A number, or a tensor in that dtype whose gradient is the mean over ranks."""
+        """A number as it is, or a tensor in this dtype whose gradient becomes the mean over ranks."""
         if not isinstance(value, Tensor):
             return value
         return self.average_gradient(value.to(dtype, copy=True))
+
+
+class Agreement:
+    """A block in which a process checks its input; when it ends, all processes agree or fail.
+
+    Processes that compute different things would wait for each other for ever. So they first
+    exchange what they claim: the call, options, and whatever the block adds to ``claims``. If these
+    differ, if the states differ, or if the block of any process raises an error, then all raise one.
+    After the block, ``processes`` are those that hold the sets of this call.
+    """
+
+    def __init__(
+        self,
+        claims: dict[str, object],
+        sets: Sequence[Any],
+        state: Mapping[str, Tensor],
+        num_ranks: int = 1,
+        group: ProcessGroup | None = None,
+    ) -> None:
+        self.claims, self.sets, self.state = claims, sets, state
+        self.num_ranks, self.group = num_ranks, group
+        self.processes: Processes
+
+    def __enter__(self) -> "Agreement":
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is not None and (self.num_ranks == 1 or not isinstance(error, Exception)):
+            return  # Python raises it again
+        if self.num_ranks == 1:
+            self.processes = Processes([(len(part),) for part in self.sets]).check_not_empty()
+            return
+        tensors = [x for x in (*self.state.values(), *self.sets) if isinstance(x, Tensor)]
+        if error is not None:
+            claims = {"call": self.claims["call"], "problem": f"{type(error).__name__}: {error}"}
+        else:
+            claims = {
+                **self.claims,
+                **{name: described(x) for name, x in self.state.items()},
+                "views": len(self.sets),
+                "dimension": self.sets[0].shape[-1],
+                "dtype": str(self.sets[0].dtype),
+                "requires_grad": any(part.requires_grad for part in self.sets),
+            }
+        # NCCL needs a GPU, and a part of a wrong input may be on a CPU.
+        devices = [x.device for x in tensors]
+        device = max(devices, key=lambda d: d.type != "cpu", default=torch.device("cpu"))
+        length = 0 if error is not None else len(self.sets[0])
+        try:
+            lengths = agree(claims, self.state.values(), length, device, self.group)
+        except ValueError as difference:
+            raise difference from error
+        if error is None:
+            rank = distributed.get_rank(self.group)
+            counts = [lengths] * len(self.sets)
+            self.processes = Processes(counts, rank, self.group).check_not_empty()
+
+
+def agree(
+    claims: Mapping[str, object],
+    state: Iterable[Tensor],
+    length: int,
+    device: torch.device,
+    group: ProcessGroup | None,
+) -> list[int]:
+    """Raise an error on all processes if their claims or states differ; return all lengths."""
+    own = [length, zlib.crc32(repr(claims).encode()), checksum(state)]
+    by_rank = gathered(torch.tensor(own, device=device), group, "batch sizes")
+    lengths, hashes, states = by_rank.T.tolist()
+    if len(set(hashes)) > 1:
+        raise ValueError(differences(claims, group))
+    if "problem" not in claims and len(set(states)) > 1:
+        raise ValueError(
+            "the prototypes, or other parameters or buffers of the loss, are not the same on "
+            "all ranks: put the loss into the module that DistributedDataParallel wraps, or "
+            "give all ranks one seed, one checkpoint and the same steps of an optimizer"
+        )
+    return list(lengths)
+
+
+def described(tensor: Tensor) -> str:
+    """What processes compare of a tensor besides its numbers."""
+    return f"{tensor.dtype}{[*tensor.shape]}, requires_grad={tensor.requires_grad}"
 
 
 def count_ranks(process_group: ProcessGroup | None) -> int:
@@ -117,67 +203,70 @@ def count_ranks(process_group: ProcessGroup | None) -> int:
 
 
 def checksum(tensors: Iterable[Tensor]) -> int:
-    """Of all bits of a sample of each tensor, the same for any strides and on any device."""
+    """A number that depends on all bits of a sample of each tensor, for any strides and device."""
     value = 0
     for tensor in tensors:
         flat = tensor.detach().reshape(-1)
         sample = flat[:: 1 + len(flat) // _SAMPLE].contiguous().view(torch.uint8)
-        # A copy, as FSDP cannot free a parameter whose memory numpy has had.
+        # It is copied, as FSDP cannot free a parameter whose memory numpy has held.
         value = zlib.crc32(sample.to("cpu", copy=True).numpy().tobytes(), value)
     return value
 
 
 def differences(claims: Mapping[str, object], group: ProcessGroup | None) -> str:
-    """What ranks disagree on; every rank gets the same message."""
+    """A message that says what ranks disagree on, the same on every rank."""
     by_rank: list[dict[str, object]] = [{} for _ in range(distributed.get_world_size(group))]
     distributed.all_gather_object(by_rank, dict(claims), group)
-    names = sorted({name for of_rank in by_rank for name in of_rank})
+    names = sorted({name for claimed in by_rank for name in claimed})
     if "problem" in names:
         names = ["problem"]
-    if len({of_rank["call"] for of_rank in by_rank}) > 1:  # all else differs then
+    if len({claimed["call"] for claimed in by_rank}) > 1:  # all else differs then
         names = ["call"]
     lines = ["the ranks of process_group cannot compute one loss, because they differ:"]
     for name in names:
         label, absent = ("", "ready") if name == "problem" else (f"{name}=", "absent")
-        values = [of_rank.get(name, absent) for of_rank in by_rank]
+        values = [claimed.get(name, absent) for claimed in by_rank]
         if any(value != values[0] for value in values):
             lines += [f"  rank {rank}: {label}{value}" for rank, value in enumerate(values)]
     return "\n".join(lines)
 
 
 def gathered(own: Tensor, group: ProcessGroup | None, name: str) -> Tensor:
-    """A tensor of each rank, ``[...] -> [ranks, ...]``."""
+    """All-gather a tensor that has the same shape on each rank, ``[...] -> [ranks, ...]``."""
     num_ranks = distributed.get_world_size(group)
-    of_ranks = own.new_empty(num_ranks * len(own), *own.shape[1:])
+    by_rank = own.new_empty(num_ranks * len(own), *own.shape[1:])
     # torch 2.13 gave this and its converse new names, and warns of the old ones.
     gather = getattr(distributed, "all_gather_single", None)
     with _named(f"all-gather of {name}", group):
-        (gather or distributed.all_gather_into_tensor)(of_ranks, own.contiguous(), group)
-    return of_ranks.view(num_ranks, *own.shape)
+        (gather or distributed.all_gather_into_tensor)(by_rank, own.contiguous(), group)
+    return by_rank.view(num_ranks, *own.shape)
 
 
 class _Gather(torch.autograd.Function):
-    """All-gather, of ranks with fewer embeddings padded; its gradient is summed over ranks."""
+    """All-gather, in which ranks with fewer embeddings are padded; its gradient is summed."""
 
     @staticmethod
     def forward(ctx: Any, own: Tensor, processes: Processes) -> Tensor:
         ctx.processes = processes
-        of_ranks = [*zip(*processes.counts, strict=True)]  # of each rank, its sets' lengths
-        padded = own.new_zeros(max(map(sum, of_ranks)), *own.shape[1:])
+        lengths_by_rank = [*zip(*processes.counts, strict=True)]  # the lengths of each rank's sets
+        padded = own.new_zeros(max(map(sum, lengths_by_rank)), *own.shape[1:])
         padded[: len(own)] = own
-        by_rank = zip(gathered(padded, processes.group, "embeddings"), of_ranks, strict=True)
-        parts = [rows[: sum(lengths)].split_with_sizes(lengths) for rows, lengths in by_rank]
-        return torch.cat([part for of_set in zip(*parts, strict=True) for part in of_set])
+        by_rank = gathered(padded, processes.group, "embeddings")
+        parts = [
+            embeddings[: sum(lengths)].split_with_sizes(lengths)
+            for embeddings, lengths in zip(by_rank, lengths_by_rank, strict=True)
+        ]
+        return torch.cat([part for one_set in zip(*parts, strict=True) for part in one_set])
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_gathered: Tensor) -> tuple[Tensor, None]:
-        d_of_all = ctx.processes.add(d_gathered, "the gradient of embeddings")
-        return ctx.processes.own(d_of_all), None
+        d_sum = ctx.processes.add(d_gathered, "the gradient of embeddings")
+        return ctx.processes.own(d_sum), None
 
 
 class _Sum(torch.autograd.Function):
-    """All-reduce. The loss of each process depends on the numbers of all: so does the gradient."""
+    """All-reduce. The losses of all processes depend on each summand, so gradients are summed."""
 
     @staticmethod
     def forward(ctx: Any, own: Tensor, processes: Processes) -> Tensor:
@@ -192,7 +281,7 @@ class _Sum(torch.autograd.Function):
 
 @contextmanager
 def _named(collective: str, group: ProcessGroup | None) -> Iterator[None]:
-    """A block whose error names the collective that failed."""
+    """A block whose error names the collective operation that failed."""
     try:
         yield
     except RuntimeError as error:

@@ -3,7 +3,6 @@
 The formula is in `forms.py`, its sums are in `engine/`.
 """
 
-from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -219,16 +218,22 @@ class InfoNCE(WeightedInfoNCE, LossWithMemory):
         negative_pairs: Tensor | None = None,
     ) -> Tensor:
         """The loss of two views or more, of sets with items or positives, or of a batch."""
-        given = items, positives, positive_weights, negative_pairs
-        batch = batch_argument(views, given)
-        is_unit = self.similarity == "cosine"
+        given: dict[str, Any] = {
+            "items": items,
+            "positives": positives,
+            "positive_weights": positive_weights,
+            "negative_pairs": negative_pairs,
+        }
+        batch, is_unit = batch_argument(views, [*given.values()]), self.similarity == "cosine"
         if batch is not None:
             if self.memory is not None or batch.is_unit != is_unit:
                 own = "a memory and a similarity of its own"
                 raise TypeError(f"a batch has {own}: call this InfoNCE with tensors")
             return self.loss_of_batch(batch, hardness=self.hardness, debias=self.debias)
-        processes = self.agree("forward", partial(self._check, views, *given), views)
-        batch = self.with_memory(Batch.of(views, *given, processes=processes, is_unit=is_unit))
+        with self.agreement("forward", views) as agreed:
+            agreed.claims |= self._check(views, **given)
+        batch = Batch.from_views(views, agreed.processes, is_unit=is_unit, **given)
+        batch = self.with_memory(batch)
         loss = self.loss_of_batch(batch, hardness=self.hardness, debias=self.debias)
         if self.memory is not None and self.moves_state(batch.embeddings):
             self.memory.store_batch(batch, manually=False)
@@ -240,20 +245,25 @@ class InfoNCE(WeightedInfoNCE, LossWithMemory):
         __call__ = forward
 
     def _check(
-        self, views: Any, items: Any, positives: Any, weights: Any, pairs: Any, may_be_empty: bool
-    ) -> dict[str, Any]:
+        self,
+        views: Any,
+        items: Any,
+        positives: Any,
+        positive_weights: Any,
+        negative_pairs: Any,
+    ) -> dict[str, object]:
         within = self.negatives in ("all", "given")
         differ = items is not None or positives is not None
         why = "" if differ else ", or one with items= or positives="
         if not within:
             why = f", as negatives={self.negatives!r}"
-        check.loss_views(views, 1 if within and differ else 2, may_be_empty, differ, why)
-        same = self.check_positives(views, self.queries, items, positives, weights)
-        if pairs is not None:
-            check.pairs("negative_pairs", pairs, views, self.queries)
+        check.loss_views(views, 1 if within and differ else 2, differ, why)
+        claims = check.partners(views, self.queries, items, positives, positive_weights)
+        if negative_pairs is not None:
+            check.pairs("negative_pairs", negative_pairs, views, self.queries)
         check.temperature(self.temperature, views[0])
         if self.memory is not None:
             self.memory.check("z1", views[0])
         if self.debias > 0 and self.similarity == "dot":
             raise ValueError(f"debias={self.debias} needs cosines, but similarity is 'dot'")
-        return {**same, "negative_pairs": pairs is not None}
+        return {**claims, "negative_pairs": negative_pairs is not None}

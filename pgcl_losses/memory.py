@@ -4,8 +4,6 @@ The memory of negatives is that of MoCo (He et al., CVPR 2020) and GCC (Qiu et a
 without gradient, never queries. The queue is that of SwAV (Caron et al., NeurIPS 2020).
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
@@ -107,21 +105,17 @@ class LossWithMemory(LossModule):
         ``AveragedModel(loss)`` copies the memory; ``use_buffers=True`` would average and spoil it.
         """
         memory = self.memory
-
-        def checked(may_be_empty: bool) -> dict[str, Any]:
+        with self.agreement("remember", (embeddings,)) as agreed:
             if memory is None:
                 raise ValueError("memory_size is 0: make a loss with memory_size=... to remember")
-            check.matrix("embeddings", embeddings, "[N, D]", may_be_empty)
+            check.matrix("embeddings", embeddings, "[N, D]")
             memory.check("embeddings", embeddings)
             if items is not None:
                 check.clusters("items", items, "embeddings", embeddings)
-            return {"items": items is not None}
-
-        processes = self.agree("remember", checked, (embeddings,))
-        assert memory is not None  # as checked
+            agreed.claims["items"] = items is not None
         is_unit = getattr(self, "similarity", "cosine") == "cosine"
         with torch.no_grad():
-            batch = Batch.of((embeddings,), items, processes=processes, is_unit=is_unit)
+            batch = Batch.from_views((embeddings,), agreed.processes, items=items, is_unit=is_unit)
         memory.store_batch(batch, manually=True)
 
     def with_memory(self, batch: Batch) -> Batch:
@@ -132,14 +126,3 @@ class LossWithMemory(LossModule):
         filled = self.memory.filled(len(batch.embeddings))
         items = None if batch.items is None else torch.cat([batch.items, self.memory.items])
         return batch._replace(items=items, memory=past, filled=filled)
-
-    def check_positives(
-        self, views: Any, queries: str, items: Any, positives: Any, weights: Any
-    ) -> dict[str, Any]:
-        """Check what makes positives; return which of it is given, the same in all processes."""
-        if items is not None:
-            check.items(items, views)
-        check.positives(positives, weights, views, queries)
-        given = {"items": items is not None, "positives": positives is not None}
-        is_learned = None if weights is None else weights.requires_grad
-        return {**given, "learned positive_weights": is_learned}

@@ -1,9 +1,7 @@
 """PGCL (Eq. 15): reweighted contrast + lambda * consistency, with its prototypes."""
 
 from collections.abc import Sequence
-from contextlib import nullcontext
-from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -13,23 +11,21 @@ from pgcl_losses import _checks as check
 from pgcl_losses._module import LossModule, called_by_all
 from pgcl_losses._normalize import computing_dtype, mean_cosine
 from pgcl_losses._options import Size, Weight, with_options
-from pgcl_losses.batch import Assignment, Batch, Items, Negatives, OverPositives, Queries, Reduction
+from pgcl_losses.batch import (
+    Batch,
+    Items,
+    Negatives,
+    OverPositives,
+    PGCLTerms,
+    Queries,
+    Reduction,
+)
 from pgcl_losses.consistency import ConsistencyLoss
 from pgcl_losses.contrast import PrototypeReweightedNCE, Weighting
 from pgcl_losses.chunks import Engine
 from pgcl_losses.memory import LossWithMemory, Memory
 from pgcl_losses.prototypes import SinkhornPrototypes
 from pgcl_losses.watch import Watch
-
-
-class PGCLTerms(NamedTuple):
-    """The loss, its two terms and the assignments."""
-
-    loss: Tensor
-    contrast: Tensor
-    consistency: Tensor
-    assignments: tuple[Assignment, ...]  # of each view
-    mean_cosine: Tensor  # of two embeddings
 
 
 @with_options
@@ -193,25 +189,26 @@ class PGCLLoss(LossWithMemory):
         self, views: tuple[Tensor, ...], *given: Any
     ) -> tuple[Tensor, Tensor, Tensor, Batch]:
         """The loss, its contrast and its consistency, and the batch."""
-        processes = self.agree("forward", partial(self._check, views, *given), views)
-        dtype = computing_dtype(views[0], self.prototypes.weight)
-        batch = self.with_memory(Batch.of(views, *given, dtype=dtype, processes=processes))
-        learns = self.consistency_weight > 0 or self.contrast_weight == 0
-        # Without the consistency, backward has nothing to do for the prediction.
-        with nullcontext() if learns else torch.no_grad():
-            batch = self.prototypes(batch)
-        if learns:
-            consistency = self.consistency(batch)
-        weight = self.contrast_weight
-        contrast = self.contrast(batch) if weight > 0 else torch.zeros_like(consistency)
-        loss = contrast if weight == 1 else weight * contrast
-        if learns:
-            loss = torch.add(loss, consistency, alpha=self.consistency_weight)
-        else:  # a gradient of zeros, as DDP needs it
-            consistency = torch.zeros_like(contrast)
-            for parameter in self.parameters():
-                loss = loss + parameter.flatten()[:0].sum().to(loss)
-        if self.moves_state(batch.embeddings):  # and here alone
+        with self.agreement("forward", views) as agreed:
+            agreed.claims |= self._check(views, *given)
+        items, positives, positive_weights = given
+        batch = Batch.from_views(
+            views,
+            agreed.processes,
+            items=items,
+            positives=positives,
+            positive_weights=positive_weights,
+            dtype=computing_dtype(views[0], self.prototypes.weight),
+        )
+        batch = self.prototypes(self.with_memory(batch))
+        zero = batch.embeddings.new_zeros(())
+        contrast = self.contrast(batch) if self.contrast_weight > 0 else zero
+        consistency = self.consistency(batch) if self.consistency_weight > 0 else zero
+        loss = self.contrast_weight * contrast
+        loss = torch.add(loss, consistency, alpha=self.consistency_weight)
+        if self.contrast_weight == 0 or self.consistency_weight == 0:
+            loss = self._with_all_gradients(loss, batch.embeddings)
+        if self.moves_state(batch.embeddings):  # state moves here alone
             self.prototypes.advance(batch)
             if self.memory is not None:
                 self.memory.store_batch(batch, manually=False)
@@ -221,15 +218,21 @@ class PGCLLoss(LossWithMemory):
             self._watch.look(views, batch, checked, learning)
         return loss, contrast, consistency, batch
 
+    def _with_all_gradients(self, loss: Tensor, embeddings: Tensor) -> Tensor:
+        """The loss, with a gradient of zeros for what it does not depend on, as DDP needs it."""
+        for tensor in (embeddings, *self.parameters()):
+            loss = loss + tensor.flatten()[:0].sum().to(loss)
+        return loss
+
     def _check(
-        self, views: tuple[Any, ...], items: Any, positives: Any, weights: Any, may_be_empty: bool
-    ) -> dict[str, Any]:
-        self.prototypes.check(views, 2, type(self).__name__, may_be_empty)
+        self, views: tuple[Any, ...], items: Any, positives: Any, weights: Any
+    ) -> dict[str, object]:
+        self.prototypes.check(views, 2, type(self).__name__)
         # A module of yours may have none of these.
         check.temperature(getattr(self.contrast, "temperature", 1.0), views[0])
         queries = getattr(self.contrast, "queries", "all")
         reduction = getattr(self.consistency, "reduction", "mean")
-        same = self.check_positives(views, queries, items, positives, weights)
+        claims = check.partners(views, queries, items, positives, weights)
         both = self.consistency_weight > 0 and self.contrast_weight > 0
         if both and queries == "first" and reduction != "mean":
             raise ValueError(
@@ -237,7 +240,7 @@ class PGCLLoss(LossWithMemory):
                 "but the consistency of all: choose 'mean'"
             )
         self._check_contrast()
-        return same
+        return claims
 
     def _check_contrast(self) -> None:
         contrast = self.contrast

@@ -13,9 +13,10 @@ from pgcl_losses._module import LossModule, called_by_all
 from pgcl_losses._normalize import computing_dtype, full_precision, unit_vectors
 from pgcl_losses._options import Heads, Positive, Scale, Size, Temperature, with_options
 from pgcl_losses.batch import Assignment, Batch, batch_argument
+from pgcl_losses.distributed import described
 from pgcl_losses.kmeans import spherical_kmeans
 from pgcl_losses.memory import Ring
-from pgcl_losses.sinkhorn import balance
+from pgcl_losses.sinkhorn import balance, probabilities, rank_clusters
 
 
 @with_options
@@ -94,10 +95,10 @@ class SinkhornPrototypes(LossModule):
         batch = batch_argument(views)
         if batch is not None:  # whose owner calls `advance`
             return self._assigned(batch)
-        checked = partial(self.check, views, 1, type(self).__name__)
-        processes = self.agree("forward", checked, views)
+        with self.agreement("forward", views) as agreed:
+            self.check(views, 1, type(self).__name__)
         dtype = computing_dtype(self.weight, *views)
-        batch = self._assigned(Batch.of(views, dtype=dtype, processes=processes))
+        batch = self._assigned(Batch.from_views(views, agreed.processes, dtype=dtype))
         if self.moves_state(batch.embeddings):
             self.advance(batch)
         return batch.assignments()
@@ -105,11 +106,9 @@ class SinkhornPrototypes(LossModule):
     if TYPE_CHECKING:
         __call__ = forward
 
-    def check(
-        self, views: tuple[Any, ...], fewest: int, owner: str, may_be_empty: bool
-    ) -> dict[str, Any]:
-        """Whether views can be assigned: by this module, or within the loss that is its owner."""
-        check.loss_views(views, fewest, may_be_empty)
+    def check(self, views: tuple[Any, ...], fewest: int, owner: str) -> None:
+        """Check that views can be assigned, by this module or within the loss that owns it."""
+        check.loss_views(views, fewest)
         check.prototypes("prototypes.weight", self.weight, "z1", views[0], owner)
         check.temperature(self.temperature, views[0])
         if self.queue_size > 0 and len(views) != self.queue_views:
@@ -117,7 +116,6 @@ class SinkhornPrototypes(LossModule):
                 f"views must be {self.queue_views} when queue_size > 0, but got {len(views)}: the "
                 f"queue keeps past embeddings of each view; make it with queue_views={len(views)}"
             )
-        return {}
 
     def assign(self, z: Tensor) -> Tensor:
         """The nearest prototype of each embedding, ``[N, D] -> [N]``: for inference, no balancing.
@@ -145,8 +143,11 @@ class SinkhornPrototypes(LossModule):
         are fewer different directions than prototypes, the remaining prototypes do not move.
         Prototypes keep their lengths, and the queue its embeddings. This call waits for the device.
         """
-        checked = partial(self._check_start, embeddings)
-        processes = self.agree("start_from_", checked, (embeddings,))
+        with self.agreement("start_from_", (embeddings,)) as agreed:
+            agreed.state = {}  # afterwards all processes have the same prototypes
+            agreed.claims["weight"] = described(self.weight)
+            self._check_start(embeddings)
+        processes = agreed.processes
         with full_precision(embeddings.device):
             dtype = computing_dtype(self.weight, embeddings)
             units, weight = processes.gather(unit_vectors(embeddings, dtype)), self.weight.to(dtype)
@@ -159,58 +160,57 @@ class SinkhornPrototypes(LossModule):
         self.weight.copy_(new)
         return self
 
-    def _check_start(self, embeddings: Tensor, may_be_empty: bool) -> dict[str, Any]:
-        check.matrix("embeddings", embeddings, "[N, D]", may_be_empty)
+    def _check_start(self, embeddings: Tensor) -> None:
+        check.matrix("embeddings", embeddings, "[N, D]")
         check.prototypes("weight", self.weight, "embeddings", embeddings, type(self).__name__)
         if not embeddings.isfinite().all():
             raise ValueError("embeddings must be finite, but there is a NaN or an inf among them")
         if not isinstance(self.weight, nn.Parameter):
             raise TypeError("weight is computed from others: call start_from_ before weight_norm")
-        return {}
 
     def _assigned(self, batch: Batch) -> Batch:
-        """The batch with its prototypes, log p, q and clusters."""
+        """Add the prototypes, log p, q and the clusters of all embeddings to the batch."""
         processes, embeddings = batch.processes, batch.embeddings
-        balanced = partial(balance, epsilon=self.epsilon, iterations=self.iterations)
         with full_precision(embeddings.device):
             prototypes = processes.average_gradient(self._unit_prototypes(embeddings.dtype))
             temperature = processes.temperature(self.temperature, embeddings.dtype)
             scores = embeddings @ prototypes.T  # [M, K]
             log_probs = self._by_head(partial(torch.log_softmax, dim=-1), scores / temperature)
             with torch.no_grad():
-                # Detached, also for forward mode.
+                # Detached tensors have no tangent either, in forward mode.
                 cosines, columns = batch.views(scores.detach()), prototypes.detach().T
                 num_graphs, filled = cosines.shape[1], None
-                if self.queue is not None:
-                    of_queue = self.queue.embeddings.to(cosines.dtype) @ columns  # [V, Q, K]
-                    cosines = torch.cat([cosines, of_queue], dim=1)
+                if self.queue is not None:  # it helps to balance, and is dropped again
+                    past = self.queue.embeddings.to(cosines.dtype) @ columns  # [V, Q, K]
+                    cosines = torch.cat([cosines, past], dim=1)
                     filled = self.queue.filled(num_graphs).unsqueeze(1)  # [N + Q, 1]
-                targets, keys = self._by_head(partial(balanced, filled=filled), cosines)
-                targets = targets[:, :num_graphs].flatten(0, 1)  # [M, K]
-                keys = keys[:, :num_graphs].flatten(0, 1)
+                log_q = self._by_head(self._balanced(filled), cosines)
+                log_q, cosines = (x[:, :num_graphs].flatten(0, 1) for x in (log_q, cosines))
+                targets = probabilities(log_q)  # [M, K]
                 if batch.memory is not None and batch.filled is not None:  # balanced as a view is
-                    filled = batch.filled[len(embeddings) :].unsqueeze(1)
-                    cosines = batch.memory @ columns  # [B, K]
-                    of_memory = self._by_head(partial(balanced, filled=filled), cosines)
-                    targets = torch.cat([targets, of_memory[0].masked_fill_(~filled, 0.0)])
-                    keys = torch.cat([keys, of_memory[1]])
+                    filled = batch.filled[len(embeddings) :].unsqueeze(1)  # [B, 1]
+                    past = batch.memory @ columns  # [B, K]
+                    log_q_past = self._by_head(self._balanced(filled), past)
+                    log_q = torch.cat([log_q, log_q_past])
+                    targets = torch.cat([targets, probabilities(log_q_past) * filled])
+                    cosines = torch.cat([cosines, past])
+                ranking = rank_clusters(log_q, cosines, self.epsilon)  # [M + B, K]
         return batch._replace(
             prototypes=prototypes,
             log_probs=log_probs,
             targets=targets,
-            clusters=self._by_head(partial(torch.argmax, dim=-1, keepdim=True), keys),
+            clusters=self._by_head(partial(torch.argmax, dim=-1, keepdim=True), ranking),
             heads=self.heads,
-            ranking=keys,
+            ranking=ranking,
         )
 
-    def _by_head(self, function: Callable[[Tensor], Any], scores: Tensor) -> Any:
-        """A function of the columns of each head ``[..., K]``, its results side by side."""
-        if len(self.heads) == 1:
-            return function(scores)
-        results = [function(of_head) for of_head in scores.split_with_sizes(self.heads, -1)]
-        if isinstance(results[0], Tensor):
-            return torch.cat(results, -1)
-        return [torch.cat(of_heads, -1) for of_heads in zip(*results, strict=True)]
+    def _balanced(self, filled: Tensor | None) -> Callable[[Tensor], Tensor]:
+        return partial(balance, epsilon=self.epsilon, iterations=self.iterations, filled=filled)
+
+    def _by_head(self, function: Callable[[Tensor], Tensor], scores: Tensor) -> Tensor:
+        """Apply a function to the columns of each head ``[..., K]``; the results lie side by side."""
+        parts = scores.split_with_sizes(self.heads, -1)
+        return torch.cat([function(part) for part in parts], -1) if len(parts) > 1 else function(scores)
 
     def _unit_prototypes(self, dtype: torch.dtype) -> Tensor:
         """The prototypes at unit length ``[K, D]``, without gradient while frozen."""

@@ -9,7 +9,7 @@ torch.compile. `chunks` does the same for batches of any size, by the same three
 import itertools
 import math
 from collections.abc import Iterator
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -77,7 +77,7 @@ class Pairs(NamedTuple):
     hardness: float = 0.0  # beta: weights e^(beta s / tau) of a mean of 1 over the negatives
     same_label: Listed | None = None  # the labels of the batch in order, and whose they are
 
-    def count(self) -> int:
+    def num_embeddings(self) -> int:
         """M, how many embeddings the batch has."""
         return sum(self.lengths)
 
@@ -117,7 +117,8 @@ class Rows(NamedTuple):
         return [x.stop - x.start for x in self.keys]
 
     def num_pairs(self) -> int:
-        return (self.queries.stop - self.queries.start) * sum(self.num_keys())
+        num_queries: int = self.queries.stop - self.queries.start
+        return num_queries * sum(self.num_keys())
 
     def numbers(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """The numbers of the queries ``[I]`` and of the keys ``[K]``."""
@@ -211,7 +212,7 @@ def _partners_by_mask(
     w = torch.zeros_like(mask, dtype=like.dtype)
     if pairs.labels is not None:
         same = pairs.labels[i].unsqueeze(1) == pairs.labels[j]
-        w = (same & ~mask & (j < pairs.count())).to(like.dtype)
+        w = (same & ~mask & (j < pairs.num_embeddings())).to(like.dtype)
         mask = mask | same
         if rows.query_set is not None:
             in_set = (j >= rows.query_set.start) & (j < rows.query_set.stop)
@@ -241,7 +242,7 @@ def add_log_weights(
     It becomes -inf where a key is no negative, which nothing else decides. ``scores``: cosines /
     temperature, of which a pair weight is a function.
     """
-    count = pairs.count()
+    count = pairs.num_embeddings()
     if pairs.weights is not None or pairs.pair_weight is not None:
         i, j = rows.numbers(logits.device)
         if pairs.pair_weight is not None:
@@ -299,7 +300,7 @@ def row_losses(
             )
             log_count = log_count_of(pairs, form, log_w)
             none = (log_w == -math.inf).all(1)
-        log_s = log_count if pairs.hardness > 0 else 0.0
+        log_s: Any = log_count if pairs.hardness > 0 else 0.0
         for sign, scale in pairs.log_sum_terms():
             terms = scale * scores + log_w
             # The gradient of a log-sum-exp of nothing but -inf is NaN.
@@ -314,7 +315,7 @@ def row_losses(
 
 def log_sums_of_list(pairs: Pairs, query: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
     """log S and the log of how many negatives are listed, of each embedding: ``[M]`` each."""
-    zeros = logits.new_zeros(pairs.count())
+    zeros = logits.new_zeros(pairs.num_embeddings())
     count = zeros.index_add(0, query, torch.ones_like(logits))
     none, log_count = count == 0, count.log()
     log_s = zeros if pairs.hardness == 0 else log_count.masked_fill(none, 0.0)
@@ -332,7 +333,7 @@ def all_rows(pairs: Pairs, chunk: int | None, own: list[slice] | None = None) ->
 
     ``own``: the queries of this process, in each set; None: all.
     """
-    count, sets, within = pairs.count(), pairs.sets(), pairs.negatives == "all"
+    count, sets, within = pairs.num_embeddings(), pairs.sets(), pairs.negatives == "all"
     memory = []
     if pairs.memory is not None:
         memory = [slice(count, count + len(pairs.memory))]

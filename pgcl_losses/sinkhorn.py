@@ -1,6 +1,6 @@
-"""Balanced assignment of samples to prototypes: Sinkhorn-Knopp (Eq. 7 to 11).
+"""Balanced assignment of samples to prototypes: the Sinkhorn-Knopp algorithm (Eq. 7 to 11).
 
-The solution, Eq. 11, is Q = Diag(a) P^eta Diag(b); u and v here are its a and b.
+The solution, Eq. 11, is Q = Diag(a) P^eta Diag(b). Here a and b are called u and v.
 """
 
 import math
@@ -11,25 +11,27 @@ from torch import Tensor
 from pgcl_losses import _checks as check
 from pgcl_losses._normalize import computing_dtype, full_precision
 
-# An iteration can raise an entry by N * K against others. Over three, what is too small for float32
-# stays negligible for N * K up to 1e9; then u and v are absorbed into the exponents.
+# An iteration can raise an entry by a factor of N * K against others. Over three iterations an entry
+# that is too small for float32 stays negligible, for N * K up to 1e9. Then u and v are absorbed into
+# the exponents.
 _ITERATIONS_PER_ABSORPTION = 3
 
-# Of cosines: far above rounding errors of float32, far below most differences.
+# This fraction of a cosine lies far above the rounding errors of float32, and far below most
+# differences between prototypes.
 _TILT = 1e-4
 
 
 def sinkhorn(scores: Tensor, *, epsilon: float = 0.05, iterations: int = 3) -> Tensor:
     r"""Balanced assignment of samples to prototypes, by Sinkhorn-Knopp.
 
-    Scales :math:`e^{s/\epsilon}` ``iterations`` times: first every prototype's total to
-    :math:`1/K`, then every sample's to :math:`1/N`. No gradient flows.
+    It scales :math:`e^{s/\epsilon}` ``iterations`` times: first every prototype's total to
+    :math:`1/K`, then every sample's total to :math:`1/N`. No gradient flows through it.
 
     Args:
-        scores: similarity of each sample to each prototype, any finite values. -inf rules a pair
-            out; every row and column must keep one that is finite.
-        epsilon: smaller is closer to a hard assignment; :math:`1/\epsilon` plays the role of the
-            paper's exponent :math:`\eta`.
+        scores: the similarity of each sample to each prototype. Any finite values are allowed, and
+            -inf rules a pair out; every row and every column must keep one finite value.
+        epsilon: a smaller value is closer to a hard assignment. :math:`1/\epsilon` plays the role
+            of the paper's exponent :math:`\eta`.
         iterations: how often columns and rows are scaled.
 
     Shape:
@@ -45,28 +47,28 @@ def sinkhorn(scores: Tensor, *, epsilon: float = 0.05, iterations: int = 3) -> T
 
     """
     check.matrix("scores", scores, "[N, K]")
+    if len(scores) == 0:
+        raise ValueError(f"scores must not be empty, but got shape {tuple(scores.shape)}")
     epsilon = check.scale("epsilon", epsilon)
     iterations = check.count("iterations", iterations, minimum=1)
     with full_precision(scores.device):
-        # Half of both: the difference of two halves is always finite.
+        # Scores and epsilon are halved, since the difference of two halves is always finite.
         halves = scores.detach().to(computing_dtype(scores)) / 2
-        return balance(halves, epsilon / 2, iterations)[0]
+        return probabilities(balance(halves, epsilon / 2, iterations))
 
 
 def balance(
     scores: Tensor, epsilon: float, iterations: int, filled: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """Sinkhorn-Knopp for ``[N, K]`` or a stack ``[V, N, K]``; scores without gradient.
+) -> Tensor:
+    """log q of a matrix of scores ``[N, K]`` or of a stack ``[V, N, K]``; no gradient flows.
 
-    The result is diag(u) E diag(v) for a fixed matrix E, so an iteration is two matrix-vector
-    products. The second result orders the columns of a row as q does, without underflow; where q of
-    several columns are equal up to rounding, by their scores. ``filled``: ``[N, 1]`` bool, False
-    for samples that are ignored.
+    q is diag(u) E diag(v) for a fixed matrix E, so that an iteration is two matrix-vector products.
+    ``filled``: ``[N, 1]`` bool, False for samples that are ignored: their q is uniform.
     """
     # The smallest exponent x for which e^x can still be multiplied by about 1e-4.
     smallest = math.log(torch.finfo(scores.dtype).tiny) + 9
-    # Shifted exponents of E: 0 is the largest of every column and row. Nothing overflows, and no
-    # sum over a row or column vanishes, however small epsilon is.
+    # Exponents of E are shifted: 0 is the largest of every column and row. Then nothing overflows,
+    # and no sum over a row or column vanishes, however small epsilon is.
     shift = scores if filled is None else scores.masked_fill(~filled, -torch.inf)
     shift = shift.amax(-2, keepdim=True)  # [V, 1, K]
     exponent = scores - shift  # [V, N, K]
@@ -78,7 +80,7 @@ def balance(
         # The exponents are kept only if a later iteration has to start from them again.
         last = iterations <= _ITERATIONS_PER_ABSORPTION
         kernel = exponent if last else exponent.clone()
-        # 0 where it would be denormal, which makes exponentials and products slow on a CPU.
+        # Denormal numbers make exponentials and matrix products slow on a CPU: they become 0.
         kernel = kernel.clamp_min_(smallest - 1).exp_()
         kernel = torch.threshold_(kernel, math.exp(smallest), 0.0)
         by_prototype = kernel.mT  # [V, K, N]
@@ -86,13 +88,28 @@ def balance(
             mass = u if filled is None else u * filled
             v = product(by_prototype, mass).reciprocal_()  # [V, K, 1]
             u = product(kernel, v).reciprocal_()  # [V, N, 1]
-        row_v = v.mT  # [V, 1, K]
-        log_v = row_v.log()
+        log_v = v.mT.log()  # [V, 1, K]
         shift = torch.sub(shift, log_v, alpha=epsilon)
         if last:
-            # In a row, log q is (scores - shift) / epsilon up to a constant. Of equal q the larger
-            # score is the first: the order is that of (1 + tilt) scores - shift.
-            return kernel.mul_(u).mul_(row_v), torch.sub(scores, shift, alpha=1 / (1 + _TILT))
+            log_q = ((scores - shift) / epsilon).log_softmax(-1)
+            if filled is not None:  # without any filled sample, q is NaN
+                log_q = log_q.masked_fill_(~filled, -math.log(scores.shape[-1]))
+            return log_q
         iterations -= _ITERATIONS_PER_ABSORPTION
         exponent.add_(u.log_()).add_(log_v)
         u = torch.ones_like(u)
+
+
+def probabilities(log_q: Tensor) -> Tensor:
+    """q of log q. Denormal numbers become 0: they make matrix products slow on a CPU."""
+    return torch.threshold_(log_q.exp(), torch.finfo(log_q.dtype).tiny, 0.0)
+
+
+def rank_clusters(log_q: Tensor, scores: Tensor, epsilon: float) -> Tensor:
+    """Numbers ``[..., K]`` that order the clusters of each sample as its q does: best is largest.
+
+    q itself would not do: many of its entries underflow to 0. Where q of two clusters are equal up
+    to rounding, as for a sample that lies between two prototypes, the rounding must not decide, as
+    processes and precisions round differently. The larger score decides.
+    """
+    return torch.add(epsilon * log_q, scores, alpha=_TILT)

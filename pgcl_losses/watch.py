@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +13,6 @@ from pgcl_losses._normalize import mean_cosine, unit_vectors
 from pgcl_losses._warnings import warn
 from pgcl_losses.batch import Batch
 from pgcl_losses.consistency import consistency_ratio
-from pgcl_losses.prototypes import SinkhornPrototypes
 
 # Gradients are rarely accumulated over more batches, and short trainings have few more steps.
 _PATIENCE = 16
@@ -41,6 +41,15 @@ _TEXTS = {
 }
 
 
+class Prototypes(Protocol):
+    """What is read of the prototypes: :class:`~pgcl_losses.SinkhornPrototypes` has it."""
+
+    weight: Tensor  # [K, D]
+    heads: tuple[int, ...]
+    queue_size: int
+    freeze_steps: int
+
+
 class Watch:
     """Checks the training forwards of one loss, without waiting for a device."""
 
@@ -59,7 +68,7 @@ class Watch:
     def is_due(self, module: nn.Module, loss: Tensor, batch: Batch) -> bool:
         """Count a forward of the module; whether to check its batch."""
         is_training = module.training and loss.requires_grad
-        if not (is_training and batch.processes.rank == 0 and is_eager(batch.embeddings)):
+        if not (is_training and is_eager(batch.embeddings)):
             return False
         self.steps += 1
         has_gradient = batch.embeddings.requires_grad
@@ -73,7 +82,7 @@ class Watch:
         views: Sequence[object],  # or sets, as the loss was called with
         batch: Batch,
         contrast: Tensor | None,  # None if its weight is 0
-        prototypes: SinkhornPrototypes | None = None,  # None if the consistency's weight is 0
+        prototypes: Any = None,  # None if the consistency's weight is 0
     ) -> None:
         """Check a batch, after all modules have processed it.
 
@@ -97,7 +106,7 @@ class Watch:
             values = mean_cosine(batch.embeddings), consistency_ratio(*of_views, batch.heads)
             self._measure("collapse", 7, lambda cos, of_log: cos > 0.9 and of_log > 0.95, *values)
 
-    def _check_motion(self, prototypes: SinkhornPrototypes) -> None:
+    def _check_motion(self, prototypes: Prototypes) -> None:
         """How far the optimizer has moved the prototypes, once it had the time."""
         directions = unit_vectors(prototypes.weight, torch.float32)
         first, start = self.start = self.start or (self.steps, directions)

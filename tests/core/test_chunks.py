@@ -1,6 +1,7 @@
 """Both engines agree with the oracle, in chunks of any size; chunks keep no matrix of all pairs."""
 
 import functools
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from unittest import mock
 
@@ -8,12 +9,21 @@ import pytest
 import torch
 from helpers import oracle
 from helpers.cases import CHUNKS, ENGINES, any_pairs, for_oracle, in_chunks, upstream
-from helpers.losses import gradients
-from helpers.marks import few_graphs
+from helpers.losses import (
+    ARITHMETIC,
+    DIM,
+    function_of,
+    gradients,
+    loss_of,
+    of_seed,
+    random_pairs,
+)
+from helpers.marks import engines, few_graphs
+from helpers.memory import kept_for_backward, largest_tensor
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pgcl_losses import rows
+from pgcl_losses import InfoNCE, chunks, rows
 from pgcl_losses.chunks import loss_of_pairs
 from pgcl_losses.distributed import Processes
 from pgcl_losses.forms import Form
@@ -28,7 +38,7 @@ def as_on(readable):
     return nullcontext() if readable else patched
 
 
-@settings(max_examples=600)
+@settings(max_examples=400)
 @given(
     problem=any_pairs(),
     temperature=st.sampled_from([0.01, 0.02, 0.2, 1.0]),
@@ -77,3 +87,129 @@ def test_losses_and_gradients(problem, temperature, engine, chunk, learned, read
     close(
         gradient[len(inputs) - learned :], d_oracle[len(inputs) - learned :], rtol=1e-6, atol=1e-6
     )
+
+
+def views_of(num, dtype=torch.float64):
+    return torch.randn(2, num, DIM, dtype=dtype).requires_grad_()
+
+
+@pytest.mark.parametrize("name", ARITHMETIC)
+@pytest.mark.parametrize("temperature", [0.01, 0.2])
+def test_chunks_make_and_keep_no_matrix_of_all_pairs(name, temperature):
+    options = {"engine": "chunks", "temperature": temperature, "reduction": "mean"}
+    views = views_of(400, torch.float32)
+    with in_chunks(1 << 14):  # of 640,000 pairs
+        assert largest_tensor(lambda: loss_of(name, views, **options).backward()) < 400 * 64
+        _, kept = kept_for_backward(lambda: loss_of(name, views, **options))
+    assert kept < 400 * 200
+
+
+def test_embeddings_of_listed_pairs_are_gathered_in_parts():
+    z = torch.randn(100, 64, requires_grad=True)
+    pairs, _ = random_pairs(100, 100, 40_000)
+    loss = InfoNCE(negatives="given")
+    given = {"positives": pairs[:, :50], "negative_pairs": pairs}
+    (expected,) = gradients(loss(z, **given), [z])
+    with in_chunks(1 << 14):
+        assert largest_tensor(lambda: loss(z, **given).backward()) < pairs.numel() + 100
+    torch.testing.assert_close(z.grad, expected)
+
+
+@pytest.mark.parametrize("name", ["InfoNCE", "sets with items", "positives and items", "memory"])
+def test_first_and_second_derivatives_of_dense(name):
+    """The losses here have weights that do not depend on the views: weights are constants."""
+    value = functools.partial(loss_of, name, engine="dense", reduction="mean")
+    assert torch.autograd.gradcheck(value, views_of(4))
+    assert torch.autograd.gradgradcheck(value, views_of(4))
+    value = function_of(name, 4, engine="dense", reduction="mean")
+    hessian = torch.func.hessian(value)(views_of(4).detach()).view(32, 32)
+    torch.testing.assert_close(hessian, hessian.T)
+
+
+@pytest.mark.filterwarnings("ignore:InfoNCE")
+@pytest.mark.parametrize("over_positives", ["mean", "supcon", "sum"])
+@pytest.mark.parametrize("items", [[0, 0, 1, 1, 2], [0, 0, 0, 0, 0], [0, 1, 2, 3, 4]])
+def test_second_derivatives_without_negatives_or_positives(over_positives, items):
+    z, items = torch.randn(5, DIM, dtype=torch.float64, requires_grad=True), torch.tensor(items)
+    loss = functools.partial(InfoNCE(over_positives=over_positives, engine="dense"), items=items)
+    assert torch.autograd.gradgradcheck(loss, z)
+
+
+@pytest.mark.parametrize("name", ["InfoNCE", "SupCon", "given negatives"])
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_chunks_are_differentiable_once(name, reduction):
+    views = views_of(6)
+    loss = loss_of(name, views, engine="chunks", reduction=reduction).sum()
+    with pytest.raises(RuntimeError, match="differentiable once: engine='dense', in one"):
+        torch.autograd.grad(loss, views, create_graph=True)
+
+
+def test_without_gradients_none_is_computed(monkeypatch):
+    monkeypatch.setattr(chunks, "add_gradient_of_scores", lambda *given: pytest.fail("computed"))
+    views = views_of(6)
+    with torch.no_grad():
+        InfoNCE()(*views)
+    InfoNCE()(*views.detach())
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.parametrize("name", ["InfoNCE", "positives and items", "memory"])
+def test_two_losses_may_be_alive_at_once(name, reduction):
+    """Also on several threads: chunks share no memory between calls."""
+    options = {"engine": "chunks", "reduction": reduction}
+
+    def gradient_of(seed):
+        views = torch.randn(2, 30, DIM, generator=of_seed(seed), requires_grad=True)
+        loss = loss_of(name, views, **options).sum()
+        return loss, views
+
+    expected = [gradients(loss, [views]) for loss, views in map(gradient_of, range(4))]
+    with in_chunks(100):
+        alive = [gradient_of(seed) for seed in range(4)]
+        ours = [gradients(loss, [views]) for loss, views in reversed(alive)]
+        torch.testing.assert_close(ours[::-1], expected)
+        with ThreadPoolExecutor(4) as pool:
+            ours = list(pool.map(lambda seed: gradients(*alone(*gradient_of(seed))), range(4)))
+        torch.testing.assert_close(ours, expected)
+
+
+def alone(loss, views):
+    return loss, [views]
+
+
+def test_inference_mode_before_training():
+    loss, views = InfoNCE(temperature=torch.nn.Parameter(torch.tensor(0.2))), views_of(6)
+    expected = gradients(loss(*views), [views])
+    with torch.inference_mode():
+        assert not loss(*views).requires_grad
+        fixed = torch.tensor(0.2)  # a tensor that autograd must not keep
+    torch.testing.assert_close(gradients(loss(*views), [views]), expected)
+    loss.temperature = fixed
+    torch.testing.assert_close(gradients(loss(*views), [views]), expected)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+@engines
+def test_hard_negatives_of_the_largest_hardness_in_float32(engine, reduction):
+    for temperature in (0.05, 0.2, 1.0):
+        views = torch.randn(2, 40, DIM, requires_grad=True)
+        options = {"hardness": 100.0, "temperature": temperature, "reduction": reduction}
+        loss = InfoNCE(engine=engine, **options)
+        exact = views.detach().double().requires_grad_()
+        (ours,) = gradients(loss(*views).sum(), [views])
+        (expected,) = gradients(loss(*exact).sum(), [exact])
+        assert (ours - expected).norm() < 5e-3 * expected.norm()
+
+
+@engines
+def test_weights_that_change_before_the_backward(engine):
+    """A caller may write the next weights, pairs and items into the same tensors."""
+    z = torch.randn(8, DIM, dtype=torch.float64, requires_grad=True)
+    loss = InfoNCE(reduction="none", engine=engine)
+    given = {"items": torch.arange(8) // 2, "positives": torch.tensor([[0, 1], [3, 4]])}
+    given["positive_weights"] = torch.tensor([0.5, 2.0], dtype=torch.float64)
+    first, second = (loss(z, **given).sum() for _ in range(2))
+    expected = gradients(first, [z])
+    for tensor in given.values():
+        tensor += 1
+    torch.testing.assert_close(gradients(second, [z]), expected)

@@ -4,7 +4,8 @@ import functools
 
 import pytest
 import torch
-from helpers.cases import in_chunks, random_sets
+from helpers import oracle
+from helpers.cases import in_chunks, listed, random_sets
 from helpers.losses import gradients, random_pairs
 from helpers.marks import engines
 from helpers.memory import kept_for_backward
@@ -59,10 +60,12 @@ def test_weights_of_a_query_without_positives_have_no_gradient(engine):
     torch.testing.assert_close(weights.grad, torch.zeros_like(weights))
 
 
-def test_a_left_out_positive_above_all_others_has_a_precise_gradient():
+@engines
+def test_a_left_out_positive_above_all_others_has_a_precise_gradient(engine):
     z = torch.tensor([[1.0, 0.0], [-1.0, 0.0], [1.0, 0.0], [1.0, 0.0]])
     weights = torch.tensor([1.0, 0.0], requires_grad=True)
     options = {"over_positives": "supcon", "queries": "first", "temperature": 0.05}
+    options["engine"] = engine
     pairs = {"positives": torch.tensor([[0, 0], [1, 2]]), "positive_weights": weights}
     InfoNCE(**options)(z[:1], z[1:], **pairs).backward()
     # e^20 / (S + E), with S = e^20 and E = e^-20, minus the distance to the mean of -20.
@@ -78,3 +81,31 @@ def test_embeddings_of_pairs_are_not_kept_for_the_backward():
         loss, kept = kept_for_backward(lambda: InfoNCE()(z, positives=pairs))
     assert kept < pairs.shape[1] * z.shape[1] / 2
     torch.testing.assert_close(gradients(loss, [z])[0], expected)
+
+
+@engines
+@pytest.mark.parametrize("temperature", [0.01, 0.02])
+def test_one_positive_far_above_all_negatives_is_no_loss_of_0(engine, temperature):
+    """In float32: log(1 + S / E) of S far below E."""
+    z = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.55, -0.835]])
+    for over_positives in ("mean", "supcon", "sum"):
+        options = {"over_positives": over_positives, "temperature": temperature, "engine": engine}
+        given = {"positives": torch.tensor([[0, 1], [1, 0]])}
+        ours = InfoNCE(**options)(z, **given)
+        exact = InfoNCE(**options)(z.double(), **given)
+        assert 1e-20 < exact < 1e-8
+        torch.testing.assert_close(ours.double(), exact, rtol=1e-4, atol=0)
+
+
+@engines
+def test_listed_positives_take_the_place_of_row_i_of_every_view(engine):
+    """Users and items may happen to be equally many: user i did not buy item i for that."""
+    (users, items), _ = random_sets((4, 4))
+    bought, loss = torch.tensor([[0, 1, 2], [6, 7, 4]]), InfoNCE(engine=engine)
+    losses, exist = oracle.info_nce([users, items], listed=listed(bought))
+    ours = loss(users, items, positives=bought)
+    torch.testing.assert_close(ours, oracle.mean_of_queries(losses, exist))
+    assert exist == [True, True, True, *[False] * 5]
+    views = {"items": torch.arange(4), "positives": bought}
+    losses, exist = oracle.info_nce([users, items], [range(4)] * 2, listed=listed(bought))
+    torch.testing.assert_close(loss(users, items, **views), oracle.mean_of_queries(losses, exist))

@@ -6,11 +6,10 @@ import warnings
 
 import pytest
 import torch
+from helpers.ranks import on_ranks
 
 from pgcl_losses import InfoNCE, PGCLLoss
-from pgcl_losses.batch import Batch
-from pgcl_losses.distributed import Processes
-from pgcl_losses.watch import _PATIENCE, Watch
+from pgcl_losses.watch import _PATIENCE
 
 DIM = 6
 STEPS = 64  # enough for each warning
@@ -87,11 +86,17 @@ def test_one_warning_of_info_nce(text, options, training):
     assert all(message.startswith("InfoNCE: ") and text in message for message in messages)
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_the_first_rank_alone_warns(rank):
-    z = torch.randn(4, DIM, requires_grad=True)
-    batch = Batch(Processes([[2, 2]], rank), z)
-    assert Watch("PGCLLoss").is_due(PGCLLoss(DIM), z.sum(), batch) == (rank == 0)
+def warnings_as_errors(rank, num_ranks):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        loss, z = InfoNCE(), torch.full((3, DIM), torch.nan, requires_grad=True)
+        with pytest.raises(UserWarning, match="hold NaN or inf"):
+            for _ in range(STEPS):
+                loss(z, z + 0).backward()
+
+
+def test_all_ranks_warn_so_that_none_waits_for_one_that_failed():
+    on_ranks(warnings_as_errors, 2)
 
 
 @pytest.mark.parametrize(

@@ -211,7 +211,7 @@ def for_oracle(problem, z, positive_weights):
 
 def weights_of(pairs, num_keys):
     """Of a table or of factors, ``[M, M + B]``."""
-    weights, count = pairs.weights, pairs.count()
+    weights, count = pairs.weights, pairs.num_embeddings()
     if isinstance(weights, Table):
         of_heads = zip(weights.log_weights, weights.clusters.T, strict=True)
         each = [log_w[clusters[:count, None], clusters].exp() for log_w, clusters in of_heads]

@@ -1,5 +1,7 @@
 """The largest tensor that is made, and what is kept for a backward: all pairs would show."""
 
+import weakref
+
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -30,14 +32,22 @@ def largest_tensor(function):
     return largest.numel
 
 
+class Kept:
+    """A tensor that autograd keeps, as long as it does."""
+
+    def __init__(self, tensor):
+        self.tensor = tensor
+
+
 def kept_for_backward(function):
     """What ``function()`` returns, and how many elements autograd keeps for its backward."""
-    sizes = []
+    alive = weakref.WeakSet()
 
     def keep(tensor):
-        sizes.append(tensor.numel())
-        return tensor
+        kept = Kept(tensor)
+        alive.add(kept)
+        return kept
 
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda kept: kept.tensor):
         result = function()
-    return result, sum(sizes)
+    return result, sum(kept.tensor.numel() for kept in alive)

@@ -3,6 +3,7 @@ where each anchor has one positive.
 """
 
 import copy
+import functools
 import pickle
 import sys
 from unittest import mock
@@ -265,6 +266,59 @@ def test_several_positives_as_supcon_are_pygcls(contrast, intraview):
     torch.testing.assert_close(*results)
 
 
+def loss_by_loops(anchor, sample, pos_mask, neg_mask, temperature, over_positives):
+    """Compute the mean loss over the anchors from the formulas, one pair after the other."""
+    losses = []
+    for i, query in enumerate(anchor):
+        x = [torch.cosine_similarity(query, key, dim=0) / temperature for key in sample]
+        w = {p: pos_mask[i, p] for p in range(len(sample)) if pos_mask[i, p]}
+        a = {p: w[p] / sum(w.values()) for p in w}
+        S = sum(x[j].exp() for j in range(len(sample)) if neg_mask[i, j])
+        E = sum(w[p] * x[p].exp() for p in w)
+        if over_positives == "mean":
+            losses.append(sum(a[p] * (1 + S / x[p].exp()).log() for p in w))
+        elif over_positives == "supcon":
+            losses.append((S + E).log() - sum(a[p] * x[p] for p in w))
+        else:
+            losses.append((1 + S / E).log())
+    return sum(losses) / len(losses)
+
+
+WEIGHTED = {
+    "one positive each": lambda: torch.tensor([0.5, 1.0, 2.0, 4.0, 3.0]).diag(),
+    "one weight for all": lambda: 4.0 * torch.eye(5),
+    "learned weights of 1": lambda: torch.eye(5).requires_grad_(),
+    "several positives": lambda: torch.eye(5) + 0.5 * torch.eye(5).roll(1, 0),
+}
+
+
+@on_intraview
+@pytest.mark.parametrize("over_positives", ["mean", "supcon", "sum"])
+@pytest.mark.parametrize("kind", WEIGHTED)
+def test_positives_count_by_their_weights(kind, over_positives, intraview):
+    """The masks come from the caller: PyGCL's contrast models turn extra masks into 0 and 1."""
+    pos_mask, eye = WEIGHTED[kind](), torch.eye(5)
+    neg_masks = [(pos_mask == 0).float()]
+    if intraview:  # without and with the anchor itself among its negatives
+        neg_masks = [torch.cat([neg_masks[0], more], 1) for more in (1 - eye, 0 * eye + 1)]
+    loss = InfoNCEContrastLoss(temperature=0.5, over_positives=over_positives)
+    formula = functools.partial(loss_by_loops, temperature=0.5, over_positives=over_positives)
+    views = leaves(*views_of(5), dtype=torch.float64)
+    inputs = [*views, pos_mask] if pos_mask.requires_grad else views
+    pos_mask = torch.nn.functional.pad(pos_mask, (0, 5 * intraview))
+    for anchor, other in (views, views[::-1]):  # both calls of a contrast model
+        sample = sample_of(anchor, other, intraview)
+        for neg_mask in neg_masks:
+            results = []
+            for function in (loss, formula):
+                value = function(anchor, sample, pos_mask=pos_mask, neg_mask=neg_mask)
+                results.append([value, *torch.autograd.grad(value, inputs, retain_graph=True)])
+            torch.testing.assert_close(*results)
+        # Without neg_mask, all embeddings but the anchor and its positives are negatives.
+        expected = formula(anchor, sample, pos_mask, neg_masks[0])
+        torch.testing.assert_close(loss(anchor, sample, pos_mask), expected)
+
+
 @on_intraview
 def test_info_nce_of_a_pair_is_computed_once_each_call_has_its_anchors(intraview):
     loss = InfoNCEContrastLoss(memory_size=20, dim=4)
@@ -294,7 +348,7 @@ def test_own_negatives_are_further_negatives(options):
     torch.testing.assert_close(value, sum(expected) / 2)
 
 
-def of_many_processes(rank, num_ranks, contrast, intraview):
+def compare_processes(rank, num_ranks, contrast, intraview):
     """The temperature is learned; in L2L there are extra positives, and a rank without nodes."""
     graphs = [2, 4, 3] if contrast == "G2L" else [3, 0, 4]
     counts = [2 * count for count in graphs]  # of nodes
@@ -319,12 +373,14 @@ def of_many_processes(rank, num_ranks, contrast, intraview):
     with pytest.raises(ValueError, match=r"pos_mask has shape|masks of another rank are wrong"):
         InfoNCEContrastLoss()(mine[1][0], sample_of(mine[1][0], mine[1][1], intraview), wrong)
     value, gradients = step(True, *mine, labels.split(counts)[rank])
-    expected, of_all = step(False, g, h, labels)
+    expected, expected_gradients = step(False, g, h, labels)
     torch.testing.assert_close(value, expected)
-    torch.testing.assert_close(gradients[0], of_all[0])
-    for of_rank, every, split in zip(gradients[1:], of_all[1:], (graphs, counts), strict=True):
-        # DistributedDataParallel takes their mean over processes.
-        torch.testing.assert_close(of_rank / num_ranks, every.split(split, 1)[rank])
+    torch.testing.assert_close(gradients[0], expected_gradients[0])
+    for ours, whole, sizes in zip(
+        gradients[1:], expected_gradients[1:], (graphs, counts), strict=True
+    ):
+        # DistributedDataParallel takes the mean of the gradients over processes.
+        torch.testing.assert_close(ours / num_ranks, whole.split(sizes, 1)[rank])
 
 
 @pytest.mark.slow
@@ -332,7 +388,7 @@ def of_many_processes(rank, num_ranks, contrast, intraview):
     ("contrast", "intraview"), [("G2G", False), ("G2L", False), ("L2L", False), ("L2L", True)]
 )
 def test_info_nce_of_many_processes_is_that_of_one(contrast, intraview):
-    on_ranks(of_many_processes, 3, contrast, intraview)
+    on_ranks(compare_processes, 3, contrast, intraview)
 
 
 def in_g2l(loss, num_graphs=2):
@@ -342,13 +398,14 @@ def in_g2l(loss, num_graphs=2):
 
 
 MISTAKES = [
-    (ValueError, "of_pgcl(z1, z2, **pos)", "without extra_pos_mask", "25 positives in pos_mask"),
-    (ValueError, "of_pgcl(z1, z2, **no_neg)", "extra_neg_mask", " and 0 negatives in neg_mask"),
+    (ValueError, "pgcl_model(z1, z2, **pos)", "without extra_pos_mask", "25 positives in pos_mask"),
+    (ValueError, "pgcl_model(z1, z2, **no_neg)", "extra_neg_mask", " and 0 negatives in neg_mask"),
+    (ValueError, "pgcl(z1, z2, 2 * torch.eye(5))", "only positive of anchor i, with weight 1"),
     (ValueError, "in_g2l(pgcl)", "'G2G' or 'L2L'", "got 2 anchors, 5 samples"),
     # Negatives of a sampler of the user.
     (ValueError, "pgcl(z1, both)", "got 5 anchors, 10 samples, no positives in pos_mask"),
     (TypeError, "PGCLContrastLoss(4, negatives='all')", "negatives is up to the contrast model"),
-    (ValueError, "of_nce(z1, z2, **masks)", "pos_mask and neg_mask must not have a pair in common"),
+    (ValueError, "nce_model(z1, z2, **masks)", "pos_mask and neg_mask must not have a pair in co"),
     (ValueError, "nce(z1[:2], z2)", "anchor has 2 embeddings and sample 5: without pos_mask"),
     (ValueError, "nce(z1, both)", "without pos_mask, sample must be the other view"),
     # The last graph has no node.
@@ -372,7 +429,7 @@ def test_mistakes(error, call, words):
     masks = {"extra_pos_mask": torch.eye(5).roll(1, 0), "extra_neg_mask": ones}
     names = {"z1": z1, "z2": z2, "both": torch.cat([z2, z2]), "masks": masks}
     names |= {"pos": {"extra_pos_mask": ones}, "no_neg": {"extra_neg_mask": 0 * ones}}
-    names |= {"nce": nce, "pgcl": pgcl, "of_nce": model_of(nce), "of_pgcl": model_of(pgcl)}
+    names |= {"nce": nce, "pgcl": pgcl, "nce_model": model_of(nce), "pgcl_model": model_of(pgcl)}
 
     def in_pyg(loss):
         keep, batch = torch.nn.Identity(), pyg_cases.batch_of([ring(5)] * 3)
