@@ -20,6 +20,7 @@ from pgcl_losses.forms import Form
 from pgcl_losses.rows import (
     Pairs,
     Rows,
+    Span,
     add_log_weights,
     all_rows,
     log_count_of,
@@ -77,7 +78,7 @@ def matrix_chunk(
     """
     with_gradient = into is not None
     z, temperature, weights = inputs
-    q = z[rows.queries] / temperature  # [I, D]
+    q = z[rows.queries.slice()] / temperature  # [I, D]
     scores = scores_of(pairs, rows, z, q, memory)  # [I, K]
     leaves = inputs.detached(with_gradient)
     with torch.set_grad_enabled(with_gradient):
@@ -125,7 +126,7 @@ def scores_of(pairs: Pairs, rows: Rows, z: Tensor, q: Tensor, memory: Tensor) ->
     """The products of queries q ``[I, D]`` with all keys ``[I, K]``."""
     if rows.are_both_ways:
         (keys,) = rows.keys
-        one_way = q[: keys.start] @ z[keys].T  # [N, N]
+        one_way = q[: keys.start] @ z[keys.slice()].T  # [N, N]
         return torch.cat([one_way, one_way.T])
     scores = memory[: rows.num_pairs()].view(len(q), -1)
     for part, numbers in zip(scores.split_with_sizes(rows.num_keys(), 1), rows.keys, strict=True):
@@ -145,15 +146,15 @@ def add_gradient_of_scores(
     if rows.are_both_ways:
         num_queries, (one_way, other_way) = keys.start, d.chunk(2)
         d = one_way + other_way.T  # [N, N]
-        into.z[keys].addmm_(d.T, q[:num_queries])
-        d_q = d @ z[keys]
+        into.z[keys.slice()].addmm_(d.T, q[:num_queries])
+        d_q = d @ z[keys.slice()]
     else:
         d_q = torch.zeros_like(q)
         for part, numbers in zip(d.split_with_sizes(rows.num_keys(), 1), rows.keys, strict=True):
             d_q.addmm_(part, pairs.keys(z, numbers))
             if numbers.stop <= len(z):  # the memory has no gradient
-                into.z[numbers].addmm_(part.T, q)
-    into.z[rows.queries][:num_queries].add_(d_q / temperature)
+                into.z[numbers.slice()].addmm_(part.T, q)
+    into.z[rows.queries.slice()][:num_queries].add_(d_q / temperature)
     into.temperature.sub_((q[:num_queries] * d_q).sum() / temperature)
 
 
@@ -175,12 +176,12 @@ def list_chunk(
     with torch.set_grad_enabled(into is not None):
         others = partners(pairs, rows, z, weights)
         if others.columns is None:
-            x = z[rows.queries] @ z.T / temperature  # [I, M]
+            x = z[rows.queries.slice()] @ z.T / temperature  # [I, M]
         else:
             key = others.columns[:, others.num_own :]  # [I, P]
             query = rows.numbers(z.device)[0].unsqueeze(1).expand_as(key)
             x = products(z, query.flatten(), key.flatten()).view_as(key) / temperature
-        i = rows.queries
+        i = rows.queries.slice()
         losses, exist = form(log_s[i], x, others.weights, temperature, log_count[i])
     if into is not None:
         d, *more = _gradients(losses, [log_s, *leaves.tensors()], d_losses)
@@ -226,14 +227,14 @@ def losses_of_chunks(
     pairs: Pairs,
     inputs: Inputs,
     form: Form,
-    own: list[slice] | None,
+    own: list[Span] | None,
     d_losses: Tensor,
     into: Inputs | None,
 ) -> tuple[Tensor, Tensor]:
     """The losses of all queries ``[Q]``, or of this process's own, and how many have positives."""
     z, with_gradient = inputs.z, into is not None
     all_of_them = list(all_rows(pairs, _CHUNK if z.device.type == "cpu" else _CHUNK_ELSEWHERE, own))
-    sizes = [rows.queries.stop - rows.queries.start for rows in all_of_them]
+    sizes = [rows.queries.length() for rows in all_of_them]
     d_of_chunks = d_losses.expand(sum(sizes)).split_with_sizes(sizes)
     results = []
     if pairs.negative_pairs is None:
@@ -275,7 +276,7 @@ class _Chunks(torch.autograd.Function):
         weights: Tensor | None,
         pairs: Pairs,
         form: Form,
-        own: list[slice] | None,
+        own: list[Span] | None,
         is_sum: bool,
     ) -> tuple[Tensor, Tensor]:
         inputs, into = Inputs(z, temperature, weights).detached(), None
@@ -322,7 +323,9 @@ def loss_of_pairs(
     With several processes, each computes its own queries against the keys of all; then the mean or
     the sum is that of all.
     """
-    own = None if processes.num_ranks() == 1 else processes.own_slices()
+    own = None
+    if processes.num_ranks() > 1:
+        own = [Span(part.start, part.stop) for part in processes.own_slices()]
     transformed = is_transformed(z, temperature, weights)
     if engine == "auto":
         by_autograd = torch.compiler.is_compiling() or transformed

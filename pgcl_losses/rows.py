@@ -37,6 +37,19 @@ class PairWeight(Protocol):
         """log W ``[I, K]`` of queries I and all embeddings, whose scores are cosines / temperature."""
 
 
+class Span(NamedTuple):
+    """Embeddings that follow each other. It is no slice, of which torch.compile makes a constant."""
+
+    start: int
+    stop: int
+
+    def slice(self) -> slice:
+        return slice(self.start, self.stop)
+
+    def length(self) -> int:
+        return self.stop - self.start
+
+
 class Listed(NamedTuple):
     """Pairs that the caller lists, in the order of their queries."""
 
@@ -81,16 +94,16 @@ class Pairs(NamedTuple):
         """M, how many embeddings the batch has."""
         return sum(self.lengths)
 
-    def keys(self, z: Tensor, numbers: slice) -> Tensor:
+    def keys(self, z: Tensor, numbers: Span) -> Tensor:
         """Embeddings of the batch z ``[M, D]``, or of the memory."""
         if self.memory is None or numbers.stop <= len(z):
-            return z[numbers]
+            return z[numbers.slice()]
         return self.memory[numbers.start - len(z) : numbers.stop - len(z)]
 
-    def sets(self) -> list[slice]:
+    def sets(self) -> list[Span]:
         """The embeddings of each set."""
         ends = itertools.accumulate(self.lengths)
-        return [slice(end - length, end) for end, length in zip(ends, self.lengths, strict=True)]
+        return [Span(end - length, end) for end, length in zip(ends, self.lengths, strict=True)]
 
     def log_sum_terms(self) -> list[tuple[float, float]]:
         """log S is a sum of log-sum-exps of log W + scale * scores: sign and scale of each.
@@ -105,20 +118,19 @@ class Pairs(NamedTuple):
 class Rows(NamedTuple):
     """Some queries, and the keys that they are compared with."""
 
-    queries: slice  # I embeddings of the batch
-    keys: list[slice]  # K embeddings, of the batch and then of the memory
-    query_set: slice | None = None  # the set of the queries, if its embeddings are not compared
+    queries: Span  # I embeddings of the batch
+    keys: list[Span]  # K embeddings, of the batch and then of the memory
+    query_set: Span | None = None  # the set of the queries, if its embeddings are not compared
     has_query_set: bool = True  # whether that set is among the keys nevertheless
 
     # Whether both views are queries, each with the keys of the other: `keys` is the second view.
     are_both_ways: bool = False
 
     def num_keys(self) -> list[int]:
-        return [x.stop - x.start for x in self.keys]
+        return [numbers.length() for numbers in self.keys]
 
     def num_pairs(self) -> int:
-        num_queries: int = self.queries.stop - self.queries.start
-        return num_queries * sum(self.num_keys())
+        return self.queries.length() * sum(self.num_keys())
 
     def numbers(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """The numbers of the queries ``[I]`` and of the keys ``[K]``."""
@@ -257,7 +269,7 @@ def add_log_weights(
     if pairs.memory is not None:
         of_memory = logits[:, -len(pairs.memory) :]
         if pairs.labels is not None and others.columns is not None:
-            same = pairs.labels[rows.queries].unsqueeze(1) == pairs.labels[count:]
+            same = pairs.labels[rows.queries.slice()].unsqueeze(1) == pairs.labels[count:]
             of_memory.masked_fill_(same, -math.inf)
         if pairs.filled is not None:
             zeros = of_memory.new_zeros(len(pairs.memory))
@@ -265,7 +277,7 @@ def add_log_weights(
         if pairs.negatives == "memory":
             logits[:, : -len(pairs.memory)] = -math.inf
     if rows.query_set is not None and rows.has_query_set:
-        logits[:, rows.query_set] = -math.inf
+        logits[:, rows.query_set.slice()] = -math.inf
     return logits
 
 
@@ -291,7 +303,7 @@ def row_losses(
     ``z``: embeddings ``[M, D]``; ``weights``: of the listed positives, in their order.
     """
     keys = torch.cat([pairs.keys(z, numbers) for numbers in rows.keys])
-    scores = z[rows.queries] @ keys.T / temperature  # [I, K]
+    scores = z[rows.queries.slice()] @ keys.T / temperature  # [I, K]
     others = partners(pairs, rows, scores, weights)
     if pairs.negative_pairs is None:
         with torch.no_grad():  # weights of negatives are constants
@@ -309,7 +321,7 @@ def row_losses(
     else:
         query, key = pairs.negative_pairs
         logits = (z[query] * z[key]).sum(1) / temperature
-        log_s, log_count = (x[rows.queries] for x in log_sums_of_list(pairs, query, logits))
+        log_s, log_count = (x[rows.queries.slice()] for x in log_sums_of_list(pairs, query, logits))
     return form(log_s, others.scores(scores), others.weights, temperature, log_count)
 
 
@@ -328,7 +340,7 @@ def log_sums_of_list(pairs: Pairs, query: Tensor, logits: Tensor) -> tuple[Tenso
     return log_s.masked_fill(none, -math.inf), log_count
 
 
-def all_rows(pairs: Pairs, chunk: int | None, own: list[slice] | None = None) -> Iterator[Rows]:
+def all_rows(pairs: Pairs, chunk: int | None, own: list[Span] | None = None) -> Iterator[Rows]:
     """All queries with their keys, in chunks of about so many pairs (None: any number).
 
     ``own``: the queries of this process, in each set; None: all.
@@ -336,25 +348,30 @@ def all_rows(pairs: Pairs, chunk: int | None, own: list[slice] | None = None) ->
     count, sets, within = pairs.num_embeddings(), pairs.sets(), pairs.negatives == "all"
     memory = []
     if pairs.memory is not None:
-        memory = [slice(count, count + len(pairs.memory))]
+        memory = [Span(count, count + len(pairs.memory))]
     # Views find the other views' embeddings by their columns, whichever sets are keys. Others need
     # all: positives by label or list may lie in any set, a pair weight has a mean over all.
     by_view = pairs.labels is None and pairs.positives is None
     has_query_set = within or pairs.pair_weight is not None or not by_view or len(sets) == 1
     queries = (own or sets)[: 1 if pairs.first_queries else None]
     if within and own is None:
-        queries = [slice(0, queries[-1].stop)]  # sets make no difference
+        queries = [Span(0, queries[-1].stop)]  # sets make no difference
     is_clip = not has_query_set and len(sets) == len(queries) == 2 and own is None
     if is_clip and pairs.memory is None and pairs.weights is None and count * sets[0].stop <= (chunk or 0):
-        yield Rows(slice(0, count), [sets[1]], None, False, True)
+        yield Rows(Span(0, count), [sets[1]], None, False, True)
         return
     for a, some in enumerate(queries):
-        keys = [slice(0, count)]
+        keys = [Span(0, count)]
         if not has_query_set:
             keys = [x for b, x in enumerate(sets) if b != a]
         keys += memory
-        size, length = sum([x.stop - x.start for x in keys]), some.stop - some.start
-        num_chunks = min(1 if chunk is None else -(-length * size // chunk), length)
-        edges = [some.start + length * n // max(1, num_chunks) for n in range(num_chunks + 1)]
+        rows = Rows(some, keys, None if within else sets[a], has_query_set)
+        num_queries = some.length()
+        num_chunks = 1 if chunk is None else -(-rows.num_pairs() // chunk)
+        if num_chunks == 1:  # a compiler must not specialise on the edges
+            yield rows
+            continue
+        num_chunks = min(num_chunks, num_queries)
+        edges = [some.start + num_queries * n // num_chunks for n in range(num_chunks + 1)]
         for start, stop in itertools.pairwise(edges):
-            yield Rows(slice(start, stop), keys, None if within else sets[a], has_query_set)
+            yield rows._replace(queries=Span(start, stop))

@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 import torch
 from helpers.cases import in_chunks
-from helpers.losses import LOSSES, gradients_of, model_of, portions_of
+from helpers.losses import LOSSES, gradients, gradients_of, model_of, portions_of
 from helpers.marks import compiling, few_graphs
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
@@ -58,12 +58,27 @@ def test_graphs_take_batches_and_options_that_change(make):
     torch.compiler.reset()
     eager = make()
     compiled = torch.compile(copy.deepcopy(eager), fullgraph=True, backend="aot_eager")
-    for num, eager.temperature in ((9, 0.5), (7, 0.5), (6, 0.3), (8, 0.2)):
-        compiled.temperature = eager.temperature
+    for step, num in enumerate((9, 7, 6, 8, 10, 15, 20, 24, 31, 40)):
+        compiled.temperature = eager.temperature = (0.5, 0.5, 0.3, 0.2)[step % 4]
         views = [torch.randn(num, 4, requires_grad=True) for _ in range(2)]
         losses = [model(*views) for model in (eager, compiled)]
         torch.testing.assert_close(*losses)
         torch.testing.assert_close(*(torch.autograd.grad(loss, views) for loss in losses))
+
+
+@compiling
+def test_weights_of_positives_have_their_gradient_in_a_compiled_graph():
+    torch.compiler.reset()
+    eager = InfoNCE(temperature=torch.nn.Parameter(torch.tensor(0.3)), over_positives="sum")
+    compiled = torch.compile(copy.deepcopy(eager), fullgraph=True, backend="aot_eager")
+    z, items = torch.randn(8, 4, requires_grad=True), torch.arange(8) // 2
+    weights = torch.tensor([1.0, 0.0, 0.3, 2.0], requires_grad=True)
+    pairs = torch.tensor([[0, 0, 3, 5], [2, 5, 1, 4]])
+    results = []
+    for loss_of in (eager, compiled):
+        loss = loss_of(z, items=items, positives=pairs, positive_weights=weights)
+        results.append([loss, *gradients(loss, [z, weights, loss_of.temperature])])
+    torch.testing.assert_close(*results)
 
 
 @every_loss
