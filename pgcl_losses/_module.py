@@ -56,10 +56,14 @@ def called_by_all(call: str) -> Callable[[Function], Function]:
                 with self.agreement(call, args):
                     check_arguments(owner, method, given)
                     if len(args) > most:
-                        takes = f"{owner}.{method.__name__} takes {', '.join(specification.args[1:])}"
+                        takes = (
+                            f"{owner}.{method.__name__} takes {', '.join(specification.args[1:])}"
+                        )
                         options = ", ".join(f"{name}=" for name in specification.kwonlyargs)
                         came = f"{len(args)} arguments by position"
-                        raise TypeError(f"{takes} by position and {options} by name, but got {came}")
+                        raise TypeError(
+                            f"{takes} by position and {options} by name, but got {came}"
+                        )
             if torch.compiler.is_compiling() and self.is_distributed():
                 # The message is in the error of fullgraph=True.
                 torch._dynamo.graph_break(msg="collectives must not be traced")

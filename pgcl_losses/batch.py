@@ -9,6 +9,7 @@ from torch import Tensor
 from pgcl_losses import _checks as check
 from pgcl_losses._normalize import computing_dtype, finite_or_nan, full_precision, unit_vectors
 from pgcl_losses.distributed import Processes
+from pgcl_losses.rows import Listed
 
 Negatives = Literal["all", "cross", "memory"]
 OverPositives = Literal["mean", "supcon", "sum"]
@@ -65,9 +66,9 @@ class Batch(NamedTuple):
     clusters: Tensor | None = None  # [M + B, H] numbered from 0 in each head
     heads: tuple[int, ...] = ()  # how many of the K prototypes each head has
     ranking: Tensor | None = None  # [M + B, K] orders clusters as q does, without underflow
-    positives: Tensor | None = None  # [2, P] positions (query, key) among the M, of all processes
+    positives: Listed | None = None  # [P] pairs (query, key) among the M; queries of this process
     positive_weights: Tensor | None = None  # [P]
-    negative_pairs: Tensor | None = None  # [2, P] as positives
+    negative_pairs: Listed | None = None  # [P] pairs, as the positives
     is_unit: bool = True  # whether embeddings and memory are of unit length
 
     @classmethod
@@ -75,11 +76,11 @@ class Batch(NamedTuple):
         cls,
         views: Sequence[Any],  # Tensors [N, D]
         processes: Processes,
-        *,
         items: Items | None = None,
         positives: Tensor | None = None,
         positive_weights: Tensor | None = None,
         negative_pairs: Tensor | None = None,
+        *,
         is_unit: bool = True,
         dtype: torch.dtype | None = None,
     ) -> "Batch":
@@ -103,12 +104,12 @@ class Batch(NamedTuple):
         if positives is not None:
             if positive_weights is None:
                 positive_weights = positives.new_ones(positives.shape[1], dtype=dtype)
-            batch = batch._replace(
-                positives=processes.numbers_of_own(device)[positives],
-                positive_weights=positive_weights.to(dtype),
-            )
+            listed, order = Listed.by_query(*processes.numbers_of_own(device)[positives])
+            weights = positive_weights[order].to(dtype)
+            batch = batch._replace(positives=listed, positive_weights=weights)
         if negative_pairs is not None:
-            batch = batch._replace(negative_pairs=processes.numbers_of_own(device)[negative_pairs])
+            listed, _ = Listed.by_query(*processes.numbers_of_own(device)[negative_pairs])
+            batch = batch._replace(negative_pairs=listed)
         return batch
 
     def assigned(
@@ -174,8 +175,8 @@ def batch_argument(given: Sequence[object], others: Sequence[object] = ()) -> Ba
     return given[0]
 
 
-def check_assignments(assignments: Sequence[Any]) -> None:
-    """Check that assignments are of the same graphs to the same heads."""
+def check_assignments(assignments: Sequence[Any], prototypes: Tensor | None = None) -> None:
+    """Check that assignments are of the same graphs to the same heads, and to the prototypes."""
     named = []
     for v, assignment in enumerate(assignments):
         if not isinstance(assignment, Assignment):
@@ -185,6 +186,8 @@ def check_assignments(assignments: Sequence[Any]) -> None:
         named.append((f"assignments[{v}].targets", assignment.targets))
     check.matrices(named, "[N, K]")
     size, heads = assignments[0].targets.shape[1], assignments[0].all_heads()
+    if prototypes is not None and len(prototypes) != size:
+        raise ValueError(f"prototypes are {len(prototypes)}, but assignments are to {size}")
     for v, assignment in enumerate(assignments):
         if assignment.all_heads() != heads or sum(heads) != size:
             rule = f"the same in all assignments, {size} prototypes together"

@@ -7,8 +7,8 @@ softmax by hand; the form, a function of ``[I]`` and ``[I, P]``, is left to auto
 """
 
 import math
-from collections.abc import Iterable, Sequence
-from typing import Any, Literal, NamedTuple
+from collections.abc import Sequence
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -16,8 +16,8 @@ from torch import Tensor
 from pgcl_losses._modes import is_transformed
 from pgcl_losses._normalize import full_precision
 from pgcl_losses.distributed import Processes
-from pgcl_losses.forms import Form
 from pgcl_losses.rows import (
+    Inputs,
     Pairs,
     Rows,
     Span,
@@ -43,44 +43,18 @@ _LOWEST = -80.0
 _LOG2_E = math.log2(math.e)
 
 
-class Inputs(NamedTuple):
-    """What has a gradient, or this gradient, which is added up over chunks."""
-
-    z: Tensor  # [M, D]
-    temperature: Tensor  # []
-    weights: Tensor | None  # [P] of the listed positives
-
-    def detached(self, requires_grad: bool = False) -> "Inputs":
-        """The same values as leaves of a new graph."""
-        given = [None if x is None else x.detach().requires_grad_(requires_grad) for x in self]
-        return Inputs(*given)  # type: ignore[arg-type]  # z and temperature are no None
-
-    def tensors(self) -> list[Tensor]:
-        return [x for x in self if x is not None]
-
-    def add(self, gradients: Iterable[Tensor]) -> None:
-        for total, d in zip(self.tensors(), gradients, strict=True):
-            total += d
-
-
 def matrix_chunk(
-    pairs: Pairs,
-    rows: Rows,
-    inputs: Inputs,
-    form: Form,
-    d_losses: Tensor,
-    into: Inputs | None,
-    memory: Tensor,
+    pairs: Pairs, rows: Rows, inputs: Inputs, d_losses: Tensor, into: Inputs | None, memory: Tensor
 ) -> tuple[Tensor, Tensor | None]:
     """As `row_losses`; adds the gradient of the sum of d_losses * losses to ``into``, if given.
 
     ``memory``: of the matrix, for one chunk after the other.
     """
     with_gradient = into is not None
-    z, temperature, weights = inputs
+    z, temperature, _ = inputs
     q = z[rows.queries.slice()] / temperature  # [I, D]
     scores = scores_of(pairs, rows, z, q, memory)  # [I, K]
-    leaves = inputs.detached(with_gradient)
+    leaves = new_leaves(inputs, with_gradient)
     with torch.set_grad_enabled(with_gradient):
         others = partners(pairs, rows, scores, leaves.weights)
     x = others.scores(scores)  # [I, P]
@@ -88,7 +62,7 @@ def matrix_chunk(
     is_hard = pairs.hardness > 0
     logits = torch.zeros_like(scores) if is_hard else scores
     logits = add_log_weights(pairs, rows, logits, others, scores, temperature)
-    log_count = log_count_of(pairs, form, logits)
+    log_count = log_count_of(pairs, logits)
     log_s: Any = log_count if is_hard else 0.0
     softmaxes = []  # of each term of log S: e^x in place of its logits, and a factor
     for sign, scale in pairs.log_sum_terms():
@@ -97,22 +71,19 @@ def matrix_chunk(
         peaks.clamp_min_(torch.finfo(powers.dtype).min)  # -inf - -inf is NaN
         torch.threshold_(powers.sub_(peaks), _LOWEST, -math.inf).mul_(_LOG2_E).exp2_()
         total = powers.sum(1, keepdim=True)
-        log_sum = (total.log() + peaks).squeeze(1)
-        log_s = log_s + sign * log_sum if is_hard else log_sum
+        log_s = log_s + sign * (total.log() + peaks).squeeze(1)
         # The largest power is 1, so the total is 1 or more, or 0 without negatives.
         softmaxes.append((powers, sign * scale / total.clamp_min_(1.0)))
     if is_hard and log_count is not None:
         log_s.masked_fill_(log_count == -math.inf, -math.inf)
 
     with torch.set_grad_enabled(with_gradient):
-        leaves_of_form = [log_s.requires_grad_(with_gradient), x.requires_grad_(with_gradient)]
-        losses, exist = form(log_s, x, others.weights, leaves.temperature, log_count)
+        log_s, x = log_s.requires_grad_(with_gradient), x.requires_grad_(with_gradient)
+        losses, exist = pairs.form(log_s, x, others.weights, leaves.temperature, log_count)
     if into is not None:
-        leaves_of_form += leaves.tensors()
-        d_log_s, d_x, *more = _gradients(losses, leaves_of_form, d_losses)
-        into.add(more)
-        d_scores, *others_of_sum = [p.mul_(by * d_log_s.unsqueeze(1)) for p, by in softmaxes]
-        for d in others_of_sum:
+        d_log_s, d_x = add_gradients(losses, [log_s, x], leaves, d_losses, into)
+        d_scores, *more = [p.mul_(by * d_log_s.unsqueeze(1)) for p, by in softmaxes]
+        for d in more:
             d_scores += d
         if others.columns is None:
             d_scores += d_x
@@ -120,6 +91,25 @@ def matrix_chunk(
             d_scores.scatter_add_(1, others.columns[:, others.num_own :], d_x)
         add_gradient_of_scores(pairs, rows, z, q, temperature, d_scores, into)
     return losses.detach(), exist
+
+
+def new_leaves(inputs: tuple[Any, ...], requires_grad: bool) -> Inputs:
+    """The same inputs as leaves of a new graph."""
+    return Inputs(
+        *[None if x is None else x.detach().requires_grad_(requires_grad) for x in inputs]
+    )
+
+
+def add_gradients(
+    losses: Tensor, others: list[Tensor], leaves: Inputs, d_losses: Tensor, into: Inputs
+) -> Sequence[Tensor]:
+    """Differentiate losses: add the gradient by the leaves, and return the gradient by the others."""
+    of_leaves = [(x, total) for x, total in zip(leaves, into, strict=True) if x is not None]
+    inputs = [*others, *[x for x, _ in of_leaves]]
+    gradients = torch.autograd.grad(losses, inputs, d_losses, materialize_grads=True)
+    for (_, total), d in zip(of_leaves, gradients[len(others) :], strict=True):
+        total += d
+    return gradients[: len(others)]
 
 
 def scores_of(pairs: Pairs, rows: Rows, z: Tensor, q: Tensor, memory: Tensor) -> Tensor:
@@ -162,7 +152,6 @@ def list_chunk(
     pairs: Pairs,
     rows: Rows,
     leaves: Inputs,
-    form: Form,
     d_losses: Tensor,
     into: Inputs | None,
     sums: tuple[Tensor, Tensor, Tensor],
@@ -182,11 +171,9 @@ def list_chunk(
             query = rows.numbers(z.device)[0].unsqueeze(1).expand_as(key)
             x = products(z, query.flatten(), key.flatten()).view_as(key) / temperature
         i = rows.queries.slice()
-        losses, exist = form(log_s[i], x, others.weights, temperature, log_count[i])
+        losses, exist = pairs.form(log_s[i], x, others.weights, temperature, log_count[i])
     if into is not None:
-        d, *more = _gradients(losses, [log_s, *leaves.tensors()], d_losses)
-        d_log_s += d
-        into.add(more)
+        d_log_s += add_gradients(losses, [log_s], leaves, d_losses, into)[0]
     return losses.detach(), exist
 
 
@@ -218,18 +205,8 @@ def _parts(z: Tensor, *lists: Tensor) -> list[Sequence[Tensor]]:
     return [torch.split(x, max(1, _GATHERED // z.shape[1])) for x in lists]
 
 
-def _gradients(losses: Tensor, leaves: list[Tensor], d_losses: Tensor) -> tuple[Tensor, ...]:
-    d_losses = d_losses.expand_as(losses)
-    return torch.autograd.grad(losses, leaves, d_losses, materialize_grads=True)
-
-
 def losses_of_chunks(
-    pairs: Pairs,
-    inputs: Inputs,
-    form: Form,
-    own: list[Span] | None,
-    d_losses: Tensor,
-    into: Inputs | None,
+    pairs: Pairs, inputs: Inputs, own: list[Span] | None, d_losses: Tensor, into: Inputs | None
 ) -> tuple[Tensor, Tensor]:
     """The losses of all queries ``[Q]``, or of this process's own, and how many have positives."""
     z, with_gradient = inputs.z, into is not None
@@ -241,18 +218,18 @@ def losses_of_chunks(
         # New pages for each matrix would take a tenth of the time.
         memory = z.new_empty(max([rows.num_pairs() for rows in all_of_them], default=0))
         for rows, d in zip(all_of_them, d_of_chunks, strict=True):
-            results.append(matrix_chunk(pairs, rows, inputs, form, d, into, memory))
+            results.append(matrix_chunk(pairs, rows, inputs, d, into, memory))
         return joined(results, z)
-    leaves, (query, key) = inputs.detached(with_gradient), pairs.negative_pairs
+    leaves, (query, key) = new_leaves(inputs, with_gradient), pairs.negative_pairs
     with torch.set_grad_enabled(with_gradient):
         logits = products(leaves.z, query, key) / leaves.temperature
         log_sums, log_count = log_sums_of_list(pairs, query, logits)
     log_s, d_log_s = log_sums.detach().requires_grad_(with_gradient), torch.zeros_like(log_count)
     for rows, d in zip(all_of_them, d_of_chunks, strict=True):
         sums = log_s, log_count, d_log_s
-        results.append(list_chunk(pairs, rows, leaves, form, d, into, sums))
+        results.append(list_chunk(pairs, rows, leaves, d, into, sums))
     if into is not None:
-        into.add(_gradients(log_sums, leaves.tensors(), d_log_s))
+        add_gradients(log_sums, [], leaves, d_log_s, into)
     return joined(results, z)
 
 
@@ -275,15 +252,14 @@ class _Chunks(torch.autograd.Function):
         temperature: Tensor,
         weights: Tensor | None,
         pairs: Pairs,
-        form: Form,
         own: list[Span] | None,
         is_sum: bool,
     ) -> tuple[Tensor, Tensor]:
-        inputs, into = Inputs(z, temperature, weights).detached(), None
+        inputs, into = new_leaves(Inputs(z, temperature, weights), False), None
         if is_sum and any(ctx.needs_input_grad):
             into = _zeros(inputs)
-        losses, count = losses_of_chunks(pairs, inputs, form, own, z.new_ones(()), into)
-        ctx.is_sum, ctx.rest = is_sum, (pairs, form, own)
+        losses, count = losses_of_chunks(pairs, inputs, own, z.new_ones(()), into)
+        ctx.is_sum, ctx.rest = is_sum, (pairs, own)
         ctx.save_for_backward(*(inputs if into is None else into))
         ctx.mark_non_differentiable(count)
         return losses.sum() if is_sum else losses, count
@@ -297,36 +273,29 @@ class _Chunks(torch.autograd.Function):
             )
         saved = Inputs(*ctx.saved_tensors)
         if ctx.is_sum:
-            return *[None if x is None else x * d for x in saved], None, None, None, None
-        (pairs, form, own), into = ctx.rest, _zeros(saved)
+            return *[None if x is None else x * d for x in saved], None, None, None
+        (pairs, own), into = ctx.rest, _zeros(saved)
         with full_precision(d.device):
-            losses_of_chunks(pairs, saved, form, own, d, into)
-        return *into, None, None, None, None
+            losses_of_chunks(pairs, saved, own, d, into)
+        return *into, None, None, None
 
 
-def _zeros(inputs: Inputs) -> Inputs:
-    return Inputs(*[None if x is None else torch.zeros_like(x) for x in inputs])  # type: ignore[arg-type]  # as above
+def _zeros(inputs: tuple[Any, ...]) -> Inputs:
+    return Inputs(*[None if x is None else torch.zeros_like(x) for x in inputs])
 
 
 def loss_of_pairs(
-    pairs: Pairs,
-    z: Tensor,
-    temperature: float | Tensor,
-    weights: Tensor | None,
-    form: Form,
-    reduction: str,
-    engine: str,
-    processes: Processes,
+    pairs: Pairs, inputs: Inputs, reduction: str, engine: str, processes: Processes
 ) -> Tensor:
     """The mean or sum of the losses of queries that have positives, or all losses ``[Q]``.
 
     With several processes, each computes its own queries against the keys of all; then the mean or
     the sum is that of all.
     """
-    own = None
+    (z, temperature, weights), own = inputs, None
     if processes.num_ranks() > 1:
         own = [Span(part.start, part.stop) for part in processes.own_slices()]
-    transformed = is_transformed(z, temperature, weights)
+    transformed = is_transformed(*inputs)
     if engine == "auto":
         by_autograd = torch.compiler.is_compiling() or transformed
         engine = "dense" if own is None and by_autograd else "chunks"
@@ -341,8 +310,7 @@ def loss_of_pairs(
                 f"engine='dense' computes one matrix in one process, but {processes.num_ranks()} "
                 "processes hold a batch together: choose engine='auto' or 'chunks', or gather=False"
             )
-        matrices = all_rows(pairs, None)
-        results = [row_losses(pairs, rows, z, temperature, weights, form) for rows in matrices]
+        results = [row_losses(pairs, rows, inputs) for rows in all_rows(pairs, None)]
         losses, count = joined(results, z)
         losses = losses if reduction == "none" else losses.sum()
     else:
@@ -351,8 +319,8 @@ def loss_of_pairs(
             pairs = pairs._replace(memory=pairs.memory.clone())
         if not isinstance(temperature, Tensor):
             temperature = z.new_tensor(temperature)
-        inputs = z, temperature, weights, pairs, form, own, reduction != "none"
-        losses, count = _Chunks.apply(*inputs)  # type: ignore[no-untyped-call]  # torch has no type there
+        options = pairs, own, reduction != "none"
+        losses, count = _Chunks.apply(z, temperature, weights, *options)  # type: ignore[no-untyped-call]  # torch has no type there
     if reduction == "none":
         return losses
     total, count = processes.sum_of(losses, count)

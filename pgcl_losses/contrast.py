@@ -188,11 +188,8 @@ class PrototypeReweightedNCE(WeightedInfoNCE):
             raise ValueError(f"{name} must be {each}, but got {check.shown(given)}")
         heads = () if prototypes is None else (len(prototypes),)
         if assignments is not None:
-            check_assignments(assignments)
-            heads, num_prototypes = assignments[0].all_heads(), sum(heads)
-            if prototypes is not None and num_prototypes != sum(heads):
-                came = f"{num_prototypes}, but assignments are to {sum(heads)}"
-                raise ValueError(f"prototypes are {came}")
+            check_assignments(assignments, prototypes)
+            heads = assignments[0].all_heads()
             self.check_window(heads)
             clusters = [assignment.clusters for assignment in assignments]
         elif self._needs_clusters() and (clusters is None or self._by_target()):

@@ -63,7 +63,7 @@ def diagnostics(
     if not isinstance(assignments, Sequence) or len(assignments) == 0:
         expected, came = "PGCLTerms or a sequence of Assignments", type(source).__name__
         raise TypeError(f"source must be {expected}, but got {came}")
-    check_assignments(assignments)
+    check_assignments(assignments, prototypes)
     heads, dtype = assignments[0].all_heads(), computing_dtype(assignments[0].log_probs)
     if len(assignments[0].targets) == 0:
         raise ValueError("source must not be empty, but its assignments have no graphs")
@@ -74,9 +74,6 @@ def diagnostics(
     centers: Sequence[Tensor | None] = [None] * len(heads)
     if prototypes is not None:
         check.matrix("prototypes", prototypes, "[K, D]")
-        if len(prototypes) != sum(heads):
-            came = f"{len(prototypes)}, but assignments are to {sum(heads)}"
-            raise ValueError(f"prototypes are {came}")
         centers = unit_vectors(prototypes, torch.float64).split_with_sizes(heads)
     for h, head in enumerate(zip(clusters.unbind(-1), heads, centers, strict=True)):
         prefix = f"head{h}/" if len(heads) > 1 else ""
@@ -84,7 +81,9 @@ def diagnostics(
     return numbers
 
 
-def _numbers_of_head(clusters: Tensor, num_prototypes: int, prototypes: Tensor | None) -> dict[str, float]:
+def _numbers_of_head(
+    clusters: Tensor, num_prototypes: int, prototypes: Tensor | None
+) -> dict[str, float]:
     """Of clusters ``[V, N]``, and unit prototypes ``[K, D]``."""
     counts = cluster_counts(clusters.flatten(), num_prototypes).double()  # [K]
     fractions = counts / counts.sum()

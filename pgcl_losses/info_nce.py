@@ -16,7 +16,8 @@ from pgcl_losses.batch import Batch, Items, OverPositives, Queries, Reduction, b
 from pgcl_losses.chunks import Engine, loss_of_pairs
 from pgcl_losses.forms import Form
 from pgcl_losses.memory import LossWithMemory, Memory
-from pgcl_losses.rows import Listed, Pairs, PairWeight, Weights
+from pgcl_losses.rows import Inputs, Listed, Pairs
+from pgcl_losses.weights import Factors, Gaussian, Table
 from pgcl_losses.watch import Watch
 
 AnyNegatives = Literal["all", "cross", "memory", "given"]
@@ -37,13 +38,13 @@ class WeightedInfoNCE(LossModule):
     def loss_of_batch(
         self,
         batch: Batch,
-        weights: Weights | None = None,
-        pair_weight: PairWeight | None = None,
+        weights: Table | Factors | None = None,
+        pair_weight: Gaussian | None = None,
         hardness: float = 0.0,
         debias: float = 0.0,
     ) -> Tensor:
         """Say which pairs count and how, and compute the loss."""
-        processes, dtype = batch.processes, batch.embeddings.dtype
+        processes = batch.processes
         check.memory_of_negatives(self.negatives, 0 if batch.memory is None else 1)
         if self.decoupled and self.over_positives == "supcon":
             fix = "choose 'mean' or 'sum', or decoupled=False"
@@ -53,39 +54,30 @@ class WeightedInfoNCE(LossModule):
             if batch.negative_pairs is not None:
                 fix = "negative_pairs need negatives='given'"
             raise TypeError(f"negatives is {self.negatives!r}: {fix}")
-        positives = positive_weights = negative_pairs = same_label = None
-        if batch.positives is not None and batch.positive_weights is not None:
-            positives, order = Listed.by_query(*batch.positives)
-            positive_weights = batch.positive_weights[order]
-        if batch.negative_pairs is not None:
-            negative_pairs, _ = Listed.by_query(*batch.negative_pairs)
+        same_label = None
         if batch.items is not None:
             own = batch.items[: len(batch.embeddings)]
             same_label, _ = Listed.by_query(own, torch.arange(len(own), device=own.device))
-        with full_precision(batch.embeddings.device):
-            return loss_of_pairs(
-                Pairs(
-                    processes.lengths(),
-                    "all" if self.negatives == "given" else self.negatives,
-                    self.queries == "first",
-                    batch.items,
-                    positives,
-                    negative_pairs,
-                    batch.memory,
-                    batch.filled,
-                    weights,
-                    pair_weight,
-                    hardness,
-                    same_label,
-                ),
-                batch.embeddings,
-                processes.temperature(self.temperature, dtype),
-                positive_weights,
-                Form(self.over_positives, self.decoupled, debias),
-                self.reduction,
-                self.engine,
-                processes,
-            )
+        pairs = Pairs(
+            processes.lengths(),
+            "all" if self.negatives == "given" else self.negatives,
+            first_queries=self.queries == "first",
+            labels=batch.items,
+            same_label=same_label,
+            positives=batch.positives,
+            negative_pairs=batch.negative_pairs,
+            memory=batch.memory,
+            filled=batch.filled,
+            weights=weights,
+            pair_weight=pair_weight,
+            hardness=hardness,
+            form=Form(self.over_positives, self.decoupled, debias),
+        )
+        z = batch.embeddings
+        with full_precision(z.device):
+            temperature = processes.temperature(self.temperature, z.dtype)
+            inputs = Inputs(z, temperature, batch.positive_weights)
+            return loss_of_pairs(pairs, inputs, self.reduction, self.engine, processes)
 
 
 @with_options
@@ -218,21 +210,16 @@ class InfoNCE(WeightedInfoNCE, LossWithMemory):
         negative_pairs: Tensor | None = None,
     ) -> Tensor:
         """The loss of two views or more, of sets with items or positives, or of a batch."""
-        given: dict[str, Any] = {
-            "items": items,
-            "positives": positives,
-            "positive_weights": positive_weights,
-            "negative_pairs": negative_pairs,
-        }
-        batch, is_unit = batch_argument(views, [*given.values()]), self.similarity == "cosine"
+        given = items, positives, positive_weights, negative_pairs
+        batch, is_unit = batch_argument(views, given), self.similarity == "cosine"
         if batch is not None:
             if self.memory is not None or batch.is_unit != is_unit:
                 own = "a memory and a similarity of its own"
                 raise TypeError(f"a batch has {own}: call this InfoNCE with tensors")
             return self.loss_of_batch(batch, hardness=self.hardness, debias=self.debias)
         with self.agreement("forward", views) as agreed:
-            agreed.claims |= self._check(views, **given)
-        batch = Batch.from_views(views, agreed.processes, is_unit=is_unit, **given)
+            agreed.claims |= self._check(views, *given)
+        batch = Batch.from_views(views, agreed.processes, *given, is_unit=is_unit)
         batch = self.with_memory(batch)
         loss = self.loss_of_batch(batch, hardness=self.hardness, debias=self.debias)
         if self.memory is not None and self.moves_state(batch.embeddings):
@@ -245,12 +232,7 @@ class InfoNCE(WeightedInfoNCE, LossWithMemory):
         __call__ = forward
 
     def _check(
-        self,
-        views: Any,
-        items: Any,
-        positives: Any,
-        positive_weights: Any,
-        negative_pairs: Any,
+        self, views: Any, items: Any, positives: Any, weights: Any, negative_pairs: Any
     ) -> dict[str, object]:
         within = self.negatives in ("all", "given")
         differ = items is not None or positives is not None
@@ -258,7 +240,7 @@ class InfoNCE(WeightedInfoNCE, LossWithMemory):
         if not within:
             why = f", as negatives={self.negatives!r}"
         check.loss_views(views, 1 if within and differ else 2, differ, why)
-        claims = check.partners(views, self.queries, items, positives, positive_weights)
+        claims = check.partners(views, self.queries, items, positives, weights)
         if negative_pairs is not None:
             check.pairs("negative_pairs", negative_pairs, views, self.queries)
         check.temperature(self.temperature, views[0])

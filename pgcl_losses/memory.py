@@ -115,7 +115,7 @@ class LossWithMemory(LossModule):
             agreed.claims["items"] = items is not None
         is_unit = getattr(self, "similarity", "cosine") == "cosine"
         with torch.no_grad():
-            batch = Batch.from_views((embeddings,), agreed.processes, items=items, is_unit=is_unit)
+            batch = Batch.from_views((embeddings,), agreed.processes, items, is_unit=is_unit)
         memory.store_batch(batch, manually=True)
 
     def with_memory(self, batch: Batch) -> Batch:

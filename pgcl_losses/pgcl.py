@@ -191,15 +191,8 @@ class PGCLLoss(LossWithMemory):
         """The loss, its contrast and its consistency, and the batch."""
         with self.agreement("forward", views) as agreed:
             agreed.claims |= self._check(views, *given)
-        items, positives, positive_weights = given
-        batch = Batch.from_views(
-            views,
-            agreed.processes,
-            items=items,
-            positives=positives,
-            positive_weights=positive_weights,
-            dtype=computing_dtype(views[0], self.prototypes.weight),
-        )
+        dtype = computing_dtype(views[0], self.prototypes.weight)
+        batch = Batch.from_views(views, agreed.processes, *given, dtype=dtype)
         batch = self.prototypes(self.with_memory(batch))
         zero = batch.embeddings.new_zeros(())
         contrast = self.contrast(batch) if self.contrast_weight > 0 else zero

@@ -210,7 +210,11 @@ class SinkhornPrototypes(LossModule):
     def _by_head(self, function: Callable[[Tensor], Tensor], scores: Tensor) -> Tensor:
         """Apply a function to the columns of each head ``[..., K]``; the results lie side by side."""
         parts = scores.split_with_sizes(self.heads, -1)
-        return torch.cat([function(part) for part in parts], -1) if len(parts) > 1 else function(scores)
+        return (
+            torch.cat([function(part) for part in parts], -1)
+            if len(parts) > 1
+            else function(scores)
+        )
 
     def _unit_prototypes(self, dtype: torch.dtype) -> Tensor:
         """The prototypes at unit length ``[K, D]``, without gradient while frozen."""

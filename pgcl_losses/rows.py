@@ -9,32 +9,17 @@ torch.compile. `chunks` does the same for batches of any size, by the same three
 import itertools
 import math
 from collections.abc import Iterator
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from pgcl_losses._modes import can_be_read
 from pgcl_losses.forms import Form
+from pgcl_losses.weights import Factors, Gaussian, Table
 
 # The label of an embedding in the memory that was stored without one. A caller's labels differ.
 NO_LABEL = torch.iinfo(torch.int64).min
-
-
-class Weights(Protocol):
-    """The weights W_ij of negatives, by what is known of both embeddings."""
-
-    def rows(self, i: Tensor, j: Tensor) -> Tensor:
-        """log W ``[I, K]`` of queries I and keys K; -inf leaves a pair out."""
-
-
-class PairWeight(Protocol):
-    """Weights W_ij of negatives by the cosine of both embeddings, scaled to a mean of 1 by row."""
-
-    def rows(
-        self, i: Tensor, scores: Tensor, temperature: float | Tensor, filled: Tensor | None
-    ) -> Tensor:
-        """log W ``[I, K]`` of queries I and all embeddings, whose scores are cosines / temperature."""
 
 
 class Span(NamedTuple):
@@ -85,9 +70,10 @@ class Pairs(NamedTuple):
     negative_pairs: Listed | None = None  # in place of all other negatives
     memory: Tensor | None = None  # [B, D]
     filled: Tensor | None = None  # [M + B] bool, False for empty slots of the memory; None: all
-    weights: Weights | None = None
-    pair_weight: PairWeight | None = None
+    weights: Table | Factors | None = None  # of negatives, by what is known of both embeddings
+    pair_weight: Gaussian | None = None  # of negatives, by the cosine of a pair
     hardness: float = 0.0  # beta: weights e^(beta s / tau) of a mean of 1 over the negatives
+    form: Form = Form()  # the loss of a query, of its negatives and positives
     same_label: Listed | None = None  # the labels of the batch in order, and whose they are
 
     def num_embeddings(self) -> int:
@@ -113,6 +99,14 @@ class Pairs(NamedTuple):
         """
         beta = self.hardness
         return [(1.0, 1.0)] if beta == 0 else [(1.0, 1 + beta), (-1.0, beta)]
+
+
+class Inputs(NamedTuple):
+    """What has a gradient."""
+
+    z: Tensor  # [M, D] embeddings
+    temperature: Any  # a number or a Tensor []
+    weights: Tensor | None  # [P] of the listed positives
 
 
 class Rows(NamedTuple):
@@ -281,27 +275,18 @@ def add_log_weights(
     return logits
 
 
-def log_count_of(pairs: Pairs, form: Form, log_weights: Tensor) -> Tensor | None:
+def log_count_of(pairs: Pairs, log_weights: Tensor) -> Tensor | None:
     """Log of how many negatives each query has ``[I]``, where a formula needs it."""
-    if form.debias == 0 and pairs.hardness == 0:
+    if pairs.form.debias == 0 and pairs.hardness == 0:
         return None
     # On a CPU, numbers add up faster than bools.
     is_negative = torch.ne(log_weights, -math.inf, out=torch.empty_like(log_weights))
     return is_negative.sum(1).log()
 
 
-def row_losses(
-    pairs: Pairs,
-    rows: Rows,
-    z: Tensor,
-    temperature: float | Tensor,
-    weights: Tensor | None,
-    form: Form,
-) -> tuple[Tensor, Tensor | None]:
-    """The losses of some queries ``[I]``, and which have positives (None: all), in plain torch.
-
-    ``z``: embeddings ``[M, D]``; ``weights``: of the listed positives, in their order.
-    """
+def row_losses(pairs: Pairs, rows: Rows, inputs: Inputs) -> tuple[Tensor, Tensor | None]:
+    """The losses of some queries ``[I]``, and which have positives (None: all), in plain torch."""
+    z, temperature, weights = inputs
     keys = torch.cat([pairs.keys(z, numbers) for numbers in rows.keys])
     scores = z[rows.queries.slice()] @ keys.T / temperature  # [I, K]
     others = partners(pairs, rows, scores, weights)
@@ -310,7 +295,7 @@ def row_losses(
             log_w = add_log_weights(
                 pairs, rows, torch.zeros_like(scores), others, scores.detach(), temperature
             )
-            log_count = log_count_of(pairs, form, log_w)
+            log_count = log_count_of(pairs, log_w)
             none = (log_w == -math.inf).all(1)
         log_s: Any = log_count if pairs.hardness > 0 else 0.0
         for sign, scale in pairs.log_sum_terms():
@@ -322,7 +307,7 @@ def row_losses(
         query, key = pairs.negative_pairs
         logits = (z[query] * z[key]).sum(1) / temperature
         log_s, log_count = (x[rows.queries.slice()] for x in log_sums_of_list(pairs, query, logits))
-    return form(log_s, others.scores(scores), others.weights, temperature, log_count)
+    return pairs.form(log_s, others.scores(scores), others.weights, temperature, log_count)
 
 
 def log_sums_of_list(pairs: Pairs, query: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
@@ -357,10 +342,17 @@ def all_rows(pairs: Pairs, chunk: int | None, own: list[Span] | None = None) -> 
     if within and own is None:
         queries = [Span(0, queries[-1].stop)]  # sets make no difference
     is_clip = not has_query_set and len(sets) == len(queries) == 2 and own is None
-    if is_clip and pairs.memory is None and pairs.weights is None and count * sets[0].stop <= (chunk or 0):
+    if (
+        is_clip
+        and pairs.memory is None
+        and pairs.weights is None
+        and count * sets[0].stop <= (chunk or 0)
+    ):
         yield Rows(Span(0, count), [sets[1]], None, False, True)
         return
     for a, some in enumerate(queries):
+        if some.length() == 0:
+            continue
         keys = [Span(0, count)]
         if not has_query_set:
             keys = [x for b, x in enumerate(sets) if b != a]

@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -39,15 +39,6 @@ _TEXTS = {
     "them apart (the consistency is {:.0%} of log K). Initialise the prototypes from embeddings, "
     "before training: pgcl.prototypes.start_from_(embeddings)",
 }
-
-
-class Prototypes(Protocol):
-    """What is read of the prototypes: :class:`~pgcl_losses.SinkhornPrototypes` has it."""
-
-    weight: Tensor  # [K, D]
-    heads: tuple[int, ...]
-    queue_size: int
-    freeze_steps: int
 
 
 class Watch:
@@ -106,7 +97,7 @@ class Watch:
             values = mean_cosine(batch.embeddings), consistency_ratio(*of_views, batch.heads)
             self._measure("collapse", 7, lambda cos, of_log: cos > 0.9 and of_log > 0.95, *values)
 
-    def _check_motion(self, prototypes: Prototypes) -> None:
+    def _check_motion(self, prototypes: Any) -> None:
         """How far the optimizer has moved the prototypes, once it had the time."""
         directions = unit_vectors(prototypes.weight, torch.float32)
         first, start = self.start = self.start or (self.steps, directions)

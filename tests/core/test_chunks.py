@@ -27,6 +27,7 @@ from pgcl_losses import InfoNCE, chunks, rows
 from pgcl_losses.chunks import loss_of_pairs
 from pgcl_losses.distributed import Processes
 from pgcl_losses.forms import Form
+from pgcl_losses.rows import Inputs
 
 pytestmark = few_graphs
 close = functools.partial(torch.testing.assert_close, rtol=1e-8, atol=1e-8)
@@ -55,7 +56,9 @@ def as_on(readable):
         }
     ),
 )
-def test_losses_and_gradients(problem, temperature, engine, chunk, learned, readable, reduction, form):
+def test_losses_and_gradients(
+    problem, temperature, engine, chunk, learned, readable, reduction, form
+):
     """By embeddings, weights of positives and the temperature."""
     pairs = problem.pairs
     is_unit = problem.z.norm(dim=1).max() < 1.1
@@ -69,11 +72,8 @@ def test_losses_and_gradients(problem, temperature, engine, chunk, learned, read
     losses, exist = oracle.info_nce(**for_oracle(problem, z, weights), **form, temperature=tau)
     with in_chunks(chunk), as_on(readable):
         ours = loss_of_pairs(
-            pairs,
-            z,
-            tau if learned else temperature,
-            weights,
-            Form(**form),
+            pairs._replace(form=Form(**form)),
+            Inputs(z, tau if learned else temperature, weights),
             reduction,
             engine,
             Processes([(length,) for length in pairs.lengths]),

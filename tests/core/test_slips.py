@@ -27,6 +27,8 @@ def with_pairs(pairs, weights=None):
 Z1 = torch.linspace(-1, 1, N * D).view(N, D).sin()
 Z2 = torch.linspace(1, 2, N * D).view(N, D).cos()
 BATCH = Batch(Processes([(N,), (N,)]), torch.cat([Z1, Z2]))
+
+
 class Edges(torch.Tensor):
     """A subclass of Tensor, as PyG's EdgeIndex is one: its values are checked as well."""
 
@@ -163,7 +165,12 @@ VALUE_ERRORS = [
     ("with_pairs((pair + 8).as_subclass(Edges))", "positives", "0 to 15", "[10, 17]"),
     ("nce()(z1, z2, items=(y - 1).as_subclass(Edges))", "items", "-1 or -100"),
     *(
-        (f"with_pairs(pair, {weight} * torch.ones(1).double())", "positive_weights", "0 or from 1e-30", came)
+        (
+            f"with_pairs(pair, {weight} * torch.ones(1).double())",
+            "positive_weights",
+            "0 or from 1e-30",
+            came,
+        )
         for weight, came in (("-1", "-1.0"), ("1e-39", "1e-39"), ("1e-60", "1e-60"), ("nan", "nan"))
     ),
     ("given(z1, z2, negative_pairs=pair + 7)", "negative_pairs", "0 to 15", "[9, 16]"),

@@ -164,7 +164,7 @@ def any_pairs(draw):
             weights,
             pair_weight,
             draw(st.sampled_from([0.0, 0.5, 3.0])) if is_plain else 0.0,
-            Listed(of_batch.values, of_batch.indices) if has_items else None,
+            same_label=Listed(of_batch.values, of_batch.indices) if has_items else None,
         ),
         positive_weights,
     )
@@ -205,7 +205,9 @@ def for_oracle(problem, z, positive_weights):
         "listed": listed(
             None if pairs.positives is None else torch.stack(pairs.positives), positive_weights
         ),
-        "negative_pairs": [] if listed_negatives is None else torch.stack(listed_negatives).T.tolist(),
+        "negative_pairs": []
+        if listed_negatives is None
+        else torch.stack(listed_negatives).T.tolist(),
     }
 
 
