@@ -4,7 +4,7 @@ python -m benchmarks.gpu
 python -m benchmarks.gpu --device cpu --sizes 64   # a dry run on a CPU
 
 - `errors`: relative errors of value and gradient, against `dense` in float64 on the same device.
-- `gpu`: forward and backward in time and, on a GPU, peak memory. The ratio is to `blocks`.
+- `gpu`: forward and backward in time and, on a GPU, peak memory. The ratio is to `chunks`.
 
 "uniform" is the InfoNCE between two views, which `torch.nn.functional.linear_cross_entropy` gives
 in two calls. What does not fit into memory is named, and the others are measured.
@@ -27,7 +27,7 @@ from .measure import Row, Step, count
 from .peers import TAU
 
 DIM, NUM_PROTOTYPES = 128, 10
-ENGINES = ("blocks", "dense")
+ENGINES = ("chunks", "dense")
 KINDS: dict[str, dict[str, Any]] = {
     "uniform": {"weighting": "uniform", "exclude_same_cluster": False, "negatives": "cross"},
     "table": {"weighting": "prototype"},
@@ -85,7 +85,7 @@ def times(args: Namespace) -> Iterator[list[Row]]:
             ("gpu", f"N={num} D={DIM}", f"{kind}, {precision}"),
             steps,
             args,
-            "blocks",
+            "chunks",
             needs={"dense": needed, "linear_cross_entropy": needed},
             with_peak=steps if args.device.startswith("cuda") else (),
             seconds=SECONDS_PER_LOSS,

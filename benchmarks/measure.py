@@ -295,7 +295,7 @@ def compare(
         try:
             if needed > available_bytes(args.device):
                 raise MemoryError(f"it needs about {needed / 2**30:.1f} GiB")
-            run()  # compiles what compiles; memories get their buffers
+            run()  # compiles what compiles
             if name in with_peak:
                 peak = peak_mib(run, args.device)
                 peaks.append(row(where[0], name, *where[1:], "peak MiB", peak))

@@ -19,7 +19,8 @@ ROOT = Path(__file__).parents[1]
 # In the order of drawing: color, line, marker.
 LOOKS = {
     "dense": ("#1f77b4", "-", "o"),
-    "blocks": ("#d62728", "-", "s"),
+    "chunks": ("#d62728", "-", "s"),
+    "blocks": ("#d62728", "-", "s"),  # the engine before "chunks", which older records hold
     "torch.compile of dense": ("#17becf", "--", "^"),
     "PyGCL's InfoNCE": ("#ff7f0e", "--", "v"),
     "pytorch-metric-learning's NTXentLoss": ("#2ca02c", "--", "P"),

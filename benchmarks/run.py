@@ -78,7 +78,7 @@ def contrast_losses(
     num, dense = len(clusters[0]), 5 if mode == "sample" else 4
 
     losses: dict[str, tuple[Loss, int]] = {}
-    for engine in ("dense", "blocks"):
+    for engine in ("dense", "chunks"):
         loss = PrototypeReweightedNCE(engine=engine, **MODES[mode])
         losses[engine] = (partial(loss, **inputs), dense if engine == "dense" else 0)
     compiled = torch.compile(PrototypeReweightedNCE(engine="dense", **MODES[mode]))
@@ -129,18 +129,18 @@ def contrast(args: argparse.Namespace) -> Iterator[list[Row]]:
 
 
 def options(args: argparse.Namespace) -> Iterator[list[Row]]:
-    """Forward and backward of the contrast by blocks, with one option changed at a time."""
+    """Forward and backward of the contrast by chunks, with one option changed at a time."""
     num = args.options_at
     views, steps = measure.sets_of(num, num, dim=DIM, device=args.device), {}
     for name, (num_prototypes, changed) in OPTIONS.items():
         prototypes = SinkhornPrototypes(DIM, num_prototypes).to(args.device)
         with torch.no_grad():
             assignments = prototypes(*views)
-        loss = PrototypeReweightedNCE(engine="blocks", **changed)
+        loss = PrototypeReweightedNCE(engine="chunks", **changed)
         inputs = {"assignments": assignments, "prototypes": prototypes.weight.detach()}
         steps[name] = measure.step_of(partial(loss, **inputs), *views)
     times = measure.time_in_turn(steps, args.rounds)
-    yield measure.rows("options", f"N={num} D={DIM}", "blocks", times, "default")
+    yield measure.rows("options", f"N={num} D={DIM}", "chunks", times, "default")
 
 
 BENCHMARKS = {"step": step, "contrast": contrast, "options": options}

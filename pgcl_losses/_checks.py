@@ -1,4 +1,4 @@
-"""Input checks: each error names the argument, its value and the expected values."""
+"""Checks of input: each error names the argument, what came, and what was expected."""
 
 import sys
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ _LARGEST = sys.float_info.max
 
 
 def shown(value: Any) -> str:
-    """A value and its type on one line; of a matrix the shape."""
+    """A value with its type, on one line; for a matrix its shape."""
     if isinstance(value, Tensor) and value.dim() > 0:
         return f"a Tensor of shape {tuple(value.shape)}"
     return f"{' '.join(repr(value).split()):.60} ({type(value).__name__})"
@@ -24,7 +24,7 @@ def shown(value: Any) -> str:
 def number(
     name: str, value: Any, *, expected: str, lowest: float = 0.0, highest: float = _LARGEST
 ) -> float:
-    """A finite number between two bounds, which ``expected`` describes."""
+    """Check a finite number between two bounds, which ``expected`` describes."""
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name} must be {expected}, but got {shown(value)}")
     if value < lowest or not value <= highest:  # also a NaN
@@ -32,7 +32,8 @@ def number(
     return float(value)
 
 
-# 1/temperature and 1/epsilon multiply cosines in float32; down to here they stay finite.
+# Cosines are multiplied by 1 / temperature and 1 / epsilon in float32: within these bounds the
+# products stay finite.
 scale = partial(
     number, expected="a finite number of at least 1e-30, at most 1e30", lowest=1e-30, highest=1e30
 )
@@ -41,7 +42,7 @@ fraction = partial(number, expected="a number from 0 to 1", highest=1.0)
 
 
 def temperature(value: float | Tensor, z: Tensor) -> None:
-    """A tensor may change between calls; on a GPU it is not read."""
+    """Check a temperature that is a tensor, which may change between calls; a GPU's is not read."""
     if isinstance(value, Tensor):
         device("temperature", value, "z1", z)
         if can_be_read(value.detach()):
@@ -49,7 +50,7 @@ def temperature(value: float | Tensor, z: Tensor) -> None:
 
 
 def count(name: str, value: Any, minimum: int) -> int:
-    """A whole number of at least ``minimum``."""
+    """Check a whole number of at least ``minimum``."""
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise TypeError(f"{name} must be a whole number, but got {shown(value)}")
     if value < minimum:
@@ -58,7 +59,7 @@ def count(name: str, value: Any, minimum: int) -> int:
 
 
 def matrix(name: str, value: Any, shape: str) -> None:
-    """A floating-point matrix with at least one column."""
+    """Check a floating-point matrix with at least one column."""
     if not isinstance(value, Tensor):
         raise TypeError(f"{name} must be a Tensor of shape {shape}, but got {type(value).__name__}")
     if value.dim() != 2:
@@ -78,7 +79,7 @@ def matrices(
     shape: str = "[N, D]",
     lengths_may_differ: bool = False,
 ) -> None:
-    """Named matrices with one dtype, device and number of columns, and mostly one number of rows."""
+    """Check that named matrices have one dtype, device and shape; perhaps lengths may differ."""
     first_name, first = named[0]
     matrix(first_name, first, shape)
     start = 1 if lengths_may_differ else 0
@@ -96,7 +97,7 @@ def matrices(
 
 
 def _items(items: Any, sets: Sequence[Tensor]) -> None:
-    """Items of sets ``[N_a, D]``: one tensor for each set, or one for all sets."""
+    """Check the items of sets ``[N_a, D]``: a tensor for each set, or one tensor for all sets."""
     given = [items] * len(sets) if isinstance(items, Tensor) else items
     if not isinstance(given, Sequence) or [x for x in given if isinstance(x, (Real, str))]:
         expected = "a Tensor of shape [N], or a sequence of Tensors with one for each set"
@@ -116,7 +117,7 @@ def _items(items: Any, sets: Sequence[Tensor]) -> None:
 def loss_views(
     views: Sequence[Any], fewest: int, lengths_may_differ: bool = False, why: str = ""
 ) -> None:
-    """Views of the same graphs or, if their lengths may differ, sets of embeddings."""
+    """Check views of the same graphs or, if their lengths may differ, sets of embeddings."""
     if len(views) < fewest:
         hint = ": unpack a list or a stack by *views, torch.cat of two views by *z.chunk(2)"
         expected = f"{('one', 'two')[fewest - 1]} or more Tensors of shape [N, D]{why}"
@@ -126,7 +127,7 @@ def loss_views(
 
 
 def _positives(value: Any, weights: Any, sets: Sequence[Tensor], queries: str) -> None:
-    """Pairs of positions, with a weight each ``[P]``."""
+    """Check listed positives, with a weight for each pair ``[P]``."""
     if value is not None:
         pairs("positives", value, sets, queries)
     if weights is None:
@@ -159,7 +160,7 @@ def partners(
 
 
 def pairs(name: str, value: Any, sets: Sequence[Tensor], queries: str) -> None:
-    """Positions of queries and keys in the concatenated sets, ``[2, P]``."""
+    """Check listed pairs ``[2, P]``: positions of queries and keys in the concatenated sets."""
     _integers(name, value, "[2, P]", "z1", sets[0])
     if value.dim() != 2 or value.shape[0] != 2:
         raise ValueError(f"{name} must have shape [2, P], but got {tuple(value.shape)}")
@@ -182,7 +183,7 @@ def memory_of_negatives(negatives: str, memory_size: int) -> None:
 
 
 def prototypes(name: str, value: Tensor, z_name: str, z: Tensor, maker: str = "") -> None:
-    """Prototypes ``[K, D]`` of the dimension of embeddings z; ``maker`` is their class."""
+    """Check that prototypes ``[K, D]`` have the dimension of embeddings; ``maker``: their class."""
     if hasattr(value, "full_tensor"):  # a DTensor
         raise TypeError(
             f"{name} is sharded (a DTensor): leave it out of fully_shard with ignored_params, or "
@@ -201,7 +202,7 @@ def device(name: str, value: Tensor, other_name: str, other: Tensor) -> None:
 
 
 def _integers(name: str, value: Any, shape: str, z_name: str, z: Tensor) -> None:
-    """An int64 tensor on the device of z; ``shape`` appears in the message."""
+    """Check an int64 tensor on the device of z; ``shape`` appears in the message."""
     if not isinstance(value, Tensor):
         raise TypeError(f"{name} must be a Tensor of shape {shape}, but got {type(value).__name__}")
     if value.dtype != torch.long:
@@ -211,7 +212,7 @@ def _integers(name: str, value: Any, shape: str, z_name: str, z: Tensor) -> None
 
 
 def clusters(name: str, value: Any, z_name: str, z: Tensor, heads: Sequence[int] = ()) -> None:
-    """One cluster number for each embedding and head; in range, where heads are known."""
+    """Check a cluster number for each embedding and head, and its range where heads are known."""
     columns = (len(heads),) if len(heads) > 1 else ()
     shape = f"[N, {len(heads)}], a column for each head," if columns else "[N]"
     _integers(name, value, shape, z_name, z)
@@ -220,7 +221,7 @@ def clusters(name: str, value: Any, z_name: str, z: Tensor, heads: Sequence[int]
     if value.shape[0] != z.shape[0]:
         lengths = f"{len(value)} but {z_name} has {len(z)}"
         raise ValueError(f"{name} has length {lengths}: there must be one for each embedding")
-    # A GPU and a compiled graph report an index out of range by themselves.
+    # On a GPU, and in a compiled graph, torch itself reports an index that is out of range.
     if value.shape[0] == 0 or not heads or not can_be_read(value):
         return
     for num_prototypes, of_head in zip(heads, value.view(len(value), -1).unbind(1), strict=False):

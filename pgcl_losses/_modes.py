@@ -1,4 +1,4 @@
-"""How this code runs: eagerly, traced or captured, and whether Python may read values."""
+"""How this code runs: eagerly, traced or captured; and whether Python may read values."""
 
 import torch
 from torch import Tensor

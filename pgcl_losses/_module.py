@@ -1,4 +1,4 @@
-"""The base of all modules: checked options, and agreement between processes."""
+"""The base class of all modules: checked options, and agreement between processes."""
 
 import difflib
 import functools
@@ -18,7 +18,7 @@ from pgcl_losses.distributed import Agreement, count_ranks
 Function = TypeVar("Function", bound=Callable[..., Any])
 Module = TypeVar("Module", bound="LossModule")
 
-# Names in papers and other libraries for each argument.
+# How papers and other libraries call each argument.
 _OTHER_NAMES = {
     "temperature": "tau temp T",
     "num_prototypes": "K n_clusters num_clusters",
@@ -38,10 +38,10 @@ _HINTS = {
 
 
 def called_by_all(call: str) -> Callable[[Function], Function]:
-    """Of a method that all processes call: wrong arguments of one are an error of all.
+    """Decorate a method that all processes call: wrong arguments of one are an error of all.
 
-    If processes exchange data, a compiler does not trace it: it would trace it again for each
-    number of embeddings in each process.
+    Where processes exchange data, a compiler does not trace the method: it would trace it again for
+    each number of embeddings in each process.
     """
 
     def decorate(method: Any) -> Any:
@@ -65,7 +65,7 @@ def called_by_all(call: str) -> Callable[[Function], Function]:
                             f"{takes} by position and {options} by name, but got {came}"
                         )
             if torch.compiler.is_compiling() and self.is_distributed():
-                # The message is in the error of fullgraph=True.
+                # With fullgraph=True this message is in the error.
                 torch._dynamo.graph_break(msg="collectives must not be traced")
                 return torch.compiler.disable(method)(self, *args, **given)  # type: ignore[no-untyped-call]  # torch has no type there
             return method(self, *args, **given)
@@ -79,13 +79,13 @@ def called_by_all(call: str) -> Callable[[Function], Function]:
 class LossModule(nn.Module):
     """A module whose options are checked whenever they are assigned, and shown by its repr.
 
-    With several processes it computes one result over the batches of all of them, as ``gather`` and
-    ``process_group`` say. A module that is given a :class:`~pgcl_losses.Batch` checks nothing: the
-    module that made the batch has done so.
+    With several processes it computes one result over the batches of all of them, unless ``gather``
+    and ``process_group`` say otherwise. A module that is called with a
+    :class:`~pgcl_losses.Batch` checks nothing: the module that made the batch has checked it.
     """
 
     options: ClassVar[dict[str, Check]]
-    fixed: ClassVar[frozenset[str]] = frozenset()  # what cannot change
+    fixed: ClassVar[frozenset[str]] = frozenset()  # the options that cannot change
 
     gather: bool = True
     process_group: Group = None
@@ -93,7 +93,7 @@ class LossModule(nn.Module):
     def __new__(cls: type[Module], *args: Any, **options: Any) -> Module:
         check_arguments(cls.__name__, cls.__init__, options, args)
         module: Module = super().__new__(cls)
-        nn.Module.__init__(module)  # before the constructor, which is a dataclass's
+        nn.Module.__init__(module)  # the constructor, which a dataclass writes, does not call it
         return module
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -116,13 +116,13 @@ class LossModule(nn.Module):
         super().__setattr__(name, value)
 
     def extra_repr(self) -> str:
-        own = {name: getattr(self, name) for name in self.options if name not in COMMON}
-        own |= {} if self.gather else {"gather": False}
-        kinds = {name: type(x).__name__ for name, x in own.items() if isinstance(x, Tensor)}
-        return ", ".join(f"{name}={kinds.get(name, repr(x))}" for name, x in own.items())
+        shown = {name: getattr(self, name) for name in self.options if name not in COMMON}
+        shown |= {} if self.gather else {"gather": False}
+        kinds = {name: type(x).__name__ for name, x in shown.items() if isinstance(x, Tensor)}
+        return ", ".join(f"{name}={kinds.get(name, repr(x))}" for name, x in shown.items())
 
     def all_options(self) -> dict[str, Any]:
-        """The class and the options of this module and of those in it."""
+        """The class and the options of this module and of the modules in it."""
         values: dict[str, Any] = {}
         for path, module in self.named_modules():
             values[f"{path}.type".lstrip(".")] = type(module).__name__
@@ -146,11 +146,11 @@ class LossModule(nn.Module):
         return Agreement(claims, sets, state, num_ranks, self.process_group)
 
     def moves_state(self, embeddings: Tensor) -> bool:
-        """Whether a forward is a training step; a function that is transformed has no state."""
+        """Whether a forward is a training step. Under transforms a function moves no state."""
         return self.training and torch.is_grad_enabled() and not is_transformed(embeddings)
 
     def is_distributed(self) -> bool:
-        """Whether other processes hold portions of the same batch."""
+        """Whether other processes hold parts of the same batch."""
         return self.gather and count_ranks(self.process_group) > 1
 
 
@@ -159,7 +159,7 @@ def _options_of(module: nn.Module) -> Mapping[str, Check]:
 
 
 def check_arguments(owner: str, function: Any, given: Mapping[str, Any], args: Any = ()) -> Any:
-    """An error for arguments that a constructor or a call does not have."""
+    """Raise an error for arguments that a constructor or a call does not have."""
     has = inspect.getfullargspec(function)
     if has.kwonlyargs and not has.varargs and len(args) >= len(has.args):
         option, came = has.kwonlyargs[0], _checks.shown(args[len(has.args) - 1])
@@ -172,7 +172,7 @@ def check_arguments(owner: str, function: Any, given: Mapping[str, Any], args: A
 
 
 def _hint(name: str, names: Sequence[str], is_wrong: bool) -> str:
-    """A hint for a name that is not among these; empty if it may be the caller's own."""
+    """A hint for a name that is not among these; empty if the name may be the caller's own."""
     if name in names:
         return ""
     meant = [right for right, others in _OTHER_NAMES.items() if name in others.split()]

@@ -1,4 +1,4 @@
-"""Unit embeddings, in the precision in which losses are computed."""
+"""Embeddings of unit length, and the precision in which losses are computed."""
 
 import math
 from contextlib import AbstractContextManager, nullcontext
@@ -9,11 +9,11 @@ from torch import Tensor
 
 from pgcl_losses._modes import is_transformed
 
-_SHORTEST = 1e-12  # F.normalize's own bound
+_SHORTEST = 1e-12  # the bound of F.normalize
 
 
 def computing_dtype(*tensors: Any) -> torch.dtype:
-    """float32, or float64 where one of the tensors is; some may be None."""
+    """float32, or float64 where one of the tensors has it. Some of them may be None."""
     is_double = torch.float64 in [x.dtype for x in tensors if x is not None]
     return torch.float64 if is_double else torch.float32
 
@@ -26,11 +26,12 @@ def full_precision(device: torch.device) -> AbstractContextManager[object]:
 
 
 def unit_vectors(z: Tensor, dtype: torch.dtype) -> Tensor:
-    """L2-normalise vectors ``[..., D]``, computed in that dtype.
+    """L2-normalise vectors ``[..., D]``; the dtype is the one of computation and result.
 
-    Like `F.normalize`, except for vectors shorter than 1e-12, which have no meaningful direction:
-    they become zero without gradient. The gradient of F.normalize is 1e12 times as long there.
-    Vectors whose squares overflow (in float32 from 1e19 on) become zero, as in F.normalize.
+    This is `F.normalize`, except for vectors shorter than 1e-12. They have no meaningful direction,
+    and become zero without gradient; the gradient of F.normalize is 1e12 times as long there.
+    Vectors whose squares overflow (in float32 from norms of 1e19 on) become zero, as in
+    F.normalize.
     """
     z = z.to(dtype)
     if torch.compiler.is_compiling() or is_transformed(z):
@@ -40,13 +41,13 @@ def unit_vectors(z: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _by_operations(z: Tensor) -> Tensor:
-    # Not vector_norm, whose second derivative is NaN at 0, nor rsqrt, whose backward cubes 1 / |z|.
+    # vector_norm would have a second derivative of NaN at 0, and rsqrt's backward cubes 1 / |z|.
     squares = (z * z).sum(-1, keepdim=True)
     return z * torch.threshold(squares, _SHORTEST**2, math.inf).sqrt().reciprocal()
 
 
 class _UnitVectors(torch.autograd.Function):
-    """The same in fewer operations, four and five: of small batches each takes its launch."""
+    """The same in fewer operations, which take most of the time of a small batch."""
 
     @staticmethod
     def forward(ctx: Any, z: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Options of modules: declared by name, type, check and default, each in one line of a class."""
+"""Options of modules: one line of a class declares the name, type, check and default of each."""
 
 import inspect
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ from typing_extensions import dataclass_transform  # torch requires it
 from pgcl_losses import _checks as check
 from pgcl_losses._modes import is_transformed
 
-Check = Callable[[str, Any], Any]  # of the name and the value of an option
+Check = Callable[[str, Any], Any]  # takes the name and the value of an option
 Module = TypeVar("Module", bound=nn.Module)
 
 COMMON = ("gather", "process_group")  # options of all modules, the last in a signature
@@ -22,7 +22,7 @@ COMMON = ("gather", "process_group")  # options of all modules, the last in a si
 
 @dataclass_transform(kw_only_default=True, eq_default=False, field_specifiers=(field,))
 def with_options(module: type[Module]) -> type[Module]:
-    """A module whose annotated attributes are its options: a dataclass, with its constructor.
+    """Make the annotated attributes of a module its options, as a dataclass does its fields.
 
     The type of an option says how it is checked whenever it is assigned.
     """
@@ -31,7 +31,7 @@ def with_options(module: type[Module]) -> type[Module]:
     made.options = {name: kinds[name][1] for name in sorted(kinds, key=COMMON.__contains__)}
     for name in kinds.keys() & vars(module).keys():
         delattr(module, name)  # a default of the class would hide a Parameter
-    # As help() shows it: without checks, and the common options last.
+    # help() shows the signature without checks, and with the common options at the end.
     signature = inspect.signature(made.__init__)
     ordered = sorted(signature.parameters.values(), key=lambda option: option.name in COMMON)
     shown = [x.replace(annotation=kinds.get(x.name, [x.annotation])[0]) for x in ordered]
@@ -40,7 +40,7 @@ def with_options(module: type[Module]) -> type[Module]:
 
 
 def _type_and_check(kind: Any) -> tuple[Any, Check]:
-    """The plain type of an option, and its check: ``Annotated`` has both."""
+    """The plain type of an option, and its check; ``Annotated`` holds both."""
     if get_origin(kind) is Annotated:
         return kind.__origin__, kind.__metadata__[0]
     if kind is bool or get_origin(kind) is Literal:
@@ -49,7 +49,7 @@ def _type_and_check(kind: Any) -> tuple[Any, Check]:
 
 
 def temperature(name: str, value: Any) -> float | Tensor:
-    """A number, or a tensor of one, whose value is checked later."""
+    """Check a number, or a tensor with one number, whose value is checked later."""
     if not isinstance(value, Tensor):
         return check.scale(name, value)
     if value.dim() != 0:
@@ -66,14 +66,14 @@ def temperature(name: str, value: Any) -> float | Tensor:
 
 
 def counts(name: str, value: Any, minimum: int, expected: str) -> tuple[int, ...]:
-    """One or more whole numbers of at least ``minimum``, which ``expected`` describes."""
+    """Check one or more whole numbers of at least ``minimum``, which ``expected`` describes."""
     if not isinstance(value, Sequence) or isinstance(value, str) or len(value) == 0:
         raise TypeError(f"{name} must be {expected}, but got {check.shown(value)}")
     return tuple([check.count(f"{name}[{i}]", size, minimum) for i, size in enumerate(value)])
 
 
 def heads(name: str, value: Any) -> int | tuple[int, ...]:
-    """A number of prototypes, or several: one for each head."""
+    """Check a number of prototypes, or several numbers, one for each head."""
     if isinstance(value, Integral):
         return check.count(name, value, minimum=1)
     heads = counts(name, value, 1, "a whole number, or a sequence of them with one for each head")
@@ -81,7 +81,7 @@ def heads(name: str, value: Any) -> int | tuple[int, ...]:
 
 
 def window(name: str, value: Any) -> tuple[int, int] | None:
-    """Positions ``(first, end)`` in an assignment, without ``end`` itself; None for all."""
+    """Check positions ``(first, end)`` in an assignment, of which ``end`` is not one; or None."""
     if value is None:
         return None
     bounds = counts(name, value, 0, "None or two positions (first, end)")

@@ -8,7 +8,7 @@ NOT_THE_USER = {"pgcl_losses", "torch"}
 
 
 def warn(message: str) -> None:
-    """A warning that points to the user's own line."""
+    """Warn, and point to the line of the user that called this package."""
     level, frame = 1, sys._getframe()
     while frame.f_back is not None:
         package = frame.f_globals.get("__name__", "").partition(".")[0]

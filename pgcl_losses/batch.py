@@ -1,4 +1,4 @@
-"""The batch that the modules of a loss pass to each other."""
+"""The batch that the modules of a loss pass to each other, and the assignments of one view."""
 
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
@@ -22,8 +22,9 @@ Items = Tensor | Sequence[Tensor]  # one tensor for all sets, or one for each
 class Assignment(NamedTuple):
     """The assignment of the samples of one view to the prototypes.
 
-    The columns of several heads lie side by side, see ``targets.split(heads, dim=1)``. In each head
-    rows sum to 1, and clusters are numbered from 0. Without ``heads`` there is one.
+    The columns of several heads lie side by side: ``targets.split(heads, dim=1)`` separates them.
+    In each head rows sum to 1, and clusters are numbered from 0. Without ``heads`` there is one
+    head.
     """
 
     log_probs: Tensor  # [N, K] log p, the prediction, with gradient
@@ -33,26 +34,26 @@ class Assignment(NamedTuple):
     ranking: Tensor | None = None  # [N, K] orders clusters as q does, without underflow
 
     def all_heads(self) -> tuple[int, ...]:
-        """How many prototypes each head has, also of a single head."""
+        """How many prototypes each head has, also if there is a single head."""
         return self.heads or (self.targets.shape[1],)
 
 
 class PGCLTerms(NamedTuple):
-    """The loss, its two terms and the assignments."""
+    """The loss of PGCL with its two terms and the assignments, to log them."""
 
     loss: Tensor
-    contrast: Tensor
-    consistency: Tensor
-    assignments: tuple[Assignment, ...]  # of each view
-    mean_cosine: Tensor  # of two embeddings
+    contrast: Tensor  # 0 if its weight is 0
+    consistency: Tensor  # 0 if its weight is 0
+    assignments: tuple[Assignment, ...]  # one for each view
+    mean_cosine: Tensor  # the mean cosine of two different embeddings
 
 
 class Batch(NamedTuple):
-    """The embeddings of all sets, of all processes that hold a batch together, and of a memory.
+    """The embeddings of all views or sets, of all processes that hold a batch, and of a memory.
 
-    Sets lie one after the other, and those of a memory behind: ``[M + B]``.
-    :class:`SinkhornPrototypes` fills the fields from ``prototypes`` to ``ranking``. Each loss takes
-    a batch in place of tensors.
+    The sets lie one after the other, and the memory behind them: ``[M + B]``. Every loss takes a
+    batch in place of tensors. :class:`SinkhornPrototypes` fills the fields from ``prototypes`` to
+    ``ranking``.
     """
 
     processes: Processes
@@ -66,9 +67,9 @@ class Batch(NamedTuple):
     clusters: Tensor | None = None  # [M + B, H] numbered from 0 in each head
     heads: tuple[int, ...] = ()  # how many of the K prototypes each head has
     ranking: Tensor | None = None  # [M + B, K] orders clusters as q does, without underflow
-    positives: Listed | None = None  # [P] pairs (query, key) among the M; queries of this process
+    positives: Listed | None = None  # [P] pairs of the M, whose queries are this process's own
     positive_weights: Tensor | None = None  # [P]
-    negative_pairs: Listed | None = None  # [P] pairs, as the positives
+    negative_pairs: Listed | None = None  # [P] pairs of the same kind
     is_unit: bool = True  # whether embeddings and memory are of unit length
 
     @classmethod
@@ -84,11 +85,12 @@ class Batch(NamedTuple):
         is_unit: bool = True,
         dtype: torch.dtype | None = None,
     ) -> "Batch":
-        """Gather views (or sets) and labels from all processes. The inputs are checked already.
+        """Gather views (or sets) and items from all processes. The inputs are checked already.
 
-        Pairs are listed by positions in the sets of this process, and stay there: their queries are
-        its own. ``is_unit``: whether embeddings are normalised. ``dtype``: in which the loss is
-        computed; by default float64 if the views are, else float32.
+        Pairs are listed by positions in the sets of this process. They are not gathered, since each
+        process computes the losses of its own queries. ``is_unit``: whether embeddings are
+        normalised. ``dtype``: the dtype in which the loss is computed; by default float64 if the
+        views have it, else float32.
         """
         device, dtype = views[0].device, dtype or computing_dtype(views[0])
         if items is not None or positives is not None:  # sets may have different lengths
@@ -118,7 +120,7 @@ class Batch(NamedTuple):
         clusters: Sequence[Tensor] | None,
         assignments: Sequence[Assignment] | None,
     ) -> "Batch":
-        """Add prototypes, and the clusters or assignments of this process's views, if given."""
+        """Add prototypes, and clusters or assignments of this process's views, where given."""
         gather, dtype, batch = self.processes.gather, self.embeddings.dtype, self
         if prototypes is not None:
             with full_precision(prototypes.device):
@@ -134,25 +136,24 @@ class Batch(NamedTuple):
             )
         if clusters is not None:
             numbers, heads = gather(torch.cat(tuple(clusters))), batch.heads
-            if not heads:  # nobody says how many clusters there are
+            if not heads:  # no argument says how many clusters there are
                 different, numbers = torch.unique(numbers, return_inverse=True)
                 heads = (len(different),)
             batch = batch._replace(clusters=numbers.view(len(numbers), -1), heads=heads)
         return batch
 
-    def views(self, of_all: Tensor) -> Tensor:
-        """The part of a tensor that belongs to the views, ``[M (+ B), ...] -> [V, N, ...]``."""
-        if of_all.shape[0] > self.embeddings.shape[0]:
-            of_all = of_all[: self.embeddings.shape[0]]
-        return of_all.view(len(self.processes.counts), -1, *of_all.shape[1:])
+    def views(self, values: Tensor) -> Tensor:
+        """Split the rows that belong to the views by view, ``[M (+ B), ...] -> [V, N, ...]``."""
+        values = values[: len(self.embeddings)]
+        return values.view(len(self.processes.counts), -1, *values.shape[1:])
 
     def is_finite(self) -> Tensor:
-        """Whether no embedding has a NaN or inf: ``[]`` bool."""
+        """Whether all embeddings are free of NaN and inf: a bool ``[]``."""
         total = self.embeddings.detach().sum()
         return total - total == 0
 
     def assignments(self) -> tuple[Assignment, ...]:
-        """Assignments of this process's samples, one per view; none without prototypes."""
+        """The assignments of this process's samples, one for each view; none without prototypes."""
         if self.log_probs is None or self.targets is None or self.clusters is None:
             return ()
         count, num_views = len(self.embeddings), len(self.processes.counts)
@@ -162,12 +163,12 @@ class Batch(NamedTuple):
             self.processes.own(part[:count]).tensor_split(num_views)
             for part in (self.log_probs, self.targets, clusters, ranking)
         ]
-        of_views = zip(*parts, strict=True)
-        return tuple([Assignment(p, q, c, self.heads, keys) for p, q, c, keys in of_views])
+        views = zip(*parts, strict=True)
+        return tuple([Assignment(p, q, c, self.heads, ranks) for p, q, c, ranks in views])
 
 
 def batch_argument(given: Sequence[object], others: Sequence[object] = ()) -> Batch | None:
-    """The batch that a module is called with; None if it is called with tensors."""
+    """The batch with which a module is called, or None if it is called with tensors."""
     if not given or not isinstance(given[0], Batch):
         return None
     if len(given) > 1 or others.count(None) < len(others):

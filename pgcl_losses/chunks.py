@@ -54,7 +54,7 @@ def matrix_chunk(
     z, temperature, _ = inputs
     q = z[rows.queries.slice()] / temperature  # [I, D]
     scores = scores_of(pairs, rows, z, q, memory)  # [I, K]
-    leaves = new_leaves(inputs, with_gradient)
+    leaves = inputs.map(lambda y: y.detach().requires_grad_(with_gradient))
     with torch.set_grad_enabled(with_gradient):
         others = partners(pairs, rows, scores, leaves.weights)
     x = others.scores(scores)  # [I, P]
@@ -93,17 +93,10 @@ def matrix_chunk(
     return losses.detach(), exist
 
 
-def new_leaves(inputs: tuple[Any, ...], requires_grad: bool) -> Inputs:
-    """The same inputs as leaves of a new graph."""
-    return Inputs(
-        *[None if x is None else x.detach().requires_grad_(requires_grad) for x in inputs]
-    )
-
-
 def add_gradients(
     losses: Tensor, others: list[Tensor], leaves: Inputs, d_losses: Tensor, into: Inputs
 ) -> Sequence[Tensor]:
-    """Differentiate losses: add the gradient by the leaves, and return the gradient by the others."""
+    """Differentiate losses: add the gradient by leaves to ``into``; return that by the others."""
     of_leaves = [(x, total) for x, total in zip(leaves, into, strict=True) if x is not None]
     inputs = [*others, *[x for x, _ in of_leaves]]
     gradients = torch.autograd.grad(losses, inputs, d_losses, materialize_grads=True)
@@ -220,7 +213,8 @@ def losses_of_chunks(
         for rows, d in zip(all_of_them, d_of_chunks, strict=True):
             results.append(matrix_chunk(pairs, rows, inputs, d, into, memory))
         return joined(results, z)
-    leaves, (query, key) = new_leaves(inputs, with_gradient), pairs.negative_pairs
+    leaves = inputs.map(lambda x: x.detach().requires_grad_(with_gradient))
+    query, key = pairs.negative_pairs
     with torch.set_grad_enabled(with_gradient):
         logits = products(leaves.z, query, key) / leaves.temperature
         log_sums, log_count = log_sums_of_list(pairs, query, logits)
@@ -255,9 +249,9 @@ class _Chunks(torch.autograd.Function):
         own: list[Span] | None,
         is_sum: bool,
     ) -> tuple[Tensor, Tensor]:
-        inputs, into = new_leaves(Inputs(z, temperature, weights), False), None
+        inputs, into = Inputs(z, temperature, weights).map(Tensor.detach), None
         if is_sum and any(ctx.needs_input_grad):
-            into = _zeros(inputs)
+            into = inputs.map(torch.zeros_like)
         losses, count = losses_of_chunks(pairs, inputs, own, z.new_ones(()), into)
         ctx.is_sum, ctx.rest = is_sum, (pairs, own)
         ctx.save_for_backward(*(inputs if into is None else into))
@@ -274,14 +268,10 @@ class _Chunks(torch.autograd.Function):
         saved = Inputs(*ctx.saved_tensors)
         if ctx.is_sum:
             return *[None if x is None else x * d for x in saved], None, None, None
-        (pairs, own), into = ctx.rest, _zeros(saved)
+        (pairs, own), into = ctx.rest, saved.map(torch.zeros_like)
         with full_precision(d.device):
             losses_of_chunks(pairs, saved, own, d, into)
         return *into, None, None, None
-
-
-def _zeros(inputs: tuple[Any, ...]) -> Inputs:
-    return Inputs(*[None if x is None else torch.zeros_like(x) for x in inputs])
 
 
 def loss_of_pairs(

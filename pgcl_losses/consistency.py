@@ -1,4 +1,4 @@
-"""Swapped prediction (Eq. 5 and 6): each view predicts the other's balanced assignment."""
+"""Swapped prediction (Eq. 5 and 6): each view predicts the balanced assignment of the other."""
 
 import math
 from collections.abc import Sequence
@@ -22,17 +22,18 @@ from pgcl_losses.batch import (
 
 @with_options
 class ConsistencyLoss(LossModule):
-    r"""Cross-entropy between one view's assignment and the other's prediction, both ways.
+    r"""The cross-entropy of one view's prediction and the other's balanced assignment, both ways.
 
-    For two views :math:`\frac{1}{2N} \sum_i CE(q'_i, p_i) + CE(q_i, p'_i)`; for more, the mean over
-    all ordered pairs of different views; with several heads, the mean over heads.
+    For two views it is :math:`\frac{1}{2N} \sum_i CE(q'_i, p_i) + CE(q_i, p'_i)`. For more views it
+    is the mean over all ordered pairs of different views, and for several heads the mean over
+    heads.
 
     Args:
         reduction, gather, process_group: as in :class:`InfoNCE`.
 
     Shape:
-        - assignments: two or more, of ``[N, K]`` each
-        - output: scalar, or ``[V * N]`` for ``reduction="none"``
+        - assignments: two or more, each of ``[N, K]``
+        - output: a scalar, or ``[V * N]`` with ``reduction="none"``
 
     Examples:
         >>> import torch
@@ -49,7 +50,7 @@ class ConsistencyLoss(LossModule):
 
     @called_by_all("forward")
     def forward(self, *assignments: Assignment | Batch) -> Tensor:
-        """The loss of two or more assignments, or of a batch that has them."""
+        """Compute the loss of two or more assignments, or of a batch that has them."""
         batch = batch_argument(assignments)
         if batch is None:
             log_probs = [getattr(given, "log_probs", given) for given in assignments]
@@ -88,16 +89,19 @@ class ConsistencyLoss(LossModule):
 
 
 def cross_entropy_terms(log_probs: Tensor, targets: Tensor, divisor: float = 1) -> Tensor:
-    """Terms that add up to the cross-entropies, each divided by ``divisor``: ``[V, N, K]``."""
+    """Terms ``[V, N, K]`` that add up over K to the cross-entropies, divided by ``divisor``."""
     others = targets.roll(1, 0)
     for shift in range(2, targets.shape[0]):
         others += targets.roll(shift, 0)
-    # The targets are divided, and not the sum: this adds no step to backward.
+    # The targets are divided, and not the sum: a constant factor adds no step to backward.
     return log_probs * (others / (-divisor * (targets.shape[0] - 1)))
 
 
 def consistency_ratio(log_probs: Tensor, targets: Tensor, heads: Sequence[int]) -> Tensor:
-    """The mean cross-entropy over log K, summed over heads; NaN with one view or one prototype."""
+    """The mean cross-entropy divided by log K, of all heads together.
+
+    It is NaN with one view or one prototype.
+    """
     log_k = math.log(math.prod(heads))
     if len(targets) < 2 or log_k == 0:
         return log_probs.new_full((), math.nan)

@@ -44,21 +44,22 @@ class PrototypeReweightedNCE(WeightedInfoNCE):
     .. math:: -\log \frac{e^{s_{ii'} / \tau}}
         {e^{s_{ii'} / \tau} + M_i \sum_{j \in Neg(i)} w_{ij} e^{s_{ij} / \tau}}
 
-    where i' is the other view of the query's graph, and Neg(i) are samples of other graphs. w is a
-    Gaussian around the mean distance, and M_i scales the weights of a query to an average of 1.
-    Weights have no gradient. With several heads, they are the mean over heads. A query without
-    negatives has loss 0.
+    where i' is the other view of the query's graph, and Neg(i) are the samples of other graphs. The
+    weight w is a Gaussian around the mean distance, and M_i scales the weights of a query to an
+    average of 1. Weights have no gradient. With several heads, the weight of a pair is the mean
+    over heads. A query without negatives has loss 0.
 
     Args:
         options: as in :class:`PGCLLoss` and :class:`InfoNCE`, by the same names.
 
     Shape:
-        - views: two or more, ``[N, D]`` each, of norms up to 1e18; row i of each is graph i
-        - assignments: one for each view, from :class:`SinkhornPrototypes`; in place of them without
-          ``negative_ranks`` and ``soft_clusters`` also clusters, ``[N]`` int64 for each view
-        - prototypes: ``[K, D]``, needed by ``weighting="prototype"``. With clusters alone, the loss
-          waits for a GPU and breaks a compiled graph.
-        - output: scalar, or one value for each query for ``reduction="none"``
+        - views: two or more, ``[N, D]`` each, with norms up to 1e18; row i of each view is graph i
+        - assignments: one for each view, from :class:`SinkhornPrototypes`. Without
+          ``negative_ranks`` and ``soft_clusters``, ``clusters`` may take their place: ``[N]`` int64
+          for each view
+        - prototypes: ``[K, D]``, which ``weighting="prototype"`` needs. With clusters and without
+          prototypes, the loss waits for a GPU and breaks a compiled graph.
+        - output: a scalar, or with ``reduction="none"`` one value for each query
 
     Examples:
         >>> import torch
@@ -89,7 +90,7 @@ class PrototypeReweightedNCE(WeightedInfoNCE):
         prototypes: Tensor | None = None,
         assignments: Sequence[Assignment] | None = None,
     ) -> Tensor:
-        """The loss of two views or more, or of a batch."""
+        """Compute the loss of two or more views, or of a batch."""
         given = clusters, prototypes, assignments
         batch = batch_argument(views, given)
         if batch is None:
@@ -104,7 +105,7 @@ class PrototypeReweightedNCE(WeightedInfoNCE):
             weights = self._weights(batch) if self._needs_clusters() else None
             pair_weight = None
             if self.weighting == "sample":
-                samples = batch.embeddings.detach()  # also for forward mode
+                samples = batch.embeddings.detach()  # without tangents either, in forward mode
                 if batch.memory is not None:
                     samples = torch.cat([samples, batch.memory])
                 pair_weight = Gaussian(*cosine_moments(samples, batch.filled))
@@ -114,7 +115,7 @@ class PrototypeReweightedNCE(WeightedInfoNCE):
         __call__ = forward
 
     def _weights(self, batch: Batch) -> Table | Factors:
-        """M w by the clusters of a pair, 0 for excluded pairs."""
+        """The weights M w by the clusters of both embeddings, 0 for excluded pairs."""
         heads, clusters, targets = batch.heads, batch.clusters, batch.targets
         needs_prototypes = self.weighting == "prototype" and batch.prototypes is None
         if clusters is None or needs_prototypes or (self._by_target() and targets is None):
@@ -123,28 +124,28 @@ class PrototypeReweightedNCE(WeightedInfoNCE):
         if targets is None or not self._by_target():
             return Table(tuple(tables), clusters)
         ranking = targets if batch.ranking is None else batch.ranking
-        of_heads = targets.split_with_sizes(heads, 1), ranking.split_with_sizes(heads, 1)
+        by_head = targets.split_with_sizes(heads, 1), ranking.split_with_sizes(heads, 1)
         left, right = [], []
-        for table, numbers, q, key in zip(tables, clusters.unbind(1), *of_heads, strict=True):
-            if not self.soft_clusters:  # not by one_hot, which reads them: vmap cannot
+        for table, numbers, q, ranks in zip(tables, clusters.unbind(1), *by_head, strict=True):
+            if not self.soft_clusters:  # one_hot would read the clusters, which vmap cannot
                 q = (numbers.unsqueeze(1) == torch.arange(q.shape[1], device=q.device)).to(q)
             weights = q @ table.exp()
             if self.negative_ranks is not None:
-                weights.masked_fill_(~within_positions(key, *self.negative_ranks), 0.0)
+                weights.masked_fill_(~within_positions(ranks, *self.negative_ranks), 0.0)
             left.append(weights / len(tables))
             right.append(q)
         return Factors(torch.cat(left, dim=1), torch.cat(right, dim=1))
 
     def _log_table(self, batch: Batch, head: int) -> Tensor:
-        """Log of M w by the clusters of query and negative, ``[K, K]`` of a head."""
-        assert batch.clusters is not None  # as checked
+        """log(M w) by the clusters of query and negative, for one head: ``[K, K]``."""
+        assert batch.clusters is not None  # _weights has checked it
         size, clusters, filled = batch.heads[head], batch.clusters[:, head], batch.filled
         if self.weighting != "prototype" or batch.prototypes is None:
             table = batch.embeddings.new_zeros(size, size)
         else:
             if self.soft_clusters and batch.targets is not None:
-                of_head = batch.targets.split_with_sizes(batch.heads, 1)[head]
-                fractions = filled_mean(of_head, filled)
+                targets = batch.targets.split_with_sizes(batch.heads, 1)[head]
+                fractions = filled_mean(targets, filled)
             else:
                 counts = cluster_counts(clusters, size, batch.embeddings.dtype, filled)
                 fractions = counts / counts.sum()
@@ -153,14 +154,14 @@ class PrototypeReweightedNCE(WeightedInfoNCE):
         return table.fill_diagonal_(-torch.inf) if self.exclude_same_cluster else table
 
     def check_window(self, heads: Sequence[int]) -> None:
-        """Whether ``negative_ranks`` fits the number of prototypes in each head."""
+        """Check that ``negative_ranks`` fits the number of prototypes in each head."""
         ranks, smallest = self.negative_ranks, min(heads)
         if ranks is not None and ranks[1] > smallest:
             within = f"0..{smallest}, as there are {smallest} prototypes"
             raise ValueError(f"negative_ranks must lie in {within}, but got {ranks}")
         if ranks == (0, 1) and self.exclude_same_cluster and not self.soft_clusters:
-            own = "only the query's own cluster, which exclude_same_cluster=True leaves out"
-            raise ValueError(f"negative_ranks is (0, 1), {own}: there would be no negatives")
+            only = "only the query's own cluster, which exclude_same_cluster=True leaves out"
+            raise ValueError(f"negative_ranks is (0, 1), {only}: there would be no negatives")
 
     def _needs_clusters(self) -> bool:
         chosen = self.exclude_same_cluster or self.negative_ranks is not None
@@ -201,10 +202,7 @@ class PrototypeReweightedNCE(WeightedInfoNCE):
         for v, numbers in enumerate(() if clusters is None else clusters):
             each = f"clusters[{v}]" if assignments is None else f"assignments[{v}].clusters"
             check.clusters(each, numbers, f"z{v + 1}", views[v], heads)
-        has_ranking = assignments is not None and assignments[0].ranking is not None
-        return {
-            "heads": heads,
-            "prototypes": None if prototypes is None else described(prototypes),
-            "given": given is not None and name,
-            "ranking": has_ranking,
-        }
+        claims: dict[str, object] = {"heads": heads, "given": given is not None and name}
+        claims["ranking"] = assignments is not None and assignments[0].ranking is not None
+        claims["prototypes"] = None if prototypes is None else described(prototypes)
+        return claims

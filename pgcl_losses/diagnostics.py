@@ -1,4 +1,4 @@
-"""Numbers to log, which describe clusters, negatives and embeddings."""
+"""Numbers to log, which describe the clusters, negatives and embeddings of a step."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -18,26 +18,30 @@ from pgcl_losses.weights import cluster_counts, prototype_log_weights
 def diagnostics(
     source: PGCLTerms | Sequence[Assignment], prototypes: Tensor | None = None
 ) -> dict[str, float]:
-    """Numbers to log, from one step's terms or assignments. It waits for the device.
+    """Compute numbers to log from the terms or the assignments of one step.
+
+    It waits for the device.
 
     Args:
         source: what ``PGCLLoss.terms`` returned, or the assignments of ``SinkhornPrototypes``.
-        prototypes: ``[K, D]``, adds ``mean_weight``.
+        prototypes: ``[K, D]``; with them the numbers include ``mean_weight``.
 
     Returns:
-        Of the terms alone:
+        From the terms only:
 
-        - loss, contrast, consistency: averaged if they were not reduced
-        - mean_cosine: of two embeddings; near 1 if they are collapsed
+        - loss, contrast, consistency: their means, if they were not reduced
+        - mean_cosine: the mean cosine of two embeddings, near 1 if the embeddings are collapsed
 
-        Of the assignments, and from largest_cluster on of each head, as ``head0/largest_cluster``:
+        From the assignments; with several heads all but the first have a prefix for each head, as
+        ``head0/largest_cluster``:
 
-        - consistency_ratio: the consistency divided by log K. 1 if all predictions are uniform, nan
-          with one view or one prototype.
-        - largest_cluster: the fraction of samples in it
-        - entropy: of the cluster sizes, in nats; log K if all clusters have equal size
-        - dead_prototypes: number of prototypes without samples
-        - agreement: how often two views of a graph share a cluster; 1/K at random, nan of one view
+        - consistency_ratio: the consistency divided by log K. It is 1 if all predictions are
+          uniform, and nan with one view or one prototype.
+        - largest_cluster: the fraction of samples in the largest cluster
+        - entropy: the entropy of the cluster sizes in nats; log K if all clusters have equal size
+        - dead_prototypes: the number of prototypes without samples
+        - agreement: how often two views of a graph share a cluster; 1/K at random, nan with one
+          view
         - masked_negatives: the fraction of negatives that ``exclude_same_cluster`` leaves out
         - mean_weight: the mean of M w over the other negatives, for ``weighting="prototype"``
 
@@ -84,11 +88,11 @@ def diagnostics(
 def _numbers_of_head(
     clusters: Tensor, num_prototypes: int, prototypes: Tensor | None
 ) -> dict[str, float]:
-    """Of clusters ``[V, N]``, and unit prototypes ``[K, D]``."""
+    """The numbers of one head, from clusters ``[V, N]`` and unit prototypes ``[K, D]``."""
     counts = cluster_counts(clusters.flatten(), num_prototypes).double()  # [K]
     fractions = counts / counts.sum()
 
-    # Of samples of cluster a, how many negatives are in cluster b: all but those of one graph.
+    # How many negatives in cluster b the samples of cluster a have: all but those of one graph.
     per_graph = F.one_hot(clusters, num_prototypes).sum(0).double()  # [N, K]
     negatives = counts.outer(counts) - per_graph.T @ per_graph  # [K, K]
     remaining = negatives - negatives.diag().diag()

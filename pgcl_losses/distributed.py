@@ -105,7 +105,7 @@ class Processes(NamedTuple):
         return value
 
     def temperature(self, value: float | Tensor, dtype: torch.dtype) -> float | Tensor:
-        """A number as it is, or a tensor in this dtype whose gradient becomes the mean over ranks."""
+        """The number, or a tensor in this dtype whose gradient becomes the mean over ranks."""
         if not isinstance(value, Tensor):
             return value
         return self.average_gradient(value.to(dtype, copy=True))
@@ -116,8 +116,8 @@ class Agreement:
 
     Processes that compute different things would wait for each other for ever. So they first
     exchange what they claim: the call, options, and whatever the block adds to ``claims``. If these
-    differ, if the states differ, or if the block of any process raises an error, then all raise one.
-    After the block, ``processes`` are those that hold the sets of this call.
+    differ, if the states differ, or if the block of any process raises an error, then all raise
+    one. After the block, ``processes`` are those that hold the sets of this call.
     """
 
     def __init__(

@@ -1,14 +1,17 @@
 """The losses of the literature as formulas: what the negatives and positives of a query make of it.
 
 Of each query a form gets log S, the log-sum-exp of its negatives, and the scores x_p = s_p / tau of
-its positives with their weights w_p. With E = sum_p w_p e^{x_p} and a_p = w_p / sum_p w_p, the loss is
+its positives with their weights w_p. With E = sum_p w_p e^{x_p} and a_p = w_p / sum_p w_p, the loss
+is
 
-- "mean": the mean over positives of log(1 + S / e^{x_p}), weighted by a_p: InfoNCE of each positive;
+- "mean": the mean over positives of log(1 + S / e^{x_p}), weighted by a_p: InfoNCE of each
+  positive;
 - "supcon": log(S + E) - sum_p a_p x_p: the loss L_out of Khosla et al., NeurIPS 2020;
 - "sum": log(1 + S / E): positives are added up within the logarithm.
 
-With one positive all three are InfoNCE. Decoupled losses (Yeh et al., ECCV 2022) leave the positives
-out of the denominator: log(S / e^{x_p}). Everything here is plain torch, which autograd differentiates.
+With one positive all three are InfoNCE. Decoupled losses (Yeh et al., ECCV 2022) leave the
+positives out of the denominator: log(S / e^{x_p}). Everything here is plain torch, which autograd
+differentiates.
 """
 
 import math
@@ -106,9 +109,9 @@ def _log_sum(x: Tensor, w: Tensor) -> Tensor:
 def _supcon(log_s: Tensor, x: Tensor, w: Tensor, share: Tensor) -> Tensor:
     """log(S + E) - sum_p a_p x_p.
 
-    The larger of S and E is taken out of the sum: log(S + E) = log S + log1p(E / S), or
-    log E + log1p(S / E). Then neither a loss near 0 is lost to rounding, nor the small derivative by
-    the smaller of the two, which a weight of 0 multiplies by the large e^{x_p} / E.
+    The larger of S and E is taken out of the sum: log(S + E) = log S + log1p(E / S), or log E +
+    log1p(S / E). Then neither a loss near 0 is lost to rounding, nor the small derivative by the
+    smaller of the two, which a weight of 0 multiplies by the large e^{x_p} / E.
     """
     log_e = _log_sum(x, w)
     above = log_s > log_e

@@ -1,6 +1,6 @@
-"""InfoNCE between the embeddings of each item (Eq. 3), with a weight for each pair if wanted.
+"""InfoNCE (Eq. 3), and its base class, whose negatives may have weights.
 
-The formula is in `forms.py`, its sums are in `engine/`.
+The formula of a query's loss is in `forms`; which keys are positives and negatives is in `rows`.
 """
 
 from typing import TYPE_CHECKING, Any, Literal
@@ -17,15 +17,15 @@ from pgcl_losses.chunks import Engine, loss_of_pairs
 from pgcl_losses.forms import Form
 from pgcl_losses.memory import LossWithMemory, Memory
 from pgcl_losses.rows import Inputs, Listed, Pairs
-from pgcl_losses.weights import Factors, Gaussian, Table
 from pgcl_losses.watch import Watch
+from pgcl_losses.weights import Factors, Gaussian, Table
 
 AnyNegatives = Literal["all", "cross", "memory", "given"]
 
 
 @with_options
 class WeightedInfoNCE(LossModule):
-    """InfoNCE of the sets of a batch, whose negatives may have weights."""
+    """InfoNCE of the sets of a batch, in which each negative may have a weight."""
 
     temperature: Temperature = 0.2
     negatives: AnyNegatives = "all"
@@ -84,12 +84,12 @@ class WeightedInfoNCE(LossModule):
 class InfoNCE(WeightedInfoNCE, LossWithMemory):
     r"""InfoNCE (NT-Xent), at any batch size and exact on many processes.
 
-    The mean over all queries i, and over the positives p of each, of
+    It is the mean over all queries i, and over the positives p of each query, of
 
     .. math:: -\log \frac{e^{s_{ip} / \tau}}{e^{s_{ip} / \tau} + \sum_j e^{s_{ij} / \tau}}
 
-    with s the cosine of two embeddings, and j over the negatives of i: embeddings of other items.
-    Two views of N graphs have 2N queries, with one positive each. It is the loss of
+    where s is the cosine of two embeddings, and j runs over the negatives of i: the embeddings of
+    other items. Two views of N graphs make 2N queries with one positive each. It is the loss of
 
     - SimCLR (NT-Xent), GRACE, GCA, MolCLR: by default; DCL: ``decoupled=True``
     - HCL: ``hardness=1``; debiased contrastive learning: ``debias=0.1``
@@ -108,59 +108,64 @@ class InfoNCE(WeightedInfoNCE, LossWithMemory):
 
     Args:
         temperature (float or Tensor): tau; smaller is sharper. A parameter of shape ``()`` gets a
-            gradient, and must stay above 0: its value is checked on a CPU alone.
+            gradient, and must stay above 0: only on a CPU its value is checked.
         negatives (str): ``"all"`` takes negatives from all views, ``"cross"`` from the other views
-            alone, both also from the memory; ``"memory"`` from the memory alone; ``"given"`` takes
-            ``negative_pairs``.
-        queries (str): ``"all"`` embeddings, or those of the ``"first"`` view (or set) alone.
-        over_positives (str): how several positives of a query count, with S the sum over negatives,
-            E that over positives and s / tau = x. ``"mean"``: the mean over positives of
-            :math:`\log(1 + S / e^{x_p})`, as above; ``"supcon"``: :math:`\log(S + E)` minus the
-            mean of :math:`x_p`; ``"sum"``: :math:`\log(1 + S / E)`.
-        decoupled (bool): leaves positives out of the denominator; the loss may be negative, and is
-            0 for a query without negatives. Not with ``"supcon"``.
-        similarity (str): s. ``"cosine"``, or ``"dot"``: products of the embeddings as they are,
-            which must be finite in float32 when divided by tau.
+            only, both of them also from the memory; ``"memory"`` takes them from the memory only;
+            ``"given"`` takes the ``negative_pairs``.
+        queries (str): whether ``"all"`` embeddings are queries, or those of the ``"first"`` view
+            (or set) only. The other views remain keys.
+        over_positives (str): how several positives of a query count. With x = s / tau, S the sum of
+            :math:`e^x` over negatives and E the sum over positives, ``"mean"`` is the mean over
+            positives of :math:`\log(1 + S / e^{x_p})`, as above; ``"supcon"`` is
+            :math:`\log(S + E)` minus the mean of :math:`x_p`; ``"sum"`` is
+            :math:`\log(1 + S / E)`.
+        decoupled (bool): whether positives are left out of the denominator. Then the loss may be
+            negative, and it is 0 for a query without negatives. Not with ``"supcon"``.
+        similarity (str): s. ``"cosine"``, or ``"dot"`` for the products of the embeddings as they
+            are, which must be finite in float32 when divided by tau.
         memory_size (int): how many embeddings of past batches are further negatives, see
-            :meth:`remember`. With a memory, use activation checkpointing on the encoder alone.
-        dim (int or None): embedding dimension, D; a memory needs it.
-        hardness (float): beta of Robinson et al. (ICLR 2021). A negative has the weight
-            :math:`e^{\beta s_{ij} / \tau}`, scaled to a mean of 1, with gradient.
+            :meth:`remember`. A memory that is smaller than a batch keeps the last embeddings of
+            the last view only. With a memory, use activation checkpointing on the encoder only.
+        dim (int or None): the embedding dimension D, which a memory needs.
+        hardness (float): beta of Robinson et al. (ICLR 2021), up to 100. A negative has the weight
+            :math:`e^{\beta s_{ij} / \tau}`, scaled to a mean of 1. This weight has a gradient.
         debias (float): tau+ of Chuang et al. (2020), the probability that a negative is of the
             query's class. The sum over negatives is corrected by what such negatives add.
         reduction (str): ``"mean"``, ``"sum"``, or ``"none"`` for one value per query, view 1 first.
-        engine (str): how the pairs are computed, with the same result. ``"chunks"``: on any device;
-            differentiable once. ``"dense"``: as one matrix, in one process; differentiable any
-            number of times, also by ``torch.func`` and in forward mode. ``"auto"``: chunks, and
-            dense where only that can. One process compiles with ``torch.compile(fullgraph=True)``.
+        engine (str): how the pairs are computed, with the same result. ``"chunks"`` computes the
+            gradient with the loss, some queries at a time: memory is linear in the batch size, and
+            the loss is differentiable once. ``"dense"`` computes one matrix of all pairs in plain
+            torch, in one process: it is differentiable any number of times, also by ``torch.func``
+            and in forward mode, and ``torch.compile(fullgraph=True)`` traces it. ``"auto"`` takes
+            chunks, and dense where transforms or compilers need it.
         gather (bool): with several processes, whether they compute one loss: its value, and the
             mean over processes of its gradients, are those of one process on the whole batch
             (``reduction="none"`` gives each process the values of its own embeddings).
         process_group (ProcessGroup or None): the processes of one loss; None is all.
 
-    ``items``, a number for each embedding, say which are positives of each other: those of one
-    item. Without them, row i of every view is item i. A query without a positive has loss 0 and is
-    left out of the mean. An item's own embeddings in the memory are no negatives. Give embeddings
-    without a label an item each, and not -1 or -100.
+    ``items``, a number for each embedding, say which embeddings are positives of each other: those
+    with the same number. Without ``items`` and ``positives``, row i of every view is item i. A
+    query without a positive has loss 0 and is left out of the mean. Embeddings of the query's item
+    in the memory are no negatives. Give embeddings without a label an item each, not -1 or -100.
 
-    ``positives`` are further pairs (query, key), as an ``edge_index`` of positions in the
-    concatenated sets: key is a positive of query, not the other way round. Positives count by their
-    ``positive_weights``; others of an item weigh 1, and weights of a pair that is given twice add
-    up. A pair of weight 0 is left out: it is no negative either. Sets of other lengths without
-    items have no positives but these.
+    ``positives`` are pairs (query, key), as an ``edge_index`` of positions in the concatenated
+    sets: the key is a positive of the query, and not the other way round. They take the place of
+    "row i of every view"; give ``items`` as well to have both. Each pair counts by its
+    ``positive_weights``, 0 or from 1e-30 to 1e20; positives by item weigh 1, and the weights of a
+    pair that is listed twice add up. A pair of weight 0 is left out: it is no negative either.
 
-    ``negative_pairs`` are pairs of the same kind, and all negatives of a query: twice, if given
-    twice, and even if they are positives. With several processes, each gives pairs of its own
-    embeddings. Values are checked on a CPU.
+    ``negative_pairs`` are pairs of the same kind. They are all negatives there are: a pair counts
+    twice if it is listed twice, and even if it is a positive. With several processes, each lists
+    pairs of its own embeddings. Values are checked on a CPU.
 
-    Warns of silent failures as :class:`PGCLLoss` does.
+    It warns of silent failures as :class:`PGCLLoss` does.
 
     Shape:
-        - views: two or more, ``[N, D]`` each, or with items or positives sets of any lengths, and
-          one alone unless other sets hold the negatives; norms of at most 1e18
-        - items: ``[N]`` int64 for each set, ``(u, v)`` for two, or one tensor for all
+        - views: two or more, ``[N, D]`` each, with norms up to 1e18. With items or positives they
+          are sets of any lengths, and may be a single one unless negatives come from other sets
+        - items: ``[N]`` int64 for each set, as ``(u, v)`` for two sets, or one tensor for all
         - positives, negative_pairs: ``[2, P]`` int64; positive_weights: ``[P]``
-        - output: scalar, or one loss for each query for ``reduction="none"``
+        - output: a scalar, or with ``reduction="none"`` one loss for each query
 
     Examples:
         >>> import torch
@@ -195,7 +200,8 @@ class InfoNCE(WeightedInfoNCE, LossWithMemory):
         if self.memory_size > 0 and self.dim is None:
             raise TypeError(f"memory_size={self.memory_size} needs the embedding dimension, dim=")
         check.memory_of_negatives(self.negatives, self.memory_size)
-        self.register_buffer("memory", None)  # of a module that is None, torch would drop keys
+        # A buffer, since load_state_dict would drop the keys of a module that is None.
+        self.register_buffer("memory", None)
         if self.dim is not None and self.memory_size > 0:
             self.memory = Memory(self.memory_size, self.dim)
         self._watch = Watch("InfoNCE")
@@ -209,7 +215,7 @@ class InfoNCE(WeightedInfoNCE, LossWithMemory):
         positive_weights: Tensor | None = None,
         negative_pairs: Tensor | None = None,
     ) -> Tensor:
-        """The loss of two views or more, of sets with items or positives, or of a batch."""
+        """Compute the loss of views, of sets with items or positives, or of a batch."""
         given = items, positives, positive_weights, negative_pairs
         batch, is_unit = batch_argument(views, given), self.similarity == "cosine"
         if batch is not None:

@@ -1,7 +1,7 @@
-"""Past embeddings: further negatives of small batches, or a queue that helps to balance them.
+"""Past embeddings: a memory of further negatives, and a queue that helps to balance small batches.
 
-The memory of negatives is that of MoCo (He et al., CVPR 2020) and GCC (Qiu et al., KDD 2020):
-without gradient, never queries. The queue is that of SwAV (Caron et al., NeurIPS 2020).
+The memory is the one of MoCo (He et al., CVPR 2020) and GCC (Qiu et al., KDD 2020): its embeddings
+have no gradient and are never queries. The queue is the one of SwAV (Caron et al., NeurIPS 2020).
 """
 
 import torch
@@ -14,10 +14,10 @@ from pgcl_losses.rows import NO_LABEL
 
 
 class Ring(nn.Module):
-    """The last embeddings that were stored; new ones overwrite the oldest. Empty slots are zero."""
+    """A ring buffer: new embeddings overwrite the oldest ones. Empty slots are zero."""
 
-    embeddings: Tensor  # [B, D] or, of each of V views, [V, B, D]
-    num_stored: Tensor  # [] how many were ever stored
+    embeddings: Tensor  # [B, D], or [V, B, D] for each of V views
+    num_stored: Tensor  # [] how many embeddings were ever stored
 
     def __init__(self, *shape: int) -> None:
         super().__init__()
@@ -29,13 +29,16 @@ class Ring(nn.Module):
             buffer.zero_()
 
     def filled(self, num_before: int) -> Tensor:
-        """The mask of filled slots, behind that of ``num_before`` embeddings: ``[M + B]``."""
+        """The mask of filled slots ``[M + B]``, behind ``num_before`` = M embeddings of a batch."""
         size = self.embeddings.shape[-2]
         return torch.arange(-num_before, size, device=self.num_stored.device) < self.num_stored
 
     @torch.no_grad()
     def store(self, embeddings: Tensor, wanted: Tensor) -> Tensor:
-        """Store embeddings ``[..., N, D]``, the newest last, if ``wanted``; return their slots."""
+        """Store embeddings ``[..., N, D]``, the last one as the newest, if ``wanted``.
+
+        Return their slots. If there are more embeddings than slots, the first ones are not stored.
+        """
         size = self.embeddings.shape[-2]
         newest = embeddings.detach()[..., -size:, :].to(self.embeddings.dtype)
         slots = torch.arange(newest.shape[-2], device=newest.device).add_(self.num_stored) % size
@@ -46,15 +49,15 @@ class Ring(nn.Module):
 
 
 class Memory(Ring):
-    """Embeddings of all processes, with their items."""
+    """A ring buffer of the embeddings of all processes, with their items."""
 
     items: Tensor  # [B]
-    is_manual: Tensor  # 1 if `remember` alone stores embeddings, else 0
+    is_manual: Tensor  # [] 1 once `remember` was called: from then on only `remember` stores
 
     def __init__(self, size: int, dim: int) -> None:
         super().__init__(size, dim)
         self.register_buffer("items", torch.full((size,), NO_LABEL))
-        # A number, as AveragedModel(use_buffers=True) fails with bools.
+        # It is a number, since AveragedModel(use_buffers=True) fails with bools.
         self.register_buffer("is_manual", torch.zeros((), dtype=torch.long))
 
     def reset_parameters(self) -> None:
@@ -62,7 +65,7 @@ class Memory(Ring):
         self.items.fill_(NO_LABEL)
 
     def check(self, name: str, embeddings: Tensor) -> None:
-        """Whether embeddings ``[N, D]`` can be compared with those of the memory."""
+        """Check that embeddings ``[N, D]`` can be compared with those of the memory."""
         dim, came = self.embeddings.shape[1], embeddings.shape[-1]
         if came != dim:
             raise ValueError(f"{name} has dimension {came}, but the memory holds dimension {dim}")
@@ -70,7 +73,11 @@ class Memory(Ring):
 
     @torch.no_grad()
     def store_batch(self, batch: Batch, manually: bool) -> None:
-        """Store a finite batch: of a training forward until the first call of `remember`."""
+        """Store a batch, if it is finite.
+
+        The batches of training forwards are stored until the first call of `remember`, whose
+        batches are stored ``manually``.
+        """
         wanted = batch.is_finite()
         if manually:
             is_first = wanted & (self.is_manual == 0)
@@ -95,14 +102,15 @@ class LossWithMemory(LossModule):
 
     @called_by_all("remember")
     def remember(self, embeddings: Tensor, *, items: Tensor | None = None) -> None:
-        """Store embeddings ``[N, D]`` in the memory by hand, such as those of a momentum encoder.
+        """Store embeddings ``[N, D]`` in the memory, such as the keys of a momentum encoder.
 
-        Without this, each training forward stores its embeddings, except under ``torch.func``. The
-        first call empties the memory; from then on only this method stores. With several processes,
-        all of them call it, each with embeddings of its own. With ``items`` ``[N]``, those stored
-        are no negatives of queries of the same item.
+        If you never call this, each training forward stores its own embeddings, except under
+        ``torch.func``. The first call empties the memory; from then on only this method stores.
+        With several processes, all of them call it, each with its own embeddings. With ``items``
+        ``[N]``, the stored embeddings are no negatives of queries of the same item.
 
-        ``AveragedModel(loss)`` copies the memory; ``use_buffers=True`` would average and spoil it.
+        ``AveragedModel(loss)`` copies the memory. With ``use_buffers=True`` it would average the
+        stored embeddings, and spoil them.
         """
         memory = self.memory
         with self.agreement("remember", (embeddings,)) as agreed:
@@ -119,7 +127,7 @@ class LossWithMemory(LossModule):
         memory.store_batch(batch, manually=True)
 
     def with_memory(self, batch: Batch) -> Batch:
-        """The batch with the embeddings of the memory, if there is one."""
+        """Add the embeddings of the memory to the batch, if there is a memory."""
         if self.memory is None:
             return batch
         past = self.memory.embeddings.to(batch.embeddings.dtype)

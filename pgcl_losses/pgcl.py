@@ -1,4 +1,4 @@
-"""PGCL (Eq. 15): reweighted contrast + lambda * consistency, with its prototypes."""
+"""PGCL (Eq. 15): the reweighted contrast + lambda * the consistency, with its prototypes."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -20,9 +20,9 @@ from pgcl_losses.batch import (
     Queries,
     Reduction,
 )
+from pgcl_losses.chunks import Engine
 from pgcl_losses.consistency import ConsistencyLoss
 from pgcl_losses.contrast import PrototypeReweightedNCE, Weighting
-from pgcl_losses.chunks import Engine
 from pgcl_losses.memory import LossWithMemory, Memory
 from pgcl_losses.prototypes import SinkhornPrototypes
 from pgcl_losses.watch import Watch
@@ -30,57 +30,63 @@ from pgcl_losses.watch import Watch
 
 @with_options
 class PGCLLoss(LossWithMemory):
-    r"""PGCL: reweighted contrast + :math:`\lambda` consistency, with its prototypes.
+    r"""PGCL: the reweighted contrast + :math:`\lambda` times the consistency, with prototypes.
 
-    The prototypes are parameters: give them to the optimizer, beside the encoder's.
+    The prototypes are parameters: give them to the optimizer, together with the encoder's.
 
     Args:
-        dim (int): embedding dimension, D.
-        num_prototypes (int or sequence of int): how many prototypes, K; or several numbers, one for
-            each head. Each head is a set of prototypes that is balanced by itself.
+        dim (int): the embedding dimension D.
+        num_prototypes (int or sequence of int): the number of prototypes K, or several numbers, one
+            for each head. Each head is a set of prototypes that is balanced by itself.
         consistency_weight (float): lambda, the weight of the consistency. With 0, ``consistency``
-            is not called, and prototypes are frozen, as in ``freeze_steps``.
-        contrast_weight (float): weight of the contrast. With 0, ``contrast`` is not called.
+            is not called, and the prototypes are frozen, as by ``freeze_steps``.
+        contrast_weight (float): the weight of the contrast. With 0, ``contrast`` is not called.
         temperature (float or Tensor): tau of both the contrast and the prediction, as in
             :class:`InfoNCE`.
-        epsilon (float): sharpness of the balanced targets. Smaller is closer to hard clusters.
-        iterations (int): steps of Sinkhorn-Knopp. More of them balance more exactly.
+        epsilon (float): the sharpness of the balanced targets. A smaller value is closer to hard
+            clusters.
+        iterations (int): the number of Sinkhorn-Knopp iterations. More of them balance more
+            exactly.
         queue_size (int): how many past embeddings of each view help to balance small batches.
-        queue_views (int): how many views the queue keeps embeddings of.
+        queue_views (int): the number of views of which the queue keeps embeddings.
         memory_size (int): how many embeddings of past batches are further negatives, see
             :meth:`remember`. They are assigned to the present prototypes, balanced by themselves,
-            and weigh like all others. Use activation checkpointing on the encoder alone.
-        freeze_steps (int): number of training forwards with frozen prototypes: their gradient is
-            zero. Weight decay still moves them.
-        weighting (str): what the weight of a negative depends on. ``"prototype"``: the distance of
-            the two clusters' prototypes; ``"sample"``: that of the two embeddings; ``"uniform"``:
-            all weights are 1.
+            and weigh like all other negatives. A memory that is smaller than a batch keeps the last
+            embeddings of the last view only. Use activation checkpointing on the encoder only.
+        freeze_steps (int): the number of training forwards with frozen prototypes: their gradient
+            is zero. Weight decay still moves them.
+        weighting (str): what the weight of a negative depends on: ``"prototype"``, the distance of
+            the prototypes of both clusters; ``"sample"``, the distance of both embeddings; or
+            ``"uniform"``, nothing: all weights are 1.
         exclude_same_cluster (bool): whether graphs of the query's own cluster are left out of its
             negatives.
-        negative_ranks ((int, int) or None): take negatives only from the clusters at positions
-            first to end - 1 of the query's assignment, best first; published: ``(2, 8)``.
+        negative_ranks ((int, int) or None): takes negatives only from the clusters at positions
+            first to end - 1 of the query's assignment, best first. The published code has
+            ``(2, 8)``.
         soft_clusters (bool): whether an embedding belongs to every cluster, by its balanced target,
-            or to the best one alone. The weight of a pair is then its mean over both targets.
+            or only to the best one. The weight of a pair is then the mean over both targets.
         negatives, queries, over_positives, decoupled, reduction, engine, gather, process_group: as
             in :class:`InfoNCE`.
 
-    Options may be assigned at any time. Those of a module are set there, as in
-    ``pgcl.contrast.decoupled = True``; ``pgcl.temperature = 0.1`` sets that of contrast and
-    prediction. The modules, ``prototypes``, ``contrast`` and ``consistency``, may be replaced by
-    subclasses of yours. ``prototypes`` is called with a :class:`Batch`, the others with its result.
+    Options may be assigned at any time. The options of a module are assigned to the module, as in
+    ``pgcl.contrast.decoupled = True``; ``pgcl.temperature = 0.1`` sets the temperature of contrast
+    and prediction. You may replace the modules ``prototypes``, ``contrast`` and ``consistency`` by
+    subclasses of yours. ``prototypes`` is called with a :class:`Batch`, and the other modules with
+    the batch that it returns.
 
-    ``items`` and ``positives`` are as in :class:`InfoNCE`, and change the contrast alone.
+    ``items`` and ``positives`` are as in :class:`InfoNCE`, and change the contrast only.
 
-    Several processes all call it, and backward, equally often; some may have an empty batch.
+    With several processes, all of them call the loss and backward equally often. Some of them may
+    have an empty batch.
 
-    Warns, once each, of silent failures, such as prototypes that no optimizer moves, NaN or
-    collapsed embeddings; not in compiled and CUDA graphs.
+    The loss warns once each of silent failures, such as prototypes that no optimizer moves, NaN, or
+    collapsed embeddings, but not in compiled and CUDA graphs.
     ``warnings.filterwarnings("ignore", "PGCLLoss")`` silences it.
 
     Shape:
-        - views: two or more, ``[N, D]`` each, of norms up to 1e18; row i of each view is graph i
+        - views: two or more, ``[N, D]`` each, with norms up to 1e18; row i of each view is graph i
         - items: ``[N]`` int64
-        - output: scalar, or ``[V * N]`` for ``reduction="none"``
+        - output: a scalar, or ``[V * N]`` with ``reduction="none"``
 
     Examples:
         >>> import torch
@@ -145,13 +151,13 @@ class PGCLLoss(LossWithMemory):
 
     @property
     def temperature(self) -> float | Tensor:
-        """tau of the contrast; if it is assigned, of the prediction as well."""
+        """tau of the contrast. Assigning it sets tau of the prediction as well."""
         return self.contrast.temperature
 
     @temperature.setter
     def temperature(self, value: float | Tensor) -> None:
         for module in (self.prototypes, self.contrast):
-            if hasattr(module, "temperature"):  # a module of yours may have none
+            if hasattr(module, "temperature"):  # a module of the user's may have none
                 module.temperature = value
 
     @called_by_all("forward")
@@ -162,7 +168,7 @@ class PGCLLoss(LossWithMemory):
         positives: Tensor | None = None,
         positive_weights: Tensor | None = None,
     ) -> Tensor:
-        """The loss."""
+        """Compute the loss."""
         return self._compute(views, items, positives, positive_weights)[0]
 
     if TYPE_CHECKING:
@@ -176,9 +182,9 @@ class PGCLLoss(LossWithMemory):
         positives: Tensor | None = None,
         positive_weights: Tensor | None = None,
     ) -> PGCLTerms:
-        """The loss with its two terms and the assignments, to be logged.
+        """Compute the loss with its two terms and the assignments, to log them.
 
-        A training forward: call it in place of the loss, not beside it.
+        This is a training forward: call it in place of the loss, not beside it.
         """
         given = items, positives, positive_weights
         loss, contrast, consistency, batch = self._compute(views, *given)
@@ -188,7 +194,7 @@ class PGCLLoss(LossWithMemory):
     def _compute(
         self, views: tuple[Tensor, ...], *given: Any
     ) -> tuple[Tensor, Tensor, Tensor, Batch]:
-        """The loss, its contrast and its consistency, and the batch."""
+        """Compute the loss, its contrast and its consistency, and the batch."""
         with self.agreement("forward", views) as agreed:
             agreed.claims |= self._check(views, *given)
         dtype = computing_dtype(views[0], self.prototypes.weight)
@@ -212,7 +218,7 @@ class PGCLLoss(LossWithMemory):
         return loss, contrast, consistency, batch
 
     def _with_all_gradients(self, loss: Tensor, embeddings: Tensor) -> Tensor:
-        """The loss, with a gradient of zeros for what it does not depend on, as DDP needs it."""
+        """Give what the loss does not depend on a gradient of zeros, as DDP needs one."""
         for tensor in (embeddings, *self.parameters()):
             loss = loss + tensor.flatten()[:0].sum().to(loss)
         return loss
@@ -221,7 +227,7 @@ class PGCLLoss(LossWithMemory):
         self, views: tuple[Any, ...], items: Any, positives: Any, weights: Any
     ) -> dict[str, object]:
         self.prototypes.check(views, 2, type(self).__name__)
-        # A module of yours may have none of these.
+        # A module of the user's may have none of these options.
         check.temperature(getattr(self.contrast, "temperature", 1.0), views[0])
         queries = getattr(self.contrast, "queries", "all")
         reduction = getattr(self.consistency, "reduction", "mean")

@@ -1,4 +1,4 @@
-"""Prototypes, and assignments to them: predicted (Eq. 4) and balanced (Eq. 7 to 11)."""
+"""Prototypes, and the assignments of embeddings: predicted (Eq. 4) and balanced (Eq. 7 to 11)."""
 
 from collections.abc import Callable
 from dataclasses import field
@@ -21,22 +21,23 @@ from pgcl_losses.sinkhorn import balance, probabilities, rank_clusters
 
 @with_options
 class SinkhornPrototypes(LossModule):
-    r"""Learned prototypes; assigns embeddings to them by cosine, predicted and balanced.
+    r"""Learned prototypes, to which embeddings are assigned by cosine: predicted and balanced.
 
-    Prediction: :math:`p = softmax(s / \tau)` with s the cosines of embeddings and prototypes.
-    Target: q, Sinkhorn-Knopp on :math:`e^{s / \epsilon}` within each view. Cluster: the largest q.
+    The prediction is :math:`p = softmax(s / \tau)`, with s the cosines of an embedding and the
+    prototypes. The target q is Sinkhorn-Knopp on :math:`e^{s / \epsilon}` within each view. The
+    cluster of an embedding is the prototype with the largest q.
 
     Args:
         options: as in :class:`PGCLLoss`, by the same names.
 
-    ``step``, which counts training forwards while ``freeze_steps`` is above 0, and the queue change
-    only in ``train()`` mode with gradients enabled, and not on a batch with NaN or inf in it. With
-    one of the two, use activation checkpointing on the encoder alone.
+    The queue, and ``step``, which counts training forwards while ``freeze_steps`` is above 0,
+    change only in ``train()`` mode with gradients enabled, and not with a batch that has NaN or inf
+    in it. With one of the two, use activation checkpointing on the encoder only.
 
     Shape:
-        - views: ``[N, D]`` each, of norms up to 1e18; row i of each view is graph i
-        - output: an :class:`Assignment` per view
-        - weight: ``[K, D]``. Several heads follow each other: K is the sum of theirs
+        - views: ``[N, D]`` each, with norms up to 1e18; row i of each view is graph i
+        - output: an :class:`Assignment` for each view
+        - weight: ``[K, D]``. The prototypes of several heads follow each other
 
     Examples:
         >>> import torch
@@ -70,7 +71,7 @@ class SinkhornPrototypes(LossModule):
         self.weight = nn.Parameter(torch.empty(sum(self.heads), self.dim))
         self.register_buffer("step", torch.zeros((), dtype=torch.long))
         if len(self.heads) > 1:
-            # Empty; by its shape a checkpoint of other heads with the same K does not load.
+            # An empty tensor: by its shape, a checkpoint of other heads with this K does not load.
             self.register_buffer("head_sizes", torch.empty(0, *self.heads))
         self.register_buffer("queue", None)
         if self.queue_size > 0:
@@ -88,12 +89,12 @@ class SinkhornPrototypes(LossModule):
     def forward(self, *views: Batch) -> Batch: ...
     @called_by_all("forward")
     def forward(self, *views: Tensor | Batch) -> tuple[Assignment, ...] | Batch:
-        """Assign the embeddings of every view, each view balanced by itself.
+        """Assign the embeddings of every view. Each view is balanced by itself.
 
-        Given a :class:`~pgcl_losses.Batch`, it assigns all of its embeddings and returns it.
+        Given a :class:`~pgcl_losses.Batch`, it returns the batch with all embeddings assigned.
         """
         batch = batch_argument(views)
-        if batch is not None:  # whose owner calls `advance`
+        if batch is not None:  # whoever made the batch calls `advance`
             return self._assigned(batch)
         with self.agreement("forward", views) as agreed:
             self.check(views, 1, type(self).__name__)
@@ -118,9 +119,9 @@ class SinkhornPrototypes(LossModule):
             )
 
     def assign(self, z: Tensor) -> Tensor:
-        """The nearest prototype of each embedding, ``[N, D] -> [N]``: for inference, no balancing.
+        """The nearest prototype of each embedding, ``[N, D] -> [N]``, without balancing.
 
-        With several heads, one of each head: ``[N, H]``.
+        This is for inference. With several heads, it is the nearest of each head: ``[N, H]``.
         """
         check.matrices([("z", z)])
         check.prototypes("weight", self.weight, "z", z, type(self).__name__)
@@ -133,15 +134,16 @@ class SinkhornPrototypes(LossModule):
     @called_by_all("start_from_")
     @torch.no_grad()
     def start_from_(self, embeddings: Tensor) -> "SinkhornPrototypes":
-        """Initialise the prototypes, in place, from embeddings ``[N, D]``: k-means by cosine.
+        """Initialise the prototypes in place from embeddings ``[N, D]``, by k-means with cosines.
 
-        Call this before training, or after some epochs of :class:`InfoNCE`, between two steps, with
-        the embeddings of a batch or of many; and before ``fully_shard``. With several processes,
-        all of them call it, each with embeddings of its own.
+        Call this before training, or between two steps after some epochs of :class:`InfoNCE`, with
+        the embeddings of a batch or of many batches, and before ``fully_shard``. With several
+        processes, all of them call it, each with its own embeddings.
 
         Random numbers come from torch's generator on the CPU: use ``torch.manual_seed``. If there
-        are fewer different directions than prototypes, the remaining prototypes do not move.
-        Prototypes keep their lengths, and the queue its embeddings. This call waits for the device.
+        are fewer different directions than prototypes, the remaining prototypes do not move. The
+        prototypes keep their lengths, and the queue keeps its embeddings. This call waits for the
+        device.
         """
         with self.agreement("start_from_", (embeddings,)) as agreed:
             agreed.state = {}  # afterwards all processes have the same prototypes
@@ -151,11 +153,11 @@ class SinkhornPrototypes(LossModule):
         with full_precision(embeddings.device):
             dtype = computing_dtype(self.weight, embeddings)
             units, weight = processes.gather(unit_vectors(embeddings, dtype)), self.weight.to(dtype)
-            of_heads = weight.split_with_sizes(self.heads)
-            directions = torch.cat([spherical_kmeans(units, of_head) for of_head in of_heads])
+            heads = weight.split_with_sizes(self.heads)
+            directions = torch.cat([spherical_kmeans(units, head) for head in heads])
             lengths = torch.linalg.vector_norm(weight, dim=1, keepdim=True)
             new = (directions * torch.where(lengths > 0, lengths, 1)).to(dtype)
-            # All ranks draw and compute, and so have the same errors; those of the first count.
+            # All ranks compute, so that all have the same errors; the first rank's result counts.
             new = processes.add(new if processes.rank == 0 else new.zero_(), "the prototypes")
         self.weight.copy_(new)
         return self
@@ -205,19 +207,17 @@ class SinkhornPrototypes(LossModule):
         )
 
     def _balanced(self, filled: Tensor | None) -> Callable[[Tensor], Tensor]:
+        """Sinkhorn-Knopp with the options of this module."""
         return partial(balance, epsilon=self.epsilon, iterations=self.iterations, filled=filled)
 
     def _by_head(self, function: Callable[[Tensor], Tensor], scores: Tensor) -> Tensor:
-        """Apply a function to the columns of each head ``[..., K]``; the results lie side by side."""
-        parts = scores.split_with_sizes(self.heads, -1)
-        return (
-            torch.cat([function(part) for part in parts], -1)
-            if len(parts) > 1
-            else function(scores)
-        )
+        """Apply a function to the columns ``[..., K]`` of each head, and join the results."""
+        if len(self.heads) == 1:
+            return function(scores)
+        return torch.cat([function(x) for x in scores.split_with_sizes(self.heads, -1)], -1)
 
     def _unit_prototypes(self, dtype: torch.dtype) -> Tensor:
-        """The prototypes at unit length ``[K, D]``, without gradient while frozen."""
+        """The prototypes at unit length ``[K, D]``, without gradient while they are frozen."""
         weight: Tensor = self.weight
         if self.freeze_steps > 0:
             weight = torch.where(self.step < self.freeze_steps, weight.detach(), weight)
@@ -225,8 +225,8 @@ class SinkhornPrototypes(LossModule):
 
     @torch.no_grad()
     def advance(self, batch: Batch) -> None:
-        """Count a training forward and queue its embeddings, unless there is a NaN or inf in it."""
+        """Count a training forward and queue its embeddings, unless one has NaN or inf in it."""
         if self.freeze_steps > 0:
             self.step.add_(batch.is_finite())
-        if self.queue is not None:  # the first graph of a batch is the last to be overwritten
+        if self.queue is not None:  # flipped: the first graph is the last to be overwritten
             self.queue.store(batch.views(batch.embeddings).flip(1), batch.is_finite())

@@ -1,4 +1,4 @@
-"""The contrast by rows: a row is one query with all its keys, and rows are independent of each other.
+"""The contrast by rows: a row is one query with all its keys, and rows are independent.
 
 What a row means is decided in three places. `partners` says which keys are positives, and how much
 each counts; `add_log_weights` says which keys are negatives, and how much each counts; a `Form`
@@ -8,7 +8,7 @@ torch.compile. `chunks` does the same for batches of any size, by the same three
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -23,7 +23,7 @@ NO_LABEL = torch.iinfo(torch.int64).min
 
 
 class Span(NamedTuple):
-    """Embeddings that follow each other. It is no slice, of which torch.compile makes a constant."""
+    """Embeddings that follow each other. Of a slice torch.compile would make a constant."""
 
     start: int
     stop: int
@@ -57,7 +57,8 @@ class Pairs(NamedTuple):
     """Which pairs of M embeddings, in sets one after the other, and of B in a memory, count.
 
     The memory lies behind the batch: its embeddings are numbers M to M + B - 1. All of this is
-    constant; what has a gradient (embeddings, temperature, weights of positives) is given beside it.
+    constant; what has a gradient (embeddings, temperature, weights of positives) is given beside
+    it.
     """
 
     lengths: tuple[int, ...]  # of each set; they add up to M
@@ -108,6 +109,10 @@ class Inputs(NamedTuple):
     temperature: Any  # a number or a Tensor []
     weights: Tensor | None  # [P] of the listed positives
 
+    def map(self, function: Callable[[Tensor], Tensor]) -> "Inputs":
+        weights = None if self.weights is None else function(self.weights)
+        return Inputs(function(self.z), function(self.temperature), weights)
+
 
 class Rows(NamedTuple):
     """Some queries, and the keys that they are compared with."""
@@ -132,7 +137,7 @@ class Rows(NamedTuple):
         return i, j[0] if len(j) == 1 else torch.cat(j)
 
     def columns_of_views(self, lengths: tuple[int, ...], i: Tensor) -> Tensor:
-        """The columns of embedding n of every view, for queries ``[I]`` that are the n-th of theirs.
+        """The columns of row n of every view, for queries ``[I]`` that are row n of their view.
 
         The query itself comes first, if it is among the keys: ``[I, V]``.
         """

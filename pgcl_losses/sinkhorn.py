@@ -11,9 +11,9 @@ from torch import Tensor
 from pgcl_losses import _checks as check
 from pgcl_losses._normalize import computing_dtype, full_precision
 
-# An iteration can raise an entry by a factor of N * K against others. Over three iterations an entry
-# that is too small for float32 stays negligible, for N * K up to 1e9. Then u and v are absorbed into
-# the exponents.
+# An iteration can raise an entry by a factor of N * K against others. Over three iterations an
+# entry that is too small for float32 stays negligible, for N * K up to 1e9. Then u and v are
+# absorbed into the exponents.
 _ITERATIONS_PER_ABSORPTION = 3
 
 # This fraction of a cosine lies far above the rounding errors of float32, and far below most

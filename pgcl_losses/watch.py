@@ -1,4 +1,4 @@
-"""Silent failures of a training: each is reported by one warning, which names the fix."""
+"""Silent failures of a training: one warning reports each of them, and names the fix."""
 
 import math
 from collections import Counter
@@ -14,11 +14,11 @@ from pgcl_losses._warnings import warn
 from pgcl_losses.batch import Batch
 from pgcl_losses.consistency import consistency_ratio
 
-# Gradients are rarely accumulated over more batches, and short trainings have few more steps.
+# Gradients are rarely accumulated over more batches, and a short training has few more steps.
 _PATIENCE = 16
-_EVERY = 20  # of so many training forwards, the first three are checked
+_EVERY = 20  # the first three of so many training forwards are checked
 
-Is = Callable[..., bool]  # whether the values of a check are bad
+IsBad = Callable[..., bool]  # whether the values of a check are bad
 
 _TEXTS = {
     "gradient": f"the embeddings had no gradient in {_PATIENCE} training forwards, so the encoder "
@@ -51,13 +51,16 @@ class Watch:
         self.start: tuple[int, Tensor] | None = None  # step and directions of prototypes, [K, D]
         self.bad_in_a_row: Counter[str] = Counter()
         self.reported: set[str] = set()
-        self.pending: list[tuple[str, int, Is, Tensor, torch.cuda.Event | None]] = []
+        self.pending: list[tuple[str, int, IsBad, Tensor, torch.cuda.Event | None]] = []
 
     def __reduce__(self) -> tuple[type["Watch"], tuple[str]]:
         return Watch, (self.owner,)  # a copy begins anew
 
     def is_due(self, module: nn.Module, loss: Tensor, batch: Batch) -> bool:
-        """Count a forward of the module; whether to check its batch."""
+        """Count a forward of the module, and say whether to check its batch.
+
+        Every process checks, since all of them have to fail where warnings are errors.
+        """
         is_training = module.training and loss.requires_grad
         if not (is_training and is_eager(batch.embeddings)):
             return False
@@ -70,14 +73,15 @@ class Watch:
     @torch.no_grad()
     def look(
         self,
-        views: Sequence[object],  # or sets, as the loss was called with
+        views: Sequence[object],  # the views or sets with which the loss was called
         batch: Batch,
         contrast: Tensor | None,  # None if its weight is 0
         prototypes: Any = None,  # None if the consistency's weight is 0
     ) -> None:
         """Check a batch, after all modules have processed it.
 
-        Three checks in a row are bad before most warnings, as the last batch of an epoch is small.
+        Before most warnings three checks in a row must be bad, since the last batch of an epoch may
+        be small.
         """
         self._check("gradient", 1, self.steps_without_gradient >= _PATIENCE)
         self._check("views", 3, len(set(map(id, views))) < len(views))
@@ -92,13 +96,14 @@ class Watch:
         if largest > 1 and prototypes.weight.requires_grad and batch.embeddings.requires_grad:
             self._check_motion(prototypes)
         if num_graphs >= largest > 1 and "zero" not in self.reported:
-            # In many good trainings embeddings are collapsed at first, and prototypes random.
-            of_views = batch.views(batch.log_probs), batch.views(batch.targets)
-            values = mean_cosine(batch.embeddings), consistency_ratio(*of_views, batch.heads)
-            self._measure("collapse", 7, lambda cos, of_log: cos > 0.9 and of_log > 0.95, *values)
+            # In many good trainings the embeddings are collapsed at first, and prototypes random.
+            log_probs, targets = batch.views(batch.log_probs), batch.views(batch.targets)
+            ratio = consistency_ratio(log_probs, targets, batch.heads)
+            values = mean_cosine(batch.embeddings), ratio
+            self._measure("collapse", 7, lambda cos, ratio: cos > 0.9 and ratio > 0.95, *values)
 
     def _check_motion(self, prototypes: Any) -> None:
-        """How far the optimizer has moved the prototypes, once it had the time."""
+        """Check how far the optimizer has moved the prototypes, after enough forwards."""
         directions = unit_vectors(prototypes.weight, torch.float32)
         first, start = self.start = self.start or (self.steps, directions)
         if self.steps - first >= _PATIENCE + prototypes.freeze_steps:
@@ -106,14 +111,14 @@ class Watch:
             self._measure("motion", 1, lambda moved: moved < 1e-6, moved)
 
     def _check(self, name: str, patience: int, is_bad: bool, *values: object) -> None:
-        """Warn once, if it was bad so many times in a row."""
+        """Warn once, if a check was bad ``patience`` times in a row."""
         self.bad_in_a_row[name] = self.bad_in_a_row[name] + 1 if is_bad else 0
         if self.bad_in_a_row[name] >= patience and name not in self.reported:
             self.reported.add(name)
             warn(f"{self.owner}: " + _TEXTS[name].format(*values, owner=self.owner))
 
-    def _measure(self, name: str, patience: int, is_bad: Is, *values: Tensor) -> None:
-        """Check values ``[]`` of a device, once they have arrived."""
+    def _measure(self, name: str, patience: int, is_bad: IsBad, *values: Tensor) -> None:
+        """Check values ``[]`` of a device, once they have arrived on the host."""
         copied, arrived = torch.stack(values).to("cpu", non_blocking=True), None
         if values[0].is_cuda:
             arrived = torch.cuda.current_stream(values[0].device).record_event()

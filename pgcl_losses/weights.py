@@ -1,11 +1,15 @@
 """How much a negative counts: the weight w_ij (Eq. 14) and the scale M_i (Eq. 13), as logarithms.
 
-A negative at distance d_ij from query i weighs w_ij = exp(-(d_ij - mu_i)^2 / (2 sigma_i^2)), with
-mu_i and sigma_i the mean and standard deviation of d_ij over all samples j, and 1 where sigma_i is
-no larger than rounding. M_i scales a query's weights to an average of 1 over all samples. With soft
-clusters the weight of a pair is the mean of M w over the clusters of both, by their q.
+A negative at distance d_ij from query i has the weight
+w_ij = exp(-(d_ij - mu_i)^2 / (2 sigma_i^2)). mu_i and sigma_i are the mean and the standard
+deviation of d_ij over all samples j; where sigma_i is no larger than rounding errors, w_ij is 1.
+M_i scales the weights of a query to an average of 1 over all samples. With soft clusters the weight
+of a pair is the mean of M w over the clusters of both embeddings, by their q.
 
-Distances are 1 - cosine, and all is written in cosines: sigma and |d_ij - mu| are the same.
+Distances are 1 - cosine. Everything is written in cosines, as sigma and |d_ij - mu| are the same.
+
+`Table`, `Factors` and `Gaussian` are the three kinds of weights. Each says log W ``[I, K]`` for
+some queries and keys; where a loss has several kinds, they add up.
 """
 
 import math
@@ -14,37 +18,39 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-# Cosines of unit vectors carry a few rounding errors each; a spread below this many is noise.
+# The cosine of two unit vectors carries a few rounding errors; a spread of fewer than this is
+# noise.
 _ROUNDING_ERRORS = 32
 
 
 def prototype_log_weights(prototypes: Tensor, fractions: Tensor) -> Tensor:
-    """log(M_i w_ij) for d_ij = 1 - cos(C_{c_i}, C_{c_j}): one ``[K, K]`` table for all pairs.
+    """log(M_i w_ij) for d_ij = 1 - cos(C_{c_i}, C_{c_j}): one table ``[K, K]`` for all pairs.
 
     mu, sigma and M of a query follow from its cluster and the fraction of samples in each cluster.
-    ``prototypes``: ``[K, D]`` of unit length; ``fractions``: ``[K]``, sum to 1.
+    ``prototypes``: ``[K, D]`` of unit length; ``fractions``: ``[K]``, which sum to 1.
     """
     column = fractions.unsqueeze(1)  # [K, 1]
     cosines = prototypes @ prototypes.T  # [K, K]
     squares = (cosines - cosines @ column).square_()  # (d - mu)^2
     variances = _above_noise(squares @ column)  # [K, 1]
-    # M w fraction is a softmax. A cluster without samples has a negligible one.
+    # M w fraction is a softmax. The fraction of a cluster without samples is negligible.
     log_fractions = fractions.clamp_min(torch.finfo(fractions.dtype).tiny).log_()
     log_w = torch.addcdiv(log_fractions, squares, variances, value=-0.5)
     return log_w.log_softmax(1).sub_(log_fractions)
 
 
 def within_positions(targets: Tensor, first: int, end: int) -> Tensor:
-    """Whether a cluster is at positions first..end-1 of each q, best first: ``[M, K]``."""
+    """Whether a cluster is at positions first to end - 1 of each row, best first: ``[M, K]``."""
     order = targets.argsort(stable=True, descending=True, dim=-1)
     return torch.zeros_like(targets, dtype=torch.bool).scatter_(-1, order[:, first:end], True)
 
 
 def cosine_moments(embeddings: Tensor, filled: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """For d_ij = 1 - cos(z_i, z_j): mean and variance of each embedding's cosines, both ``[M]``.
+    """The mean and the variance of each embedding's cosines with all embeddings, both ``[M]``.
 
-    They follow from the moments of the embeddings, without a matrix of pairs. ``embeddings``: all
-    samples, ``[M, D]`` of unit length, or zero where they are not ``filled``.
+    They serve d_ij = 1 - cos(z_i, z_j), and follow from the moments of the embeddings, without a
+    matrix of pairs. ``embeddings``: all samples ``[M, D]``, of unit length, or zero where they are
+    not ``filled``.
     """
     mean = filled_mean(embeddings, filled)  # [D]
     centered = embeddings - mean
@@ -57,12 +63,12 @@ def cosine_moments(embeddings: Tensor, filled: Tensor | None = None) -> tuple[Te
 
 
 def filled_mean(values: Tensor, filled: Tensor | None) -> Tensor:
-    """The mean of filled slots, ``[M, D] -> [D]``; the others are 0."""
+    """The mean over filled slots, ``[M, D] -> [D]``; the values of empty slots are 0."""
     return values.mean(0) if filled is None else values.sum(0) / filled.sum()
 
 
 def _above_noise(variance: Tensor) -> Tensor:
-    """Infinity where sigma is at rounding level, which makes every weight 1."""
+    """The variance, or infinity where sigma is at rounding level: then every weight is 1."""
     noise = _ROUNDING_ERRORS * torch.finfo(variance.dtype).eps
     return torch.threshold(variance, noise**2, math.inf)
 
@@ -70,7 +76,7 @@ def _above_noise(variance: Tensor) -> Tensor:
 def cluster_counts(
     clusters: Tensor, size: int, dtype: torch.dtype = torch.long, filled: Tensor | None = None
 ) -> Tensor:
-    """The histogram n_k of filled slots: ``[N]`` cluster numbers -> ``[K]`` counts."""
+    """Count the samples of each cluster, without empty slots: ``[N]`` numbers -> ``[K]``."""
     counts = clusters.new_zeros(size, dtype=dtype)
     each = torch.ones_like(clusters, dtype=dtype) if filled is None else filled.to(dtype)
     return counts.scatter_add_(0, clusters, each)

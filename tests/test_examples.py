@@ -134,7 +134,7 @@ def test_two_processes_train_as_one_does(tmp_path):
 BENCHMARKS = {  # the module, its arguments, and some of the losses in the record
     "step": ("run", "--only=step", {"PGCLLoss", "pgcl_losses.InfoNCE"}),
     "options": ("run", "--only=options --options-at=16", {"num_prototypes=(10, 42, 84)"}),
-    "contrast": ("run", "--only=contrast --sizes=16 --modes prototype --device=cpu", {"blocks"}),
+    "contrast": ("run", "--only=contrast --sizes=16 --modes prototype --device=cpu", {"chunks"}),
     "scaling": ("scaling", "--num=200", set()),
     "libraries": ("libraries", "--sizes=16", {"InfoNCE"}),
     "scripts": ("scripts", "--sizes=16 --compile-at --retrieval 4 64", {scripts.LINES, "InfoNCE"}),

@@ -43,7 +43,7 @@ def mistakes(z1: Tensor, pgcl: PGCLLoss) -> None:
     PGCLLoss(8, negative_ranks=2)  # type: ignore[arg-type]  # a pair of numbers
     PGCLLoss(8, weighting="prototpye")  # type: ignore[arg-type]  # a slip of the pen
     ConsistencyLoss(reduction="average")  # type: ignore[arg-type]  # "mean"
-    InfoNCE(engine="block")  # type: ignore[arg-type]  # "blocks"
+    InfoNCE(engine="block")  # type: ignore[arg-type]  # "chunks"
     pgcl(z1, z1, negatives="all")  # type: ignore[call-arg]  # it is an option
     InfoNCEContrastLoss(tau=0.2)  # type: ignore[call-arg]  # temperature
     pgcl.consistency_weight = "6"  # type: ignore[assignment]  # no number
