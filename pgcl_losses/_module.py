@@ -56,14 +56,10 @@ def called_by_all(call: str) -> Callable[[Function], Function]:
                 with self.agreement(call, args):
                     check_arguments(owner, method, given)
                     if len(args) > most:
-                        takes = (
-                            f"{owner}.{method.__name__} takes {', '.join(specification.args[1:])}"
-                        )
-                        options = ", ".join(f"{name}=" for name in specification.kwonlyargs)
-                        came = f"{len(args)} arguments by position"
-                        raise TypeError(
-                            f"{takes} by position and {options} by name, but got {came}"
-                        )
+                        takes = f"takes {', '.join(specification.args[1:])} by position"
+                        rest = ", ".join(f"{name}=" for name in specification.kwonlyargs)
+                        came = f"{rest} by name, but got {len(args)} by position"
+                        raise TypeError(f"{owner}.{method.__name__} {takes} and {came}")
             if torch.compiler.is_compiling() and self.is_distributed():
                 # With fullgraph=True this message is in the error.
                 torch._dynamo.graph_break(msg="collectives must not be traced")
@@ -142,8 +138,8 @@ class LossModule(nn.Module):
         claims |= self.all_options()
         claims |= {"training": self.training, "gradients enabled": torch.is_grad_enabled()}
         state = {**dict(self.named_parameters()), **dict(self.named_buffers())}
-        num_ranks = count_ranks(self.process_group)
-        return Agreement(claims, sets, state, num_ranks, self.process_group)
+        group = self.process_group
+        return Agreement(claims, sets, state, count_ranks(group), group)
 
     def moves_state(self, embeddings: Tensor) -> bool:
         """Whether a forward is a training step. Under transforms a function moves no state."""

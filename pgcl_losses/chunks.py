@@ -15,12 +15,11 @@ from torch import Tensor
 
 from pgcl_losses._modes import is_transformed
 from pgcl_losses._normalize import full_precision
-from pgcl_losses.distributed import Processes
+from pgcl_losses.distributed import Processes, Span
 from pgcl_losses.rows import (
     Inputs,
     Pairs,
     Rows,
-    Span,
     add_log_weights,
     all_rows,
     log_count_of,
@@ -162,7 +161,7 @@ def list_chunk(
         else:
             key = others.columns[:, others.num_own :]  # [I, P]
             query = rows.numbers(z.device)[0].unsqueeze(1).expand_as(key)
-            x = products(z, query.flatten(), key.flatten()).view_as(key) / temperature
+            x = _Products.apply(z, query.flatten(), key.flatten()).view_as(key) / temperature  # type: ignore[no-untyped-call]  # torch has no type there
         i = rows.queries.slice()
         losses, exist = pairs.form(log_s[i], x, others.weights, temperature, log_count[i])
     if into is not None:
@@ -171,7 +170,7 @@ def list_chunk(
 
 
 class _Products(torch.autograd.Function):
-    """The products of listed embeddings, which are gathered a part of the list at a time."""
+    """z_query . z_key for lists ``[P]``, whose embeddings are gathered a part at a time."""
 
     @staticmethod
     def forward(ctx: Any, z: Tensor, query: Tensor, key: Tensor) -> Tensor:
@@ -186,12 +185,6 @@ class _Products(torch.autograd.Function):
         for i, j, d_part in zip(*_parts(z, query, key, d.unsqueeze(1)), strict=True):
             d_z.index_add_(0, i, d_part * z[j]).index_add_(0, j, d_part * z[i])
         return d_z, None, None
-
-
-def products(z: Tensor, query: Tensor, key: Tensor) -> Tensor:
-    """z_query . z_key for lists ``[P]``."""
-    of_pairs: Tensor = _Products.apply(z, query, key)  # type: ignore[no-untyped-call]  # torch has no type there
-    return of_pairs
 
 
 def _parts(z: Tensor, *lists: Tensor) -> list[Sequence[Tensor]]:
@@ -216,12 +209,11 @@ def losses_of_chunks(
     leaves = inputs.map(lambda x: x.detach().requires_grad_(with_gradient))
     query, key = pairs.negative_pairs
     with torch.set_grad_enabled(with_gradient):
-        logits = products(leaves.z, query, key) / leaves.temperature
+        logits = _Products.apply(leaves.z, query, key) / leaves.temperature  # type: ignore[no-untyped-call]  # torch has no type there
         log_sums, log_count = log_sums_of_list(pairs, query, logits)
     log_s, d_log_s = log_sums.detach().requires_grad_(with_gradient), torch.zeros_like(log_count)
     for rows, d in zip(all_of_them, d_of_chunks, strict=True):
-        sums = log_s, log_count, d_log_s
-        results.append(list_chunk(pairs, rows, leaves, d, into, sums))
+        results.append(list_chunk(pairs, rows, leaves, d, into, (log_s, log_count, d_log_s)))
     if into is not None:
         add_gradients(log_sums, [], leaves, d_log_s, into)
     return joined(results, z)
@@ -240,19 +232,12 @@ class _Chunks(torch.autograd.Function):
     """The losses of chunks ``[Q]``, or their sum, whose gradient is computed with it."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        z: Tensor,
-        temperature: Tensor,
-        weights: Tensor | None,
-        pairs: Pairs,
-        own: list[Span] | None,
-        is_sum: bool,
-    ) -> tuple[Tensor, Tensor]:
-        inputs, into = Inputs(z, temperature, weights).map(Tensor.detach), None
+    def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
+        *inputs_of_loss, pairs, own, is_sum = arguments
+        inputs, into = Inputs(*inputs_of_loss).map(Tensor.detach), None
         if is_sum and any(ctx.needs_input_grad):
             into = inputs.map(torch.zeros_like)
-        losses, count = losses_of_chunks(pairs, inputs, own, z.new_ones(()), into)
+        losses, count = losses_of_chunks(pairs, inputs, own, inputs.z.new_ones(()), into)
         ctx.is_sum, ctx.rest = is_sum, (pairs, own)
         ctx.save_for_backward(*(inputs if into is None else into))
         ctx.mark_non_differentiable(count)
@@ -282,9 +267,7 @@ def loss_of_pairs(
     With several processes, each computes its own queries against the keys of all; then the mean or
     the sum is that of all.
     """
-    (z, temperature, weights), own = inputs, None
-    if processes.num_ranks() > 1:
-        own = [Span(part.start, part.stop) for part in processes.own_slices()]
+    own = processes.own_spans() if processes.num_ranks() > 1 else None
     transformed = is_transformed(*inputs)
     if engine == "auto":
         by_autograd = torch.compiler.is_compiling() or transformed
@@ -301,16 +284,15 @@ def loss_of_pairs(
                 "processes hold a batch together: choose engine='auto' or 'chunks', or gather=False"
             )
         results = [row_losses(pairs, rows, inputs) for rows in all_rows(pairs, None)]
-        losses, count = joined(results, z)
+        losses, count = joined(results, inputs.z)
         losses = losses if reduction == "none" else losses.sum()
     else:
         if reduction == "none" and pairs.memory is not None:
             # The backward reads the memory again, which the next step overwrites.
             pairs = pairs._replace(memory=pairs.memory.clone())
-        if not isinstance(temperature, Tensor):
-            temperature = z.new_tensor(temperature)
-        options = pairs, own, reduction != "none"
-        losses, count = _Chunks.apply(z, temperature, weights, *options)  # type: ignore[no-untyped-call]  # torch has no type there
+        if not isinstance(inputs.temperature, Tensor):
+            inputs = inputs._replace(temperature=inputs.z.new_tensor(inputs.temperature))
+        losses, count = _Chunks.apply(*inputs, pairs, own, reduction != "none")  # type: ignore[no-untyped-call]  # torch has no type there
     if reduction == "none":
         return losses
     total, count = processes.sum_of(losses, count)

@@ -96,9 +96,8 @@ class PrototypeReweightedNCE(WeightedInfoNCE):
         if batch is None:
             with self.agreement("forward", views) as agreed:
                 agreed.claims |= self._check(views, *given)
-            batch = Batch.from_views(
-                views, agreed.processes, dtype=computing_dtype(views[0], prototypes)
-            )
+            dtype = computing_dtype(views[0], prototypes)
+            batch = Batch.from_views(views, agreed.processes, dtype=dtype)
             if self._needs_clusters():
                 batch = batch.assigned(prototypes, clusters, assignments)
         with torch.no_grad(), full_precision(batch.embeddings.device):

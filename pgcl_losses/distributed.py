@@ -11,6 +11,7 @@ import itertools
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -19,6 +20,19 @@ from torch.autograd.function import once_differentiable
 from torch.distributed import ProcessGroup
 
 _SAMPLE = 1 << 14  # numbers of a tensor that processes compare: all but those of a large memory
+
+
+class Span(NamedTuple):
+    """Embeddings that follow each other. Of a slice torch.compile would make a constant."""
+
+    start: int
+    stop: int
+
+    def slice(self) -> slice:
+        return slice(self.start, self.stop)
+
+    def length(self) -> int:
+        return self.stop - self.start
 
 
 class Processes(NamedTuple):
@@ -64,21 +78,20 @@ class Processes(NamedTuple):
         """The inverse of :meth:`gather`: the part of this process."""
         if self.num_ranks() == 1:
             return gathered
-        return torch.cat([gathered[part] for part in self.own_slices()])
+        return torch.cat([gathered[part.slice()] for part in self.own_spans()])
 
-    def own_slices(self) -> list[slice]:
+    def own_spans(self) -> list[Span]:
         """Where this process's embeddings of each set lie among the embeddings of all."""
         starts = [sum(counts[: self.rank]) for counts in self.counts]
         before = itertools.accumulate(self.lengths(), initial=0)
         return [
-            slice(first + start, first + start + counts[self.rank])
+            Span(first + start, first + start + counts[self.rank])
             for first, start, counts in zip(before, starts, self.counts, strict=False)
         ]
 
     def numbers_of_own(self, device: torch.device) -> Tensor:
         """The numbers of this process's embeddings among the embeddings of all, ``[m]``."""
-        own = [torch.arange(part.start, part.stop, device=device) for part in self.own_slices()]
-        return torch.cat(own)
+        return torch.cat([torch.arange(x.start, x.stop, device=device) for x in self.own_spans()])
 
     def add(self, values: Tensor, name: str) -> Tensor:
         """The sum over processes of a tensor that each of them has, without gradient."""
@@ -111,6 +124,7 @@ class Processes(NamedTuple):
         return self.average_gradient(value.to(dtype, copy=True))
 
 
+@dataclass
 class Agreement:
     """A block in which a process checks its input; when it ends, all processes agree or fail.
 
@@ -120,17 +134,12 @@ class Agreement:
     one. After the block, ``processes`` are those that hold the sets of this call.
     """
 
-    def __init__(
-        self,
-        claims: dict[str, object],
-        sets: Sequence[Any],
-        state: Mapping[str, Tensor],
-        num_ranks: int = 1,
-        group: ProcessGroup | None = None,
-    ) -> None:
-        self.claims, self.sets, self.state = claims, sets, state
-        self.num_ranks, self.group = num_ranks, group
-        self.processes: Processes
+    claims: dict[str, object]
+    sets: Sequence[Any]  # Tensors, once they are checked
+    state: Mapping[str, Tensor]  # the parameters and buffers of the module that is called
+    num_ranks: int = 1
+    group: ProcessGroup | None = None
+    processes: Processes = field(init=False)
 
     def __enter__(self) -> "Agreement":
         return self
@@ -141,7 +150,6 @@ class Agreement:
         if self.num_ranks == 1:
             self.processes = Processes([(len(part),) for part in self.sets]).check_not_empty()
             return
-        tensors = [x for x in (*self.state.values(), *self.sets) if isinstance(x, Tensor)]
         if error is not None:
             claims = {"call": self.claims["call"], "problem": f"{type(error).__name__}: {error}"}
         else:
@@ -154,7 +162,7 @@ class Agreement:
                 "requires_grad": any(part.requires_grad for part in self.sets),
             }
         # NCCL needs a GPU, and a part of a wrong input may be on a CPU.
-        devices = [x.device for x in tensors]
+        devices = [x.device for x in [*self.state.values(), *self.sets] if isinstance(x, Tensor)]
         device = max(devices, key=lambda d: d.type != "cpu", default=torch.device("cpu"))
         length = 0 if error is not None else len(self.sets[0])
         try:

@@ -81,8 +81,7 @@ class Form(NamedTuple):
 
         E_a is the mean of e^x over positives. Chuang et al., Debiased Contrastive Learning, 2020.
         """
-        none = log_s == -math.inf
-        log_mean = (log_s - log_count).masked_fill(none, 0.0)  # log(S / N)
+        log_mean = (log_s - log_count).masked_fill(log_s == -math.inf, 0.0)  # log(S / N)
         above = (x - log_mean.unsqueeze(1)).clamp_max(_LINEAR_FROM)
         ratio = self.debias * (above.exp() * share).sum(1)  # tau+ E_a / (S / N)
         remainder = 1 - ratio.clamp_max(1 - torch.finfo(x.dtype).eps)

@@ -15,24 +15,12 @@ import torch
 from torch import Tensor
 
 from pgcl_losses._modes import can_be_read
+from pgcl_losses.distributed import Span
 from pgcl_losses.forms import Form
 from pgcl_losses.weights import Factors, Gaussian, Table
 
 # The label of an embedding in the memory that was stored without one. A caller's labels differ.
 NO_LABEL = torch.iinfo(torch.int64).min
-
-
-class Span(NamedTuple):
-    """Embeddings that follow each other. Of a slice torch.compile would make a constant."""
-
-    start: int
-    stop: int
-
-    def slice(self) -> slice:
-        return slice(self.start, self.stop)
-
-    def length(self) -> int:
-        return self.stop - self.start
 
 
 class Listed(NamedTuple):
@@ -175,8 +163,7 @@ def partners(pairs: Pairs, rows: Rows, like: Tensor, weights: Tensor | None) -> 
     Queries have different numbers of positives: those with fewer are padded by themselves, with a
     weight of 0. Where Python cannot read how many there are, there is a weight for each key.
     """
-    device = like.device
-    i, j = rows.numbers(device)
+    i, j = rows.numbers(like.device)
     if pairs.labels is None and pairs.positives is None:
         columns = rows.columns_of_views(pairs.lengths, i)
         if len(pairs.lengths) == 1:  # one view: its embeddings have no positives
@@ -190,8 +177,7 @@ def partners(pairs: Pairs, rows: Rows, like: Tensor, weights: Tensor | None) -> 
         columns, number, is_same = _padded(pairs.same_label, pairs.labels[i], i)
         is_positive = is_same & (columns != i.unsqueeze(1))
         if rows.query_set is not None:
-            own = rows.query_set
-            is_positive &= (columns < own.start) | (columns >= own.stop)
+            is_positive &= (columns < rows.query_set.start) | (columns >= rows.query_set.stop)
         w = is_positive.to(like.dtype)
     if pairs.positives is not None and weights is not None:
         listed, number, is_listed = _padded(pairs.positives, i, i)
