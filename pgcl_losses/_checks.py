@@ -175,7 +175,7 @@ def pairs(name: str, value: Any, sets: Sequence[Tensor], queries: str) -> None:
             )
 
 
-def memory_of_negatives(negatives: str, memory_size: int) -> None:
+def negatives_of_memory(negatives: str, memory_size: int) -> None:
     if negatives == "memory" and memory_size == 0:
         raise ValueError("negatives is 'memory', which needs a memory: memory_size is 0")
     if negatives == "given" and memory_size > 0:
@@ -224,8 +224,8 @@ def clusters(name: str, value: Any, z_name: str, z: Tensor, heads: Sequence[int]
     # On a GPU, and in a compiled graph, torch itself reports an index that is out of range.
     if value.shape[0] == 0 or not heads or not can_be_read(value):
         return
-    for num_prototypes, of_head in zip(heads, value.view(len(value), -1).unbind(1), strict=False):
-        low, high = (int(bound) for bound in of_head.aminmax())
+    for num_prototypes, column in zip(heads, value.view(len(value), -1).unbind(1), strict=False):
+        low, high = (int(bound) for bound in column.aminmax())
         if low < 0 or high >= num_prototypes:
             all_of = f"0..{num_prototypes - 1}, one number per prototype"
             raise ValueError(f"{name} must lie in {all_of}, but its values span {low}..{high}")

@@ -22,9 +22,9 @@ from pgcl_losses.rows import (
     Rows,
     add_log_weights,
     all_rows,
+    find_partners,
     log_count_of,
     log_sums_of_list,
-    partners,
     row_losses,
 )
 
@@ -43,24 +43,24 @@ _LOG2_E = math.log2(math.e)
 
 
 def matrix_chunk(
-    pairs: Pairs, rows: Rows, inputs: Inputs, d_losses: Tensor, into: Inputs | None, memory: Tensor
+    pairs: Pairs, rows: Rows, inputs: Inputs, d_losses: Tensor, into: Inputs | None, buffer: Tensor
 ) -> tuple[Tensor, Tensor | None]:
     """As `row_losses`; adds the gradient of the sum of d_losses * losses to ``into``, if given.
 
-    ``memory``: of the matrix, for one chunk after the other.
+    ``buffer``: holds the matrix of one chunk after the other.
     """
     with_gradient = into is not None
     z, temperature, _ = inputs
     q = z[rows.queries.slice()] / temperature  # [I, D]
-    scores = scores_of(pairs, rows, z, q, memory)  # [I, K]
+    scores = scores_of(pairs, rows, z, q, buffer)  # [I, K]
     leaves = inputs.map(lambda y: y.detach().requires_grad_(with_gradient))
     with torch.set_grad_enabled(with_gradient):
-        others = partners(pairs, rows, scores, leaves.weights)
-    x = others.scores(scores)  # [I, P]
+        partners = find_partners(pairs, rows, scores, leaves.weights)
+    x = partners.scores(scores)  # [I, P]
     x = x.clone() if x is scores else x
     is_hard = pairs.hardness > 0
     logits = torch.zeros_like(scores) if is_hard else scores
-    logits = add_log_weights(pairs, rows, logits, others, scores, temperature)
+    logits = add_log_weights(pairs, rows, logits, partners, scores, temperature)
     log_count = log_count_of(pairs, logits)
     log_s: Any = log_count if is_hard else 0.0
     softmaxes = []  # of each term of log S: e^x in place of its logits, and a factor
@@ -78,16 +78,16 @@ def matrix_chunk(
 
     with torch.set_grad_enabled(with_gradient):
         log_s, x = log_s.requires_grad_(with_gradient), x.requires_grad_(with_gradient)
-        losses, exist = pairs.form(log_s, x, others.weights, leaves.temperature, log_count)
+        losses, exist = pairs.form(log_s, x, partners.weights, leaves.temperature, log_count)
     if into is not None:
         d_log_s, d_x = add_gradients(losses, [log_s, x], leaves, d_losses, into)
         d_scores, *more = [p.mul_(by * d_log_s.unsqueeze(1)) for p, by in softmaxes]
         for d in more:
             d_scores += d
-        if others.columns is None:
+        if partners.columns is None:
             d_scores += d_x
         else:
-            d_scores.scatter_add_(1, others.columns[:, others.num_own :], d_x)
+            d_scores.scatter_add_(1, partners.columns[:, partners.num_self :], d_x)
         add_gradient_of_scores(pairs, rows, z, q, temperature, d_scores, into)
     return losses.detach(), exist
 
@@ -96,21 +96,21 @@ def add_gradients(
     losses: Tensor, others: list[Tensor], leaves: Inputs, d_losses: Tensor, into: Inputs
 ) -> Sequence[Tensor]:
     """Differentiate losses: add the gradient by leaves to ``into``; return that by the others."""
-    of_leaves = [(x, total) for x, total in zip(leaves, into, strict=True) if x is not None]
-    inputs = [*others, *[x for x, _ in of_leaves]]
+    leaves_and_totals = [(x, total) for x, total in zip(leaves, into, strict=True) if x is not None]
+    inputs = [*others, *[x for x, _ in leaves_and_totals]]
     gradients = torch.autograd.grad(losses, inputs, d_losses, materialize_grads=True)
-    for (_, total), d in zip(of_leaves, gradients[len(others) :], strict=True):
+    for (_, total), d in zip(leaves_and_totals, gradients[len(others) :], strict=True):
         total += d
     return gradients[: len(others)]
 
 
-def scores_of(pairs: Pairs, rows: Rows, z: Tensor, q: Tensor, memory: Tensor) -> Tensor:
+def scores_of(pairs: Pairs, rows: Rows, z: Tensor, q: Tensor, buffer: Tensor) -> Tensor:
     """The products of queries q ``[I, D]`` with all keys ``[I, K]``."""
     if rows.are_both_ways:
         (keys,) = rows.keys
         one_way = q[: keys.start] @ z[keys.slice()].T  # [N, N]
         return torch.cat([one_way, one_way.T])
-    scores = memory[: rows.num_pairs()].view(len(q), -1)
+    scores = buffer[: rows.num_pairs()].view(len(q), -1)
     for part, numbers in zip(scores.split_with_sizes(rows.num_keys(), 1), rows.keys, strict=True):
         torch.mm(q, pairs.keys(z, numbers).T, out=part)
     return scores
@@ -155,15 +155,15 @@ def list_chunk(
     z, temperature, weights = leaves
     log_s, log_count, d_log_s = sums
     with torch.set_grad_enabled(into is not None):
-        others = partners(pairs, rows, z, weights)
-        if others.columns is None:
+        partners = find_partners(pairs, rows, z, weights)
+        if partners.columns is None:
             x = z[rows.queries.slice()] @ z.T / temperature  # [I, M]
         else:
-            key = others.columns[:, others.num_own :]  # [I, P]
+            key = partners.columns[:, partners.num_self :]  # [I, P]
             query = rows.numbers(z.device)[0].unsqueeze(1).expand_as(key)
             x = _Products.apply(z, query.flatten(), key.flatten()).view_as(key) / temperature  # type: ignore[no-untyped-call]  # torch has no type there
         i = rows.queries.slice()
-        losses, exist = pairs.form(log_s[i], x, others.weights, temperature, log_count[i])
+        losses, exist = pairs.form(log_s[i], x, partners.weights, temperature, log_count[i])
     if into is not None:
         d_log_s += add_gradients(losses, [log_s], leaves, d_losses, into)[0]
     return losses.detach(), exist
@@ -196,15 +196,15 @@ def losses_of_chunks(
 ) -> tuple[Tensor, Tensor]:
     """The losses of all queries ``[Q]``, or of this process's own, and how many have positives."""
     z, with_gradient = inputs.z, into is not None
-    all_of_them = list(all_rows(pairs, _CHUNK if z.device.type == "cpu" else _CHUNK_ELSEWHERE, own))
-    sizes = [rows.queries.length() for rows in all_of_them]
+    chunks = list(all_rows(pairs, _CHUNK if z.device.type == "cpu" else _CHUNK_ELSEWHERE, own))
+    sizes = [rows.queries.length() for rows in chunks]
     d_of_chunks = d_losses.expand(sum(sizes)).split_with_sizes(sizes)
     results = []
     if pairs.negative_pairs is None:
         # New pages for each matrix would take a tenth of the time.
-        memory = z.new_empty(max([rows.num_pairs() for rows in all_of_them], default=0))
-        for rows, d in zip(all_of_them, d_of_chunks, strict=True):
-            results.append(matrix_chunk(pairs, rows, inputs, d, into, memory))
+        buffer = z.new_empty(max([rows.num_pairs() for rows in chunks], default=0))
+        for rows, d in zip(chunks, d_of_chunks, strict=True):
+            results.append(matrix_chunk(pairs, rows, inputs, d, into, buffer))
         return joined(results, z)
     leaves = inputs.map(lambda x: x.detach().requires_grad_(with_gradient))
     query, key = pairs.negative_pairs
@@ -212,7 +212,7 @@ def losses_of_chunks(
         logits = _Products.apply(leaves.z, query, key) / leaves.temperature  # type: ignore[no-untyped-call]  # torch has no type there
         log_sums, log_count = log_sums_of_list(pairs, query, logits)
     log_s, d_log_s = log_sums.detach().requires_grad_(with_gradient), torch.zeros_like(log_count)
-    for rows, d in zip(all_of_them, d_of_chunks, strict=True):
+    for rows, d in zip(chunks, d_of_chunks, strict=True):
         results.append(list_chunk(pairs, rows, leaves, d, into, (log_s, log_count, d_log_s)))
     if into is not None:
         add_gradients(log_sums, [], leaves, d_log_s, into)
@@ -233,8 +233,8 @@ class _Chunks(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
-        *inputs_of_loss, pairs, own, is_sum = arguments
-        inputs, into = Inputs(*inputs_of_loss).map(Tensor.detach), None
+        *differentiated, pairs, own, is_sum = arguments
+        inputs, into = Inputs(*differentiated).map(Tensor.detach), None
         if is_sum and any(ctx.needs_input_grad):
             into = inputs.map(torch.zeros_like)
         losses, count = losses_of_chunks(pairs, inputs, own, inputs.z.new_ones(()), into)

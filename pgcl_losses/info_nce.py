@@ -45,7 +45,7 @@ class WeightedInfoNCE(LossModule):
     ) -> Tensor:
         """Say which pairs count and how, and compute the loss."""
         processes = batch.processes
-        check.memory_of_negatives(self.negatives, 0 if batch.memory is None else 1)
+        check.negatives_of_memory(self.negatives, 0 if batch.memory is None else 1)
         if self.decoupled and self.over_positives == "supcon":
             fix = "choose 'mean' or 'sum', or decoupled=False"
             raise ValueError(f"over_positives='supcon' has positives in each denominator: {fix}")
@@ -56,8 +56,9 @@ class WeightedInfoNCE(LossModule):
             raise TypeError(f"negatives is {self.negatives!r}: {fix}")
         same_label = None
         if batch.items is not None:
-            own = batch.items[: len(batch.embeddings)]
-            same_label, _ = Listed.by_query(own, torch.arange(len(own), device=own.device))
+            labels = batch.items[: len(batch.embeddings)]
+            numbers = torch.arange(len(labels), device=labels.device)
+            same_label, _ = Listed.by_query(labels, numbers)
         pairs = Pairs(
             processes.lengths(),
             "all" if self.negatives == "given" else self.negatives,
@@ -199,7 +200,7 @@ class InfoNCE(WeightedInfoNCE, LossWithMemory):
     def __post_init__(self) -> None:
         if self.memory_size > 0 and self.dim is None:
             raise TypeError(f"memory_size={self.memory_size} needs the embedding dimension, dim=")
-        check.memory_of_negatives(self.negatives, self.memory_size)
+        check.negatives_of_memory(self.negatives, self.memory_size)
         # A buffer, since load_state_dict would drop the keys of a module that is None.
         self.register_buffer("memory", None)
         if self.dim is not None and self.memory_size > 0:

@@ -243,6 +243,6 @@ class PGCLLoss(LossWithMemory):
 
     def _check_contrast(self) -> None:
         contrast = self.contrast
-        check.memory_of_negatives(getattr(contrast, "negatives", "all"), self.memory_size)
+        check.negatives_of_memory(getattr(contrast, "negatives", "all"), self.memory_size)
         if isinstance(contrast, PrototypeReweightedNCE) and contrast.negative_ranks is not None:
             contrast.check_window(self.prototypes.heads)

@@ -1,7 +1,7 @@
 """The contrast by rows: a row is one query with all its keys, and rows are independent.
 
-What a row means is decided in three places. `partners` says which keys are positives, and how much
-each counts; `add_log_weights` says which keys are negatives, and how much each counts; a `Form`
+What a row means is decided in three places. `find_partners` says which keys are positives, and
+how much each counts; `add_log_weights` says which keys are negatives, and how much each counts; a `Form`
 makes the loss of both. `row_losses` puts them together in plain torch, for autograd, torch.func and
 torch.compile. `chunks` does the same for batches of any size, by the same three functions.
 """
@@ -144,18 +144,18 @@ class Partners(NamedTuple):
     """
 
     columns: Tensor | None  # [I, P]
-    weights: Tensor | None  # [I, P], or [I, K] beside a mask; 0: no positive; None: see num_own
+    weights: Tensor | None  # [I, P], or [I, K] beside a mask; 0: no positive; None: see num_self
     mask: Tensor | None = None  # [I, K]
-    num_own: int = 0  # without weights: how many of the first columns are the query itself
+    num_self: int = 0  # without weights: how many of the first columns are the query itself
 
     def scores(self, scores: Tensor) -> Tensor:
         """The scores of positives ``[I, P]``, of those of all keys ``[I, K]``."""
         if self.columns is None:
             return scores
-        return scores.gather(1, self.columns[:, self.num_own :])
+        return scores.gather(1, self.columns[:, self.num_self :])
 
 
-def partners(pairs: Pairs, rows: Rows, like: Tensor, weights: Tensor | None) -> Partners:
+def find_partners(pairs: Pairs, rows: Rows, like: Tensor, weights: Tensor | None) -> Partners:
     """Decide which keys are positives of some queries, and how much each counts.
 
     ``like``: any tensor with the dtype and device of the scores. ``weights``: of `pairs.positives`.
@@ -168,7 +168,7 @@ def partners(pairs: Pairs, rows: Rows, like: Tensor, weights: Tensor | None) -> 
         columns = rows.columns_of_views(pairs.lengths, i)
         if len(pairs.lengths) == 1:  # one view: its embeddings have no positives
             return Partners(columns, like.new_zeros(columns.shape))
-        return Partners(columns, None, num_own=int(rows.has_query_set))
+        return Partners(columns, None, num_self=int(rows.has_query_set))
     # From here on all embeddings of the batch are keys: the column of a key is its number.
     if not can_be_read(like):
         return _partners_by_mask(pairs, i, j, rows, like, weights)
@@ -230,7 +230,7 @@ def add_log_weights(
     pairs: Pairs,
     rows: Rows,
     logits: Tensor,
-    others: Partners,
+    partners: Partners,
     scores: Tensor,
     temperature: float | Tensor,
 ) -> Tensor:
@@ -247,18 +247,18 @@ def add_log_weights(
             logits += pairs.pair_weight.rows(i, scores, temperature, filled)
         if pairs.weights is not None:
             logits += pairs.weights.rows(i, j)
-    if others.columns is not None:
-        logits.scatter_(1, others.columns, -math.inf)
-    elif others.mask is not None:
-        logits = logits.masked_fill(others.mask, -math.inf)  # vmap has no mask in place
+    if partners.columns is not None:
+        logits.scatter_(1, partners.columns, -math.inf)
+    elif partners.mask is not None:
+        logits = logits.masked_fill(partners.mask, -math.inf)  # vmap has no mask in place
     if pairs.memory is not None:
-        of_memory = logits[:, -len(pairs.memory) :]
-        if pairs.labels is not None and others.columns is not None:
+        past = logits[:, -len(pairs.memory) :]
+        if pairs.labels is not None and partners.columns is not None:
             same = pairs.labels[rows.queries.slice()].unsqueeze(1) == pairs.labels[count:]
-            of_memory.masked_fill_(same, -math.inf)
+            past.masked_fill_(same, -math.inf)
         if pairs.filled is not None:
-            zeros = of_memory.new_zeros(len(pairs.memory))
-            of_memory += zeros.masked_fill_(~pairs.filled[count:], -math.inf)
+            zeros = past.new_zeros(len(pairs.memory))
+            past += zeros.masked_fill_(~pairs.filled[count:], -math.inf)
         if pairs.negatives == "memory":
             logits[:, : -len(pairs.memory)] = -math.inf
     if rows.query_set is not None and rows.has_query_set:
@@ -280,11 +280,11 @@ def row_losses(pairs: Pairs, rows: Rows, inputs: Inputs) -> tuple[Tensor, Tensor
     z, temperature, weights = inputs
     keys = torch.cat([pairs.keys(z, numbers) for numbers in rows.keys])
     scores = z[rows.queries.slice()] @ keys.T / temperature  # [I, K]
-    others = partners(pairs, rows, scores, weights)
+    partners = find_partners(pairs, rows, scores, weights)
     if pairs.negative_pairs is None:
         with torch.no_grad():  # weights of negatives are constants
             log_w = add_log_weights(
-                pairs, rows, torch.zeros_like(scores), others, scores.detach(), temperature
+                pairs, rows, torch.zeros_like(scores), partners, scores.detach(), temperature
             )
             log_count = log_count_of(pairs, log_w)
             none = (log_w == -math.inf).all(1)
@@ -298,7 +298,7 @@ def row_losses(pairs: Pairs, rows: Rows, inputs: Inputs) -> tuple[Tensor, Tensor
         query, key = pairs.negative_pairs
         logits = (z[query] * z[key]).sum(1) / temperature
         log_s, log_count = (x[rows.queries.slice()] for x in log_sums_of_list(pairs, query, logits))
-    return pairs.form(log_s, others.scores(scores), others.weights, temperature, log_count)
+    return pairs.form(log_s, partners.scores(scores), partners.weights, temperature, log_count)
 
 
 def log_sums_of_list(pairs: Pairs, query: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
@@ -322,9 +322,7 @@ def all_rows(pairs: Pairs, chunk: int | None, own: list[Span] | None = None) -> 
     ``own``: the queries of this process, in each set; None: all.
     """
     count, sets, within = pairs.num_embeddings(), pairs.sets(), pairs.negatives == "all"
-    memory = []
-    if pairs.memory is not None:
-        memory = [Span(count, count + len(pairs.memory))]
+    memory = [] if pairs.memory is None else [Span(count, count + len(pairs.memory))]
     # Views find the other views' embeddings by their columns, whichever sets are keys. Others need
     # all: positives by label or list may lie in any set, a pair weight has a mean over all.
     by_view = pairs.labels is None and pairs.positives is None
@@ -333,12 +331,8 @@ def all_rows(pairs: Pairs, chunk: int | None, own: list[Span] | None = None) -> 
     if within and own is None:
         queries = [Span(0, queries[-1].stop)]  # sets make no difference
     is_clip = not has_query_set and len(sets) == len(queries) == 2 and own is None
-    if (
-        is_clip
-        and pairs.memory is None
-        and pairs.weights is None
-        and count * sets[0].stop <= (chunk or 0)
-    ):
+    is_clip = is_clip and pairs.memory is None and pairs.weights is None
+    if is_clip and count * sets[0].stop <= (chunk or 0):  # one product serves both directions
         yield Rows(Span(0, count), [sets[1]], None, False, True)
         return
     for a, some in enumerate(queries):

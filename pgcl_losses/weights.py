@@ -93,10 +93,10 @@ class Table(NamedTuple):
 
     def rows(self, i: Tensor, j: Tensor) -> Tensor:
         """log W ``[I, K]`` of queries I and keys K."""
-        of_heads = zip(self.log_weights, self.clusters.unbind(1), strict=True)
+        heads = zip(self.log_weights, self.clusters.unbind(1), strict=True)
         if len(self.log_weights) == 1:
             return _looked_up(self.log_weights[0], self.clusters[i, 0], self.clusters[j, 0])
-        weights = [_looked_up(log_w.exp(), c[i], c[j]) for log_w, c in of_heads]
+        weights = [_looked_up(log_w.exp(), c[i], c[j]) for log_w, c in heads]
         return sum(weights[1:], weights[0]).div_(len(weights)).log_()
 
 
