@@ -125,8 +125,9 @@ class InfoNCE(WeightedInfoNCE, LossWithMemory):
         similarity (str): s. ``"cosine"``, or ``"dot"`` for the products of the embeddings as they
             are, which must be finite in float32 when divided by tau.
         memory_size (int): how many embeddings of past batches are further negatives, see
-            :meth:`remember`. A memory that is smaller than a batch keeps the last embeddings of
-            the last view only. With a memory, use activation checkpointing on the encoder only.
+            :meth:`remember`. A memory that is smaller than a batch keeps the last rows of the
+            concatenated views, that is mostly of the last view. With a memory, use activation
+            checkpointing on the encoder only.
         dim (int or None): the embedding dimension D, which a memory needs.
         hardness (float): beta of Robinson et al. (ICLR 2021), up to 100. A negative has the weight
             :math:`e^{\beta s_{ij} / \tau}`, scaled to a mean of 1. This weight has a gradient.

@@ -52,7 +52,8 @@ class PGCLLoss(LossWithMemory):
         memory_size (int): how many embeddings of past batches are further negatives, see
             :meth:`remember`. They are assigned to the present prototypes, balanced by themselves,
             and weigh like all other negatives. A memory that is smaller than a batch keeps the last
-            embeddings of the last view only. Use activation checkpointing on the encoder only.
+            rows of the concatenated views, that is mostly of the last view. Use activation
+            checkpointing on the encoder only.
         freeze_steps (int): the number of training forwards with frozen prototypes: their gradient
             is zero. Weight decay still moves them.
         weighting (str): what the weight of a negative depends on: ``"prototype"``, the distance of

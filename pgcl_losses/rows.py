@@ -1,9 +1,9 @@
 """The contrast by rows: a row is one query with all its keys, and rows are independent.
 
 What a row means is decided in three places. `find_partners` says which keys are positives, and
-how much each counts; `add_log_weights` says which keys are negatives, and how much each counts; a `Form`
-makes the loss of both. `row_losses` puts them together in plain torch, for autograd, torch.func and
-torch.compile. `chunks` does the same for batches of any size, by the same three functions.
+how much each counts; `add_log_weights` says which keys are negatives, and how much each counts; a
+`Form` makes the loss of both. `row_losses` puts them together in plain torch, for autograd,
+torch.func and torch.compile. `chunks` does the same for batches of any size.
 """
 
 import itertools
@@ -109,8 +109,8 @@ class Rows(NamedTuple):
     keys: list[Span]  # K embeddings, of the batch and then of the memory
     query_set: Span | None = None  # the set of the queries, if its embeddings are not compared
     has_query_set: bool = True  # whether that set is among the keys nevertheless
-
-    # Whether both views are queries, each with the keys of the other: `keys` is the second view.
+    # Whether both views are queries, each with the keys of the other. `keys` is the second view
+    # then, which is right for the queries of the first view: weights by number have no place here.
     are_both_ways: bool = False
 
     def num_keys(self) -> list[int]:

@@ -7,6 +7,7 @@ import runpy
 import pytest
 from helpers.scripts import ROOT, run
 from helpers.tu_sets import write_tu_set
+from torch import nn
 
 import pgcl_losses
 from benchmarks import tables
@@ -106,6 +107,17 @@ def test_every_public_name_has_a_place_in_the_reference():
     reference = (DOCS / "api.md").read_text()
     for name in pgcl_losses.__all__:
         assert re.search(rf":: {name}$", reference, flags=re.MULTILINE), name
+
+
+def test_the_page_of_the_architecture_names_what_exists():
+    page = (DOCS / "architecture.md").read_text()
+    package = {path.name: path.read_text() for path in (ROOT / "pgcl_losses").glob("*.py")}
+    named = re.findall(r"`([\w./]+)(?:\(\))?`", page)
+    files = {name for name in named if name.endswith(".py")}
+    assert files | {"__init__.py"} == {*package}
+    words = {*re.findall(r"\w+", " ".join(package.values())), *dir(nn.Module), *dir(nn.parallel)}
+    for name in {*named} - files - {"adapters/", "setup.cfg"}:
+        assert {*name.split(".")} <= words, name
 
 
 def test_one_version():

@@ -35,7 +35,7 @@ close = functools.partial(torch.testing.assert_close, rtol=1e-8, atol=1e-8)
 
 def as_on(readable):
     """On a CPU, or on a device that Python must not read."""
-    patched = mock.patch.object(rows, "can_be_read", lambda values: False)
+    patched = mock.patch.object(rows, "can_be_read", return_value=False)
     return nullcontext() if readable else patched
 
 

@@ -5,10 +5,12 @@ import math
 import pytest
 import torch
 from helpers import oracle
+from helpers.losses import DIM
+from helpers.marks import few_graphs
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pgcl_losses import SinkhornPrototypes
+from pgcl_losses import PGCLLoss, SinkhornPrototypes
 
 
 @given(
@@ -107,3 +109,15 @@ def test_the_queue_holds_the_last_embeddings_of_each_view(num_views, length):
     assert prototypes.queue.filled(0).sum() == min(3 * length, 7)
     in_any_order = (x.sort(dim=1).values for x in (prototypes.queue.embeddings, expected))
     torch.testing.assert_close(*in_any_order)
+
+
+@few_graphs
+def test_an_empty_memory_gives_no_nan():
+    """Its slots are left out later; a subclass sees their targets, ranking and clusters before."""
+    seen = []
+    pgcl = PGCLLoss(DIM, 3, memory_size=5)
+    pgcl.prototypes.register_forward_hook(lambda module, given, batch: seen.append(batch))
+    pgcl(*torch.randn(2, 6, DIM))
+    (batch,) = seen
+    assert batch.ranking.isfinite().all()
+    assert not batch.targets[12:].any()

@@ -91,8 +91,7 @@ def warnings_as_errors(rank, num_ranks):
         warnings.simplefilter("error")
         loss, z = InfoNCE(), torch.full((3, DIM), torch.nan, requires_grad=True)
         with pytest.raises(UserWarning, match="hold NaN or inf"):
-            for _ in range(STEPS):
-                loss(z, z + 0).backward()
+            loss(z, z + 0)
 
 
 def test_all_ranks_warn_so_that_none_waits_for_one_that_failed():

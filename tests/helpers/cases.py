@@ -1,7 +1,6 @@
 """Random sets of embeddings, items, positives and weights, and the options that choose pairs."""
 
 import functools
-import math
 from typing import Any, NamedTuple
 from unittest import mock
 
