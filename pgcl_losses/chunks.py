@@ -34,6 +34,8 @@ Engine = Literal["auto", "dense", "chunks"]
 # longer than computing a small matrix.
 _CHUNK = 1 << 21
 _CHUNK_ELSEWHERE = 1 << 24
+# Where negatives are listed, one key in so many is a positive, or fewer: chunks may be larger.
+_POSITIVES = 16
 # Numbers in the embeddings of listed pairs that are gathered at once.
 _GATHERED = 1 << 20
 # e^x below counts as 0: denormal numbers, from e^-87 on in float32, make matrix products slow.
@@ -196,7 +198,10 @@ def losses_of_chunks(
 ) -> tuple[Tensor, Tensor]:
     """The losses of all queries ``[Q]``, or of this process's own, and how many have positives."""
     z, with_gradient = inputs.z, into is not None
-    chunks = list(all_rows(pairs, _CHUNK if z.device.type == "cpu" else _CHUNK_ELSEWHERE, own))
+    size = _CHUNK if z.device.type == "cpu" else _CHUNK_ELSEWHERE
+    if pairs.negative_pairs is not None:  # there is no matrix: queries meet their positives alone
+        size *= _POSITIVES
+    chunks = list(all_rows(pairs, size, own))
     sizes = [rows.queries.length() for rows in chunks]
     d_of_chunks = d_losses.expand(sum(sizes)).split_with_sizes(sizes)
     results = []

@@ -38,7 +38,7 @@ CHUNKS = st.sampled_from([1, 20, 1 << 19])
 
 def in_chunks(pairs):
     """Chunks of another number of pairs than their own, on every device."""
-    sizes = {"_CHUNK": pairs, "_CHUNK_ELSEWHERE": pairs, "_GATHERED": pairs}
+    sizes = {"_CHUNK": pairs, "_CHUNK_ELSEWHERE": pairs, "_GATHERED": pairs, "_POSITIVES": 1}
     return mock.patch.multiple(chunks_module, **sizes)
 
 
