@@ -184,7 +184,7 @@ def find_partners(pairs: Pairs, rows: Rows, like: Tensor, weights: Tensor | None
         if pairs.labels is not None:  # a listed pair counts by its own weight alone
             mask = torch.zeros(len(i), len(j), dtype=torch.bool).scatter_(1, listed, True)
             w = w.masked_fill(mask.gather(1, columns), 0.0)
-        w = torch.cat([w, weights[number] * is_listed], 1)
+        w = torch.cat([w, weights[number].where(is_listed, 0.0)], 1)  # inf * 0 would be NaN
         columns = torch.cat([columns, listed], 1)
     return Partners(columns, w)
 
@@ -222,7 +222,7 @@ def _partners_by_mask(
         key = key.where(is_here, rows.queries.start)
         mask = mask.index_put((row, key), torch.ones_like(mask[0, 0]))
         w = w.index_put((row, key), w.new_zeros(()))
-        w = w.index_put((row, key), (weights * is_here).to(w.dtype), accumulate=True)
+        w = w.index_put((row, key), weights.where(is_here, 0.0).to(w.dtype), accumulate=True)
     return Partners(None, w, mask)
 
 

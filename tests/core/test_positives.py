@@ -109,3 +109,14 @@ def test_listed_positives_take_the_place_of_row_i_of_every_view(engine):
     views = {"items": torch.arange(4), "positives": bought}
     losses, exist = oracle.info_nce([users, items], [range(4)] * 2, listed=listed(bought))
     torch.testing.assert_close(loss(users, items, **views), oracle.mean_of_queries(losses, exist))
+
+
+@pytest.mark.parametrize("over_positives", ["mean", "supcon", "sum"])
+def test_the_padding_of_queries_with_few_positives_gives_no_nan(over_positives):
+    """In float32: the query itself, which pads, is far more similar than its small positive."""
+    z = torch.tensor([[1.0, 0.2], [-1.0, 0.1], [-1.0, 0.3], [0.2, -1.0]])
+    given = {"items": torch.arange(4), "positives": torch.tensor([[0, 1, 1], [1, 2, 3]])}
+    weights = torch.tensor([1e-5, 0.5, 1.0], requires_grad=True)
+    loss = InfoNCE(temperature=0.02, over_positives=over_positives)
+    loss(z, positive_weights=weights, **given).backward()
+    assert weights.grad.isfinite().all()
