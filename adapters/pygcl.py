@@ -133,6 +133,7 @@ class _ContrastLoss(nn.Module):
         contrast.negatives = "all" if intraview else "cross"
         views, sources = (anchor, other), (_source(anchor), _source(sample, copied=intraview))
         pair, self._pair = self._pair, None
+        state = self._state(views if pair is None else pair.views, self_negatives)
         # This call is the second one of a pair if it has the views of the first call in the other
         # order. With intraview_negs, `other` is a part of a concatenated copy, so the identity of
         # tensors does not tell. Two views are the same if their values are equal and their
@@ -140,7 +141,7 @@ class _ContrastLoss(nn.Module):
         if (
             pair is not None
             and pair.sources == sources[::-1]
-            and pair.state == self._state(pair.views)
+            and pair.state == state
             and not pair.gradients
             and all(map(_are_equal, pair.views, views[::-1]))
         ):
@@ -149,20 +150,21 @@ class _ContrastLoss(nn.Module):
         gradients: list[Tensor] = []
         if first.requires_grad:
             first.register_hook(gradients.append)  # type: ignore[no-untyped-call]  # torch has no type there
-        self._pair = _Pair(views, sources, self._state(views), gradients, second)
+        self._pair = _Pair(views, sources, self._state(views, self_negatives), gradients, second)
         return first
 
     compute = forward  # the method that a GCL.losses.Loss must have
 
-    def _state(self, views: Sequence[Tensor]) -> list[Any]:
-        """Return everything beside the masks that the losses of two views depend on.
+    def _state(self, views: Sequence[Tensor], self_negatives: bool) -> list[Any]:
+        """Return everything that the losses of two views depend on, of the masks `self_negatives`.
 
         Tensors are represented by their identity and version instead of their values.
         """
         loss = self._loss
         training = [module.training for module in loss.modules()]
         values = [*loss.all_options().values(), loss.gather, loss.process_group, *training]
-        values += [torch.is_grad_enabled(), *views, *loss.parameters(), *loss.buffers()]
+        values += [torch.is_grad_enabled(), self_negatives, *views, *loss.parameters()]
+        values += loss.buffers()
         return [_version(value) if isinstance(value, Tensor) else value for value in values]
 
     def __getstate__(self) -> dict[str, Any]:

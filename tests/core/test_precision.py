@@ -193,3 +193,13 @@ def test_nan_in_a_query_without_a_positive_gives_nan(engine, options):
     items = torch.tensor([0, 1, 2, 3, 4, 9]), torch.arange(6)
     loss = InfoNCE(negatives="cross", queries="first", engine=engine, **options)
     assert loss(z1, z2, items=items).isnan()
+
+
+@engines
+def test_infinite_dot_products_give_nan_and_no_loss_of_0(engine):
+    """Also where the product with an infinite embedding is -inf, which would be negligible."""
+    views = z.clone()
+    views[1, 3, 0] = math.inf
+    loss = InfoNCE(similarity="dot", reduction="none", engine=engine)
+    losses = loss(*views)
+    assert losses.isnan().all()  # each query is compared with it

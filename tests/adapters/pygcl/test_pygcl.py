@@ -447,3 +447,14 @@ def test_the_module_imports_without_frameworks():
 
         with pytest.raises(ImportError, match=r"torch-sparse; pip install PyGCL==0\.1\.2 dgl=="):
             Again(4)
+
+
+def test_a_second_call_with_another_mask_of_negatives_is_no_second_of_a_pair():
+    """The first call makes each anchor a negative of itself, the second does not."""
+    z1, z2 = torch.randn(2, 5, 4, requires_grad=True)
+    positives = torch.cat([torch.eye(5), torch.zeros(5, 5)], 1)
+    with_self, without = 1 - positives, 1 - torch.eye(5).repeat(1, 2)
+    loss, fresh = InfoNCEContrastLoss(), InfoNCEContrastLoss()
+    loss(z1, torch.cat([z2, z1]), positives, with_self)
+    second = z2, torch.cat([z1, z2]), positives, without
+    torch.testing.assert_close(loss(*second), fresh(*second))
