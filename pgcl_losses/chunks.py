@@ -80,7 +80,7 @@ def matrix_chunk(
 
     with torch.set_grad_enabled(with_gradient):
         log_s, x = log_s.requires_grad_(with_gradient), x.requires_grad_(with_gradient)
-        losses, exist = pairs.form(log_s, x, partners.weights, leaves.temperature, log_count)
+        losses, exist = pairs.form.losses(log_s, x, partners.weights, leaves.temperature, log_count)
     if into is not None:
         d_log_s, d_x = add_gradients(losses, [log_s, x], leaves, d_losses, into)
         d_scores, *more = [p.mul_(by * d_log_s.unsqueeze(1)) for p, by in softmaxes]
@@ -165,7 +165,7 @@ def list_chunk(
             query = rows.numbers(z.device)[0].unsqueeze(1).expand_as(key)
             x = _Products.apply(z, query.flatten(), key.flatten()).view_as(key) / temperature  # type: ignore[no-untyped-call]  # torch has no type there
         i = rows.queries.slice()
-        losses, exist = pairs.form(log_s[i], x, partners.weights, temperature, log_count[i])
+        losses, exist = pairs.form.losses(log_s[i], x, partners.weights, temperature, log_count[i])
     if into is not None:
         d_log_s += add_gradients(losses, [log_s], leaves, d_losses, into)[0]
     return losses.detach(), exist

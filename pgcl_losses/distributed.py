@@ -7,7 +7,6 @@ sum over the losses of all processes. DistributedDataParallel takes the mean of 
 is the gradient of one loss.
 """
 
-import itertools
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -82,12 +81,12 @@ class Processes(NamedTuple):
 
     def own_spans(self) -> list[Span]:
         """Where this process's embeddings of each set lie among the embeddings of all."""
-        starts = [sum(counts[: self.rank]) for counts in self.counts]
-        before = itertools.accumulate(self.lengths(), initial=0)
-        return [
-            Span(first + start, first + start + counts[self.rank])
-            for first, start, counts in zip(before, starts, self.counts, strict=False)
-        ]
+        spans, first = [], 0
+        for counts in self.counts:
+            start = first + sum(counts[: self.rank])
+            spans.append(Span(start, start + counts[self.rank]))
+            first += sum(counts)
+        return spans
 
     def numbers_of_own(self, device: torch.device) -> Tensor:
         """The numbers of this process's embeddings among the embeddings of all, ``[m]``."""

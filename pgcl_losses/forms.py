@@ -35,7 +35,7 @@ class Form(NamedTuple):
     decoupled: bool = False  # whether positives are left out of the denominator
     debias: float = 0.0  # tau+ of Chuang et al., which needs log_count
 
-    def __call__(
+    def losses(
         self,
         log_s: Tensor,  # [I], -inf for a query without negatives
         x: Tensor,  # [I, P] scores of positives; where w is 0 any finite number
@@ -99,7 +99,7 @@ def _largest_exponent(like: Tensor) -> float:
 def _log_sum(x: Tensor, w: Tensor) -> Tensor:
     """log E = log sum_p w_p e^{x_p}, with gradient also by a weight of 0; 0 without positives."""
     peaks = x.detach().masked_fill(w == 0, -math.inf).amax(1)
-    exist = peaks > -math.inf
+    exist = peaks != -math.inf  # also a NaN
     peaks = peaks.masked_fill(~exist, 0.0)
     powers = (x - peaks.unsqueeze(1)).clamp_max(_largest_exponent(x)).exp()
     return (powers * w).sum(1).where(exist, 1.0).log() + peaks

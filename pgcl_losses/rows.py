@@ -270,9 +270,7 @@ def log_count_of(pairs: Pairs, log_weights: Tensor) -> Tensor | None:
     """Log of how many negatives each query has ``[I]``, where a formula needs it."""
     if pairs.form.debias == 0 and pairs.hardness == 0:
         return None
-    # On a CPU, numbers add up faster than bools.
-    is_negative = torch.ne(log_weights, -math.inf, out=torch.empty_like(log_weights))
-    return is_negative.sum(1).log()
+    return (log_weights != -math.inf).sum(1).to(log_weights.dtype).log()
 
 
 def row_losses(pairs: Pairs, rows: Rows, inputs: Inputs) -> tuple[Tensor, Tensor | None]:
@@ -298,7 +296,9 @@ def row_losses(pairs: Pairs, rows: Rows, inputs: Inputs) -> tuple[Tensor, Tensor
         query, key = pairs.negative_pairs
         logits = (z[query] * z[key]).sum(1) / temperature
         log_s, log_count = (x[rows.queries.slice()] for x in log_sums_of_list(pairs, query, logits))
-    return pairs.form(log_s, partners.scores(scores), partners.weights, temperature, log_count)
+    return pairs.form.losses(
+        log_s, partners.scores(scores), partners.weights, temperature, log_count
+    )
 
 
 def log_sums_of_list(pairs: Pairs, query: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:

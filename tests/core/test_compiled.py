@@ -104,11 +104,19 @@ def test_functional_transforms_have_the_gradient_and_move_no_state(name):
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")  # of torch's own vmap
-@pytest.mark.parametrize("options", [{}, {"negative_ranks": (1, 3)}, {"weighting": "sample"}])
-def test_vmap_of_a_gradient(options):
+@pytest.mark.parametrize(
+    "make",
+    [
+        partial(PGCLLoss, 3, 5),
+        partial(PGCLLoss, 3, 5, negative_ranks=(1, 3)),
+        partial(PGCLLoss, 3, 5, weighting="sample"),
+        partial(InfoNCE, hardness=0.5, debias=0.1),
+    ],
+)
+def test_vmap_of_a_gradient(make):
     """For losses of many batches at once."""
-    pgcl, batches = PGCLLoss(3, 5, **options), torch.randn(3, 2, 6, 3)
-    of_batch = torch.func.grad(lambda views: pgcl(*views))
+    loss, batches = make(), torch.randn(3, 2, 6, 3)
+    of_batch = torch.func.grad(lambda views: loss(*views))
     expected = torch.stack([of_batch(batch) for batch in batches])
     torch.testing.assert_close(torch.func.vmap(of_batch)(batches), expected)
 

@@ -185,6 +185,18 @@ def test_sums_near_the_largest_exponent_are_finite(temperature):
 
 
 @engines
+@pytest.mark.parametrize("over_positives", ["mean", "supcon", "sum"])
+def test_nan_in_a_positive_gives_nan(engine, over_positives):
+    """Its query has no other positive, and listed negatives without a NaN."""
+    views = z.clone()
+    views[1, 0, 0] = math.nan
+    options = {"negatives": "given", "queries": "first", "reduction": "none"}
+    loss = InfoNCE(over_positives=over_positives, engine=engine, **options)
+    losses = loss(*views, negative_pairs=torch.tensor([[0, 1], [2, 2]]))
+    assert losses.isnan().tolist() == [True, *[False] * 5]
+
+
+@engines
 @pytest.mark.parametrize("options", [{}, {"debias": 0.1}, {"hardness": 1.0}])
 def test_nan_in_a_query_without_a_positive_gives_nan(engine, options):
     """No other query is compared with it, but its gradient would spoil theirs."""
