@@ -163,11 +163,13 @@ class Agreement:
         # NCCL needs a GPU, and a part of a wrong input may be on a CPU.
         devices = [x.device for x in [*self.state.values(), *self.sets] if isinstance(x, Tensor)]
         device = max(devices, key=lambda d: d.type != "cpu", default=torch.device("cpu"))
-        length = 0 if error is not None else len(self.sets[0])
-        try:
-            lengths = agree(claims, self.state.values(), length, device, self.group)
-        except ValueError as difference:
-            raise difference from error
+        length, state = (
+            0,
+            list[Tensor](),
+        )  # a problem of all is raised again, and state is not compared
+        if error is None:
+            length, state = len(self.sets[0]), [*self.state.values()]
+        lengths = agree(claims, state, length, device, self.group)
         if error is None:
             rank = distributed.get_rank(self.group)
             counts = [lengths] * len(self.sets)
@@ -187,7 +189,7 @@ def agree(
     lengths, hashes, states = by_rank.T.tolist()
     if len(set(hashes)) > 1:
         raise ValueError(differences(claims, group))
-    if "problem" not in claims and len(set(states)) > 1:
+    if len(set(states)) > 1:
         raise ValueError(
             "the prototypes, or other parameters or buffers of the loss, are not the same on "
             "all ranks: put the loss into the module that DistributedDataParallel wraps, or "
