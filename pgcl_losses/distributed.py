@@ -163,10 +163,8 @@ class Agreement:
         # NCCL needs a GPU, and a part of a wrong input may be on a CPU.
         devices = [x.device for x in [*self.state.values(), *self.sets] if isinstance(x, Tensor)]
         device = max(devices, key=lambda d: d.type != "cpu", default=torch.device("cpu"))
-        length, state = (
-            0,
-            list[Tensor](),
-        )  # a problem of all is raised again, and state is not compared
+        # The problem of a process is an error of all anyway: its state is not compared.
+        length, state = 0, list[Tensor]()
         if error is None:
             length, state = len(self.sets[0]), [*self.state.values()]
         lengths = agree(claims, state, length, device, self.group)
