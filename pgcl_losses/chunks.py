@@ -55,7 +55,7 @@ def matrix_chunk(
     z, temperature, _ = inputs
     q = z[rows.queries.slice()] / temperature  # [I, D]
     scores = scores_of(pairs, rows, z, q, buffer)  # [I, K]
-    leaves = inputs.map(lambda y: y.detach().requires_grad_(with_gradient))
+    leaves = inputs.map(lambda y: y.detach().requires_grad_(with_gradient))  # the form has no z
     with torch.set_grad_enabled(with_gradient):
         partners = find_partners(pairs, rows, scores, leaves.weights)
     x = partners.scores(scores)  # [I, P]
@@ -82,7 +82,7 @@ def matrix_chunk(
         log_s, x = log_s.requires_grad_(with_gradient), x.requires_grad_(with_gradient)
         losses, exist = pairs.form.losses(log_s, x, partners.weights, leaves.temperature, log_count)
     if into is not None:
-        d_log_s, d_x = add_gradients(losses, [log_s, x], leaves, d_losses, into)
+        d_log_s, d_x = add_gradients(losses, [log_s, x], leaves[1:], d_losses, into[1:])
         d_scores, *more = [p.mul_(by * d_log_s.unsqueeze(1)) for p, by in softmaxes]
         for d in more:
             d_scores += d
@@ -95,14 +95,14 @@ def matrix_chunk(
 
 
 def add_gradients(
-    losses: Tensor, others: list[Tensor], leaves: Inputs, d_losses: Tensor, into: Inputs
+    losses: Tensor, others: list[Tensor], leaves: Sequence[Any], d_losses: Tensor, into: Any
 ) -> Sequence[Tensor]:
     """Differentiate losses: add the gradient by leaves to ``into``; return that by the others."""
     leaves_and_totals = [(x, total) for x, total in zip(leaves, into, strict=True) if x is not None]
     inputs = [*others, *[x for x, _ in leaves_and_totals]]
     gradients = torch.autograd.grad(losses, inputs, d_losses, materialize_grads=True)
     for (_, total), d in zip(leaves_and_totals, gradients[len(others) :], strict=True):
-        total += d
+        total.add_(d)
     return gradients[: len(others)]
 
 
