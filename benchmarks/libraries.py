@@ -76,7 +76,7 @@ def with_labels(z: Tensor, name: str, needs: int, **options: Any) -> Losses:
     labels = torch.arange(len(z), device=z.device) % CLASSES
     ours, theirs = InfoNCE(temperature=TAU, **options), partial(peers.metric_learning, name, labels)
     return {
-        "InfoNCE": Entry(lambda: partial(ours, items=labels)),
+        "InfoNCE": Entry(lambda: partial(ours, labels=labels)),
         f"pytorch-metric-learning {name}": Entry(theirs, needs),
     }
 

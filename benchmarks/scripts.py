@@ -67,8 +67,8 @@ def over_all_keys(own: Tensor, num_keys: int) -> dict[str, Loss]:
     def lines(queries: Tensor, keys: Tensor) -> Tensor:
         return F.cross_entropy(F.normalize(queries) @ F.normalize(keys).T / TAU, own)
 
-    items = own, torch.arange(num_keys, device=own.device)
-    return {LINES: lines, OURS: partial(InfoNCE(**ONE_WAY), items=items)}
+    labels = own, torch.arange(num_keys, device=own.device)
+    return {LINES: lines, OURS: partial(InfoNCE(**ONE_WAY), labels=labels)}
 
 
 def cell(args: Namespace, losses: dict[str, Loss], sets: list[Tensor], *where: str) -> list[Row]:

@@ -1,6 +1,6 @@
 """Embed graphs and their captions in one space, as CLIP does, with a learned temperature.
 
-Each graph has one to three captions; a graph and its captions are one item. A caption names five
+Each graph has one to three captions; a graph and its captions have one label. A caption names five
 edges of its graph, each by the types of its two nodes. The script prints how often the nearest of
 200 held-out graphs is the caption's own. Less than ten seconds on a CPU:
 
@@ -56,8 +56,8 @@ def train():
     for data in train_loader:
         data = data.to(device)
         criterion.temperature = 1 / logit_scale.exp()
-        items = torch.arange(data.num_graphs, device=device), data.captions_batch
-        loss = criterion(graph_encoder(data), text_encoder(data.captions), items=items)
+        labels = torch.arange(data.num_graphs, device=device), data.captions_batch
+        loss = criterion(graph_encoder(data), text_encoder(data.captions), labels=labels)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

@@ -1,6 +1,6 @@
 """InfoNCE with labels for some of the graphs: graphs of one label are positives of each other.
 
-Each graph without a label has an item of its own, as in training without labels. The script prints
+Each graph whose class is unknown has a label of its own, as in training without labels. The script prints
 the accuracy of the nearest class mean on held-out graphs. The graphs are stochastic block models:
 the class says which types of nodes are often linked. Ten seconds on a CPU:
 
@@ -54,16 +54,16 @@ class Encoder(torch.nn.Module):
         return self.lin(global_mean_pool(x, data.batch))  # [num_graphs, DIM]
 
 
-def train(encoder, items):
-    for graph, item in zip(train_graphs, items.tolist(), strict=True):
-        graph.item = item
+def train(encoder, labels):
+    for graph, label in zip(train_graphs, labels.tolist(), strict=True):
+        graph.label = label
     augment, criterion = EdgePerturb(0.2), InfoNCE()
     optimizer = torch.optim.Adam(encoder.parameters(), lr=3e-3)
     for _ in range(args.epochs):
         for data in DataLoader(train_graphs, batch_size=100, shuffle=True):
             data = data.to(device)
             z1, z2 = encoder(augment(data)), encoder(augment(data))
-            loss = criterion(z1, z2, items=data.item)
+            loss = criterion(z1, z2, labels=data.label)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -83,11 +83,11 @@ torch.manual_seed(args.seed)
 graphs = [synthetic_graph(i % CLASSES) for i in range(2 * args.graphs)]
 train_graphs, test_graphs = graphs[: args.graphs], graphs[args.graphs :]
 ids = torch.arange(args.graphs)
-labels, without = ids % CLASSES, CLASSES + ids  # without a label: an item of its own
-some = torch.where(ids < args.labels, labels, without)
-for name, items in {"no labels": without, f"{args.labels} labels": some}.items():
+classes, own = ids % CLASSES, CLASSES + ids  # own: a label that no other graph has
+some = torch.where(ids < args.labels, classes, own)
+for name, labels in {"no labels": own, f"{args.labels} labels": some}.items():
     torch.manual_seed(args.seed)  # the same initial encoder
     encoder = Encoder().to(device)
     untrained = test(encoder)
-    train(encoder, items)
+    train(encoder, labels)
     print(f"{name}: accuracy {untrained:.3f} untrained, {test(encoder):.3f} trained")

@@ -34,7 +34,7 @@ graph = Data(x=x + torch.randn_like(x), edge_index=edge_index).to(device)
 train_data, _, test_data = RandomLinkSplit(num_val=0, num_test=0.2, is_undirected=True)(graph)
 
 encoder = GCN(FEATURES, 64, num_layers=2, out_channels=DIM).to(device)
-criterion = InfoNCE(temperature=1.0, similarity="dot", negatives="given")
+criterion = InfoNCE(temperature=1.0, similarity="dot")
 optimizer = torch.optim.Adam(encoder.parameters(), lr=1e-2)
 
 

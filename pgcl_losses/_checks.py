@@ -64,7 +64,7 @@ def matrix(name: str, value: Any, shape: str) -> None:
         raise TypeError(f"{name} must be a Tensor of shape {shape}, but got {type(value).__name__}")
     if value.dim() != 2:
         is_vector = value.dim() == 1 and shape == "[N, D]" and name != "z1"
-        hint = ": give labels as items=" if is_vector or not value.is_floating_point() else ""
+        hint = ": give labels as labels=" if is_vector or not value.is_floating_point() else ""
         raise ValueError(f"{name} must have shape {shape}, but got {tuple(value.shape)}{hint}")
     if not value.is_floating_point():
         raise TypeError(f"{name} must be a floating-point Tensor, but got {value.dtype}")
@@ -86,7 +86,7 @@ def matrices(
     for name, view in named[1:]:
         matrix(name, view, shape)
         if view.shape[start:] != first.shape[start:]:
-            rule = "row i of every view must be graph i (or give InfoNCE items= or positives=)"
+            rule = "row i of every view must be graph i (or give InfoNCE labels= or positives=)"
             if view.shape[1] != first.shape[1]:
                 rule = f"the dimension {shape[-2]} must be the same"
             shapes = f"{tuple(view.shape)} but {first_name} has {tuple(first.shape)}"
@@ -96,21 +96,21 @@ def matrices(
         device(name, view, first_name, first)
 
 
-def _items(items: Any, sets: Sequence[Tensor]) -> None:
-    """Check the items of sets ``[N_a, D]``: a tensor for each set, or one tensor for all sets."""
-    given = [items] * len(sets) if isinstance(items, Tensor) else items
+def _labels(labels: Any, sets: Sequence[Tensor]) -> None:
+    """Check the labels of sets ``[N_a, D]``: a tensor for each set, or one tensor for all sets."""
+    given = [labels] * len(sets) if isinstance(labels, Tensor) else labels
     if not isinstance(given, Sequence) or [x for x in given if isinstance(x, (Real, str))]:
         expected = "a Tensor of shape [N], or a sequence of Tensors with one for each set"
-        raise TypeError(f"items must be {expected}, but got {shown(items)}")
+        raise TypeError(f"labels must be {expected}, but got {shown(labels)}")
     if len(given) != len(sets):
-        raise ValueError(f"items must be {len(sets)}, one for each set, but got {len(given)}")
+        raise ValueError(f"labels must be {len(sets)}, one for each set, but got {len(given)}")
     for a, (numbers, z) in enumerate(zip(given, sets, strict=True)):
-        name = "items" if isinstance(items, Tensor) else f"items[{a}]"
+        name = "labels" if isinstance(labels, Tensor) else f"labels[{a}]"
         clusters(name, numbers, f"z{a + 1}", z)
         if can_be_read(numbers) and bool(((numbers == -1) | (numbers == -100)).any()):
             raise ValueError(
-                f"{name} must not hold -1 or -100: give embeddings without a label an item each, "
-                "such as torch.where(labels >= 0, labels, num_classes + ids)"
+                f"{name} must not hold -1 or -100: give each embedding whose class is unknown a "
+                "label of its own, such as torch.where(labels >= 0, labels, num_classes + ids)"
             )
 
 
@@ -146,14 +146,14 @@ def _positives(value: Any, weights: Any, sets: Sequence[Tensor], queries: str) -
 
 
 def partners(
-    views: Sequence[Tensor], queries: str, items: Any, positives: Any, weights: Any
+    views: Sequence[Tensor], queries: str, labels: Any, positives: Any, weights: Any
 ) -> dict[str, object]:
     """Check what says which embeddings are positives; return what all processes must agree on."""
-    if items is not None:
-        _items(items, views)
+    if labels is not None:
+        _labels(labels, views)
     _positives(positives, weights, views, queries)
     return {
-        "items": items is not None,
+        "labels": labels is not None,
         "positives": positives is not None,
         "learned positive_weights": None if weights is None else weights.requires_grad,
     }
@@ -178,8 +178,6 @@ def pairs(name: str, value: Any, sets: Sequence[Tensor], queries: str) -> None:
 def negatives_of_memory(negatives: str, memory_size: int) -> None:
     if negatives == "memory" and memory_size == 0:
         raise ValueError("negatives is 'memory', which needs a memory: memory_size is 0")
-    if negatives == "given" and memory_size > 0:
-        raise ValueError(f"negatives is 'given': memory_size must be 0, but got {memory_size}")
 
 
 def prototypes(name: str, value: Tensor, z_name: str, z: Tensor, maker: str = "") -> None:

@@ -27,7 +27,7 @@ _OTHER_NAMES = {
     "dim": "embedding_dim embed_dim emb_dim hidden_dim",
     "memory_size": "memory memory_bank_size",
     "gather": "gather_distributed",
-    "items": "labels label targets target y",
+    "labels": "label targets target y ids items item",
     "positives": "edge_index pairs",
 }
 _HINTS = {

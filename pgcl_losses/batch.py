@@ -16,7 +16,7 @@ OverPositives = Literal["mean", "supcon", "sum"]
 Queries = Literal["all", "first"]
 Reduction = Literal["mean", "sum", "none"]
 NOT_ASSIGNED = "the batch has no prototypes and targets: call SinkhornPrototypes on it first"
-Items = Tensor | Sequence[Tensor]  # one tensor for all sets, or one for each
+Labels = Tensor | Sequence[Tensor]  # one tensor for all sets, or one for each
 
 
 class Assignment(NamedTuple):
@@ -58,7 +58,7 @@ class Batch(NamedTuple):
 
     processes: Processes
     embeddings: Tensor  # [M, D]
-    items: Tensor | None = None  # [M + B] int64; None: row i of every view is item i
+    labels: Tensor | None = None  # [M + B] int64; None: row i of every view is one graph
     memory: Tensor | None = None  # [B, D] further negatives; empty slots are 0
     filled: Tensor | None = None  # [M + B] bool, False for empty slots of the memory; None: all
     prototypes: Tensor | None = None  # [K, D] of unit length, one head after the other
@@ -77,7 +77,7 @@ class Batch(NamedTuple):
         cls,
         views: Sequence[Any],  # Tensors [N, D]
         processes: Processes,
-        items: Items | None = None,
+        labels: Labels | None = None,
         positives: Tensor | None = None,
         positive_weights: Tensor | None = None,
         negative_pairs: Tensor | None = None,
@@ -85,7 +85,7 @@ class Batch(NamedTuple):
         is_unit: bool = True,
         dtype: torch.dtype | None = None,
     ) -> "Batch":
-        """Gather views (or sets) and items from all processes. The inputs are checked already.
+        """Gather views (or sets) and labels from all processes. The inputs are checked already.
 
         Pairs are listed by positions in the sets of this process. They are not gathered, since each
         process computes the losses of its own queries. ``is_unit``: whether embeddings are
@@ -93,16 +93,16 @@ class Batch(NamedTuple):
         views have it, else float32.
         """
         device, dtype = views[0].device, dtype or computing_dtype(views[0])
-        if items is not None or positives is not None:  # sets may have different lengths
+        if labels is not None or positives is not None:  # sets may have different lengths
             processes = processes.with_sets([len(view) for view in views], device)
             processes.check_not_empty()
         with full_precision(device):
             z = torch.cat(tuple(views))
             z = unit_vectors(z, dtype) if is_unit else finite_or_nan(z.to(dtype))
             batch = cls(processes, processes.gather(z), is_unit=is_unit)
-        if items is not None:
-            items = (items,) * len(views) if isinstance(items, Tensor) else items
-            batch = batch._replace(items=processes.gather(torch.cat(tuple(items))))
+        if labels is not None:
+            labels = (labels,) * len(views) if isinstance(labels, Tensor) else labels
+            batch = batch._replace(labels=processes.gather(torch.cat(tuple(labels))))
         if positives is not None:
             if positive_weights is None:
                 positive_weights = positives.new_ones(positives.shape[1], dtype=dtype)
@@ -172,7 +172,7 @@ def batch_argument(given: Sequence[object], others: Sequence[object] = ()) -> Ba
     if not given or not isinstance(given[0], Batch):
         return None
     if len(given) > 1 or others.count(None) < len(others):
-        raise TypeError("a batch has all views and items in it: give it alone")
+        raise TypeError("a batch has all views and labels in it: give it alone")
     return given[0]
 
 

@@ -12,7 +12,7 @@ from pgcl_losses import _checks as check
 from pgcl_losses._module import LossModule, called_by_all
 from pgcl_losses._normalize import full_precision
 from pgcl_losses._options import Debias, Dimension, Hardness, Size, Temperature, with_options
-from pgcl_losses.batch import Batch, Items, OverPositives, Queries, Reduction, batch_argument
+from pgcl_losses.batch import Batch, Labels, OverPositives, Queries, Reduction, batch_argument
 from pgcl_losses.chunks import Engine, loss_of_pairs
 from pgcl_losses.forms import Form
 from pgcl_losses.memory import LossWithMemory, Memory
@@ -20,7 +20,7 @@ from pgcl_losses.rows import Inputs, Listed, Pairs
 from pgcl_losses.watch import Watch
 from pgcl_losses.weights import Factors, Gaussian, Table
 
-AnyNegatives = Literal["all", "cross", "memory", "given"]
+AnyNegatives = Literal["all", "cross", "memory"]
 
 
 @with_options
@@ -49,21 +49,16 @@ class WeightedInfoNCE(LossModule):
         if self.decoupled and self.over_positives == "supcon":
             fix = "choose 'mean' or 'sum', or decoupled=False"
             raise ValueError(f"over_positives='supcon' has positives in each denominator: {fix}")
-        if (self.negatives == "given") != (batch.negative_pairs is not None):
-            fix = "give negative_pairs, [2, P]"
-            if batch.negative_pairs is not None:
-                fix = "negative_pairs need negatives='given'"
-            raise TypeError(f"negatives is {self.negatives!r}: {fix}")
         same_label = None
-        if batch.items is not None:
-            labels = batch.items[: len(batch.embeddings)]
+        if batch.labels is not None:
+            labels = batch.labels[: len(batch.embeddings)]
             numbers = torch.arange(len(labels), device=labels.device)
             same_label, _ = Listed.by_query(labels, numbers)
         pairs = Pairs(
             processes.lengths(),
-            "all" if self.negatives == "given" else self.negatives,
+            self.negatives,
             first_queries=self.queries == "first",
-            labels=batch.items,
+            labels=batch.labels,
             same_label=same_label,
             positives=batch.positives,
             negative_pairs=batch.negative_pairs,
@@ -90,7 +85,7 @@ class InfoNCE(WeightedInfoNCE, LossWithMemory):
     .. math:: -\log \frac{e^{s_{ip} / \tau}}{e^{s_{ip} / \tau} + \sum_j e^{s_{ij} / \tau}}
 
     where s is the cosine of two embeddings, and j runs over the negatives of i: the embeddings of
-    other items. Two views of N graphs make 2N queries with one positive each. It is the loss of
+    other labels. Two views of N graphs make 2N queries with one positive each. It is the loss of
 
     - SimCLR (NT-Xent), GRACE, GCA, MolCLR: by default; DCL: ``decoupled=True``
     - HCL: ``hardness=1``; debiased contrastive learning: ``debias=0.1``
@@ -98,11 +93,11 @@ class InfoNCE(WeightedInfoNCE, LossWithMemory):
     - AD-GCL, CLOOME (InfoLOOB): ``negatives="cross", decoupled=True``
     - GraphCL, SimGRACE, DIG, 3DInfomax: ``negatives="cross", queries="first", decoupled=True``
     - GCC, SELFRec, sentence-transformers: ``negatives="cross", queries="first"``
-    - NCL, SSLRec: as these, with ``items=(rows, arange(K))`` of a table of K keys
+    - NCL, SSLRec: as these, with ``labels=(rows, arange(K))`` of a table of K keys
     - LightGCL (as NCL), GraphMVP and MoleculeSTM not normalised: also ``similarity="dot"``
     - MoCo: ``negatives="memory", queries="first"``, with :meth:`remember`
-    - SupCon: ``over_positives="supcon"``, with ``items=labels``
-    - HeCo, HomoGCL: ``over_positives="sum"``, with ``positives`` or ``items``
+    - SupCon: ``over_positives="supcon"``, with ``labels=labels``
+    - HeCo, HomoGCL: ``over_positives="sum"``, with ``positives`` or ``labels``
     - info-nce-pytorch, sampled links: ``negatives="given"``, with ``negative_pairs``
 
     The guide (docs/swap.md) has the temperature, call and factor of each.
@@ -111,8 +106,7 @@ class InfoNCE(WeightedInfoNCE, LossWithMemory):
         temperature (float or Tensor): tau; smaller is sharper. A parameter of shape ``()`` gets a
             gradient, and must stay above 0: only on a CPU its value is checked.
         negatives (str): ``"all"`` takes negatives from all views, ``"cross"`` from the other views
-            only, both of them also from the memory; ``"memory"`` takes them from the memory only;
-            ``"given"`` takes the ``negative_pairs``.
+            only, both of them also from the memory; ``"memory"`` takes them from the memory only.
         queries (str): whether ``"all"`` embeddings are queries, or those of the ``"first"`` view
             (or set) only. The other views remain keys.
         over_positives (str): how several positives of a query count. With x = s / tau, S the sum of
@@ -145,15 +139,16 @@ class InfoNCE(WeightedInfoNCE, LossWithMemory):
             (``reduction="none"`` gives each process the values of its own embeddings).
         process_group (ProcessGroup or None): the processes of one loss; None is all.
 
-    ``items``, a number for each embedding, say which embeddings are positives of each other: those
-    with the same number. Without ``items`` and ``positives``, row i of every view is item i. A
-    query without a positive has loss 0 and is left out of the mean. Embeddings of the query's item
-    in the memory are no negatives. Give embeddings without a label an item each, not -1 or -100.
+    ``labels``, an integer for each embedding, say which embeddings are positives of each other:
+    embeddings with the same label. Without ``labels`` and ``positives``, row i of every view is one
+    graph. A query without a positive has loss 0 and is left out of the mean. Embeddings of the
+    query's label in the memory are no negatives. Give each embedding whose class is unknown a label
+    of its own, not -1 or -100.
 
     ``positives`` are pairs (query, key), as an ``edge_index`` of positions in the concatenated
     sets: the key is a positive of the query, and not the other way round. They take the place of
-    "row i of every view"; give ``items`` as well to have both. Each pair counts by its
-    ``positive_weights``, 0 or from 1e-30 to 1e20; positives by item weigh 1, and the weights of a
+    "row i of every view"; give ``labels`` as well to have both. Each pair counts by its
+    ``positive_weights``, 0 or from 1e-30 to 1e20; positives by label weigh 1, and the weights of a
     pair that is listed twice add up. A pair of weight 0 is left out: it is no negative either.
 
     ``negative_pairs`` are pairs of the same kind. They are all negatives there are: a pair counts
@@ -163,9 +158,9 @@ class InfoNCE(WeightedInfoNCE, LossWithMemory):
     It warns of silent failures as :class:`PGCLLoss` does.
 
     Shape:
-        - views: two or more, ``[N, D]`` each, with norms up to 1e18. With items or positives they
+        - views: two or more, ``[N, D]`` each, with norms up to 1e18. With labels or positives they
           are sets of any lengths, and may be a single one unless negatives come from other sets
-        - items: ``[N]`` int64 for each set, as ``(u, v)`` for two sets, or one tensor for all
+        - labels: ``[N]`` int64 for each set, as ``(u, v)`` for two sets, or one tensor for all
         - positives, negative_pairs: ``[2, P]`` int64; positive_weights: ``[P]``
         - output: a scalar, or with ``reduction="none"`` one loss for each query
 
@@ -177,16 +172,16 @@ class InfoNCE(WeightedInfoNCE, LossWithMemory):
         >>> InfoNCE()(z1, z2)
         tensor(0.2133)
         >>> captions = torch.tensor([[1.0, 0.0], [0.6, 0.8], [0.0, 1.0]])
-        >>> items = torch.tensor([0, 1]), torch.tensor([0, 1, 1])
-        >>> InfoNCE(negatives="cross")(z1, captions, items=items)
+        >>> labels = torch.tensor([0, 1]), torch.tensor([0, 1, 1])
+        >>> InfoNCE(negatives="cross")(z1, captions, labels=labels)
         tensor(0.0944)
-        >>> InfoNCE(over_positives="supcon")(captions, items=torch.tensor([0, 1, 1]))
+        >>> InfoNCE(over_positives="supcon")(captions, labels=torch.tensor([0, 1, 1]))
         tensor(0.1657)
         >>> edges = torch.tensor([[0, 1], [1, 0]])  # of a graph with these three nodes
         >>> InfoNCE()(captions, positives=edges)
         tensor(0.6809)
         >>> sampled = torch.tensor([[0, 1], [2, 2]])  # here all that there are
-        >>> InfoNCE(negatives="given")(captions, positives=edges, negative_pairs=sampled)
+        >>> InfoNCE()(captions, positives=edges, negative_pairs=sampled)
         tensor(0.6809)
 
     """
@@ -212,13 +207,13 @@ class InfoNCE(WeightedInfoNCE, LossWithMemory):
     def forward(
         self,
         *views: Tensor | Batch,
-        items: Items | None = None,
+        labels: Labels | None = None,
         positives: Tensor | None = None,
         positive_weights: Tensor | None = None,
         negative_pairs: Tensor | None = None,
     ) -> Tensor:
-        """Compute the loss of views, of sets with items or positives, or of a batch."""
-        given = items, positives, positive_weights, negative_pairs
+        """Compute the loss of views, of sets with labels or positives, or of a batch."""
+        given = labels, positives, positive_weights, negative_pairs
         batch, is_unit = batch_argument(views, given), self.similarity == "cosine"
         if batch is not None:
             if self.memory is not None or batch.is_unit != is_unit:
@@ -240,16 +235,19 @@ class InfoNCE(WeightedInfoNCE, LossWithMemory):
         __call__ = forward
 
     def _check(
-        self, views: Any, items: Any, positives: Any, weights: Any, negative_pairs: Any
+        self, views: Any, labels: Any, positives: Any, weights: Any, negative_pairs: Any
     ) -> dict[str, object]:
-        within = self.negatives in ("all", "given")
-        differ = items is not None or positives is not None
-        why = "" if differ else ", or one with items= or positives="
+        within = self.negatives == "all"
+        differ = labels is not None or positives is not None
+        why = "" if differ else ", or one with labels= or positives="
         if not within:
             why = f", as negatives={self.negatives!r}"
         check.loss_views(views, 1 if within and differ else 2, differ, why)
-        claims = check.partners(views, self.queries, items, positives, weights)
+        claims = check.partners(views, self.queries, labels, positives, weights)
         if negative_pairs is not None:
+            if self.memory is not None:
+                fix = f"memory_size must be 0, but got {self.memory_size}"
+                raise ValueError(f"negative_pairs are all negatives there are: {fix}")
             check.pairs("negative_pairs", negative_pairs, views, self.queries)
         check.temperature(self.temperature, views[0])
         if self.memory is not None:

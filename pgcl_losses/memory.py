@@ -49,20 +49,20 @@ class Ring(nn.Module):
 
 
 class Memory(Ring):
-    """A ring buffer of the embeddings of all processes, with their items."""
+    """A ring buffer of the embeddings of all processes, with their labels."""
 
-    items: Tensor  # [B]
+    labels: Tensor  # [B]
     is_manual: Tensor  # [] 1 once `remember` was called: from then on only `remember` stores
 
     def __init__(self, size: int, dim: int) -> None:
         super().__init__(size, dim)
-        self.register_buffer("items", torch.full((size,), NO_LABEL))
+        self.register_buffer("labels", torch.full((size,), NO_LABEL))
         # It is a number, since AveragedModel(use_buffers=True) fails with bools.
         self.register_buffer("is_manual", torch.zeros((), dtype=torch.long))
 
     def reset_parameters(self) -> None:
         super().reset_parameters()
-        self.items.fill_(NO_LABEL)
+        self.labels.fill_(NO_LABEL)
 
     def check(self, name: str, embeddings: Tensor) -> None:
         """Check that embeddings ``[N, D]`` can be compared with those of the memory."""
@@ -83,15 +83,15 @@ class Memory(Ring):
             is_first = wanted & (self.is_manual == 0)
             for buffer in (self.embeddings, self.num_stored):
                 buffer.masked_fill_(is_first, 0)
-            self.items.masked_fill_(is_first, NO_LABEL)
+            self.labels.masked_fill_(is_first, NO_LABEL)
             self.is_manual.masked_fill_(is_first, 1)
         else:
             wanted = wanted & (self.is_manual == 0)
         slots = self.store(batch.embeddings, wanted)
-        items = torch.full_like(slots, NO_LABEL)
-        if batch.items is not None:
-            items = batch.items[: len(batch.embeddings)][-len(slots) :]
-        self.items.index_copy_(0, slots, items.where(wanted, self.items[slots]))
+        labels = torch.full_like(slots, NO_LABEL)
+        if batch.labels is not None:
+            labels = batch.labels[: len(batch.embeddings)][-len(slots) :]
+        self.labels.index_copy_(0, slots, labels.where(wanted, self.labels[slots]))
 
 
 class LossWithMemory(LossModule):
@@ -101,13 +101,13 @@ class LossWithMemory(LossModule):
     memory: Memory | None
 
     @called_by_all("remember")
-    def remember(self, embeddings: Tensor, *, items: Tensor | None = None) -> None:
+    def remember(self, embeddings: Tensor, *, labels: Tensor | None = None) -> None:
         """Store embeddings ``[N, D]`` in the memory, such as the keys of a momentum encoder.
 
         If you never call this, each training forward stores its own embeddings, except under
         ``torch.func``. The first call empties the memory; from then on only this method stores.
-        With several processes, all of them call it, each with its own embeddings. With ``items``
-        ``[N]``, the stored embeddings are no negatives of queries of the same item.
+        With several processes, all of them call it, each with its own embeddings. With ``labels``
+        ``[N]``, the stored embeddings are no negatives of queries with the same label.
 
         ``AveragedModel(loss)`` copies the memory. With ``use_buffers=True`` it would average the
         stored embeddings, and spoil them.
@@ -118,12 +118,12 @@ class LossWithMemory(LossModule):
                 raise ValueError("memory_size is 0: make a loss with memory_size=... to remember")
             check.matrix("embeddings", embeddings, "[N, D]")
             memory.check("embeddings", embeddings)
-            if items is not None:
-                check.clusters("items", items, "embeddings", embeddings)
-            agreed.claims["items"] = items is not None
+            if labels is not None:
+                check.clusters("labels", labels, "embeddings", embeddings)
+            agreed.claims["labels"] = labels is not None
         is_unit = getattr(self, "similarity", "cosine") == "cosine"
         with torch.no_grad():
-            batch = Batch.from_views((embeddings,), agreed.processes, items, is_unit=is_unit)
+            batch = Batch.from_views((embeddings,), agreed.processes, labels, is_unit=is_unit)
         memory.store_batch(batch, manually=True)
 
     def with_memory(self, batch: Batch) -> Batch:
@@ -132,5 +132,5 @@ class LossWithMemory(LossModule):
             return batch
         past = self.memory.embeddings.to(batch.embeddings.dtype)
         filled = self.memory.filled(len(batch.embeddings))
-        items = None if batch.items is None else torch.cat([batch.items, self.memory.items])
-        return batch._replace(items=items, memory=past, filled=filled)
+        labels = None if batch.labels is None else torch.cat([batch.labels, self.memory.labels])
+        return batch._replace(labels=labels, memory=past, filled=filled)

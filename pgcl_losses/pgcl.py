@@ -13,7 +13,7 @@ from pgcl_losses._normalize import computing_dtype, mean_cosine
 from pgcl_losses._options import Size, Weight, with_options
 from pgcl_losses.batch import (
     Batch,
-    Items,
+    Labels,
     Negatives,
     OverPositives,
     PGCLTerms,
@@ -75,7 +75,7 @@ class PGCLLoss(LossWithMemory):
     subclasses of yours. ``prototypes`` is called with a :class:`Batch`, and the other modules with
     the batch that it returns.
 
-    ``items`` and ``positives`` are as in :class:`InfoNCE`, and change the contrast only.
+    ``labels`` and ``positives`` are as in :class:`InfoNCE`, and change the contrast only.
 
     With several processes, all of them call the loss and backward equally often. Some of them may
     have an empty batch.
@@ -86,7 +86,7 @@ class PGCLLoss(LossWithMemory):
 
     Shape:
         - views: two or more, ``[N, D]`` each, with norms up to 1e18; row i of each view is graph i
-        - items: ``[N]`` int64
+        - labels: ``[N]`` int64
         - output: a scalar, or ``[V * N]`` with ``reduction="none"``
 
     Examples:
@@ -165,12 +165,12 @@ class PGCLLoss(LossWithMemory):
     def forward(
         self,
         *views: Tensor,
-        items: Items | None = None,
+        labels: Labels | None = None,
         positives: Tensor | None = None,
         positive_weights: Tensor | None = None,
     ) -> Tensor:
         """Compute the loss."""
-        return self._compute(views, items, positives, positive_weights)[0]
+        return self._compute(views, labels, positives, positive_weights)[0]
 
     if TYPE_CHECKING:
         __call__ = forward
@@ -179,7 +179,7 @@ class PGCLLoss(LossWithMemory):
     def terms(
         self,
         *views: Tensor,
-        items: Items | None = None,
+        labels: Labels | None = None,
         positives: Tensor | None = None,
         positive_weights: Tensor | None = None,
     ) -> PGCLTerms:
@@ -187,7 +187,7 @@ class PGCLLoss(LossWithMemory):
 
         This is a training forward: call it in place of the loss, not beside it.
         """
-        given = items, positives, positive_weights
+        given = labels, positives, positive_weights
         loss, contrast, consistency, batch = self._compute(views, *given)
         cosine = mean_cosine(batch.embeddings.detach())
         return PGCLTerms(loss, contrast, consistency, batch.assignments(), cosine)
@@ -225,14 +225,14 @@ class PGCLLoss(LossWithMemory):
         return loss
 
     def _check(
-        self, views: tuple[Any, ...], items: Any, positives: Any, weights: Any
+        self, views: tuple[Any, ...], labels: Any, positives: Any, weights: Any
     ) -> dict[str, object]:
         self.prototypes.check(views, 2, type(self).__name__)
         # A module of the user's may have none of these options.
         check.temperature(getattr(self.contrast, "temperature", 1.0), views[0])
         queries = getattr(self.contrast, "queries", "all")
         reduction = getattr(self.consistency, "reduction", "mean")
-        claims = check.partners(views, queries, items, positives, weights)
+        claims = check.partners(views, queries, labels, positives, weights)
         both = self.consistency_weight > 0 and self.contrast_weight > 0
         if both and queries == "first" and reduction != "mean":
             raise ValueError(

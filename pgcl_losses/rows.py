@@ -323,9 +323,10 @@ def all_rows(pairs: Pairs, chunk: int | None, own: list[Span] | None = None) -> 
     """
     count, sets, within = pairs.num_embeddings(), pairs.sets(), pairs.negatives == "all"
     memory = [] if pairs.memory is None else [Span(count, count + len(pairs.memory))]
-    # Views find the other views' embeddings by their columns, whichever sets are keys. Others need
-    # all: positives by label or list may lie in any set, a pair weight has a mean over all.
-    by_view = pairs.labels is None and pairs.positives is None
+    # Views find the other views' embeddings by their columns, whichever sets are keys. Labels and
+    # lists need all sets as keys, since their pairs may lie in any set, and so does a pair weight,
+    # which has a mean over all embeddings.
+    by_view = pairs.labels is None and pairs.positives is None and pairs.negative_pairs is None
     has_query_set = within or pairs.pair_weight is not None or not by_view or len(sets) == 1
     queries = (own or sets)[: 1 if pairs.first_queries else None]
     if within and own is None:

@@ -31,8 +31,8 @@ _TEXTS = {
     "too many: use fewer prototypes, larger batches or a larger queue_size",
     "finite": "the embeddings hold NaN or inf: check the input of the encoder and its gradients",
     "zero": "the contrast is 0, as no query has both positives and negatives: use larger batches, "
-    "memory_size or more than one prototype; give one item to all embeddings of a graph or class, "
-    "and another item to others. If all embeddings are in one cluster, normalise in the encoder",
+    "memory_size or more than one prototype; give one label to all embeddings of a graph or class, "
+    "and another label to others. If all embeddings are in one cluster, normalise in the encoder",
     "motion": f"the prototypes have not moved in {_PATIENCE} training forwards: does the optimizer "
     "have them? Adam([*encoder.parameters(), *pgcl.parameters()])",
     "collapse": "the embeddings are collapsed: their mean cosine is {:.2f}, and no prototype tells "

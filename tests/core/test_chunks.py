@@ -107,7 +107,7 @@ def test_chunks_make_and_keep_no_matrix_of_all_pairs(name, temperature):
 def test_embeddings_of_listed_pairs_are_gathered_in_parts():
     z = torch.randn(100, 64, requires_grad=True)
     pairs, _ = random_pairs(100, 100, 40_000)
-    loss = InfoNCE(negatives="given")
+    loss = InfoNCE()
     given = {"positives": pairs[:, :50], "negative_pairs": pairs}
     (expected,) = gradients(loss(z, **given), [z])
     with in_chunks(1 << 14):
@@ -115,7 +115,7 @@ def test_embeddings_of_listed_pairs_are_gathered_in_parts():
     torch.testing.assert_close(z.grad, expected)
 
 
-@pytest.mark.parametrize("name", ["InfoNCE", "sets with items", "positives and items", "memory"])
+@pytest.mark.parametrize("name", ["InfoNCE", "sets with labels", "positives and labels", "memory"])
 def test_first_and_second_derivatives_of_dense(name):
     """The losses here have weights that do not depend on the views: weights are constants."""
     value = functools.partial(loss_of, name, engine="dense", reduction="mean")
@@ -128,10 +128,10 @@ def test_first_and_second_derivatives_of_dense(name):
 
 @pytest.mark.filterwarnings("ignore:InfoNCE")
 @pytest.mark.parametrize("over_positives", ["mean", "supcon", "sum"])
-@pytest.mark.parametrize("items", [[0, 0, 1, 1, 2], [0, 0, 0, 0, 0], [0, 1, 2, 3, 4]])
-def test_second_derivatives_without_negatives_or_positives(over_positives, items):
-    z, items = torch.randn(5, DIM, dtype=torch.float64, requires_grad=True), torch.tensor(items)
-    loss = functools.partial(InfoNCE(over_positives=over_positives, engine="dense"), items=items)
+@pytest.mark.parametrize("labels", [[0, 0, 1, 1, 2], [0, 0, 0, 0, 0], [0, 1, 2, 3, 4]])
+def test_second_derivatives_without_negatives_or_positives(over_positives, labels):
+    z, labels = torch.randn(5, DIM, dtype=torch.float64, requires_grad=True), torch.tensor(labels)
+    loss = functools.partial(InfoNCE(over_positives=over_positives, engine="dense"), labels=labels)
     assert torch.autograd.gradgradcheck(loss, z)
 
 
@@ -153,7 +153,7 @@ def test_without_gradients_none_is_computed(monkeypatch):
 
 
 @pytest.mark.parametrize("reduction", ["mean", "none"])
-@pytest.mark.parametrize("name", ["InfoNCE", "positives and items", "memory"])
+@pytest.mark.parametrize("name", ["InfoNCE", "positives and labels", "memory"])
 def test_two_losses_may_be_alive_at_once(name, reduction):
     """Also on several threads: chunks share no memory between calls."""
     options = {"engine": "chunks", "reduction": reduction}
@@ -203,10 +203,10 @@ def test_hard_negatives_of_the_largest_hardness_in_float32(engine, reduction):
 
 @engines
 def test_weights_that_change_before_the_backward(engine):
-    """A caller may write the next weights, pairs and items into the same tensors."""
+    """A caller may write the next weights, pairs and labels into the same tensors."""
     z = torch.randn(8, DIM, dtype=torch.float64, requires_grad=True)
     loss = InfoNCE(reduction="none", engine=engine)
-    given = {"items": torch.arange(8) // 2, "positives": torch.tensor([[0, 1], [3, 4]])}
+    given = {"labels": torch.arange(8) // 2, "positives": torch.tensor([[0, 1], [3, 4]])}
     given["positive_weights"] = torch.tensor([0.5, 2.0], dtype=torch.float64)
     first, second = (loss(z, **given).sum() for _ in range(2))
     expected = gradients(first, [z])

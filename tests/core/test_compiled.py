@@ -16,7 +16,7 @@ from pgcl_losses import InfoNCE, PGCLLoss, _checks, rows
 pytestmark = few_graphs
 every_loss = pytest.mark.parametrize("name", LOSSES)
 # Graphs of these are compiled for batches of any size.
-GROWING = ("hard", "sets with items", "queue and memory")
+GROWING = ("hard", "sets with labels", "queue and memory")
 
 
 def problem_of(name):
@@ -71,12 +71,12 @@ def test_weights_of_positives_have_their_gradient_in_a_compiled_graph():
     torch.compiler.reset()
     eager = InfoNCE(temperature=torch.nn.Parameter(torch.tensor(0.3)), over_positives="sum")
     compiled = torch.compile(copy.deepcopy(eager), fullgraph=True, backend="aot_eager")
-    z, items = torch.randn(8, 4, requires_grad=True), torch.arange(8) // 2
+    z, labels = torch.randn(8, 4, requires_grad=True), torch.arange(8) // 2
     weights = torch.tensor([1.0, 0.0, 0.3, 2.0], requires_grad=True)
     pairs = torch.tensor([[0, 0, 3, 5], [2, 5, 1, 4]])
     results = []
     for loss_of in (eager, compiled):
-        loss = loss_of(z, items=items, positives=pairs, positive_weights=weights)
+        loss = loss_of(z, labels=labels, positives=pairs, positive_weights=weights)
         results.append([loss, *gradients(loss, [z, weights, loss_of.temperature])])
     torch.testing.assert_close(*results)
 

@@ -107,7 +107,7 @@ def test_weights_below_the_numbers_of_float32_count_in_a_decoupled_loss(engine):
     by_cluster = {"clusters": (alone, alone), "prototypes": torch.eye(2, 4)}
     losses = [(PrototypeReweightedNCE(**options), by_cluster)]
     options |= {"weighting": "sample", "exclude_same_cluster": False, "consistency_weight": 0.0}
-    losses += [(PGCLLoss(4, 3, **options), {"items": alone})]
+    losses += [(PGCLLoss(4, 3, **options), {"labels": alone})]
     for loss_of, inputs in losses:
         loss, exact = loss_of(*z, **inputs), loss_of.double()(*z.double(), **inputs)
         assert exact < -80

@@ -1,4 +1,4 @@
-"""InfoNCE of views, and of sets with items and positives by index, with and without a memory.
+"""InfoNCE of views, and of sets with labels and positives by index, with and without a memory.
 
 Robinson et al., Contrastive learning with hard negative samples, 2021; Chuang et al., Debiased
 contrastive learning, 2020.
@@ -17,7 +17,7 @@ from pgcl_losses import InfoNCE, PGCLLoss
 
 MODES = {
     "temperature": st.sampled_from([0.01, 0.05, 0.2, 1.0]),
-    "negatives": st.sampled_from(["all", "cross", "memory", "given"]),
+    "negatives": st.sampled_from(["all", "cross", "memory"]),
     "queries": st.sampled_from(["all", "first"]),
     "over_positives": st.sampled_from(["mean", "mean", "supcon", "sum"]),
     "decoupled": st.booleans(),
@@ -33,16 +33,17 @@ def problems(draw):
     mode = draw(st.fixed_dictionaries(MODES))
     mode["decoupled"] &= mode["over_positives"] != "supcon"
     mode["debias"] *= mode["similarity"] == "cosine"
-    with_items, with_pairs = draw(st.booleans()), draw(st.booleans())
-    may_be_one = mode["negatives"] in ("all", "given") and (with_items or with_pairs)
+    with_labels, with_pairs = draw(st.booleans()), draw(st.booleans())
+    with_negatives = mode["negatives"] != "memory" and draw(st.booleans())
+    may_be_one = mode["negatives"] == "all" and (with_labels or with_pairs)
     lengths = draw(st.lists(st.integers(1, 6), min_size=1 if may_be_one else 2, max_size=4))
     seed = draw(st.integers(0, 10**6))
-    if not (with_items or with_pairs) or sum(lengths) == 1:
+    if not (with_labels or with_pairs) or sum(lengths) == 1:
         lengths = lengths[:1] * len(lengths)
-    sets, items = random_sets(lengths, seed, draw(st.integers(1, 9)))
+    sets, labels = random_sets(lengths, seed, draw(st.integers(1, 9)))
     count, given = sum(lengths), {}
     of_queries = lengths[0] if mode["queries"] == "first" else count
-    if mode["negatives"] == "given":
+    if with_negatives:
         num = draw(st.integers(0, 20))
         given["negative_pairs"], _ = random_pairs(count, of_queries, num, seed + 2)
     if with_pairs and count > 1:
@@ -50,10 +51,10 @@ def problems(draw):
         given["positives"] = pairs
         given["positive_weights"] = draw(st.sampled_from([None, weights]))
     elif len(lengths) == 1:
-        with_items = True
-    if with_items:
-        given["items"] = items
-    may_have_memory = mode["negatives"] != "given" and draw(st.booleans())
+        with_labels = True
+    if with_labels:
+        given["labels"] = labels
+    may_have_memory = not with_negatives and draw(st.booleans())
     past = random_sets((4,), seed + 1) if may_have_memory or mode["negatives"] == "memory" else None
     return sets, mode, past, given
 
@@ -64,23 +65,23 @@ def test_losses_and_gradients_agree_with_the_oracle(problem, chunk):
     sets, mode, past, given = problem
     memory, options = (), {}
     if past is not None:
-        (z,), (items,) = past
-        items = items if "items" in given else None
-        memory = z, items if items is None else items.tolist()
+        (z,), (labels,) = past
+        labels = labels if "labels" in given else None
+        memory = z, labels if labels is None else labels.tolist()
         options = {"memory_size": 4, "dim": DIM}
     losses, exist = oracle.info_nce(
         sets,
-        as_lists(given.get("items")),
+        as_lists(given.get("labels")),
         *memory,
         **mode,
         listed=listed(given.get("positives"), given.get("positive_weights")),
-        negative_pairs=given["negative_pairs"].T.tolist() if "negative_pairs" in given else (),
+        negative_pairs=given["negative_pairs"].T.tolist() if "negative_pairs" in given else None,
     )
     expected = gradients(upstream(losses), sets)
     for engine in ("dense", "chunks"):
         loss = InfoNCE(**mode, **options, reduction="none", engine=engine).double()
         if past is not None:
-            loss.remember(z, items=items)
+            loss.remember(z, labels=labels)
         with in_chunks(chunk):
             ours = loss(*sets, **given)
             d_sets = gradients(upstream(ours) + 0 * sets[0].sum(), sets)
@@ -104,10 +105,10 @@ def test_as_the_contrast_of_pgcl():
 @engines
 @pytest.mark.parametrize("options", [{}, {"debias": 0.1}, {"hardness": 1.0, "debias": 0.1}])
 def test_a_nan_among_the_negatives_is_a_nan_of_the_loss(engine, options):
-    """Here in the embedding of an item that no other one has."""
+    """Here in an embedding whose label no other one has."""
     z = torch.randn(5, DIM)
     z[4, 0] = torch.nan
-    assert InfoNCE(engine=engine, **options)(z, items=torch.tensor([0, 0, 1, 1, 2])).isnan()
+    assert InfoNCE(engine=engine, **options)(z, labels=torch.tensor([0, 0, 1, 1, 2])).isnan()
 
 
 @engines
@@ -115,7 +116,7 @@ def test_listed_negatives_may_change_before_the_backward(engine):
     """A sampler writes its next pairs into the same tensor."""
     z = random_sets((8,))[0][0].requires_grad_()
     positives, negatives = torch.tensor([[[0, 1], [1, 2]], [[0, 1], [4, 5]]])
-    loss_of = InfoNCE(negatives="given", reduction="none", engine=engine)
+    loss_of = InfoNCE(reduction="none", engine=engine)
     losses = [loss_of(z, positives=positives, negative_pairs=negatives).sum() for _ in range(2)]
     expected = gradients(losses[0], [z])
     negatives += 2

@@ -213,7 +213,7 @@ def homogcl(p):
     weights = torch.cat([p.saliency[tuple(edges)] for edges in (edges1, edges2)])
     loss_of = InfoNCE(temperature=p.tau, over_positives="sum")
     weights = torch.cat([weights, 0 * weights])
-    given = {"items": torch.arange(n), "positives": positives, "positive_weights": weights}
+    given = {"labels": torch.arange(n), "positives": positives, "positive_weights": weights}
     return expected, loss_of(p.z1, p.z2, **given)
 
 
@@ -221,8 +221,8 @@ def conformers(p):
     """`NTXentMultiplePositives` of 3DInfomax: several 3D conformers of each molecule."""
     n = len(p.z1)
     sim = cosines(p.z1, p.hard.flatten(0, 1), p.tau).view(n, n, 2).logsumexp(2)
-    items = arange(n), arange(n).repeat_interleave(2)
-    ours = first(p, over_positives="sum", decoupled=True)(p.z1, p.hard.flatten(0, 1), items=items)
+    labels = arange(n), arange(n).repeat_interleave(2)
+    ours = first(p, over_positives="sum", decoupled=True)(p.z1, p.hard.flatten(0, 1), labels=labels)
     return (others(sim).logsumexp(1) - sim.diag()).mean(), ours
 
 
@@ -234,7 +234,7 @@ def graphlog(p):
     same = graph[masked].unsqueeze(1) == graph  # [masked nodes, nodes]
     is_positive, behind = same & (arange(3 * n) <= n), torch.tensor([[0], [n + 1]])
     sims = cosines(modified[masked], nodes, p.tau).exp()
-    ours = first(p, over_positives="sum", negatives="given")(
+    ours = first(p, over_positives="sum")(
         modified[masked],
         nodes,
         positives=is_positive.nonzero().T + behind,
@@ -252,8 +252,8 @@ def sampled_links(p, k, similarity):
     logits = torch.einsum("nd, nmd -> nm", unit(p.z1), unit(p.table[dst])) / p.tau
     pairs = torch.stack([link.repeat_interleave(k), 2 * n + arange(n * k)])
     keys = p.table[torch.cat([dst[:, 0], dst[:, 1:].flatten()])]
-    loss_of = first(p, similarity=similarity, negatives="given")
-    ours = loss_of(p.z1, keys, items=(link, arange(len(keys))), negative_pairs=pairs)
+    loss_of = first(p, similarity=similarity)
+    ours = loss_of(p.z1, keys, labels=(link, arange(len(keys))), negative_pairs=pairs)
     return F.cross_entropy(logits, torch.zeros_like(link)), ours
 
 
@@ -272,8 +272,8 @@ def ncl(p):
     """`ssl_layer_loss` and `ProtoNCE_loss` of NCL for users; `cal_infonce_loss` of SSLRec and
     RLMRec; `Gprompt_tuning_loss` of ProG, where the table has centers of classes."""
     expected = F.cross_entropy(cosines(p.z1, p.table, p.tau), p.row, reduction="sum")
-    items = p.row, arange(len(p.table))
-    return expected, first(p, reduction="sum")(p.z1, p.table, items=items)
+    labels = p.row, arange(len(p.table))
+    return expected, first(p, reduction="sum")(p.z1, p.table, labels=labels)
 
 
 def pcl(p):
@@ -282,18 +282,18 @@ def pcl(p):
     sample = p.table.detach()[torch.cat([p.row, torch.tensor(others)])]
     prototypes, concentrations = F.normalize(sample), sample.norm(dim=1)
     loss_of = first(p, temperature=1.0, similarity="dot")
-    items = arange(len(p.z1)), arange(len(sample))
-    ours = loss_of(F.normalize(p.z1), prototypes / concentrations[:, None], items=items)
+    labels = arange(len(p.z1)), arange(len(sample))
+    ours = loss_of(F.normalize(p.z1), prototypes / concentrations[:, None], labels=labels)
     return diagonal(cosines(p.z1, prototypes, concentrations)), ours
 
 
 def lightgcl(p):
     """LightGCL for users, where no positive's score is clamped."""
     largest = ((p.z1 * p.table[p.row]).sum(1) / p.tau).abs().max().item()
-    scale, items = min(1, 4.9 / largest), (p.row, arange(len(p.table)))
+    scale, labels = min(1, 4.9 / largest), (p.row, arange(len(p.table)))
     scores = scale * p.z1 @ p.table.T / p.tau
     expected = scores.exp().sum(1).log() - scores[arange(len(p.row)), p.row].clamp(-5.0, 5.0)
-    return expected.mean(), first(p, similarity="dot")(scale * p.z1, p.table, items=items)
+    return expected.mean(), first(p, similarity="dot")(scale * p.z1, p.table, labels=labels)
 
 
 def simkgc(p):
@@ -302,7 +302,7 @@ def simkgc(p):
     head, tail = masked.nonzero().T
     pairs, weights = torch.stack([head, len(p.z1) + tail]), torch.zeros(2 * len(head))
     given = {"positives": torch.cat([pairs, pairs.flip(0)], 1), "positive_weights": weights}
-    given["items"] = torch.arange(len(p.z1))  # pair i and no pair of the mask is positive
+    given["labels"] = torch.arange(len(p.z1))  # pair i and no pair of the mask is positive
     logits = cosines(p.z1, p.z2, p.tau).masked_fill(masked, -1e4)
     return diagonal(logits) + diagonal(logits.T), 2 * first(p, "all")(p.z1, p.z2, **given)
 
@@ -315,18 +315,18 @@ def supcontrast(p, queries="all"):
     mask = (labels[:, None] == labels) & ~own
     losses = -p.tau / 0.07 * (mask * log_prob).sum(1) / mask.sum(1)
     loss_of = InfoNCE(temperature=p.tau, over_positives="supcon", queries=queries)
-    ours = p.tau / 0.07 * loss_of(p.z1, p.z2, items=(p.labels, p.labels))
+    ours = p.tau / 0.07 * loss_of(p.z1, p.z2, labels=(p.labels, p.labels))
     return losses[: len(p.z1)].mean() if queries == "first" else losses.mean(), ours
 
 
 def supcon(p):
     loss_of = InfoNCE(temperature=p.tau, over_positives="supcon")
-    return SupConLoss(p.tau)(p.z1, p.labels), loss_of(p.z1, items=p.labels)
+    return SupConLoss(p.tau)(p.z1, p.labels), loss_of(p.z1, labels=p.labels)
 
 
 def ntxent(p):
     """pytorch-metric-learning takes the mean over all positive pairs."""
-    losses = InfoNCE(temperature=p.tau, reduction="none")(p.z1, items=p.labels)
+    losses = InfoNCE(temperature=p.tau, reduction="none")(p.z1, labels=p.labels)
     pairs = (p.labels[:, None] == p.labels).sum(1) - 1  # of each query
     return NTXentLoss(p.tau)(p.z1, p.labels), (losses * pairs).sum() / pairs.sum()
 
@@ -335,7 +335,7 @@ def sentences(p, queries="first"):
     """`MultipleNegativesRankingLoss` of sentence-transformers, with hard negatives; for all queries
     with "doc_to_query" and partition_mode="per_direction"."""
     docs = torch.cat([p.z2, *p.hard.unbind(1)])
-    ours = first(p, queries)(p.z1, docs, items=(arange(len(p.z1)), arange(len(docs))))
+    ours = first(p, queries)(p.z1, docs, labels=(arange(len(p.z1)), arange(len(docs))))
     expected = diagonal(cosines(p.z1, docs, p.tau))
     if queries == "all":
         expected = (expected + diagonal(cosines(p.z2, p.z1, p.tau))) / 2

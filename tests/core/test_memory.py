@@ -22,33 +22,33 @@ def views_of(seed):
 
 @engines
 @pytest.mark.parametrize("size", [1, 7, 50])
-@pytest.mark.parametrize("with_items", [False, True])
+@pytest.mark.parametrize("with_labels", [False, True])
 @pytest.mark.parametrize("mode", [{}, {"hardness": 1.0, "debias": 0.1, "negatives": "cross"}])
-def test_every_step_agrees_with_the_oracle(engine, size, with_items, mode):
+def test_every_step_agrees_with_the_oracle(engine, size, with_labels, mode):
     """Training forwards store their batch, until `remember` is called."""
     past, options = oracle.Memory(size), {"memory_size": size, "engine": engine, **mode}
     loss = info_nce(**options, reduction="none").double()
     fresh = copy.deepcopy(loss.state_dict())
     for seed in range(6):
         if seed > 2:
-            (z, *_), (items, *_) = random_sets((10 - seed,), 100 + seed)
-            items = items if with_items else None
+            (z, *_), (labels, *_) = random_sets((10 - seed,), 100 + seed)
+            labels = labels if with_labels else None
             loss.train(seed % 2 == 0)
             with torch.set_grad_enabled(seed < 5):
-                assert loss.remember(10 * z, items=items) is None
+                assert loss.remember(10 * z, labels=labels) is None
             loss.train()
             if seed == 3:
                 past = oracle.Memory(size)
-            past.store([z], as_lists([items]) if with_items else None)
-        sets, items = random_sets((4, 2, 3) if with_items else (4, 4), seed)
-        items = items if with_items else None
+            past.store([z], as_lists([labels]) if with_labels else None)
+        sets, labels = random_sets((4, 2, 3) if with_labels else (4, 4), seed)
+        labels = labels if with_labels else None
         with in_chunks(3):
-            ours = loss(*sets, items=items)
+            ours = loss(*sets, labels=labels)
             gradients(ours.sum(), sets)
-        expected, _ = oracle.info_nce(sets, as_lists(items), past.embeddings, past.items, **mode)
+        expected, _ = oracle.info_nce(sets, as_lists(labels), past.embeddings, past.labels, **mode)
         torch.testing.assert_close(ours, expected, rtol=1e-8, atol=1e-10)
         if seed < 3:
-            past.store(sets, as_lists(items))
+            past.store(sets, as_lists(labels))
     loss.memory.reset_parameters()
     assert_same(loss.state_dict(), fresh)
 
@@ -80,7 +80,7 @@ def test_the_first_remember_empties_the_memory():
 
 @both_losses
 @pytest.mark.parametrize(
-    ("embeddings", "items", "error"),
+    ("embeddings", "labels", "error"),
     [
         (torch.randn(4, DIM + 1), None, ValueError),
         (torch.randn(4, DIM).to("meta"), None, ValueError),
@@ -90,10 +90,10 @@ def test_the_first_remember_empties_the_memory():
         (torch.full((4, DIM), torch.nan), None, None),
     ],
 )
-def test_wrong_embeddings_are_not_stored(make, embeddings, items, error):
+def test_wrong_embeddings_are_not_stored(make, embeddings, labels, error):
     loss = make(memory_size=5)
     loss.remember(torch.randn(4, DIM))
     before = copy.deepcopy(loss.state_dict())
-    with pytest.raises(error, match=r"items|embeddings") if error else nullcontext():
-        loss.remember(embeddings, items=items)
+    with pytest.raises(error, match=r"labels|embeddings") if error else nullcontext():
+        loss.remember(embeddings, labels=labels)
     assert_same(loss.state_dict(), before)

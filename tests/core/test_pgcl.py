@@ -75,7 +75,7 @@ def modes(draw):
     options=modes(),
     shape=st.tuples(st.integers(2, 4), st.integers(2, 5)),  # one graph alone is in all clusters
     seed=st.integers(0, 10**6),
-    given_besides=st.sets(st.sampled_from(["items", "pairs"])),
+    given_besides=st.sets(st.sampled_from(["labels", "pairs"])),
     dtypes=st.tuples(st.sampled_from(DTYPES), st.sampled_from(DTYPES)),
     layout=st.sampled_from(LAYOUTS),
     scale=st.sampled_from([1.0, 1.0, 1e-4, 1e4, 1e-15, 0.0]),  # of one view
@@ -96,13 +96,13 @@ def test_terms_and_gradients_agree_with_the_oracle(
     is_exact = torch.float64 in dtypes and (dtypes[1] == torch.float64 or not past.size)
     close = {"rtol": 1e-6, "atol": 1e-7} if is_exact else {"rtol": 2e-3, "atol": 2e-3}
     for step in range(2 if past.size else 1):
-        views, (items, *_) = random_sets([length] * num_views, seed + step)
+        views, (labels, *_) = random_sets([length] * num_views, seed + step)
         views = [layout(z.detach().to(dtypes[0])) for z in views]
         views[0] = scale * views[0]
         at = [z.double().requires_grad_() for z in views]
         views, given, exact = [z.requires_grad_() for z in views], {}, {}
-        if "items" in given_besides:
-            given["items"], exact["items"] = items, [items.tolist()] * num_views
+        if "labels" in given_besides:
+            given["labels"], exact["labels"] = labels, [labels.tolist()] * num_views
         if "pairs" in given_besides:
             of_queries = length if mode["queries"] == "first" else num_views * length
             pairs, weights = random_pairs(num_views * length, of_queries, 12, seed)
@@ -121,7 +121,7 @@ def test_terms_and_gradients_agree_with_the_oracle(
         of_heads = map(oracle.consistency, log_p, q_of_heads)
         consistency = torch.stack([*of_heads]).mean(0)
         contrast, exist = oracle.pgcl_contrast(
-            at, prototypes, memory=past.embeddings, memory_items=past.items, **exact, **mode
+            at, prototypes, memory=past.embeddings, memory_labels=past.labels, **exact, **mode
         )
         if made_with["reduction"] == "mean":
             consistency, contrast = consistency.mean(), oracle.mean_of_queries(contrast, exist)
@@ -145,7 +145,7 @@ def test_terms_and_gradients_agree_with_the_oracle(
             if dtypes == (torch.float64,) * 2:
                 size = scale if z is views[0] else 1.0
                 torch.testing.assert_close(size * gradient, size * expected, rtol=1e-6, atol=1e-7)
-        past.store(at, exact.get("items"))
+        past.store(at, exact.get("labels"))
 
 
 every_member = pytest.mark.parametrize("options", [{"num_prototypes": 3}, *FAMILY], ids=str)

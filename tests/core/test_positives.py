@@ -17,7 +17,7 @@ from pgcl_losses import InfoNCE
 @engines
 @pytest.mark.parametrize("weight", [1e-3, 1e-8, 1e3])
 def test_a_weight_that_all_positives_share_changes_nothing(engine, weight):
-    """In float32: the 1 of an item's positive leaves no rounding behind a smaller weight."""
+    """In float32: the 1 of a label's positive leaves no rounding behind a smaller weight."""
     (z1, z2), _ = random_sets((6, 6))
     views = [z.detach().float().requires_grad_() for z in (z1, z2)]
     i = torch.arange(6)
@@ -106,7 +106,7 @@ def test_listed_positives_take_the_place_of_row_i_of_every_view(engine):
     ours = loss(users, items, positives=bought)
     torch.testing.assert_close(ours, oracle.mean_of_queries(losses, exist))
     assert exist == [True, True, True, *[False] * 5]
-    views = {"items": torch.arange(4), "positives": bought}
+    views = {"labels": torch.arange(4), "positives": bought}
     losses, exist = oracle.info_nce([users, items], [range(4)] * 2, listed=listed(bought))
     torch.testing.assert_close(loss(users, items, **views), oracle.mean_of_queries(losses, exist))
 
@@ -115,7 +115,7 @@ def test_listed_positives_take_the_place_of_row_i_of_every_view(engine):
 def test_the_padding_of_queries_with_few_positives_gives_no_nan(over_positives):
     """In float32: the query itself, which pads, is far more similar than its small positive."""
     z = torch.tensor([[1.0, 0.2], [-1.0, 0.1], [-1.0, 0.3], [0.2, -1.0]])
-    given = {"items": torch.arange(4), "positives": torch.tensor([[0, 1, 1], [1, 2, 3]])}
+    given = {"labels": torch.arange(4), "positives": torch.tensor([[0, 1, 1], [1, 2, 3]])}
     weights = torch.tensor([1e-5, 0.5, 1.0], requires_grad=True)
     loss = InfoNCE(temperature=0.02, over_positives=over_positives)
     loss(z, positive_weights=weights, **given).backward()

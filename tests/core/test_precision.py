@@ -190,7 +190,7 @@ def test_nan_in_a_positive_gives_nan(engine, over_positives):
     """Its query has no other positive, and listed negatives without a NaN."""
     views = z.clone()
     views[1, 0, 0] = math.nan
-    options = {"negatives": "given", "queries": "first", "reduction": "none"}
+    options = {"queries": "first", "reduction": "none"}
     loss = InfoNCE(over_positives=over_positives, engine=engine, **options)
     losses = loss(*views, negative_pairs=torch.tensor([[0, 1], [2, 2]]))
     assert losses.isnan().tolist() == [True, *[False] * 5]
@@ -202,9 +202,9 @@ def test_nan_in_a_query_without_a_positive_gives_nan(engine, options):
     """No other query is compared with it, but its gradient would spoil theirs."""
     z1, z2 = z[0].clone(), z[1]
     z1[5] = math.nan
-    items = torch.tensor([0, 1, 2, 3, 4, 9]), torch.arange(6)
+    labels = torch.tensor([0, 1, 2, 3, 4, 9]), torch.arange(6)
     loss = InfoNCE(negatives="cross", queries="first", engine=engine, **options)
-    assert loss(z1, z2, items=items).isnan()
+    assert loss(z1, z2, labels=labels).isnan()
 
 
 @engines

@@ -33,7 +33,7 @@ EVERY_LOSS = (
     | {f"{member}": (partial(pgcl, **member, queue_size=3), "") for member in FAMILY}
     | {
         "modules by clusters": (partial(Apart, by_clusters=True), ""),
-        "a memory smaller than the processes": (partial(info_nce, memory_size=1), "items"),
+        "a memory smaller than the processes": (partial(info_nce, memory_size=1), "labels"),
         "consistency switched": (pgcl, "switch"),
         "made without consistency": (partial(pgcl, consistency_weight=0), "switch"),
     }
@@ -143,7 +143,7 @@ def of_sets_that_are_no_views(rank, num_ranks):
     """Their lengths differ in each process; those of the whole batch are equal by chance."""
     of_all, *of_ranks = portions_of([[1, 2], [2, 1]], "positives")
     never = torch.arange(6).split(3)
-    expected = InfoNCE(gather=False)(*of_all.sets, items=never, **of_all.given)
+    expected = InfoNCE(gather=False)(*of_all.sets, labels=never, **of_all.given)
     ours = InfoNCE()(*of_ranks[rank].sets, **of_ranks[rank].given)
     torch.testing.assert_close(ours, expected, **CLOSE)
 
@@ -178,7 +178,7 @@ def differing(rank):
         (alike(engine="dense"), z, "one matrix in one process, but 2 processes"),
         (alike(), z[:0], "z1 must not be empty on every rank"),
         (alike(iterations=1 + rank), too_wide, "^z1 has dimension 9"),
-        (partial(InfoNCE(), items=torch.arange(4) if first else None), z, "items"),
+        (partial(InfoNCE(), labels=torch.arange(4) if first else None), z, "labels"),
         (
             partial(InfoNCE(), positives=one_pair, positive_weights=weights),
             z,

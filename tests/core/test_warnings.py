@@ -40,7 +40,7 @@ SHARP = {"num_prototypes": (3, 4), "epsilon": 0.01}
 DETACHED = {"views_of": lambda z, step: z.detach()}
 INFINITE = {"views_of": lambda z, step: (z.detach().abs() / 0).requires_grad_()}
 LEARNED = {"temperature": torch.nn.Parameter(torch.tensor(0.2))}
-ITEMS = torch.arange(12)
+LABELS = torch.arange(12)
 NOTHING_LEFT = "no query has both positives and negatives"
 
 
@@ -70,13 +70,13 @@ def test_one_warning(text, options, training):
         ("hold NaN or inf", {}, {"views_of": lambda z, step: z / 0}),
         ("hold NaN or inf", {"similarity": "dot"}, INFINITE),
         (NOTHING_LEFT, {}, {"num_graphs": 1}),
-        (NOTHING_LEFT, {}, {"items": (ITEMS, ITEMS + 12)}),
-        (NOTHING_LEFT, {}, {"items": 0 * ITEMS}),
+        (NOTHING_LEFT, {}, {"labels": (LABELS, LABELS + 12)}),
+        (NOTHING_LEFT, {}, {"labels": 0 * LABELS}),
         ("two views are one tensor", {}, {"views_of": lambda z, step: (z[0],) * 2}),
         ("had no gradient", LEARNED, DETACHED),
         (None, {}, {}),
-        (None, {}, {"items": (ITEMS, ITEMS.clamp_min(11))}),  # one positive in the batch
-        (None, {}, {"items": ITEMS // 2, "views_of": lambda z, step: z[:1]}),
+        (None, {}, {"labels": (LABELS, LABELS.clamp_min(11))}),  # one positive in the batch
+        (None, {}, {"labels": LABELS // 2, "views_of": lambda z, step: z[:1]}),
         (None, {"queries": "first", "memory_size": 4, "dim": DIM}, {"num_graphs": 1}),
     ],
 )

@@ -1,4 +1,4 @@
-"""Random sets of embeddings, items, positives and weights, and the options that choose pairs."""
+"""Random sets of embeddings, labels, positives and weights, and the options that choose pairs."""
 
 import functools
 from typing import Any, NamedTuple
@@ -42,16 +42,16 @@ def in_chunks(pairs):
     return mock.patch.multiple(chunks_module, **sizes)
 
 
-def random_sets(lengths, seed=0, num_items=4):
-    """Embeddings ``[N_a, D]`` of each set, as leaves with gradient, and their items ``[N_a]``."""
+def random_sets(lengths, seed=0, num_labels=4):
+    """Embeddings ``[N_a, D]`` of each set, as leaves with gradient, and their labels ``[N_a]``."""
     random = of_seed(seed)
-    numbers = torch.tensor(NUMBERS)[torch.randperm(len(NUMBERS), generator=random)[:num_items]]
-    sets, items = [], []
+    numbers = torch.tensor(NUMBERS)[torch.randperm(len(NUMBERS), generator=random)[:num_labels]]
+    sets, labels = [], []
     for length in lengths:
         embeddings = torch.randn(length, DIM, dtype=torch.float64, generator=random)
         sets.append(embeddings.requires_grad_())
-        items.append(numbers[torch.randint(len(numbers), (length,), generator=random)])
-    return sets, items
+        labels.append(numbers[torch.randint(len(numbers), (length,), generator=random)])
+    return sets, labels
 
 
 def listed(pairs, weights=None):
@@ -62,8 +62,8 @@ def listed(pairs, weights=None):
     return [(a, b, w) for (a, b), w in zip(pairs.T.tolist(), weights, strict=True)]
 
 
-def as_lists(items):
-    return None if items is None else [of_set.tolist() for of_set in items]
+def as_lists(labels):
+    return None if labels is None else [of_set.tolist() for of_set in labels]
 
 
 def upstream(losses):
@@ -104,8 +104,8 @@ def any_pairs(draw):
 
     lengths = tuple(draw(st.lists(st.integers(0, 5), min_size=1, max_size=4)))
     lengths = lengths if sum(lengths) else (1,)
-    has_items = draw(st.booleans())
-    if not has_items or draw(st.booleans()):
+    has_labels = draw(st.booleans())
+    if not has_labels or draw(st.booleans()):
         lengths = (draw(st.integers(1, 4)),) * len(lengths)
     m, size = sum(lengths), draw(st.sampled_from([0, 0, 1, 7]))
     of_memory = draw(st.sampled_from([None, number(2, size) == 0, number(1, size) > 0]))
@@ -140,7 +140,7 @@ def any_pairs(draw):
         return Listed(query, (query + 1 + number(max(1, m - 1), len(query))) % m)
 
     positives = positive_weights = negative_pairs = None
-    if m > 1 and (draw(st.booleans()) or not (has_items or len(set(lengths)) == 1)):
+    if m > 1 and (draw(st.booleans()) or not (has_labels or len(set(lengths)) == 1)):
         positives = pairs(9)
         # The derivative by a weight of 0 is a multiple of e^x / E, which dot products make inf.
         positive_weights = random(9) * ((random(9) > 0.3) | (not is_unit))
@@ -153,9 +153,9 @@ def any_pairs(draw):
         unit(random(m, 3) - 0.5),
         Pairs(
             lengths,
-            "all" if negative_pairs is not None else negatives,
+            negatives,
             first_queries,
-            labels if has_items else None,
+            labels if has_labels else None,
             positives,
             negative_pairs,
             unit(random(size, 3) - 0.5) if size else None,
@@ -163,7 +163,7 @@ def any_pairs(draw):
             weights,
             pair_weight,
             draw(st.sampled_from([0.0, 0.5, 3.0])) if is_plain else 0.0,
-            same_label=Listed(of_batch.values, of_batch.indices) if has_items else None,
+            same_label=Listed(of_batch.values, of_batch.indices) if has_labels else None,
         ),
         positive_weights,
     )
@@ -186,17 +186,17 @@ def for_oracle(problem, z, positive_weights):
             mean, variance = (of_each[:count, None] for of_each in pairs.pair_weight)
             log_w = -((cosines - mean) ** 2) / (2 * variance)
         weights = weights * log_w.softmax(1) * len(filled)
-    items, memory_items = None, None
+    labels, memory_labels = None, None
     if pairs.labels is not None:
-        items = as_lists(pairs.labels[:count].split(pairs.lengths))
-        memory_items = pairs.labels[slots].tolist()
+        labels = as_lists(pairs.labels[:count].split(pairs.lengths))
+        memory_labels = pairs.labels[slots].tolist()
     listed_negatives = pairs.negative_pairs
     return {
         "sets": z.split(pairs.lengths),
-        "items": items,
+        "labels": labels,
         "memory": None if pairs.memory is None else pairs.memory[slots - count],
-        "memory_items": memory_items,
-        "negatives": pairs.negatives if listed_negatives is None else "given",
+        "memory_labels": memory_labels,
+        "negatives": pairs.negatives,
         "hardness": pairs.hardness,
         "weights": weights,
         "queries": "first" if pairs.first_queries else "all",
@@ -204,7 +204,7 @@ def for_oracle(problem, z, positive_weights):
         "listed": listed(
             None if pairs.positives is None else torch.stack(pairs.positives), positive_weights
         ),
-        "negative_pairs": []
+        "negative_pairs": None
         if listed_negatives is None
         else torch.stack(listed_negatives).T.tolist(),
     }

@@ -37,35 +37,35 @@ info_nce = partial(InfoNCE, dim=DIM)
 pgcl = partial(PGCLLoss, DIM, num_prototypes=3)
 soft_heads = {"num_prototypes": (3, 4), "negative_ranks": (0, 2), "soft_clusters": True}
 
-# How a loss is made, and what it is called with: sets of any lengths or views, items, positives.
+# How a loss is made, and what it is called with: sets of any lengths or views, labels, positives.
 LOSSES = {
     "InfoNCE": (InfoNCE, ""),
-    "sets with items": (partial(InfoNCE, negatives="cross", reduction="sum"), "sets items"),
-    "hard": (partial(InfoNCE, hardness=1.0), "items"),
-    "hard and debiased": (partial(InfoNCE, hardness=0.5, debias=0.1), "sets items"),
-    "memory": (partial(info_nce, memory_size=7, reduction="none"), "sets items"),
+    "sets with labels": (partial(InfoNCE, negatives="cross", reduction="sum"), "sets labels"),
+    "hard": (partial(InfoNCE, hardness=1.0), "labels"),
+    "hard and debiased": (partial(InfoNCE, hardness=0.5, debias=0.1), "sets labels"),
+    "memory": (partial(info_nce, memory_size=7, reduction="none"), "sets labels"),
     "learned temperature": (partial(learned_temperature, InfoNCE, hardness=1.0, debias=0.5), ""),
     "positives": (partial(InfoNCE, decoupled=True), "positives"),
-    "positives and items": (
+    "positives and labels": (
         partial(InfoNCE, queries="first", debias=0.1, reduction="none"),
-        "sets items positives",
+        "sets labels positives",
     ),
-    "SupCon": (partial(InfoNCE, over_positives="supcon"), "sets items"),
+    "SupCon": (partial(InfoNCE, over_positives="supcon"), "sets labels"),
     "sum of positives": (partial(InfoNCE, over_positives="sum", decoupled=True), "sets positives"),
-    "dot products": (partial(info_nce, similarity="dot", memory_size=7), "items remember"),
+    "dot products": (partial(info_nce, similarity="dot", memory_size=7), "labels remember"),
     "given negatives": (
-        partial(InfoNCE, negatives="given", hardness=0.5, over_positives="supcon"),
-        "sets items negatives",
+        partial(InfoNCE, hardness=0.5, over_positives="supcon"),
+        "sets labels negatives",
     ),
     "PGCL": (pgcl, ""),
     "reduction": (partial(pgcl, reduction="none", negatives="cross"), ""),
-    "queue and memory": (partial(pgcl, queue_size=20, memory_size=7), "items remember"),
+    "queue and memory": (partial(pgcl, queue_size=20, memory_size=7), "labels remember"),
     "weighted by samples": (partial(pgcl, weighting="sample", memory_size=7, queue_size=3), ""),
     "frozen prototypes": (partial(pgcl, freeze_steps=2, reduction="sum"), ""),
     "heads": (partial(pgcl, num_prototypes=(3, 5), queue_size=5), ""),
-    "soft heads with a window": (partial(pgcl, **soft_heads, memory_size=9), "items"),
+    "soft heads with a window": (partial(pgcl, **soft_heads, memory_size=9), "labels"),
     "PGCL with positives": (partial(pgcl, queries="first"), "positives"),
-    "PGCL as SupCon": (partial(pgcl, over_positives="supcon", memory_size=7), "items"),
+    "PGCL as SupCon": (partial(pgcl, over_positives="supcon", memory_size=7), "labels"),
     "PGCL that learns its temperature": (partial(learned_temperature, pgcl), ""),
     "contrast alone": (partial(pgcl, consistency_weight=0.0), ""),
     "consistency alone": (partial(pgcl, contrast_weight=0.0, queue_size=4), ""),
@@ -74,7 +74,7 @@ LOSSES = {
 }
 # Of one batch of two views, with a temperature that is given: what has other arithmetic.
 ARITHMETIC = [
-    *("InfoNCE", "hard and debiased", "memory", "positives", "positives and items", "SupCon"),
+    *("InfoNCE", "hard and debiased", "memory", "positives", "positives and labels", "SupCon"),
     *("sum of positives", "dot products", "given negatives", "contrast alone"),
     *("weighted by samples", "soft heads with a window"),
 ]
@@ -130,10 +130,10 @@ def portions_of(counts, inputs="", seed=0):
     random = of_seed(seed)
     total, num_ranks = sum(map(sum, counts)), len(counts[0])
     vectors = torch.randn(total, 3, dtype=torch.float64, generator=random)
-    items = torch.randint(3, (total,), generator=random)
+    labels = torch.randint(3, (total,), generator=random)
 
     def portion(positions, lengths, pairs, weights):
-        given = {"items": items[positions].split(lengths)} if "items" in inputs else {}
+        given = {"labels": labels[positions].split(lengths)} if "labels" in inputs else {}
         if "positives" in inputs:
             given |= {"positives": pairs, "positive_weights": weights}
         if "negatives" in inputs:

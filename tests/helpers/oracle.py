@@ -99,32 +99,32 @@ def family_weights(
     return sum(of_heads) / len(of_heads) * by_sample
 
 
-def partners(items, memory_items, negatives, listed, negative_pairs):
+def partners(labels, memory_labels, negatives, listed, negative_pairs):
     """The positives, with their weights, and the negatives of each query, set 1 first.
 
     The memory follows the sets. Listed are a query, a key and the weight of each pair.
     """
-    each = [(number, item) for number, of_set in enumerate(items) for item in of_set]
-    for i, (mine, item) in enumerate(each):
+    each = [(number, label) for number, of_set in enumerate(labels) for label in of_set]
+    for i, (mine, label) in enumerate(each):
         positives = [(b, weight) for a, b, weight in listed if a == i]
         of_query, others = {b for b, _ in positives}, []
         for j, (number, other) in enumerate(each):
-            compared = j != i if negatives in ("all", "given") else number != mine
-            if compared and other == item and j not in of_query:
+            compared = j != i if negatives == "all" else number != mine
+            if compared and other == label and j not in of_query:
                 positives.append((j, 1.0))
-            elif compared and other != item and j not in of_query and negatives != "memory":
+            elif compared and other != label and j not in of_query and negatives != "memory":
                 others.append(j)
-        others += [len(each) + j for j, other in enumerate(memory_items) if other != item]
-        if negatives == "given":
+        others += [len(each) + j for j, other in enumerate(memory_labels) if other != label]
+        if negative_pairs is not None:
             others = [b for a, b in negative_pairs if a == i]
         yield positives, others
 
 
 def info_nce(
     sets,
-    items=None,
+    labels=None,
     memory=None,
-    memory_items=None,
+    memory_labels=None,
     *,
     temperature=0.2,
     negatives="all",
@@ -136,26 +136,26 @@ def info_nce(
     over_positives="mean",
     similarity="cosine",
     listed=None,
-    negative_pairs=(),
+    negative_pairs=None,
 ):
     """The loss of each query, set 1 first, ``[Q]``, and whether it has a positive.
 
-    Without items and listed positives, row i of every set is item i. A memory item of None is
+    Without labels and listed positives, row i of every set has label i. A memory label of None is
     that of no query. Weights ``[M, M + B]`` are those of negatives, 0 for what is none. Listed are
     a query, a key and the weight of each pair given by index.
     """
-    if items is None:
-        items = [range(len(z)) for z in sets]
+    if labels is None:
+        labels = [range(len(z)) for z in sets]
         if listed is not None:  # they take the place of row i of every set
-            items = [[(n, i) for i in of_set] for n, of_set in enumerate(items)]
+            labels = [[(n, i) for i in of_set] for n, of_set in enumerate(labels)]
     listed = () if listed is None else listed
     memory = sets[0][:0] if memory is None else memory
-    memory_items = [None] * len(memory) if memory_items is None else memory_items
+    memory_labels = [None] * len(memory) if memory_labels is None else memory_labels
     num_queries = len(sets[0]) if queries == "first" else sum(map(len, sets))
     z = torch.cat([x.double() for x in (*sets, memory)])
     z = unit(z) if similarity == "cosine" else z
     log_weights = torch.zeros(num_queries, len(z)).double() if weights is None else weights.log()
-    pairs = list(partners(items, memory_items, negatives, listed, negative_pairs))[:num_queries]
+    pairs = list(partners(labels, memory_labels, negatives, listed, negative_pairs))[:num_queries]
     losses, exist = [], []
     for i, (positives, others) in enumerate(pairs):
         x, log_w = z[i] @ z.T / temperature, log_weights[i]
@@ -197,29 +197,29 @@ def mean_of_queries(losses, exist):
     return losses.sum() / max(1, sum(exist))
 
 
-def pgcl_contrast(views, prototypes_of_heads, items=None, memory=None, memory_items=None, **mode):
+def pgcl_contrast(views, prototypes_of_heads, labels=None, memory=None, memory_labels=None, **mode):
     """As ``info_nce``, reweighted. The memory is balanced by itself, as a view is."""
     balanced = [*views] if memory is None or len(memory) == 0 else [*views, memory]
     q_of_heads = [torch.cat([targets(z, c) for z in balanced]) for c in prototypes_of_heads]
     options = ("weighting", "exclude_same_cluster", "negative_ranks", "soft_clusters")
     of_weights = {name: mode.pop(name) for name in options if name in mode}
     weights = family_weights(torch.cat(balanced), q_of_heads, prototypes_of_heads, **of_weights)
-    return info_nce(views, items, memory, memory_items, weights=weights, **mode)
+    return info_nce(views, labels, memory, memory_labels, weights=weights, **mode)
 
 
 class Memory:
-    """The last embeddings and their items, oldest first; None is the item of no query."""
+    """The last embeddings and their labels, oldest first; None is the label of no query."""
 
     def __init__(self, size):
-        self.size, self.embeddings, self.items = size, None, []
+        self.size, self.embeddings, self.labels = size, None, []
 
-    def store(self, sets, items=None):
-        items = [[None] * len(z) for z in sets] if items is None else items
+    def store(self, sets, labels=None):
+        labels = [[None] * len(z) for z in sets] if labels is None else labels
         past = [] if self.embeddings is None else [self.embeddings]
         embeddings = torch.cat([*past, *(z.detach().double() for z in sets)])
         first = max(0, len(embeddings) - self.size)
         self.embeddings = embeddings[first:]
-        self.items = [*self.items, *(item for of_set in items for item in of_set)][first:]
+        self.labels = [*self.labels, *(label for of_set in labels for label in of_set)][first:]
 
 
 def kmeans(z, start, draws, rounds):
