@@ -62,7 +62,7 @@ if dataset.num_features == 0:
     dataset.transform = Constant()
 augment = RandomChoice([NodeDrop(), EdgePerturb(), AttributeMask(), Subgraph()])
 model = GraphCL(dataset.num_features)
-model.loss = InfoNCE(temperature=0.2, negatives="cross", queries="first", decoupled=True)
+model.loss = InfoNCE.like("GraphCL")
 if args.pgcl:
     model.loss = PGCLLoss(DIM, consistency_weight=1, temperature=0.5)
 model.to(device)

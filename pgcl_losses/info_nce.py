@@ -16,9 +16,13 @@ from pgcl_losses.batch import Batch, Labels, OverPositives, Queries, Reduction, 
 from pgcl_losses.chunks import Engine, loss_of_pairs
 from pgcl_losses.forms import Form
 from pgcl_losses.memory import LossWithMemory, Memory
+from pgcl_losses.presets import PRESETS, as_written, find_preset
 from pgcl_losses.rows import Inputs, Listed, Pairs
 from pgcl_losses.watch import Watch
 from pgcl_losses.weights import Factors, Gaussian, Table
+
+if TYPE_CHECKING:
+    from typing_extensions import Self  # Python 3.10 has none; torch requires the package
 
 AnyNegatives = Literal["all", "cross", "memory"]
 
@@ -85,22 +89,10 @@ class InfoNCE(WeightedInfoNCE, LossWithMemory):
     .. math:: -\log \frac{e^{s_{ip} / \tau}}{e^{s_{ip} / \tau} + \sum_j e^{s_{ij} / \tau}}
 
     where s is the cosine of two embeddings, and j runs over the negatives of i: the embeddings of
-    other labels. Two views of N graphs make 2N queries with one positive each. It is the loss of
+    other labels. Two views of N graphs make 2N queries with one positive each.
 
-    - SimCLR (NT-Xent), GRACE, GCA, MolCLR: by default; DCL: ``decoupled=True``
-    - HCL: ``hardness=1``; debiased contrastive learning: ``debias=0.1``
-    - CLIP, GraphCLIP, MoleculeSTM, SimKGC, TriCL, PyGCL, ProG: ``negatives="cross"``
-    - AD-GCL, CLOOME (InfoLOOB): ``negatives="cross", decoupled=True``
-    - GraphCL, SimGRACE, DIG, 3DInfomax: ``negatives="cross", queries="first", decoupled=True``
-    - GCC, SELFRec, sentence-transformers: ``negatives="cross", queries="first"``
-    - NCL, SSLRec: as these, with ``labels=(rows, arange(K))`` of a table of K keys
-    - LightGCL (as NCL), GraphMVP and MoleculeSTM not normalised: also ``similarity="dot"``
-    - MoCo: ``negatives="memory", queries="first"``, with :meth:`remember`
-    - SupCon: ``over_positives="supcon"``, with ``labels=labels``
-    - HeCo, HomoGCL: ``over_positives="sum"``, with ``positives`` or ``labels``
-    - info-nce-pytorch, sampled links: ``negatives="given"``, with ``negative_pairs``
-
-    The guide (docs/swap.md) has the temperature, call and factor of each.
+    With other options it is the loss of more than thirty published scripts, such as GraphCL, GRACE,
+    MoCo, CLIP or SupCon: :meth:`like` knows them by name.
 
     Args:
         temperature (float or Tensor): tau; smaller is sharper. A parameter of shape ``()`` gets a
@@ -233,6 +225,42 @@ class InfoNCE(WeightedInfoNCE, LossWithMemory):
 
     if TYPE_CHECKING:
         __call__ = forward
+
+    @classmethod
+    def like(cls, name: str, **options: Any) -> "Self":
+        """Make the loss of a published script, by the name of the script.
+
+        The loss has the options that give the value of the script's own loss, and the script's
+        default temperature. The guide (docs/swap.md) says which function of the script it is, and
+        how the loss is called if not with two views. Where the script's value is more than one call
+        of a loss, such as a multiple of it, ``like`` raises an error that has the line to write.
+
+        Args:
+            name: such as ``"GraphCL"``; case, hyphens and spaces do not matter. :meth:`names` lists
+                all names.
+            options: options of :class:`InfoNCE`, in addition to those of the script or in place of
+                them, such as another ``temperature``.
+
+        Examples:
+            >>> from pgcl_losses import InfoNCE
+            >>> loss_of = InfoNCE.like("AD-GCL", temperature=0.1)
+            >>> loss_of.temperature, loss_of.negatives, loss_of.queries, loss_of.decoupled
+            (0.1, 'cross', 'all', True)
+
+        """
+        name, preset = find_preset(name)
+        options = {**preset.options, **options}
+        if preset.value:
+            raise ValueError(
+                f"the loss of {name} is more than one call of InfoNCE: write {preset.value}, with "
+                f"loss_of = InfoNCE({as_written(options)})"
+            )
+        return cls(**options)
+
+    @staticmethod
+    def names() -> list[str]:
+        """List the names of scripts that :meth:`like` makes the loss of."""
+        return [name for name, preset in PRESETS.items() if not preset.value]
 
     def _check(
         self, views: Any, labels: Any, positives: Any, weights: Any, negative_pairs: Any

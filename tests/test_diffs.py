@@ -78,17 +78,21 @@ def given_by_a_script(x, x_aug):
 
 
 @pytest.mark.parametrize(
-    ("script", "line", "tau"),
-    [("GraphCL", "-loss = model.loss_cal", 0.2), ("GRACE", "model.projection(z1)", 0.4)],
+    ("page", "script", "line", "tau"),
+    [
+        ("README.md", "GraphCL", "-loss = model.loss_cal", 0.2),
+        ("docs/swap.md", "GraphCL", "-loss = model.loss_cal", 0.2),
+        ("docs/swap.md", "GRACE", "model.projection(z1)", 0.4),
+    ],
 )
-def test_a_diff_keeps_the_value_and_the_gradient_of_the_scripts_loss(script, line, tau):
+def test_a_diff_keeps_the_value_and_the_gradient_of_the_scripts_loss(page, script, line, tau):
     x, x_aug = leaves = embeddings()
-    names = after(the_one(DIFFS, line), **given_by_a_script(x, x_aug))
+    names = after(the_one(blocks_of(page, "diff"), line), **given_by_a_script(x, x_aug))
     loss, head = names["loss"], names["model"].projection
     views = leaves
     if script == "GRACE":
         views, leaves = map(head, leaves), [*leaves, *head.parameters()]
-    own, _, _ = SWAPS[script]
+    own = SWAPS[script][0]
     expected = own(*views, tau)
     torch.testing.assert_close(loss, expected)
     gradients = [torch.autograd.grad(value, leaves) for value in (loss, expected)]

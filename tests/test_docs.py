@@ -144,6 +144,12 @@ def test_extras_that_pages_and_programs_name_exist():
     assert set(re.findall(r"^\| `(\w+)` \|", table, flags=re.MULTILINE)) == extras
 
 
+def test_the_guide_has_the_table_of_presets():
+    page = (DOCS / "swap.md").read_text()
+    program = runpy.run_path(str(DOCS / "presets.py"))
+    assert program["filled"](page) == page
+
+
 @pytest.mark.parametrize("page", tables.PAGES, ids=lambda page: page.name)
 def test_the_tables_of_speed_are_those_of_the_records(page):
     assert tables.filled(page) == page.read_text()

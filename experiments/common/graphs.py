@@ -92,7 +92,7 @@ def loss_of(config: dict[str, Any], batches: int) -> InfoNCE | PGCLLoss:
     if config["row"] == INFO_NCE:
         return InfoNCE(temperature=temperature)
     if config["row"] == GRAPH_CL:
-        return InfoNCE(temperature=temperature, negatives="cross", queries="first", decoupled=True)
+        return InfoNCE.like("GraphCL", temperature=temperature)
     options = {"consistency_weight": config["consistency_weight"], **ABLATION[config["row"]]}
     frozen = config["freeze_epochs"] * batches
     with torch.random.fork_rng(devices=[]):

@@ -1,10 +1,11 @@
-"""The losses of published scripts: our options give their value and their gradient.
+"""The losses of published scripts: our presets give their value and their gradient.
 
-Each formula is that of the script's code, named by its function, in plain torch and without the
-epsilons in its norms, logarithms and denominators. docs/swap.md has the table;
-tests/adapters/pygcl calls PyGCL itself.
+Each formula is the formula of the script's code, named by its function, in plain torch and without
+the epsilons in its norms, logarithms and denominators. Our value is computed as the table of
+presets says, literally. tests/adapters/pygcl calls PyGCL itself.
 """
 
+import re
 from functools import partial
 from typing import NamedTuple
 
@@ -18,6 +19,7 @@ from pytorch_metric_learning.losses import NTXentLoss, SupConLoss
 from torch import Tensor, arange
 
 from pgcl_losses import InfoNCE, PGCLLoss
+from pgcl_losses.presets import PRESETS
 
 SEEDS, TEMPERATURES = st.integers(0, 10**6), st.sampled_from([0.1, 0.2, 0.5, 1.0])
 few = settings(max_examples=25)
@@ -90,15 +92,20 @@ def grace(h1, h2, tau, scores=cosines, mean=True):
     return losses.mean() if mean else losses.sum()
 
 
+def grace_sum(h1, h2, tau):
+    """With mean=False the script has half of our sum."""
+    return 2 * grace(h1, h2, tau, mean=False)
+
+
 def simclr(z1, z2, tau):
     """NT-Xent: `info_nce_loss` of sthalles/SimCLR, here of pytorch-metric-learning."""
     return NTXentLoss(tau)(torch.cat([z1, z2]), arange(len(z1)).repeat(2))
 
 
-def molclr(zis, zjs, tau, scores=cosines):
-    """`NTXentLoss` of MolCLR, which has dot products without use_cosine_similarity."""
+def molclr(zis, zjs, tau):
+    """`NTXentLoss` of MolCLR, whose embeddings are normalised before."""
     z, n = torch.cat([zjs, zis]), len(zis)
-    return F.cross_entropy(others(scores(z, z, tau)), arange(2 * n).roll(n))
+    return F.cross_entropy(others(cosines(z, z, tau)), arange(2 * n).roll(n))
 
 
 def hcl(out_1, out_2, tau, beta=1.0, tau_plus=0.1):
@@ -131,6 +138,11 @@ def tricl(e1, e2, tau, mean=True):
     return losses.mean() if mean else losses.sum()
 
 
+def tricl_sum(e1, e2, tau):
+    """With mean=False the script has half of our sum."""
+    return 2 * tricl(e1, e2, tau, mean=False)
+
+
 def dcl(z1, z2, tau):
     """`DCL` of raminnakhli/Decoupled-Contrastive-Learning, which adds both directions."""
 
@@ -142,43 +154,70 @@ def dcl(z1, z2, tau):
     return one_way(z1, z2) + one_way(z2, z1)
 
 
-CROSS, FIRST = {"negatives": "cross"}, {"negatives": "cross", "queries": "first"}
-GRAPHCL, DOT, SUM = {**FIRST, "decoupled": True}, {"similarity": "dot"}, {"reduction": "sum"}
-SWAPS = {  # the script's loss, our options, and a factor of our loss
-    "GraphCL": (graphcl, GRAPHCL, 1),
-    "DIG or 3DInfomax, norm=False": (partial(graphcl, scores=dots), GRAPHCL | DOT, 1),
-    "AD-GCL": (adgcl, {"negatives": "cross", "decoupled": True}, 1),
-    "GRACE": (grace, {}, 1),
-    "GRACE, mean=False": (partial(grace, mean=False), SUM, 0.5),
-    "DIG's GRACE, norm=False": (partial(grace, scores=dots), DOT, 1),
-    "SimCLR": (simclr, {}, 1),
-    "MolCLR": (molclr, {}, 1),
-    "MolCLR, dot": (partial(molclr, scores=dots), DOT, 1),
-    "HCL": (hcl, {"hardness": 1.0, "debias": 0.1}, 1),
-    "HCL, beta=2": (partial(hcl, beta=2.0), {"hardness": 2.0, "debias": 0.1}, 1),
-    "CLIP": (clip, CROSS, 1),
-    "GraphMVP or MoleculeSTM, not normalised": (partial(clip, scores=dots), CROSS | DOT, 1),
-    "GCC": (gcc, FIRST, 1),
-    "SELFRec, b_cos=False": (partial(gcc, scores=dots), FIRST | DOT, 1),
-    "TriCL": (tricl, CROSS, 1),
-    "TriCL, mean=False": (partial(tricl, mean=False), CROSS | SUM, 0.5),
-    "DCL": (dcl, {"decoupled": True}, 2),
+VIEWS, DOT = ("view1", "view2"), {"similarity": "dot"}
+SWAPS = {  # name[, variant]: the script's loss, what the views are called, further options
+    "GraphCL": (graphcl, VIEWS, {}),
+    "JOAO": (graphcl, VIEWS, {}),
+    "SimGRACE": (graphcl, VIEWS[::-1], {}),
+    "AD-GCL": (adgcl, VIEWS, {}),
+    "PyGCL": (clip, VIEWS, {}),
+    "DIG": (graphcl, VIEWS, {}),
+    "DIG, norm=False": (partial(graphcl, scores=dots), VIEWS, DOT),
+    "ProG": (gcc, VIEWS, {}),
+    "SimCLR": (simclr, VIEWS, {}),
+    "HCL": (hcl, VIEWS, {}),
+    "HCL, beta=2": (partial(hcl, beta=2.0), VIEWS, {"hardness": 2.0}),
+    "DCL": (dcl, VIEWS, {}),
+    "GCC": (gcc, ("feat_k", "feat_q"), {}),
+    "MolCLR": (molclr, VIEWS, {}),
+    "3DInfomax": (graphcl, ("z2d", "z3d"), {}),
+    "3DInfomax, norm=False": (partial(graphcl, scores=dots), ("z2d", "z3d"), DOT),
+    "GraphMVP": (clip, VIEWS, {}),
+    "GraphMVP, not normalised": (partial(clip, scores=dots), VIEWS, DOT),
+    "GraphLoG": (gcc, ("modified", "graphs"), {}),
+    "GRACE": (grace, VIEWS, {}),
+    "GRACE, mean=False": (grace_sum, VIEWS, {"reduction": "sum"}),
+    "GRACE, of DIG with norm=False": (partial(grace, scores=dots), VIEWS, DOT),
+    "GCA": (grace, VIEWS, {}),
+    "TriCL": (tricl, VIEWS, {}),
+    "TriCL, mean=False": (tricl_sum, VIEWS, {"reduction": "sum"}),
+    "SELFRec": (gcc, VIEWS, {}),
+    "SELFRec, b_cos=False": (partial(gcc, scores=dots), VIEWS, DOT),
+    "CLIP": (clip, ("images", "texts"), {}),
+    "GraphGPT": (clip, VIEWS, {}),
+    "MoleculeSTM": (clip, VIEWS, {}),
+    "MoleculeSTM, not normalised": (partial(clip, scores=dots), VIEWS, DOT),
+    "info-nce-pytorch": (gcc, ("query", "positive_key"), {}),
 }
 
 
-def swapped(script, options, factor, p):
-    ours = factor * InfoNCE(temperature=p.tau, **options)(p.z1, p.z2)
-    return script(p.z1, p.z2, p.tau), ours
+def value_of(name, tau, options=None, **names):
+    """The value that the table of presets says is the script's, computed as it is written there."""
+    preset, options = PRESETS[name], {"temperature": tau, **(options or {})}
+    if preset.value:
+        with pytest.raises(ValueError, match=re.escape(f"write {preset.value}, with")):
+            InfoNCE.like(name, **options)
+        loss_of = InfoNCE(**{**preset.options, **options})
+    else:
+        loss_of = InfoNCE.like(name, **options)
+    functions = {"arange": arange, "zeros": torch.zeros, "normalize": F.normalize}
+    return eval(preset.expression(), {**functions, "loss_of": loss_of, **names})
 
 
-def first(p, queries="first", **options):
-    return InfoNCE(**{"temperature": p.tau, **CROSS, **options}, queries=queries)
+def swapped(name, p):
+    script, views, options = SWAPS[name]
+    names = dict(zip(views, (p.z1, p.z2), strict=True))
+    return script(p.z1, p.z2, p.tau), value_of(name.partition(", ")[0], p.tau, options, **names)
+
+
+def first(p, **options):
+    return InfoNCE(temperature=p.tau, negatives="cross", queries="first", **options)
 
 
 # What has more than two views: a problem -> the loss of the script, and ours.
 
 
-def heco(p, lam=0.3):
+def heco(p, lam=0.5):
     """`Contrast` after its projections, with lambda; row i of `pos` has the positives of node i."""
     n = len(p.z1)
     pos = p.known[:, :n] | torch.eye(n).bool()
@@ -188,9 +227,11 @@ def heco(p, lam=0.3):
 
     a, b = pos.nonzero().T
     positives = torch.stack([torch.cat([a, n + a]), torch.cat([n + b, b])])
-    loss_of = first(p, "all", over_positives="sum", reduction="none")
-    mp, sc = loss_of(p.z1, p.z2, positives=positives).view(2, n).mean(1)
+    names, options = {"z_mp": p.z1, "z_sc": p.z2, "pairs": positives}, {}
     expected = lam * one_way(p.z1, p.z2) + (1 - lam) * one_way(p.z2, p.z1)
+    if lam == 0.5:
+        return expected, value_of("HeCo", p.tau, options, **names)
+    mp, sc = value_of("HeCo", p.tau, {"reduction": "none"}, **names).view(2, n).mean(1)
     return expected, lam * mp + (1 - lam) * sc
 
 
@@ -220,10 +261,28 @@ def homogcl(p):
 def conformers(p):
     """`NTXentMultiplePositives` of 3DInfomax: several 3D conformers of each molecule."""
     n = len(p.z1)
-    sim = cosines(p.z1, p.hard.flatten(0, 1), p.tau).view(n, n, 2).logsumexp(2)
-    labels = arange(n), arange(n).repeat_interleave(2)
-    ours = first(p, over_positives="sum", decoupled=True)(p.z1, p.hard.flatten(0, 1), labels=labels)
+    z3d = p.hard.flatten(0, 1)
+    sim = cosines(p.z1, z3d, p.tau).view(n, n, 2).logsumexp(2)
+    ours = value_of("3DInfomax-conformers", p.tau, z2d=p.z1, z3d=z3d, N=n, C=2)
     return (others(sim).logsumexp(1) - sim.diag()).mean(), ours
+
+
+def cloome(p):
+    """`cloob` of CLOOME, whose `infoLOOB_loss` is multiplied by the temperature."""
+    p_xx, p_xy, p_yy, p_yx = p.z1, p.z2, *p.hard.unbind(1)
+    ours = value_of("CLOOME", p.tau, p_xx=p_xx, p_xy=p_xy, p_yy=p_yy, p_yx=p_yx)
+    return p.tau * (graphcl(p_xx, p_xy, p.tau) + graphcl(p_yy, p_yx, p.tau)), ours
+
+
+def magi(p):
+    """`Loss` of MAGI: the mask's pairs are positives, and nodes without one are left out."""
+    rows, columns = p.known[:, : len(p.z1)].nonzero().T
+    own = torch.eye(len(p.z1), dtype=torch.bool)
+    log_probs = dots(p.z1, p.z1, p.tau)
+    log_probs = log_probs - log_probs.masked_fill(own, -torch.inf).logsumexp(1, keepdim=True)
+    of_nodes = [log_probs[row, columns[rows == row]].mean() for row in rows.unique()]
+    expected = p.tau * -torch.stack(of_nodes or [0 * log_probs.sum()]).mean()
+    return expected, value_of("MAGI", p.tau, z=p.z1, pairs=torch.stack([rows, columns]))
 
 
 def graphlog(p):
@@ -234,11 +293,14 @@ def graphlog(p):
     same = graph[masked].unsqueeze(1) == graph  # [masked nodes, nodes]
     is_positive, behind = same & (arange(3 * n) <= n), torch.tensor([[0], [n + 1]])
     sims = cosines(modified[masked], nodes, p.tau).exp()
-    ours = first(p, over_positives="sum")(
-        modified[masked],
-        nodes,
-        positives=is_positive.nonzero().T + behind,
-        negative_pairs=(same & ~is_positive).nonzero().T + behind,
+    ours = value_of(
+        "GraphLoG-nodes",
+        p.tau,
+        modified=modified,
+        masked=masked,
+        nodes=nodes,
+        same_masked=is_positive.nonzero().T + behind,
+        same_others=(same & ~is_positive).nonzero().T + behind,
     )
     return -((sims * is_positive).sum(1) / (sims * same).sum(1)).log().mean(), ours
 
@@ -268,12 +330,37 @@ def known_links(p):
     return F.cross_entropy(logits, p.row), first(p, similarity="dot")(p.z1, p.table, **given)
 
 
-def ncl(p):
-    """`ssl_layer_loss` and `ProtoNCE_loss` of NCL for users; `cal_infonce_loss` of SSLRec and
-    RLMRec; `Gprompt_tuning_loss` of ProG, where the table has centers of classes."""
-    expected = F.cross_entropy(cosines(p.z1, p.table, p.tau), p.row, reduction="sum")
-    labels = p.row, arange(len(p.table))
-    return expected, first(p, reduction="sum")(p.z1, p.table, labels=labels)
+def to_table(p, z, scores=cosines):
+    """Cross-entropy of some rows of a table against all its rows."""
+    return F.cross_entropy(scores(z, p.table, p.tau), p.row, reduction="sum")
+
+
+def gprompt(p):
+    """`Gprompt_tuning_loss` of ProG, where the table has centers of classes."""
+    names = {"embeddings": p.z1, "centers": p.table, "labels": p.row}
+    return to_table(p, p.z1), value_of("GPrompt", p.tau, **names)
+
+
+def sslrec(p):
+    """`cal_infonce_loss` of SSLRec and RLMRec; z has an embedding of each row of the table."""
+    z = torch.cat([p.z1, p.z2])[: len(p.table)]
+    names = {"z": z, "rows": p.row, "table": p.table}
+    return to_table(p, z[p.row]), value_of("SSLRec", p.tau, **names)
+
+
+def ncl(p, alpha=1.5):
+    """`ssl_layer_loss` of NCL, without its factor of 1e-7, which would hide any difference."""
+    u, i = torch.cat([p.z1, p.z2])[: len(p.table)], torch.cat([p.z2, p.z1])[: len(p.table)]
+    names = {"u": u, "i": i, "users": p.table, "items": p.table, "rows": p.row, "cols": p.row}
+    expected = to_table(p, u[p.row]) + alpha * to_table(p, i[p.row])
+    return expected, 1e7 * value_of("NCL", p.tau, alpha=alpha, **names)
+
+
+def ncl_prototypes(p):
+    """`ProtoNCE_loss` of NCL, where the table has centroids, and row i of it is in cluster i."""
+    z, clusters = torch.cat([p.z1, p.z2])[: len(p.table)], arange(len(p.table))
+    names = {"z": z, "rows": p.row, "centroids": p.table, "clusters": clusters}
+    return to_table(p, z[p.row]), value_of("NCL-ProtoNCE", p.tau, **names)
 
 
 def pcl(p):
@@ -281,30 +368,30 @@ def pcl(p):
     others = [k for k in range(len(p.table)) if k not in p.row]
     sample = p.table.detach()[torch.cat([p.row, torch.tensor(others)])]
     prototypes, concentrations = F.normalize(sample), sample.norm(dim=1)
-    loss_of = first(p, temperature=1.0, similarity="dot")
-    labels = arange(len(p.z1)), arange(len(sample))
-    ours = loss_of(F.normalize(p.z1), prototypes / concentrations[:, None], labels=labels)
+    names = {"q": p.z1, "prototypes": prototypes, "density": concentrations}
+    ours = value_of("PCL", 1.0, ids=arange(len(sample)), **names)
     return diagonal(cosines(p.z1, prototypes, concentrations)), ours
 
 
 def lightgcl(p):
     """LightGCL for users, where no positive's score is clamped."""
-    largest = ((p.z1 * p.table[p.row]).sum(1) / p.tau).abs().max().item()
-    scale, labels = min(1, 4.9 / largest), (p.row, arange(len(p.table)))
-    scores = scale * p.z1 @ p.table.T / p.tau
+    z = torch.cat([p.z1, p.z2])[: len(p.table)]
+    largest = ((z[p.row] * p.table[p.row]).sum(1) / p.tau).abs().max().item()
+    scale = min(1, 4.9 / largest)
+    scores = dots(scale * z[p.row], p.table, p.tau)
     expected = scores.exp().sum(1).log() - scores[arange(len(p.row)), p.row].clamp(-5.0, 5.0)
-    return expected.mean(), first(p, similarity="dot")(scale * p.z1, p.table, labels=labels)
+    return expected.mean(), value_of("LightGCL", p.tau, z=scale * z, rows=p.row, table=p.table)
 
 
 def simkgc(p):
     """`compute_logits` of SimKGC without margin, and both directions of its trainer."""
     masked = p.known[:, : len(p.z1)]
     head, tail = masked.nonzero().T
-    pairs, weights = torch.stack([head, len(p.z1) + tail]), torch.zeros(2 * len(head))
-    given = {"positives": torch.cat([pairs, pairs.flip(0)], 1), "positive_weights": weights}
-    given["labels"] = torch.arange(len(p.z1))  # pair i and no pair of the mask is positive
+    pairs = torch.stack([head, len(p.z1) + tail])
+    pairs = torch.cat([pairs, pairs.flip(0)], 1)
     logits = cosines(p.z1, p.z2, p.tau).masked_fill(masked, -1e4)
-    return diagonal(logits) + diagonal(logits.T), 2 * first(p, "all")(p.z1, p.z2, **given)
+    ours = value_of("SimKGC", p.tau, hr=p.z1, tail=p.z2, N=len(p.z1), pairs=pairs)
+    return diagonal(logits) + diagonal(logits.T), ours
 
 
 def supcontrast(p, queries="all"):
@@ -314,28 +401,28 @@ def supcontrast(p, queries="all"):
     log_prob = logits - logits.masked_fill(own, -torch.inf).logsumexp(1, keepdim=True)
     mask = (labels[:, None] == labels) & ~own
     losses = -p.tau / 0.07 * (mask * log_prob).sum(1) / mask.sum(1)
-    loss_of = InfoNCE(temperature=p.tau, over_positives="supcon", queries=queries)
-    ours = p.tau / 0.07 * loss_of(p.z1, p.z2, labels=(p.labels, p.labels))
+    views = {"view1": p.z1, "view2": p.z2}
+    ours = value_of("SupContrast", p.tau, {"queries": queries}, **views, labels=p.labels)
     return losses[: len(p.z1)].mean() if queries == "first" else losses.mean(), ours
 
 
 def supcon(p):
-    loss_of = InfoNCE(temperature=p.tau, over_positives="supcon")
-    return SupConLoss(p.tau)(p.z1, p.labels), loss_of(p.z1, labels=p.labels)
+    return SupConLoss(p.tau)(p.z1, p.labels), value_of("SupCon", p.tau, z=p.z1, labels=p.labels)
 
 
 def ntxent(p):
     """pytorch-metric-learning takes the mean over all positive pairs."""
-    losses = InfoNCE(temperature=p.tau, reduction="none")(p.z1, labels=p.labels)
-    pairs = (p.labels[:, None] == p.labels).sum(1) - 1  # of each query
-    return NTXentLoss(p.tau)(p.z1, p.labels), (losses * pairs).sum() / pairs.sum()
+    counts = (p.labels[:, None] == p.labels).sum(1) - 1
+    ours = value_of("NTXentLoss", p.tau, z=p.z1, labels=p.labels, counts=counts)
+    return NTXentLoss(p.tau)(p.z1, p.labels), ours
 
 
 def sentences(p, queries="first"):
     """`MultipleNegativesRankingLoss` of sentence-transformers, with hard negatives; for all queries
     with "doc_to_query" and partition_mode="per_direction"."""
     docs = torch.cat([p.z2, *p.hard.unbind(1)])
-    ours = first(p, queries)(p.z1, docs, labels=(arange(len(p.z1)), arange(len(docs))))
+    loss_of = InfoNCE.like("sentence-transformers", temperature=p.tau, queries=queries)
+    ours = loss_of(p.z1, docs, labels=(arange(len(p.z1)), arange(len(docs))))
     expected = diagonal(cosines(p.z1, docs, p.tau))
     if queries == "all":
         expected = (expected + diagonal(cosines(p.z2, p.z1, p.tau))) / 2
@@ -357,16 +444,46 @@ def swav(p):
     return expected, ours
 
 
-SCRIPTS = {name: partial(swapped, *row) for name, row in SWAPS.items()}
+def sentences_alone(p):
+    names = {"anchors": p.z1, "positives": p.z2}
+    return gcc(p.z1, p.z2, p.tau), value_of("sentence-transformers", p.tau, **names)
+
+
+SCRIPTS = {name: partial(swapped, name) for name in SWAPS}
 SCRIPTS |= {
+    "HeCo, lam=0.3": partial(heco, lam=0.3),
     "SupContrast, one": partial(supcontrast, queries="first"),
     "sentences, symmetric": partial(sentences, queries="all"),
     "links of ProG": partial(sampled_links, k=1, similarity="cosine"),
     "links of PyG": partial(sampled_links, k=3, similarity="dot"),
 }
-OTHERS = [heco, homogcl, conformers, graphlog, known_links, ncl, pcl, lightgcl, simkgc]
-OTHERS += [supcontrast, supcon, ntxent, sentences, swav]
-SCRIPTS |= {script.__name__: script for script in OTHERS}
+OTHERS = {
+    "3DInfomax-conformers": conformers,
+    "CLOOME": cloome,
+    "GPrompt": gprompt,
+    "GraphLoG-nodes": graphlog,
+    "HeCo": heco,
+    "HomoGCL": homogcl,
+    "LightGCL": lightgcl,
+    "MAGI": magi,
+    "NCL": ncl,
+    "NCL-ProtoNCE": ncl_prototypes,
+    "NTXentLoss": ntxent,
+    "PCL": pcl,
+    "SSLRec": sslrec,
+    "SimKGC": simkgc,
+    "SupCon": supcon,
+    "SupContrast": supcontrast,
+    "SwAV": swav,
+    "links but known ones": known_links,
+    "sentence-transformers": sentences_alone,
+    "sentences, with hard negatives": sentences,
+}
+SCRIPTS |= OTHERS
+
+
+def test_every_preset_is_held_to_its_script():
+    assert PRESETS.keys() - {"MoCo", "GCC-MoCo"} <= SCRIPTS.keys()  # their own test is below
 
 
 def assert_same(ours, expected, inputs):
@@ -385,11 +502,11 @@ def test_a_swap_gives_the_loss_of_the_script(script, seed, length, temperature):
 
 @few
 @given(seed=SEEDS, length=st.integers(3, 4), temperature=TEMPERATURES)
-def test_moco_and_gcc(seed, length, temperature):
+@pytest.mark.parametrize("name", ["MoCo", "GCC-MoCo"])
+def test_moco_and_gcc(name, seed, length, temperature):
     """MoCo's `forward`, GCC's `MemoryMoCo`: a queue of keys, and class 0 is the positive."""
     queue, tau = F.normalize(problem(seed, length, 1.0).hard.flatten(0, 1)).detach(), temperature
-    options = {"negatives": "memory", "queries": "first", "memory_size": len(queue), "dim": DIM}
-    loss_of = InfoNCE(temperature=tau, **options).double()
+    loss_of = InfoNCE.like(name, temperature=tau, memory_size=len(queue), dim=DIM).double()
     loss_of.remember(queue)
     for step in range(1, 5):
         q, k = problem(seed + step, length, tau)[:2]

@@ -73,6 +73,10 @@ TYPE_ERRORS = [
     ("nce()(views=[z1, z2])", "no argument views", "views (by position)"),
     ("nce()(anchor=z1)", "pgcl_losses.adapters.pygcl"),
     ("nce()(z1, z2, targets=y)", "no argument targets", "labels"),
+    ("nce()(z1, z2, items=y)", "no argument items", "labels"),
+    ("InfoNCE.like(InfoNCE)", "name must be", "got <class"),
+    ("InfoNCE.like('GraphCL', tau=0.1)", "no argument tau", "temperature"),
+    ("InfoNCE.like('MoCo')", "memory_size=65536", "dim="),
     # Options.
     ("PGCLLoss(4.0)", "dim", "4.0 (float)"),
     ("PGCLLoss(D, ())", "num_prototypes", "() (tuple)"),
@@ -118,6 +122,10 @@ VALUE_ERRORS = [
         for made in ("nce", "pgcl")
         for t, why in (("0.0", "must be"), ("nan", "must be"), ("0.2, device='meta'", "is on meta"))
     ),
+    ("InfoNCE.like('GraphCLR')", "no script 'GraphCLR'", "did you mean GraphCL"),
+    ("InfoNCE.like('SimGCL')", "no script 'SimGCL'", "SELFRec"),
+    ("InfoNCE.like('word2vec')", "names are GraphCL, "),
+    ("InfoNCE.like('ma-gi', temperature=0.3)", "MAGI", "positives=pairs", "(temperature=0.3, "),
     ("nce(hardness=10**400)", "hardness", "to 100", "got 1000"),
     ("nce(debias=nan)", "debias", "to 0.999", "nan"),
     ("nce(memory_size=-1, dim=D)", "memory_size", "-1"),
@@ -127,7 +135,12 @@ VALUE_ERRORS = [
     ("PGCLLoss(D, (2, 8), negative_ranks=(2, 4))", "negative_ranks", "0..2"),
     ("pgcl(negative_ranks=(0, 1))", "negative_ranks", "(0, 1)"),
     ("nce(negatives='memory')", "negatives is 'memory'", "memory_size"),
-    ("nce(memory_size=4, dim=D)(z1, z2, negative_pairs=pair)", "negative_pairs", "memory_size", "4"),
+    (
+        "nce(memory_size=4, dim=D)(z1, z2, negative_pairs=pair)",
+        "negative_pairs",
+        "memory_size",
+        "4",
+    ),
     ("nce(over_positives='supcon', decoupled=True)(z1, z2)", "'supcon'", "decoupled=False"),
     ("nce(similarity='dot', debias=0.1)(z1, z2)", "debias=0.1", "cosine"),
     ("pgcl(queries='first', reduction='sum')(z1, z2)", "queries='first'", "'mean'"),
