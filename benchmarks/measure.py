@@ -8,6 +8,7 @@ import platform
 import re
 import statistics
 import time
+import timeit
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,7 +24,6 @@ from tqdm import tqdm
 
 MIB = 2**20
 SECONDS_PER_ROUND = 0.05
-WARM_UP = 0.1  # seconds of calls, about 100 small steps
 RESULTS = Path(__file__).parent / "results"
 
 Row = dict[str, Any]
@@ -186,34 +186,16 @@ def differences(step: Step, exact: Step) -> dict[str, float]:
     return {"value": value, "gradient": max(gradients)}
 
 
-def seconds_of(run: Step, calls: int = 1) -> float:
-    """Seconds per call, until a GPU in use has finished.
+def clock() -> float:
+    """Seconds, once a GPU in use has finished.
 
     On one thread of a CPU they are the process's own, whatever else runs on its core.
     """
-    on_gpu = torch.cuda.is_initialized()
-    alone = torch.get_num_threads() == 1 and not on_gpu
-    clock = time.process_time if alone else time.perf_counter
-    wait = torch.cuda.synchronize if on_gpu else lambda: None
-    wait()
-    start = clock()
-    for _ in range(calls):
-        run()
-    wait()
-    return (clock() - start) / calls
-
-
-def warm_up(run: Step, seconds: float) -> float:
-    """Seconds of the fastest call of a warm-up; of a single call if it takes more than ``seconds``.
-
-    The first dozens of calls of a small step are slower: caches fill, threads start, the allocator
-    adapts to the sizes asked for.
-    """
-    first = fastest = seconds_of(run)
-    end = time.perf_counter() + WARM_UP
-    while first < seconds and time.perf_counter() < end:
-        fastest = min(fastest, seconds_of(run))
-    return fastest
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+    elif torch.get_num_threads() == 1:
+        return time.process_time()
+    return time.perf_counter()
 
 
 @contextmanager
@@ -232,11 +214,14 @@ def time_in_turn(steps: dict[str, Step], rounds: int, seconds: float = math.inf)
 
     Steps that take turns share the clock speed and the load of the machine, so ratios within a
     round vary less than times. A step that would need more than ``seconds`` takes part in the
-    first rounds only, in three at least. A warm-up of each step is discarded.
+    first rounds only, in three at least. A warm-up of each step is discarded: the first dozens of
+    calls of a small step are slower, while caches fill and threads start.
     """
-    calls, turns = {}, {}
+    timers, calls, turns = {}, {}, {}
     for name, run in steps.items():
-        once = warm_up(run, seconds)
+        timers[name] = timeit.Timer(run, timer=clock)
+        number, total = timers[name].autorange()  # at least 0.2 seconds of calls
+        once = total / number
         calls[name] = max(1, int(SECONDS_PER_ROUND / once))
         turns[name] = int(min(rounds, max(3, seconds / (once * calls[name]))))
     times: Times = {name: [] for name in steps}
@@ -245,7 +230,8 @@ def time_in_turn(steps: dict[str, Step], rounds: int, seconds: float = math.inf)
         shift = turn % len(names)
         for name in names[shift:] + names[:shift]:
             if turn < turns[name]:
-                times[name].append(1e3 * seconds_of(steps[name], calls[name]))
+                milliseconds = 1e3 * timers[name].timeit(calls[name])
+                times[name].append(milliseconds / calls[name])
     return times
 
 

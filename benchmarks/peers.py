@@ -1,8 +1,8 @@
 """Losses of other libraries, and published code, as functions of two views; all at `TAU`.
 
-To install all of them:
+To install all of them, after PyGCL (docs/install.md):
 
-    pip install -e '.[pygcl]' pytorch-metric-learning==2.9.0 lightly==1.6.0 \\
+    pip install -e . pytorch-metric-learning==2.9.0 lightly==1.6.0 \\
         open_clip_torch==3.3.0 graphssl==0.2.0 sentence-transformers==6.2.0
 
 lightly and open_clip need torchvision, of the same build as torch. For builds without CUDA add

@@ -29,11 +29,11 @@ def markdown(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
 def fill(page: str, tables: Mapping[str, str]) -> str:
     """The page with new tables between their markers."""
     for name, table in tables.items():
-        start, _, rest = page.partition(f"<!-- {name} -->\n")
+        start, marker, rest = page.partition(f"<!-- {name} -->\n")
         _, end, after = rest.partition("<!-- end -->")
         if not end:
-            raise ValueError(f"the page has no table {name}")
-        page = f"{start}<!-- {name} -->\n{table}\n{end}{after}"
+            raise ValueError(f"the page has no <!-- {name} -->")
+        page = f"{start}{marker}{table}\n{end}{after}"
     return page
 
 

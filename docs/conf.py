@@ -5,9 +5,8 @@ import re
 from typing import Any
 
 from docutils import nodes
-from latex2mathml.converter import convert
+from docutils.utils.math.latex2mathml import tex2mathml
 from sphinx.application import Sphinx
-from sphinx.util import logging
 from sphinx.util.inspect import stringify_signature
 
 import pgcl_losses
@@ -54,37 +53,24 @@ def as_with_frameworks(
     return signature and re.sub(r"\b(dgl|torch_geometric\.data)\.(?=[A-Z])", "", signature), returns
 
 
-def mathml(formula: str, display: str) -> str:
-    """A formula as browsers show it by themselves: no script, no network, no TeX."""
-    # The sign of a prime is small and high by itself; as a superscript it could not be seen.
-    markup = convert(formula.replace("'", "\N{PRIME}"), display=display)
-    if "\\" in markup:  # a command that the converter does not know
-        logging.getLogger(__name__).warning("MathML has no place for a part of %r", formula)
-    # Names of functions stand by themselves, as in TeX: "q log p", not "qlogp".
-    return re.sub(
-        r"<mi>(log|exp)</mi>", r'<mo lspace="0.17em" rspace="0.17em" form="prefix">\1</mo>', markup
+def visit_math(translator: Any, node: nodes.math | nodes.math_block) -> None:
+    """A formula in MathML, which browsers show by themselves: no script, no network, no TeX."""
+    is_block = isinstance(node, nodes.math_block)
+    markup = tex2mathml(node.astext(), as_block=is_block)
+    # Browsers set no space beside the name of a function: "q log p", not "qlogp".
+    markup = re.sub(
+        r"<mi>(\w+)</mi>\s*<mo>&ApplyFunction;</mo>",
+        r'<mo lspace="0.17em" rspace="0.17em" form="prefix">\1</mo>',
+        markup.replace("'", "\N{PRIME}"),
     )
-
-
-def visit_math(translator: Any, node: nodes.math) -> None:
-    translator.body.append(mathml(node.astext(), "inline"))
+    translator.body.append(f'<div class="formula">{markup}</div>' if is_block else markup)
     raise nodes.SkipNode
 
 
-def visit_math_block(translator: Any, node: nodes.math_block) -> None:
-    translator.body.append(f'<div class="formula">{mathml(node.astext(), "block")}</div>')
-    raise nodes.SkipNode
-
-
-def link_pictures(app: Sphinx, tree: nodes.document, page: str) -> None:
-    """On a small screen a picture cannot be read; it leads to itself in full size."""
-    root = "../" * page.count("/")
-    for picture in list(tree.findall(nodes.image)):
-        file = app.env.images.get(picture["uri"])
-        if file is not None and not isinstance(picture.parent, nodes.reference):
-            link = nodes.reference("", "", refuri=f"{root}_images/{file[1]}")
-            picture.replace_self(link)
-            link += picture
+def link_pictures(app: Sphinx, tree: nodes.document) -> None:
+    """On a small screen a picture cannot be read; Sphinx links scaled ones to their full size."""
+    for picture in tree.findall(nodes.image):
+        picture["scale"] = 100
 
 
 def mark_for_search(app: Sphinx, page: str, source: list[str]) -> None:
@@ -98,6 +84,6 @@ def mark_for_search(app: Sphinx, page: str, source: list[str]) -> None:
 
 def setup(app: Sphinx) -> None:
     app.connect("source-read", mark_for_search)
-    app.connect("doctree-resolved", link_pictures)
-    app.add_html_math_renderer("mathml", (visit_math, None), (visit_math_block, None))
+    app.connect("doctree-read", link_pictures)
+    app.add_html_math_renderer("mathml", (visit_math, None), (visit_math, None))
     app.connect("autodoc-process-signature", as_with_frameworks)

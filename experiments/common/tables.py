@@ -1,6 +1,5 @@
 """Tables of runs, paired by seed, and pages that hold them between markers."""
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -90,13 +89,11 @@ def sourced(table: str, runs: Iterable[Run]) -> str:
 def fill(page: str, tables: Mapping[str, str]) -> str:
     """The page with new tables between their markers."""
     for name, table in tables.items():
-        start, end = f"<!-- {name} -->\n", "<!-- end -->"
-        pattern = f"({re.escape(start)}).*?({end})"
-        page, count = re.subn(
-            pattern, lambda m, table=table: f"{m[1]}{table}\n{m[2]}", page, flags=re.DOTALL
-        )
-        if not count:
-            raise ValueError(f"the page has no {start.strip()}")
+        start, marker, rest = page.partition(f"<!-- {name} -->\n")
+        _, end, after = rest.partition("<!-- end -->")
+        if not end:
+            raise ValueError(f"the page has no <!-- {name} -->")
+        page = f"{start}{marker}{table}\n{end}{after}"
     return page
 
 

@@ -33,7 +33,10 @@ RECENT = 4096  # projections that initialise the prototypes
 
 
 class GCN(nn.Module):
-    """Two layers, as of GCNConv, whose products on a CPU take three to five times as long."""
+    """Two layers with the formula of PyG's GCNConv.
+
+    GCNConv itself would draw other initial weights from a seed than the committed runs have.
+    """
 
     def __init__(self, num_features: int) -> None:
         super().__init__()

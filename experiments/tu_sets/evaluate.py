@@ -43,15 +43,15 @@ def measured(embeddings: np.ndarray, labels: np.ndarray, seed: int) -> dict[str,
     return {name: round(value, 3) for name, value in values.items()}
 
 
-def of_kernel(kernel: np.ndarray, labels: np.ndarray, seed: int, inner: int | None = None) -> float:
-    """Mean accuracy in per cent over stratified folds; ``inner`` folds choose C.
+def of_kernel(kernel: np.ndarray, labels: np.ndarray, seed: int) -> float:
+    """Mean accuracy in per cent over stratified folds, inside which inner folds choose C.
 
-    The default is 5, or 2 with many graphs. All folds and all C share the kernel ``[N, N]``.
+    All folds and all C share the kernel ``[N, N]``.
     """
     folds = StratifiedKFold(FOLDS, shuffle=True, random_state=seed).split(kernel, labels)
     # Not a single split: where its classes are of equal size and those of the training fold are
     # not, the smallest C may win, and then predict one class for all.
-    inner = inner or (5 if len(labels) < MANY else 2)
+    inner = 5 if len(labels) < MANY else 2
     scores = []
     for train, test in folds:
         svm = GridSearchCV(SVC(kernel="precomputed", cache_size=1000), {"C": PENALTIES}, cv=inner)
