@@ -2,8 +2,8 @@
 
 A batch has G graphs, V nodes and E edges. The functions describe it by four int64 tensors:
 
-- ``ptr`` ``[G + 1]``: the number of each graph's first node, and V at the end;
-- ``graph`` ``[V]``: the graph of each node;
+- ``sizes`` ``[G]``: the number of nodes of each graph;
+- ``graph`` ``[V]``: the graph of each node, in ascending order;
 - ``source`` and ``target`` ``[E]``: the two end nodes of each edge.
 """
 
@@ -11,24 +11,26 @@ import torch
 from torch import Tensor
 
 
-def draw_nodes(ptr: Tensor, graph: Tensor, p: float) -> Tensor:
+def draw_nodes(sizes: Tensor, graph: Tensor, p: float) -> Tensor:
     """Draw the mask ``[V]`` of nodes to keep, each node with probability 1 - ``p``.
 
     If a graph would lose all its nodes, it keeps one of them, chosen uniformly at random.
     """
     draws = torch.rand(len(graph), device=graph.device)  # [V]
-    largest = draws.new_zeros(len(ptr) - 1).scatter_reduce(0, graph, draws, "amax")  # [G]
+    largest = draws.new_zeros(len(sizes)).scatter_reduce(0, graph, draws, "amax")  # [G]
     return (draws >= p) | (draws == largest.index_select(0, graph))
 
 
-def draw_connected(source: Tensor, target: Tensor, ptr: Tensor, graph: Tensor, p: float) -> Tensor:
+def draw_connected(
+    sizes: Tensor, graph: Tensor, source: Tensor, target: Tensor, p: float
+) -> Tensor:
     """Draw a random connected subgraph of each graph, and return the mask ``[V]`` of its nodes.
 
     The subgraph keeps a fraction 1 - ``p`` of the graph's nodes. It starts from a random node and
     grows by one random neighbour at a time.
     """
-    sizes = ptr.diff()  # [G]
-    first_nodes = (ptr[:-1] + _random_below(sizes))[sizes > 0]
+    starts = sizes.cumsum(0) - sizes  # [G], the first node of each graph
+    first_nodes = (starts + _random_below(sizes))[sizes > 0]
     # Every node draws an exponential waiting time, which begins when the first of its neighbours
     # joins the subgraph. The exponential distribution has no memory, so at any moment all waiting
     # neighbours are equally likely to join next. The time at which a node joins is the length of
@@ -45,14 +47,14 @@ def draw_connected(source: Tensor, target: Tensor, ptr: Tensor, graph: Tensor, p
     # Sort the nodes by graph, and within a graph by arrival. Floats that are not negative have the
     # same order as their bits, so one integer holds the graph and the arrival.
     order = (graph << 32 | arrival.view(torch.int32)).argsort()
-    position = torch.arange(len(graph), device=graph.device) - ptr.index_select(0, graph)
+    position = torch.arange(len(graph), device=graph.device) - starts.index_select(0, graph)
     early = position < (sizes - (p * sizes).floor()).clamp(min=1).index_select(0, graph)
     # Nodes that no path connects to the first node never arrive, and are dropped.
     return torch.empty_like(early).scatter(0, order, early) & arrival.isfinite()
 
 
 def draw_edges(
-    source: Tensor, target: Tensor, ptr: Tensor, graph: Tensor, p: float
+    sizes: Tensor, graph: Tensor, source: Tensor, target: Tensor, p: float
 ) -> tuple[Tensor, Tensor]:
     """Move a fraction ``p`` of the edges to random nodes of the same graph.
 
@@ -65,11 +67,12 @@ def draw_edges(
     pairs, pair_of_edge = torch.unique(low * base + high, return_inverse=True)  # [P], [E]
     nodes = torch.stack([pairs // base, pairs % base])  # [2, P]
     graph = graph.index_select(0, nodes[0])  # [P]
-    size = ptr.diff().index_select(0, graph)
+    start = (sizes.cumsum(0) - sizes).index_select(0, graph)  # the graph's first node
+    size = sizes.index_select(0, graph)
     first = _random_below(size)
     second = (first + 1 + _random_below(size - 1)) % size  # never the same node as `first`
     moves = (torch.rand(len(pairs), device=graph.device) < p) & (nodes[0] != nodes[1])
-    nodes = torch.where(moves, ptr.index_select(0, graph) + torch.stack([first, second]), nodes)
+    nodes = torch.where(moves, start + torch.stack([first, second]), nodes)
     nodes = nodes.index_select(1, pair_of_edge)  # [2, E]
     source, target = torch.where(source <= target, nodes, nodes.flip(0))
     return source, target

@@ -1,8 +1,8 @@
 """InfoNCE with labels for some of the graphs: graphs of one label are positives of each other.
 
-Each graph whose class is unknown has a label of its own, as in training without labels. The script prints
-the accuracy of the nearest class mean on held-out graphs. The graphs are stochastic block models:
-the class says which types of nodes are often linked. Ten seconds on a CPU:
+Each graph whose class is unknown has a label of its own, as in training without labels. The script
+prints the accuracy of the nearest class mean on held-out graphs. The graphs are stochastic block
+models: the class says which types of nodes are often linked. Ten seconds on a CPU:
 
     python examples/labels.py --labels 100
 """

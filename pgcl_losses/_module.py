@@ -15,6 +15,7 @@ from pgcl_losses._modes import is_transformed
 from pgcl_losses._options import COMMON, Check, Group, with_options
 from pgcl_losses.distributed import Agreement, count_ranks
 
+_IS_BEFORE_2_9 = torch.__version__ < "2.9"
 Function = TypeVar("Function", bound=Callable[..., Any])
 Module = TypeVar("Module", bound="LossModule")
 
@@ -33,15 +34,21 @@ _OTHER_NAMES = {
 _HINTS = {
     "similarity": "clusters are cosines; similarity='dot' is an option of InfoNCE",
     "warm": "for a warm-up train by InfoNCE first and by PGCLLoss later, see docs/swap.md",
-    "anchor": "PyGCL's contrast models take the losses of pgcl_losses.adapters.pygcl",
+    "anchor": "pgcl_losses.adapters.pygcl.DualBranchContrast takes this loss, PyGCL's own does not",
 }
+
+
+def _with_collectives_or_before_torch_2_9(method: Any, *args: Any, **given: Any) -> Any:
+    """Call a method that no compiler is to trace."""
+    return method(*args, **given)
 
 
 def called_by_all(call: str) -> Callable[[Function], Function]:
     """Decorate a method that all processes call: wrong arguments of one are an error of all.
 
     Where processes exchange data, a compiler does not trace the method: it would trace it again for
-    each number of embeddings in each process.
+    each number of embeddings in each process. Nor does the compiler of a torch before 2.9, which
+    cannot trace all of it: it computes the loss eagerly.
     """
 
     def decorate(method: Any) -> Any:
@@ -60,10 +67,11 @@ def called_by_all(call: str) -> Callable[[Function], Function]:
                         rest = ", ".join(f"{name}=" for name in specification.kwonlyargs)
                         came = f"{rest} by name, but got {len(args)} by position"
                         raise TypeError(f"{owner}.{method.__name__} {takes} and {came}")
-            if torch.compiler.is_compiling() and self.is_distributed():
-                # With fullgraph=True this message is in the error.
-                torch._dynamo.graph_break(msg="collectives must not be traced")
-                return torch.compiler.disable(method)(self, *args, **given)  # type: ignore[no-untyped-call]  # torch has no type there
+            if torch.compiler.is_compiling() and (_IS_BEFORE_2_9 or self.is_distributed()):
+                # With fullgraph=True this is an error, which shows the next line.
+                return torch.compiler.disable(_with_collectives_or_before_torch_2_9)(  # type: ignore[no-untyped-call]  # torch has no type there
+                    method, self, *args, **given
+                )
             return method(self, *args, **given)
 
         return wrapped

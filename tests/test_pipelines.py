@@ -127,7 +127,7 @@ def test_a_training_on_views_that_workers_make():
     optimizer = torch.optim.Adam([*encoder.parameters(), *loss_of.parameters()], lr=1e-3)
     losses = []
     for views in [*DataLoader(dataset, batch_size=32, num_workers=2)] * 4:
-        loss = loss_of(*(encoder(v.x, v.edge_index, v.batch, v.num_graphs) for v in views))
+        loss = loss_of(*map(encoder, views))
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

@@ -20,7 +20,7 @@ from pgcl_losses import (
 )
 
 if TYPE_CHECKING:  # installed as pgcl_losses.adapters
-    from adapters.pygcl import InfoNCEContrastLoss, PGCLContrastLoss
+    from adapters.pygcl import DualBranchContrast
 
 
 def calls(z1: Tensor, z2: Tensor, batch: Batch) -> None:
@@ -33,8 +33,7 @@ def calls(z1: Tensor, z2: Tensor, batch: Batch) -> None:
     assert_type(contrast(z1, z2, assignments=assignments, prototypes=prototypes.weight), Tensor)
     assert_type(prototypes(batch), Batch)
     assert_type(contrast(prototypes(batch)), Tensor)
-    assert_type(PGCLContrastLoss(8, (4, 6), queue_size=5).pgcl, PGCLLoss)
-    assert_type(InfoNCEContrastLoss(temperature=0.5).info_nce, InfoNCE)
+    assert_type(DualBranchContrast(PGCLLoss(8), mode="G2G")(g1=z1, g2=z2), Tensor)
 
 
 def mistakes(z1: Tensor, pgcl: PGCLLoss) -> None:
@@ -45,5 +44,5 @@ def mistakes(z1: Tensor, pgcl: PGCLLoss) -> None:
     ConsistencyLoss(reduction="average")  # type: ignore[arg-type]  # "mean"
     InfoNCE(engine="block")  # type: ignore[arg-type]  # "chunks"
     pgcl(z1, z1, negatives="all")  # type: ignore[call-arg]  # it is an option
-    InfoNCEContrastLoss(tau=0.2)  # type: ignore[call-arg]  # temperature
+    DualBranchContrast(InfoNCE(), mode="G2")  # type: ignore[arg-type]  # "G2G"
     pgcl.consistency_weight = "6"  # type: ignore[assignment]  # no number

@@ -43,7 +43,7 @@ OF_PROTOTYPES = ("num_prototypes", "consistency_weight", "freeze_epochs")
 
 
 class GIN(nn.Module):
-    """Node features ``[V, F]`` -> embeddings ``[G, 96]``, the concatenation of all layers."""
+    """Batch of G graphs -> embeddings ``[G, 96]``, the concatenation of all layers."""
 
     def __init__(self, num_features: int) -> None:
         super().__init__()
@@ -54,11 +54,11 @@ class GIN(nn.Module):
         )
         self.norms = nn.ModuleList(nn.BatchNorm1d(WIDTH) for _ in self.convs)
 
-    def forward(self, x: Tensor, edge_index: Tensor, batch: Tensor, num_graphs: int) -> Tensor:
-        layers = []
+    def forward(self, batch: Batch) -> Tensor:
+        x, layers = batch.x, []
         for conv, norm in zip(self.convs, self.norms, strict=True):
-            x = norm(conv(x, edge_index).relu())
-            layers.append(global_add_pool(x, batch, num_graphs))
+            x = norm(conv(x, batch.edge_index).relu())
+            layers.append(global_add_pool(x, batch.batch, batch.num_graphs))
         return torch.cat(layers, dim=1)
 
 
@@ -70,8 +70,8 @@ class Projected(nn.Module):
         self.encoder = encoder
         self.head = nn.Sequential(nn.Linear(DIM, DIM), nn.ReLU(), nn.Linear(DIM, DIM))
 
-    def forward(self, x: Tensor, edge_index: Tensor, batch: Tensor, num_graphs: int) -> Tensor:
-        return self.head(self.encoder(x, edge_index, batch, num_graphs))
+    def forward(self, batch: Batch) -> Tensor:
+        return self.head(self.encoder(batch))
 
 
 def options_of(row: str, setting: dict[str, Any]) -> dict[str, Any]:
@@ -136,6 +136,5 @@ def embed(encoder: nn.Module, graphs: list[Data]) -> np.ndarray:
     encoder.eval()
     embeddings = []
     for start in range(0, len(graphs), 128):
-        batch = Batch.from_data_list(graphs[start : start + 128])
-        embeddings.append(encoder(batch.x, batch.edge_index, batch.batch, batch.num_graphs))
+        embeddings.append(encoder(Batch.from_data_list(graphs[start : start + 128])))
     return torch.cat(embeddings).numpy()

@@ -71,7 +71,7 @@ TYPE_ERRORS = [
     ("PGCLLoss(D, warmup=5)", "warmup", "InfoNCE first"),
     ("nce()(z1=z1, z2=z2)", "no argument z1", "views"),
     ("nce()(views=[z1, z2])", "no argument views", "views (by position)"),
-    ("nce()(anchor=z1)", "pgcl_losses.adapters.pygcl"),
+    ("nce()(anchor=z1)", "pgcl_losses.adapters.pygcl.DualBranchContrast takes this loss"),
     ("nce()(z1, z2, targets=y)", "no argument targets", "labels"),
     ("nce()(z1, z2, items=y)", "no argument items", "labels"),
     ("InfoNCE.like(InfoNCE)", "name must be", "got <class"),

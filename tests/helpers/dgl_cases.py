@@ -6,9 +6,7 @@ from dgl.nn import GINConv, SumPooling
 from torch import nn
 
 from helpers.batches import Contents, features_of, layers_of, numbered, ring
-from helpers.losses import DIM
-from pgcl_losses import PGCLLoss
-from pgcl_losses.adapters import dgl as adapter
+from pgcl_losses.adapters import dgl as adapter  # noqa: F401
 
 
 def batch_of(graphs, idtype=torch.int64):
@@ -44,40 +42,22 @@ def one_graph_in_other_ways():
     return [batch, alone, counted, short, batch.formats("csr"), batch.formats("csc")]
 
 
-def with_nodes(view, count):
-    """As many nodes again: without edges, at the end."""
-    return dgl.add_nodes(view, count - view.num_nodes())
-
-
 class NodeEncoder(nn.Module):
-    """Embeddings of nodes."""
+    """A view -> embeddings of nodes."""
 
-    def __init__(self, layers=None):
+    def __init__(self):
         super().__init__()
-        self.convs = nn.ModuleList(GINConv(layer, "sum") for layer in layers or layers_of())
+        self.convs = nn.ModuleList(GINConv(layer, "sum") for layer in layers_of())
 
-    def forward(self, graph, feat):
+    def forward(self, view):
+        feat = view.ndata["feat"]
         for conv in self.convs:
-            feat = conv(graph, feat).relu()
+            feat = conv(view, feat).relu()
         return feat
 
 
 class Encoder(NodeEncoder):
-    """Embeddings of graphs."""
+    """A view -> embeddings of graphs."""
 
-    def forward(self, graph, feat):
-        return SumPooling()(graph, super().forward(graph, feat))
-
-
-def arguments_of(view):
-    """What the encoder of graphs is called with."""
-    return view, view.ndata["feat"]
-
-
-def model_of(augment1, augment2, *further, encoder=None, loss=None, feat_name="feat"):
-    encoder = Encoder() if encoder is None else encoder
-    loss = PGCLLoss(DIM, 4) if loss is None else loss
-    model = adapter.ContrastiveModel(
-        encoder, augment1, augment2, loss, *further, feat_name=feat_name
-    )
-    return model.double()
+    def forward(self, view):
+        return SumPooling()(view, super().forward(view))

@@ -1,6 +1,7 @@
 """What many files share: parameters, filters of warnings, and the check of an error."""
 
 import pytest
+import torch
 
 NEGATIVES = ("all", "cross")
 engines = pytest.mark.parametrize("engine", ["dense", "chunks"])
@@ -10,6 +11,10 @@ few_graphs = pytest.mark.filterwarnings("ignore:PGCLLoss")
 # torch.compile uses deprecated functions, and warns that Python 3.13.0 is slow.
 compiling = pytest.mark.filterwarnings(
     "ignore::DeprecationWarning", "ignore:Guards may run:RuntimeWarning"
+)
+HAS_ONE_GRAPH = torch.__version__ >= "2.9"
+one_graph = pytest.mark.skipif(
+    not HAS_ONE_GRAPH, reason="torch before 2.9 cannot compile a loss into one graph"
 )
 
 

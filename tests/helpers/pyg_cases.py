@@ -1,16 +1,12 @@
 """PyG: the same names as in helpers.dgl_cases."""
 
-import copy
-
 import torch
 from torch import nn
 from torch_geometric.data import Batch, Data
 from torch_geometric.nn import GINConv, global_add_pool
 
 from helpers.batches import Contents, features_of, layers_of, numbered, ring
-from helpers.losses import DIM
-from pgcl_losses import PGCLLoss
-from pgcl_losses.adapters import pyg as adapter
+from pgcl_losses.adapters import pyg as adapter  # noqa: F401
 
 
 def batch_of(graphs):
@@ -46,42 +42,22 @@ def one_graph_in_other_ways():
     return [batch, batch[0], short]
 
 
-def with_nodes(view, count):
-    """As many nodes again: without edges, at the end."""
-    view = copy.copy(view)
-    for key in ("x", "batch", "pgcl_node_position"):
-        value = view[key]
-        view[key] = torch.cat([value, value.new_zeros(count - len(value), *value.shape[1:])])
-    return view
-
-
 class NodeEncoder(nn.Module):
-    """Embeddings of nodes."""
+    """A view -> embeddings of nodes."""
 
-    def __init__(self, layers=None):
+    def __init__(self):
         super().__init__()
-        self.convs = nn.ModuleList(GINConv(layer) for layer in layers or layers_of())
+        self.convs = nn.ModuleList(map(GINConv, layers_of()))
 
-    def forward(self, x, edge_index):
+    def forward(self, view):
+        x = view.x
         for conv in self.convs:
-            x = conv(x, edge_index).relu()
+            x = conv(x, view.edge_index).relu()
         return x
 
 
 class Encoder(NodeEncoder):
-    """Embeddings of graphs."""
+    """A view -> embeddings of graphs."""
 
-    def forward(self, x, edge_index, batch, num_graphs):
-        return global_add_pool(super().forward(x, edge_index), batch, num_graphs)
-
-
-def arguments_of(view):
-    """What the encoder of graphs is called with."""
-    return view.x, view.edge_index, view.batch, view.num_graphs
-
-
-def model_of(augment1, augment2, *further, encoder=None, loss=None):
-    encoder = Encoder() if encoder is None else encoder
-    loss = PGCLLoss(DIM, 4) if loss is None else loss
-    model = adapter.ContrastiveModel(encoder, augment1, augment2, loss, *further)
-    return model.double()
+    def forward(self, view):
+        return global_add_pool(super().forward(view), view.batch, view.num_graphs)

@@ -1,0 +1,192 @@
+"""DualBranchContrast calls the losses as they would be called without it. PyGCL is not needed here;
+tests/adapters/pygcl compares values with PyGCL's own.
+"""
+
+import copy
+import sys
+from unittest import mock
+
+import pytest
+import torch
+from helpers.marks import assert_error, few_graphs
+from helpers.ranks import on_ranks
+
+from pgcl_losses import InfoNCE, PGCLLoss
+from pgcl_losses.adapters.pygcl import DualBranchContrast
+
+on_intraview = pytest.mark.parametrize("intraview", [True, False])
+
+
+def embeddings(num_graphs, num_nodes, dim=4):
+    """Of graphs [2, G, D] and of nodes [4, V, D], in float64."""
+    shapes = (2, num_graphs, dim), (4, num_nodes, dim)
+    return [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
+
+
+def called(model, g, h, batch=None, **masks):
+    """The value of a contrast model, and its gradients by embeddings of graphs and nodes."""
+    h1, h2, h3, h4 = h
+    value = model(g1=g[0], g2=g[1], h1=h1, h2=h2, h3=h3, h4=h4, batch=batch, **masks)
+    return value, *torch.autograd.grad(value, [g, h], materialize_grads=True)
+
+
+@on_intraview
+def test_other_options_of_info_nce_and_a_learned_temperature(intraview):
+    g, _ = embeddings(5, 6)
+    positives = torch.stack([torch.arange(5), torch.arange(5, 10)])
+    for options in ({"hardness": 0.5}, {"debias": 0.1}, {"decoupled": True}, {"similarity": "dot"}):
+        temperature = torch.nn.Parameter(torch.tensor(0.3, dtype=torch.float64))
+        model = DualBranchContrast(InfoNCE(temperature=temperature, **options), "G2G", intraview)
+        loss = InfoNCE(temperature=temperature, negatives="cross", queries="first", **options)
+        expected = [
+            loss(one, torch.cat([other, one]) if intraview else other, positives=positives)
+            for one, other in (g, g.flip(0))
+        ]
+        value = model(g1=g[0], g2=g[1])
+        torch.testing.assert_close(value, sum(expected) / 2)
+        inputs = g, temperature
+        gradients = [torch.autograd.grad(loss, inputs) for loss in (value, sum(expected) / 2)]
+        torch.testing.assert_close(*gradients)
+
+
+def test_each_positive_of_a_graph_by_itself():
+    """The default of InfoNCE, `over_positives="mean"`, is the mean of InfoNCE over the nodes."""
+    g, h = embeddings(3, 6)
+    batch = torch.tensor([0, 1, 1, 0, 2, 2])
+    losses = []
+    for graphs, nodes in ((g[0], h[1]), (g[1], h[0])):
+        powers = (torch.cosine_similarity(graphs[:, None], nodes, dim=-1) / 0.2).exp()
+        for i, row in enumerate(powers):
+            negatives = row[batch != i].sum()
+            losses.append(-(row / (row + negatives)).log()[batch == i].mean())
+    model = DualBranchContrast(InfoNCE(), "G2L")
+    torch.testing.assert_close(called(model, g, h, batch)[0], torch.stack(losses).mean())
+
+
+def listed(mask, intraview):
+    """Pairs of an extra mask ``[N, N]`` or ``[N, 2N]`` as positions in both views, one by one."""
+    num, pairs = len(mask), []
+    for i in range(num):
+        for j in range(num):
+            if mask[i, j]:
+                pairs += [(i, num + j), (num + i, j)]
+            if intraview and mask[i, num + j]:
+                pairs += [(i, j), (num + i, num + j)]
+    return torch.tensor(pairs, dtype=torch.long).view(-1, 2).T
+
+
+@few_graphs
+@on_intraview
+@pytest.mark.parametrize("mode", ["G2G", "L2L"])
+@pytest.mark.parametrize("has_masks", [False, True])
+def test_pgcl_is_pgcl_loss(mode, intraview, has_masks):
+    options = {"num_prototypes": (3, 2), "queue_size": 7, "memory_size": 20, "freeze_steps": 1}
+    model = DualBranchContrast(PGCLLoss(4, **options), mode, intraview)
+    expected = PGCLLoss(4, negatives="all" if intraview else "cross", **options)
+    expected.load_state_dict(model.loss.state_dict())
+    masks, pairs = {}, {}
+    if has_masks:
+        positive = torch.eye(6).repeat(1, 1 + intraview).bool().roll(1, 0)
+        left_out = positive.roll(1, 0)
+        left_out.fill_diagonal_(False)
+        masks = {"extra_pos_mask": positive, "extra_neg_mask": ~(positive | left_out)}
+        positive[:, :6].fill_diagonal_(True)
+        lists = [listed(mask, intraview) for mask in (positive, left_out)]
+        weights = (
+            torch.arange(2).flip(0).repeat_interleave(torch.tensor([p.shape[1] for p in lists]))
+        )
+        pairs = {"positives": torch.cat(lists, 1), "positive_weights": weights}
+    for _ in range(2):
+        results = []
+        views = torch.randn(2, 6, 4, requires_grad=True)
+        names = ("g1", "g2") if mode == "G2G" else ("h1", "h2")
+        named = dict(zip(names, views, strict=True))
+        for loss, value in (
+            (model.loss, model(**named, **masks)),
+            (expected, expected(*views, **pairs)),
+        ):
+            inputs = [views, loss.prototypes.weight]
+            results.append([value, *torch.autograd.grad(value, inputs), *loss.buffers()])
+        torch.testing.assert_close(*results)
+
+
+@few_graphs
+@on_intraview
+@pytest.mark.parametrize(
+    ("make", "mode", "count"),
+    [(InfoNCE, "G2G", 1), (InfoNCE, "G2L", 2), (lambda: PGCLLoss(4), "L2L", 1)],
+)
+def test_how_often_the_loss_is_called(make, mode, count, intraview):
+    """A memory or queue stores each batch once."""
+    loss, calls = make(), []
+    loss.register_forward_hook(lambda *_: calls.append(None))
+    called(DualBranchContrast(loss, mode, intraview), *embeddings(3, 6), torch.arange(6) // 2)
+    assert len(calls) == count
+
+
+def compare_processes(rank, num_ranks):
+    """The second process has more graphs. DistributedDataParallel takes the mean of gradients."""
+    graphs, batch = [2, 3], torch.tensor([0, 0, 1, 1, 2, 2, 2, 3, 4])
+    nodes = [4, 5]
+    g, h = embeddings(5, 9)
+    for mode, intraview in (("G2G", False), ("L2L", True), ("G2L", False), ("G2L", True)):
+        whole = DualBranchContrast(InfoNCE(gather=False), mode, intraview)
+        expected = called(whole, g, h, batch)
+        mine = g.split(graphs, 1)[rank].detach(), h.split(nodes, 1)[rank].detach()
+        own_batch = batch.split(nodes)[rank] - 2 * rank
+        model = DualBranchContrast(InfoNCE(), mode, intraview)
+        ours = called(model, *(z.requires_grad_() for z in mine), own_batch)
+        torch.testing.assert_close(ours[0], expected[0])
+        for gradient, of_all, sizes in zip(ours[1:], expected[1:], (graphs, nodes), strict=True):
+            torch.testing.assert_close(gradient / num_ranks, of_all.split(sizes, 1)[rank])
+
+
+def test_two_processes_compute_one_loss():
+    on_ranks(compare_processes, 2)
+
+
+MISTAKES = [
+    (ValueError, "DualBranchContrast(nce, 'L2G')", "mode must be 'G2G', 'L2L' or 'G2L'", "'L2G'"),
+    (TypeError, "DualBranchContrast(InfoNCE, 'G2G')", "loss must be InfoNCE(...)"),
+    (TypeError, "DualBranchContrast(torch.nn.MSELoss(), 'G2G')", "got MSELoss()", "PyGCL's own"),
+    (ValueError, "DualBranchContrast(PGCLLoss(4), 'G2L')", "must not be 'G2L'", "PGCLLoss"),
+    # Options that contradict the contrast model.
+    (ValueError, "of(negatives='cross')", "negatives of the loss is 'cross', not 'all'"),
+    (ValueError, "of(queries='first')", "queries of the loss is 'first', not 'all'"),
+    (ValueError, "of(memory_size=8, dim=4)", "memory_size of the loss is 8, not 0: give each"),
+    (ValueError, "changed(h1=z, h2=z)", "negatives of the loss is 'all', not 'cross': give each"),
+    # Calls.
+    (ValueError, "model(z)", "mode 'L2L' needs tensors of one length", "'h2': None"),
+    (ValueError, "model(z, z[:3])", "'h1': torch.Size([5, 4]), 'h2': torch.Size([3, 4])"),
+    (ValueError, "g2l(g1=z, g2=z, h1=z, h2=z)", "mode 'G2L' needs", "'batch': None"),
+    (ValueError, "g2l(g1=z[:1], g2=z[:1], h1=z, h2=z)", "'h3': None, 'h4': None"),
+    (ValueError, "model(z, z, extra_pos_mask=eye)", "shape (5, 10), but got (5, 5)"),
+    (ValueError, "model(z, z, **twice)", "share a pair: give extra_neg_mask & ~extra_pos_mask"),
+]
+
+
+@pytest.mark.parametrize(("error", "call", "words"), [(*row[:2], row[2:]) for row in MISTAKES])
+def test_mistakes(error, call, words):
+    def of(**options):
+        return DualBranchContrast(InfoNCE(**options), "L2L", intraview_negs=True)
+
+    changed, ones = of(), torch.ones(5, 10)
+    changed.loss = InfoNCE()
+    names = {"nce": InfoNCE(), "of": of, "model": of(), "changed": changed, "eye": torch.eye(5)}
+    names |= {"twice": {"extra_pos_mask": ones.roll(1, 0).tril(-1), "extra_neg_mask": ones}}
+    names |= {"g2l": DualBranchContrast(InfoNCE(), "G2L"), "z": torch.randn(5, 4)}
+    assert_error(error, call, words, globals() | names)
+
+
+def test_options_that_say_the_same_and_copies():
+    z1, z2 = torch.randn(2, 5, 4)
+    model = DualBranchContrast(InfoNCE.like("PyGCL"), "G2G")
+    torch.testing.assert_close(copy.deepcopy(model)(g1=z1, g2=z2), InfoNCE.like("PyGCL")(z1, z2))
+
+
+def test_the_adapter_needs_no_framework():
+    with mock.patch.dict(sys.modules, {"GCL": None, "torch_geometric": None, "dgl": None}):
+        sys.modules.pop("pgcl_losses.adapters.pygcl")
+        from pgcl_losses.adapters.pygcl import DualBranchContrast as Again
+
+        assert Again(InfoNCE(), "G2G").loss.negatives == "cross"
