@@ -30,8 +30,8 @@ setup:  # an environment with everything; compiles two dependencies of PyGCL, on
 	@command -v $${CXX:-c++} >/dev/null || { echo 'PyGCL needs torch-scatter and torch-sparse, which need a C++ compiler'; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet $(TORCH) wheel setuptools ninja
-	$(BIN)/pip install --quiet --no-build-isolation torch-scatter torch-sparse
-	$(BIN)/pip install --quiet -e '.[dev,docs,pygcl]'
+	$(BIN)/pip install --quiet -e '.[dev,docs,dgl]'
+	$(BIN)/pip install --quiet --no-build-isolation torch-scatter torch-sparse PyGCL==0.1.2
 
 test-rest: setup  # what make test leaves out
 	$(PYTEST) -m "slow or pygcl"

@@ -59,9 +59,9 @@ class Processes(NamedTuple):
     def with_sets(self, lengths: Sequence[int], device: torch.device) -> "Processes":
         """The same processes, for sets of which this process holds so many embeddings each."""
         if self.num_ranks() == 1:
-            return self._replace(counts=[(length,) for length in lengths])
+            return Processes([(length,) for length in lengths], self.rank, self.group)
         by_rank = gathered(torch.tensor(lengths, device=device), self.group, "lengths")
-        return self._replace(counts=by_rank.T.tolist())
+        return Processes(by_rank.T.tolist(), self.rank, self.group)
 
     def gather(self, own: Tensor) -> Tensor:
         """Concatenated sets of this process ``[m, ...]`` -> the sets of all processes ``[M, ...]``.

@@ -53,6 +53,6 @@ def pytest_configure(config):
     """``-m pyg`` imports no framework but PyG, and ``-m "not dgl"`` no DGL."""
     chosen, root = config.option.markexpr, Path(__file__).parents[1]
     others = FRAMEWORKS - {chosen} if chosen in FRAMEWORKS else re.findall(r"not (\w+)", chosen)
-    places = "tests/adapters/{0} tests/helpers/{0}_cases.py adapters/{0}.py"
+    places = "tests/adapters/{0} tests/helpers/{0}_cases.py"
     left_out = [str(root / place) for name in others for place in places.format(name).split()]
     config.option.ignore = [*(config.option.ignore or ()), *left_out]

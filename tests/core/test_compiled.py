@@ -1,13 +1,14 @@
 """Every loss compiles to one graph, takes torch.func and meta tensors, and waits for no device."""
 
 import copy
+from contextlib import nullcontext
 from functools import partial
 
 import pytest
 import torch
 from helpers.cases import in_chunks
 from helpers.losses import LOSSES, gradients, gradients_of, model_of, portions_of
-from helpers.marks import compiling, few_graphs
+from helpers.marks import HAS_ONE_GRAPH, compiling, few_graphs, one_graph
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
@@ -30,6 +31,7 @@ def problem_of(name):
 
 
 @pytest.mark.slow
+@one_graph
 @compiling
 @pytest.mark.parametrize(
     ("name", "backend"),
@@ -49,6 +51,7 @@ def test_one_graph_has_the_eager_values_gradients_and_state(name, backend):
     torch.testing.assert_close(twin.state_dict(), eager.state_dict())
 
 
+@one_graph
 @compiling
 @pytest.mark.parametrize(
     "make",
@@ -66,6 +69,7 @@ def test_graphs_take_batches_and_options_that_change(make):
         torch.testing.assert_close(*(torch.autograd.grad(loss, views) for loss in losses))
 
 
+@one_graph
 @compiling
 def test_weights_of_positives_have_their_gradient_in_a_compiled_graph():
     torch.compiler.reset()
@@ -79,6 +83,19 @@ def test_weights_of_positives_have_their_gradient_in_a_compiled_graph():
         loss = loss_of(z, labels=labels, positives=pairs, positive_weights=weights)
         results.append([loss, *gradients(loss, [z, weights, loss_of.temperature])])
     torch.testing.assert_close(*results)
+
+
+@compiling
+def test_a_compiled_loss_has_the_eager_value_and_an_old_torch_says_why_it_is_not_one_graph():
+    torch.compiler.reset()
+    views = [torch.randn(8, 4, requires_grad=True) for _ in range(2)]
+    losses = [loss_of(*views) for loss_of in (InfoNCE(), torch.compile(InfoNCE(), backend="eager"))]
+    torch.testing.assert_close(*losses)
+    torch.testing.assert_close(*(torch.autograd.grad(loss, views) for loss in losses))
+    torch.compiler.reset()
+    says_why = pytest.raises(RuntimeError, match="before_torch_2_9")
+    with nullcontext() if HAS_ONE_GRAPH else says_why:
+        torch.compile(InfoNCE(), backend="eager", fullgraph=True)(*views)
 
 
 @every_loss

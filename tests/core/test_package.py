@@ -1,10 +1,12 @@
-"""What is installed: a core that needs torch and numpy alone, and adapters beside it."""
+"""What is installed: a core that needs torch and numpy alone, and adapters in it."""
 
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
-CHECKOUT = Path(__file__).parents[2]
+import pgcl_losses.adapters
 
 
 def output_of(code, **options):
@@ -23,20 +25,31 @@ print(*sorted(new - set(sys.stdlib_module_names)))
     assert output_of(code).split() == ["pgcl_losses"]
 
 
-def test_imports_from_inside_of_a_checkout():
-    """Where this folder hides the installed package: adapters, and no other folder."""
+def test_a_folder_beside_the_package_is_not_run(tmp_path):
+    """A user's project may have a folder `adapters/`, and the package may be copied into it."""
+    shutil.copytree(Path(pgcl_losses.__file__).parent, tmp_path / "pgcl_losses")
+    (tmp_path / "adapters").mkdir()
+    (tmp_path / "adapters" / "__init__.py").write_text("print('the folder of a user')")
     code = """
-import importlib, sys
-sys.meta_path = [finder for finder in sys.meta_path if "editable" not in repr(finder).lower()]
-import pgcl_losses.adapters
-print(pgcl_losses.adapters.__file__)
+import contextlib, pgcl_losses
+print(pgcl_losses.__file__)
+with contextlib.suppress(ModuleNotFoundError):
+    import pgcl_losses.adapters
+"""
+    paths = os.pathsep.join(map(str, [tmp_path, *sys.path]))
+    output = output_of(code, cwd=tmp_path, env={**os.environ, "PYTHONPATH": paths})
+    assert output.splitlines() == [str(tmp_path / "pgcl_losses" / "__init__.py")]
+
+
+def test_adapters_have_one_name():
+    """Under another name, each class of the adapters would exist twice."""
+    folder = Path(pgcl_losses.adapters.__file__).parent
+    code = f"""
+import importlib.util
+spec = importlib.util.spec_from_file_location("adapters", {str(folder / "__init__.py")!r})
 try:
-    import pgcl_losses.experiments
-except ModuleNotFoundError as error:
+    spec.loader.exec_module(importlib.util.module_from_spec(spec))
+except ImportError as error:
     print(error)
 """
-    output = output_of(code, cwd=CHECKOUT, env={"PYTHONPATH": str(CHECKOUT)})
-    assert output.splitlines() == [
-        str(CHECKOUT / "adapters" / "__init__.py"),
-        "No module named 'pgcl_losses.experiments'",
-    ]
+    assert "installed as pgcl_losses.adapters, but was imported as adapters" in output_of(code)
