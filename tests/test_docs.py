@@ -3,6 +3,7 @@
 import configparser
 import re
 import runpy
+import textwrap
 
 import pytest
 from helpers.scripts import ROOT, run
@@ -56,6 +57,14 @@ def test_the_quickstart_prints_what_it_shows(tmp_path, monkeypatch, capsys):
     (shown,) = blocks(QUICKSTART, "text")
     numbers = re.compile(r"-?(\d+\.\d|nan)")
     assert numbers.sub("", capsys.readouterr().out) == numbers.sub("", shown)
+
+
+def test_the_page_of_the_method_quotes_the_file_that_it_explains():
+    program = (ROOT / "examples" / "pgcl_in_one_file.py").read_text()
+    quotes = blocks(DOCS / "how_it_works.md", "py")
+    assert quotes
+    for quote in quotes:
+        assert f"\n{textwrap.indent(quote, ' ' * 4)}" in program, quote
 
 
 @each_text
