@@ -43,9 +43,12 @@ GROUPS: dict[str, dict[str, Preset]] = {
     "Graphs": {
         "GraphCL": Preset(
             {"temperature": 0.2, **_FIRST, "decoupled": True},
-            "`loss_cal`; for molecules the script has `temperature=0.1`",
+            "`loss_cal`; for molecules it is `loss_cl`, with `temperature=0.1`",
         ),
-        "JOAO": Preset({"temperature": 0.2, **_FIRST, "decoupled": True}, "`loss_cal`"),
+        "JOAO": Preset(
+            {"temperature": 0.2, **_FIRST, "decoupled": True},
+            "`loss_cal`; for molecules it is `loss_cl`, with `temperature=0.1`",
+        ),
         "SimGRACE": Preset(
             {"temperature": 0.2, **_FIRST, "decoupled": True},
             "`loss_cal(x2, x1)`",
@@ -66,7 +69,9 @@ GROUPS: dict[str, dict[str, Preset]] = {
         ),
         "ProG": Preset(
             {"temperature": 0.1, **_FIRST},
-            "`loss_cl` of its GraphCL and SimGRACE, without the 1e-4 in its denominator",
+            "`loss_cl` of its GraphCL and SimGRACE, without the 1e-4 in its denominator; in the "
+            "older "
+            "folder `ProG/` also `decoupled=True`",
         ),
         "GPrompt": Preset(
             {"temperature": 0.1, **_FIRST, "reduction": "sum"},
@@ -80,13 +85,14 @@ GROUPS: dict[str, dict[str, Preset]] = {
         ),
         "DCL": Preset(
             {"temperature": 0.1, "decoupled": True},
-            "`DCL`, which adds the losses of both directions",
+            '`DCL` in both directions, which `main.py` adds; of one direction: `queries="first"`',
             value="2 * loss_of(view1, view2)",
         ),
         "GCC": Preset({"temperature": 0.07, **_FIRST}, "without `--moco`", "(feat_k, feat_q)"),
         "GCC-MoCo": Preset(
             {**_MOCO, "memory_size": 16384},
-            "with `--moco`, once the memory is full; give [`dim`, and `remember(feat_k)`]"
+            "with `--moco --nce-k 16384`, once the memory is full; give [`dim`, and "
+            "`remember(feat_k)`]"
             "(#moco-gcc)",
             "(feat_q, feat_k)",
         ),
@@ -117,15 +123,18 @@ GROUPS: dict[str, dict[str, Preset]] = {
         ),
         "CLOOME": Preset(
             {"temperature": 1 / 14.3, **_FIRST, "decoupled": True},
-            "InfoLOOB",
+            "`cloob`, whose loss is InfoLOOB",
             value="loss_of.temperature * (loss_of(p_xx, p_xy) + loss_of(p_yy, p_yx))",
         ),
         "GraphLoG": Preset(
-            {"temperature": 0.1, **_FIRST}, "`inter_NCE_loss`", "(modified, graphs)"
+            {"temperature": 0.04, **_FIRST},
+            "`inter_NCE_loss`, without the 1e-6 in its denominator",
+            "(modified, graphs)",
         ),
         "GraphLoG-nodes": Preset(
-            {"temperature": 0.1, **_FIRST, **_SUM},
-            "`intra_NCE_loss`: masked nodes of the same graph are positives, its other nodes are "
+            {"temperature": 0.04, **_FIRST, **_SUM},
+            "`intra_NCE_loss`, without the 1e-6 in its denominator: masked nodes of the same "
+            "graph are positives, its other nodes are "
             "negatives; both are positions, `(i, M + j)`, for M masked nodes",
             "(modified[masked], nodes, positives=same_masked, negative_pairs=same_others)",
         ),
@@ -133,13 +142,15 @@ GROUPS: dict[str, dict[str, Preset]] = {
     "Nodes": {
         "GRACE": Preset(
             {"temperature": 0.5},
-            '`loss`, after the projection; `mean=False`: half of `reduction="sum"`',
+            '`loss`, after the projection; `mean=False`: half of `reduction="sum"`; the script\'s '
+            "config.yaml has a temperature for each set, 0.4 for Cora",
         ),
         "GCA": Preset({"temperature": 0.4}, "as GRACE"),
         "HeCo": Preset(
             {"temperature": 0.8, **_CROSS, **_SUM},
             "`Contrast` with `lam=0.5`, after the projections; `positives` are `(i, N + j)` and "
-            '`(N + i, j)` of `pos`; another `lam`: weight the halves of `reduction="none"`',
+            '`(N + i, j)` of `pos`; another `lam`: weight the halves of `reduction="none"`; 0.8 '
+            "is for ACM",
             "(z_mp, z_sc, positives=pairs)",
         ),
         "TriCL": Preset(
@@ -148,24 +159,28 @@ GROUPS: dict[str, dict[str, Preset]] = {
         ),
         "MAGI": Preset(
             {"temperature": 0.5, **_DOT, "over_positives": "supcon"},
-            "`Loss`; the pairs are the row and column of `mask`",
+            "`Loss`; the pairs are the row and column of `mask`; train_gcn.py has "
+            "`temperature=0.3`",
             value="loss_of.temperature * loss_of(z, positives=pairs)",
         ),
     },
     "Recommendation": {
         "SELFRec": Preset(
             {"temperature": 0.2, **_FIRST},
-            "`InfoNCE` of SGL, SimGCL, XSimGCL, and RLMRec's `ssl_con_loss`; `b_cos=False`: also "
-            '`similarity="dot"`',
+            "`InfoNCE` of SGL, SimGCL and XSimGCL (0.15 in its config); `b_cos=False`: also "
+            '`similarity="dot"`; RLMRec\'s `ssl_con_loss` without its 1e-8',
         ),
         "SSLRec": Preset(
             {"temperature": 0.1, **_FIRST, "reduction": "sum"},
-            "`cal_infonce_loss`, for users or for items; also RLMRec's; KGCL has the same",
+            "`cal_infonce_loss`, for users or for items; 0.1 is for SimGCL, 0.2 for SGL and "
+            "KGCL; also "
+            "RLMRec's",
             _TABLE,
         ),
         "NCL": Preset(
             {"temperature": 0.1, **_FIRST, "reduction": "sum"},
-            "`ssl_layer_loss`; 1e-7 is its `ssl_reg`",
+            "`ssl_layer_loss`; 1e-7 is its `ssl_reg` for ml-1m; for Yelp it is 1e-6, with "
+            "`temperature=0.05`",
             value="1e-7 * (loss_of(u[rows], users, labels=(rows, arange(len(users)))) + alpha * "
             "loss_of(i[cols], items, labels=(cols, arange(len(items)))))",
         ),
@@ -196,7 +211,8 @@ GROUPS: dict[str, dict[str, Preset]] = {
         ),
         "SimKGC": Preset(
             {"temperature": 0.05, **_CROSS},
-            "without its margin; pairs are `(i, N + j)` and `(N + j, i)` of `~triplet_mask`",
+            "without its margin and self-negatives; pairs are `(i, N + j)` and `(N + j, i)` of "
+            "`~triplet_mask`",
             value="2 * loss_of(hr, tail, labels=arange(N), positives=pairs, "
             "positive_weights=zeros(len(pairs[0])))",
         ),
@@ -204,7 +220,7 @@ GROUPS: dict[str, dict[str, Preset]] = {
     "Labels, sentences, prototypes": {
         "SupCon": Preset(
             {"temperature": 0.1, "over_positives": "supcon"},
-            "pytorch-metric-learning's `SupConLoss`",
+            "pytorch-metric-learning's `SupConLoss`, which is 0 for a batch of one class",
             "(z, labels=labels)",
         ),
         "SupContrast": Preset(
@@ -223,7 +239,7 @@ GROUPS: dict[str, dict[str, Preset]] = {
             {"temperature": 0.05, **_FIRST},
             "`MultipleNegativesRankingLoss`, `temperature` is 1 / `scale`; with hard negatives "
             "`(anchors, cat([positives, negatives]), labels=(arange(N), arange(2 * N)))`; "
-            'symmetric: `queries="all"`',
+            'symmetric per direction: `queries="all"`',
             "(anchors, positives)",
         ),
         "info-nce-pytorch": Preset(
@@ -234,7 +250,9 @@ GROUPS: dict[str, dict[str, Preset]] = {
         ),
         "PCL": Preset(
             {"temperature": 1.0, **_DOT, **_FIRST},
-            "ProtoNCE; `ids` are the clusters of the batch, then the sampled ones",
+            "ProtoNCE of one clustering, of several the mean; `ids` are the clusters of the "
+            "batch, then "
+            "the sampled ones",
             "(normalize(q), prototypes[ids] / density[ids, None], "
             "labels=(arange(len(q)), arange(len(ids))))",
         ),
