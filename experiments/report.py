@@ -1,4 +1,4 @@
-"""Fills tables of README and docs/{results,reproduce,choosing}.md from the records.
+"""Fill the tables that README and pages of docs/ have between markers, from the records.
 
 python -m experiments.report
 """

@@ -11,7 +11,9 @@ from .results import Run, write
 
 ROOT = Path(__file__).parents[2]
 README, DOCS = ROOT / "README.md", ROOT / "docs"
-CHOOSING, RESULTS, REPRODUCE = (DOCS / f"{p}.md" for p in ("choosing", "results", "reproduce"))
+CHOOSING, HELPS, RESULTS, REPRODUCE = (
+    DOCS / f"{page}.md" for page in ("choosing", "when_pgcl_helps", "results", "reproduce")
+)
 
 
 def spread(values: Iterable[float]) -> str:

@@ -12,6 +12,7 @@ from experiments.common.pictures import curves
 from experiments.common.results import Run, read
 from experiments.common.tables import (
     CHOOSING,
+    HELPS,
     README,
     RESULTS,
     difference,
@@ -134,10 +135,10 @@ def pages() -> dict[Path, dict[str, str]]:
     return {
         README: {"gain": gain([digits, msrc])},
         CHOOSING: {"digits grid": grid()},
+        HELPS: {"temperatures": over_temperatures([digits, msrc])},
         RESULTS: {
             "digits": table(digits, labels_1_scaled="1 label, standardised"),
             "MSRC_9": table(msrc),
-            "temperatures": over_temperatures([digits, msrc]),
             "rounding": rounding(digits),
         },
     }
