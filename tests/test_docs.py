@@ -3,11 +3,9 @@
 import configparser
 import re
 import runpy
-import textwrap
 
 import pytest
 from helpers.scripts import ROOT, run
-from helpers.tu_sets import write_tu_set
 from torch import nn
 
 import pgcl_losses
@@ -50,21 +48,16 @@ def test_blocks_of_a_page_run_in_their_order(page):
 
 
 def test_the_quickstart_prints_what_it_shows(tmp_path, monkeypatch, capsys):
-    """On a small set in the folder that it names: without internet, with other numbers."""
+    """For one epoch, with other numbers. All other code is as it stands."""
     monkeypatch.chdir(tmp_path)
-    write_tu_set(tmp_path / "data" / "MUTAG" / "raw", "MUTAG", [0, 1] * 12, node_types=7)
-    run_blocks(QUICKSTART)
+    (block,) = blocks(QUICKSTART)
+    assert len(block.splitlines()) <= 90
+    assert "\nEPOCHS = 20\n" in block
+    exec(block.replace("EPOCHS = 20", "EPOCHS = 1"), {"__name__": "page"})
     (shown,) = blocks(QUICKSTART, "text")
-    numbers = re.compile(r"-?(\d+\.\d|nan)")
+    numbers = re.compile(r"\d+\.\d")
     assert numbers.sub("", capsys.readouterr().out) == numbers.sub("", shown)
-
-
-def test_the_page_of_the_method_quotes_the_file_that_it_explains():
-    program = (ROOT / "examples" / "pgcl_in_one_file.py").read_text()
-    quotes = blocks(DOCS / "how_it_works.md", "py")
-    assert quotes
-    for quote in quotes:
-        assert f"\n{textwrap.indent(quote, ' ' * 4)}" in program, quote
+    assert (tmp_path / "digits.png").read_bytes().startswith(b"\x89PNG")
 
 
 @each_text

@@ -1,6 +1,8 @@
 """Every example and every benchmark runs, on little."""
 
+import csv
 import json
+import math
 import re
 from pathlib import Path
 
@@ -65,6 +67,7 @@ def test_compare(tmp_path, printed_by):
     [
         ("examples/tu_graphs.py", "--output=there", "--output must be a new file"),
         ("examples/distributed.py", "--steps=0", "--epochs and --steps must be 1 or more"),
+        ("examples/lightning_ddp.py", "--processes=3", "--processes must divide 128, but it is 3"),
         ("examples/node_level.py", "--nodes=2000", "--nodes must be above .*, but it is 2000"),
         ("docs/draw.py", "--output=there", "--output there is there already: choose another"),
     ],
@@ -76,6 +79,16 @@ def test_an_invalid_option_is_an_error(script, given, message, monkeypatch, caps
         script_here(monkeypatch, script, given)
     assert re.search(message, capsys.readouterr().err.splitlines()[-1])
     assert [path.read_text() for path in tmp_path.iterdir()] == ["mine"]
+
+
+def test_pgcl_in_one_file(printed_by):
+    untrained, *epochs = printed_by("pgcl_in_one_file", "--epochs=4").splitlines()
+    before = re.fullmatch(r"Epoch: 000, Purity: (0\.\d+)", untrained)[1]
+    line = r"Epoch: \d{3}, Loss: (\d+\.\d+), Purity: (0\.\d+)"
+    numbers = [map(float, re.fullmatch(line, epoch).groups()) for epoch in epochs]
+    losses, purities = zip(*numbers, strict=True)
+    assert losses[-1] < losses[0]
+    assert purities[-1] > 1.5 * float(before)
 
 
 def test_node_level(printed_by):
@@ -131,6 +144,39 @@ def test_two_processes_train_as_one_does(tmp_path):
     torch.testing.assert_close(*checkpoints, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.slow
+def test_lightning_resumes_from_its_checkpoint(tmp_path):
+    """A training on two processes that was stopped ends as the training that was not stopped."""
+
+    def train(folder, epochs, *given):
+        """What the script prints, and the checkpoint that it leaves."""
+        root = tmp_path / folder
+        options = f"--root={root}", f"--epochs={epochs}", "--graphs=256", "--batch-size=64"
+        printed = run("examples/lightning_ddp.py", *options, *given)
+        return printed, torch.load(root / "last.ckpt", weights_only=True)
+
+    line = r"^Epoch: (\d+), Loss: (\d+\.\d+), Agreement: (\d\.\d+)$"
+    whole, expected = train("whole", 4)
+    first, stopped = train("stopped", 2)
+    second, resumed = train("stopped", 4, f"--resume={tmp_path / 'stopped' / 'last.ckpt'}")
+    assert "Epochs before: 0, steps before: 0\n" in first
+    assert "Epochs before: 2, steps before: 8\n" in second
+    epochs = re.findall(line, whole, re.M)
+    assert [int(epoch) for epoch, *_ in epochs] == [1, 2, 3, 4]
+    assert float(epochs[-1][1]) < float(epochs[0][1])
+    assert re.findall(line, first + second, re.M) == epochs
+    assert (stopped["global_step"], resumed["global_step"]) == (8, 16)
+    name = "pgcl.prototypes.weight"
+    assert not torch.equal(stopped["state_dict"][name], resumed["state_dict"][name])
+    for part in ("state_dict", "optimizer_states"):
+        torch.testing.assert_close(resumed[part], expected[part], rtol=0, atol=0)
+    with (tmp_path / "stopped/logs/version_1/metrics.csv").open() as file:
+        logged = list(csv.DictReader(file))
+    assert [row["step"] for row in logged] == ["11", "15"]  # the last ones of both epochs
+    numbers = [float(row[name]) for row in logged for name in ("loss", "diagnostics/entropy")]
+    assert all(map(math.isfinite, numbers))
+
+
 BENCHMARKS = {  # the module, its arguments, and some of the losses in the record
     "step": ("run", "--only=step", {"PGCLLoss", "pgcl_losses.InfoNCE"}),
     "options": ("run", "--only=options --options-at=16", {"num_prototypes=(10, 42, 84)"}),
@@ -157,10 +203,9 @@ def test_a_benchmark_fills_its_record(name, tmp_path):
     for row in record["rows"]:
         assert row["value"] < largest.get(re.match(r"\w+", row["metric"])[0], float("inf")), row
     if name == "contrast":
-        pictures = tmp_path / "images"
-        run("-m", "benchmarks.plot", str(output), f"--output={pictures}")
-        for picture in ("engines-time.png", "engines-memory.png"):
-            assert (pictures / picture).read_bytes().startswith(b"\x89PNG")
+        picture = tmp_path / "batch-size.png"
+        run("-m", "benchmarks.plot", str(output), f"--output={picture}")
+        assert picture.read_bytes().startswith(b"\x89PNG")
 
 
 def test_records_of_another_machine_and_other_files_stay(tmp_path):
