@@ -103,7 +103,13 @@ def main() -> None:
     picture = args.picture or PICTURE
     picture.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(picture, dpi=130)
-    print(f"\nwritten to {picture}")
+    print(f"""
+The picture of the embeddings is {picture}.
+
+What to try next:
+- docs/quickstart.md: the same training in sixty lines, to change as you like
+- python examples/compare.py: InfoNCE, PGCL and an untrained encoder on a TU set
+- docs/swap.md: the loss of your own script, by its name""")
 
 
 if __name__ == "__main__":

@@ -117,6 +117,14 @@ def limit_threads(threads: int) -> None:
     threadpool_limits(threads)
 
 
+def headline(run: Run) -> str:
+    """The row of a run and the first value that it measured, for a progress bar."""
+    name, value = next((item for item in run.items() if item[0] != "config"), ("", ""))
+    if isinstance(value, dict):
+        name, value = next(iter(value.items()), ("", ""))
+    return f"{run['config'].get('row', 'last')}: {name} {value}"
+
+
 def complete(
     path: Path,
     jobs: Iterable[tuple[Any, ...]],
@@ -141,8 +149,10 @@ def complete(
         pool = ProcessPoolExecutor(workers, context, limit_threads, (threads,))
         try:
             futures = [pool.submit(function, *job) for job in missing.values()]
-            for future in tqdm(as_completed(futures), total=len(futures), unit="run"):
+            bar = tqdm(as_completed(futures), total=len(futures), unit="run")
+            for future in bar:
                 run = future.result()
+                bar.set_postfix_str(headline(run))
                 run = {**run, "versions": versions | run.get("versions", {})}
                 with path.open("a") as file:
                     file.write(json.dumps(run) + "\n")
