@@ -1,7 +1,7 @@
-"""Prototypical graph contrastive learning as loss modules for PyTorch.
+"""Prototypical graph contrastive learning (PGCL) as loss modules for PyTorch.
 
-Equations are those of Lin et al., Prototypical Graph Contrastive Learning,
-10.1109/TNNLS.2022.3191086.
+Begin with :class:`InfoNCE` or :class:`PGCLLoss`. The equation numbers in docstrings are the numbers
+in Lin et al., Prototypical Graph Contrastive Learning, 10.1109/TNNLS.2022.3191086.
 """
 
 from pgcl_losses.batch import Assignment, Batch, PGCLTerms

@@ -1,4 +1,4 @@
-"""Checks of input: each error names the argument, what came, and what was expected."""
+"""Checks of inputs: each error message names the argument, what was given and what was expected."""
 
 import sys
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ _LARGEST = sys.float_info.max
 
 
 def shown(value: Any) -> str:
-    """A value with its type, on one line; for a matrix its shape."""
+    """Describe a value in one line for a message: its repr and type, or the shape of a tensor."""
     if isinstance(value, Tensor) and value.dim() > 0:
         return f"a Tensor of shape {tuple(value.shape)}"
     return f"{' '.join(repr(value).split()):.60} ({type(value).__name__})"
@@ -24,15 +24,18 @@ def shown(value: Any) -> str:
 def number(
     name: str, value: Any, *, expected: str, lowest: float = 0.0, highest: float = _LARGEST
 ) -> float:
-    """Check a finite number between two bounds, which ``expected`` describes."""
+    """Check that a value is a finite number from ``lowest`` to ``highest``; return it as a float.
+
+    ``expected`` describes these bounds in the message.
+    """
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name} must be {expected}, but got {shown(value)}")
-    if value < lowest or not value <= highest:  # also a NaN
+    if value < lowest or not value <= highest:  # this form also catches NaN
         raise ValueError(f"{name} must be {expected}, but got {value!r:.40}")
     return float(value)
 
 
-# Cosines are multiplied by 1 / temperature and 1 / epsilon in float32: within these bounds the
+# Cosines are multiplied by 1 / temperature and by 1 / epsilon in float32. Within these bounds the
 # products stay finite.
 scale = partial(
     number, expected="a finite number of at least 1e-30, at most 1e30", lowest=1e-30, highest=1e30
@@ -42,7 +45,11 @@ fraction = partial(number, expected="a number from 0 to 1", highest=1.0)
 
 
 def temperature(value: float | Tensor, z: Tensor) -> None:
-    """Check a temperature that is a tensor, which may change between calls; a GPU's is not read."""
+    """Check the current value and the device of a temperature that is a tensor.
+
+    The value may change between calls. It is read on a CPU only: on a GPU, reading it would
+    synchronise.
+    """
     if isinstance(value, Tensor):
         device("temperature", value, "z1", z)
         if can_be_read(value.detach()):
@@ -50,7 +57,7 @@ def temperature(value: float | Tensor, z: Tensor) -> None:
 
 
 def count(name: str, value: Any, minimum: int) -> int:
-    """Check a whole number of at least ``minimum``."""
+    """Check that a value is a whole number of at least ``minimum``; return it as an int."""
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise TypeError(f"{name} must be a whole number, but got {shown(value)}")
     if value < minimum:
@@ -59,7 +66,7 @@ def count(name: str, value: Any, minimum: int) -> int:
 
 
 def matrix(name: str, value: Any, shape: str) -> None:
-    """Check a floating-point matrix with at least one column."""
+    """Check that a value is a dense floating-point matrix with at least one column."""
     if not isinstance(value, Tensor):
         raise TypeError(f"{name} must be a Tensor of shape {shape}, but got {type(value).__name__}")
     if value.dim() != 2:
@@ -79,7 +86,10 @@ def matrices(
     shape: str = "[N, D]",
     lengths_may_differ: bool = False,
 ) -> None:
-    """Check that named matrices have one dtype, device and shape; perhaps lengths may differ."""
+    """Check that named matrices have the same dtype, device and shape.
+
+    With ``lengths_may_differ`` only their numbers of columns must be the same, not of rows.
+    """
     first_name, first = named[0]
     matrix(first_name, first, shape)
     start = 1 if lengths_may_differ else 0
@@ -103,7 +113,7 @@ def _labels(labels: Any, sets: Sequence[Tensor]) -> None:
         expected = "a Tensor of shape [N], or a sequence of Tensors with one for each set"
         raise TypeError(f"labels must be {expected}, but got {shown(labels)}")
     if len(given) != len(sets):
-        raise ValueError(f"labels must be {len(sets)}, one for each set, but got {len(given)}")
+        raise ValueError(f"labels must be {len(sets)} Tensors, one per set, but got {len(given)}")
     for a, (numbers, z) in enumerate(zip(given, sets, strict=True)):
         name = "labels" if isinstance(labels, Tensor) else f"labels[{a}]"
         clusters(name, numbers, f"z{a + 1}", z)
@@ -117,7 +127,11 @@ def _labels(labels: Any, sets: Sequence[Tensor]) -> None:
 def loss_views(
     views: Sequence[Any], fewest: int, lengths_may_differ: bool = False, why: str = ""
 ) -> None:
-    """Check views of the same graphs or, if their lengths may differ, sets of embeddings."""
+    """Check the views of one batch of graphs or, with ``lengths_may_differ``, sets of embeddings.
+
+    ``fewest``: the smallest number of views that the loss takes, 1 or 2. ``why`` is added to the
+    message about this number.
+    """
     if len(views) < fewest:
         hint = ": unpack a list or a stack by *views, torch.cat of two views by *z.chunk(2)"
         expected = f"{('one', 'two')[fewest - 1]} or more Tensors of shape [N, D]{why}"
@@ -127,19 +141,20 @@ def loss_views(
 
 
 def _positives(value: Any, weights: Any, sets: Sequence[Tensor], queries: str) -> None:
-    """Check listed positives, with a weight for each pair ``[P]``."""
+    """Check listed positives ``[2, P]``, and their weights ``[P]`` with one for each pair."""
     if value is not None:
         pairs("positives", value, sets, queries)
     if weights is None:
         return
     if value is None:
-        raise TypeError("positive_weights need positives, [2, P] as an edge_index")
+        raise TypeError("positive_weights need positives=, pairs [2, P] such as an edge_index")
     if not isinstance(weights, Tensor) or weights.shape != value.shape[1:] or weights.is_complex():
         expected = f"a real Tensor of shape [{value.shape[1]}], one for each pair of positives"
         raise TypeError(f"positive_weights must be {expected}, but got {shown(weights)}")
     device("positive_weights", weights, "z1", sets[0])
     if can_be_read(weights.detach()):
-        # Smaller weights lose digits in float32, and their sums and inverses overflow.
+        # In float32, smaller weights lose digits and their inverses overflow; sums of larger
+        # weights overflow.
         are_right = (weights == 0) | ((weights >= 1e-30) & (weights <= 1e20))
         for wrong in weights.detach()[~are_right].tolist():
             raise ValueError(f"positive_weights must be 0 or from 1e-30 to 1e20, but got {wrong}")
@@ -148,7 +163,10 @@ def _positives(value: Any, weights: Any, sets: Sequence[Tensor], queries: str) -
 def partners(
     views: Sequence[Tensor], queries: str, labels: Any, positives: Any, weights: Any
 ) -> dict[str, object]:
-    """Check what says which embeddings are positives; return what all processes must agree on."""
+    """Check the arguments that say which embeddings are positives.
+
+    Return the claims about these arguments, on which all processes must agree.
+    """
     if labels is not None:
         _labels(labels, views)
     _positives(positives, weights, views, queries)
@@ -160,7 +178,11 @@ def partners(
 
 
 def pairs(name: str, value: Any, sets: Sequence[Tensor], queries: str) -> None:
-    """Check listed pairs ``[2, P]``: positions of queries and keys in the concatenated sets."""
+    """Check listed pairs ``[2, P]`` of queries and keys.
+
+    Both are positions in the concatenated sets. With ``queries="first"`` the queries must lie in
+    the first set. Positions are read on a CPU only.
+    """
     _integers(name, value, "[2, P]", "z1", sets[0])
     if value.dim() != 2 or value.shape[0] != 2:
         raise ValueError(f"{name} must have shape [2, P], but got {tuple(value.shape)}")
@@ -176,12 +198,17 @@ def pairs(name: str, value: Any, sets: Sequence[Tensor], queries: str) -> None:
 
 
 def negatives_of_memory(negatives: str, memory_size: int) -> None:
+    """Check that a loss with ``negatives="memory"`` has a memory."""
     if negatives == "memory" and memory_size == 0:
-        raise ValueError("negatives is 'memory', which needs a memory: memory_size is 0")
+        raise ValueError("negatives is 'memory', which needs a memory, but memory_size is 0")
 
 
 def prototypes(name: str, value: Tensor, z_name: str, z: Tensor, maker: str = "") -> None:
-    """Check that prototypes ``[K, D]`` have the dimension of embeddings; ``maker``: their class."""
+    """Check that prototypes ``[K, D]`` have the dimension and the device of embeddings.
+
+    ``maker``: the class that owns the prototypes, which the message tells the user to construct
+    anew.
+    """
     if hasattr(value, "full_tensor"):  # a DTensor
         raise TypeError(
             f"{name} is sharded (a DTensor): leave it out of fully_shard with ignored_params, or "
@@ -195,12 +222,13 @@ def prototypes(name: str, value: Tensor, z_name: str, z: Tensor, maker: str = ""
 
 
 def device(name: str, value: Tensor, other_name: str, other: Tensor) -> None:
+    """Check that two tensors are on the same device."""
     if value.device != other.device:
         raise ValueError(f"{name} is on {value.device} but {other_name} is on {other.device}")
 
 
 def _integers(name: str, value: Any, shape: str, z_name: str, z: Tensor) -> None:
-    """Check an int64 tensor on the device of z; ``shape`` appears in the message."""
+    """Check for an int64 tensor on the device of ``z``; the message shows ``shape``."""
     if not isinstance(value, Tensor):
         raise TypeError(f"{name} must be a Tensor of shape {shape}, but got {type(value).__name__}")
     if value.dtype != torch.long:
@@ -210,7 +238,11 @@ def _integers(name: str, value: Any, shape: str, z_name: str, z: Tensor) -> None
 
 
 def clusters(name: str, value: Any, z_name: str, z: Tensor, heads: Sequence[int] = ()) -> None:
-    """Check a cluster number for each embedding and head, and its range where heads are known."""
+    """Check cluster numbers or labels: one for each embedding ``[N]``, or for each head ``[N, H]``.
+
+    ``heads``: the number of prototypes in each head. If it is given, cluster numbers must be in
+    range.
+    """
     columns = (len(heads),) if len(heads) > 1 else ()
     shape = f"[N, {len(heads)}], a column for each head," if columns else "[N]"
     _integers(name, value, shape, z_name, z)
@@ -219,7 +251,8 @@ def clusters(name: str, value: Any, z_name: str, z: Tensor, heads: Sequence[int]
     if value.shape[0] != z.shape[0]:
         lengths = f"{len(value)} but {z_name} has {len(z)}"
         raise ValueError(f"{name} has length {lengths}: there must be one for each embedding")
-    # On a GPU, and in a compiled graph, torch itself reports an index that is out of range.
+    # On a GPU and in a compiled graph the numbers cannot be read here. There torch itself reports
+    # an index that is out of range.
     if value.shape[0] == 0 or not heads or not can_be_read(value):
         return
     for num_prototypes, column in zip(heads, value.view(len(value), -1).unbind(1), strict=False):

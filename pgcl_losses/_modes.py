@@ -1,4 +1,4 @@
-"""How this code runs: eagerly, traced or captured; and whether Python may read values."""
+"""How code runs: eagerly, compiled, captured or transformed; and whether Python may read values."""
 
 import torch
 from torch import Tensor
@@ -7,20 +7,21 @@ from torch.autograd import forward_ad
 
 
 def is_transformed(*values: object) -> bool:
-    """Whether torch.func or forward mode differentiates one of these values."""
+    """Whether torch.func transforms this code, or forward mode differentiates one of the values."""
     if torch._C._are_functorch_transforms_active():
         return True
-    if forward_ad._current_level < 0:  # faster than to unpack tensors outside of forward mode
+    if forward_ad._current_level < 0:  # outside of forward mode, this skips slow unpacking
         return False
     tensors = [value for value in values if isinstance(value, Tensor)]
     return any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors)  # type: ignore[no-untyped-call]  # torch has no type there
 
 
 def is_eager(values: Tensor) -> bool:
-    """Whether Python may read numbers, now or later.
+    """Whether Python may read the values of a tensor, now or after a copy to the host.
 
-    It may not in a compiled or CUDA graph and within transforms, nor of tensors without numbers.
-    Subclasses of Tensor, such as PyG's EdgeIndex, can be read.
+    It may not in a compiled graph, in a CUDA graph or under torch.func transforms, and a tensor on
+    the meta device or a FakeTensor has no values. On devices other than CPU and CUDA the answer is
+    always no. Subclasses of Tensor, such as PyG's EdgeIndex, can be read.
     """
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
         return False
@@ -31,5 +32,5 @@ def is_eager(values: Tensor) -> bool:
 
 
 def can_be_read(values: Tensor) -> bool:
-    """Whether Python may read values without synchronising a device."""
+    """Whether Python may read values without synchronising: they are on the host."""
     return values.device.type == "cpu" and is_eager(values)

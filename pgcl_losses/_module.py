@@ -1,4 +1,4 @@
-"""The base class of all modules: checked options, and agreement between processes."""
+"""The base class of all modules: it checks options, and makes sure that processes agree."""
 
 import difflib
 import functools
@@ -19,7 +19,7 @@ _IS_BEFORE_2_9 = torch.__version__ < "2.9"
 Function = TypeVar("Function", bound=Callable[..., Any])
 Module = TypeVar("Module", bound="LossModule")
 
-# How papers and other libraries call each argument.
+# What papers and other libraries call each argument. The message about an unknown argument uses it.
 _OTHER_NAMES = {
     "temperature": "tau temp T",
     "num_prototypes": "K n_clusters num_clusters",
@@ -32,23 +32,25 @@ _OTHER_NAMES = {
     "positives": "edge_index pairs",
 }
 _HINTS = {
-    "similarity": "clusters are cosines; similarity='dot' is an option of InfoNCE",
-    "warm": "for a warm-up train by InfoNCE first and by PGCLLoss later, see docs/swap.md",
+    "similarity": "clusters are assigned by cosine; similarity='dot' is an option of InfoNCE",
+    "warm": "for a warm-up, train with InfoNCE first and with PGCLLoss later, see docs/swap.md",
     "anchor": "pgcl_losses.adapters.pygcl.DualBranchContrast takes this loss, PyGCL's own does not",
 }
 
 
 def _with_collectives_or_before_torch_2_9(method: Any, *args: Any, **given: Any) -> Any:
-    """Call a method that no compiler is to trace."""
+    """Call a method that torch.compile must not trace. The compiler's error shows this name."""
     return method(*args, **given)
 
 
 def called_by_all(call: str) -> Callable[[Function], Function]:
-    """Decorate a method that all processes call: wrong arguments of one are an error of all.
+    """Decorate a method that all processes call: if one gets wrong arguments, all raise an error.
 
-    Where processes exchange data, a compiler does not trace the method: it would trace it again for
-    each number of embeddings in each process. Nor does the compiler of a torch before 2.9, which
-    cannot trace all of it: it computes the loss eagerly.
+    ``call``: the name of the call, which the error shows.
+
+    With several processes torch.compile leaves the method out of its graph. It would otherwise
+    compile it again for each combination of batch sizes. The compiler of a torch before 2.9 cannot
+    trace the whole method, so there it always runs eagerly.
     """
 
     def decorate(method: Any) -> Any:
@@ -68,7 +70,7 @@ def called_by_all(call: str) -> Callable[[Function], Function]:
                         came = f"{rest} by name, but got {len(args)} by position"
                         raise TypeError(f"{owner}.{method.__name__} {takes} and {came}")
             if torch.compiler.is_compiling() and (_IS_BEFORE_2_9 or self.is_distributed()):
-                # With fullgraph=True this is an error, which shows the next line.
+                # With fullgraph=True the compiler raises an error here, which shows the next line.
                 return torch.compiler.disable(_with_collectives_or_before_torch_2_9)(  # type: ignore[no-untyped-call]  # torch has no type there
                     method, self, *args, **given
                 )
@@ -81,11 +83,12 @@ def called_by_all(call: str) -> Callable[[Function], Function]:
 
 @with_options
 class LossModule(nn.Module):
-    """A module whose options are checked whenever they are assigned, and shown by its repr.
+    """A module that checks its options whenever they are assigned, and shows them in its repr.
 
-    With several processes it computes one result over the batches of all of them, unless ``gather``
-    and ``process_group`` say otherwise. A module that is called with a
-    :class:`~pgcl_losses.Batch` checks nothing: the module that made the batch has checked it.
+    With several processes the module computes one result over the batches of all processes.
+    ``gather=False`` gives each process a result of its own, and ``process_group`` names the
+    processes that compute one result. A module that is called with a :class:`~pgcl_losses.Batch`
+    does not check it: the module that made the batch has checked the inputs.
     """
 
     options: ClassVar[dict[str, Check]]
@@ -97,7 +100,7 @@ class LossModule(nn.Module):
     def __new__(cls: type[Module], *args: Any, **options: Any) -> Module:
         check_arguments(cls.__name__, cls.__init__, options, args)
         module: Module = super().__new__(cls)
-        nn.Module.__init__(module)  # the constructor, which a dataclass writes, does not call it
+        nn.Module.__init__(module)  # the constructor that dataclass generates does not
         return module
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -106,7 +109,7 @@ class LossModule(nn.Module):
             return
         if check := self.options.get(name):
             value = check(name, value)
-            self._parameters.pop(name, None)  # a number or tensor may follow a parameter
+            self._parameters.pop(name, None)  # a number may replace a Parameter
         elif owners := [child for child, m in self.named_children() if name in _options_of(m)]:
             fix = f"set its {' and '.join(f'{child}.{name}' for child in owners)}"
             if all(name in getattr(getattr(self, child), "fixed", ()) for child in owners):
@@ -126,7 +129,7 @@ class LossModule(nn.Module):
         return ", ".join(f"{name}={kinds.get(name, repr(x))}" for name, x in shown.items())
 
     def all_options(self) -> dict[str, Any]:
-        """The class and the options of this module and of the modules in it."""
+        """The classes and options of this module and of all modules in it, by their paths."""
         values: dict[str, Any] = {}
         for path, module in self.named_modules():
             values[f"{path}.type".lstrip(".")] = type(module).__name__
@@ -136,9 +139,10 @@ class LossModule(nn.Module):
         return values
 
     def agreement(self, call: str, sets: Sequence[Any]) -> Agreement:
-        """A block in which this process checks the input of a call, before processes exchange data.
+        """Return a block in which this process checks inputs, before processes exchange data.
 
-        See :class:`~pgcl_losses.distributed.Agreement`. ``sets``: tensors ``[N, ...]``.
+        See :class:`~pgcl_losses.distributed.Agreement`. ``call``: the name of the method. ``sets``:
+        the tensors ``[N, ...]`` that the method was called with, which need not be checked yet.
         """
         claims: dict[str, object] = {"call": f"{type(self).__name__}.{call}"}
         if not self.is_distributed():
@@ -150,7 +154,11 @@ class LossModule(nn.Module):
         return Agreement(claims, sets, state, count_ranks(group), group)
 
     def moves_state(self, embeddings: Tensor) -> bool:
-        """Whether a forward is a training step. Under transforms a function moves no state."""
+        """Whether this forward is a training step, which may change the queue, memory and counters.
+
+        Under torch.func transforms and in forward mode a module must act as a pure function, so its
+        state does not change.
+        """
         return self.training and torch.is_grad_enabled() and not is_transformed(embeddings)
 
     def is_distributed(self) -> bool:
@@ -159,11 +167,15 @@ class LossModule(nn.Module):
 
 
 def _options_of(module: nn.Module) -> Mapping[str, Check]:
+    """The options of a module of this package with their checks; other modules have none."""
     return module.options if isinstance(module, LossModule) else {}
 
 
 def check_arguments(owner: str, function: Any, given: Mapping[str, Any], args: Any = ()) -> Any:
-    """Raise an error for arguments that a constructor or a call does not have."""
+    """Raise an error for an argument that a constructor or a call does not have, with a hint.
+
+    ``owner`` describes the constructor or call in the message.
+    """
     has = inspect.getfullargspec(function)
     if has.kwonlyargs and not has.varargs and len(args) >= len(has.args):
         option, came = has.kwonlyargs[0], _checks.shown(args[len(has.args) - 1])
@@ -176,7 +188,11 @@ def check_arguments(owner: str, function: Any, given: Mapping[str, Any], args: A
 
 
 def _hint(name: str, names: Sequence[str], is_wrong: bool) -> str:
-    """A hint for a name that is not among these; empty if the name may be the caller's own."""
+    """Suggest what an unknown argument could mean, given the ``names`` of the existing arguments.
+
+    The hint is empty if the argument exists, or if nothing is suggested and ``is_wrong`` is False:
+    then the function takes any keyword, and the name may be the caller's own.
+    """
     if name in names:
         return ""
     meant = [right for right, others in _OTHER_NAMES.items() if name in others.split()]

@@ -1,4 +1,4 @@
-"""Embeddings of unit length, and the precision in which losses are computed."""
+"""Normalisation of embeddings to unit length, and the precision in which losses are computed."""
 
 import math
 from contextlib import AbstractContextManager, nullcontext
@@ -13,25 +13,25 @@ _SHORTEST = 1e-12  # the bound of F.normalize
 
 
 def computing_dtype(*tensors: Any) -> torch.dtype:
-    """float32, or float64 where one of the tensors has it. Some of them may be None."""
+    """float64 if one of the tensors is float64, else float32. Tensors may be None."""
     is_double = torch.float64 in [x.dtype for x in tensors if x is not None]
     return torch.float64 if is_double else torch.float32
 
 
 def full_precision(device: torch.device) -> AbstractContextManager[object]:
-    """A block in which autocast does not lower the precision."""
+    """Return a block in which autocast does not lower the precision."""
     if device.type != "meta" and torch.is_autocast_enabled(device.type):
         return torch.autocast(device.type, enabled=False)
     return nullcontext()
 
 
 def unit_vectors(z: Tensor, dtype: torch.dtype) -> Tensor:
-    """L2-normalise vectors ``[..., D]``; the dtype is the one of computation and result.
+    """L2-normalise vectors ``[..., D]``. ``dtype``: the dtype of the computation and of the result.
 
-    This is `F.normalize`, except for vectors shorter than 1e-12. They have no meaningful direction,
-    and become zero without gradient; the gradient of F.normalize is 1e12 times as long there.
-    Vectors whose squares overflow (in float32 from norms of 1e19 on) become zero, as in
-    F.normalize.
+    This is `F.normalize`, except for vectors shorter than 1e-12. Such vectors have no meaningful
+    direction: they become zero, and their gradient is zero, whereas F.normalize multiplies the
+    gradient by 1e12. Vectors whose squares overflow (in float32 from norms of about 1e19 on) become
+    zero, as in F.normalize.
     """
     z = z.to(dtype)
     if torch.compiler.is_compiling() or is_transformed(z):
@@ -41,13 +41,18 @@ def unit_vectors(z: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _by_operations(z: Tensor) -> Tensor:
-    # vector_norm would have a second derivative of NaN at 0, and rsqrt's backward cubes 1 / |z|.
+    """Normalise with operations that autograd can differentiate any number of times."""
+    # vector_norm has a second derivative of NaN at 0, and the backward of rsqrt computes 1 / |z|^3,
+    # which leaves the range of float32 much earlier than 1 / |z|.
     squares = (z * z).sum(-1, keepdim=True)
     return z * torch.threshold(squares, _SHORTEST**2, math.inf).sqrt().reciprocal()
 
 
 class _UnitVectors(torch.autograd.Function):
-    """The same in fewer operations, which take most of the time of a small batch."""
+    """Normalise with fewer operations than `_by_operations`.
+
+    The time of a small batch is mostly spent on starting operations, not on arithmetic.
+    """
 
     @staticmethod
     def forward(ctx: Any, z: Tensor) -> Tensor:
@@ -60,7 +65,7 @@ class _UnitVectors(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, d_units: Tensor) -> Tensor:
         z, units, inverse = ctx.saved_tensors
-        if torch.is_grad_enabled():  # to be differentiated again
+        if torch.is_grad_enabled():  # create_graph=True: this gradient is differentiated again
             d_z: Tensor
             (d_z,) = torch.autograd.grad(_by_operations(z), z, d_units, create_graph=True)
             return d_z
@@ -69,7 +74,11 @@ class _UnitVectors(torch.autograd.Function):
 
 
 def finite_or_nan(z: Tensor) -> Tensor:
-    """Embeddings ``[N, D]`` in which inf is NaN: products with -inf would count as negligible."""
+    """Replace inf in embeddings ``[N, D]`` by NaN.
+
+    An embedding with inf may have scores of -inf, which would silently count as negligible
+    negatives.
+    """
     return z + (z - z)
 
 

@@ -1,4 +1,4 @@
-"""Options of modules: one line of a class declares the name, type, check and default of each."""
+"""Options of modules: one line of a class declares an option's name, type, check and default."""
 
 import inspect
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ from typing_extensions import dataclass_transform  # torch requires it
 from pgcl_losses import _checks as check
 from pgcl_losses._modes import is_transformed
 
-Check = Callable[[str, Any], Any]  # takes the name and the value of an option
+Check = Callable[[str, Any], Any]  # takes an option's name and value; returns the value
 Module = TypeVar("Module", bound=nn.Module)
 
 COMMON = ("gather", "process_group")  # options of all modules, the last in a signature
@@ -22,16 +22,16 @@ COMMON = ("gather", "process_group")  # options of all modules, the last in a si
 
 @dataclass_transform(kw_only_default=True, eq_default=False, field_specifiers=(field,))
 def with_options(module: type[Module]) -> type[Module]:
-    """Make the annotated attributes of a module its options, as a dataclass does its fields.
+    """Decorate a module class: its annotated attributes become options, as in a dataclass.
 
-    The type of an option says how it is checked whenever it is assigned.
+    The annotation of an option also says how a value is checked, which happens at each assignment.
     """
     made: Any = dataclass(kw_only=True, eq=False, repr=False)(module)
     kinds = {option.name: _type_and_check(option.type) for option in fields(made)}
     made.options = {name: kinds[name][1] for name in sorted(kinds, key=COMMON.__contains__)}
     for name in kinds.keys() & vars(module).keys():
-        delattr(module, name)  # a default of the class would hide a Parameter
-    # help() shows the signature without checks, and with the common options at the end.
+        delattr(module, name)  # a class attribute would hide a Parameter
+    # help() shows this signature: without checks, and with the options of all modules at the end.
     signature = inspect.signature(made.__init__)
     ordered = sorted(signature.parameters.values(), key=lambda option: option.name in COMMON)
     shown = [x.replace(annotation=kinds.get(x.name, [x.annotation])[0]) for x in ordered]
@@ -40,7 +40,7 @@ def with_options(module: type[Module]) -> type[Module]:
 
 
 def _type_and_check(kind: Any) -> tuple[Any, Check]:
-    """The plain type of an option, and its check; ``Annotated`` holds both."""
+    """Separate the annotation of an option into its plain type and its check."""
     if get_origin(kind) is Annotated:
         return kind.__origin__, kind.__metadata__[0]
     if kind is bool or get_origin(kind) is Literal:
@@ -49,7 +49,10 @@ def _type_and_check(kind: Any) -> tuple[Any, Check]:
 
 
 def temperature(name: str, value: Any) -> float | Tensor:
-    """Check a number, or a tensor with one number, whose value is checked later."""
+    """Check a number, or a tensor with one number.
+
+    The value of a tensor may change, so it is checked when the loss is called.
+    """
     if not isinstance(value, Tensor):
         return check.scale(name, value)
     if value.dim() != 0:
@@ -59,7 +62,7 @@ def temperature(name: str, value: Any) -> float | Tensor:
     is_learned = value.requires_grad and value.is_leaf and not is_transformed(value)
     if is_learned and not isinstance(value, nn.Parameter):
         raise TypeError(
-            f"{name} is a Tensor that no optimizer of the loss's parameters() learns: give "
+            f"{name} is a Tensor that requires grad but is not in the loss's parameters(): give "
             "torch.nn.Parameter(...)"
         )
     return value
@@ -81,7 +84,7 @@ def heads(name: str, value: Any) -> int | tuple[int, ...]:
 
 
 def window(name: str, value: Any) -> tuple[int, int] | None:
-    """Check positions ``(first, end)`` in an assignment, of which ``end`` is not one; or None."""
+    """Check None, or two positions ``(first, end)``; the window does not include ``end``."""
     if value is None:
         return None
     bounds = counts(name, value, 0, "None or two positions (first, end)")
@@ -91,6 +94,7 @@ def window(name: str, value: Any) -> tuple[int, int] | None:
 
 
 def one_of(name: str, value: Any, choices: Sequence[Any]) -> Any:
+    """Check that a value is one of the choices, and of their type."""
     if not isinstance(value, type(choices[0])) or value not in choices:
         listed = ", ".join(repr(choice) for choice in choices)
         raise ValueError(f"{name} must be one of {listed}, but got {value!r}")
@@ -98,8 +102,9 @@ def one_of(name: str, value: Any, choices: Sequence[Any]) -> Any:
 
 
 def process_group(name: str, value: Any) -> ProcessGroup | None:
+    """Check None, or a process group that contains this process."""
     if distributed.is_available() and value == distributed.GroupMember.NON_GROUP_MEMBER:
-        raise ValueError(f"{name} does not contain this process: it has no loss to compute")
+        raise ValueError(f"{name} does not contain this process: make the loss only on its members")
     if value is not None and not isinstance(value, ProcessGroup):
         raise TypeError(f"{name} must be a ProcessGroup or None, but got {value!r}")
     return value
@@ -113,10 +118,10 @@ Size = Annotated[int, partial(check.count, minimum=0)]
 Positive = Annotated[int, partial(check.count, minimum=1)]
 Heads = Annotated[int | Sequence[int], heads]
 Dimension = Annotated[int | None, lambda name, x: x if x is None else check.count(name, x, 1)]
-# The gradient of hard negatives is the difference of two softmaxes, times beta: in float32 it loses
-# the more digits, the larger beta is. At 100 it is right to a thousandth.
+# The gradient of hard negatives is the difference of two softmaxes, times beta. The larger beta is,
+# the more digits this difference loses in float32. At 100 it is right to a thousandth.
 Hardness = Annotated[float, partial(check.number, expected="a number from 0 to 100", highest=100.0)]
-# The loss is divided by 1 - tau+.
+# The corrected mean over negatives is divided by 1 - tau+.
 Debias = Annotated[float, partial(check.number, expected="a number from 0 to 0.999", highest=0.999)]
 Window = Annotated[tuple[int, int] | None, window]
 Group = Annotated[ProcessGroup | None, process_group]

@@ -3,12 +3,12 @@
 import sys
 import warnings
 
-# Packages whose code stands between the user's line and ours; adapters add their frameworks.
+# Packages whose code may run between the user's line and this one. Adapters add their frameworks.
 NOT_THE_USER = {"pgcl_losses", "torch"}
 
 
 def warn(message: str) -> None:
-    """Warn, and point to the line of the user that called this package."""
+    """Warn, and point to the line of the user's code that called this package."""
     level, frame = 1, sys._getframe()
     while frame.f_back is not None:
         package = frame.f_globals.get("__name__", "").partition(".")[0]

@@ -1,4 +1,4 @@
-"""The batch that the modules of a loss pass to each other, and the assignments of one view."""
+"""The batch that the modules of a loss pass to each other, and the assignment of one view."""
 
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
@@ -16,61 +16,72 @@ OverPositives = Literal["mean", "supcon", "sum"]
 Queries = Literal["all", "first"]
 Reduction = Literal["mean", "sum", "none"]
 NOT_ASSIGNED = "the batch has no prototypes and targets: call SinkhornPrototypes on it first"
-Labels = Tensor | Sequence[Tensor]  # one tensor for all sets, or one for each
+Labels = Tensor | Sequence[Tensor]  # one tensor for all sets, or one for each set
 
 
 class Assignment(NamedTuple):
-    """The assignment of the samples of one view to the prototypes.
+    """The assignment of the embeddings of one view to the prototypes.
 
-    The columns of several heads lie side by side: ``targets.split(heads, dim=1)`` separates them.
-    In each head rows sum to 1, and clusters are numbered from 0. Without ``heads`` there is one
-    head.
+    :class:`SinkhornPrototypes` returns one for each view. ``log_probs`` is what the embedding of a
+    graph predicts, and ``targets`` is the balanced assignment that the other views learn to
+    predict.
+
+    With several heads the columns of all heads lie side by side. ``targets.split(heads, dim=1)``
+    separates them. Within each head, the rows of p and of q sum to 1, and clusters are numbered
+    from 0. An empty ``heads`` means that there is one head.
     """
 
     log_probs: Tensor  # [N, K] log p, the prediction, with gradient
     targets: Tensor  # [N, K] q, the balanced assignment, no gradient
     clusters: Tensor  # [N] argmax_k q; [N, H] with several heads
     heads: tuple[int, ...] = ()  # how many prototypes each head has
-    ranking: Tensor | None = None  # [N, K] orders clusters as q does, without underflow
+    ranking: Tensor | None = None  # [N, K] sorts clusters as q does, but does not underflow
 
     def all_heads(self) -> tuple[int, ...]:
-        """How many prototypes each head has, also if there is a single head."""
+        """How many prototypes each head has, also if there is one head."""
         return self.heads or (self.targets.shape[1],)
 
 
 class PGCLTerms(NamedTuple):
-    """The loss of PGCL with its two terms and the assignments, to log them."""
+    """The loss of :class:`PGCLLoss`, with its two terms and the assignments, to log them.
+
+    :meth:`PGCLLoss.terms` returns it. ``loss`` is what you call backward on; :func:`diagnostics`
+    turns all of it into numbers.
+    """
 
     loss: Tensor
-    contrast: Tensor  # 0 if its weight is 0
-    consistency: Tensor  # 0 if its weight is 0
+    contrast: Tensor  # before it is multiplied by its weight; 0 if the weight is 0
+    consistency: Tensor  # before it is multiplied by lambda; 0 if lambda is 0
     assignments: tuple[Assignment, ...]  # one for each view
-    mean_cosine: Tensor  # the mean cosine of two different embeddings
+    mean_cosine: Tensor  # [] the mean cosine of two different embeddings of the batch
 
 
 class Batch(NamedTuple):
-    """The embeddings of all views or sets, of all processes that hold a batch, and of a memory.
+    """The embeddings of all views (or sets), of all processes, with what the modules add to them.
 
-    The sets lie one after the other, and the memory behind them: ``[M + B]``. Every loss takes a
-    batch in place of tensors. :class:`SinkhornPrototypes` fills the fields from ``prototypes`` to
-    ``ranking``.
+    A training loop needs no batch: losses make it from the views. It is for those who call the
+    modules of :class:`PGCLLoss` themselves or replace one of them. All modules but PGCLLoss itself
+    take a batch in place of tensors.
+
+    The M embeddings lie one set after the other, and the B past embeddings of a memory follow them:
+    ``[M + B]``. :class:`SinkhornPrototypes` fills the fields from ``prototypes`` to ``ranking``.
     """
 
     processes: Processes
     embeddings: Tensor  # [M, D]
-    labels: Tensor | None = None  # [M + B] int64; None: row i of every view is one graph
-    memory: Tensor | None = None  # [B, D] further negatives; empty slots are 0
+    labels: Tensor | None = None  # [M + B] int64; None: row i of every view is graph i
+    memory: Tensor | None = None  # [B, D] past embeddings, as negatives; empty slots are 0
     filled: Tensor | None = None  # [M + B] bool, False for empty slots of the memory; None: all
     prototypes: Tensor | None = None  # [K, D] of unit length, one head after the other
     log_probs: Tensor | None = None  # [M, K] log p, the prediction, with gradient
     targets: Tensor | None = None  # [M + B, K] q, the balanced assignment, no gradient
     clusters: Tensor | None = None  # [M + B, H] numbered from 0 in each head
     heads: tuple[int, ...] = ()  # how many of the K prototypes each head has
-    ranking: Tensor | None = None  # [M + B, K] orders clusters as q does, without underflow
-    positives: Listed | None = None  # [P] pairs of the M, whose queries are this process's own
-    positive_weights: Tensor | None = None  # [P]
-    negative_pairs: Listed | None = None  # [P] pairs of the same kind
-    is_unit: bool = True  # whether embeddings and memory are of unit length
+    ranking: Tensor | None = None  # [M + B, K] sorts clusters as q does, but does not underflow
+    positives: Listed | None = None  # [P] pairs of embeddings; the queries are of this process
+    positive_weights: Tensor | None = None  # [P] one for each pair of `positives`
+    negative_pairs: Listed | None = None  # [P] pairs as in `positives`
+    is_unit: bool = True  # whether embeddings and memory have unit length
 
     @classmethod
     def from_views(
@@ -85,15 +96,17 @@ class Batch(NamedTuple):
         is_unit: bool = True,
         dtype: torch.dtype | None = None,
     ) -> "Batch":
-        """Gather views (or sets) and labels from all processes. The inputs are checked already.
+        """Make a batch from views (or sets): gather them and their labels from all processes.
 
-        Pairs are listed by positions in the sets of this process. They are not gathered, since each
-        process computes the losses of its own queries. ``is_unit``: whether embeddings are
-        normalised. ``dtype``: the dtype in which the loss is computed; by default float64 if the
-        views have it, else float32.
+        Inputs are already checked. Listed pairs are positions in the concatenated sets of this
+        process, and become positions in the gathered embeddings. Pairs are not gathered, since each
+        process computes the losses of its own queries.
+
+        ``is_unit``: whether to normalise the embeddings. ``dtype``: the dtype in which the loss is
+        computed; by default float64 if the views are float64, else float32.
         """
         device, dtype = views[0].device, dtype or computing_dtype(views[0])
-        if labels is not None or positives is not None:  # sets may have different lengths
+        if labels is not None or positives is not None:  # then sets may differ in length
             processes = processes.with_sets([len(view) for view in views], device)
             processes.check_not_empty()
         with full_precision(device):
@@ -120,7 +133,11 @@ class Batch(NamedTuple):
         clusters: Sequence[Tensor] | None,
         assignments: Sequence[Assignment] | None,
     ) -> "Batch":
-        """Add prototypes, and clusters or assignments of this process's views, where given."""
+        """Add prototypes, and the clusters or assignments of this process's views, to the batch.
+
+        Clusters and assignments are gathered from all processes. An argument that is None adds
+        nothing.
+        """
         gather, dtype, batch = self.processes.gather, self.embeddings.dtype, self
         if prototypes is not None:
             with full_precision(prototypes.device):
@@ -136,24 +153,30 @@ class Batch(NamedTuple):
             )
         if clusters is not None:
             numbers, heads = gather(torch.cat(tuple(clusters))), batch.heads
-            if not heads:  # no argument says how many clusters there are
+            if not heads:  # no argument says how many clusters exist: count them
                 different, numbers = torch.unique(numbers, return_inverse=True)
                 heads = (len(different),)
             batch = batch._replace(clusters=numbers.view(len(numbers), -1), heads=heads)
         return batch
 
     def views(self, values: Tensor) -> Tensor:
-        """Split the rows that belong to the views by view, ``[M (+ B), ...] -> [V, N, ...]``."""
+        """Split values of the embeddings by view: ``[M, ...] -> [V, N, ...]``.
+
+        If ``values`` also has rows for the memory, ``[M + B, ...]``, these rows are left out.
+        """
         values = values[: len(self.embeddings)]
         return values.view(len(self.processes.counts), -1, *values.shape[1:])
 
     def is_finite(self) -> Tensor:
-        """Whether all embeddings are free of NaN and inf: a bool ``[]``."""
+        """Whether all embeddings are free of NaN and inf, as a bool tensor ``[]``."""
         total = self.embeddings.detach().sum()
         return total - total == 0
 
     def assignments(self) -> tuple[Assignment, ...]:
-        """The assignments of this process's samples, one for each view; none without prototypes."""
+        """The assignments of this process's embeddings, one for each view.
+
+        The tuple is empty if :class:`SinkhornPrototypes` has not assigned the batch.
+        """
         if self.log_probs is None or self.targets is None or self.clusters is None:
             return ()
         count, num_views = len(self.embeddings), len(self.processes.counts)
@@ -168,16 +191,23 @@ class Batch(NamedTuple):
 
 
 def batch_argument(given: Sequence[object], others: Sequence[object] = ()) -> Batch | None:
-    """The batch with which a module is called, or None if it is called with tensors."""
+    """Return the batch that a module is called with, or None if it is called with tensors.
+
+    ``given``: the arguments by position. ``others``: the arguments by name, which must be None
+    beside a batch.
+    """
     if not given or not isinstance(given[0], Batch):
         return None
     if len(given) > 1 or others.count(None) < len(others):
-        raise TypeError("a batch has all views and labels in it: give it alone")
+        raise TypeError("a batch already holds all views and labels: give it alone")
     return given[0]
 
 
 def check_assignments(assignments: Sequence[Any], prototypes: Tensor | None = None) -> None:
-    """Check that assignments are of the same graphs to the same heads, and to the prototypes."""
+    """Check that assignments are of the same graphs to the same heads.
+
+    If ``prototypes`` ``[K, D]`` are given, also check that the assignments are to K prototypes.
+    """
     named = []
     for v, assignment in enumerate(assignments):
         if not isinstance(assignment, Assignment):
@@ -188,10 +218,10 @@ def check_assignments(assignments: Sequence[Any], prototypes: Tensor | None = No
     check.matrices(named, "[N, K]")
     size, heads = assignments[0].targets.shape[1], assignments[0].all_heads()
     if prototypes is not None and len(prototypes) != size:
-        raise ValueError(f"prototypes are {len(prototypes)}, but assignments are to {size}")
+        raise ValueError(f"prototypes has {len(prototypes)} rows, but assignments need {size}")
     for v, assignment in enumerate(assignments):
         if assignment.all_heads() != heads or sum(heads) != size:
-            rule = f"the same in all assignments, {size} prototypes together"
+            rule = f"the same in all assignments, and add up to {size}"
             raise ValueError(f"assignments[{v}].heads must be {rule}, but got {assignment.heads}")
         name, log_probs = named[2 * v]
         clusters = assignment.clusters

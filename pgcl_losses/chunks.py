@@ -1,9 +1,11 @@
 """The contrast of a batch of any size: chunks of rows, one after the other, each with its gradient.
 
-Rows are independent, so a chunk of them is finished when it is left: scores, softmax, losses and
-gradient. No matrix of all pairs exists, and nothing is computed twice. What a row means is decided
-in `rows`. Here the matrix of a chunk ``[I, K]`` is computed once, in place, with the gradient of a
-softmax by hand; the form, a function of ``[I]`` and ``[I, P]``, is left to autograd.
+A row is one query with all its keys, and rows are independent. So the scores, softmax, losses and
+gradient of a chunk of rows are finished before the next chunk begins: no matrix of all pairs
+exists, and the backward of a mean or a sum has nothing to compute again. `rows` decides which keys
+of a row are negatives and positives. Here the matrix ``[I, K]`` of a chunk is computed once and in
+place. The gradient of its log-sum-exp is a softmax, which is written by hand; autograd
+differentiates the form, a function of ``[I]`` and ``[I, P]``.
 """
 
 import math
@@ -30,15 +32,17 @@ from pgcl_losses.rows import (
 
 Engine = Literal["auto", "dense", "chunks"]
 
-# Pairs of a chunk: on a CPU its matrix stays in the cache; elsewhere launching an operation takes
-# longer than computing a small matrix.
+# How many pairs a chunk has. On a CPU its matrix then stays in the cache. On other devices chunks
+# are larger, since launching an operation takes longer than computing a small matrix.
 _CHUNK = 1 << 21
 _CHUNK_ELSEWHERE = 1 << 24
-# Where negatives are listed, one key in so many is a positive, or fewer: chunks may be larger.
+# With listed negatives, a chunk computes only the scores of positives. We expect at most one
+# positive in this many keys, so a chunk may have this many times as many pairs.
 _POSITIVES = 16
-# Numbers in the embeddings of listed pairs that are gathered at once.
+# The embeddings of a list of pairs are gathered in parts of this many numbers (pairs times D).
 _GATHERED = 1 << 20
-# e^x below counts as 0: denormal numbers, from e^-87 on in float32, make matrix products slow.
+# For x below this, e^x counts as 0: denormal numbers, in float32 from e^-87 on, make matrix
+# products slow.
 _LOWEST = -80.0
 # e^x is computed as 2^(x log2 e), which takes a third of the time on a CPU.
 _LOG2_E = math.log2(math.e)
@@ -47,15 +51,16 @@ _LOG2_E = math.log2(math.e)
 def matrix_chunk(
     pairs: Pairs, rows: Rows, inputs: Inputs, d_losses: Tensor, into: Inputs | None, buffer: Tensor
 ) -> tuple[Tensor, Tensor | None]:
-    """As `row_losses`; adds the gradient of the sum of d_losses * losses to ``into``, if given.
+    """Compute the losses of a chunk ``[I]``, and which queries have positives, as in `row_losses`.
 
-    ``buffer``: holds the matrix of one chunk after the other.
+    If ``into`` is given, add the gradient of sum(d_losses * losses) to it. ``buffer``: the memory
+    for the matrix ``[I, K]``, which all chunks use in turn.
     """
     with_gradient = into is not None
     z, temperature, _ = inputs
     q = z[rows.queries.slice()] / temperature  # [I, D]
     scores = scores_of(pairs, rows, z, q, buffer)  # [I, K]
-    leaves = inputs.map(lambda y: y.detach().requires_grad_(with_gradient))  # the form has no z
+    leaves = inputs.map(lambda y: y.detach().requires_grad_(with_gradient))  # the form ignores z
     with torch.set_grad_enabled(with_gradient):
         partners = find_partners(pairs, rows, scores, leaves.weights)
     x = partners.scores(scores)  # [I, P]
@@ -65,15 +70,15 @@ def matrix_chunk(
     logits = add_log_weights(pairs, rows, logits, partners, scores, temperature)
     log_count = log_count_of(pairs, logits)
     log_s: Any = log_count if is_hard else 0.0
-    softmaxes = []  # of each term of log S: e^x in place of its logits, and a factor
+    softmaxes = []  # for each term of log S: e^x, and the factor that makes it a derivative
     for sign, scale in pairs.log_sum_terms():
         powers = logits.add(scores, alpha=scale) if is_hard else logits
         peaks = powers.amax(1, keepdim=True)
-        peaks.clamp_min_(torch.finfo(powers.dtype).min)  # -inf - -inf is NaN
+        peaks.clamp_min_(torch.finfo(powers.dtype).min)  # without negatives -inf - -inf is NaN
         torch.threshold_(powers.sub_(peaks), _LOWEST, -math.inf).mul_(_LOG2_E).exp2_()
         total = powers.sum(1, keepdim=True)
         log_s = log_s + sign * (total.log() + peaks).squeeze(1)
-        # The largest power is 1, so the total is 1 or more, or 0 without negatives.
+        # The largest power of a row is 1, so its total is at least 1, or 0 without negatives.
         softmaxes.append((powers, sign * scale / total.clamp_min_(1.0)))
     if is_hard and log_count is not None:
         log_s.masked_fill_(log_count == -math.inf, -math.inf)
@@ -97,7 +102,11 @@ def matrix_chunk(
 def add_gradients(
     losses: Tensor, others: list[Tensor], leaves: Sequence[Any], d_losses: Tensor, into: Any
 ) -> Sequence[Tensor]:
-    """Differentiate losses: add the gradient by leaves to ``into``; return that by the others."""
+    """Differentiate sum(d_losses * losses) by ``others`` and ``leaves``.
+
+    Add the gradient by ``leaves`` to the tensors in ``into``, and return the gradient by
+    ``others``. Leaves that are None are skipped.
+    """
     leaves_and_totals = [(x, total) for x, total in zip(leaves, into, strict=True) if x is not None]
     inputs = [*others, *[x for x, _ in leaves_and_totals]]
     gradients = torch.autograd.grad(losses, inputs, d_losses, materialize_grads=True)
@@ -107,7 +116,10 @@ def add_gradients(
 
 
 def scores_of(pairs: Pairs, rows: Rows, z: Tensor, q: Tensor, buffer: Tensor) -> Tensor:
-    """The products of queries q ``[I, D]`` with all keys ``[I, K]``."""
+    """Compute the scores ``[I, K]`` of queries with all their keys, in ``buffer``.
+
+    ``q``: the embeddings of the queries divided by the temperature, ``[I, D]``.
+    """
     if rows.are_both_ways:
         (keys,) = rows.keys
         one_way = q[: keys.start] @ z[keys.slice()].T  # [N, N]
@@ -121,10 +133,13 @@ def scores_of(pairs: Pairs, rows: Rows, z: Tensor, q: Tensor, buffer: Tensor) ->
 def add_gradient_of_scores(
     pairs: Pairs, rows: Rows, z: Tensor, q: Tensor, temperature: Tensor, d: Tensor, into: Inputs
 ) -> None:
-    """Add the gradient by embeddings and temperature, given the derivatives by scores ``[I, K]``.
+    """Add the gradient by embeddings and temperature to ``into``.
 
-    Where both views are queries of each other, both derivatives of a pair are added before the
-    products with embeddings: three products in place of six.
+    ``d``: the gradient by scores, d loss / d scores ``[I, K]``. ``q``: as in `scores_of`.
+
+    If both views are queries of each other (`Rows.are_both_ways`), the two derivatives of a pair
+    are added before they are multiplied by embeddings. The scores and their gradient then take
+    three products of matrices in place of six.
     """
     num_queries, keys = len(q), rows.keys[0]
     if rows.are_both_ways:
@@ -150,9 +165,12 @@ def list_chunk(
     into: Inputs | None,
     sums: tuple[Tensor, Tensor, Tensor],
 ) -> tuple[Tensor, Tensor | None]:
-    """The same where negatives are listed, without a matrix: queries meet their positives alone.
+    """Compute a chunk as `matrix_chunk` does, but for listed negatives and without their matrix.
 
-    ``sums``: log S and the log of how many negatives there are, ``[M]`` each, and d loss / d log S.
+    Each query is multiplied by its positives only, since log S is known. (Where Python cannot read
+    how many positives a query has, it is multiplied by all embeddings.) ``leaves``: the inputs,
+    which require grad. ``sums``: log S ``[M]``, the log of the number of negatives ``[M]``, and d
+    loss / d log S ``[M]``, to which this chunk adds its part.
     """
     z, temperature, weights = leaves
     log_s, log_count, d_log_s = sums
@@ -172,7 +190,10 @@ def list_chunk(
 
 
 class _Products(torch.autograd.Function):
-    """z_query . z_key for lists ``[P]``, whose embeddings are gathered a part at a time."""
+    """The dot products z_query . z_key of two lists ``[P]``.
+
+    The embeddings of the pairs are gathered a part of the lists at a time, also in the backward.
+    """
 
     @staticmethod
     def forward(ctx: Any, z: Tensor, query: Tensor, key: Tensor) -> Tensor:
@@ -190,23 +211,29 @@ class _Products(torch.autograd.Function):
 
 
 def _parts(z: Tensor, *lists: Tensor) -> list[Sequence[Tensor]]:
+    """Split lists of pairs into parts whose embeddings have at most `_GATHERED` numbers."""
     return [torch.split(x, max(1, _GATHERED // z.shape[1])) for x in lists]
 
 
 def losses_of_chunks(
     pairs: Pairs, inputs: Inputs, own: list[Span] | None, d_losses: Tensor, into: Inputs | None
 ) -> tuple[Tensor, Tensor]:
-    """The losses of all queries ``[Q]``, or of this process's own, and how many have positives."""
+    """Compute the losses ``[Q]`` of queries chunk by chunk, and how many queries have positives.
+
+    ``own``: the queries of this process; None: all queries. ``d_losses``: d loss / d losses, a
+    scalar or ``[Q]``. If ``into`` is given, the gradient of sum(d_losses * losses) is added to it.
+    """
     z, with_gradient = inputs.z, into is not None
     size = _CHUNK if z.device.type == "cpu" else _CHUNK_ELSEWHERE
-    if pairs.negative_pairs is not None:  # there is no matrix: queries meet their positives alone
+    if pairs.negative_pairs is not None:  # no matrix: queries meet their positives only
         size *= _POSITIVES
     chunks = list(all_rows(pairs, size, own))
     sizes = [rows.queries.length() for rows in chunks]
     d_of_chunks = d_losses.expand(sum(sizes)).split_with_sizes(sizes)
     results = []
     if pairs.negative_pairs is None:
-        # New pages for each matrix would take a tenth of the time.
+        # All chunks share one buffer: new memory pages for each chunk would take a tenth of the
+        # time.
         buffer = z.new_empty(max([rows.num_pairs() for rows in chunks], default=0))
         for rows, d in zip(chunks, d_of_chunks, strict=True):
             results.append(matrix_chunk(pairs, rows, inputs, d, into, buffer))
@@ -225,7 +252,7 @@ def losses_of_chunks(
 
 
 def joined(results: list[tuple[Tensor, Tensor | None]], z: Tensor) -> tuple[Tensor, Tensor]:
-    """The losses of all chunks ``[Q]``, and how many queries have positives ``[]``."""
+    """Join the chunks: the losses ``[Q]``, and how many queries have positives ``[]``."""
     losses = [loss for loss, _ in results]
     counts = [z.new_full((), len(x)) if exist is None else exist.sum() for x, exist in results]
     if len(results) == 1:
@@ -234,7 +261,11 @@ def joined(results: list[tuple[Tensor, Tensor | None]], z: Tensor) -> tuple[Tens
 
 
 class _Chunks(torch.autograd.Function):
-    """The losses of chunks ``[Q]``, or their sum, whose gradient is computed with it."""
+    """The losses ``[Q]`` by chunks, or their sum.
+
+    The gradient of the sum is computed with the sum, in the forward; the backward multiplies it by
+    a number. For the losses ``[Q]`` the backward computes the chunks again.
+    """
 
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
@@ -267,10 +298,10 @@ class _Chunks(torch.autograd.Function):
 def loss_of_pairs(
     pairs: Pairs, inputs: Inputs, reduction: str, engine: str, processes: Processes
 ) -> Tensor:
-    """The mean or sum of the losses of queries that have positives, or all losses ``[Q]``.
+    """Compute the mean or sum of the losses of queries that have positives, or all losses ``[Q]``.
 
-    With several processes, each computes its own queries against the keys of all; then the mean or
-    the sum is that of all.
+    With several processes, each computes the losses of its own queries against the keys of all
+    processes. The mean or the sum is taken over the queries of all processes.
     """
     own = processes.own_spans() if processes.num_ranks() > 1 else None
     transformed = is_transformed(*inputs)
@@ -293,7 +324,8 @@ def loss_of_pairs(
         losses = losses if reduction == "none" else losses.sum()
     else:
         if reduction == "none" and pairs.memory is not None:
-            # The backward reads the memory again, which the next step overwrites.
+            # The backward computes the chunks again, when the next step may have overwritten the
+            # memory.
             pairs = pairs._replace(memory=pairs.memory.clone())
         if not isinstance(inputs.temperature, Tensor):
             inputs = inputs._replace(temperature=inputs.z.new_tensor(inputs.temperature))

@@ -1,4 +1,4 @@
-"""Swapped prediction (Eq. 5 and 6): each view predicts the balanced assignment of the other."""
+"""Swapped prediction (Eq. 5 and 6): each view predicts the balanced assignment of the others."""
 
 import math
 from collections.abc import Sequence
@@ -22,18 +22,26 @@ from pgcl_losses.batch import (
 
 @with_options
 class ConsistencyLoss(LossModule):
-    r"""The cross-entropy of one view's prediction and the other's balanced assignment, both ways.
+    r"""PGCL's consistency: each view of a graph predicts the balanced assignment of the other view.
 
-    For two views it is :math:`\frac{1}{2N} \sum_i CE(q'_i, p_i) + CE(q_i, p'_i)`. For more views it
-    is the mean over all ordered pairs of different views, and for several heads the mean over
-    heads.
+    This is the second term of :class:`PGCLLoss`, the swapped prediction of SwAV. Call it with the
+    assignments of :class:`SinkhornPrototypes` to use it alone or with a contrast of your own. For
+    two views it is the cross-entropy
+
+    .. math:: \frac{1}{2N} \sum_i [CE(q'_i, p_i) + CE(q_i, p'_i)]
+
+    where p is the prediction and q the balanced assignment (the target, which has no gradient). For
+    more views it is the mean over all ordered pairs of different views, and for several heads the
+    mean over heads.
 
     Args:
-        reduction, gather, process_group: as in :class:`InfoNCE`.
+        reduction (str): ``"mean"``, ``"sum"`` of the cross-entropies of all graphs and views, or
+            ``"none"`` for one value per graph and view, view 1 first.
+        gather, process_group: as in :class:`InfoNCE`.
 
     Shape:
-        - assignments: two or more, each of ``[N, K]``
-        - output: a scalar, or ``[V * N]`` with ``reduction="none"``
+        - assignments: two or more :class:`Assignment`, each of N graphs to K prototypes
+        - output: a scalar, or ``[V * N]`` with ``reduction="none"`` for V views
 
     Examples:
         >>> import torch
@@ -50,7 +58,7 @@ class ConsistencyLoss(LossModule):
 
     @called_by_all("forward")
     def forward(self, *assignments: Assignment | Batch) -> Tensor:
-        """Compute the loss of two or more assignments, or of a batch that has them."""
+        """Compute the loss of two or more assignments, or of a :class:`Batch` with assignments."""
         batch = batch_argument(assignments)
         if batch is None:
             log_probs = [getattr(given, "log_probs", given) for given in assignments]
@@ -70,7 +78,7 @@ class ConsistencyLoss(LossModule):
             predicted, targets = batch.log_probs, batch.targets[: len(batch.log_probs)]
         num_views, num_prototypes = len(processes.counts), sum(heads)
         if num_views < 2:
-            raise ValueError("the batch has 1 view, but the consistency is between two or more")
+            raise ValueError("the batch has 1 view, but the consistency needs two or more")
         shape = num_views, -1, num_prototypes
         divisor = len(heads) * (len(predicted) if self.reduction == "mean" else 1)
         terms = cross_entropy_terms(predicted.view(shape), targets.detach().view(shape), divisor)
@@ -89,18 +97,22 @@ class ConsistencyLoss(LossModule):
 
 
 def cross_entropy_terms(log_probs: Tensor, targets: Tensor, divisor: float = 1) -> Tensor:
-    """Terms ``[V, N, K]`` that add up over K to the cross-entropies, divided by ``divisor``."""
+    """Compute terms ``[V, N, K]``, whose sum over K is the cross-entropy of each view and graph.
+
+    The cross-entropy is the mean over all other views' targets, divided by ``divisor``.
+    """
     others = targets.roll(1, 0)
     for shift in range(2, targets.shape[0]):
         others += targets.roll(shift, 0)
-    # The targets are divided, and not the sum: a constant factor adds no step to backward.
+    # Divide the targets and not the sum. They are constants, so this adds no step to the backward.
     return log_probs * (others / (-divisor * (targets.shape[0] - 1)))
 
 
 def consistency_ratio(log_probs: Tensor, targets: Tensor, heads: Sequence[int]) -> Tensor:
-    """The mean cross-entropy divided by log K, of all heads together.
+    """The mean cross-entropy divided by log K: 1 if all predictions are uniform.
 
-    It is NaN with one view or one prototype.
+    For several heads it is the sum of their cross-entropies, divided by the sum of their log K. It
+    is NaN with one view or one prototype.
     """
     log_k = math.log(math.prod(heads))
     if len(targets) < 2 or log_k == 0:

@@ -1,4 +1,4 @@
-"""The reweighted contrast (Eq. 13): InfoNCE with weights (Eq. 14) for its negatives (Eq. 12)."""
+"""The reweighted contrast (Eq. 13): InfoNCE whose negatives (Eq. 12) have weights (Eq. 14)."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -37,28 +37,35 @@ WEIGHTINGS = get_args(Weighting)
 
 @with_options
 class PrototypeReweightedNCE(WeightedInfoNCE):
-    r"""InfoNCE that leaves out likely false negatives and favours moderately distant ones.
+    r"""PGCL's contrast: InfoNCE that leaves out likely false negatives and weights the others.
 
-    The mean over all 2N queries i of
+    This is the first term of :class:`PGCLLoss`. Call it with the assignments of
+    :class:`SinkhornPrototypes`, or with clusters of your own, to use it without the consistency. It
+    is the mean over all 2N queries i of
 
     .. math:: -\log \frac{e^{s_{ii'} / \tau}}
         {e^{s_{ii'} / \tau} + M_i \sum_{j \in Neg(i)} w_{ij} e^{s_{ij} / \tau}}
 
-    where i' is the other view of the query's graph, and Neg(i) are the samples of other graphs. The
-    weight w is a Gaussian around the mean distance, and M_i scales the weights of a query to an
-    average of 1. Weights have no gradient. With several heads, the weight of a pair is the mean
-    over heads. A query without negatives has loss 0.
+    where s is the cosine of two embeddings, i' is the other view of the query's graph, and Neg(i)
+    are the embeddings of other graphs, by default only those in other clusters than the query. The
+    weight w is a Gaussian around the mean distance: it favours negatives that are neither very near
+    nor very far. M_i scales the weights of a query to an average of 1. Weights have no gradient.
+    With several heads, the weight of a pair is the mean over heads. A query without negatives has
+    loss 0.
 
     Args:
-        options: as in :class:`PGCLLoss` and :class:`InfoNCE`, by the same names.
+        weighting, exclude_same_cluster, negative_ranks, soft_clusters: as in :class:`PGCLLoss`.
+        temperature, negatives, queries, over_positives: as in :class:`InfoNCE`.
+        decoupled, reduction, engine, gather, process_group: as in :class:`InfoNCE`.
 
     Shape:
         - views: two or more, ``[N, D]`` each, with norms up to 1e18; row i of each view is graph i
-        - assignments: one for each view, from :class:`SinkhornPrototypes`. Without
-          ``negative_ranks`` and ``soft_clusters``, ``clusters`` may take their place: ``[N]`` int64
-          for each view
-        - prototypes: ``[K, D]``, which ``weighting="prototype"`` needs. With clusters and without
-          prototypes, the loss waits for a GPU and breaks a compiled graph.
+        - assignments: one for each view, from :class:`SinkhornPrototypes`
+        - clusters: ``[N]`` int64 for each view. They may take the place of assignments if
+          ``negative_ranks`` and ``soft_clusters`` are not set
+        - prototypes: ``[K, D]``, which ``weighting="prototype"`` needs. If you give clusters
+          without prototypes, the loss counts the clusters, which synchronises with a GPU and breaks
+          a compiled graph
         - output: a scalar, or with ``reduction="none"`` one value for each query
 
     Examples:
@@ -90,7 +97,12 @@ class PrototypeReweightedNCE(WeightedInfoNCE):
         prototypes: Tensor | None = None,
         assignments: Sequence[Assignment] | None = None,
     ) -> Tensor:
-        """Compute the loss of two or more views, or of a batch."""
+        """Compute the loss of two or more views, or of a :class:`Batch` that has assignments.
+
+        Without a batch, give ``assignments`` or ``clusters``, and ``prototypes`` for
+        ``weighting="prototype"``. With another weighting, ``exclude_same_cluster=False`` and no
+        ``negative_ranks``, the views are enough.
+        """
         given = clusters, prototypes, assignments
         batch = batch_argument(views, given)
         if batch is None:
@@ -104,7 +116,7 @@ class PrototypeReweightedNCE(WeightedInfoNCE):
             weights = self._weights(batch) if self._needs_clusters() else None
             pair_weight = None
             if self.weighting == "sample":
-                samples = batch.embeddings.detach()  # without tangents either, in forward mode
+                samples = batch.embeddings.detach()  # also from the tangents of forward mode
                 if batch.memory is not None:
                     samples = torch.cat([samples, batch.memory])
                 pair_weight = Gaussian(*cosine_moments(samples, batch.filled))
@@ -114,7 +126,11 @@ class PrototypeReweightedNCE(WeightedInfoNCE):
         __call__ = forward
 
     def _weights(self, batch: Batch) -> Table | Factors:
-        """The weights M w by the clusters of both embeddings, 0 for excluded pairs."""
+        """Make the weights M w from the clusters of both embeddings; excluded pairs have weight 0.
+
+        If ``soft_clusters`` or ``negative_ranks`` is set, the weights depend on the targets q, and
+        are `Factors`; else they depend on the clusters, and are a `Table`.
+        """
         heads, clusters, targets = batch.heads, batch.clusters, batch.targets
         needs_prototypes = self.weighting == "prototype" and batch.prototypes is None
         if clusters is None or needs_prototypes or (self._by_target() and targets is None):
@@ -126,7 +142,7 @@ class PrototypeReweightedNCE(WeightedInfoNCE):
         by_head = targets.split_with_sizes(heads, 1), ranking.split_with_sizes(heads, 1)
         left, right = [], []
         for table, numbers, q, ranks in zip(tables, clusters.unbind(1), *by_head, strict=True):
-            if not self.soft_clusters:  # one_hot would read the clusters, which vmap cannot
+            if not self.soft_clusters:  # one_hot reads the clusters, which vmap forbids
                 q = (numbers.unsqueeze(1) == torch.arange(q.shape[1], device=q.device)).to(q)
             weights = q @ table.exp()
             if self.negative_ranks is not None:
@@ -136,7 +152,7 @@ class PrototypeReweightedNCE(WeightedInfoNCE):
         return Factors(torch.cat(left, dim=1), torch.cat(right, dim=1))
 
     def _log_table(self, batch: Batch, head: int) -> Tensor:
-        """log(M w) by the clusters of query and negative, for one head: ``[K, K]``."""
+        """Make the table ``[K, K]`` of log(M w), by cluster of query and negative, for one head."""
         assert batch.clusters is not None  # _weights has checked it
         size, clusters, filled = batch.heads[head], batch.clusters[:, head], batch.filled
         if self.weighting != "prototype" or batch.prototypes is None:
@@ -163,10 +179,12 @@ class PrototypeReweightedNCE(WeightedInfoNCE):
             raise ValueError(f"negative_ranks is (0, 1), {only}: there would be no negatives")
 
     def _needs_clusters(self) -> bool:
+        """Whether the weights depend on the clusters of embeddings."""
         chosen = self.exclude_same_cluster or self.negative_ranks is not None
         return self.weighting == "prototype" or chosen
 
     def _by_target(self) -> bool:
+        """Whether the weights depend on the targets q, not on the best clusters only."""
         return self.soft_clusters or self.negative_ranks is not None
 
     def _check(
@@ -194,8 +212,8 @@ class PrototypeReweightedNCE(WeightedInfoNCE):
             clusters = [assignment.clusters for assignment in assignments]
         elif self._needs_clusters() and (clusters is None or self._by_target()):
             raise ValueError(
-                "assignments is None: give those of SinkhornPrototypes, or clusters if neither "
-                "negative_ranks nor soft_clusters is set, or set weighting='uniform' and "
+                "assignments is None: give the output of SinkhornPrototypes, or clusters if "
+                "neither negative_ranks nor soft_clusters is set, or set weighting='uniform' and "
                 "exclude_same_cluster=False"
             )
         for v, numbers in enumerate(() if clusters is None else clusters):

@@ -1,4 +1,4 @@
-"""Numbers to log, which describe the clusters, negatives and embeddings of a step."""
+"""Numbers to log: they describe the clusters, negatives and embeddings of one step."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -18,32 +18,38 @@ from pgcl_losses.weights import cluster_counts, prototype_log_weights
 def diagnostics(
     source: PGCLTerms | Sequence[Assignment], prototypes: Tensor | None = None
 ) -> dict[str, float]:
-    """Compute numbers to log from the terms or the assignments of one step.
+    """Compute numbers to log, which show whether embeddings or clusters have collapsed.
 
-    It waits for the device.
+    The call synchronises with the device, so call it every few steps rather than in each step.
 
     Args:
-        source: what ``PGCLLoss.terms`` returned, or the assignments of ``SinkhornPrototypes``.
-        prototypes: ``[K, D]``; with them the numbers include ``mean_weight``.
+        source (PGCLTerms or sequence of Assignment): the result of :meth:`PGCLLoss.terms` or of
+            :class:`SinkhornPrototypes`.
+        prototypes (Tensor or None): ``[K, D]``, such as ``pgcl.prototypes.weight``. If they are
+            given, the numbers include ``mean_weight``.
 
     Returns:
-        From the terms only:
+        A dict of numbers by name.
 
-        - loss, contrast, consistency: their means, if they were not reduced
-        - mean_cosine: the mean cosine of two embeddings, near 1 if the embeddings are collapsed
+        From PGCLTerms only:
 
-        From the assignments; with several heads all but the first have a prefix for each head, as
-        ``head0/largest_cluster``:
+        - loss, contrast, consistency: the loss and its terms, or their means if
+          ``reduction="none"``
+        - mean_cosine: the mean cosine of two embeddings; near 1 if the embeddings are collapsed
+
+        From the assignments. With several heads, all names but ``consistency_ratio`` have a prefix
+        for each head, such as ``head0/largest_cluster``:
 
         - consistency_ratio: the consistency divided by log K. It is 1 if all predictions are
           uniform, and nan with one view or one prototype.
-        - largest_cluster: the fraction of samples in the largest cluster
+        - largest_cluster: the fraction of samples in the largest cluster; near 1 if clusters are
+          collapsed
         - entropy: the entropy of the cluster sizes in nats; log K if all clusters have equal size
         - dead_prototypes: the number of prototypes without samples
-        - agreement: how often two views of a graph share a cluster; 1/K at random, nan with one
-          view
+        - agreement: how often two views of a graph are in the same cluster; about 1/K for random
+          clusters, nan with one view
         - masked_negatives: the fraction of negatives that ``exclude_same_cluster`` leaves out
-        - mean_weight: the mean of M w over the other negatives, for ``weighting="prototype"``
+        - mean_weight: the mean of M w over the remaining negatives, for ``weighting="prototype"``
 
         The last two assume negatives from all views, hard clusters and no ``negative_ranks``. They
         are nan without negatives.
@@ -88,11 +94,12 @@ def diagnostics(
 def _numbers_of_head(
     clusters: Tensor, num_prototypes: int, prototypes: Tensor | None
 ) -> dict[str, float]:
-    """The numbers of one head, from clusters ``[V, N]`` and unit prototypes ``[K, D]``."""
+    """Compute the numbers of one head, from clusters ``[V, N]`` and unit prototypes ``[K, D]``."""
     counts = cluster_counts(clusters.flatten(), num_prototypes).double()  # [K]
     fractions = counts / counts.sum()
 
-    # How many negatives in cluster b the samples of cluster a have: all but those of one graph.
+    # negatives[a, b]: how many negatives in cluster b the samples of cluster a have together. The
+    # embeddings of the sample's own graph are no negatives.
     per_graph = F.one_hot(clusters, num_prototypes).sum(0).double()  # [N, K]
     negatives = counts.outer(counts) - per_graph.T @ per_graph  # [K, K]
     remaining = negatives - negatives.diag().diag()

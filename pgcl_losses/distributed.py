@@ -1,10 +1,10 @@
-"""What processes that compute one loss exchange, once they agree on what they compute.
+"""What the processes that compute one loss exchange, and what they agree on before.
 
-Every process gets the embeddings of all processes, and computes the losses of its own queries
-against all of them. The sum of these losses is added up over processes, so that all of them return
-the loss of the whole batch, and each calls backward on it. The gradient of an embedding is then the
-sum over the losses of all processes. DistributedDataParallel takes the mean of the gradients, which
-is the gradient of one loss.
+Each process gathers the embeddings of all processes, and computes the losses of its own queries
+against all of them. An all-reduce adds up these losses, so that every process returns the loss of
+the whole batch, and calls backward on it. The gradient of an embedding is then the sum over the
+(equal) losses of all processes. DistributedDataParallel takes the mean of the gradients, and so
+arrives at the gradient of one loss.
 """
 
 import zlib
@@ -18,11 +18,14 @@ from torch import Tensor, distributed
 from torch.autograd.function import once_differentiable
 from torch.distributed import ProcessGroup
 
-_SAMPLE = 1 << 14  # numbers of a tensor that processes compare: all but those of a large memory
+_SAMPLE = 1 << 14  # how many numbers of a tensor processes compare; larger tensors are sampled
 
 
 class Span(NamedTuple):
-    """Embeddings that follow each other. Of a slice torch.compile would make a constant."""
+    """Consecutive embeddings: the numbers from ``start`` to ``stop`` - 1.
+
+    This is not a slice, because torch.compile would make the ends of a slice constants.
+    """
 
     start: int
     stop: int
@@ -35,13 +38,17 @@ class Span(NamedTuple):
 
 
 class Processes(NamedTuple):
-    """The processes that hold one batch, by rank, or a single process."""
+    """The processes that hold one batch, and how many embeddings each of them has.
 
-    counts: Sequence[Sequence[int]]  # how many embeddings of each set each rank holds
+    It may be a single process.
+    """
+
+    counts: Sequence[Sequence[int]]  # [set][rank] how many embeddings the rank has
     rank: int = 0
     group: ProcessGroup | None = None
 
     def num_ranks(self) -> int:
+        """How many processes hold the batch."""
         return len(self.counts[0])
 
     def lengths(self) -> tuple[int, ...]:
@@ -57,16 +64,20 @@ class Processes(NamedTuple):
         return self
 
     def with_sets(self, lengths: Sequence[int], device: torch.device) -> "Processes":
-        """The same processes, for sets of which this process holds so many embeddings each."""
+        """Return the same processes with the lengths of several sets, which are all-gathered.
+
+        ``lengths``: how many embeddings of each set this process has.
+        """
         if self.num_ranks() == 1:
             return Processes([(length,) for length in lengths], self.rank, self.group)
         by_rank = gathered(torch.tensor(lengths, device=device), self.group, "lengths")
         return Processes(by_rank.T.tolist(), self.rank, self.group)
 
     def gather(self, own: Tensor) -> Tensor:
-        """Concatenated sets of this process ``[m, ...]`` -> the sets of all processes ``[M, ...]``.
+        """Gather the concatenated sets from all processes, ``[m, ...] -> [M, ...]``.
 
-        Within each set the embeddings are in the order of ranks. The gradient is summed over ranks.
+        Within each set the embeddings are in the order of ranks. The backward sums the gradient
+        over ranks.
         """
         if self.num_ranks() == 1:
             return own
@@ -74,13 +85,13 @@ class Processes(NamedTuple):
         return gathered
 
     def own(self, gathered: Tensor) -> Tensor:
-        """The inverse of :meth:`gather`: the part of this process."""
+        """Pick this process's part, ``[M, ...] -> [m, ...]``: the inverse of :meth:`gather`."""
         if self.num_ranks() == 1:
             return gathered
         return torch.cat([gathered[part.slice()] for part in self.own_spans()])
 
     def own_spans(self) -> list[Span]:
-        """Where this process's embeddings of each set lie among the embeddings of all."""
+        """Where this process's embeddings of each set lie among the gathered embeddings."""
         spans, first = [], 0
         for counts in self.counts:
             start = first + sum(counts[: self.rank])
@@ -89,11 +100,11 @@ class Processes(NamedTuple):
         return spans
 
     def numbers_of_own(self, device: torch.device) -> Tensor:
-        """The numbers of this process's embeddings among the embeddings of all, ``[m]``."""
+        """The numbers ``[m]`` of this process's embeddings among the gathered embeddings."""
         return torch.cat([torch.arange(x.start, x.stop, device=device) for x in self.own_spans()])
 
     def add(self, values: Tensor, name: str) -> Tensor:
-        """The sum over processes of a tensor that each of them has, without gradient."""
+        """Sum a tensor over all processes, without gradient. ``name`` describes it in an error."""
         if self.num_ranks() == 1:
             return values
         total = values.clone(memory_format=torch.contiguous_format)
@@ -102,7 +113,7 @@ class Processes(NamedTuple):
         return total
 
     def sum_of(self, losses: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
-        """The sums over processes of a sum of losses, with gradient, and of a count."""
+        """Sum losses (with gradient) and a count (without) over processes, in one exchange."""
         if self.num_ranks() == 1:
             return losses, count
         both = torch.stack([losses, count.to(losses)])
@@ -110,14 +121,21 @@ class Processes(NamedTuple):
         return losses, count.detach()
 
     def average_gradient(self, value: Tensor) -> Tensor:
-        """The same tensor, whose gradient becomes the mean over ranks."""
+        """Return the same tensor, after a hook that averages its gradient over ranks.
+
+        The gradient of prototypes or of a temperature is then the same on all ranks, as on one
+        process that has the whole batch.
+        """
         if self.num_ranks() > 1 and value.requires_grad:
             name, num_ranks = "the gradient of prototypes or temperature", self.num_ranks()
             value.register_hook(lambda d_value: self.add(d_value, name).div_(num_ranks))  # type: ignore[no-untyped-call]  # torch has no type there
         return value
 
     def temperature(self, value: float | Tensor, dtype: torch.dtype) -> float | Tensor:
-        """The number, or a tensor in this dtype whose gradient becomes the mean over ranks."""
+        """Return a temperature: a number unchanged, a tensor in ``dtype``.
+
+        The gradient of a tensor is averaged over ranks, as by :meth:`average_gradient`.
+        """
         if not isinstance(value, Tensor):
             return value
         return self.average_gradient(value.to(dtype, copy=True))
@@ -125,16 +143,17 @@ class Processes(NamedTuple):
 
 @dataclass
 class Agreement:
-    """A block in which a process checks its input; when it ends, all processes agree or fail.
+    """A block in which a process checks its inputs; at its end all processes agree, or all fail.
 
-    Processes that compute different things would wait for each other for ever. So they first
-    exchange what they claim: the call, options, and whatever the block adds to ``claims``. If these
-    differ, if the states differ, or if the block of any process raises an error, then all raise
-    one. After the block, ``processes`` are those that hold the sets of this call.
+    Processes that compute different things would wait for each other for ever. So before they
+    exchange embeddings, they exchange what they claim: the call, the options, and what the block
+    adds to ``claims``. All processes raise an error if the claims differ, if parameters or buffers
+    differ, or if the block of any process raises an error. After the block, ``processes`` says
+    which processes hold the sets of this call.
     """
 
     claims: dict[str, object]
-    sets: Sequence[Any]  # Tensors, once they are checked
+    sets: Sequence[Any]  # the arguments by position; Tensors, once they are checked
     state: Mapping[str, Tensor]  # the parameters and buffers of the module that is called
     num_ranks: int = 1
     group: ProcessGroup | None = None
@@ -145,7 +164,7 @@ class Agreement:
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is not None and (self.num_ranks == 1 or not isinstance(error, Exception)):
-            return  # Python raises it again
+            return  # Python raises the error again
         if self.num_ranks == 1:
             self.processes = Processes([(len(part),) for part in self.sets]).check_not_empty()
             return
@@ -160,10 +179,10 @@ class Agreement:
                 "dtype": str(self.sets[0].dtype),
                 "requires_grad": any(part.requires_grad for part in self.sets),
             }
-        # NCCL needs a GPU, and a part of a wrong input may be on a CPU.
+        # NCCL exchanges tensors on a GPU. Some of the inputs may be on a CPU, by mistake.
         devices = [x.device for x in [*self.state.values(), *self.sets] if isinstance(x, Tensor)]
         device = max(devices, key=lambda d: d.type != "cpu", default=torch.device("cpu"))
-        # The problem of a process is an error of all anyway: its state is not compared.
+        # If this process has a problem, all processes raise an error anyway: no state is compared.
         length, state = 0, list[Tensor]()
         if error is None:
             length, state = len(self.sets[0]), [*self.state.values()]
@@ -181,7 +200,11 @@ def agree(
     device: torch.device,
     group: ProcessGroup | None,
 ) -> list[int]:
-    """Raise an error on all processes if their claims or states differ; return all lengths."""
+    """Raise an error on all processes if their claims or their states differ.
+
+    ``state``: parameters and buffers. ``length``: how many embeddings this process has. Return
+    these lengths of all processes.
+    """
     own = [length, zlib.crc32(repr(claims).encode()), checksum(state)]
     by_rank = gathered(torch.tensor(own, device=device), group, "batch sizes")
     lengths, hashes, states = by_rank.T.tolist()
@@ -197,12 +220,12 @@ def agree(
 
 
 def described(tensor: Tensor) -> str:
-    """What processes compare of a tensor besides its numbers."""
+    """Describe what processes compare of a tensor besides its numbers, as a string."""
     return f"{tensor.dtype}{[*tensor.shape]}, requires_grad={tensor.requires_grad}"
 
 
 def count_ranks(process_group: ProcessGroup | None) -> int:
-    """How many processes there are; 1 where torch.distributed is not in use."""
+    """How many processes there are; 1 if torch.distributed is not in use."""
     if not (distributed.is_available() and distributed.is_initialized()):
         return 1
     num_ranks: int = distributed.get_world_size(process_group)
@@ -210,24 +233,28 @@ def count_ranks(process_group: ProcessGroup | None) -> int:
 
 
 def checksum(tensors: Iterable[Tensor]) -> int:
-    """A number that depends on all bits of a sample of each tensor, for any strides and device."""
+    """Compute a number from all bits of a sample of each tensor, for any strides and device.
+
+    The sample is every n-th number of the tensor, and all numbers if there are fewer than
+    `_SAMPLE`.
+    """
     value = 0
     for tensor in tensors:
         flat = tensor.detach().reshape(-1)
         sample = flat[:: 1 + len(flat) // _SAMPLE].contiguous().view(torch.uint8)
-        # It is copied, as FSDP cannot free a parameter whose memory numpy has held.
+        # Copy the sample: FSDP cannot free a parameter whose memory numpy has held.
         value = zlib.crc32(sample.to("cpu", copy=True).numpy().tobytes(), value)
     return value
 
 
 def differences(claims: Mapping[str, object], group: ProcessGroup | None) -> str:
-    """A message that says what ranks disagree on, the same on every rank."""
+    """Exchange all claims; return a message on how ranks differ, the same on every rank."""
     by_rank: list[dict[str, object]] = [{} for _ in range(distributed.get_world_size(group))]
     distributed.all_gather_object(by_rank, dict(claims), group)
     names = sorted({name for claimed in by_rank for name in claimed})
     if "problem" in names:
         names = ["problem"]
-    if len({claimed["call"] for claimed in by_rank}) > 1:  # all else differs then
+    if len({claimed["call"] for claimed in by_rank}) > 1:  # then everything else differs as well
         names = ["call"]
     lines = ["the ranks of process_group cannot compute one loss, because they differ:"]
     for name in names:
@@ -242,7 +269,7 @@ def gathered(own: Tensor, group: ProcessGroup | None, name: str) -> Tensor:
     """All-gather a tensor that has the same shape on each rank, ``[...] -> [ranks, ...]``."""
     num_ranks = distributed.get_world_size(group)
     by_rank = own.new_empty(num_ranks * len(own), *own.shape[1:])
-    # torch 2.13 gave this and its converse new names, and warns of the old ones.
+    # torch 2.13 renamed all_gather_into_tensor, and warns about the old name.
     gather = getattr(distributed, "all_gather_single", None)
     with _named(f"all-gather of {name}", group):
         (gather or distributed.all_gather_into_tensor)(by_rank, own.contiguous(), group)
@@ -250,7 +277,11 @@ def gathered(own: Tensor, group: ProcessGroup | None, name: str) -> Tensor:
 
 
 class _Gather(torch.autograd.Function):
-    """All-gather, in which ranks with fewer embeddings are padded; its gradient is summed."""
+    """All-gather of embeddings, whose backward sums the gradient over ranks.
+
+    The embeddings of each rank are padded to the largest rank, since an all-gather needs equal
+    shapes.
+    """
 
     @staticmethod
     def forward(ctx: Any, own: Tensor, processes: Processes) -> Tensor:
@@ -273,7 +304,10 @@ class _Gather(torch.autograd.Function):
 
 
 class _Sum(torch.autograd.Function):
-    """All-reduce. The losses of all processes depend on each summand, so gradients are summed."""
+    """All-reduce of a sum, whose backward sums the gradient over ranks.
+
+    Every process has the total and calls backward on it, and each total depends on each summand.
+    """
 
     @staticmethod
     def forward(ctx: Any, own: Tensor, processes: Processes) -> Tensor:
@@ -288,7 +322,7 @@ class _Sum(torch.autograd.Function):
 
 @contextmanager
 def _named(collective: str, group: ProcessGroup | None) -> Iterator[None]:
-    """A block whose error names the collective operation that failed."""
+    """A block in which an error of torch names the collective operation that failed."""
     try:
         yield
     except RuntimeError as error:

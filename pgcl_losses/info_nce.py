@@ -1,6 +1,6 @@
-"""InfoNCE (Eq. 3), and its base class, whose negatives may have weights.
+"""InfoNCE (Eq. 3), and its base class, which also allows weights for negatives.
 
-The formula of a query's loss is in `forms`; which keys are positives and negatives is in `rows`.
+`forms` has the formula of a query's loss. `rows` decides which keys are positives and negatives.
 """
 
 from typing import TYPE_CHECKING, Any, Literal
@@ -29,7 +29,7 @@ AnyNegatives = Literal["all", "cross", "memory"]
 
 @with_options
 class WeightedInfoNCE(LossModule):
-    """InfoNCE of the sets of a batch, in which each negative may have a weight."""
+    """The base class of InfoNCE and of PGCL's contrast: each negative may have a weight."""
 
     temperature: Temperature = 0.2
     negatives: AnyNegatives = "all"
@@ -47,7 +47,12 @@ class WeightedInfoNCE(LossModule):
         hardness: float = 0.0,
         debias: float = 0.0,
     ) -> Tensor:
-        """Say which pairs count and how, and compute the loss."""
+        """Build the pairs of a batch, with their weights, and compute the loss.
+
+        ``weights``: weights of negatives by what is known of both embeddings, such as their
+        clusters. ``pair_weight``: weights of negatives by the cosine of the pair. ``hardness``,
+        ``debias``: as in :class:`InfoNCE`.
+        """
         processes = batch.processes
         check.negatives_of_memory(self.negatives, 0 if batch.memory is None else 1)
         if self.decoupled and self.over_positives == "supcon":
@@ -82,77 +87,86 @@ class WeightedInfoNCE(LossModule):
 
 @with_options
 class InfoNCE(WeightedInfoNCE, LossWithMemory):
-    r"""InfoNCE (NT-Xent), at any batch size and exact on many processes.
+    r"""InfoNCE (NT-Xent): pulls positives together and pushes all other embeddings apart.
 
-    It is the mean over all queries i, and over the positives p of each query, of
+    Use it for two or more views of the same graphs, for embeddings with class labels, or for listed
+    pairs of embeddings. It takes batches of any size, and with several processes it is exact. The
+    loss is the mean over all queries i, and over the positives p of each query, of
 
     .. math:: -\log \frac{e^{s_{ip} / \tau}}{e^{s_{ip} / \tau} + \sum_j e^{s_{ij} / \tau}}
 
     where s is the cosine of two embeddings, and j runs over the negatives of i: the embeddings of
-    other labels. Two views of N graphs make 2N queries with one positive each.
+    other graphs, or with other labels. Two views of N graphs make 2N queries with one positive
+    each.
 
     With other options it is the loss of more than thirty published scripts, such as GraphCL, GRACE,
-    MoCo, CLIP or SupCon: :meth:`like` knows them by name.
+    MoCo, CLIP or SupCon: :meth:`like` makes them by name.
 
     Args:
-        temperature (float or Tensor): tau; smaller is sharper. A parameter of shape ``()`` gets a
-            gradient, and must stay above 0: only on a CPU its value is checked.
-        negatives (str): ``"all"`` takes negatives from all views, ``"cross"`` from the other views
-            only, both of them also from the memory; ``"memory"`` takes them from the memory only.
-        queries (str): whether ``"all"`` embeddings are queries, or those of the ``"first"`` view
-            (or set) only. The other views remain keys.
+        temperature (float or Tensor): tau, which divides the scores s. With a smaller tau the most
+            similar negatives count more. To learn it, give a ``torch.nn.Parameter`` of shape
+            ``()``. It must stay above 0, which is checked only if it is on a CPU.
+        negatives (str): which embeddings are negatives: ``"all"`` takes them from all views, and
+            ``"cross"`` from the views other than the query's, both of them also from the memory;
+            ``"memory"`` takes them from the memory only.
+        queries (str): whether ``"all"`` embeddings are queries, or only the embeddings of the
+            ``"first"`` view (or set). The other views remain keys.
         over_positives (str): how several positives of a query count. With x = s / tau, S the sum of
             :math:`e^x` over negatives and E the sum over positives, ``"mean"`` is the mean over
             positives of :math:`\log(1 + S / e^{x_p})`, as above; ``"supcon"`` is
-            :math:`\log(S + E)` minus the mean of :math:`x_p`; ``"sum"`` is
-            :math:`\log(1 + S / E)`.
-        decoupled (bool): whether positives are left out of the denominator. Then the loss may be
-            negative, and it is 0 for a query without negatives. Not with ``"supcon"``.
-        similarity (str): s. ``"cosine"``, or ``"dot"`` for the products of the embeddings as they
-            are, which must be finite in float32 when divided by tau.
-        memory_size (int): how many embeddings of past batches are further negatives, see
+            :math:`\log(S + E)` minus the mean of :math:`x_p`; ``"sum"`` is :math:`\log(1 + S / E)`.
+        decoupled (bool): whether to leave positives out of the denominator. The loss may then be
+            negative, and it is 0 for a query without negatives. It cannot be combined with
+            ``"supcon"``.
+        similarity (str): the score s: ``"cosine"``, or ``"dot"`` for dot products of embeddings
+            that are not normalised. Dot products divided by tau must be finite in float32.
+        memory_size (int): how many embeddings of past batches serve as further negatives, see
             :meth:`remember`. A memory that is smaller than a batch keeps the last rows of the
-            concatenated views, that is mostly of the last view. With a memory, use activation
-            checkpointing on the encoder only.
+            concatenated views, which are mostly rows of the last view. With a memory, use
+            activation checkpointing on the encoder only.
         dim (int or None): the embedding dimension D, which a memory needs.
         hardness (float): beta of Robinson et al. (ICLR 2021), up to 100. A negative has the weight
             :math:`e^{\beta s_{ij} / \tau}`, scaled to a mean of 1. This weight has a gradient.
         debias (float): tau+ of Chuang et al. (2020), the probability that a negative is of the
-            query's class. The sum over negatives is corrected by what such negatives add.
+            query's class. The loss subtracts from the sum over negatives what such negatives add to
+            it.
         reduction (str): ``"mean"``, ``"sum"``, or ``"none"`` for one value per query, view 1 first.
-        engine (str): how the pairs are computed, with the same result. ``"chunks"`` computes the
-            gradient with the loss, some queries at a time: memory is linear in the batch size, and
-            the loss is differentiable once. ``"dense"`` computes one matrix of all pairs in plain
-            torch, in one process: it is differentiable any number of times, also by ``torch.func``
-            and in forward mode, and ``torch.compile(fullgraph=True)`` traces it. ``"auto"`` takes
-            chunks, and dense where transforms or compilers need it.
-        gather (bool): with several processes, whether they compute one loss: its value, and the
-            mean over processes of its gradients, are those of one process on the whole batch
-            (``reduction="none"`` gives each process the values of its own embeddings).
-        process_group (ProcessGroup or None): the processes of one loss; None is all.
+        engine (str): how the pairs are computed; the result is the same. ``"chunks"`` computes the
+            gradient together with the loss, for some queries at a time: its memory grows linearly
+            with the batch size, and the loss can be differentiated once. ``"dense"`` computes one
+            matrix of all pairs in plain torch, in one process: it can be differentiated any number
+            of times, also by ``torch.func`` and in forward mode, and
+            ``torch.compile(fullgraph=True)`` traces it. ``"auto"`` chooses chunks, or dense where a
+            transform or a compiler needs it.
+        gather (bool): whether several processes compute one loss together. Its value, and the mean
+            over processes of its gradient, are then the same as in one process that has the whole
+            batch. (With ``reduction="none"`` each process gets the values of its own embeddings.)
+        process_group (ProcessGroup or None): the processes that compute one loss; None means all.
 
-    ``labels``, an integer for each embedding, say which embeddings are positives of each other:
-    embeddings with the same label. Without ``labels`` and ``positives``, row i of every view is one
-    graph. A query without a positive has loss 0 and is left out of the mean. Embeddings of the
-    query's label in the memory are no negatives. Give each embedding whose class is unknown a label
-    of its own, not -1 or -100.
+    ``labels`` hold an integer for each embedding. Embeddings with the same label are positives of
+    each other, and embeddings with other labels are negatives. Without ``labels`` and
+    ``positives``, row i of every view is graph i. A query without a positive has loss 0 and is left
+    out of the mean. Embeddings in the memory that have the query's label are neither positives nor
+    negatives. Give each embedding whose class is unknown a label of its own, not -1 or -100.
 
     ``positives`` are pairs (query, key), as an ``edge_index`` of positions in the concatenated
-    sets: the key is a positive of the query, and not the other way round. They take the place of
-    "row i of every view"; give ``labels`` as well to have both. Each pair counts by its
-    ``positive_weights``, 0 or from 1e-30 to 1e20; positives by label weigh 1, and the weights of a
-    pair that is listed twice add up. A pair of weight 0 is left out: it is no negative either.
+    sets. The key is a positive of the query, but the query is not a positive of the key unless the
+    reverse pair is listed. The pairs replace the rule "row i of every view is graph i"; give
+    ``labels`` as well to have both. Each pair counts by its weight in ``positive_weights``, 0 or
+    from 1e-30 to 1e20. Positives by label have weight 1, and the weights of a pair that is listed
+    twice are added. A pair with weight 0 is left out: it is neither a positive nor a negative.
 
-    ``negative_pairs`` are pairs of the same kind. They are all negatives there are: a pair counts
-    twice if it is listed twice, and even if it is a positive. With several processes, each lists
-    pairs of its own embeddings. Values are checked on a CPU.
+    ``negative_pairs`` are pairs of the same kind, and replace all other negatives. A pair that is
+    listed twice counts twice, and a pair counts even if it is also a positive. With several
+    processes, each process lists pairs of its own embeddings. The positions are checked only if
+    they are on a CPU.
 
-    It warns of silent failures as :class:`PGCLLoss` does.
+    The loss warns of silent failures, as :class:`PGCLLoss` does.
 
     Shape:
         - views: two or more, ``[N, D]`` each, with norms up to 1e18. With labels or positives they
-          are sets of any lengths, and may be a single one unless negatives come from other sets
-        - labels: ``[N]`` int64 for each set, as ``(u, v)`` for two sets, or one tensor for all
+          are sets of any lengths; one set is enough unless the negatives come from other sets
+        - labels: ``[N]`` int64 for each set, as ``(u, v)`` for two sets, or one tensor for all sets
         - positives, negative_pairs: ``[2, P]`` int64; positive_weights: ``[P]``
         - output: a scalar, or with ``reduction="none"`` one loss for each query
 
@@ -164,15 +178,15 @@ class InfoNCE(WeightedInfoNCE, LossWithMemory):
         >>> InfoNCE()(z1, z2)
         tensor(0.2133)
         >>> captions = torch.tensor([[1.0, 0.0], [0.6, 0.8], [0.0, 1.0]])
-        >>> labels = torch.tensor([0, 1]), torch.tensor([0, 1, 1])
+        >>> labels = torch.tensor([0, 1]), torch.tensor([0, 1, 1])  # of images, of captions
         >>> InfoNCE(negatives="cross")(z1, captions, labels=labels)
         tensor(0.0944)
         >>> InfoNCE(over_positives="supcon")(captions, labels=torch.tensor([0, 1, 1]))
         tensor(0.1657)
-        >>> edges = torch.tensor([[0, 1], [1, 0]])  # of a graph with these three nodes
+        >>> edges = torch.tensor([[0, 1], [1, 0]])  # nodes 0 and 1 are positives of each other
         >>> InfoNCE()(captions, positives=edges)
         tensor(0.6809)
-        >>> sampled = torch.tensor([[0, 1], [2, 2]])  # here all that there are
+        >>> sampled = torch.tensor([[0, 1], [2, 2]])  # node 2 is a negative of both
         >>> InfoNCE()(captions, positives=edges, negative_pairs=sampled)
         tensor(0.6809)
 
@@ -183,13 +197,13 @@ class InfoNCE(WeightedInfoNCE, LossWithMemory):
     similarity: Literal["cosine", "dot"] = "cosine"
     hardness: Hardness = 0.0
     debias: Debias = 0.0
-    fixed = frozenset({"memory_size", "dim", "similarity"})  # a memory holds unit vectors or not
+    fixed = frozenset({"memory_size", "dim", "similarity"})  # the memory is made for them
 
     def __post_init__(self) -> None:
         if self.memory_size > 0 and self.dim is None:
             raise TypeError(f"memory_size={self.memory_size} needs the embedding dimension, dim=")
         check.negatives_of_memory(self.negatives, self.memory_size)
-        # A buffer, since load_state_dict would drop the keys of a module that is None.
+        # None is registered as a buffer: load_state_dict ignores the keys of a module that is None.
         self.register_buffer("memory", None)
         if self.dim is not None and self.memory_size > 0:
             self.memory = Memory(self.memory_size, self.dim)
@@ -204,7 +218,18 @@ class InfoNCE(WeightedInfoNCE, LossWithMemory):
         positive_weights: Tensor | None = None,
         negative_pairs: Tensor | None = None,
     ) -> Tensor:
-        """Compute the loss of views, of sets with labels or positives, or of a batch."""
+        """Compute the loss of views, of sets with labels or positives, or of a :class:`Batch`.
+
+        Args:
+            views (Tensor): two or more views ``[N, D]``, or sets of embeddings, by position.
+            labels (Tensor or sequence of Tensor): which embeddings are positives of each other,
+                ``[N]`` for each set.
+            positives (Tensor): pairs (query, key) ``[2, P]`` in which the key is a positive of the
+                query.
+            positive_weights (Tensor): how much each pair of ``positives`` counts, ``[P]``; by
+                default 1.
+            negative_pairs (Tensor): pairs (query, key) ``[2, P]`` that replace all other negatives.
+        """
         given = labels, positives, positive_weights, negative_pairs
         batch, is_unit = batch_argument(views, given), self.similarity == "cosine"
         if batch is not None:
@@ -230,16 +255,17 @@ class InfoNCE(WeightedInfoNCE, LossWithMemory):
     def like(cls, name: str, **options: Any) -> "Self":
         """Make the loss of a published script, by the name of the script.
 
-        The loss has the options that give the value of the script's own loss, and the script's
-        default temperature. The guide (docs/swap.md) says which function of the script it is, and
-        how the loss is called if not with two views. Where the script's value is more than one call
-        of a loss, such as a multiple of it, ``like`` raises an error that has the line to write.
+        The options of the loss are chosen so that it has the value of the script's own loss, with
+        the script's default temperature. The guide (docs/swap.md) says which function of the script
+        the loss replaces, and how to call it if not with two views. If the script's value takes
+        more than one call of a loss, or a factor, ``like`` raises an error that shows the line to
+        write.
 
         Args:
-            name: such as ``"GraphCL"``; case, hyphens and spaces do not matter. :meth:`names` lists
-                all names.
-            options: options of :class:`InfoNCE`, in addition to those of the script or in place of
-                them, such as another ``temperature``.
+            name (str): such as ``"GraphCL"``; case, hyphens and spaces do not matter. :meth:`names`
+                lists all names.
+            options: options of :class:`InfoNCE`, such as another ``temperature``. They override the
+                options of the script.
 
         Examples:
             >>> from pgcl_losses import InfoNCE
@@ -259,7 +285,7 @@ class InfoNCE(WeightedInfoNCE, LossWithMemory):
 
     @staticmethod
     def names() -> list[str]:
-        """List the names of scripts that :meth:`like` makes the loss of."""
+        """List the names of all scripts whose loss :meth:`like` makes."""
         return [name for name, preset in PRESETS.items() if not preset.value]
 
     def _check(
@@ -275,7 +301,7 @@ class InfoNCE(WeightedInfoNCE, LossWithMemory):
         if negative_pairs is not None:
             if self.memory is not None:
                 fix = f"memory_size must be 0, but got {self.memory_size}"
-                raise ValueError(f"negative_pairs are all negatives there are: {fix}")
+                raise ValueError(f"negative_pairs replace all other negatives: {fix}")
             check.pairs("negative_pairs", negative_pairs, views, self.queries)
         check.temperature(self.temperature, views[0])
         if self.memory is not None:

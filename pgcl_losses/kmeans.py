@@ -11,23 +11,24 @@ from torch import Tensor
 from pgcl_losses._normalize import unit_vectors
 from pgcl_losses._warnings import warn
 
-_ROUNDS = 10  # rounds of Lloyd's algorithm, after which few embeddings change their centre
-_SAME = 1e-11  # below this 1 - cosine, float32 can hardly tell two embeddings apart
-_CHUNK = 1 << 14  # embeddings at a time, so that no matrix of all embeddings and centres exists
+_ROUNDS = 10  # rounds of Lloyd's algorithm; after these, few embeddings change their centre
+_SAME = 1e-11  # if 1 - cosine is below this, float32 can hardly tell two embeddings apart
+_CHUNK = 1 << 14  # embeddings at a time: no matrix of all embeddings and centres exists
 
 
 def spherical_kmeans(embeddings: Tensor, initial: Tensor, draws: Tensor | None = None) -> Tensor:
-    """Cluster embeddings ``[M, D]`` by direction: the centres are unit vectors ``[K, D]``.
+    """Cluster embeddings ``[M, D]`` by direction; return the centres, unit vectors ``[K, D]``.
 
-    ``initial``: ``[K, D]``. If there are fewer different directions than centres, the last initial
-    centres stay. ``draws``: random numbers ``[K, L]``, for L candidates for each centre.
+    ``initial``: centres ``[K, D]``. If the embeddings have fewer different directions than K, the
+    last initial centres are returned unchanged. ``draws``: random numbers from 0 to 1 ``[K, L]``,
+    which draw L candidates for each centre; by default L grows with log K.
 
-    It is computed in float64, since the embeddings of an untrained encoder may differ only in their
-    last digits.
+    The computation is in float64, since the embeddings of an untrained encoder may differ only in
+    their last digits.
     """
-    exact = torch.float32 if embeddings.device.type == "mps" else torch.float64  # Metal has no more
+    exact = torch.float32 if embeddings.device.type == "mps" else torch.float64  # no float64 on MPS
     embeddings, initial = unit_vectors(embeddings, exact), unit_vectors(initial, exact)
-    if draws is None:  # as many candidates as in scikit-learn; on the CPU, for the same draws
+    if draws is None:  # as many as in scikit-learn; drawn on the CPU, for the same result
         draws = torch.rand(len(initial), 2 + int(math.log(len(initial))), device="cpu")
     seeds = _seeds(embeddings, draws)
     if len(seeds) < len(initial):
@@ -41,9 +42,9 @@ def spherical_kmeans(embeddings: Tensor, initial: Tensor, draws: Tensor | None =
 
 
 def _seeds(embeddings: Tensor, draws: Tensor) -> Tensor:
-    """Greedy k-means++: candidates are drawn by their distance to the nearest seed.
+    """Greedy k-means++: draw candidates with probabilities by their distance to the nearest seed.
 
-    The best candidate of each draw, which leaves the smallest total distance, becomes a seed.
+    Of the candidates for a seed, the one that leaves the smallest total distance becomes the seed.
     """
     # 1 - cosine is at most 2. A vector of zeros has no direction, and is never drawn.
     distances = 2 * (embeddings.square().sum(1) > 0).to(embeddings.dtype)
@@ -64,7 +65,7 @@ def _seeds(embeddings: Tensor, draws: Tensor) -> Tensor:
 
 
 def _moved(embeddings: Tensor, centers: Tensor) -> Tensor:
-    """Lloyd's algorithm: each centre moves to the mean direction of its nearest embeddings."""
+    """Lloyd's algorithm: each round moves each centre to the mean direction of its embeddings."""
     numbers = torch.arange(len(centers), device=embeddings.device)
     for _ in range(_ROUNDS):
         sums = torch.zeros_like(centers)

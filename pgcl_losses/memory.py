@@ -14,10 +14,10 @@ from pgcl_losses.rows import NO_LABEL
 
 
 class Ring(nn.Module):
-    """A ring buffer: new embeddings overwrite the oldest ones. Empty slots are zero."""
+    """A ring buffer: new embeddings overwrite the oldest embeddings. Empty slots are zero."""
 
     embeddings: Tensor  # [B, D], or [V, B, D] for each of V views
-    num_stored: Tensor  # [] how many embeddings were ever stored
+    num_stored: Tensor  # [] how many embeddings were ever stored (of each view)
 
     def __init__(self, *shape: int) -> None:
         super().__init__()
@@ -25,19 +25,23 @@ class Ring(nn.Module):
         self.register_buffer("num_stored", torch.zeros((), dtype=torch.long))
 
     def reset_parameters(self) -> None:
+        """Empty the buffer."""
         for buffer in self.buffers():
             buffer.zero_()
 
     def filled(self, num_before: int) -> Tensor:
-        """The mask of filled slots ``[M + B]``, behind ``num_before`` = M embeddings of a batch."""
+        """The mask ``[M + B]`` of filled slots; the first ``num_before`` = M entries are True.
+
+        They stand for the embeddings of a batch, which precede the memory.
+        """
         size = self.embeddings.shape[-2]
         return torch.arange(-num_before, size, device=self.num_stored.device) < self.num_stored
 
     @torch.no_grad()
     def store(self, embeddings: Tensor, wanted: Tensor) -> Tensor:
-        """Store embeddings ``[..., N, D]``, the last one as the newest, if ``wanted``.
+        """Store embeddings ``[..., N, D]``, the last as the newest, if ``wanted``, a bool ``[]``.
 
-        Return their slots. If there are more embeddings than slots, the first ones are not stored.
+        If there are more embeddings than slots, only the last ones are stored. Return their slots.
         """
         size = self.embeddings.shape[-2]
         newest = embeddings.detach()[..., -size:, :].to(self.embeddings.dtype)
@@ -52,20 +56,21 @@ class Memory(Ring):
     """A ring buffer of the embeddings of all processes, with their labels."""
 
     labels: Tensor  # [B]
-    is_manual: Tensor  # [] 1 once `remember` was called: from then on only `remember` stores
+    is_manual: Tensor  # [] 1 after the first `remember`: only `remember` stores then
 
     def __init__(self, size: int, dim: int) -> None:
         super().__init__(size, dim)
         self.register_buffer("labels", torch.full((size,), NO_LABEL))
-        # It is a number, since AveragedModel(use_buffers=True) fails with bools.
+        # This is a number and no bool: AveragedModel(use_buffers=True) cannot average bools.
         self.register_buffer("is_manual", torch.zeros((), dtype=torch.long))
 
     def reset_parameters(self) -> None:
+        """Empty the memory, with its labels."""
         super().reset_parameters()
         self.labels.fill_(NO_LABEL)
 
     def check(self, name: str, embeddings: Tensor) -> None:
-        """Check that embeddings ``[N, D]`` can be compared with those of the memory."""
+        """Check that the memory has the dimension and the device of embeddings ``[N, D]``."""
         dim, came = self.embeddings.shape[1], embeddings.shape[-1]
         if came != dim:
             raise ValueError(f"{name} has dimension {came}, but the memory holds dimension {dim}")
@@ -73,10 +78,10 @@ class Memory(Ring):
 
     @torch.no_grad()
     def store_batch(self, batch: Batch, manually: bool) -> None:
-        """Store a batch, if it is finite.
+        """Store the embeddings of a batch, if they are finite.
 
-        The batches of training forwards are stored until the first call of `remember`, whose
-        batches are stored ``manually``.
+        ``manually``: whether `remember` stores them. The first such call empties the memory. From
+        then on the embeddings of training forwards are not stored.
         """
         wanted = batch.is_finite()
         if manually:
@@ -95,7 +100,7 @@ class Memory(Ring):
 
 
 class LossWithMemory(LossModule):
-    """A loss that may have negatives of past batches."""
+    """A loss that may have a memory: embeddings of past batches as further negatives."""
 
     memory_size: int
     memory: Memory | None
@@ -104,13 +109,15 @@ class LossWithMemory(LossModule):
     def remember(self, embeddings: Tensor, *, labels: Tensor | None = None) -> None:
         """Store embeddings ``[N, D]`` in the memory, such as the keys of a momentum encoder.
 
-        If you never call this, each training forward stores its own embeddings, except under
-        ``torch.func``. The first call empties the memory; from then on only this method stores.
-        With several processes, all of them call it, each with its own embeddings. With ``labels``
-        ``[N]``, the stored embeddings are no negatives of queries with the same label.
+        If you never call this method, each training forward stores its own embeddings, except under
+        ``torch.func``. The first call empties the memory. From then on only this method stores
+        embeddings. With several processes, all of them must call it, each with its own embeddings.
 
-        ``AveragedModel(loss)`` copies the memory. With ``use_buffers=True`` it would average the
-        stored embeddings, and spoil them.
+        If you give ``labels`` ``[N]``, the stored embeddings are no negatives of queries that have
+        the same label.
+
+        ``AveragedModel(loss)`` copies the memory. Do not set ``use_buffers=True``: it would average
+        stored embeddings of different graphs.
         """
         memory = self.memory
         with self.agreement("remember", (embeddings,)) as agreed:
@@ -127,7 +134,7 @@ class LossWithMemory(LossModule):
         memory.store_batch(batch, manually=True)
 
     def with_memory(self, batch: Batch) -> Batch:
-        """Add the embeddings of the memory to the batch, if there is a memory."""
+        """Add the past embeddings to the batch, if this loss has a memory."""
         if self.memory is None:
             return batch
         past = self.memory.embeddings.to(batch.embeddings.dtype)

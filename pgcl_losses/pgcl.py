@@ -30,64 +30,75 @@ from pgcl_losses.watch import Watch
 
 @with_options
 class PGCLLoss(LossWithMemory):
-    r"""PGCL: the reweighted contrast + :math:`\lambda` times the consistency, with prototypes.
+    r"""PGCL (Eq. 15): a contrast whose negatives are weighted by cluster, plus a consistency.
 
-    The prototypes are parameters: give them to the optimizer, together with the encoder's.
+    Use it in place of :class:`InfoNCE` for two or more augmented views of the same graphs. The loss
+    learns prototypes, the centres of K clusters, together with the encoder. It is the sum of
+
+    - the contrast (:class:`PrototypeReweightedNCE`): InfoNCE without negatives from the query's own
+      cluster, in which the distance of the prototypes gives a weight to every other negative;
+    - :math:`\lambda` times the consistency (:class:`ConsistencyLoss`): each view predicts the
+      balanced cluster assignment of the other view.
+
+    The prototypes are parameters of the loss: give ``pgcl.parameters()`` to the optimizer, together
+    with the encoder's.
 
     Args:
         dim (int): the embedding dimension D.
         num_prototypes (int or sequence of int): the number of prototypes K, or several numbers, one
-            for each head. Each head is a set of prototypes that is balanced by itself.
-        consistency_weight (float): lambda, the weight of the consistency. With 0, ``consistency``
-            is not called, and the prototypes are frozen, as by ``freeze_steps``.
-        contrast_weight (float): the weight of the contrast. With 0, ``contrast`` is not called.
+            for each head. A head is a set of prototypes with a balanced assignment of its own.
+        consistency_weight (float): lambda, the weight of the consistency. With 0, the module
+            ``consistency`` is not called, and the prototypes are frozen, as by ``freeze_steps``.
+        contrast_weight (float): the weight of the contrast. With 0, the module ``contrast`` is not
+            called.
         temperature (float or Tensor): tau of both the contrast and the prediction, as in
             :class:`InfoNCE`.
         epsilon (float): the sharpness of the balanced targets. A smaller value is closer to hard
             clusters.
-        iterations (int): the number of Sinkhorn-Knopp iterations. More of them balance more
-            exactly.
+        iterations (int): the number of Sinkhorn-Knopp iterations. With more iterations, the
+            clusters are balanced more exactly.
         queue_size (int): how many past embeddings of each view help to balance small batches.
-        queue_views (int): the number of views of which the queue keeps embeddings.
-        memory_size (int): how many embeddings of past batches are further negatives, see
-            :meth:`remember`. They are assigned to the present prototypes, balanced by themselves,
-            and weigh like all other negatives. A memory that is smaller than a batch keeps the last
-            rows of the concatenated views, that is mostly of the last view. Use activation
-            checkpointing on the encoder only.
-        freeze_steps (int): the number of training forwards with frozen prototypes: their gradient
-            is zero. Weight decay still moves them.
-        weighting (str): what the weight of a negative depends on: ``"prototype"``, the distance of
-            the prototypes of both clusters; ``"sample"``, the distance of both embeddings; or
-            ``"uniform"``, nothing: all weights are 1.
-        exclude_same_cluster (bool): whether graphs of the query's own cluster are left out of its
-            negatives.
-        negative_ranks ((int, int) or None): takes negatives only from the clusters at positions
-            first to end - 1 of the query's assignment, best first. The published code has
-            ``(2, 8)``.
-        soft_clusters (bool): whether an embedding belongs to every cluster, by its balanced target,
-            or only to the best one. The weight of a pair is then the mean over both targets.
-        negatives, queries, over_positives, decoupled, reduction, engine, gather, process_group: as
-            in :class:`InfoNCE`.
+        queue_views (int): the number of views for which the queue keeps embeddings.
+        memory_size (int): how many embeddings of past batches serve as further negatives, see
+            :meth:`remember`. They are assigned to the present prototypes, balanced apart from the
+            batch, and weighted like all other negatives. A memory that is smaller than a batch
+            keeps the last rows of the concatenated views, which are mostly rows of the last view.
+            With a memory, use activation checkpointing on the encoder only.
+        freeze_steps (int): for how many training forwards the prototypes are frozen: their gradient
+            is zero, but weight decay still moves them.
+        weighting (str): what the weight of a negative depends on: ``"prototype"``, the distance
+            between the prototypes of both clusters; ``"sample"``, the distance between both
+            embeddings; or ``"uniform"``, nothing: all weights are 1.
+        exclude_same_cluster (bool): whether to leave graphs of the query's own cluster out of its
+            negatives, as they are likely to be false negatives.
+        negative_ranks ((int, int) or None): for ``(first, end)``, negatives come only from the
+            clusters at positions first to end - 1 of the query's assignment, where position 0 is
+            the best cluster. The published code has ``(2, 8)``.
+        soft_clusters (bool): whether an embedding belongs to all clusters, by its balanced target
+            q, and not only to its best cluster. The weight of a pair is then the mean over the
+            clusters of both embeddings.
+        negatives, queries, over_positives, decoupled: as in :class:`InfoNCE`.
+        reduction, engine, gather, process_group: as in :class:`InfoNCE`.
 
-    Options may be assigned at any time. The options of a module are assigned to the module, as in
-    ``pgcl.contrast.decoupled = True``; ``pgcl.temperature = 0.1`` sets the temperature of contrast
-    and prediction. You may replace the modules ``prototypes``, ``contrast`` and ``consistency`` by
-    subclasses of yours. ``prototypes`` is called with a :class:`Batch`, and the other modules with
-    the batch that it returns.
+    Options may be assigned at any time. Assign the options of a module to the module, as in
+    ``pgcl.contrast.decoupled = True``; ``pgcl.temperature = 0.1`` sets the temperature of both
+    contrast and prediction. You may replace the modules ``prototypes``, ``contrast`` and
+    ``consistency`` by subclasses of your own. The loss calls ``prototypes`` with a :class:`Batch`,
+    and the two other modules with the batch that ``prototypes`` returns.
 
-    ``labels`` and ``positives`` are as in :class:`InfoNCE`, and change the contrast only.
+    ``labels`` and ``positives`` are as in :class:`InfoNCE`. They change the contrast only.
 
-    With several processes, all of them call the loss and backward equally often. Some of them may
-    have an empty batch.
+    With several processes, all of them must call the loss and backward equally often. Some of them
+    may have an empty batch.
 
-    The loss warns once each of silent failures, such as prototypes that no optimizer moves, NaN, or
-    collapsed embeddings, but not in compiled and CUDA graphs.
-    ``warnings.filterwarnings("ignore", "PGCLLoss")`` silences it.
+    The loss warns of silent failures, such as prototypes that no optimizer moves, NaN, or collapsed
+    embeddings. Each warning appears once, and not in compiled or CUDA graphs.
+    ``warnings.filterwarnings("ignore", "PGCLLoss")`` silences them.
 
     Shape:
         - views: two or more, ``[N, D]`` each, with norms up to 1e18; row i of each view is graph i
         - labels: ``[N]`` int64
-        - output: a scalar, or ``[V * N]`` with ``reduction="none"``
+        - output: a scalar, or ``[V * N]`` with ``reduction="none"`` for V views
 
     Examples:
         >>> import torch
@@ -144,7 +155,7 @@ class PGCLLoss(LossWithMemory):
         self.prototypes = SinkhornPrototypes(**options_of(SinkhornPrototypes))
         self.contrast = PrototypeReweightedNCE(**options_of(PrototypeReweightedNCE))
         self.consistency = ConsistencyLoss(**options_of(ConsistencyLoss))
-        self.register_buffer("memory", None)  # of a module that is None, torch would drop keys
+        self.register_buffer("memory", None)  # keys of a module None would be ignored
         if self.memory_size > 0:
             self.memory = Memory(self.memory_size, dim)
         self._watch = Watch("PGCLLoss")
@@ -152,13 +163,13 @@ class PGCLLoss(LossWithMemory):
 
     @property
     def temperature(self) -> float | Tensor:
-        """tau of the contrast. Assigning it sets tau of the prediction as well."""
+        """tau of the contrast. Assigning it also sets tau of the prediction."""
         return self.contrast.temperature
 
     @temperature.setter
     def temperature(self, value: float | Tensor) -> None:
         for module in (self.prototypes, self.contrast):
-            if hasattr(module, "temperature"):  # a module of the user's may have none
+            if hasattr(module, "temperature"):  # a user's own module may have none
                 module.temperature = value
 
     @called_by_all("forward")
@@ -169,7 +180,10 @@ class PGCLLoss(LossWithMemory):
         positives: Tensor | None = None,
         positive_weights: Tensor | None = None,
     ) -> Tensor:
-        """Compute the loss."""
+        """Compute the loss of two or more views ``[N, D]``, given by position.
+
+        ``labels``, ``positives`` and ``positive_weights`` are as in :class:`InfoNCE`.
+        """
         return self._compute(views, labels, positives, positive_weights)[0]
 
     if TYPE_CHECKING:
@@ -183,9 +197,11 @@ class PGCLLoss(LossWithMemory):
         positives: Tensor | None = None,
         positive_weights: Tensor | None = None,
     ) -> PGCLTerms:
-        """Compute the loss with its two terms and the assignments, to log them.
+        """Compute the loss together with its two terms and the assignments, to log them.
 
-        This is a training forward: call it in place of the loss, not beside it.
+        Call this in place of the loss, not in addition to it: in ``train()`` mode it is a training
+        forward, which also counts ``freeze_steps`` and stores embeddings in the queue and the
+        memory.
         """
         given = labels, positives, positive_weights
         loss, contrast, consistency, batch = self._compute(views, *given)
@@ -195,7 +211,7 @@ class PGCLLoss(LossWithMemory):
     def _compute(
         self, views: tuple[Tensor, ...], *given: Any
     ) -> tuple[Tensor, Tensor, Tensor, Batch]:
-        """Compute the loss, its contrast and its consistency, and the batch."""
+        """Compute the loss, its contrast and its consistency; also return the batch."""
         with self.agreement("forward", views) as agreed:
             agreed.claims |= self._check(views, *given)
         dtype = computing_dtype(views[0], self.prototypes.weight)
@@ -208,7 +224,7 @@ class PGCLLoss(LossWithMemory):
         loss = torch.add(loss, consistency, alpha=self.consistency_weight)
         if self.contrast_weight == 0 or self.consistency_weight == 0:
             loss = self._with_all_gradients(loss, batch.embeddings)
-        if self.moves_state(batch.embeddings):  # state moves here alone
+        if self.moves_state(batch.embeddings):  # state changes only here
             self.prototypes.advance(batch)
             if self.memory is not None:
                 self.memory.store_batch(batch, manually=False)
@@ -219,7 +235,10 @@ class PGCLLoss(LossWithMemory):
         return loss, contrast, consistency, batch
 
     def _with_all_gradients(self, loss: Tensor, embeddings: Tensor) -> Tensor:
-        """Give what the loss does not depend on a gradient of zeros, as DDP needs one."""
+        """Give a gradient of zeros to embeddings and parameters that the loss does not depend on.
+
+        DistributedDataParallel needs the gradient of every parameter.
+        """
         for tensor in (embeddings, *self.parameters()):
             loss = loss + tensor.flatten()[:0].sum().to(loss)
         return loss
@@ -228,7 +247,7 @@ class PGCLLoss(LossWithMemory):
         self, views: tuple[Any, ...], labels: Any, positives: Any, weights: Any
     ) -> dict[str, object]:
         self.prototypes.check(views, 2, type(self).__name__)
-        # A module of the user's may have none of these options.
+        # A user's own module may have none of these options.
         check.temperature(getattr(self.contrast, "temperature", 1.0), views[0])
         queries = getattr(self.contrast, "queries", "all")
         reduction = getattr(self.consistency, "reduction", "mean")
@@ -236,8 +255,8 @@ class PGCLLoss(LossWithMemory):
         both = self.consistency_weight > 0 and self.contrast_weight > 0
         if both and queries == "first" and reduction != "mean":
             raise ValueError(
-                f"reduction={reduction!r} with queries='first' has the contrast of the first view, "
-                "but the consistency of all: choose 'mean'"
+                f"reduction={reduction!r} with queries='first' would add the contrast of the first "
+                "view to the consistency of all views: choose 'mean'"
             )
         self._check_contrast()
         return claims

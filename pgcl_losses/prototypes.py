@@ -21,23 +21,31 @@ from pgcl_losses.sinkhorn import balance, probabilities, rank_clusters
 
 @with_options
 class SinkhornPrototypes(LossModule):
-    r"""Learned prototypes, to which embeddings are assigned by cosine: predicted and balanced.
+    r"""Learned prototypes (the centres of clusters), and the assignment of embeddings to them.
 
-    The prediction is :math:`p = softmax(s / \tau)`, with s the cosines of an embedding and the
-    prototypes. The target q is Sinkhorn-Knopp on :math:`e^{s / \epsilon}` within each view. The
-    cluster of an embedding is the prototype with the largest q.
+    Use it by itself to cluster embeddings, or to feed a loss of your own; :class:`PGCLLoss` has one
+    inside. For each view it returns an :class:`Assignment`:
+
+    - the prediction :math:`p = softmax(s / \tau)`, where s are the cosines of an embedding and the
+      prototypes;
+    - the target q: Sinkhorn-Knopp on :math:`e^{s / \epsilon}` balances the clusters within each
+      view, see :func:`sinkhorn`;
+    - the cluster: the prototype with the largest q.
 
     Args:
-        options: as in :class:`PGCLLoss`, by the same names.
+        dim, num_prototypes, temperature, epsilon: as in :class:`PGCLLoss`.
+        iterations, queue_size, queue_views, freeze_steps: as in :class:`PGCLLoss`.
+        gather, process_group: as in :class:`InfoNCE`.
 
-    The queue, and ``step``, which counts training forwards while ``freeze_steps`` is above 0,
-    change only in ``train()`` mode with gradients enabled, and not with a batch that has NaN or inf
-    in it. With one of the two, use activation checkpointing on the encoder only.
+    The queue changes only in ``train()`` mode with gradients enabled, and so does ``step``, which
+    counts training forwards if ``freeze_steps`` is above 0. A batch with NaN or inf changes
+    neither. With a queue or ``freeze_steps``, use activation checkpointing on the encoder only.
 
     Shape:
         - views: ``[N, D]`` each, with norms up to 1e18; row i of each view is graph i
         - output: an :class:`Assignment` for each view
-        - weight: ``[K, D]``. The prototypes of several heads follow each other
+        - weight: the prototypes ``[K, D]``, a parameter. The prototypes of several heads follow
+          each other
 
     Examples:
         >>> import torch
@@ -64,14 +72,15 @@ class SinkhornPrototypes(LossModule):
     fixed = frozenset({"dim", "num_prototypes", "heads", "queue_size", "queue_views"})
 
     def __post_init__(self) -> None:
-        sizes = self.num_prototypes  # of each head
+        sizes = self.num_prototypes  # one number, or one for each head
         self.heads = (sizes,) if isinstance(sizes, int) else tuple(sizes)
         self.step: Tensor
         self.queue: Ring | None  # [V, Q, D] past embeddings of each view
         self.weight = nn.Parameter(torch.empty(sum(self.heads), self.dim))
         self.register_buffer("step", torch.zeros((), dtype=torch.long))
         if len(self.heads) > 1:
-            # An empty tensor: by its shape, a checkpoint of other heads with this K does not load.
+            # This tensor is empty, but has a shape: a checkpoint of other heads with the same K in
+            # all does not fit it, so load_state_dict raises an error.
             self.register_buffer("head_sizes", torch.empty(0, *self.heads))
         self.register_buffer("queue", None)
         if self.queue_size > 0:
@@ -79,6 +88,7 @@ class SinkhornPrototypes(LossModule):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
+        """Initialise the prototypes at random (He et al.), empty the queue, and reset the step."""
         nn.init.kaiming_normal_(self.weight)
         for buffer in self.buffers():
             buffer.zero_()
@@ -89,12 +99,13 @@ class SinkhornPrototypes(LossModule):
     def forward(self, *views: Batch) -> Batch: ...
     @called_by_all("forward")
     def forward(self, *views: Tensor | Batch) -> tuple[Assignment, ...] | Batch:
-        """Assign the embeddings of every view. Each view is balanced by itself.
+        """Assign the embeddings of each view to the prototypes. Each view is balanced by itself.
 
-        Given a :class:`~pgcl_losses.Batch`, it returns the batch with all embeddings assigned.
+        Given a :class:`~pgcl_losses.Batch`, return the batch with the assignment of all its
+        embeddings.
         """
         batch = batch_argument(views)
-        if batch is not None:  # whoever made the batch calls `advance`
+        if batch is not None:  # the module that made the batch calls `advance`
             return self._assigned(batch)
         with self.agreement("forward", views) as agreed:
             self.check(views, 1, type(self).__name__)
@@ -108,7 +119,11 @@ class SinkhornPrototypes(LossModule):
         __call__ = forward
 
     def check(self, views: tuple[Any, ...], fewest: int, owner: str) -> None:
-        """Check that views can be assigned, by this module or within the loss that owns it."""
+        """Check that views can be assigned to these prototypes.
+
+        ``fewest``: the smallest number of views. ``owner``: the class that messages name, which is
+        this module or the loss that has it.
+        """
         check.loss_views(views, fewest)
         check.prototypes("prototypes.weight", self.weight, "z1", views[0], owner)
         check.temperature(self.temperature, views[0])
@@ -119,9 +134,10 @@ class SinkhornPrototypes(LossModule):
             )
 
     def assign(self, z: Tensor) -> Tensor:
-        """The nearest prototype of each embedding, ``[N, D] -> [N]``, without balancing.
+        """Find the nearest prototype of each embedding, without balancing: ``[N, D] -> [N]``.
 
-        This is for inference. With several heads, it is the nearest of each head: ``[N, H]``.
+        Use this for inference, where the cluster of an embedding must not depend on the rest of the
+        batch. With several heads, return the nearest prototype of each head: ``[N, H]``.
         """
         check.matrices([("z", z)])
         check.prototypes("weight", self.weight, "z", z, type(self).__name__)
@@ -134,19 +150,19 @@ class SinkhornPrototypes(LossModule):
     @called_by_all("start_from_")
     @torch.no_grad()
     def start_from_(self, embeddings: Tensor) -> "SinkhornPrototypes":
-        """Initialise the prototypes in place from embeddings ``[N, D]``, by k-means with cosines.
+        """Initialise the prototypes from embeddings ``[N, D]``, by k-means with cosines.
 
         Call this before training, or between two steps after some epochs of :class:`InfoNCE`, with
-        the embeddings of a batch or of many batches, and before ``fully_shard``. With several
-        processes, all of them call it, each with its own embeddings.
+        the embeddings of one or many batches; with FSDP2, call it before ``fully_shard``. With
+        several processes, all of them must call it, each with its own embeddings.
 
-        Random numbers come from torch's generator on the CPU: use ``torch.manual_seed``. If there
-        are fewer different directions than prototypes, the remaining prototypes do not move. The
-        prototypes keep their lengths, and the queue keeps its embeddings. This call waits for the
-        device.
+        The method changes the prototypes in place: it keeps the length of each prototype, and the
+        embeddings in the queue. If the embeddings have fewer different directions than there are
+        prototypes, the remaining prototypes do not change. Random numbers come from torch's
+        generator on the CPU: use ``torch.manual_seed``. The call synchronises with the device.
         """
         with self.agreement("start_from_", (embeddings,)) as agreed:
-            agreed.state = {}  # afterwards all processes have the same prototypes
+            agreed.state = {}  # this call makes the prototypes the same on all processes
             agreed.claims["weight"] = described(self.weight)
             self._check_start(embeddings)
         processes = agreed.processes
@@ -157,7 +173,8 @@ class SinkhornPrototypes(LossModule):
             directions = torch.cat([spherical_kmeans(units, head) for head in heads])
             lengths = torch.linalg.vector_norm(weight, dim=1, keepdim=True)
             new = (directions * torch.where(lengths > 0, lengths, 1)).to(dtype)
-            # All ranks compute, so that all have the same errors; the first rank's result counts.
+            # All ranks compute the result, so that all raise the same errors. Rank 0's result is
+            # taken.
             new = processes.add(new if processes.rank == 0 else new.zero_(), "the prototypes")
         self.weight.copy_(new)
         return self
@@ -171,7 +188,7 @@ class SinkhornPrototypes(LossModule):
             raise TypeError("weight is computed from others: call start_from_ before weight_norm")
 
     def _assigned(self, batch: Batch) -> Batch:
-        """Add the prototypes, log p, q and the clusters of all embeddings to the batch."""
+        """Add the prototypes, and log p, q and the clusters of all embeddings, to the batch."""
         processes, embeddings = batch.processes, batch.embeddings
         with full_precision(embeddings.device):
             prototypes = processes.average_gradient(self._unit_prototypes(embeddings.dtype))
@@ -179,17 +196,17 @@ class SinkhornPrototypes(LossModule):
             scores = embeddings @ prototypes.T  # [M, K]
             log_probs = self._by_head(partial(torch.log_softmax, dim=-1), scores / temperature)
             with torch.no_grad():
-                # Detached tensors have no tangent either, in forward mode.
+                # In forward mode, detaching also removes the tangents.
                 cosines, columns = batch.views(scores.detach()), prototypes.detach().T
                 num_graphs, filled = cosines.shape[1], None
-                if self.queue is not None:  # it helps to balance, and is dropped again
+                if self.queue is not None:  # it helps to balance, and is then dropped
                     past = self.queue.embeddings.to(cosines.dtype) @ columns  # [V, Q, K]
                     cosines = torch.cat([cosines, past], dim=1)
                     filled = self.queue.filled(num_graphs).unsqueeze(1)  # [N + Q, 1]
                 log_q = self._by_head(self._balanced(filled), cosines)
                 log_q, cosines = (x[:, :num_graphs].flatten(0, 1) for x in (log_q, cosines))
                 targets = probabilities(log_q)  # [M, K]
-                if batch.memory is not None and batch.filled is not None:  # balanced as a view is
+                if batch.memory is not None and batch.filled is not None:  # balanced like a view
                     filled = batch.filled[len(embeddings) :].unsqueeze(1)  # [B, 1]
                     past = batch.memory @ columns  # [B, K]
                     log_q_past = self._by_head(self._balanced(filled), past)
@@ -207,17 +224,17 @@ class SinkhornPrototypes(LossModule):
         )
 
     def _balanced(self, filled: Tensor | None) -> Callable[[Tensor], Tensor]:
-        """Sinkhorn-Knopp with the options of this module."""
+        """Return `balance` with the options of this module."""
         return partial(balance, epsilon=self.epsilon, iterations=self.iterations, filled=filled)
 
     def _by_head(self, function: Callable[[Tensor], Tensor], scores: Tensor) -> Tensor:
-        """Apply a function to the columns ``[..., K]`` of each head, and join the results."""
+        """Apply a function to the columns ``[..., K_h]`` of each head, and join the results."""
         if len(self.heads) == 1:
             return function(scores)
         return torch.cat([function(x) for x in scores.split_with_sizes(self.heads, -1)], -1)
 
     def _unit_prototypes(self, dtype: torch.dtype) -> Tensor:
-        """The prototypes at unit length ``[K, D]``, without gradient while they are frozen."""
+        """The unit prototypes ``[K, D]``. While prototypes are frozen, their gradient is zero."""
         weight: Tensor = self.weight
         if self.freeze_steps > 0:
             weight = torch.where(self.step < self.freeze_steps, weight.detach(), weight)
@@ -225,8 +242,11 @@ class SinkhornPrototypes(LossModule):
 
     @torch.no_grad()
     def advance(self, batch: Batch) -> None:
-        """Count a training forward and queue its embeddings, unless one has NaN or inf in it."""
+        """Count a training forward, and store its embeddings in the queue.
+
+        A batch with NaN or inf changes nothing.
+        """
         if self.freeze_steps > 0:
             self.step.add_(batch.is_finite())
-        if self.queue is not None:  # flipped: the first graph is the last to be overwritten
+        if self.queue is not None:  # flipped: the first graph is overwritten last
             self.queue.store(batch.views(batch.embeddings).flip(1), batch.is_finite())

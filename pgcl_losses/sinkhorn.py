@@ -1,6 +1,6 @@
 """Balanced assignment of samples to prototypes: the Sinkhorn-Knopp algorithm (Eq. 7 to 11).
 
-The solution, Eq. 11, is Q = Diag(a) P^eta Diag(b). Here a and b are called u and v.
+The solution, Eq. 11, is Q = Diag(a) P^eta Diag(b). The code calls a and b u and v.
 """
 
 import math
@@ -11,32 +11,35 @@ from torch import Tensor
 from pgcl_losses import _checks as check
 from pgcl_losses._normalize import computing_dtype, full_precision
 
-# An iteration can raise an entry by a factor of N * K against others. Over three iterations an
-# entry that is too small for float32 stays negligible, for N * K up to 1e9. Then u and v are
-# absorbed into the exponents.
+# An iteration can raise an entry by a factor of N * K relative to the others. For N * K up to 1e9,
+# an entry that is too small for float32 stays negligible over three iterations. After these, u and
+# v are absorbed into the exponents.
 _ITERATIONS_PER_ABSORPTION = 3
 
-# This fraction of a cosine lies far above the rounding errors of float32, and far below most
-# differences between prototypes.
+# This fraction of the cosine breaks ties. It lies far above the rounding errors of float32, and far
+# below most differences between prototypes.
 _TILT = 1e-4
 
 
 def sinkhorn(scores: Tensor, *, epsilon: float = 0.05, iterations: int = 3) -> Tensor:
-    r"""Balanced assignment of samples to prototypes, by Sinkhorn-Knopp.
+    r"""Assign samples to prototypes so that all get about equally many, by Sinkhorn-Knopp.
 
-    It scales :math:`e^{s/\epsilon}` ``iterations`` times: first every prototype's total to
-    :math:`1/K`, then every sample's total to :math:`1/N`. No gradient flows through it.
+    It scales the matrix :math:`e^{s/\epsilon}` ``iterations`` times: first so that every
+    prototype's total is :math:`1/K`, then so that every sample's total is :math:`1/N`. In the
+    result every sample's total is 1. No gradient flows through it.
 
     Args:
-        scores: the similarity of each sample to each prototype. Any finite values are allowed, and
-            -inf rules a pair out; every row and every column must keep one finite value.
-        epsilon: a smaller value is closer to a hard assignment. :math:`1/\epsilon` plays the role
-            of the paper's exponent :math:`\eta`.
-        iterations: how often columns and rows are scaled.
+        scores (Tensor): the similarity s of each sample to each prototype. Any finite values are
+            allowed, and -inf rules a pair out; every row and every column must keep one finite
+            value.
+        epsilon (float): the sharpness. A smaller value is closer to a hard assignment.
+            :math:`1/\epsilon` plays the role of the paper's exponent :math:`\eta`.
+        iterations (int): how often columns and rows are scaled. With more iterations, the columns
+            are balanced more exactly.
 
     Shape:
-        - scores: ``[N, K]``
-        - output: ``[N, K]``, every row sums to 1, every column to about N / K
+        - scores: ``[N, K]`` for N samples and K prototypes
+        - output: ``[N, K]``; every row sums to 1, every column to about N / K
 
     Examples:
         >>> import torch
@@ -52,7 +55,7 @@ def sinkhorn(scores: Tensor, *, epsilon: float = 0.05, iterations: int = 3) -> T
     epsilon = check.scale("epsilon", epsilon)
     iterations = check.count("iterations", iterations, minimum=1)
     with full_precision(scores.device):
-        # Scores and epsilon are halved, since the difference of two halves is always finite.
+        # Halve scores and epsilon: the difference of two halved numbers is always finite.
         halves = scores.detach().to(computing_dtype(scores)) / 2
         return probabilities(balance(halves, epsilon / 2, iterations))
 
@@ -60,27 +63,28 @@ def sinkhorn(scores: Tensor, *, epsilon: float = 0.05, iterations: int = 3) -> T
 def balance(
     scores: Tensor, epsilon: float, iterations: int, filled: Tensor | None = None
 ) -> Tensor:
-    """log q of a matrix of scores ``[N, K]`` or of a stack ``[V, N, K]``; no gradient flows.
+    """Compute log q of scores ``[N, K]``, or of a stack of them ``[V, N, K]``, without gradient.
 
-    q is diag(u) E diag(v) for a fixed matrix E, so that an iteration is two matrix-vector products.
-    ``filled``: ``[N, 1]`` bool, False for samples that are ignored: their q is uniform.
+    q is diag(u) E diag(v) for a fixed matrix E, so an iteration is two products of a matrix with a
+    vector. ``filled``: ``[N, 1]`` bool; samples where it is False are ignored, and their q is
+    uniform.
     """
-    # The smallest exponent x for which e^x can still be multiplied by about 1e-4.
+    # The smallest exponent x for which e^x is still a normal number when multiplied by about 1e-4.
     smallest = math.log(torch.finfo(scores.dtype).tiny) + 9
-    # Exponents of E are shifted: 0 is the largest of every column and row. Then nothing overflows,
-    # and no sum over a row or column vanishes, however small epsilon is.
+    # Shift the exponents of E so that the largest exponent of every column and every row is 0. Then
+    # nothing overflows, and no sum over a row or column vanishes, however small epsilon is.
     shift = scores if filled is None else scores.masked_fill(~filled, -torch.inf)
     shift = shift.amax(-2, keepdim=True)  # [V, 1, K]
     exponent = scores - shift  # [V, N, K]
     row_peaks = exponent.amax(-1, keepdim=True)  # [V, N, 1], above 0 in rows that are not filled
     exponent = exponent.sub_(row_peaks).mul_(1 / epsilon)
-    u = row_peaks.mul_(1 / epsilon).clamp_(smallest, 0).exp_()  # undoes the shift of rows
+    u = row_peaks.mul_(1 / epsilon).clamp_(smallest, 0).exp_()  # this undoes the shift of rows
     product = torch.mm if scores.dim() == 2 else torch.bmm
     while True:
-        # The exponents are kept only if a later iteration has to start from them again.
+        # Keep the exponents only if later iterations start from them again.
         last = iterations <= _ITERATIONS_PER_ABSORPTION
         kernel = exponent if last else exponent.clone()
-        # Denormal numbers make exponentials and matrix products slow on a CPU: they become 0.
+        # Set denormal numbers to 0: they make exponentials and matrix products slow on a CPU.
         kernel = kernel.clamp_min_(smallest - 1).exp_()
         kernel = torch.threshold_(kernel, math.exp(smallest), 0.0)
         by_prototype = kernel.mT  # [V, K, N]
@@ -101,15 +105,15 @@ def balance(
 
 
 def probabilities(log_q: Tensor) -> Tensor:
-    """q of log q. Denormal numbers become 0: they make matrix products slow on a CPU."""
+    """Compute q from log q. Denormal numbers become 0: they make matrix products slow on a CPU."""
     return torch.threshold_(log_q.exp(), torch.finfo(log_q.dtype).tiny, 0.0)
 
 
 def rank_clusters(log_q: Tensor, scores: Tensor, epsilon: float) -> Tensor:
-    """Numbers ``[..., K]`` that order the clusters of each sample as its q does: best is largest.
+    """Compute numbers ``[..., K]`` that sort the clusters of a sample as q does, best is largest.
 
-    q itself would not do: many of its entries underflow to 0. Where q of two clusters are equal up
-    to rounding, as for a sample that lies between two prototypes, the rounding must not decide, as
-    processes and precisions round differently. The larger score decides.
+    q itself cannot be sorted: many of its entries underflow to 0. If two clusters have the same q
+    up to rounding, as for a sample between two prototypes, rounding must not decide, since it
+    differs between processes and precisions. Then the larger score decides.
     """
     return torch.add(epsilon * log_q, scores, alpha=_TILT)

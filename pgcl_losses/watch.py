@@ -14,11 +14,12 @@ from pgcl_losses._warnings import warn
 from pgcl_losses.batch import Batch
 from pgcl_losses.consistency import consistency_ratio
 
-# Gradients are rarely accumulated over more batches, and a short training has few more steps.
+# For how many training forwards a check waits. Gradients are rarely accumulated over more batches
+# than this, and a short training has hardly more steps.
 _PATIENCE = 16
-_EVERY = 20  # the first three of so many training forwards are checked
+_EVERY = 20  # of this many training forwards, the first three are checked
 
-IsBad = Callable[..., bool]  # whether the values of a check are bad
+IsBad = Callable[..., bool]  # takes the values of a check; returns whether they are bad
 
 _TEXTS = {
     "gradient": f"the embeddings had no gradient in {_PATIENCE} training forwards, so the encoder "
@@ -42,10 +43,10 @@ _TEXTS = {
 
 
 class Watch:
-    """Checks the training forwards of one loss, without waiting for a device."""
+    """Checks the training forwards of one loss, without synchronising with a device."""
 
     def __init__(self, owner: str) -> None:
-        self.owner = owner  # the loss, by the name that filters look for
+        self.owner = owner  # the name of the loss, with which each warning begins
         self.steps = 0
         self.steps_without_gradient = 0  # in a row
         self.start: tuple[int, Tensor] | None = None  # step and directions of prototypes, [K, D]
@@ -54,12 +55,13 @@ class Watch:
         self.pending: list[tuple[str, int, IsBad, Tensor, torch.cuda.Event | None]] = []
 
     def __reduce__(self) -> tuple[type["Watch"], tuple[str]]:
-        return Watch, (self.owner,)  # a copy begins anew
+        return Watch, (self.owner,)  # a copy starts counting anew
 
     def is_due(self, module: nn.Module, loss: Tensor, batch: Batch) -> bool:
-        """Count a forward of the module, and say whether to check its batch.
+        """Count a forward of the module, and return whether to check its batch.
 
-        Every process checks, since all of them have to fail where warnings are errors.
+        All processes check, and not rank 0 alone: where warnings are errors, all of them must fail,
+        or the others would wait for ever.
         """
         is_training = module.training and loss.requires_grad
         if not (is_training and is_eager(batch.embeddings)):
@@ -80,8 +82,8 @@ class Watch:
     ) -> None:
         """Check a batch, after all modules have processed it.
 
-        Before most warnings three checks in a row must be bad, since the last batch of an epoch may
-        be small.
+        Several warnings need three or more bad checks in a row, since the last batch of an epoch
+        may be small.
         """
         self._check("gradient", 1, self.steps_without_gradient >= _PATIENCE)
         self._check("views", 3, len(set(map(id, views))) < len(views))
@@ -96,7 +98,8 @@ class Watch:
         if largest > 1 and prototypes.weight.requires_grad and batch.embeddings.requires_grad:
             self._check_motion(prototypes)
         if num_graphs >= largest > 1 and "zero" not in self.reported:
-            # In many good trainings the embeddings are collapsed at first, and prototypes random.
+            # In many good trainings the embeddings look collapsed at first, while the prototypes
+            # are still random. So this warning needs seven bad checks in a row.
             log_probs, targets = batch.views(batch.log_probs), batch.views(batch.targets)
             ratio = consistency_ratio(log_probs, targets, batch.heads)
             values = mean_cosine(batch.embeddings), ratio
@@ -111,14 +114,14 @@ class Watch:
             self._measure("motion", 1, lambda moved: moved < 1e-6, moved)
 
     def _check(self, name: str, patience: int, is_bad: bool, *values: object) -> None:
-        """Warn once, if a check was bad ``patience`` times in a row."""
+        """Warn, once only, if a check was bad ``patience`` times in a row."""
         self.bad_in_a_row[name] = self.bad_in_a_row[name] + 1 if is_bad else 0
         if self.bad_in_a_row[name] >= patience and name not in self.reported:
             self.reported.add(name)
             warn(f"{self.owner}: " + _TEXTS[name].format(*values, owner=self.owner))
 
     def _measure(self, name: str, patience: int, is_bad: IsBad, *values: Tensor) -> None:
-        """Check values ``[]`` of a device, once they have arrived on the host."""
+        """Check values ``[]`` on a device, after they have been copied to the host."""
         copied, arrived = torch.stack(values).to("cpu", non_blocking=True), None
         if values[0].is_cuda:
             arrived = torch.cuda.current_stream(values[0].device).record_event()
@@ -126,6 +129,7 @@ class Watch:
         self._read_pending()
 
     def _read_pending(self) -> None:
+        """Check the values that have arrived on the host, in order, without waiting."""
         while self.pending:
             name, patience, is_bad, copied, arrived = self.pending[0]
             if arrived is not None and not arrived.query():  # type: ignore[no-untyped-call]  # torch has no type there

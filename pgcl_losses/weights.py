@@ -1,15 +1,17 @@
 """How much a negative counts: the weight w_ij (Eq. 14) and the scale M_i (Eq. 13), as logarithms.
 
-A negative at distance d_ij from query i has the weight
-w_ij = exp(-(d_ij - mu_i)^2 / (2 sigma_i^2)). mu_i and sigma_i are the mean and the standard
-deviation of d_ij over all samples j; where sigma_i is no larger than rounding errors, w_ij is 1.
-M_i scales the weights of a query to an average of 1 over all samples. With soft clusters the weight
-of a pair is the mean of M w over the clusters of both embeddings, by their q.
+w_ij = exp(-(d_ij - mu_i)^2 / (2 sigma_i^2)) is the weight of a negative j at distance d_ij from
+query i. mu_i and sigma_i are the mean and the standard deviation of d_ij over all samples j. If
+sigma_i is no larger than rounding errors, w_ij is 1. M_i scales the weights of a query to an
+average of 1 over all samples. With soft clusters, the weight of a pair is the mean of M w over the
+clusters of both embeddings, by their q.
 
-Distances are 1 - cosine. Everything is written in cosines, as sigma and |d_ij - mu| are the same.
+Distances are 1 - cosine. The code uses cosines in place of distances, since sigma and |d_ij - mu|
+are the same for both.
 
-`Table`, `Factors` and `Gaussian` are the three kinds of weights. Each says log W ``[I, K]`` for
-some queries and keys; where a loss has several kinds, they add up.
+There are three kinds of weights: `Table`, `Factors` and `Gaussian`. Each has a method `rows`, which
+returns log W ``[I, K]`` for some queries and keys. If a loss has several kinds, their logarithms
+are added.
 """
 
 import math
@@ -18,39 +20,41 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-# The cosine of two unit vectors carries a few rounding errors; a spread of fewer than this is
-# noise.
+# The cosine of two unit vectors has a few rounding errors. A standard deviation of fewer rounding
+# errors than this is noise.
 _ROUNDING_ERRORS = 32
 
 
 def prototype_log_weights(prototypes: Tensor, fractions: Tensor) -> Tensor:
-    """log(M_i w_ij) for d_ij = 1 - cos(C_{c_i}, C_{c_j}): one table ``[K, K]`` for all pairs.
+    """Compute log(M_i w_ij) for d_ij = 1 - cos(C_{c_i}, C_{c_j}): a table ``[K, K]`` by cluster.
 
-    mu, sigma and M of a query follow from its cluster and the fraction of samples in each cluster.
-    ``prototypes``: ``[K, D]`` of unit length; ``fractions``: ``[K]``, which sum to 1.
+    mu, sigma and M of a query follow from its cluster and from the fraction of samples in each
+    cluster, so one table holds the weights of all pairs. ``prototypes``: ``[K, D]`` of unit length.
+    ``fractions``: ``[K]``, which sum to 1.
     """
     column = fractions.unsqueeze(1)  # [K, 1]
     cosines = prototypes @ prototypes.T  # [K, K]
     squares = (cosines - cosines @ column).square_()  # (d - mu)^2
     variances = _above_noise(squares @ column)  # [K, 1]
-    # M w fraction is a softmax. The fraction of a cluster without samples is negligible.
+    # M * w * fraction is a softmax over clusters. A cluster without samples gets a negligible
+    # fraction in place of 0, whose logarithm would be -inf.
     log_fractions = fractions.clamp_min(torch.finfo(fractions.dtype).tiny).log_()
     log_w = torch.addcdiv(log_fractions, squares, variances, value=-0.5)
     return log_w.log_softmax(1).sub_(log_fractions)
 
 
 def within_positions(targets: Tensor, first: int, end: int) -> Tensor:
-    """Whether a cluster is at positions first to end - 1 of each row, best first: ``[M, K]``."""
+    """Mark the clusters at positions first to end - 1 of each row, best first: bool ``[M, K]``."""
     order = targets.argsort(stable=True, descending=True, dim=-1)
     return torch.zeros_like(targets, dtype=torch.bool).scatter_(-1, order[:, first:end], True)
 
 
 def cosine_moments(embeddings: Tensor, filled: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """The mean and the variance of each embedding's cosines with all embeddings, both ``[M]``.
+    """Compute the mean and variance of each embedding's cosines with all embeddings, ``[M]`` each.
 
-    They serve d_ij = 1 - cos(z_i, z_j), and follow from the moments of the embeddings, without a
-    matrix of pairs. ``embeddings``: all samples ``[M, D]``, of unit length, or zero where they are
-    not ``filled``.
+    They give mu and sigma^2 of d_ij = 1 - cos(z_i, z_j). The moments follow from the mean and the
+    covariance of the embeddings, without a matrix of pairs. ``embeddings``: all samples ``[M, D]``,
+    of unit length, or zero where they are not ``filled``.
     """
     mean = filled_mean(embeddings, filled)  # [D]
     centered = embeddings - mean
@@ -63,12 +67,12 @@ def cosine_moments(embeddings: Tensor, filled: Tensor | None = None) -> tuple[Te
 
 
 def filled_mean(values: Tensor, filled: Tensor | None) -> Tensor:
-    """The mean over filled slots, ``[M, D] -> [D]``; the values of empty slots are 0."""
+    """The mean over filled slots, ``[M, D] -> [D]``. The values of empty slots must be 0."""
     return values.mean(0) if filled is None else values.sum(0) / filled.sum()
 
 
 def _above_noise(variance: Tensor) -> Tensor:
-    """The variance, or infinity where sigma is at rounding level: then every weight is 1."""
+    """Return the variance, or infinity if sigma is at rounding level: then each weight is 1."""
     noise = _ROUNDING_ERRORS * torch.finfo(variance.dtype).eps
     return torch.threshold(variance, noise**2, math.inf)
 
@@ -76,23 +80,23 @@ def _above_noise(variance: Tensor) -> Tensor:
 def cluster_counts(
     clusters: Tensor, size: int, dtype: torch.dtype = torch.long, filled: Tensor | None = None
 ) -> Tensor:
-    """Count the samples of each cluster, without empty slots: ``[N]`` numbers -> ``[K]``."""
+    """Count the samples in each cluster, without empty slots: cluster numbers ``[N] -> [K]``."""
     counts = clusters.new_zeros(size, dtype=dtype)
     each = torch.ones_like(clusters, dtype=dtype) if filled is None else filled.to(dtype)
     return counts.scatter_add_(0, clusters, each)
 
 
 class Table(NamedTuple):
-    """Weights by the clusters of both embeddings: W_ij is the mean over heads of T_h[c_ih, c_jh].
+    """Weights by the clusters of both embeddings: W_ij is the mean over heads h of T_h[c_ih, c_jh].
 
-    A -inf in the table leaves a pair out.
+    An entry of -inf in log T is a weight of 0. A pair is left out if its weight is 0 in all heads.
     """
 
     log_weights: tuple[Tensor, ...]  # log T_h, [K_h, K_h] for each of H heads
     clusters: Tensor  # [M + B, H] int64
 
     def rows(self, i: Tensor, j: Tensor) -> Tensor:
-        """log W ``[I, K]`` of queries I and keys K."""
+        """log W ``[I, K]`` for queries i and keys j, given by their numbers."""
         heads = zip(self.log_weights, self.clusters.unbind(1), strict=True)
         if len(self.log_weights) == 1:
             return _looked_up(self.log_weights[0], self.clusters[i, 0], self.clusters[j, 0])
@@ -101,9 +105,10 @@ class Table(NamedTuple):
 
 
 def _looked_up(table: Tensor, i: Tensor, j: Tensor) -> Tensor:
-    """The numbers of a table ``[K, K]`` by the clusters of queries and keys, ``[I, K]``.
+    """Look up a table ``[K, K]`` by the clusters of queries and keys: ``[I, K]``.
 
-    Copying whole rows is faster than picking numbers out of each: the smaller side comes first.
+    Copying whole rows of the table is faster than picking single entries. So the rows or columns of
+    the smaller side are copied first.
     """
     if len(table) < len(i):
         return table.index_select(1, j).index_select(0, i)
@@ -111,20 +116,23 @@ def _looked_up(table: Tensor, i: Tensor, j: Tensor) -> Tensor:
 
 
 class Factors(NamedTuple):
-    """Weights of few columns: W_ij = left_i . right_j, none negative. A 0 leaves the pair out."""
+    """Weights as a product of two matrices with few columns: W_ij = left_i . right_j.
+
+    No factor is negative. A product of 0 leaves the pair out.
+    """
 
     left: Tensor  # [M + B, R]
     right: Tensor  # [M + B, R]
 
     def rows(self, i: Tensor, j: Tensor) -> Tensor:
-        """log W ``[I, K]`` of queries I and keys K."""
+        """log W ``[I, K]`` for queries i and keys j, given by their numbers."""
         return (self.left[i] @ self.right[j].T).log_()
 
 
 class Gaussian(NamedTuple):
     """The paper's weight by the cosine of a pair: exp(-(s_ij - mean_i)^2 / (2 variance_i)).
 
-    Another formula is another class with this method.
+    To weight by another formula of the cosine, write another class with the method `rows`.
     """
 
     mean: Tensor  # [M + B]
@@ -133,9 +141,9 @@ class Gaussian(NamedTuple):
     def rows(
         self, i: Tensor, scores: Tensor, temperature: float | Tensor, filled: Tensor | None
     ) -> Tensor:
-        """log W ``[I, K]`` of queries I, from scores s / temperature with all embeddings."""
+        """log W ``[I, K]`` for queries i, from their scores s / temperature with all embeddings."""
         mean = (self.mean[i] / temperature).unsqueeze(1)
-        # Not temperature^2 / variance: squares of scores would overflow at low temperatures.
+        # Scale before squaring: the squares of scores would overflow at low temperatures.
         sharpness = ((0.5 / self.variance[i]).sqrt() * temperature).unsqueeze(1)
         return mean_of_one((scores - mean).mul_(sharpness).square_().neg_(), filled)
 
