@@ -1,7 +1,9 @@
 """The documentation site: ``make docs``, or ``sphinx-build --fail-on-warning docs docs/_build``."""
 
 import inspect
+import json
 import re
+from pathlib import Path
 from typing import Any
 
 from docutils import nodes
@@ -70,7 +72,8 @@ def visit_math(translator: Any, node: nodes.math | nodes.math_block) -> None:
 def link_pictures(app: Sphinx, tree: nodes.document) -> None:
     """On a small screen a picture cannot be read; Sphinx links scaled ones to their full size."""
     for picture in tree.findall(nodes.image):
-        picture["scale"] = 100
+        if not picture["uri"].startswith("data:"):  # of a notebook, inside the page
+            picture["scale"] = 100
 
 
 def mark_for_search(app: Sphinx, page: str, source: list[str]) -> None:
@@ -82,7 +85,31 @@ def mark_for_search(app: Sphinx, page: str, source: list[str]) -> None:
     )
 
 
+def show_notebook(app: Sphinx, page: str, source: list[str]) -> None:
+    """A page that only links to a notebook shows its text, its code and the outputs in the file."""
+    link = re.fullmatch(r"\[.+\]\((.+\.ipynb)\)\n", source[0])
+    if link is None:
+        return
+    notebook = Path(app.srcdir, link[1])
+    app.env.note_dependency(str(notebook))
+    parts = []
+    for cell in json.loads(notebook.read_text())["cells"]:
+        text = "".join(cell["source"])
+        parts.append(f"```python\n{text}\n```" if cell["cell_type"] == "code" else text)
+        for output in cell.get("outputs", []):
+            if "text" in output:
+                parts.append("```text\n" + "".join(output["text"]).strip() + "\n```")
+            else:
+                picture = "".join(output["data"]["image/png"]).strip()
+                parts.append(f"![output of the code](data:image/png;base64,{picture})")
+    # Links of the notebook start at its folder, and links of the page at docs/.
+    text = re.sub(r"\]\((\w+)\.ipynb\)", r"](\1.md)", "\n\n".join(parts))  # another notebook's page
+    text = text.replace("](../../docs/", "](").replace("](../", "](../examples/")
+    source[0] = f"{text}\n\n[Download this notebook]({link[1]})\n"
+
+
 def setup(app: Sphinx) -> None:
+    app.connect("source-read", show_notebook)
     app.connect("source-read", mark_for_search)
     app.connect("doctree-read", link_pictures)
     app.add_html_math_renderer("mathml", (visit_math, None), (visit_math, None))

@@ -5,6 +5,7 @@ import re
 import runpy
 
 import pytest
+import torch
 from helpers.scripts import ROOT, run
 from torch import nn
 
@@ -20,6 +21,15 @@ each_text = pytest.mark.parametrize("page", TEXTS, ids=lambda page: page.name)
 
 def blocks(page, language="python"):
     return re.findall(rf"```{language}\n(.*?)```", page.read_text(), flags=re.DOTALL)
+
+
+def marks_of(text):
+    """What the code of a page needs."""
+    marks = [pytest.mark.dgl] if "import dgl" in text else []
+    if "import fully_shard" in text:
+        no_fsdp2 = torch.__version__ < "2.6"
+        marks.append(pytest.mark.skipif(no_fsdp2, reason="torch before 2.6 has no fully_shard"))
+    return marks
 
 
 def run_blocks(page):
@@ -38,7 +48,7 @@ def run_blocks(page):
 @pytest.mark.parametrize(
     "page",
     [
-        pytest.param(page, id=page.stem, marks=[pytest.mark.dgl] if "import dgl" in text else [])
+        pytest.param(page, id=page.stem, marks=marks_of(text))
         for page in (README, *PAGES)
         if page != QUICKSTART and (text := "".join(blocks(page)))
     ],
