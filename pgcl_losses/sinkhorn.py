@@ -95,7 +95,9 @@ def balance(
         log_v = v.mT.log()  # [V, 1, K]
         shift = torch.sub(shift, log_v, alpha=epsilon)
         if last:
-            log_q = ((scores - shift) / epsilon).log_softmax(-1)
+            gaps = scores - shift
+            # Relative to the row's largest gap, since a division by epsilon may overflow.
+            log_q = ((gaps - gaps.amax(-1, keepdim=True)) / epsilon).log_softmax(-1)
             if filled is not None:  # without any filled sample, q is NaN
                 log_q = log_q.masked_fill_(~filled, -math.log(scores.shape[-1]))
             return log_q

@@ -15,8 +15,12 @@ if workers > 1:
     torch.set_num_threads(threads)
     os.environ["OMP_NUM_THREADS"] = str(threads)
 
-hypothesis.settings.register_profile("repeatable", deadline=None, derandomize=True)
-hypothesis.settings.load_profile("repeatable")
+# Hypothesis draws the same examples in each run. With HYPOTHESIS_PROFILE=explore it draws new ones,
+# ten times as many, and prints how to repeat a failure.
+profile = hypothesis.settings.register_profile
+profile("repeatable", deadline=None, derandomize=True, max_examples=100)
+profile("explore", deadline=None, derandomize=False, max_examples=1000, print_blob=True)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 
 connect = socket.socket.connect
 
@@ -27,9 +31,6 @@ def connect_here_only(self, address):
     if host not in ("localhost", "::1", socket.gethostname()) and not host.startswith("127."):
         raise AssertionError(f"a test wants to connect to {address}")
     return connect(self, address)
-
-
-socket.socket.connect = connect_here_only
 
 
 @pytest.fixture(autouse=True)
@@ -49,10 +50,17 @@ def framework(request):
     return importlib.import_module(f"helpers.{request.param}_cases")
 
 
-def pytest_configure(config):
+def leave_out_other_frameworks(config):
     """``-m pyg`` imports no framework but PyG, and ``-m "not dgl"`` no DGL."""
     chosen, root = config.option.markexpr, Path(__file__).parents[1]
     others = FRAMEWORKS - {chosen} if chosen in FRAMEWORKS else re.findall(r"not (\w+)", chosen)
     places = "tests/adapters/{0} tests/helpers/{0}_cases.py"
     left_out = [str(root / place) for name in others for place in places.format(name).split()]
     config.option.ignore = [*(config.option.ignore or ()), *left_out]
+
+
+def pytest_configure(config):
+    patch = pytest.MonkeyPatch()
+    patch.setattr(socket.socket, "connect", connect_here_only)
+    config.add_cleanup(patch.undo)
+    leave_out_other_frameworks(config)

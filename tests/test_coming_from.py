@@ -12,7 +12,8 @@ import pytest
 import pytorch_metric_learning.losses as metric_losses
 import torch
 import torch.nn.functional as F
-from core.test_losses_of_scripts import cosines, dcl, grace, others
+from helpers import formulas
+from helpers.formulas import cosines, dcl, grace, moco
 from helpers.losses import gradients
 from helpers.scripts import ROOT
 from pytorch_metric_learning.distances import DotProductSimilarity
@@ -36,10 +37,9 @@ class NTXentLoss:
     def __call__(self, out0, out1):
         if self.bank is None:
             return grace(out0, out1, self.temperature)
-        positives = F.cosine_similarity(out0, out1).unsqueeze(1) / self.temperature
-        logits = torch.cat([positives, cosines(out0, self.bank, self.temperature)], 1)
+        loss = moco(out0, out1, self.bank, self.temperature)
         self.bank = torch.cat([self.bank[len(out1) :], F.normalize(out1.detach())])
-        return F.cross_entropy(logits, torch.zeros(len(out0), dtype=torch.long))
+        return loss
 
 
 def dcl_loss(temperature=0.1):
@@ -49,20 +49,7 @@ def dcl_loss(temperature=0.1):
 
 def swav_loss(temperature=0.1):
     """lightly's `SwaVLoss` of two crops in high resolution."""
-
-    def codes(scores):
-        q = (scores.detach() / 0.05).exp()  # [N, K]
-        for _ in range(3):
-            q = q / q.sum(0)
-            q = q / q.sum(1, keepdim=True)
-        return q
-
-    def loss(scores, _):
-        pairs = zip(scores, reversed(scores), strict=True)
-        crosses = [codes(a) * (b / temperature).log_softmax(1) for a, b in pairs]
-        return -sum(cross.sum(1).mean() for cross in crosses) / 2
-
-    return loss
+    return lambda scores, _: formulas.swav(scores, temperature)
 
 
 def info_nce(query, key, negatives=None, temperature=0.1, reduction="mean", negative_mode=""):
@@ -84,11 +71,8 @@ def supcon_of_supcontrast(temperature=0.07, contrast_mode="all", base_temperatur
         if mask is None:
             labels = torch.arange(num) if labels is None else labels
             mask = labels[:, None] == labels
-        z = torch.cat(features.unbind(1))
-        logits = z @ z.T / temperature
-        mask = mask.repeat(views, views).fill_diagonal_(False)
-        log_prob = logits - others(logits).logsumexp(1, keepdim=True)
-        losses = -temperature / base_temperature * (mask * log_prob).sum(1) / mask.sum(1)
+        z, mask = torch.cat(features.unbind(1)), mask.repeat(views, views)
+        losses = formulas.supcontrast(z, mask, temperature, base_temperature)
         return losses[:num].mean() if contrast_mode == "one" else losses.mean()
 
     return loss

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from core.test_losses_of_scripts import SWAPS
+from helpers.formulas import grace, graphcl
 from helpers.scripts import ROOT
 
 # What the dependencies of PyGCL warn of.
@@ -78,22 +78,21 @@ def given_by_a_script(x, x_aug):
 
 
 @pytest.mark.parametrize(
-    ("page", "script", "line", "tau"),
+    ("page", "own_loss", "line", "tau"),
     [
-        ("README.md", "GraphCL", "-loss = model.loss_cal", 0.2),
-        ("docs/swap.md", "GraphCL", "-loss = model.loss_cal", 0.2),
-        ("docs/swap.md", "GRACE", "model.projection(z1)", 0.4),
+        ("README.md", graphcl, "-loss = model.loss_cal", 0.2),
+        ("docs/swap.md", graphcl, "-loss = model.loss_cal", 0.2),
+        ("docs/swap.md", grace, "model.projection(z1)", 0.4),
     ],
 )
-def test_a_diff_keeps_the_value_and_the_gradient_of_the_scripts_loss(page, script, line, tau):
+def test_a_diff_keeps_the_value_and_the_gradient_of_the_scripts_loss(page, own_loss, line, tau):
     x, x_aug = leaves = embeddings()
     names = after(the_one(blocks_of(page, "diff"), line), **given_by_a_script(x, x_aug))
     loss, head = names["loss"], names["model"].projection
     views = leaves
-    if script == "GRACE":
+    if own_loss is grace:
         views, leaves = map(head, leaves), [*leaves, *head.parameters()]
-    own = SWAPS[script][0]
-    expected = own(*views, tau)
+    expected = own_loss(*views, tau)
     torch.testing.assert_close(loss, expected)
     gradients = [torch.autograd.grad(value, leaves) for value in (loss, expected)]
     torch.testing.assert_close(*gradients)
@@ -105,7 +104,7 @@ def test_the_diff_of_dig(num_views):
     names = after(the_one(DIFFS, "graphcl.loss_fn"), GraphCL=lambda **_: SimpleNamespace())
     zs = [*embeddings(), *embeddings()][:num_views]
     pairs = [(a, b) for n, a in enumerate(zs) for b in zs[n + 1 :]]
-    expected = sum(SWAPS["GraphCL"][0](*pair, 0.5) for pair in pairs)
+    expected = sum(graphcl(*pair, 0.5) for pair in pairs)
     torch.testing.assert_close(names["graphcl"].loss_fn(zs, sigma=None), expected)
 
 

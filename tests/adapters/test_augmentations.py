@@ -7,7 +7,8 @@ from collections import Counter
 import pytest
 import torch
 from helpers.batches import both_ways, graph_lists, ring
-from hypothesis import given, settings
+from helpers.marks import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 DROPPING = ["NodeDrop", "Subgraph"]
@@ -91,7 +92,7 @@ def test_a_subgraph_is_connected(framework, graphs, p, seed):
         assert reached.all()
 
 
-@settings(max_examples=50)
+@examples(50)
 @given(graphs=graph_lists(undirected=True), seed=SEEDS)
 def test_perturbed_edges_stay_undirected(framework, graphs, seed):
     torch.manual_seed(seed)

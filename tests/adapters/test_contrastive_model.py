@@ -8,7 +8,8 @@ import pytest
 import torch
 from helpers.batches import graph_lists, ring, star
 from helpers.losses import DIM
-from hypothesis import given, settings
+from helpers.marks import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pgcl_losses import PGCLLoss
@@ -20,7 +21,7 @@ def model_of(framework, augment1, augment2, encoder=None):
     return framework.adapter.ContrastiveModel(*parts).double()
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(graphs=graph_lists(), seed=st.integers(0, 99))
 def test_the_loss_is_that_of_the_embeddings_of_the_views(framework, graphs, seed):
     batch, adapter = framework.batch_of(graphs), framework.adapter

@@ -8,7 +8,7 @@ from unittest import mock
 
 import pytest
 import torch
-from helpers.marks import assert_error, few_graphs
+from helpers.marks import assert_error, few_graphs, slips
 from helpers.ranks import on_ranks
 
 from pgcl_losses import InfoNCE, PGCLLoss
@@ -145,37 +145,62 @@ def test_two_processes_compute_one_loss():
     on_ranks(compare_processes, 2)
 
 
-MISTAKES = [
-    (ValueError, "DualBranchContrast(nce, 'L2G')", "mode must be 'G2G', 'L2L' or 'G2L'", "'L2G'"),
-    (TypeError, "DualBranchContrast(InfoNCE, 'G2G')", "loss must be InfoNCE(...)"),
-    (TypeError, "DualBranchContrast(torch.nn.MSELoss(), 'G2G')", "got MSELoss()", "PyGCL's own"),
-    (ValueError, "DualBranchContrast(PGCLLoss(4), 'G2L')", "must not be 'G2L'", "PGCLLoss"),
+def with_intraview(**options):
+    return DualBranchContrast(InfoNCE(**options), "L2L", intraview_negs=True)
+
+
+def changed():
+    """Its loss was replaced by one that does not compare within a view."""
+    model = with_intraview()
+    model.loss = InfoNCE()
+    return model
+
+
+Z, EYE, ONES = torch.ones(5, 4), torch.eye(5), torch.ones(5, 10)
+SHARED = {"extra_pos_mask": ONES.roll(1, 0).tril(-1), "extra_neg_mask": ONES}
+g2l = DualBranchContrast(InfoNCE(), "G2L")
+
+TYPE_ERRORS = [
+    (lambda: DualBranchContrast(InfoNCE, "G2G"), "loss must be InfoNCE(...)"),
+    (lambda: DualBranchContrast(torch.nn.MSELoss(), "G2G"), "got MSELoss()", "PyGCL's own"),
+]
+VALUE_ERRORS = [
+    (
+        lambda: DualBranchContrast(InfoNCE(), "L2G"),
+        "mode must be 'G2G', 'L2L' or 'G2L'",
+        "'L2G'",
+    ),
+    (lambda: DualBranchContrast(PGCLLoss(4), "G2L"), "must not be 'G2L'", "PGCLLoss"),
     # Options that contradict the contrast model.
-    (ValueError, "of(negatives='cross')", "negatives of the loss is 'cross', not 'all'"),
-    (ValueError, "of(queries='first')", "queries of the loss is 'first', not 'all'"),
-    (ValueError, "of(memory_size=8, dim=4)", "memory_size of the loss is 8, not 0: give each"),
-    (ValueError, "changed(h1=z, h2=z)", "negatives of the loss is 'all', not 'cross': give each"),
+    (lambda: with_intraview(negatives="cross"), "negatives of the loss is 'cross', not 'all'"),
+    (lambda: with_intraview(queries="first"), "queries of the loss is 'first', not 'all'"),
+    (
+        lambda: with_intraview(memory_size=8, dim=4),
+        "memory_size of the loss is 8, not 0: give each",
+    ),
+    (lambda: changed()(h1=Z, h2=Z), "negatives of the loss is 'all', not 'cross': give each"),
     # Calls.
-    (ValueError, "model(z)", "mode 'L2L' needs tensors of one length", "'h2': None"),
-    (ValueError, "model(z, z[:3])", "'h1': torch.Size([5, 4]), 'h2': torch.Size([3, 4])"),
-    (ValueError, "g2l(g1=z, g2=z, h1=z, h2=z)", "mode 'G2L' needs", "'batch': None"),
-    (ValueError, "g2l(g1=z[:1], g2=z[:1], h1=z, h2=z)", "'h3': None, 'h4': None"),
-    (ValueError, "model(z, z, extra_pos_mask=eye)", "shape (5, 10), but got (5, 5)"),
-    (ValueError, "model(z, z, **twice)", "share a pair: give extra_neg_mask & ~extra_pos_mask"),
+    (lambda: with_intraview()(Z), "mode 'L2L' needs tensors of one length", "'h2': None"),
+    (
+        lambda: with_intraview()(Z, Z[:3]),
+        "'h1': torch.Size([5, 4]), 'h2': torch.Size([3, 4])",
+    ),
+    (lambda: g2l(g1=Z, g2=Z, h1=Z, h2=Z), "mode 'G2L' needs", "'batch': None"),
+    (lambda: g2l(g1=Z[:1], g2=Z[:1], h1=Z, h2=Z), "'h3': None, 'h4': None"),
+    (lambda: with_intraview()(Z, Z, extra_pos_mask=EYE), "shape (5, 10), but got (5, 5)"),
+    (
+        lambda: with_intraview()(Z, Z, **SHARED),
+        "share a pair: give extra_neg_mask & ~extra_pos_mask",
+    ),
 ]
 
 
-@pytest.mark.parametrize(("error", "call", "words"), [(*row[:2], row[2:]) for row in MISTAKES])
+@pytest.mark.parametrize(
+    ("error", "call", "words"),
+    [*slips(TypeError, TYPE_ERRORS), *slips(ValueError, VALUE_ERRORS)],
+)
 def test_mistakes(error, call, words):
-    def of(**options):
-        return DualBranchContrast(InfoNCE(**options), "L2L", intraview_negs=True)
-
-    changed, ones = of(), torch.ones(5, 10)
-    changed.loss = InfoNCE()
-    names = {"nce": InfoNCE(), "of": of, "model": of(), "changed": changed, "eye": torch.eye(5)}
-    names |= {"twice": {"extra_pos_mask": ones.roll(1, 0).tril(-1), "extra_neg_mask": ones}}
-    names |= {"g2l": DualBranchContrast(InfoNCE(), "G2L"), "z": torch.randn(5, 4)}
-    assert_error(error, call, words, globals() | names)
+    assert_error(error, call, words)
 
 
 def test_options_that_say_the_same_and_copies():

@@ -3,32 +3,36 @@
 import pytest
 import torch
 from helpers.batches import ring
-from helpers.marks import assert_error
+from helpers.marks import assert_error, slips
 
-# Errors, calls, and the names and values that their messages have.
-SLIPS = [
-    (ValueError, "NodeDrop(1.1)", "p must", "from 0 to 1", "got 1.1"),
-    (ValueError, "EdgePerturb(float('nan'))", "p must", "from 0 to 1", "nan"),
-    (ValueError, "AttributeMask('half')", "p must", "'half'"),
+# Calls with what the adapter `a` has, and the names and values that their messages have.
+VALUE_ERRORS = [
+    (lambda a: a.NodeDrop(1.1), "p must", "from 0 to 1", "got 1.1"),
+    (lambda a: a.EdgePerturb(torch.nan), "p must", "from 0 to 1", "nan"),
+    (lambda a: a.AttributeMask("half"), "p must", "'half'"),
+    (lambda a: a.AttributeMask(fill_value=0.5).mask(torch.arange(6)), "fill_value", "int64", "0.5"),
+    (lambda a: a.RandomChoice([]), "transforms", "at least one", "[]"),
     (
-        ValueError,
-        "AttributeMask(fill_value=0.5).mask(torch.arange(6))",
-        "fill_value",
-        "int64",
-        "0.5",
+        lambda a: a.RandomChoice([a.NodeDrop(), None]),
+        "transforms",
+        "callable",
+        "NodeDrop(p=0.2), ",
     ),
-    (ValueError, "RandomChoice([])", "transforms", "at least one", "[]"),
-    (ValueError, "RandomChoice([NodeDrop(), None])", "transforms", "callable", "NodeDrop(p=0.2), "),
-    *(
-        (TypeError, f"{kind}()(torch.ones(2))", "must be a", "got Tensor")
-        for kind in ("NodeDrop", "Subgraph", "EdgePerturb", "AttributeMask")
-    ),
-    (TypeError, "NodeDrop()(apart(batch))", "must be a", "got list"),
 ]
 
 
-@pytest.mark.parametrize(("error", "call", "words"), [(*row[:2], row[2:]) for row in SLIPS])
+@pytest.mark.parametrize(("error", "call", "words"), slips(ValueError, VALUE_ERRORS))
 def test_an_error_on_one_line_that_names_what_is_wrong(framework, error, call, words):
-    names = {**vars(framework.adapter), **vars(framework), "torch": torch}
-    names["batch"] = framework.batch_of([ring(9)] * 3)
-    assert_error(error, call, words, names)
+    assert_error(error, lambda: call(framework.adapter), words)
+
+
+@pytest.mark.parametrize("kind", ["NodeDrop", "Subgraph", "EdgePerturb", "AttributeMask"])
+def test_an_augmentation_of_a_tensor(framework, kind):
+    augment = getattr(framework.adapter, kind)()
+    assert_error(TypeError, lambda: augment(torch.ones(2)), ["must be a", "got Tensor"])
+
+
+def test_an_augmentation_of_a_list_of_graphs(framework):
+    graphs = framework.apart(framework.batch_of([ring(9)] * 3))
+    augment = framework.adapter.NodeDrop()
+    assert_error(TypeError, lambda: augment(graphs), ["must be a", "got list"])

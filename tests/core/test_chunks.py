@@ -18,9 +18,9 @@ from helpers.losses import (
     of_seed,
     random_pairs,
 )
-from helpers.marks import engines, few_graphs
+from helpers.marks import engines, examples, few_graphs
 from helpers.memory import kept_for_backward, largest_tensor
-from hypothesis import given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from pgcl_losses import InfoNCE, chunks, rows
@@ -39,7 +39,7 @@ def as_on(readable):
     return nullcontext() if readable else patched
 
 
-@settings(max_examples=400)
+@examples(400)
 @given(
     problem=any_pairs(),
     temperature=st.sampled_from([0.01, 0.02, 0.2, 1.0]),
@@ -83,6 +83,8 @@ def test_losses_and_gradients(
     expected = {"mean": oracle.mean_of_queries(losses, exist), "sum": losses.sum(), "none": losses}
     close(ours, expected[reduction])
     d_oracle = gradients(upstream(expected[reduction]), inputs)
+    # With debias, weights of 0 may have derivatives as large as e^(1 / tau)^2, which no loss needs.
+    assume(all((d.abs() < 1e15).all() for d in d_oracle))
     close(gradient[: len(inputs) - learned], d_oracle[: len(inputs) - learned])
     close(
         gradient[len(inputs) - learned :], d_oracle[len(inputs) - learned :], rtol=1e-6, atol=1e-6

@@ -6,15 +6,15 @@ import pytest
 import torch
 from helpers import oracle
 from helpers.losses import of_seed
-from helpers.marks import NEGATIVES, engines, negatives_of
-from hypothesis import given, settings
+from helpers.marks import NEGATIVES, engines, examples, negatives_of
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pgcl_losses import PGCLLoss, PrototypeReweightedNCE
 from pgcl_losses.contrast import WEIGHTINGS
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(
     length=st.integers(1, 5),
     dim=st.integers(1, 4),

@@ -9,8 +9,8 @@ import torch
 from helpers import oracle
 from helpers.cases import CHUNKS, as_lists, in_chunks, listed, random_sets, upstream
 from helpers.losses import DIM, gradients, random_pairs
-from helpers.marks import engines
-from hypothesis import given, settings
+from helpers.marks import engines, examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pgcl_losses import InfoNCE, PGCLLoss
@@ -59,7 +59,7 @@ def problems(draw):
     return sets, mode, past, given
 
 
-@settings(max_examples=250)
+@examples(250)
 @given(problem=problems(), chunk=CHUNKS)
 def test_losses_and_gradients_agree_with_the_oracle(problem, chunk):
     sets, mode, past, given = problem

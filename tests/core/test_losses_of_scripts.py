@@ -1,8 +1,7 @@
 """The losses of published scripts: our presets give their value and their gradient.
 
-Each formula is the formula of the script's code, named by its function, in plain torch and without
-the epsilons in its norms, logarithms and denominators. Our value is computed as the table of
-presets says, literally. tests/adapters/pygcl calls PyGCL itself.
+Formulas of two views are in helpers/formulas.py; those of other inputs are here. Our value is
+computed as the table of presets says, literally. tests/adapters/pygcl calls PyGCL itself.
 """
 
 import re
@@ -12,8 +11,26 @@ from typing import NamedTuple
 import pytest
 import torch
 import torch.nn.functional as F
+from helpers import formulas
+from helpers.formulas import (
+    adgcl,
+    clip,
+    cosines,
+    dcl,
+    diagonal,
+    dots,
+    gcc,
+    grace,
+    graphcl,
+    hcl,
+    moco,
+    molclr,
+    others,
+    tricl,
+)
 from helpers.losses import DIM, gradients, of_seed
-from hypothesis import given, settings
+from helpers.marks import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from pytorch_metric_learning.losses import NTXentLoss, SupConLoss
 from torch import Tensor, arange
@@ -22,7 +39,7 @@ from pgcl_losses import InfoNCE, PGCLLoss
 from pgcl_losses.presets import PRESETS
 
 SEEDS, TEMPERATURES = st.integers(0, 10**6), st.sampled_from([0.1, 0.2, 0.5, 1.0])
-few = settings(max_examples=25)
+few = examples(25)
 
 
 class Problem(NamedTuple):
@@ -52,44 +69,9 @@ def problem(seed, n, temperature):
     return Problem(*map(torch.nn.Parameter, values), row, labels, known.fill_diagonal_(False))
 
 
-def cosines(a, b, tau):
-    return F.normalize(a) @ F.normalize(b).T / tau
-
-
-def dots(a, b, tau):
-    return a @ b.T / tau
-
-
-def others(scores):
-    """All but the diagonal."""
-    return scores.masked_fill(torch.eye(len(scores), dtype=torch.bool), -torch.inf)
-
-
-def diagonal(logits):
-    """The positive of query i is key i."""
-    return F.cross_entropy(logits, arange(len(logits)))
-
-
-def graphcl(x, x_aug, tau, scores=cosines):
-    """`loss_cal` of GraphCL, JOAO and SimGRACE; AD-GCL with sym=False; DIG's and 3DInfomax's."""
-    sim = scores(x, x_aug, tau)
-    return (others(sim).logsumexp(1) - sim.diag()).mean()
-
-
-def adgcl(x, x_aug, tau):
-    """`calc_loss` of AD-GCL, with its default sym=True."""
-    return (graphcl(x, x_aug, tau) + graphcl(x_aug, x, tau)) / 2
-
-
-def grace(h1, h2, tau, scores=cosines, mean=True):
-    """`loss` of GRACE and GCA after projection; DIG's for GRACE; PyGCL with intraview_negs."""
-
-    def semi_loss(a, b):
-        within, between = scores(a, a, tau), scores(a, b, tau)
-        return torch.cat([others(within), between], 1).logsumexp(1) - between.diag()
-
-    losses = (semi_loss(h1, h2) + semi_loss(h2, h1)) / 2
-    return losses.mean() if mean else losses.sum()
+def simclr(z1, z2, tau):
+    """NT-Xent: `info_nce_loss` of sthalles/SimCLR, here of pytorch-metric-learning."""
+    return NTXentLoss(tau)(torch.cat([z1, z2]), arange(len(z1)).repeat(2))
 
 
 def grace_sum(h1, h2, tau):
@@ -97,61 +79,9 @@ def grace_sum(h1, h2, tau):
     return 2 * grace(h1, h2, tau, mean=False)
 
 
-def simclr(z1, z2, tau):
-    """NT-Xent: `info_nce_loss` of sthalles/SimCLR, here of pytorch-metric-learning."""
-    return NTXentLoss(tau)(torch.cat([z1, z2]), arange(len(z1)).repeat(2))
-
-
-def molclr(zis, zjs, tau):
-    """`NTXentLoss` of MolCLR, whose embeddings are normalised before."""
-    z, n = torch.cat([zjs, zis]), len(zis)
-    return F.cross_entropy(others(cosines(z, z, tau)), arange(2 * n).roll(n))
-
-
-def hcl(out_1, out_2, tau, beta=1.0, tau_plus=0.1):
-    """`criterion` of HCL with estimator="hard" and its defaults."""
-    out, n = F.normalize(torch.cat([out_1, out_2])), len(out_1)
-    scores, own = out @ out.T / tau, torch.eye(n, dtype=torch.bool).repeat(2, 2)
-    neg, pos = scores[~own].view(2 * n, -1).exp(), scores.roll(n, 0).diag().exp()
-    importance, count = neg**beta, 2 * n - 2
-    reweighted = (importance * neg).sum(1) / importance.mean(1)
-    total = (reweighted - tau_plus * count * pos) / (1 - tau_plus)
-    total = total.maximum(count * (-1 / tau).exp())
-    return -(pos / (pos + total)).log().mean()
-
-
-def gcc(keys, queries, tau, scores=cosines):
-    """GCC without --moco; `loss_cl` of ProG's GraphCL and SimGRACE; GraphLoG's `inter_NCE_loss`;
-    `InfoNCE` of SELFRec; `ssl_con_loss` of RLMRec; info-nce-pytorch without negative keys."""
-    return diagonal(scores(keys, queries, tau))
-
-
-def clip(images, texts, tau, scores=cosines):
-    """CLIP, GraphCLIP, GraphGPT's `cal_cl_loss`; MoleculeSTM's `do_CL`; `dual_CL` of GraphMVP."""
-    return (gcc(images, texts, tau, scores) + gcc(texts, images, tau, scores)) / 2
-
-
-def tricl(e1, e2, tau, mean=True):
-    """`node_level_loss` of TriCL, and its `group_level_loss` of hyperedges."""
-    between = cosines(e1, e2, tau)
-    losses = -sum(sim.log_softmax(1).diag() for sim in (between, between.T)) / 2
-    return losses.mean() if mean else losses.sum()
-
-
 def tricl_sum(e1, e2, tau):
     """With mean=False the script has half of our sum."""
     return 2 * tricl(e1, e2, tau, mean=False)
-
-
-def dcl(z1, z2, tau):
-    """`DCL` of raminnakhli/Decoupled-Contrastive-Learning, which adds both directions."""
-
-    def one_way(a, b):
-        within, between = cosines(a, a, tau), cosines(a, b, tau)
-        negatives = torch.cat([others(within), others(between)], 1)
-        return (negatives.logsumexp(1) - between.diag()).mean()
-
-    return one_way(z1, z2) + one_way(z2, z1)
 
 
 VIEWS, DOT = ("view1", "view2"), {"similarity": "dot"}
@@ -395,12 +325,8 @@ def simkgc(p):
 
 
 def supcontrast(p, queries="all"):
-    """`SupConLoss` of SupContrast and `sup_loss` of GraphCLIP, for normalised features."""
-    features, labels = torch.cat([p.z1, p.z2]), p.labels.repeat(2)
-    own, logits = torch.eye(len(labels)).bool(), cosines(features, features, p.tau)
-    log_prob = logits - logits.masked_fill(own, -torch.inf).logsumexp(1, keepdim=True)
-    mask = (labels[:, None] == labels) & ~own
-    losses = -p.tau / 0.07 * (mask * log_prob).sum(1) / mask.sum(1)
+    features, labels = F.normalize(torch.cat([p.z1, p.z2])), p.labels.repeat(2)
+    losses = formulas.supcontrast(features, labels[:, None] == labels, p.tau)
     views = {"view1": p.z1, "view2": p.z2}
     ours = value_of("SupContrast", p.tau, {"queries": queries}, **views, labels=p.labels)
     return losses[: len(p.z1)].mean() if queries == "first" else losses.mean(), ours
@@ -430,18 +356,9 @@ def sentences(p, queries="first"):
 
 
 def swav(p):
-    """`train` of main_swav.py with two crops, where the prototypes have norm 1."""
     pgcl = PGCLLoss(DIM, len(p.table), temperature=p.tau, contrast_weight=0, consistency_weight=1)
     ours = torch.func.functional_call(pgcl, {"prototypes.weight": p.table}, (p.z1, p.z2))
-    outputs = [cosines(z, p.table, 1) for z in (p.z1, p.z2)]
-    expected = 0
-    for output, other in (outputs, outputs[::-1]):
-        q = (output.detach() / 0.05).exp().T  # [K, N]
-        for _ in range(3):
-            q = q / q.sum(1, keepdim=True) / len(q)
-            q = q / q.sum(0)
-        expected = expected - (q.T * (other / p.tau).log_softmax(1)).sum(1).mean() / 2
-    return expected, ours
+    return formulas.swav([cosines(z, p.table, 1) for z in (p.z1, p.z2)], p.tau), ours
 
 
 def sentences_alone(p):
@@ -504,15 +421,12 @@ def test_a_swap_gives_the_loss_of_the_script(script, seed, length, temperature):
 @given(seed=SEEDS, length=st.integers(3, 4), temperature=TEMPERATURES)
 @pytest.mark.parametrize("name", ["MoCo", "GCC-MoCo"])
 def test_moco_and_gcc(name, seed, length, temperature):
-    """MoCo's `forward`, GCC's `MemoryMoCo`: a queue of keys, and class 0 is the positive."""
     queue, tau = F.normalize(problem(seed, length, 1.0).hard.flatten(0, 1)).detach(), temperature
     loss_of = InfoNCE.like(name, temperature=tau, memory_size=len(queue), dim=DIM).double()
     loss_of.remember(queue)
     for step in range(1, 5):
         q, k = problem(seed + step, length, tau)[:2]
-        unit, key = F.normalize(q), F.normalize(k).detach()
-        logits = torch.cat([(unit * key).sum(1, keepdim=True), unit @ queue.T], 1) / tau
-        expected = F.cross_entropy(logits, torch.zeros(length, dtype=torch.long))
-        assert_same(loss_of(q, k.detach()), expected, [q])
-        queue = torch.cat([queue[length:], key])
+        k = k.detach()
+        assert_same(loss_of(q, k), moco(q, k, queue, tau), [q])
+        queue = torch.cat([queue[length:], F.normalize(k)])
         loss_of.remember(k)

@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from helpers import oracle
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
@@ -53,6 +53,7 @@ def test_large_matrices_in_float32_without_denormal_numbers(epsilon, iterations)
     torch.testing.assert_close(q.double(), wide, rtol=0, atol=2e-6 / epsilon)
 
 
+@example(scores=[[0.0], [1.7e38]], epsilon=0.5, iterations=3)  # of which 1 / epsilon overflows
 @given(scores=FINITE, epsilon=EPSILONS, iterations=st.integers(1, 40))
 def test_any_finite_scores_give_rows_that_sum_to_one(scores, epsilon, iterations):
     q = sinkhorn(torch.tensor(scores), epsilon=epsilon, iterations=iterations)

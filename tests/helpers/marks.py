@@ -1,7 +1,8 @@
-"""What many files share: parameters, filters of warnings, and the check of an error."""
+"""What many files share: parameters, filters of warnings, and checks of errors."""
 
 import pytest
 import torch
+from hypothesis import settings
 
 NEGATIVES = ("all", "cross")
 engines = pytest.mark.parametrize("engine", ["dense", "chunks"])
@@ -18,10 +19,23 @@ one_graph = pytest.mark.skipif(
 )
 
 
-def assert_error(error, call, words, names):
-    """Of a call that has these names: an error on one line, with all words."""
+def examples(count):
+    """Random examples of a test: as many times more as the profile in conftest.py has more."""
+    return settings(max_examples=count * settings.default.max_examples // 100)
+
+
+def slips(error, rows):
+    """Parameters ``error, call, words`` of rows (call, *words); the words name the test."""
+    name = error.__name__
+    return [
+        pytest.param(error, call, words, id=f"{name}: {', '.join(words)}") for call, *words in rows
+    ]
+
+
+def assert_error(error, call, words):
+    """The call raises this error, on one line, which has all words."""
     with pytest.raises(error) as caught:
-        eval(call, names)
+        call()
     message = str(caught.value)
     assert [word for word in words if word not in message] == [], message
     assert "\n" not in message

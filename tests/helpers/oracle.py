@@ -5,10 +5,12 @@ the losses.
 """
 
 import math
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from hypothesis import assume
+from torch import Tensor
 
 
 def unit(z):
@@ -205,6 +207,50 @@ def pgcl_contrast(views, prototypes_of_heads, labels=None, memory=None, memory_l
     of_weights = {name: mode.pop(name) for name in options if name in mode}
     weights = family_weights(torch.cat(balanced), q_of_heads, prototypes_of_heads, **of_weights)
     return info_nce(views, labels, memory, memory_labels, weights=weights, **mode)
+
+
+class Terms(NamedTuple):
+    loss: Tensor
+    contrast: Tensor
+    consistency: Tensor
+    targets: list[Tensor]  # of each view, [N, K], heads side by side
+
+
+def pgcl(
+    views,
+    prototypes_of_heads,
+    *,
+    contrast_weight=1.0,
+    consistency_weight=6.0,
+    reduction="mean",
+    temperature=0.2,
+    **mode,
+):
+    """The loss and its terms; the mode and the memory are those of ``pgcl_contrast``."""
+    q_of_heads, of_heads = [], []
+    for prototypes in prototypes_of_heads:
+        q = [targets(z, prototypes) for z in views]
+        log_p = [log_predictions(z, prototypes, temperature) for z in views]
+        q_of_heads.append(q)
+        of_heads.append(consistency(log_p, q))
+    swapped = torch.stack(of_heads).mean(0)
+    contrast, exist = pgcl_contrast(views, prototypes_of_heads, temperature=temperature, **mode)
+    if reduction == "mean":
+        contrast, swapped = mean_of_queries(contrast, exist), swapped.mean()
+    elif reduction == "sum":
+        contrast, swapped = contrast.sum(), swapped.sum()
+    loss = contrast_weight * contrast + consistency_weight * swapped
+    of_views = [torch.cat(q, dim=1) for q in zip(*q_of_heads, strict=True)]
+    return Terms(loss, contrast, swapped, of_views)
+
+
+def assume_clear_clusters(sets, prototypes_of_heads, gap):
+    """Rounding must not decide about clusters: two are alike, or further apart than the gap."""
+    for prototypes in prototypes_of_heads:
+        for z in sets:
+            ranks = ranking(targets(z, prototypes), z, prototypes)
+            gaps = ranks.sort().values.diff()
+            assume(((gaps == 0) | (gaps > gap)).all())
 
 
 class Memory:
