@@ -46,6 +46,7 @@ def two_views(z: Tensor) -> Losses:
         "InfoNCE": Entry(partial(InfoNCE, temperature=TAU)),
         "lightly NTXentLoss": Entry(peers.lightly_nt_xent, 80),
         "graphssl NTXentLoss": Entry(peers.graphssl_nt_xent, 48),
+        "GRACE's lines": Entry(lambda: partial(peers.grace_in_batches, size=len(z)), 80),
         "GRACE's loss in batches of 512": Entry(lambda: peers.grace_in_batches, 80),
         "pytorch-metric-learning SupConLoss": Entry(
             partial(peers.metric_learning, "SupConLoss"), 240

@@ -1,7 +1,7 @@
 """Draw time and memory of the contrast over N from a record.
 
-python -m benchmarks.plot                     # docs/images/engines-{time,memory}.png
-python -m benchmarks.plot figures.json --output images
+python -m benchmarks.plot                     # docs/images/batch-size.png
+python -m benchmarks.plot figures.json --output figure.png
 """
 
 import argparse
@@ -14,22 +14,23 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 ROOT = Path(__file__).parents[1]
 # In the order of drawing: color, line, marker.
 LOOKS = {
     "dense": ("#1f77b4", "-", "o"),
     "chunks": ("#d62728", "-", "s"),
-    "blocks": ("#d62728", "-", "s"),  # the engine before "chunks", which older records hold
     "torch.compile of dense": ("#17becf", "--", "^"),
     "PyGCL's InfoNCE": ("#ff7f0e", "--", "v"),
     "pytorch-metric-learning's NTXentLoss": ("#2ca02c", "--", "P"),
     "double loop, as published": ("#8c564b", "--", "X"),
     "GEMM limit": ("#999999", "-", ""),
 }
-PICTURES = {
-    "time": ("milliseconds", "forward + backward, ms"),
-    "memory": ("peak MiB", "peak memory beyond the inputs, MiB"),
+PANELS = {
+    "milliseconds": "forward + backward, ms",
+    "peak MiB": "peak memory beyond the inputs, MiB",
 }
 
 
@@ -44,9 +45,9 @@ def points(rows: list[dict[str, Any]], provider: str, metric: str) -> list[tuple
     )
 
 
-def picture(record: dict[str, Any], metric: str, label: str, path: Path) -> None:
-    figure, axes = plt.subplots(figsize=(8.6, 4.6), layout="constrained")
-    every = {name: points(record["rows"], name, metric) for name in LOOKS}
+def panel(axes: Axes, rows: list[dict[str, Any]], metric: str, label: str) -> None:
+    """Draw one metric of all losses over N."""
+    every = {name: points(rows, name, metric) for name in LOOKS}
     lines = {name: line for name, line in every.items() if line}
     if not lines:
         raise SystemExit(f"the record has no {metric} of the benchmark 'contrast'")
@@ -64,31 +65,38 @@ def picture(record: dict[str, Any], metric: str, label: str, path: Path) -> None
         axes.plot(sizes, values, color="#cccccc", linewidth=1, linestyle=(0, (1, 2)), zorder=0)
         axes.annotate(name, (sizes[-1], end), (4, 0), textcoords="offset points", color="#999999")
     axes.set_ylim(low / 1.5, high * 2)
-    axes.set_xticks(sizes, [str(num) for num in sizes])
+    axes.set_xticks(sizes, [str(num) for num in sizes], fontsize=8)
     axes.minorticks_off()
     axes.set(xlabel="N graphs (2N embeddings)", ylabel=label)
     axes.grid(color="#eeeeee")
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
+
+
+def picture(record: dict[str, Any]) -> Figure:
+    """Draw time and memory side by side."""
+    figure, both = plt.subplots(1, 2, figsize=(11, 4.6), layout="constrained")
+    for axes, (metric, label) in zip(both, PANELS.items(), strict=True):
+        panel(axes, record["rows"], metric, label)
     machine = record["machine"]
     where = machine.get("gpu") or f"{machine['cpu']}, {machine['threads']} threads"
-    title = f"{where} · torch {machine['torch']} · float32"
-    axes.set_title(title, fontsize=8, color="#666666")
-    figure.legend(loc="outside right center", frameon=False, fontsize=9)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
-    print(f"written to {path}")
+    figure.suptitle(f"{where} · torch {machine['torch']} · float32", fontsize=8, color="#666666")
+    handles = dict(zip(*reversed(both[0].get_legend_handles_labels()), strict=True))
+    figure.legend(
+        handles.values(), handles, loc="outside lower center", ncols=3, frameon=False, fontsize=9
+    )
+    return figure
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     committed = ROOT / "benchmarks" / "results" / "contrast.json"
     parser.add_argument("record", type=Path, nargs="?")
-    parser.add_argument("--output", type=Path, help="a new folder, for the pictures of RECORD")
+    parser.add_argument("--output", type=Path, help="a new file, for the picture of RECORD")
     args = parser.parse_args()
     if bool(args.record) != bool(args.output) or (args.output and args.output.exists()):
-        parser.error("RECORD and --output, a new folder, come together")
+        parser.error("RECORD and --output, a new file, come together")
     record = json.loads((args.record or committed).read_text())
-    folder = args.output or ROOT / "docs" / "images"
-    for name, (metric, label) in PICTURES.items():
-        picture(record, metric, label, folder / f"engines-{name}.png")
+    path = args.output or ROOT / "docs" / "images" / "batch-size.png"
+    picture(record).savefig(path, dpi=150)
+    print(f"written to {path}")

@@ -1,4 +1,4 @@
-"""Fill the tables of docs/performance.md and a line of README.md from benchmarks/results.
+"""Fill the tables of docs/performance.md and two sentences of README.md from benchmarks/results.
 
 python -m benchmarks.tables
 """
@@ -80,6 +80,35 @@ def loop() -> str:
     return markdown(["loss", "time per step", "ratio"], lines)
 
 
+def large_batches() -> str:
+    """A sentence of README: the same loss of two views, by two libraries and by a script."""
+    known = {
+        (row["provider"], row["metric"]): row["value"]
+        for row in rows_of("libraries", "steps")
+        if (row["size"], row["mode"]) == ("N=4096 D=128", "two views")
+    }
+    others = {
+        "lightly NTXentLoss": "lightly's `NTXentLoss`",
+        "pytorch-metric-learning SupConLoss": "pytorch-metric-learning's `SupConLoss`",
+        "GRACE's lines": "the lines of GRACE's script",
+    }
+    compared = [
+        f"with {shown} {known[name, 'ratio to InfoNCE']:.1f} times as long and "
+        f"{known[name, 'peak MiB']:,.0f} MiB"
+        for name, shown in others.items()
+    ]
+    return textwrap.fill(
+        "For two views of 4,096 graphs, forward and backward of `InfoNCE` take "
+        f"{known['InfoNCE', 'milliseconds']:.0f} ms and {known['InfoNCE', 'peak MiB']:.0f} MiB on "
+        f"one CPU thread; {', '.join(compared)} ([record](docs/performance.md#other-libraries)).",
+        width=140,
+        initial_indent="  ",
+        subsequent_indent="  ",
+        break_on_hyphens=False,
+        break_long_words=False,
+    )
+
+
 def speed() -> str:
     """A sentence of README."""
     times = (f"{time} with {name}" for name, time in by_loss("loop", "loop", ["milliseconds"]))
@@ -135,7 +164,7 @@ def libraries() -> str:
     return markdown(["step", "loss", *(f"N={num}" for num in sizes)], lines)
 
 
-PAGES = {PAGE: (grace, loop, scripts, step, options, libraries), README: (speed,)}
+PAGES = {PAGE: (grace, loop, scripts, step, options, libraries), README: (large_batches, speed)}
 
 
 def filled(page: Path) -> str:
