@@ -111,7 +111,10 @@ class DualBranchContrast(nn.Module):
         for name, values in allowed.items():
             if (given := getattr(_contrast_of(self.loss), name, values[0])) not in values:
                 fix = f"give each DualBranchContrast a new loss, without {name}"
-                raise ValueError(f"{name} of the loss is {given!r}, not {values[-1]!r}: {fix}")
+                why = f"mode={self.mode!r} and intraview_negs={self.intraview_negs} decide it"
+                raise ValueError(
+                    f"{name} of the loss is {given!r}, not {values[-1]!r}: {fix}, since {why}"
+                )
 
     def forward(
         self,

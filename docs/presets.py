@@ -12,10 +12,9 @@ PAGE = Path(__file__).parent / "swap.md"
 
 
 def row(name: str, preset: Preset) -> str:
-    options = as_written(
-        {n: round(v, 3) if n == "temperature" else v for n, v in preset.options.items()}
+    return (
+        f"| `{name}` | `{as_written(preset.options)}` | `{preset.expression()}` | {preset.source} |"
     )
-    return f"| `{name}` | `{options}` | `{preset.expression()}` | {preset.source} |"
 
 
 def filled(text: str) -> str:

@@ -104,12 +104,12 @@ def main() -> None:
     picture.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(picture, dpi=130)
     print(f"""
-The picture of the embeddings is {picture}.
-
 What to try next:
 - docs/quickstart.md: the same training in sixty lines, to change as you like
 - python examples/compare.py: InfoNCE, PGCL and an untrained encoder on a TU set
-- docs/swap.md: the loss of your own script, by its name""")
+- docs/swap.md: the loss of your own script, by its name
+
+The picture of the embeddings is {picture}""")
 
 
 if __name__ == "__main__":

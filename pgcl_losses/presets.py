@@ -277,6 +277,7 @@ def find_preset(name: str) -> tuple[str, Preset]:
     if _key(name) not in by_key:
         near = [each for each, preset in PRESETS.items() if name.lower() in preset.source.lower()]
         near += [by_key[key] for key in difflib.get_close_matches(_key(name), by_key)]
+        near = list(dict.fromkeys(near))[:5]
         hint = f"did you mean {' or '.join(near)}?" if near else f"names are {', '.join(PRESETS)}"
         raise ValueError(f"there is no script {name!r}: {hint}")
     found = by_key[_key(name)]
