@@ -80,6 +80,18 @@ def loop() -> str:
     return markdown(["loss", "time per step", "ratio"], lines)
 
 
+def sentence(text: str, indent: str = "") -> str:
+    """A sentence of README in lines of its width, with links and numbers in one piece."""
+    return textwrap.fill(
+        text,
+        width=140,
+        initial_indent=indent,
+        subsequent_indent=indent,
+        break_on_hyphens=False,
+        break_long_words=False,
+    )
+
+
 def large_batches() -> str:
     """A sentence of README: the same loss of two views, by two libraries and by a script."""
     known = {
@@ -97,26 +109,20 @@ def large_batches() -> str:
         f"{known[name, 'peak MiB']:,.0f} MiB"
         for name, shown in others.items()
     ]
-    return textwrap.fill(
+    return sentence(
         "For two views of 4,096 graphs, forward and backward of `InfoNCE` take "
         f"{known['InfoNCE', 'milliseconds']:.0f} ms and {known['InfoNCE', 'peak MiB']:.0f} MiB on "
         f"one CPU thread; {', '.join(compared)} ([record](docs/performance.md#other-libraries)).",
-        width=140,
-        initial_indent="  ",
-        subsequent_indent="  ",
-        break_on_hyphens=False,
-        break_long_words=False,
+        indent="  ",
     )
 
 
 def speed() -> str:
     """A sentence of README."""
     times = (f"{time} with {name}" for name, time in by_loss("loop", "loop", ["milliseconds"]))
-    return textwrap.fill(
+    return sentence(
         "A step of GraphCL (GIN 3 x 32, 128 graphs, one CPU thread) "
         f"takes {', '.join(times)} ([record](docs/performance.md#a-training-loop)).",
-        width=140,
-        break_on_hyphens=False,
     )
 
 

@@ -1,33 +1,31 @@
 """Write the tables of docs/swap.md from the table of presets in pgcl_losses/presets.py.
 
-python docs/presets.py
+python -m docs.presets
 """
 
-import re
 from pathlib import Path
 
+from benchmarks.tables import fill, markdown
 from pgcl_losses.presets import GROUPS, Preset, as_written
 
 PAGE = Path(__file__).parent / "swap.md"
 
 
-def row(name: str, preset: Preset) -> str:
-    return (
-        f"| `{name}` | `{as_written(preset.options)}` | `{preset.expression()}` | {preset.source} |"
-    )
+def row(name: str, preset: Preset) -> list[str]:
+    options = as_written(preset.options)
+    return [f"`{name}`", f"`{options}`", f"`{preset.expression()}`", preset.source]
 
 
 def filled(text: str) -> str:
-    """The page, with the table of each group between two comments that mark its place."""
-    for group, presets in GROUPS.items():
-        rows = ["| script | options | value | of the script |", "| --- | --- | --- | --- |"]
-        rows += [row(*each) for each in presets.items()]
-        start, end = f"<!-- presets: {group} -->\n", "<!-- end -->"
-        table = start + "\n".join(rows) + f"\n{end}"
-        pattern = re.escape(start) + ".*?" + re.escape(end)
-        text, count = re.subn(pattern, lambda _, table=table: table, text, flags=re.DOTALL)
-        assert count == 1, f"{PAGE.name} has no place for {group}"
-    return text
+    """The page with the table of each group."""
+    head = "script", "options", "value", "of the script"
+    return fill(
+        text,
+        {
+            f"presets: {group}": markdown(head, (row(*each) for each in presets.items()))
+            for group, presets in GROUPS.items()
+        },
+    )
 
 
 if __name__ == "__main__":

@@ -38,6 +38,9 @@ if args.batch_size % args.processes:
     parser.error(f"--processes must divide {args.batch_size}, but it is {args.processes}")
 if args.resume and not args.resume.is_file():
     parser.error(f"--resume must be a checkpoint, but {args.resume} is not a file")
+last = args.root / "last.ckpt"
+if last.exists() and not (args.resume and args.resume.samefile(last)):
+    parser.error(f"{last} is there already: --resume it, or choose another --root")
 
 CHANNELS, HIDDEN, DIM = 8, 64, 32
 

@@ -157,6 +157,8 @@ def test_lightning_resumes_from_its_checkpoint(tmp_path):
 
     line = r"^Epoch: (\d+), Loss: (\d+\.\d+), Agreement: (\d\.\d+)$"
     whole, expected = train("whole", 4)
+    with pytest.raises(AssertionError, match=r"last\.ckpt is there already: --resume it"):
+        train("whole", 4)
     first, stopped = train("stopped", 2)
     second, resumed = train("stopped", 4, f"--resume={tmp_path / 'stopped' / 'last.ckpt'}")
     assert "Epochs before: 0, steps before: 0\n" in first
