@@ -21,9 +21,9 @@ from pgcl_losses.adapters.pyg import ContrastiveModel
 
 from .common import results
 from .common.arguments import count, parser_of, program
+from .common.digits import graphs_of_digits
 from .common.graphs import INFO_NCE, PGCL, UNTRAINED, embed, trained
 from .common.tables import aligned, difference, made_by, spread
-from .few_labels.digits import graphs_of_digits
 from .few_labels.report import BOTH, MINUS, Results, moved, named, rounded
 from .few_labels.study import DIGITS, MEASURES, jobs, run
 

@@ -18,7 +18,7 @@ from torch_geometric.loader import DataLoader
 
 from experiments.common import graphs
 from experiments.common.probes import few_labels
-from experiments.few_labels.digits import graphs_of_digits
+from experiments.common.digits import graphs_of_digits
 from pgcl_losses import PGCLLoss
 from pgcl_losses.adapters import pyg
 

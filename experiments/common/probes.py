@@ -1,7 +1,16 @@
-"""Accuracy of embeddings where labels are few."""
+"""How the labels are split, and accuracy of embeddings where labels are few."""
 
 import numpy as np
+from sklearn.model_selection import train_test_split
 from sklearn.preprocessing import normalize
+
+
+def halves(labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Indices of the development and of the held-out half of the labels."""
+    development, held_out = train_test_split(
+        np.arange(len(labels)), test_size=0.5, stratify=labels, random_state=0
+    )
+    return development, held_out
 
 
 def few_labels(

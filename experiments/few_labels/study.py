@@ -11,10 +11,11 @@ import numpy as np
 from sklearn.cluster import KMeans
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import normalized_mutual_info_score
-from sklearn.model_selection import cross_val_score, train_test_split
+from sklearn.model_selection import cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler, normalize, scale
 
+from experiments.common.digits import graphs_of_digits
 from experiments.common.graphs import (
     GRAPH_CL,
     INFO_NCE,
@@ -25,11 +26,9 @@ from experiments.common.graphs import (
     options_of,
     trained,
 )
-from experiments.common.probes import few_labels
+from experiments.common.probes import few_labels, halves
 from experiments.common.results import Run, matching
 from experiments.common.tu import load
-
-from .digits import graphs_of_digits
 
 CHOOSING_SEEDS = range(100, 105)
 FROZEN, PAPER = "PGCL, frozen in the first epoch", "PGCL, the paper's lambda"
@@ -145,14 +144,6 @@ def run(config: Options, name: str, file: Path | None) -> Run:
     measures = (measured(z[half], labels[half], config["seed"]) for half in halves(labels))
     of_halves = dict(zip(("development", "held_out"), measures, strict=True))
     return {"config": config, **of_halves, "seconds": round(time.perf_counter() - started, 1)}
-
-
-def halves(labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Indices of the development and of the held-out half of the labels."""
-    development, held_out = train_test_split(
-        np.arange(len(labels)), test_size=0.5, stratify=labels, random_state=0
-    )
-    return development, held_out
 
 
 def measured(embeddings: np.ndarray, labels: np.ndarray, seed: int) -> dict[str, float]:

@@ -70,7 +70,7 @@ def test_a_run_is_known_by_the_source_of_package_and_program(tmp_path, monkeypat
         pgcl_losses: "weights.py",
         pgcl_losses.adapters: "pyg.py",
         results: "graphs.py",
-        sys.modules[module]: "digits.py",
+        sys.modules[module]: "report.py",
     }
     assert results.code_of(module) == results.code_of(module)
     for number, (of, file) in enumerate(edited.items()):

@@ -1,0 +1,1 @@
+"""Graphs clustered without labels: by prototypes, and by k-means on what each loss learned."""

@@ -1,0 +1,232 @@
+"""What is clustered, by which methods, and how their settings are chosen. plan.md says why."""
+
+import functools
+import itertools
+import time
+from collections.abc import Collection, Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from sklearn.cluster import KMeans
+from sklearn.metrics import (
+    adjusted_rand_score,
+    normalized_mutual_info_score,
+    silhouette_score,
+)
+from sklearn.preprocessing import normalize, scale
+from torch_geometric.data import Data
+
+from experiments.common.digits import graphs_of_digits
+from experiments.common.graphs import (
+    GRAPH_CL,
+    INFO_NCE,
+    PGCL,
+    SETTING,
+    UNTRAINED,
+    embed,
+    options_of,
+    trained,
+)
+from experiments.common.probes import halves
+from experiments.common.results import Config, Run, matching
+from experiments.common.tu import load
+
+RECORD = Path(__file__).parent / "results.jsonl"
+SETS: dict[str, Config] = {  # what differs from `SETTING`
+    "digits": {"perturb": 0.1},
+    "MSRC_9": {"epochs": 60},
+    "MUTAG": {},
+    "PTC_MR": {},
+    "PROTEINS": {},
+    "NCI1": {"epochs": 5},
+    "REDDIT-BINARY": {"epochs": 2},
+    "COLLAB": {"epochs": 1},
+}
+CHOOSE_ON = ("digits", "MSRC_9", "MUTAG", "PTC_MR", "PROTEINS")  # the other sets choose nothing
+CLASSES = dict.fromkeys(SETS, 2) | {"digits": 10, "MSRC_9": 8, "COLLAB": 3}
+CHOOSING_SEEDS, SEEDS = range(110, 114), range(200, 220)
+TEMPERATURES = (0.2, 0.5, 1.0, 2.0, 4.0)
+ASSIGN = "assign"
+SPACES = ("embeddings", "standardised", "projections")  # where k-means clusters
+MOST = 20  # clusters, where their number is chosen
+MEASURES = {"nmi": "NMI", "ari": "ARI"}
+
+
+class Setting(NamedTuple):
+    """A temperature, and where clusters are found: by `ASSIGN` or in one of the `SPACES`."""
+
+    temperature: float
+    space: str
+
+
+class Method(NamedTuple):
+    """A way to cluster graphs: a loss, and its prototypes or k-means."""
+
+    row: str
+    spaces: tuple[str, ...] = SPACES
+
+    def candidates(self) -> list[Setting]:
+        temperatures = TEMPERATURES[:1] if self.row == UNTRAINED else TEMPERATURES
+        return [Setting(*values) for values in itertools.product(temperatures, self.spaces)]
+
+    def config(self, name: str, temperature: float, clusters: int) -> Config:
+        """A configuration without seed. The prototypes are as many as clusters for `assign`."""
+        prototypes = clusters if self.spaces == (ASSIGN,) else SETTING["num_prototypes"]
+        setting = SETTING | {"consistency_weight": 1.0, "freeze_epochs": 0} | SETS[name]
+        further = {"temperature": temperature, "num_prototypes": prototypes}
+        return {"dataset": name, **options_of(self.row, setting | further)}
+
+
+METHODS = {
+    "PGCL, assign": Method(PGCL, (ASSIGN,)),
+    "PGCL, k-means": Method(PGCL),
+    "InfoNCE, k-means": Method(INFO_NCE),
+    "GraphCL's own loss, k-means": Method(GRAPH_CL),
+    "untrained, k-means": Method(UNTRAINED),
+}
+BY_PROTOTYPES, BY_KMEANS = "PGCL, assign", "PGCL, k-means"
+Settings = dict[str, Setting]  # by method
+
+
+def values(runs: Iterable[Run], config: Config, space: str, half: str, name: str = "nmi") -> Any:
+    """Seed -> a measure in per cent of the clusters in a space."""
+    by_seed = matching(runs, config)
+    return {seed: run["clusters"][space][half][name] for seed, run in by_seed.items()}
+
+
+def choosing() -> Iterator[Config]:
+    """The runs that choose settings."""
+    for name, seed, method in itertools.product(CHOOSE_ON, CHOOSING_SEEDS, METHODS.values()):
+        for temperature in dict.fromkeys(setting.temperature for setting in method.candidates()):
+            yield method.config(name, temperature, CLASSES[name]) | {"seed": seed}
+
+
+def settings(runs: Iterable[Run], names: Iterable[str] = CHOOSE_ON) -> Settings:
+    """Of each method the setting with the highest mean NMI on the development halves of sets."""
+    runs, names = [run for run in runs if run["config"]["seed"] in CHOOSING_SEEDS], [*names]
+
+    def nmi(method: Method, setting: Setting) -> float:
+        by_set = []
+        for name in names:
+            config = method.config(name, setting.temperature, CLASSES[name])
+            by_seed = values(runs, config, setting.space, "development")
+            if not by_seed:
+                raise ValueError(f"the record has no runs that choose settings of {config}")
+            by_set.append(np.mean([*by_seed.values()]))
+        return float(np.mean(by_set))
+
+    return {
+        label: max(method.candidates(), key=functools.partial(nmi, method))
+        for label, method in METHODS.items()
+    }
+
+
+def tuned(runs: Iterable[Run]) -> dict[str, Settings]:
+    """The settings of each small set, by its own development half."""
+    runs = list(runs)
+    return {name: settings(runs, [name]) for name in CHOOSE_ON}
+
+
+def reported(names: Iterable[str], common: Settings, own: dict[str, Settings]) -> Iterator[Config]:
+    """All methods in the common settings and in the settings of the set."""
+    for name, seed in itertools.product(names, SEEDS):
+        configs = [
+            METHODS[label].config(name, setting.temperature, CLASSES[name]) | {"seed": seed}
+            for of in (common, own.get(name, common))
+            for label, setting in of.items()
+        ]
+        yield from {str(config): config for config in configs}.values()
+
+
+def with_chosen(
+    names: Iterable[str], common: Settings, runs: Iterable[Run]
+) -> Iterator[tuple[str, int, Config]]:
+    """For each set and seed PGCL with as many prototypes as the silhouette chooses clusters.
+
+    The silhouette is that of k-means on the embeddings of PGCL with ten prototypes.
+    """
+    runs = list(runs)
+    kmeans, assign = METHODS[BY_KMEANS], METHODS[BY_PROTOTYPES]
+    for name in names:
+        before = kmeans.config(name, common[BY_KMEANS].temperature, CLASSES[name])
+        for seed, run in matching(runs, before).items():
+            if seed in SEEDS:
+                chosen = run["clusters"][common[BY_KMEANS].space]["chosen"]["clusters"]
+                config = assign.config(name, common[BY_PROTOTYPES].temperature, chosen)
+                yield name, seed, config | {"seed": seed}
+
+
+@functools.lru_cache(maxsize=1)
+def graphs_of(file: Path | None) -> list[Data]:
+    return graphs_of_digits() if file is None else load(file)
+
+
+def run(config: Config, file: Path | None, choose_in: Collection[str] = ()) -> Run:
+    """Train with these options, cluster all graphs, and measure the clusters of both halves.
+
+    In the spaces ``choose_in``, also choose a number of clusters without labels.
+    """
+    started = time.perf_counter()
+    graphs = graphs_of(file)
+    labels = np.array([int(graph.y) for graph in graphs])
+    model = trained(config, graphs)
+    z = embed(model.encoder.encoder, graphs)
+    with torch.no_grad():
+        projections = model.encoder.head(torch.from_numpy(z)).numpy()
+    spaces = {
+        "embeddings": normalize(z.astype(float)),
+        "standardised": normalize(scale(z.astype(float))),
+        "projections": normalize(projections.astype(float)),
+    }
+    seed, classes = config["seed"], len(np.unique(labels))
+    found = {}
+    for space, points in spaces.items():
+        clusters = kmeans(points, classes, seed, restarts=10)
+        found[space] = measured(points, clusters, labels, seed)
+        if space in choose_in:
+            number = number_of_clusters(points, seed)
+            clusters = kmeans(points, number, seed, restarts=10)
+            measures = measured(points, clusters, labels, seed)
+            found[space]["chosen"] = {"clusters": number, **measures["held_out"]}
+    if config["row"] == PGCL:
+        clusters = model.loss.prototypes.assign(torch.from_numpy(projections)).numpy()
+        found[ASSIGN] = measured(spaces["projections"], clusters, labels, seed)
+    return {"config": config, "clusters": found, "seconds": round(time.perf_counter() - started, 1)}
+
+
+def kmeans(points: np.ndarray, clusters: int, seed: int, restarts: int) -> np.ndarray:
+    return KMeans(clusters, n_init=restarts, random_state=seed).fit_predict(points)
+
+
+def number_of_clusters(points: np.ndarray, seed: int) -> int:
+    """The number of clusters, of 2 to 20, with the highest silhouette."""
+    numbers = range(2, MOST + 1)
+    return max(numbers, key=lambda k: silhouette(points, kmeans(points, k, seed, restarts=3), seed))
+
+
+def silhouette(points: np.ndarray, clusters: np.ndarray, seed: int) -> float:
+    """The mean silhouette of at most 1,000 points; -1 for a single cluster."""
+    chosen = np.random.default_rng(seed).permutation(len(points))[:1000]
+    if len(np.unique(clusters[chosen])) == 1:
+        return -1.0
+    return float(silhouette_score(points[chosen], clusters[chosen]))
+
+
+def measured(
+    points: np.ndarray, clusters: np.ndarray, labels: np.ndarray, seed: int
+) -> dict[str, Any]:
+    """Measures in per cent of both halves, and of all graphs the silhouette and largest cluster."""
+    of_halves = {
+        half: {
+            "nmi": round(100 * float(normalized_mutual_info_score(labels[i], clusters[i])), 3),
+            "ari": round(100 * float(adjusted_rand_score(labels[i], clusters[i])), 3),
+        }
+        for half, i in zip(("development", "held_out"), halves(labels), strict=True)
+    }
+    return {
+        **of_halves,
+        "silhouette": round(silhouette(points, clusters, seed), 4),
+        "largest": round(100 * float(np.bincount(clusters).max() / len(clusters)), 1),
+    }
