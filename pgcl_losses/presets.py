@@ -159,8 +159,8 @@ GROUPS: dict[str, dict[str, Preset]] = {
         ),
         "MAGI": Preset(
             {"temperature": 0.5, **_DOT, "over_positives": "supcon"},
-            "`Loss`; the pairs are the row and column of `mask`; train_gcn.py has "
-            "`temperature=0.3`",
+            "`Loss`; the pairs are the row and column of `mask` without its [diagonal](#nodes); "
+            "train_gcn.py has `temperature=0.3`",
             value="loss_of.temperature * loss_of(z, positives=pairs)",
         ),
     },
@@ -250,11 +250,26 @@ GROUPS: dict[str, dict[str, Preset]] = {
         ),
         "PCL": Preset(
             {"temperature": 1.0, **_DOT, **_FIRST},
-            "ProtoNCE of one clustering, of several the mean; `ids` are the clusters of the "
-            "batch, then "
-            "the sampled ones",
+            "ProtoNCE of one clustering; of several, `main_pcl.py` takes the mean; `ids` are the "
+            "clusters of the batch, then the sampled ones",
             "(normalize(q), prototypes[ids] / density[ids, None], "
             "labels=(arange(len(q)), arange(len(ids))))",
+        ),
+    },
+    "Clusters": {
+        "X-GOAL": Preset(
+            {"temperature": 1.0, "queries": "first"},
+            "`info_nce`; `pairs` are `(i, 2 * N + i)`; its `node_alignment` is the mean of "
+            "`(h_list[i], h_list[j], h_list_neg[i])` over pairs of layers",
+            "(h_org, h_pos, h_neg, labels=(arange(N), arange(N), N + arange(N)), "
+            "negative_pairs=pairs)",
+        ),
+        "Contrastive-Clustering": Preset({"temperature": 0.5}, "`InstanceLoss`", "(z_i, z_j)"),
+        "Contrastive-Clustering-clusters": Preset(
+            {"temperature": 1.0, "gather": False},
+            "`ClusterLoss` before its [entropy](#clusters); `AGCLoss` of Graph Contrastive "
+            'Clustering: also `negatives="cross", queries="first"`',
+            "(c_i.T, c_j.T)",
         ),
     },
 }

@@ -35,7 +35,7 @@ from hypothesis import strategies as st
 from pytorch_metric_learning.losses import NTXentLoss, SupConLoss
 from torch import Tensor, arange
 
-from pgcl_losses import InfoNCE, PGCLLoss
+from pgcl_losses import InfoNCE, PGCLLoss, SinkhornPrototypes
 from pgcl_losses.presets import PRESETS
 
 SEEDS, TEMPERATURES = st.integers(0, 10**6), st.sampled_from([0.1, 0.2, 0.5, 1.0])
@@ -100,6 +100,7 @@ SWAPS = {  # name[, variant]: the script's loss, what the views are called, furt
     "DCL": (dcl, VIEWS, {}),
     "GCC": (gcc, ("feat_k", "feat_q"), {}),
     "MolCLR": (molclr, VIEWS, {}),
+    "Contrastive-Clustering": (molclr, ("z_i", "z_j"), {}),
     "3DInfomax": (graphcl, ("z2d", "z3d"), {}),
     "3DInfomax, norm=False": (partial(graphcl, scores=dots), ("z2d", "z3d"), DOT),
     "GraphMVP": (clip, VIEWS, {}),
@@ -205,7 +206,10 @@ def cloome(p):
 
 
 def magi(p):
-    """`Loss` of MAGI: the mask's pairs are positives, and nodes without one are left out."""
+    """`Loss` of MAGI: the mask's pairs are positives.
+
+    Its mask pairs a node that has no other positive with itself. These nodes are left out here.
+    """
     rows, columns = p.known[:, : len(p.z1)].nonzero().T
     own = torch.eye(len(p.z1), dtype=torch.bool)
     log_probs = dots(p.z1, p.z1, p.tau)
@@ -295,12 +299,63 @@ def ncl_prototypes(p):
 
 def pcl(p):
     """`forward` of PCL: positive prototypes, then others, each with its own concentration."""
-    others = [k for k in range(len(p.table)) if k not in p.row]
-    sample = p.table.detach()[torch.cat([p.row, torch.tensor(others)])]
+    return proto_nce(p, p.table, p.row)
+
+
+def proto_nce(p, table, clusters):
+    """The loss of PCL for one clustering."""
+    others = [k for k in range(len(table)) if k not in clusters]
+    sample = table.detach()[torch.cat([clusters, torch.tensor(others).long()])]
     prototypes, concentrations = F.normalize(sample), sample.norm(dim=1)
     names = {"q": p.z1, "prototypes": prototypes, "density": concentrations}
     ours = value_of("PCL", 1.0, ids=arange(len(sample)), **names)
     return diagonal(cosines(p.z1, prototypes, concentrations)), ours
+
+
+def pcl_several(p):
+    """`train` of main_pcl.py with three numbers of clusters: the mean over the clusterings."""
+    tables = [p.table[:num] for num in (2, 4, len(p.table))]
+    losses = [proto_nce(p, table, p.row % len(table)) for table in tables]
+    return [sum(values) / len(tables) for values in zip(*losses, strict=True)]
+
+
+def xgoal(p):
+    """`info_nce` of X-GOAL: the only negative of a node is the node in the corrupted view."""
+    return of_corrupted(p, p.z1, p.z2, p.hard[:, 0])
+
+
+def of_corrupted(p, h_org, h_pos, h_neg):
+    n = len(h_org)
+    pairs = torch.stack([arange(n), 2 * n + arange(n)])
+    ours = value_of("X-GOAL", p.tau, h_org=h_org, h_pos=h_pos, h_neg=h_neg, N=n, pairs=pairs)
+    pos, neg = (F.cosine_similarity(h_org, h) / p.tau for h in (h_pos, h_neg))
+    return -(pos.exp() / (pos.exp() + neg.exp())).log().mean(), ours
+
+
+def xgoal_alignment(p):
+    """`node_alignment` of X-GOAL: the same node in all pairs of two layers, here of three."""
+    h_list = [p.z1, p.z2, p.hard[:, 0]]
+    h_list_neg = [h.roll(1, 0) for h in h_list]
+    pairs = [(i, j) for i in range(3) for j in range(3) if i != j]
+    losses = [of_corrupted(p, h_list[i], h_list[j], h_list_neg[i]) for i, j in pairs]
+    return [sum(values) / len(pairs) for values in zip(*losses, strict=True)]
+
+
+def xgoal_clusters(p):
+    """`loss_kmeans` of X-GOAL, whose centroids are columns."""
+    x, centroids, target = p.z1, p.table.T, p.row
+    ours = first(p, similarity="dot")(x, centroids.T, labels=(target, arange(len(centroids.T))))
+    return F.cross_entropy(x @ centroids / p.tau, target), ours
+
+
+def contrast_of_clusters(p, script, entropy_weights, **options):
+    """Assignments to clusters, whose entropy is computed as in the guide."""
+    c_i, c_j = p.z1.softmax(1), p.z2.softmax(1)
+    ours = value_of("Contrastive-Clustering-clusters", p.tau, options, c_i=c_i, c_j=c_j)
+    for c, weight in zip((c_i, c_j), entropy_weights, strict=True):
+        mean = c.mean(0)
+        ours = ours + weight * (mean * (len(mean) * mean).log()).sum()
+    return script(p.z1.softmax(1), p.z2.softmax(1), p.tau), ours
 
 
 def lightgcl(p):
@@ -361,6 +416,18 @@ def swav(p):
     return formulas.swav([cosines(z, p.table, 1) for z in (p.z1, p.z2)], p.tau), ours
 
 
+def swav_crops(p):
+    """SwAV with two large and two small crops, by the lines of the guide."""
+    crops = p.z1, p.z2, *p.hard.unbind(1)
+    prototypes = SinkhornPrototypes(DIM, len(p.table), temperature=p.tau)
+    assigned = torch.func.functional_call(prototypes, {"weight": p.table}, crops)
+    pairs = [
+        (target, other) for target in assigned[:2] for other in assigned if other is not target
+    ]
+    losses = [-(target.targets * other.log_probs).sum(1).mean() for target, other in pairs]
+    return formulas.swav([cosines(z, p.table, 1) for z in crops], p.tau), sum(losses) / len(losses)
+
+
 def sentences_alone(p):
     names = {"anchors": p.z1, "positives": p.z2}
     return gcc(p.z1, p.z2, p.tau), value_of("sentence-transformers", p.tau, **names)
@@ -368,8 +435,19 @@ def sentences_alone(p):
 
 SCRIPTS = {name: partial(swapped, name) for name in SWAPS}
 SCRIPTS |= {
+    "AGCLoss": partial(
+        contrast_of_clusters,
+        script=formulas.agc,
+        entropy_weights=(2, 0),
+        negatives="cross",
+        queries="first",
+    ),
     "HeCo, lam=0.3": partial(heco, lam=0.3),
+    "PCL, several clusterings": pcl_several,
     "SupContrast, one": partial(supcontrast, queries="first"),
+    "SwAV, small crops": swav_crops,
+    "X-GOAL, clusters": xgoal_clusters,
+    "X-GOAL, node_alignment": xgoal_alignment,
     "sentences, symmetric": partial(sentences, queries="all"),
     "links of ProG": partial(sampled_links, k=1, similarity="cosine"),
     "links of PyG": partial(sampled_links, k=3, similarity="dot"),
@@ -377,6 +455,9 @@ SCRIPTS |= {
 OTHERS = {
     "3DInfomax-conformers": conformers,
     "CLOOME": cloome,
+    "Contrastive-Clustering-clusters": partial(
+        contrast_of_clusters, script=formulas.cluster_loss, entropy_weights=(1, 1)
+    ),
     "GPrompt": gprompt,
     "GraphLoG-nodes": graphlog,
     "HeCo": heco,
@@ -392,6 +473,7 @@ OTHERS = {
     "SupCon": supcon,
     "SupContrast": supcontrast,
     "SwAV": swav,
+    "X-GOAL": xgoal,
     "links but known ones": known_links,
     "sentence-transformers": sentences_alone,
     "sentences, with hard negatives": sentences,

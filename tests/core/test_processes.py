@@ -3,11 +3,13 @@
 import copy
 import datetime
 import os
+import re
 from contextlib import nullcontext
 from functools import partial
 
 import pytest
 import torch
+from helpers import formulas
 from helpers.cases import EVERY_MODE, FAMILY, in_chunks
 from helpers.losses import (
     DIM,
@@ -22,10 +24,11 @@ from helpers.losses import (
     portions_of,
 )
 from helpers.ranks import on_ranks
+from helpers.scripts import ROOT
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from pgcl_losses import InfoNCE, PGCLLoss
+from pgcl_losses import InfoNCE, PGCLLoss, SinkhornPrototypes
 
 EVERY_LOSS = (
     LOSSES
@@ -150,6 +153,68 @@ def of_sets_that_are_no_views(rank, num_ranks):
 
 def test_sets_of_unequal_length_have_the_listed_positives_alone():
     on_ranks(of_sets_that_are_no_views, 2)
+
+
+def contrast_of_clusters(rank, num_ranks):
+    """Contrastive Clustering with the function of docs/distributed.md, and without it."""
+    page = (ROOT / "docs" / "distributed.md").read_text()
+    (block,) = re.findall(r"```python\n([^`]*def rows_of_all[^`]*)```", page)
+    names = {"torch": torch}
+    exec(block, names)
+    model = nn.Sequential(nn.Linear(3, 5), nn.Softmax(dim=-1)).double()
+    whole, wrapped = copy.deepcopy(model), DistributedDataParallel(model)
+    views = torch.randn(2, 4 * num_ranks, 3, dtype=torch.float64, generator=of_seed(0))
+    own = views.chunk(num_ranks, dim=1)[rank]
+
+    c_i, c_j = map(names["rows_of_all"], wrapped(own))
+    loss = InfoNCE.like("Contrastive-Clustering-clusters")(c_i.T, c_j.T)
+    loss = loss + formulas.imbalance(c_i) + formulas.imbalance(c_j)
+    expected = formulas.cluster_loss(*whole(views), tau=1.0)
+    loss.backward()
+    expected.backward()
+    torch.testing.assert_close(loss, expected, **CLOSE)
+    torch.testing.assert_close(gradients_of(model), gradients_of(whole), **CLOSE)
+
+    with torch.no_grad():
+        (c_i, c_j), of_all = model(own), whole(views)
+        parts_as_clusters = InfoNCE(temperature=1.0)(c_i.T, c_j.T)
+        assert parts_as_clusters > formulas.molclr(*of_all.mT, 1.0) + 0.1
+
+
+def test_rows_are_gathered_for_a_contrast_of_clusters():
+    on_ranks(contrast_of_clusters, 2)
+
+
+class Crops(nn.Module):
+    """SwAV, by the lines of docs/swap.md: all crops predict the targets of the first two."""
+
+    def __init__(self, **options):
+        super().__init__()
+        self.prototypes = SinkhornPrototypes(DIM, 3, **options)
+
+    def forward(self, *crops):
+        assigned = self.prototypes(*crops)
+        pairs = [
+            (large, other) for large in assigned[:2] for other in assigned if other is not large
+        ]
+        return sum(
+            -(large.targets * other.log_probs).sum(1).mean() for large, other in pairs
+        ) / len(pairs)
+
+
+def targets_of_large_crops(rank, num_ranks):
+    of_all, *of_ranks = portions_of([[4] * num_ranks] * 3)
+    model, whole = (model_of(Crops, gather=gather) for gather in (True, False))
+    wrapped = DistributedDataParallel(model)
+    loss, expected = wrapped(*of_ranks[rank].sets), whole(*of_all.sets)
+    loss.backward()
+    expected.backward()
+    torch.testing.assert_close(mean_over_ranks(loss), expected.detach(), **CLOSE)
+    torch.testing.assert_close(gradients_of(model), gradients_of(whole), **CLOSE)
+
+
+def test_a_loss_by_hand_of_equal_batches():
+    on_ranks(targets_of_large_crops, 2)
 
 
 def alike(**options):

@@ -3,6 +3,8 @@
 They are plain torch, without the epsilons in the norms, logarithms and denominators of the code.
 """
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import arange
@@ -49,7 +51,8 @@ def grace(h1, h2, tau, scores=cosines, mean=True):
 
 
 def molclr(zis, zjs, tau):
-    """`NTXentLoss` of MolCLR, whose embeddings are normalised before."""
+    """`NTXentLoss` of MolCLR and `InstanceLoss` of Contrastive Clustering, whose embeddings are
+    normalised before."""
     z, n = torch.cat([zjs, zis]), len(zis)
     return F.cross_entropy(others(cosines(z, z, tau)), arange(2 * n).roll(n))
 
@@ -112,13 +115,35 @@ def supcontrast(features, mask, tau, base_tau=0.07):
     return -tau / base_tau * (mask * log_prob).sum(1) / mask.sum(1)
 
 
-def swav(outputs, tau):
-    """`train` of main_swav.py with two crops: outputs [N, K] are the cosines to the prototypes."""
+def imbalance(c):
+    """log K minus the entropy of how the batch is distributed over K clusters, c [N, K]."""
+    shares = c.sum(0) / c.sum()
+    return math.log(len(shares)) + (shares * shares.log()).sum()
+
+
+def cluster_loss(c_i, c_j, tau):
+    """`ClusterLoss` of Contrastive Clustering: the columns of the assignments are embeddings."""
+    return molclr(c_i.T, c_j.T, tau) + imbalance(c_i) + imbalance(c_j)
+
+
+def agc(c_i, c_j, tau, entropy_weight=2.0):
+    """`AGCLoss` of Graph Contrastive Clustering, after its softmax."""
+    return gcc(c_i.T, c_j.T, tau) + entropy_weight * imbalance(c_i)
+
+
+def swav(outputs, tau, crops_for_assign=2):
+    """`train` of main_swav.py: outputs [N, K] of each crop are its cosines to the prototypes.
+
+    The first crops give targets, which all other crops predict.
+    """
     loss = 0
-    for output, other in (outputs, outputs[::-1]):
-        q = (output.detach() / 0.05).exp()  # [N, K]
+    for crop in range(crops_for_assign):
+        q = (outputs[crop].detach() / 0.05).exp()  # [N, K]
         for _ in range(3):
             q = q / q.sum(0)
             q = q / q.sum(1, keepdim=True)
-        loss = loss - (q * (other / tau).log_softmax(1)).sum(1).mean() / 2
-    return loss
+        predictions = [
+            (output / tau).log_softmax(1) for v, output in enumerate(outputs) if v != crop
+        ]
+        loss = loss - sum((q * log_p).sum(1).mean() for log_p in predictions) / len(predictions)
+    return loss / crops_for_assign
