@@ -17,8 +17,8 @@ from torch_geometric.datasets import FakeDataset
 from torch_geometric.loader import DataLoader
 
 from experiments.common import graphs
-from experiments.common.probes import few_labels
 from experiments.common.digits import graphs_of_digits
+from experiments.common.probes import few_labels
 from pgcl_losses import PGCLLoss
 from pgcl_losses.adapters import pyg
 

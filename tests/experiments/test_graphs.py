@@ -15,9 +15,9 @@ from torch_geometric.loader import DataLoader
 
 from experiments import digits
 from experiments.common import graphs, results, tu
+from experiments.common.digits import graphs_of_digits
 from experiments.few_labels import __main__ as few_labels_program
 from experiments.few_labels import study as few_labels
-from experiments.common.digits import graphs_of_digits
 from experiments.tu_sets import __main__ as tu_program
 from experiments.tu_sets import evaluate, study
 
