@@ -8,6 +8,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
+from .clusters import report as clusters
 from .common.tables import DOCS, refill
 from .few_labels import report as few_labels
 from .molecules import report as molecules
@@ -23,7 +24,7 @@ PICTURES: dict[str, Callable[[], Figure]] = {
 def pages() -> dict[Path, dict[str, str]]:
     """All tables by page and marker."""
     tables: dict[Path, dict[str, str]] = {}
-    for report in (few_labels, tu_sets, nodes, molecules):
+    for report in (few_labels, clusters, tu_sets, nodes, molecules):
         for page, of_page in report.pages().items():
             tables.setdefault(page, {}).update(of_page)
     return tables

@@ -6,6 +6,7 @@ import math
 import re
 from pathlib import Path
 
+import networkx as nx
 import pytest
 import torch
 from helpers.scripts import run, script_here
@@ -62,9 +63,58 @@ def test_compare(tmp_path, printed_by):
     assert low <= gain <= high
 
 
+def write_edges(folder, networks):
+    """A file for each network, with separators of both kinds."""
+    folder.mkdir()
+    for number, network in enumerate(networks):
+        text = "\n".join(f"node{a}{', '[number % 2]}node{b}" for a, b in network.edges)
+        (folder / f"{number:02d}.txt").write_text(text)
+
+
+def test_cluster_graphs(tmp_path, printed_by):
+    """Rings and stars are clusters of their own, also those that do not train."""
+    write_edges(
+        tmp_path / "a", [f(n) for f in (nx.cycle_graph, nx.star_graph) for n in range(8, 28)]
+    )
+    write_edges(tmp_path / "b", [nx.star_graph(9), nx.cycle_graph(9)])
+    (tmp_path / "a" / ".hidden").write_text("no edge")
+    folders = [f"--{name}={tmp_path / of}" for name, of in {"folder": "a", "new": "b"}.items()]
+    given = *folders, f"--output={tmp_path / 'out'}", "--clusters=2", "--restarts=2", "--epochs=3"
+    first, second, sizes, _ = printed_by("cluster_graphs", *given).splitlines()
+    for number, line in enumerate((first, second)):
+        assert re.fullmatch(rf"training {number}: 2 clusters, silhouette 0\.\d+", line)
+    assert sizes == "2 clusters of 20 20 graphs"
+    with (tmp_path / "out" / "clusters.csv").open() as file:
+        rows = [*csv.DictReader(file)]
+    assert [row["graph"] for row in rows] == [f"{n:02d}.txt" for n in [*range(40), 0, 1]]
+    assert [row["trained"] for row in rows] == ["True"] * 40 + ["False"] * 2
+    ring, star = rows[0]["cluster"], rows[20]["cluster"]
+    assert [row["cluster"] for row in rows] == [ring] * 20 + [star] * 20 + [star, ring]
+    assert all(0 <= float(row["distance"]) < 2 for row in rows)
+    assert (tmp_path / "out" / "clusters.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.slow
+def test_cluster_graphs_compares_clusters_with_labels(tmp_path, printed_by):
+    given = f"--output={tmp_path / 'out'}", "--clusters=10", "--restarts=1", "--epochs=2"
+    printed = printed_by("cluster_graphs", *given)
+    for name, least in {"NMI": 0.3, "ARI": 0.2, "Accuracy": 0.3}.items():
+        assert float(re.search(rf"^{name}.*: (0\.\d+)$", printed, re.M)[1]) > least
+
+
+def test_cluster_graphs_warns_of_one_cluster(tmp_path, printed_by):
+    """Equal graphs have equal embeddings, and one graph that is another is the other cluster."""
+    write_edges(tmp_path / "a", [nx.cycle_graph(6)] * 30 + [nx.star_graph(6)])
+    given = f"--folder={tmp_path / 'a'}", f"--output={tmp_path / 'out'}", "--clusters=2"
+    printed = printed_by("cluster_graphs", *given, "--restarts=1", "--epochs=1")
+    assert "2 clusters of 30 1 graphs\n" in printed
+    assert "Warning: one cluster has 30 of 31 graphs\n" in printed
+
+
 @pytest.mark.parametrize(
     ("script", "given", "message"),
     [
+        ("examples/cluster_graphs.py", "--output=there", "--output must be a new folder"),
         ("examples/tu_graphs.py", "--output=there", "--output must be a new file"),
         ("examples/distributed.py", "--steps=0", "--epochs and --steps must be 1 or more"),
         ("examples/lightning_ddp.py", "--processes=3", "--processes must divide 128, but it is 3"),

@@ -2,8 +2,9 @@
 
 python -m experiments.clusters choose report --root data
 
-`choose` selects settings on the development halves of five sets. `report` without `choose` uses
-the settings selected by the committed runs. Finished runs are in --output, one JSON line each.
+`choose` selects settings on the development halves of five sets. Without `choose`, the settings
+are those that the committed runs select. `rounding` repeats ten seeds of digits and MSRC_9, for
+another rounding (ATEN_CPU_CAPABILITY=default). Finished runs are in --output, one JSON line each.
 """
 
 import functools
@@ -20,7 +21,7 @@ from . import study
 def main() -> None:
     parser = parser_of("clusters", __doc__)
     add = parser.add_argument
-    add("parts", nargs="+", choices=("choose", "report"))
+    add("parts", nargs="+", choices=("choose", "report", "rounding"))
     add("--datasets", nargs="+", default=[*study.SETS], choices=study.SETS, metavar="SET")
     add("--root", type=Path, help="folder of NAME/ or NAME/raw/; without it, NAME is downloaded")
     add("--workers", type=count, default=2, help="runs at a time, with one thread each")
@@ -43,14 +44,18 @@ def main() -> None:
         runs = complete(study.choosing())
     else:
         runs = list(results.read(study.RECORD).values())
-    common, own = study.settings(runs), study.tuned(runs)
+    common, own = study.settings(runs, study.CHOOSE_ON), study.tuned(runs)
     for name, of in {"all sets": common, **own}.items():
         print(name, *of.items(), sep="\n  ")
     if "report" in args.parts:
         spaces = [*{setting.space for setting in common.values()} & {*study.SPACES}]
         for name in args.datasets:
-            runs = complete(study.reported([name], common, own), spaces)
-            complete(config for _, _, config in study.with_chosen([name], common, runs))
+            both = common, own.get(name, common)
+            runs = complete(study.reported(name, study.SEEDS, *both), spaces)
+            complete(study.with_chosen(name, common, runs))
+    if "rounding" in args.parts:
+        for name in ("digits", "MSRC_9"):
+            complete(study.reported(name, study.SEEDS[:10], common))
 
 
 if __name__ == "__main__":

@@ -103,7 +103,7 @@ def choosing() -> Iterator[Config]:
             yield method.config(name, temperature, CLASSES[name]) | {"seed": seed}
 
 
-def settings(runs: Iterable[Run], names: Iterable[str] = CHOOSE_ON) -> Settings:
+def settings(runs: Iterable[Run], names: Iterable[str]) -> Settings:
     """Of each method the setting with the highest mean NMI on the development halves of sets."""
     runs, names = [run for run in runs if run["config"]["seed"] in CHOOSING_SEEDS], [*names]
 
@@ -129,33 +129,25 @@ def tuned(runs: Iterable[Run]) -> dict[str, Settings]:
     return {name: settings(runs, [name]) for name in CHOOSE_ON}
 
 
-def reported(names: Iterable[str], common: Settings, own: dict[str, Settings]) -> Iterator[Config]:
-    """All methods in the common settings and in the settings of the set."""
-    for name, seed in itertools.product(names, SEEDS):
-        configs = [
-            METHODS[label].config(name, setting.temperature, CLASSES[name]) | {"seed": seed}
-            for of in (common, own.get(name, common))
-            for label, setting in of.items()
-        ]
-        yield from {str(config): config for config in configs}.values()
+def reported(name: str, seeds: Iterable[int], *every: Settings) -> Iterator[Config]:
+    """All methods on a set in each of these settings."""
+    pairs = [pair for settings in every for pair in settings.items()]
+    for seed, (label, setting) in itertools.product(seeds, pairs):
+        yield METHODS[label].config(name, setting.temperature, CLASSES[name]) | {"seed": seed}
 
 
-def with_chosen(
-    names: Iterable[str], common: Settings, runs: Iterable[Run]
-) -> Iterator[tuple[str, int, Config]]:
-    """For each set and seed PGCL with as many prototypes as the silhouette chooses clusters.
+def with_chosen(name: str, common: Settings, runs: Iterable[Run]) -> Iterator[Config]:
+    """For each seed PGCL with as many prototypes as the silhouette chooses clusters.
 
-    The silhouette is that of k-means on the embeddings of PGCL with ten prototypes.
+    The silhouette belongs to k-means on the embeddings of PGCL with ten prototypes.
     """
-    runs = list(runs)
-    kmeans, assign = METHODS[BY_KMEANS], METHODS[BY_PROTOTYPES]
-    for name in names:
-        before = kmeans.config(name, common[BY_KMEANS].temperature, CLASSES[name])
-        for seed, run in matching(runs, before).items():
-            if seed in SEEDS:
-                chosen = run["clusters"][common[BY_KMEANS].space]["chosen"]["clusters"]
-                config = assign.config(name, common[BY_PROTOTYPES].temperature, chosen)
-                yield name, seed, config | {"seed": seed}
+    setting, assign = common[BY_KMEANS], METHODS[BY_PROTOTYPES]
+    before = METHODS[BY_KMEANS].config(name, setting.temperature, CLASSES[name])
+    for seed, run in matching(runs, before).items():
+        if seed in SEEDS:
+            number = run["clusters"][setting.space]["chosen"]["clusters"]
+            config = assign.config(name, common[BY_PROTOTYPES].temperature, number)
+            yield config | {"seed": seed}
 
 
 @functools.lru_cache(maxsize=1)

@@ -11,8 +11,9 @@ from .results import Run, write
 
 ROOT = Path(__file__).parents[2]
 README, DOCS = ROOT / "README.md", ROOT / "docs"
-CHOOSING, HELPS, RESULTS, REPRODUCE = (
-    DOCS / f"{page}.md" for page in ("choosing", "when_pgcl_helps", "results", "reproduce")
+CHOOSING, HELPS, RESULTS, REPRODUCE, CLUSTERS = (
+    DOCS / f"{page}.md"
+    for page in ("choosing", "when_pgcl_helps", "results", "reproduce", "clusters")
 )
 
 
