@@ -41,16 +41,16 @@ parser.add_argument("--clusters", type=int, help="without it, 2 to 20 are tried"
 parser.add_argument("--restarts", type=int, default=3, help="trainings, of which the best counts")
 parser.add_argument("--epochs", type=int, default=20)
 args = parser.parse_args()
-if args.output.exists() or not args.output.parent.is_dir():
-    parser.error(f"--output must be a new folder in an existing one, but it is {args.output}")
+if args.output.exists() or not args.output.parent.is_dir() or args.restarts < 1:
+    parser.error("--output must be a new folder in an existing one, and --restarts 1 or more")
 device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def read(folder):
+def read(folder, least):
     """The graphs of a folder, with a line for each edge in each file."""
     graphs = [graph_of_file(file) for file in sorted(folder.glob("[!.]*"))]
-    if not graphs:
-        parser.error(f"{folder} has no files: each file is to be a graph")
+    if len(graphs) < least:
+        parser.error(f"{folder} must have {least} files or more, but has {len(graphs)}")
     return graphs
 
 
@@ -96,8 +96,7 @@ def train(seed):
 
 @torch.no_grad()
 def embed(encoder, graphs):
-    batches = [encoder(batch.to(device)).cpu() for batch in DataLoader(graphs, 256)]
-    return torch.cat(batches).double().numpy()
+    return torch.cat([encoder(x.to(device)).cpu() for x in DataLoader(graphs, 256)]).numpy()
 
 
 def cluster(z, seed):
@@ -121,10 +120,11 @@ def describe(z, clusters, silhouette, labels):
         print(f"Warning: the clusters overlap; their silhouette is {silhouette:.2f}")
     if labels:
         counts = contingency_matrix(labels, clusters)  # [classes, clusters]
+        # Each class is one cluster, as well as this is possible.
         accuracy = counts[linear_sum_assignment(counts, maximize=True)].sum() / len(labels)
-        print(f"NMI with the labels: {normalized_mutual_info_score(labels, clusters):.3f}")
-        print(f"ARI with the labels: {adjusted_rand_score(labels, clusters):.3f}")
-        print(f"Accuracy, if each class is one cluster: {accuracy:.3f}")
+        nmi = normalized_mutual_info_score(labels, clusters)
+        ari = adjusted_rand_score(labels, clusters)
+        print(f"Labels: NMI {nmi:.3f}, ARI {ari:.3f}, accuracy {accuracy:.3f}")
 
 
 def draw(z, kmeans, file):
@@ -132,10 +132,8 @@ def draw(z, kmeans, file):
     number, colours = kmeans.n_clusters, plt.get_cmap("tab20")
     figure = plt.figure(figsize=(14, max(7, 0.6 * number)), layout="constrained")
     left, right = figure.subfigures(1, 2)
-    points, perplexity = np.concatenate([z, kmeans.cluster_centers_]), min(30, len(z) / 3)
-    flat = TSNE(
-        2, perplexity=perplexity, metric="cosine", init="random", random_state=0
-    ).fit_transform(points)
+    tsne = TSNE(2, perplexity=min(30, len(z) / 3), init="random", random_state=0)
+    flat = tsne.fit_transform(np.concatenate([z, kmeans.cluster_centers_]))
     axes = left.subplots()
     axes.scatter(*flat[: len(z)].T, c=colours(kmeans.labels_), s=6)
     axes.scatter(*flat[len(z) :].T, marker="*", s=200, c="black", edgecolors="white")
@@ -153,11 +151,12 @@ def draw(z, kmeans, file):
 
 
 if args.folder:
-    graphs = read(args.folder)  # or any list of PyG's graphs, with x, edge_index and name
+    graphs = read(args.folder, least=3)  # or any list of PyG's graphs, with x, edge_index and name
 else:
     digits = load_digits()
     images = torch.from_numpy(digits.images / 16).float()
     graphs = [*map(graph_of_digit, range(len(images)), images, digits.target.tolist())]
+new = read(args.new, least=1) if args.new else []
 best = -2.0
 for seed in range(args.restarts):
     encoder = train(seed)
@@ -168,12 +167,13 @@ for seed in range(args.restarts):
     if silhouette > best:
         best, chosen = silhouette, (encoder, scaler, z, kmeans)
 encoder, scaler, z, kmeans = chosen
-describe(z, kmeans.labels_, best, [graph.y for graph in graphs if graph.y is not None])
+labels = [int(graph.y) for graph in graphs if graph.y is not None]
+describe(z, kmeans.labels_, best, labels if len(labels) == len(graphs) else [])
 args.output.mkdir()
 with (args.output / "clusters.csv").open("w", newline="") as file:
     writer = csv.writer(file)
     writer.writerow(["graph", "trained", "cluster", "distance"])
-    for some in [graphs, read(args.new)] if args.new else [graphs]:
+    for some in [graphs, new] if new else [graphs]:
         distances = kmeans.transform(scaler.transform(embed(encoder, some)))  # [graphs, clusters]
         for graph, row in zip(some, distances, strict=True):
             writer.writerow([graph.name, some is graphs, row.argmin(), f"{row.min():.3f}"])

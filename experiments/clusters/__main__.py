@@ -47,15 +47,15 @@ def main() -> None:
     common, own = study.settings(runs, study.CHOOSE_ON), study.tuned(runs)
     for name, of in {"all sets": common, **own}.items():
         print(name, *of.items(), sep="\n  ")
+    spaces = [*{setting.space for setting in common.values()} & {*study.SPACES}]
     if "report" in args.parts:
-        spaces = [*{setting.space for setting in common.values()} & {*study.SPACES}]
         for name in args.datasets:
             both = common, own.get(name, common)
             runs = complete(study.reported(name, study.SEEDS, *both), spaces)
             complete(study.with_chosen(name, common, runs))
     if "rounding" in args.parts:
         for name in ("digits", "MSRC_9"):
-            complete(study.reported(name, study.SEEDS[:10], common))
+            complete(study.reported(name, study.SEEDS[:10], common), spaces)
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ INFO_NCE, UNTRAINED = "InfoNCE, k-means", "untrained, k-means"
 TRAINED = [label for label in METHODS if label != UNTRAINED]
 AGAINST = [*((label, INFO_NCE) for label in METHODS if label != INFO_NCE)]
 AGAINST += [(BY_PROTOTYPES, study.BY_KMEANS), (study.BY_KMEANS, UNTRAINED)]
+AGAINST += [(BY_PROTOTYPES, UNTRAINED)]
 Seeds = dict[int, float]
 
 
@@ -119,8 +120,10 @@ def own_settings(results: Results) -> str:
         for label, setting in results.own[name].items():
             nmi = spread(results.of(name, label, own=True).values())
             cells.append(f"{nmi} ({shown(setting, label)})")
-        lines.append([name, *cells])
-    return markdown(["NMI, own settings", *METHODS], lines)
+        pair = (results.of(name, label, own=True) for label in (study.BY_KMEANS, INFO_NCE))
+        lines.append([name, *cells, difference(*pair)])
+    head = ["NMI, own settings", *METHODS, f"{study.BY_KMEANS} minus {INFO_NCE}"]
+    return markdown(head, lines)
 
 
 def chosen_numbers(results: Results) -> str:
