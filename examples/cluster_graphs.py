@@ -41,8 +41,10 @@ parser.add_argument("--clusters", type=int, help="without it, 2 to 20 are tried"
 parser.add_argument("--restarts", type=int, default=3, help="trainings, of which the best counts")
 parser.add_argument("--epochs", type=int, default=20)
 args = parser.parse_args()
-if args.output.exists() or not args.output.parent.is_dir() or args.restarts < 1:
-    parser.error("--output must be a new folder in an existing one, and --restarts 1 or more")
+if args.output.exists() or not args.output.parent.is_dir():
+    parser.error(f"--output must be a new folder in an existing one, but it is {args.output}")
+if args.restarts < 1 or args.epochs < 0 or (args.clusters is not None and args.clusters < 2):
+    parser.error("--restarts must be 1 or more, --epochs 0 or more, and --clusters 2 or more")
 device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
@@ -156,7 +158,7 @@ else:
     digits = load_digits()
     images = torch.from_numpy(digits.images / 16).float()
     graphs = [*map(graph_of_digit, range(len(images)), images, digits.target.tolist())]
-new = read(args.new, least=1) if args.new else []
+every = [graphs, read(args.new, least=1)] if args.new else [graphs]
 best = -2.0
 for seed in range(args.restarts):
     encoder = train(seed)
@@ -173,7 +175,7 @@ args.output.mkdir()
 with (args.output / "clusters.csv").open("w", newline="") as file:
     writer = csv.writer(file)
     writer.writerow(["graph", "trained", "cluster", "distance"])
-    for some in [graphs, new] if new else [graphs]:
+    for some in every:
         distances = kmeans.transform(scaler.transform(embed(encoder, some)))  # [graphs, clusters]
         for graph, row in zip(some, distances, strict=True):
             writer.writerow([graph.name, some is graphs, row.argmin(), f"{row.min():.3f}"])

@@ -18,14 +18,17 @@ from experiments.common.tables import (
 )
 
 from . import study
-from .study import BY_PROTOTYPES, CLASSES, METHODS, SETS, Setting
+from .study import BY_KMEANS, BY_PROTOTYPES, CLASSES, METHODS, SETS, Setting
 
 ROUNDED = study.RECORD.with_name("rounding.jsonl")
 INFO_NCE, UNTRAINED = "InfoNCE, k-means", "untrained, k-means"
 TRAINED = [label for label in METHODS if label != UNTRAINED]
-AGAINST = [*((label, INFO_NCE) for label in METHODS if label != INFO_NCE)]
-AGAINST += [(BY_PROTOTYPES, study.BY_KMEANS), (study.BY_KMEANS, UNTRAINED)]
-AGAINST += [(BY_PROTOTYPES, UNTRAINED)]
+AGAINST = [
+    *((label, INFO_NCE) for label in METHODS if label != INFO_NCE),
+    (BY_PROTOTYPES, BY_KMEANS),
+    (BY_KMEANS, UNTRAINED),
+    (BY_PROTOTYPES, UNTRAINED),
+]
 Seeds = dict[int, float]
 
 
@@ -37,26 +40,27 @@ class Results:
         self.common, self.own = study.settings(runs, study.CHOOSE_ON), study.tuned(runs)
         of_seeds = runs if others is None else others
         self.runs = [run for run in of_seeds if run["config"]["seed"] in study.SEEDS]
+        self.by_set = {name: study.of_set(self.runs, name, study.SEEDS) for name in SETS}
 
     def of(self, name: str, label: str, measure: str = "nmi", own: bool = False) -> Seeds:
         """A measure by seed, with as many clusters as classes."""
         setting = (self.own[name] if own else self.common)[label]
-        config = METHODS[label].config(name, setting.temperature, CLASSES[name])
-        return study.values(self.runs, config, setting.space, "held_out", measure)
+        config = study.config_of(name, label, setting)
+        return study.values(self.by_set[name], config, setting.space, "held_out", measure)
 
     def chosen(self, name: str, label: str, measure: str = "nmi") -> Seeds:
         """A measure by seed, or with "clusters" their number, which the silhouette chooses."""
         if label == BY_PROTOTYPES:
             by_seed = {}
-            for config in study.with_chosen(name, self.common, self.runs):
+            for config in study.with_chosen(name, self.common, self.by_set[name]):
                 seed = config["seed"]
-                clusters = matching(self.runs, config)[seed]["clusters"][study.ASSIGN]
+                clusters = matching(self.by_set[name], config)[seed]["clusters"][study.ASSIGN]
                 of = clusters["held_out"] | {"clusters": config["num_prototypes"]}
                 by_seed[seed] = of[measure]
             return by_seed
         setting = self.common[label]
-        config = METHODS[label].config(name, setting.temperature, CLASSES[name])
-        return study.values(self.runs, config, setting.space, "chosen", measure)
+        config = study.config_of(name, label, setting)
+        return study.values(self.by_set[name], config, setting.space, "chosen", measure)
 
     def wins(self, label: str) -> tuple[int, int]:
         """How many intervals of this method's NMI minus that of others are above and below 0."""
@@ -120,29 +124,25 @@ def own_settings(results: Results) -> str:
         for label, setting in results.own[name].items():
             nmi = spread(results.of(name, label, own=True).values())
             cells.append(f"{nmi} ({shown(setting, label)})")
-        pair = (results.of(name, label, own=True) for label in (study.BY_KMEANS, INFO_NCE))
+        pair = (results.of(name, label, own=True) for label in (BY_KMEANS, INFO_NCE))
         lines.append([name, *cells, difference(*pair)])
-    head = ["NMI, own settings", *METHODS, f"{study.BY_KMEANS} minus {INFO_NCE}"]
+    head = ["NMI, own settings", *METHODS, f"{BY_KMEANS} minus {INFO_NCE}"]
     return markdown(head, lines)
 
 
 def chosen_numbers(results: Results) -> str:
     """The numbers of clusters that the silhouette chooses."""
+    # `assign` has the number that is chosen for k-means.
+    heads = {label: label for label in METHODS if label != BY_KMEANS}
+    heads[BY_PROTOTYPES] = "PGCL, assign and k-means"
     lines = []
     for name in SETS:
         cells = []
-        for label in METHODS:
-            if label == study.BY_KMEANS:  # its number is that of the prototypes
-                continue
+        for label in heads:
             numbers = [*results.chosen(name, label, "clusters").values()]
             cells.append(f"{np.median(numbers):g} ({min(numbers)} to {max(numbers)})")
         lines.append([name, CLASSES[name], *cells])
-    heads = [
-        "PGCL, assign and k-means" if m == BY_PROTOTYPES else m
-        for m in METHODS
-        if m != study.BY_KMEANS
-    ]
-    return markdown(["clusters: median (range)", "classes", *heads], lines)
+    return markdown(["clusters: median (range)", "classes", *heads.values()], lines)
 
 
 def with_chosen_numbers(results: Results) -> str:
@@ -158,8 +158,7 @@ def restarts(results: Results, each: int = 5) -> str:
         cells = []
         for label in TRAINED:
             setting = results.common[label]
-            config = METHODS[label].config(name, setting.temperature, CLASSES[name])
-            runs = matching(results.runs, config)
+            runs = matching(results.by_set[name], study.config_of(name, label, setting))
             clusters = [runs[seed]["clusters"][setting.space] for seed in study.SEEDS]
             groups = [clusters[start : start + each] for start in range(0, len(clusters), each)]
             best = [max(group, key=lambda of: of["silhouette"]) for group in groups]
@@ -172,7 +171,8 @@ def restarts(results: Results, each: int = 5) -> str:
 def rounding(results: Results, rounded: Results) -> str:
     """The first seeds once more with other kernels of torch."""
     lines = []
-    for name, (one, other) in itertools.product(("digits", "MSRC_9"), AGAINST[:3]):
+    trained = [(label, INFO_NCE) for label in TRAINED if label != INFO_NCE]
+    for name, (one, other) in itertools.product(("digits", "MSRC_9"), trained):
         cells = []
         seeds = rounded.of(name, one).keys() & rounded.of(name, other).keys()
         for of in (results, rounded):

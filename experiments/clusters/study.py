@@ -90,6 +90,18 @@ BY_PROTOTYPES, BY_KMEANS = "PGCL, assign", "PGCL, k-means"
 Settings = dict[str, Setting]  # by method
 
 
+def config_of(name: str, label: str, setting: Setting) -> Config:
+    """A method on a set, with as many clusters as classes, without seed."""
+    return METHODS[label].config(name, setting.temperature, CLASSES[name])
+
+
+def of_set(runs: Iterable[Run], name: str, seeds: range) -> list[Run]:
+    """The runs of a set with these seeds."""
+    return [
+        run for run in runs if run["config"]["dataset"] == name and run["config"]["seed"] in seeds
+    ]
+
+
 def values(runs: Iterable[Run], config: Config, space: str, half: str, name: str = "nmi") -> Any:
     """Seed -> a measure in per cent of the clusters in a space."""
     by_seed = matching(runs, config)
@@ -105,20 +117,21 @@ def choosing() -> Iterator[Config]:
 
 def settings(runs: Iterable[Run], names: Iterable[str]) -> Settings:
     """Of each method the setting with the highest mean NMI on the development halves of sets."""
-    runs, names = [run for run in runs if run["config"]["seed"] in CHOOSING_SEEDS], [*names]
+    runs = list(runs)
+    choosing_runs = {name: of_set(runs, name, CHOOSING_SEEDS) for name in names}
 
-    def nmi(method: Method, setting: Setting) -> float:
+    def nmi(label: str, setting: Setting) -> float:
         by_set = []
-        for name in names:
-            config = method.config(name, setting.temperature, CLASSES[name])
-            by_seed = values(runs, config, setting.space, "development")
+        for name, of_name in choosing_runs.items():
+            config = config_of(name, label, setting)
+            by_seed = values(of_name, config, setting.space, "development")
             if not by_seed:
                 raise ValueError(f"the record has no runs that choose settings of {config}")
             by_set.append(np.mean([*by_seed.values()]))
         return float(np.mean(by_set))
 
     return {
-        label: max(method.candidates(), key=functools.partial(nmi, method))
+        label: max(method.candidates(), key=functools.partial(nmi, label))
         for label, method in METHODS.items()
     }
 
@@ -133,7 +146,7 @@ def reported(name: str, seeds: Iterable[int], *every: Settings) -> Iterator[Conf
     """All methods on a set in each of these settings."""
     pairs = [pair for settings in every for pair in settings.items()]
     for seed, (label, setting) in itertools.product(seeds, pairs):
-        yield METHODS[label].config(name, setting.temperature, CLASSES[name]) | {"seed": seed}
+        yield config_of(name, label, setting) | {"seed": seed}
 
 
 def with_chosen(name: str, common: Settings, runs: Iterable[Run]) -> Iterator[Config]:
@@ -142,12 +155,11 @@ def with_chosen(name: str, common: Settings, runs: Iterable[Run]) -> Iterator[Co
     The silhouette belongs to k-means on the embeddings of PGCL with ten prototypes.
     """
     setting, assign = common[BY_KMEANS], METHODS[BY_PROTOTYPES]
-    before = METHODS[BY_KMEANS].config(name, setting.temperature, CLASSES[name])
-    for seed, run in matching(runs, before).items():
-        if seed in SEEDS:
-            number = run["clusters"][setting.space]["chosen"]["clusters"]
-            config = assign.config(name, common[BY_PROTOTYPES].temperature, number)
-            yield config | {"seed": seed}
+    before = config_of(name, BY_KMEANS, setting)
+    for seed, run in matching(of_set(runs, name, SEEDS), before).items():
+        number = run["clusters"][setting.space]["chosen"]["clusters"]
+        config = assign.config(name, common[BY_PROTOTYPES].temperature, number)
+        yield config | {"seed": seed}
 
 
 @functools.lru_cache(maxsize=1)

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from helpers.scripts import main_here
+from helpers.scripts import ROOT, main_here
 from helpers.tu_sets import write_tu_set
 from sklearn.metrics import silhouette_samples
 
@@ -70,6 +70,15 @@ def test_settings_have_the_best_mean_over_sets_and_of_each_set():
         assert own[name][report.INFO_NCE] == study.Setting(temperature, "projections")
     with pytest.raises(ValueError, match="the record has no runs that choose settings of"):
         study.settings([run for run in runs if run["config"].get("temperature") != 4], best)
+
+
+def test_the_example_does_what_the_plan_recommends():
+    """By the committed record: PGCL and k-means, in the setting that the example has."""
+    made = report.Results(results.read(study.RECORD).values())
+    assert report.recommended(made) == study.BY_KMEANS
+    assert made.common[study.BY_KMEANS] == study.Setting(0.2, "standardised")
+    script = (ROOT / "examples" / "cluster_graphs.py").read_text()
+    assert "PGCLLoss(96, temperature=0.2, consistency_weight=1)" in script
 
 
 @pytest.mark.slow
