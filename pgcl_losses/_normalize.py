@@ -57,20 +57,20 @@ class _UnitVectors(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, z: Tensor) -> Tensor:
         lengths = torch.linalg.vector_norm(z, dim=-1, keepdim=True)
-        inverse = torch.threshold_(lengths, _SHORTEST, math.inf).reciprocal_()
-        units = z * inverse
-        ctx.save_for_backward(z, units, inverse)
+        lengths = torch.threshold_(lengths, _SHORTEST, math.inf)
+        units = z / lengths
+        ctx.save_for_backward(z, units, lengths)
         return units
 
     @staticmethod
     def backward(ctx: Any, d_units: Tensor) -> Tensor:
-        z, units, inverse = ctx.saved_tensors
+        z, units, lengths = ctx.saved_tensors
         if torch.is_grad_enabled():  # create_graph=True: this gradient is differentiated again
             d_z: Tensor
             (d_z,) = torch.autograd.grad(_by_operations(z), z, d_units, create_graph=True)
             return d_z
         along = (units * d_units).sum(-1, keepdim=True)
-        return torch.addcmul(d_units, units, along, value=-1).mul_(inverse)
+        return torch.addcmul(d_units, units, along, value=-1).div_(lengths)
 
 
 def finite_or_nan(z: Tensor) -> Tensor:

@@ -163,7 +163,7 @@ class PrototypeReweightedNCE(WeightedInfoNCE):
                 fractions = filled_mean(targets, filled)
             else:
                 counts = cluster_counts(clusters, size, batch.embeddings.dtype, filled)
-                fractions = counts / counts.sum()
+                fractions = counts / (len(clusters) if filled is None else counts.sum())
             prototypes = batch.prototypes.detach().split_with_sizes(batch.heads)[head]
             table = prototype_log_weights(prototypes, fractions)
         return table.fill_diagonal_(-torch.inf) if self.exclude_same_cluster else table

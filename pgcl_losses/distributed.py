@@ -30,12 +30,6 @@ class Span(NamedTuple):
     start: int
     stop: int
 
-    def slice(self) -> slice:
-        return slice(self.start, self.stop)
-
-    def length(self) -> int:
-        return self.stop - self.start
-
 
 class Processes(NamedTuple):
     """The processes that hold one batch, and how many embeddings each of them has.
@@ -88,7 +82,7 @@ class Processes(NamedTuple):
         """Pick this process's part, ``[M, ...] -> [m, ...]``: the inverse of :meth:`gather`."""
         if self.num_ranks() == 1:
             return gathered
-        return torch.cat([gathered[part.slice()] for part in self.own_spans()])
+        return torch.cat([gathered[slice(*part)] for part in self.own_spans()])
 
     def own_spans(self) -> list[Span]:
         """Where this process's embeddings of each set lie among the gathered embeddings."""
@@ -112,13 +106,12 @@ class Processes(NamedTuple):
             distributed.all_reduce(total, group=self.group)
         return total
 
-    def sum_of(self, losses: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
+    def sum_of(self, losses: Tensor, count: Tensor | int) -> tuple[Tensor, Tensor]:
         """Sum losses (with gradient) and a count (without) over processes, in one exchange."""
-        if self.num_ranks() == 1:
-            return losses, count
-        both = torch.stack([losses, count.to(losses)])
-        losses, count = _Sum.apply(both, self).unbind()  # type: ignore[no-untyped-call]  # torch has no type there
-        return losses, count.detach()
+        number = count.to(losses) if isinstance(count, Tensor) else losses.new_full((), count)
+        both = torch.stack([losses, number])
+        losses, number = _Sum.apply(both, self).unbind()  # type: ignore[no-untyped-call]  # torch has no type there
+        return losses, number.detach()
 
     def average_gradient(self, value: Tensor) -> Tensor:
         """Return the same tensor, after a hook that averages its gradient over ranks.

@@ -217,14 +217,14 @@ class PGCLLoss(LossWithMemory):
         dtype = computing_dtype(views[0], self.prototypes.weight)
         batch = Batch.from_views(views, agreed.processes, *given, dtype=dtype)
         batch = self.prototypes(self.with_memory(batch))
-        zero = batch.embeddings.new_zeros(())
-        contrast = self.contrast(batch) if self.contrast_weight > 0 else zero
-        consistency = self.consistency(batch) if self.consistency_weight > 0 else zero
+        z = batch.embeddings
+        contrast = self.contrast(batch) if self.contrast_weight > 0 else z.new_zeros(())
+        consistency = self.consistency(batch) if self.consistency_weight > 0 else z.new_zeros(())
         loss = self.contrast_weight * contrast
         loss = torch.add(loss, consistency, alpha=self.consistency_weight)
         if self.contrast_weight == 0 or self.consistency_weight == 0:
-            loss = self._with_all_gradients(loss, batch.embeddings)
-        if self.moves_state(batch.embeddings):  # state changes only here
+            loss = self._with_all_gradients(loss, z)
+        if self.moves_state(z):  # state changes only here
             self.prototypes.advance(batch)
             if self.memory is not None:
                 self.memory.store_batch(batch, manually=False)

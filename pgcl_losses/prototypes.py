@@ -197,14 +197,16 @@ class SinkhornPrototypes(LossModule):
             log_probs = self._by_head(partial(torch.log_softmax, dim=-1), scores / temperature)
             with torch.no_grad():
                 # In forward mode, detaching also removes the tangents.
-                cosines, columns = batch.views(scores.detach()), prototypes.detach().T
-                num_graphs, filled = cosines.shape[1], None
-                if self.queue is not None:  # it helps to balance, and is then dropped
+                cosines, columns = scores.detach(), prototypes.detach().T
+                of_views, filled = batch.views(cosines), None  # [V, N, K]
+                num_graphs = of_views.shape[1]
+                if self.queue is not None:
+                    # The past embeddings help to balance. Only the targets of this batch are kept.
                     past = self.queue.embeddings.to(cosines.dtype) @ columns  # [V, Q, K]
-                    cosines = torch.cat([cosines, past], dim=1)
+                    of_views = torch.cat([of_views, past], dim=1)
                     filled = self.queue.filled(num_graphs).unsqueeze(1)  # [N + Q, 1]
-                log_q = self._by_head(self._balanced(filled), cosines)
-                log_q, cosines = (x[:, :num_graphs].flatten(0, 1) for x in (log_q, cosines))
+                log_q = self._by_head(self._balanced(filled), of_views)[:, :num_graphs]
+                log_q = log_q.reshape(cosines.shape)
                 targets = probabilities(log_q)  # [M, K]
                 if batch.memory is not None and batch.filled is not None:  # balanced like a view
                     filled = batch.filled[len(embeddings) :].unsqueeze(1)  # [B, 1]

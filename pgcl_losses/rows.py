@@ -1,9 +1,9 @@
 """The contrast by rows: a row is one query with all its keys, and rows are independent.
 
-Three places decide what a row computes. `find_partners` decides which keys are positives, and how
-much each counts. `add_log_weights` decides which keys are negatives, and how much each counts. A
-`Form` makes the loss from both. `row_losses` puts them together in plain torch, for autograd,
-torch.func and torch.compile. `chunks` does the same for batches of any size.
+This file decides what counts. `find_partners` decides which keys are positives of a query, and how
+much each counts. `add_log_weights` decides which keys are negatives, and how much each counts.
+`all_rows` decides with which keys a query is compared. `sums` adds up the negatives of a query, a
+form in `forms` makes the loss from both, and `chunks` puts the rows of a batch together.
 """
 
 import itertools
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pgcl_losses._modes import can_be_read
+from pgcl_losses._modes import can_be_read, is_transformed
 from pgcl_losses.distributed import Span
 from pgcl_losses.forms import Form
 from pgcl_losses.weights import Factors, Gaussian, Table
@@ -70,26 +70,18 @@ class Pairs(NamedTuple):
         """M, the number of embeddings of the batch."""
         return sum(self.lengths)
 
-    def keys(self, z: Tensor, numbers: Span) -> Tensor:
-        """Pick embeddings by number: of the batch z ``[M, D]``, or of the memory."""
-        if self.memory is None or numbers.stop <= len(z):
-            return z[numbers.slice()]
-        return self.memory[numbers.start - len(z) : numbers.stop - len(z)]
-
     def sets(self) -> list[Span]:
         """The numbers of the embeddings in each set."""
         ends = itertools.accumulate(self.lengths)
         return [Span(end - length, end) for end, length in zip(ends, self.lengths, strict=True)]
 
-    def log_sum_terms(self) -> list[tuple[float, float]]:
-        """Return the sign and scale of each term of log S.
+    def extras(self) -> list[float]:
+        """Return how often a log-sum-exp of log S adds the scores s / tau to log W + s / tau.
 
-        log S is the sum of sign * logsumexp(log W + scale * scores), usually of one term. The
-        weights of hard negatives, e^(beta s / tau), also depend on the scores. To scale them to a
-        mean of 1, their own log-sum-exp is subtracted.
+        The weights of hard negatives, e^(beta s / tau), depend on the scores. To scale them to a
+        mean of 1, the log-sum-exp of log W + beta s / tau is subtracted.
         """
-        beta = self.hardness
-        return [(1.0, 1.0)] if beta == 0 else [(1.0, 1 + beta), (-1.0, beta)]
+        return [0.0] if self.hardness == 0 else [self.hardness, self.hardness - 1]
 
 
 class Inputs(NamedTuple):
@@ -106,88 +98,110 @@ class Inputs(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """A block of rows: I queries, and the K keys that they are compared with."""
+    """Some queries, and the K keys that they are compared with: a matrix with a row for each query.
 
-    queries: Span  # I embeddings of the batch
-    keys: list[Span]  # K embeddings, of the batch and then of the memory
+    If both views are queries, and the keys of each are the other view, one product of matrices
+    serves both: ``queries`` is the first view, ``keys`` the second view, and with ``and_back`` the
+    rows of the transposed matrix follow, in which the keys are the queries.
+    """
+
+    queries: Span
+    keys: list[Span]  # embeddings of the batch, and then of the memory
     query_set: Span | None = None  # the set of the queries, if they are not compared with it
     has_query_set: bool = True  # whether the set of the queries is among the keys
-    # Whether both views are queries, and the keys of each are the other view. `keys` is then the
-    # second view, which is only right for the queries of the first view. So no weights may be
-    # looked up by the numbers of keys.
-    are_both_ways: bool = False
+    and_back: bool = False
 
-    def num_keys(self) -> list[int]:
-        """How many keys each span has."""
-        return [numbers.length() for numbers in self.keys]
+    def shape(self) -> tuple[int, int]:
+        """I and K, the numbers of rows and of keys."""
+        (start, stop), num_keys = self.queries, sum([stop - start for start, stop in self.keys])
+        return stop - start + (num_keys if self.and_back else 0), num_keys
 
-    def num_pairs(self) -> int:
-        """I * K, the number of entries of the matrix of these rows."""
-        return self.queries.length() * sum(self.num_keys())
+    def embeddings(self, pairs: Pairs, z: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Pick the embeddings of the queries, and those of the keys: one matrix for each span."""
+        (start, stop), count, past = self.queries, len(z), pairs.memory
+        if past is None:
+            return z[start:stop], [z[first:end] for first, end in self.keys]
+        return z[start:stop], [
+            z[first:end] if end <= count else past[first - count : end - count]
+            for first, end in self.keys
+        ]
+
+    def pick(self, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Pick the values of the queries and of the keys from ``[M + B, ...]``."""
+        (start, stop), parts = self.queries, [values[first:end] for first, end in self.keys]
+        return values[start:stop], parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def numbers(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """The numbers of the queries ``[I]`` and of the keys ``[K]``."""
+        """The numbers of the queries ``[I]`` and of the keys ``[K]``, if not ``and_back``."""
         i, *j = [torch.arange(x.start, x.stop, device=device) for x in (self.queries, *self.keys)]
         return i, j[0] if len(j) == 1 else torch.cat(j)
 
-    def columns_of_views(self, lengths: tuple[int, ...], i: Tensor) -> Tensor:
-        """The columns of all views of the same graph, for queries ``[I]``: ``[I, V]``.
+    def columns_of_views(self, lengths: tuple[int, ...], device: torch.device) -> Tensor:
+        """The columns of all views of the same graph, for each query: ``[I, V]``.
 
         If the query's own view is among the keys, the query itself comes first; else there is no
         column for it, and the shape is ``[I, V - 1]``.
         """
-        num, num_views = lengths[0], len(lengths)
-        if self.has_query_set:
-            views = torch.arange(num_views, device=i.device)
-            return (i.unsqueeze(1) + num * views) % (num * num_views)
-        views = torch.arange(num_views - 1, device=i.device)
-        return i.unsqueeze(1) % num + num * views
+        num, num_columns = lengths[0], len(lengths) - (not self.has_query_set)
+        start, (num_rows, _) = self.queries.start, self.shape()
+        # Query i has i + num * v in column v, modulo the number of keys in the batch.
+        i = torch.arange(start, start + num_rows + num * (num_columns - 1), device=device)
+        return (i % (num * num_columns)).as_strided((num_rows, num_columns), (1, num))
 
 
 class Partners(NamedTuple):
     """The keys that are not negatives of a query, and how much each counts as a positive.
 
-    There are two layouts: P columns of each row, or a mask of all keys.
+    There are two layouts: columns of each row, or a mask of all keys.
     """
 
-    columns: Tensor | None  # [I, P]
+    columns: Any  # Tensor of all partners' columns
+    positives: Tensor | None  # [I, P] columns of the positives
     weights: Tensor | None  # [I, P], or [I, K] with a mask; 0: no positive; None: all are 1
     mask: Tensor | None = None  # [I, K]
-    num_self: int = 0  # if weights is None: how many of the first columns are the query itself
 
     def scores(self, scores: Tensor) -> Tensor:
         """Pick the scores of positives ``[I, P]`` from the scores of all keys ``[I, K]``."""
-        if self.columns is None:
-            return scores
-        return scores.gather(1, self.columns[:, self.num_self :])
+        return scores if self.positives is None else scores.gather(1, self.positives)
+
+    def left_out(self, logits: Tensor) -> Tensor:
+        """Set the logits ``[I, K]`` of partners, which are no negatives, to the lowest number.
+
+        It is finite, because a row of nothing but -inf has no softmax. Logits may be changed.
+        """
+        lowest = torch.finfo(logits.dtype).min
+        if self.mask is not None:
+            return logits.masked_fill(self.mask, lowest)  # vmap cannot mask in place
+        scatter = logits.scatter if is_transformed(logits) else logits.scatter_  # nor scatter
+        return scatter(1, self.columns, lowest)
 
 
-def find_partners(pairs: Pairs, rows: Rows, like: Tensor, weights: Tensor | None) -> Partners:
+def find_partners(pairs: Pairs, rows: Rows, scores: Tensor, weights: Tensor | None) -> Partners:
     """Decide which keys are positives of some queries, and how much each counts.
 
-    ``like``: any tensor with the dtype and device of the scores. ``weights``: the weights ``[P]``
-    of `pairs.positives`.
+    ``scores``: only its dtype and device are used. ``weights``: the weights ``[P]`` of
+    `pairs.positives`.
 
     Queries have different numbers of positives. A query with fewer positives than others is padded
     by itself, with a weight of 0. If Python cannot read how many positives a query has, the result
     has a weight for each key in place of padded columns.
     """
-    i, j = rows.numbers(like.device)
     if pairs.labels is None and pairs.positives is None:
-        columns = rows.columns_of_views(pairs.lengths, i)
+        columns = rows.columns_of_views(pairs.lengths, scores.device)
         if len(pairs.lengths) == 1:  # a single view: no positives
-            return Partners(columns, like.new_zeros(columns.shape))
-        return Partners(columns, None, num_self=int(rows.has_query_set))
+            return Partners(columns, columns, scores.new_zeros(columns.shape))
+        return Partners(columns, columns[:, 1:] if rows.has_query_set else columns, None)
     # From here on, all embeddings of the batch are keys. So the column of a key is its number.
-    if not can_be_read(like):
-        return _partners_by_mask(pairs, i, j, rows, like, weights)
-    columns, w = i.unsqueeze(1), like.new_zeros(len(i), 1)
+    i, j = rows.numbers(scores.device)
+    if not can_be_read(scores):
+        return _partners_by_mask(pairs, i, j, rows, scores, weights)
+    columns, w = i.unsqueeze(1), scores.new_zeros(len(i), 1)
     if pairs.same_label is not None and pairs.labels is not None:
         columns, number, is_same = _padded(pairs.same_label, pairs.labels[i], i)
         is_positive = is_same & (columns != i.unsqueeze(1))
         if rows.query_set is not None:
             is_positive &= (columns < rows.query_set.start) | (columns >= rows.query_set.stop)
-        w = is_positive.to(like.dtype)
+        w = is_positive.to(scores.dtype)
     if pairs.positives is not None and weights is not None:
         listed, number, is_listed = _padded(pairs.positives, i, i)
         if pairs.labels is not None:  # the weight of a listed pair replaces the 1 of its label
@@ -195,7 +209,7 @@ def find_partners(pairs: Pairs, rows: Rows, like: Tensor, weights: Tensor | None
             w = w.masked_fill(mask.gather(1, columns), 0.0)
         w = torch.cat([w, weights[number].where(is_listed, 0.0)], 1)  # inf * 0 would be NaN
         columns = torch.cat([columns, listed], 1)
-    return Partners(columns, w)
+    return Partners(columns, columns, w)
 
 
 def _padded(pairs: Listed, value: Tensor, i: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -212,127 +226,75 @@ def _padded(pairs: Listed, value: Tensor, i: Tensor) -> tuple[Tensor, Tensor, Te
 
 
 def _partners_by_mask(
-    pairs: Pairs, i: Tensor, j: Tensor, rows: Rows, like: Tensor, weights: Tensor | None
+    pairs: Pairs, i: Tensor, j: Tensor, rows: Rows, scores: Tensor, weights: Tensor | None
 ) -> Partners:
     """Find partners with a weight for each key: no number of positives has to be read."""
     mask = i.unsqueeze(1) == j  # [I, K]
-    w = torch.zeros_like(mask, dtype=like.dtype)
+    w = torch.zeros_like(mask, dtype=scores.dtype)
     if pairs.labels is not None:
         same = pairs.labels[i].unsqueeze(1) == pairs.labels[j]
-        w = (same & ~mask & (j < pairs.num_embeddings())).to(like.dtype)
+        w = (same & ~mask & (j < pairs.num_embeddings())).to(scores.dtype)
         mask = mask | same
         if rows.query_set is not None:
             in_set = (j >= rows.query_set.start) & (j < rows.query_set.stop)
             w = w.masked_fill(in_set, 0.0)
     if pairs.positives is not None and weights is not None:
         query, key = pairs.positives
-        # A pair of a query outside of these rows becomes the pair of the first query with itself,
-        # which is no positive anyway.
+        # Pairs of other rows are moved to a place that is masked anyway: the first query with
+        # itself.
         is_here = (query >= rows.queries.start) & (query < rows.queries.stop)
         row = (query - rows.queries.start).where(is_here, 0)
         key = key.where(is_here, rows.queries.start)
         mask = mask.index_put((row, key), torch.ones_like(mask[0, 0]))
         w = w.index_put((row, key), w.new_zeros(()))
         w = w.index_put((row, key), weights.where(is_here, 0.0).to(w.dtype), accumulate=True)
-    return Partners(None, w, mask)
+    return Partners(None, None, w, mask)
+
+
+def num_entries(pairs: Pairs, rows: Rows) -> int:
+    """Return how many numbers the rows take: one for each key; with a list, for each partner."""
+    num_rows, num_keys = rows.shape()
+    if pairs.negative_pairs is None:
+        return num_rows * num_keys
+    lists = [listed for listed in (pairs.same_label, pairs.positives) if listed is not None]
+    if not lists:
+        return num_rows * len(pairs.lengths)
+    if not can_be_read(lists[0].query):
+        return num_rows * num_keys
+    counts = [torch.unique_consecutive(x.query, return_counts=True)[1].tolist() for x in lists]
+    return num_rows * (1 + sum(max(each, default=0) for each in counts))
 
 
 def add_log_weights(
-    pairs: Pairs,
-    rows: Rows,
-    logits: Tensor,
-    partners: Partners,
-    scores: Tensor,
-    temperature: float | Tensor,
+    pairs: Pairs, rows: Rows, logits: Tensor, partners: Partners, temperature: float | Tensor
 ) -> Tensor:
     """Add log W_ij to logits ``[I, K]``: how much key j counts as a negative of query i.
 
-    The logit becomes -inf where a key is not a negative; no other function decides this.
-    ``scores``: cosine / temperature ``[I, K]``, which a pair weight depends on. Logits may be
-    changed in place.
+    The logits are scores / temperature, and become -inf where a key is not a negative. No other
+    function decides this, except that partners are left out afterwards. Logits are changed in
+    place, so what depends on the scores comes first: the weights of pairs by their cosine.
     """
     count = pairs.num_embeddings()
-    if pairs.weights is not None or pairs.pair_weight is not None:
-        i, j = rows.numbers(logits.device)
-        if pairs.pair_weight is not None:
-            filled = None if pairs.filled is None else pairs.filled[j]
-            logits += pairs.pair_weight.rows(i, scores, temperature, filled)
-        if pairs.weights is not None:
-            logits += pairs.weights.rows(i, j)
-    if partners.columns is not None:
-        logits.scatter_(1, partners.columns, -math.inf)
-    elif partners.mask is not None:
-        logits = logits.masked_fill(partners.mask, -math.inf)  # vmap cannot mask in place
+    if pairs.pair_weight is not None:  # a constant for the gradient
+        filled = None if pairs.filled is None else rows.pick(pairs.filled)[1]
+        tau = temperature.detach() if isinstance(temperature, Tensor) else temperature
+        logits += pairs.pair_weight.rows(rows.pick, logits.detach(), tau, filled)
+    if pairs.weights is not None:
+        logits += pairs.weights.rows(rows.pick)
+    # -inf is added and not assigned, because NaN must stay NaN.
     if pairs.memory is not None:
         past = logits[:, -len(pairs.memory) :]
-        if pairs.labels is not None and partners.columns is not None:
-            same = pairs.labels[rows.queries.slice()].unsqueeze(1) == pairs.labels[count:]
-            past.masked_fill_(same, -math.inf)
+        if pairs.labels is not None and partners.mask is None:
+            labels = pairs.labels[slice(*rows.queries)]
+            past.masked_fill_(labels.unsqueeze(1) == pairs.labels[count:], -math.inf)
         if pairs.filled is not None:
             zeros = past.new_zeros(len(pairs.memory))
             past += zeros.masked_fill_(~pairs.filled[count:], -math.inf)
         if pairs.negatives == "memory":
-            logits[:, : -len(pairs.memory)] = -math.inf
+            logits[:, : -len(pairs.memory)].add_(-math.inf)
     if rows.query_set is not None and rows.has_query_set:
-        logits[:, rows.query_set.slice()] = -math.inf
+        logits[:, slice(*rows.query_set)].add_(-math.inf)
     return logits
-
-
-def log_count_of(pairs: Pairs, log_weights: Tensor) -> Tensor | None:
-    """The log of how many negatives each query has ``[I]``, or None if no formula needs it."""
-    if pairs.form.debias == 0 and pairs.hardness == 0:
-        return None
-    return (log_weights != -math.inf).sum(1).to(log_weights.dtype).log()
-
-
-def row_losses(pairs: Pairs, rows: Rows, inputs: Inputs) -> tuple[Tensor, Tensor | None]:
-    """Compute the losses ``[I]`` of some rows, and which queries have positives (None: all have).
-
-    This is plain torch, and can be differentiated any number of times.
-    """
-    z, temperature, weights = inputs
-    keys = torch.cat([pairs.keys(z, numbers) for numbers in rows.keys])
-    scores = z[rows.queries.slice()] @ keys.T / temperature  # [I, K]
-    partners = find_partners(pairs, rows, scores, weights)
-    if pairs.negative_pairs is None:
-        with torch.no_grad():  # the weights of negatives are constants
-            log_w = add_log_weights(
-                pairs, rows, torch.zeros_like(scores), partners, scores.detach(), temperature
-            )
-            log_count = log_count_of(pairs, log_w)
-            none = (log_w == -math.inf).all(1)
-        log_s: Any = log_count if pairs.hardness > 0 else 0.0
-        for sign, scale in pairs.log_sum_terms():
-            terms = scale * scores + log_w
-            # In a row without negatives all terms are -inf, and the gradient would be NaN.
-            log_s = log_s + sign * terms.masked_fill(none.unsqueeze(1), 0.0).logsumexp(1)
-        log_s = log_s.masked_fill(none, -math.inf)
-    else:
-        query, key = pairs.negative_pairs
-        logits = (z[query] * z[key]).sum(1) / temperature
-        log_s, log_count = (x[rows.queries.slice()] for x in log_sums_of_list(pairs, query, logits))
-    return pairs.form.losses(
-        log_s, partners.scores(scores), partners.weights, temperature, log_count
-    )
-
-
-def log_sums_of_list(pairs: Pairs, query: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute log S and the log of the number of negatives from listed negatives, ``[M]`` each.
-
-    ``query``: the queries of the listed pairs ``[P]``. ``logits``: their scores / temperature
-    ``[P]``.
-    """
-    zeros = logits.new_zeros(pairs.num_embeddings())
-    count = zeros.index_add(0, query, torch.ones_like(logits))
-    none, log_count = count == 0, count.log()
-    log_s = zeros if pairs.hardness == 0 else log_count.masked_fill(none, 0.0)
-    for sign, scale in pairs.log_sum_terms():
-        peaks = (zeros - math.inf).scatter_reduce(0, query, scale * logits.detach(), "amax")
-        peaks = peaks.masked_fill(none, 0.0)
-        powers = (scale * logits - peaks[query]).exp()
-        total = zeros.index_add(0, query, powers)
-        log_s = log_s + sign * (total.masked_fill(none, 1.0).log() + peaks)
-    return log_s.masked_fill(none, -math.inf), log_count
 
 
 def all_rows(pairs: Pairs, chunk: int | None, own: list[Span] | None = None) -> Iterator[Rows]:
@@ -350,25 +312,22 @@ def all_rows(pairs: Pairs, chunk: int | None, own: list[Span] | None = None) -> 
     queries = (own or sets)[: 1 if pairs.first_queries else None]
     if within and own is None:
         queries = [Span(0, queries[-1].stop)]  # all sets are keys: no need to treat them apart
-    is_clip = not has_query_set and len(sets) == len(queries) == 2 and own is None
-    is_clip = is_clip and pairs.memory is None and pairs.weights is None
-    if is_clip and count * sets[0].stop <= (chunk or 0):  # one matrix product serves both views
-        yield Rows(Span(0, count), [sets[1]], None, False, True)
+    is_plain = pairs.memory is None and pairs.weights is None and own is None
+    if is_plain and not has_query_set and len(sets) == len(queries) == 2 and chunk is None:
+        yield Rows(sets[0], [sets[1]], None, False, and_back=True)
         return
     for a, some in enumerate(queries):
-        if some.length() == 0:
+        num_queries = some.stop - some.start
+        if num_queries == 0:
             continue
         keys = [Span(0, count)]
         if not has_query_set:
             keys = [x for b, x in enumerate(sets) if b != a]
-        keys += memory
-        rows = Rows(some, keys, None if within else sets[a], has_query_set)
-        num_queries = some.length()
-        num_chunks = 1 if chunk is None else -(-rows.num_pairs() // chunk)
-        if num_chunks == 1:  # no edges, on which a compiler would specialise
+        rows = Rows(some, [*keys, *memory], None if within else sets[a], has_query_set)
+        if chunk is None:  # no edges, on which a compiler would specialise
             yield rows
             continue
-        num_chunks = min(num_chunks, num_queries)
+        num_chunks = max(1, min(-(-num_entries(pairs, rows) // chunk), num_queries))
         edges = [some.start + num_queries * n // num_chunks for n in range(num_chunks + 1)]
         for start, stop in itertools.pairwise(edges):
             yield rows._replace(queries=Span(start, stop))

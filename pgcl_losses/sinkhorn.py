@@ -16,8 +16,8 @@ from pgcl_losses._normalize import computing_dtype, full_precision
 # v are absorbed into the exponents.
 _ITERATIONS_PER_ABSORPTION = 3
 
-# This fraction of the cosine breaks ties. It lies far above the rounding errors of float32, and far
-# below most differences between prototypes.
+# This fraction of the cosine, divided by epsilon like the cosine in log q, breaks ties. It lies far
+# above the rounding errors of float32, and far below most differences between prototypes.
 _TILT = 1e-4
 
 
@@ -74,36 +74,27 @@ def balance(
     # Shift the exponents of E so that the largest exponent of every column and every row is 0. Then
     # nothing overflows, and no sum over a row or column vanishes, however small epsilon is.
     shift = scores if filled is None else scores.masked_fill(~filled, -torch.inf)
-    shift = shift.amax(-2, keepdim=True)  # [V, 1, K]
-    exponent = scores - shift  # [V, N, K]
+    exponent = scores - shift.amax(-2, keepdim=True)  # [V, N, K]
     row_peaks = exponent.amax(-1, keepdim=True)  # [V, N, 1], above 0 in rows that are not filled
     exponent = exponent.sub_(row_peaks).mul_(1 / epsilon)
     u = row_peaks.mul_(1 / epsilon).clamp_(smallest, 0).exp_()  # this undoes the shift of rows
     product = torch.mm if scores.dim() == 2 else torch.bmm
-    while True:
-        # Keep the exponents only if later iterations start from them again.
-        last = iterations <= _ITERATIONS_PER_ABSORPTION
-        kernel = exponent if last else exponent.clone()
-        # Set denormal numbers to 0: they make exponentials and matrix products slow on a CPU.
-        kernel = kernel.clamp_min_(smallest - 1).exp_()
-        kernel = torch.threshold_(kernel, math.exp(smallest), 0.0)
-        by_prototype = kernel.mT  # [V, K, N]
-        for _ in range(min(iterations, _ITERATIONS_PER_ABSORPTION)):
-            mass = u if filled is None else u * filled
-            v = product(by_prototype, mass).reciprocal_()  # [V, K, 1]
+    kernel, v = exponent, u  # the first iteration sets both
+    for iteration in range(iterations):
+        if iteration > 0:
             u = product(kernel, v).reciprocal_()  # [V, N, 1]
-        log_v = v.mT.log()  # [V, 1, K]
-        shift = torch.sub(shift, log_v, alpha=epsilon)
-        if last:
-            gaps = scores - shift
-            # Relative to the row's largest gap, since a division by epsilon may overflow.
-            log_q = ((gaps - gaps.amax(-1, keepdim=True)) / epsilon).log_softmax(-1)
-            if filled is not None:  # without any filled sample, q is NaN
-                log_q = log_q.masked_fill_(~filled, -math.log(scores.shape[-1]))
-            return log_q
-        iterations -= _ITERATIONS_PER_ABSORPTION
-        exponent.add_(u.log_()).add_(log_v)
-        u = torch.ones_like(u)
+        if iteration % _ITERATIONS_PER_ABSORPTION == 0:
+            if iteration > 0:
+                exponent += u.log_() + v.mT.log()
+                u = torch.ones_like(u)
+            # Leave denormal numbers out: they make matrix products slow on a CPU.
+            kernel = torch.threshold(exponent, smallest, -math.inf).exp_()
+        v = product(kernel.mT, u if filled is None else u * filled).reciprocal_()  # [V, K, 1]
+    exponent += v.mT.log()
+    log_q = exponent.log_softmax(-1)
+    if filled is not None:  # without any filled sample, q is NaN
+        log_q = log_q.masked_fill_(~filled, -math.log(scores.shape[-1]))
+    return log_q
 
 
 def probabilities(log_q: Tensor) -> Tensor:
@@ -118,4 +109,4 @@ def rank_clusters(log_q: Tensor, scores: Tensor, epsilon: float) -> Tensor:
     up to rounding, as for a sample between two prototypes, rounding must not decide, since it
     differs between processes and precisions. Then the larger score decides.
     """
-    return torch.add(epsilon * log_q, scores, alpha=_TILT)
+    return log_q.add(scores, alpha=_TILT / epsilon)

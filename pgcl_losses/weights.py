@@ -15,6 +15,7 @@ are added.
 """
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -86,6 +87,10 @@ def cluster_counts(
     return counts.scatter_add_(0, clusters, each)
 
 
+# Pick the values of some queries [I, ...] and of their keys [K, ...] from values [M + B, ...].
+Pick = Callable[[Tensor], tuple[Tensor, Tensor]]
+
+
 class Table(NamedTuple):
     """Weights by the clusters of both embeddings: W_ij is the mean over heads h of T_h[c_ih, c_jh].
 
@@ -95,12 +100,13 @@ class Table(NamedTuple):
     log_weights: tuple[Tensor, ...]  # log T_h, [K_h, K_h] for each of H heads
     clusters: Tensor  # [M + B, H] int64
 
-    def rows(self, i: Tensor, j: Tensor) -> Tensor:
-        """log W ``[I, K]`` for queries i and keys j, given by their numbers."""
-        heads = zip(self.log_weights, self.clusters.unbind(1), strict=True)
+    def rows(self, pick: Pick) -> Tensor:
+        """log W ``[I, K]`` for the queries and keys that ``pick`` picks."""
+        i, j = pick(self.clusters)  # [I, H] and [K, H]
         if len(self.log_weights) == 1:
-            return _looked_up(self.log_weights[0], self.clusters[i, 0], self.clusters[j, 0])
-        weights = [_looked_up(log_w.exp(), c[i], c[j]) for log_w, c in heads]
+            return _looked_up(self.log_weights[0], i[:, 0], j[:, 0])
+        heads = zip(self.log_weights, i.unbind(1), j.unbind(1), strict=True)
+        weights = [_looked_up(log_w.exp(), *clusters) for log_w, *clusters in heads]
         return sum(weights[1:], weights[0]).div_(len(weights)).log_()
 
 
@@ -124,9 +130,9 @@ class Factors(NamedTuple):
     left: Tensor  # [M + B, R]
     right: Tensor  # [M + B, R]
 
-    def rows(self, i: Tensor, j: Tensor) -> Tensor:
-        """log W ``[I, K]`` for queries i and keys j, given by their numbers."""
-        return (self.left[i] @ self.right[j].T).log_()
+    def rows(self, pick: Pick) -> Tensor:
+        """log W ``[I, K]`` for the queries and keys that ``pick`` picks."""
+        return (pick(self.left)[0] @ pick(self.right)[1].T).log_()
 
 
 class Gaussian(NamedTuple):
@@ -139,12 +145,12 @@ class Gaussian(NamedTuple):
     variance: Tensor  # [M + B] infinite where every weight is 1
 
     def rows(
-        self, i: Tensor, scores: Tensor, temperature: float | Tensor, filled: Tensor | None
+        self, pick: Pick, scores: Tensor, temperature: float | Tensor, filled: Tensor | None
     ) -> Tensor:
-        """log W ``[I, K]`` for queries i, from their scores s / temperature with all embeddings."""
-        mean = (self.mean[i] / temperature).unsqueeze(1)
+        """log W ``[I, K]`` for queries, from their scores s / temperature with all embeddings."""
+        mean = (pick(self.mean)[0] / temperature).unsqueeze(1)
         # Scale before squaring: the squares of scores would overflow at low temperatures.
-        sharpness = ((0.5 / self.variance[i]).sqrt() * temperature).unsqueeze(1)
+        sharpness = ((0.5 / pick(self.variance)[0]).sqrt() * temperature).unsqueeze(1)
         return mean_of_one((scores - mean).mul_(sharpness).square_().neg_(), filled)
 
 

@@ -1,4 +1,4 @@
-"""Both engines agree with the oracle, in chunks of any size; chunks keep no matrix of all pairs."""
+"""Every way to compute a loss agrees with the oracle; chunks keep no matrix of all pairs."""
 
 import functools
 from concurrent.futures import ThreadPoolExecutor
@@ -8,7 +8,7 @@ from unittest import mock
 import pytest
 import torch
 from helpers import oracle
-from helpers.cases import CHUNKS, ENGINES, any_pairs, for_oracle, in_chunks, upstream
+from helpers.cases import WAYS, any_pairs, for_oracle, in_chunks, upstream
 from helpers.losses import (
     ARITHMETIC,
     DIM,
@@ -18,12 +18,12 @@ from helpers.losses import (
     of_seed,
     random_pairs,
 )
-from helpers.marks import engines, examples, few_graphs
+from helpers.marks import examples, few_graphs
 from helpers.memory import kept_for_backward, largest_tensor
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from pgcl_losses import InfoNCE, chunks, rows
+from pgcl_losses import InfoNCE, rows, sums
 from pgcl_losses.chunks import loss_of_pairs
 from pgcl_losses.distributed import Processes
 from pgcl_losses.forms import Form
@@ -43,8 +43,7 @@ def as_on(readable):
 @given(
     problem=any_pairs(),
     temperature=st.sampled_from([0.01, 0.02, 0.2, 1.0]),
-    engine=ENGINES,
-    chunk=CHUNKS,
+    way=WAYS,
     learned=st.booleans(),
     readable=st.booleans(),
     reduction=st.sampled_from(["mean", "sum", "none"]),
@@ -56,9 +55,7 @@ def as_on(readable):
         }
     ),
 )
-def test_losses_and_gradients(
-    problem, temperature, engine, chunk, learned, readable, reduction, form
-):
+def test_losses_and_gradients(problem, temperature, way, learned, readable, reduction, form):
     """By embeddings, weights of positives and the temperature."""
     pairs = problem.pairs
     is_unit = problem.z.norm(dim=1).max() < 1.1
@@ -70,12 +67,12 @@ def test_losses_and_gradients(
     weights = weights if weights is None else weights.clone().requires_grad_()
     z = problem.z.clone().requires_grad_()
     losses, exist = oracle.info_nce(**for_oracle(problem, z, weights), **form, temperature=tau)
-    with in_chunks(chunk), as_on(readable):
+    with in_chunks(way.chunk), as_on(readable):
         ours = loss_of_pairs(
             pairs._replace(form=Form(**form)),
             Inputs(z, tau if learned else temperature, weights),
             reduction,
-            engine,
+            way.engine,
             Processes([(length,) for length in pairs.lengths]),
         )
         inputs = [z, *[weights] * (weights is not None), *[tau] * learned]
@@ -147,7 +144,7 @@ def test_chunks_are_differentiable_once(name, reduction):
 
 
 def test_without_gradients_none_is_computed(monkeypatch):
-    monkeypatch.setattr(chunks, "add_gradient_of_scores", lambda *given: pytest.fail("computed"))
+    monkeypatch.setattr(sums, "add_product", lambda *given: pytest.fail("computed"))
     views = views_of(6)
     with torch.no_grad():
         InfoNCE()(*views)
@@ -191,7 +188,6 @@ def test_inference_mode_before_training():
 
 
 @pytest.mark.parametrize("reduction", ["mean", "none"])
-@engines
 def test_hard_negatives_of_the_largest_hardness_in_float32(engine, reduction):
     for temperature in (0.05, 0.2, 1.0):
         views = torch.randn(2, 40, DIM, requires_grad=True)
@@ -203,7 +199,6 @@ def test_hard_negatives_of_the_largest_hardness_in_float32(engine, reduction):
         assert (ours - expected).norm() < 5e-3 * expected.norm()
 
 
-@engines
 def test_weights_that_change_before_the_backward(engine):
     """A caller may write the next weights, pairs and labels into the same tensors."""
     z = torch.randn(8, DIM, dtype=torch.float64, requires_grad=True)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from helpers import oracle
 from helpers.losses import of_seed
-from helpers.marks import NEGATIVES, engines, examples, negatives_of
+from helpers.marks import NEGATIVES, examples, negatives_of
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -63,7 +63,6 @@ def test_values_agree_with_the_oracle(length, dim, num, seed, views, with_zero, 
     assert prototypes.grad is None
 
 
-@engines
 @pytest.mark.parametrize("num_graphs", [1, 6])
 @pytest.mark.parametrize("weighting", WEIGHTINGS)
 @negatives_of
@@ -98,7 +97,6 @@ def test_inputs_that_the_weighting_does_not_need_are_optional():
         PrototypeReweightedNCE(weighting=weighting)(z, z, clusters=(clusters, clusters))
 
 
-@engines
 def test_weights_below_the_numbers_of_float32_count_in_a_decoupled_loss(engine):
     """The only negative of each graph is far from the mean distance."""
     z = 0.01 * torch.randn(2, 200, 4) + torch.eye(4)[0]

@@ -8,10 +8,10 @@ import pytest
 import torch
 from helpers import oracle
 from helpers.cases import (
-    CHUNKS,
-    ENGINES,
+    DENSE,
     EVERY_MODE,
     FAMILY,
+    WAYS,
     in_chunks,
     listed,
     random_sets,
@@ -81,12 +81,10 @@ def assert_close(name, ours, expected, close):
     torch.testing.assert_close(ours, expected, **close, msg=lambda text: f"{name}: {text}")
 
 
-def assert_agrees_with_the_oracle(
-    options, inputs, engine="dense", chunk=1 << 19, dtype=torch.float64
-):
+def assert_agrees_with_the_oracle(options, inputs, way=DENSE, dtype=torch.float64):
     """Terms, targets and gradients, in a second step too where the loss has a memory."""
     torch.manual_seed(inputs.seed)
-    pgcl = PGCLLoss(DIM, **options, engine=engine).to(dtype)
+    pgcl = PGCLLoss(DIM, **options, engine=way.engine).to(dtype)
     mode = {name: value for name, value in options.items() if name != "num_prototypes"}
     weight, past = pgcl.prototypes.weight, oracle.Memory(mode.pop("memory_size", 0))
     exact_weight = weight.detach().double().requires_grad_()
@@ -103,7 +101,7 @@ def assert_agrees_with_the_oracle(
         stored = {"memory": past.embeddings, "memory_labels": past.labels}
         expected = oracle.pgcl(at, prototypes, **stored, **exact, **mode)
         theirs = gradients(upstream(expected.loss), [*at, exact_weight])
-        with in_chunks(chunk):
+        with in_chunks(way.chunk):
             terms = pgcl.terms(*views, **given)
             ours = gradients(upstream(terms.loss.double()), [*views, weight])
 
@@ -160,27 +158,27 @@ NO_LABELS_OR_LABELS = st.sampled_from([frozenset(), frozenset(["labels"])])
 
 @few_graphs
 @examples(40)
-@given(inputs_with(num_views=st.integers(2, 4), length=st.integers(2, 5)), ENGINES, CHUNKS)
-def test_views_of_any_number_and_length(inputs, engine, chunk):
-    assert_agrees_with_the_oracle({"num_prototypes": 4}, inputs, engine, chunk)
+@given(inputs_with(num_views=st.integers(2, 4), length=st.integers(2, 5)), WAYS)
+def test_views_of_any_number_and_length(inputs, way):
+    assert_agrees_with_the_oracle({"num_prototypes": 4}, inputs, way)
 
 
 @few_graphs
 @pytest.mark.parametrize("heads", HEADS, ids=str)
 @examples(15)
-@given(data=st.data(), inputs=inputs_with(), engine=ENGINES)
-def test_heads_with_ranks_of_negatives_and_soft_clusters(heads, data, inputs, engine):
+@given(data=st.data(), inputs=inputs_with(), way=WAYS)
+def test_heads_with_ranks_of_negatives_and_soft_clusters(heads, data, inputs, way):
     options = data.draw(clusters_of(heads))
-    assert_agrees_with_the_oracle(options, inputs, engine)
+    assert_agrees_with_the_oracle(options, inputs, way)
 
 
 @few_graphs
 @pytest.mark.parametrize("mode", EVERY_MODE, ids=str)
 @examples(6)
-@given(temperature=TEMPERATURES, inputs=inputs_with(), engine=ENGINES)
-def test_weightings_of_negatives(mode, temperature, inputs, engine):
+@given(temperature=TEMPERATURES, inputs=inputs_with(), way=WAYS)
+def test_weightings_of_negatives(mode, temperature, inputs, way):
     options = {"num_prototypes": 4, "temperature": temperature, **mode}
-    assert_agrees_with_the_oracle(options, inputs, engine)
+    assert_agrees_with_the_oracle(options, inputs, way)
 
 
 @few_graphs
@@ -188,35 +186,35 @@ def test_weightings_of_negatives(mode, temperature, inputs, engine):
 @negatives_of
 @pytest.mark.parametrize("queries", ["all", "first"])
 @examples(5)
-@given(inputs=inputs_with(num_views=st.integers(2, 3)), engine=ENGINES)
-def test_queries_and_negatives(queries, negatives, form, inputs, engine):
+@given(inputs=inputs_with(num_views=st.integers(2, 3)), way=WAYS)
+def test_queries_and_negatives(queries, negatives, form, inputs, way):
     options = {"num_prototypes": 4, "queries": queries, "negatives": negatives, **form}
-    assert_agrees_with_the_oracle(options, inputs, engine)
+    assert_agrees_with_the_oracle(options, inputs, way)
 
 
 @few_graphs
 @forms
 @pytest.mark.parametrize("besides", ["labels", "pairs", "labels and pairs"])
 @examples(5)
-@given(data=st.data(), queries=QUERIES, engine=ENGINES)
-def test_labels_and_pairs(besides, form, data, queries, engine):
+@given(data=st.data(), queries=QUERIES, way=WAYS)
+def test_labels_and_pairs(besides, form, data, queries, way):
     given = frozenset(besides.split(" and "))
     inputs = data.draw(inputs_with(given=st.just(given), num_views=st.integers(2, 3)))
     options = {"num_prototypes": (3, 5), "queries": queries, **form}
-    assert_agrees_with_the_oracle(options, inputs, engine)
+    assert_agrees_with_the_oracle(options, inputs, way)
 
 
 @few_graphs
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 @pytest.mark.parametrize(("contrast_weight", "consistency_weight"), [(1.0, 6.0), (2.0, 3.0)])
 @examples(4)
-@given(inputs=inputs_with(given=NO_LABELS_OR_LABELS), engine=ENGINES)
+@given(inputs=inputs_with(given=NO_LABELS_OR_LABELS), way=WAYS)
 def test_reductions_and_weights_of_terms(
-    reduction, contrast_weight, consistency_weight, inputs, engine
+    reduction, contrast_weight, consistency_weight, inputs, way
 ):
     options = {"num_prototypes": 4, "reduction": reduction}
     options |= {"contrast_weight": contrast_weight, "consistency_weight": consistency_weight}
-    assert_agrees_with_the_oracle(options, inputs, engine)
+    assert_agrees_with_the_oracle(options, inputs, way)
 
 
 @few_graphs
@@ -226,11 +224,11 @@ def test_reductions_and_weights_of_terms(
     size=MEMORY_SIZES,
     heads=st.sampled_from([4, (3, 5)]),
     inputs=inputs_with(given=NO_LABELS_OR_LABELS),
-    engine=ENGINES,
+    way=WAYS,
 )
-def test_a_memory(negatives, size, heads, inputs, engine):
+def test_a_memory(negatives, size, heads, inputs, way):
     options = {"num_prototypes": heads, "memory_size": size, "negatives": negatives}
-    assert_agrees_with_the_oracle(options, inputs, engine)
+    assert_agrees_with_the_oracle(options, inputs, way)
 
 
 # Some embeddings are so short or so long that their squares are 0 or inf.
@@ -240,9 +238,9 @@ ANY_NUMBERS = {"dtype": DTYPES, "layout": st.sampled_from([*LAYOUTS]), "scale": 
 
 @few_graphs
 @examples(60)
-@given(inputs=inputs_with(**ANY_NUMBERS), dtype=DTYPES, engine=ENGINES)
-def test_dtypes_layouts_and_norms_of_embeddings(inputs, dtype, engine):
-    assert_agrees_with_the_oracle({"num_prototypes": 4}, inputs, engine, dtype=dtype)
+@given(inputs=inputs_with(**ANY_NUMBERS), dtype=DTYPES, way=WAYS)
+def test_dtypes_layouts_and_norms_of_embeddings(inputs, dtype, way):
+    assert_agrees_with_the_oracle({"num_prototypes": 4}, inputs, way, dtype=dtype)
 
 
 @st.composite
@@ -273,13 +271,12 @@ def all_options(draw):
         given=st.frozensets(st.sampled_from(["labels", "pairs"])),
         **ANY_NUMBERS,
     ),
-    engine=ENGINES,
-    chunk=CHUNKS,
+    way=WAYS,
     dtype=DTYPES,
 )
-def test_any_combination(options, inputs, engine, chunk, dtype):
+def test_any_combination(options, inputs, way, dtype):
     assume(not options["memory_size"] or dtype not in HALF)  # embeddings in a memory of float16
-    assert_agrees_with_the_oracle(options, inputs, engine, chunk, dtype)
+    assert_agrees_with_the_oracle(options, inputs, way, dtype)
 
 
 every_member = pytest.mark.parametrize("options", [{"num_prototypes": 3}, *FAMILY], ids=str)

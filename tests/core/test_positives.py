@@ -7,14 +7,12 @@ import torch
 from helpers import oracle
 from helpers.cases import in_chunks, listed, random_sets
 from helpers.losses import gradients, random_pairs
-from helpers.marks import engines
 from helpers.memory import kept_for_backward
 from torch.autograd import forward_ad
 
 from pgcl_losses import InfoNCE
 
 
-@engines
 @pytest.mark.parametrize("weight", [1e-3, 1e-8, 1e3])
 def test_a_weight_that_all_positives_share_changes_nothing(engine, weight):
     """In float32: the 1 of a label's positive leaves no rounding behind a smaller weight."""
@@ -51,7 +49,6 @@ def test_transforms_of_any_number_of_pairs():
     torch.testing.assert_close(ours, expected @ tangent)
 
 
-@engines
 def test_weights_of_a_query_without_positives_have_no_gradient(engine):
     (z,), _ = random_sets((4,))
     weights = torch.tensor([0.0, 1.0], dtype=torch.float64, requires_grad=True)
@@ -60,7 +57,6 @@ def test_weights_of_a_query_without_positives_have_no_gradient(engine):
     torch.testing.assert_close(weights.grad, torch.zeros_like(weights))
 
 
-@engines
 def test_a_left_out_positive_above_all_others_has_a_precise_gradient(engine):
     z = torch.tensor([[1.0, 0.0], [-1.0, 0.0], [1.0, 0.0], [1.0, 0.0]])
     weights = torch.tensor([1.0, 0.0], requires_grad=True)
@@ -83,7 +79,6 @@ def test_embeddings_of_pairs_are_not_kept_for_the_backward():
     torch.testing.assert_close(gradients(loss, [z])[0], expected)
 
 
-@engines
 @pytest.mark.parametrize("temperature", [0.01, 0.02])
 def test_one_positive_far_above_all_negatives_is_no_loss_of_0(engine, temperature):
     """In float32: log(1 + S / E) of S far below E."""
@@ -97,7 +92,6 @@ def test_one_positive_far_above_all_negatives_is_no_loss_of_0(engine, temperatur
         torch.testing.assert_close(ours.double(), exact, rtol=1e-4, atol=0)
 
 
-@engines
 def test_listed_positives_take_the_place_of_row_i_of_every_view(engine):
     """Users and items may happen to be equally many: user i did not buy item i for that."""
     (users, items), _ = random_sets((4, 4))

@@ -36,9 +36,9 @@ def test_targets_and_their_ranking_agree_with_the_oracle(scores, epsilon, iterat
     np.testing.assert_allclose(
         q, oracle.sinkhorn(torch.tensor(scores), epsilon, iterations), **tolerance
     )
-    # The ranking is log q, and a ten thousandth of the scores, which decides between equal q.
+    # The ranking is log q, and a ten thousandth of s / epsilon, which decides between equal q.
     ranking = rank_clusters(log_q, torch.tensor(scores), epsilon)
-    expected = ((ranking - 1e-4 * torch.tensor(scores)) / epsilon).exp()
+    expected = (ranking - 1e-4 * torch.tensor(scores) / epsilon).exp()
     torch.testing.assert_close(q, expected, **tolerance)
 
 

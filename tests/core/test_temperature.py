@@ -6,9 +6,8 @@ from functools import partial
 
 import pytest
 import torch
-from helpers.cases import in_chunks
 from helpers.losses import ARITHMETIC, DIM, gradients, loss_of
-from helpers.marks import engines, few_graphs
+from helpers.marks import few_graphs
 from torch import nn
 from torch.autograd import forward_ad
 
@@ -26,25 +25,22 @@ def views_of():
     return torch.randn(2, 5, DIM, dtype=torch.float64, requires_grad=True)
 
 
-@engines
 @pytest.mark.parametrize("name", [name for name in ARITHMETIC if "hard" not in name])
 @pytest.mark.parametrize("value", [0.05, 0.4])
 def test_the_gradient_is_the_difference_of_losses_with_numbers(name, engine, value):
     """Of losses whose weights do not depend on the temperature."""
     views, tau = views_of(), parameter(value)
-    with in_chunks(3):
-        losses = [
-            loss_of(name, views, temperature=temperature, engine=engine, reduction="mean")
-            for temperature in (tau, value, 0.99999 * value, 1.00001 * value)
-        ]
-        d_tau, d_views = gradients(losses[0], [tau, views])
-        (expected,) = gradients(losses[1], [views])
+    losses = [
+        loss_of(name, views, temperature=temperature, engine=engine, reduction="mean")
+        for temperature in (tau, value, 0.99999 * value, 1.00001 * value)
+    ]
+    d_tau, d_views = gradients(losses[0], [tau, views])
+    (expected,) = gradients(losses[1], [views])
     torch.testing.assert_close([losses[0], d_views], [losses[1], expected])
     difference = (losses[3] - losses[2]).item() / (2e-5 * value)
     assert d_tau.item() == pytest.approx(difference, rel=1e-4, abs=1e-6)
 
 
-@engines
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
 @pytest.mark.parametrize("of_tau", [torch.float16, torch.float32, torch.float64])
 def test_dtypes_of_temperature_and_embeddings_may_differ(engine, dtype, of_tau):

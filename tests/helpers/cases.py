@@ -11,7 +11,7 @@ from torch import Tensor
 
 from helpers.losses import DIM, of_seed
 from helpers.marks import NEGATIVES
-from pgcl_losses import chunks as chunks_module
+from pgcl_losses import sums
 from pgcl_losses.contrast import WEIGHTINGS
 from pgcl_losses.rows import NO_LABEL, Listed, Pairs
 from pgcl_losses.weights import Factors, Gaussian, Table, mean_of_one
@@ -32,14 +32,23 @@ FAMILY: list[dict[str, Any]] = [
     {"num_prototypes": (3, 5, 4), "negative_ranks": (1, 3), "soft_clusters": True},
 ]
 NUMBERS = (0, 1, 2, -2, -3, 2**40, 2**40 + 1, 1 - 2**63, 2**63 - 1)
-ENGINES = st.sampled_from(["dense", "chunks"])
-CHUNKS = st.sampled_from([1, 20, 1 << 19])
+
+
+class Way(NamedTuple):
+    """A way to compute a loss: the option `engine`, and how many pairs a chunk has."""
+
+    engine: str
+    chunk: int = 1 << 19
+
+
+# A small batch is not cut into chunks unless they are smaller.
+DENSE, NOT_CUT, CUT = Way("dense"), Way("chunks"), Way("chunks", 20)
+WAYS = st.sampled_from([DENSE, NOT_CUT, CUT, Way("chunks", 1)])
 
 
 def in_chunks(pairs):
     """Chunks of another number of pairs than their own, on every device."""
-    sizes = {"_CHUNK": pairs, "_CHUNK_ELSEWHERE": pairs, "_GATHERED": pairs, "_POSITIVES": 1}
-    return mock.patch.multiple(chunks_module, **sizes)
+    return mock.patch.dict(sums._CHUNK_SIZES, cpu=pairs, other=pairs)
 
 
 def random_sets(lengths, seed=0, num_labels=4):
@@ -81,7 +90,8 @@ class Beta(NamedTuple):
         a, b = self.a[i].unsqueeze(1), self.b[i].unsqueeze(1)
         return a * (1.1 + cosines).log() + b * (1.1 - cosines).log()
 
-    def rows(self, i, scores, temperature, filled):
+    def rows(self, pick, scores, temperature, filled):
+        i, _ = pick(torch.arange(len(self.a)))
         return mean_of_one(self.log_weights(i, scores * temperature), filled)
 
 

@@ -162,8 +162,8 @@ def random_pairs(count, num_queries, num_pairs, seed=0):
     return torch.stack([query, key]), weights * (weights > 0.3)
 
 
-def gradients(loss, inputs):
-    return torch.autograd.grad(loss, inputs, materialize_grads=True)
+def gradients(loss, inputs, **options):
+    return torch.autograd.grad(loss, inputs, materialize_grads=True, **options)
 
 
 def gradients_of(model):

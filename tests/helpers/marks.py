@@ -5,7 +5,6 @@ import torch
 from hypothesis import settings
 
 NEGATIVES = ("all", "cross")
-engines = pytest.mark.parametrize("engine", ["dense", "chunks"])
 negatives_of = pytest.mark.parametrize("negatives", NEGATIVES)
 # The loss warns of batches with fewer graphs than prototypes.
 few_graphs = pytest.mark.filterwarnings("ignore:PGCLLoss")

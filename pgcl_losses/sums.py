@@ -1,0 +1,278 @@
+"""The sums of rows: log S, the log-sum-exp of a query's negatives, and the scores of its positives.
+
+There are three ways to compute them, with one signature (`Sums`). `matrix_sums` is plain torch, for
+``engine="dense"``, torch.func and torch.compile. `sums_in_place` computes the same with one matrix,
+which is overwritten, and can be differentiated once. `list_sums` is for listed negatives, and needs
+no matrix.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from pgcl_losses._modes import is_transformed
+from pgcl_losses._normalize import full_precision
+from pgcl_losses.rows import Inputs, Pairs, Partners, Rows, add_log_weights
+
+# Of some rows: x, the scores / temperature of positives [I, P]; log S [I], -inf without negatives;
+# the log of the number of negatives [I], or None if no formula needs it.
+SumsOfRows = tuple[Tensor, Tensor, Tensor | None]
+Sums = Callable[[Pairs, Rows, Inputs, Partners], SumsOfRows]
+# The dot products z_i . z_j of two lists i and j [P], from z [M, D].
+Products = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+# On a CPU a chunk should stay in the cache. On other devices it is larger, since starting an
+# operation takes longer than computing a small matrix.
+_CHUNK_SIZES = {"cpu": 1 << 21, "other": 1 << 24}
+# Denormal numbers, in float32 below 1e-38, make matrix products up to 25 times slower on some CPUs.
+# At low temperatures the derivative by log S may be 1e-35, so its products with a softmax would all
+# be denormal. So derivatives are computed as if the loss were up to 2^64 times as large.
+_SCALE = 2.0**64
+# e^x is computed as 2^(x log2 e), which takes a third of the time on a CPU.
+_LOG2_E = math.log2(math.e)
+
+
+def matrix_sums(pairs: Pairs, rows: Rows, inputs: Inputs, partners: Partners) -> SumsOfRows:
+    """Compute the sums from the matrix of scores ``[I, K]``, in plain torch."""
+    queries, keys = rows.embeddings(pairs, inputs.z)
+    scores = queries @ torch.cat(keys).T / inputs.temperature  # [I, K]
+    scores = torch.cat([scores, scores.T]) if rows.and_back else scores
+    logits = add_log_weights(pairs, rows, scores.clone(), partners, inputs.temperature)
+    logits = partners.left_out(logits)
+    log_count = log_count_of(pairs, logits)
+    terms = [more(logits, scores, extra).logsumexp(1) for extra in pairs.extras()]
+    return partners.scores(scores), log_sum(terms, log_count), log_count
+
+
+def more(logits: Tensor, scores: Tensor, extra: float) -> Tensor:
+    """Compute logits + extra * scores; the logits themselves if there is no extra."""
+    return logits if extra == 0 else logits.add(scores, alpha=extra)
+
+
+def log_sum(terms: Sequence[Tensor], log_count: Tensor | None) -> Tensor:
+    """Compute log S ``[I]`` from the log-sum-exps of `Pairs.extras`; -inf without negatives."""
+    log_s, lowest = terms[0], torch.finfo(terms[0].dtype).min
+    if len(terms) == 2 and log_count is not None:
+        log_s = log_s - terms[1] + log_count
+    return torch.threshold(log_s, lowest, -math.inf)
+
+
+def log_count_of(pairs: Pairs, logits: Tensor) -> Tensor | None:
+    """The log of how many negatives each query has ``[I]``, or None if no formula needs it."""
+    if pairs.form.debias == 0 and pairs.hardness == 0:
+        return None
+    lowest = torch.finfo(logits.dtype).min
+    return (logits <= lowest).logical_not_().sum(1).to(logits.dtype).log()
+
+
+class Workspace(NamedTuple):
+    """What chunks share, one after the other. A chunk has one backward."""
+
+    buffer: Tensor  # the memory of the matrix [I, K]
+    # [M, D] to which gradients by embeddings are added, in the unit of `gradient_units`
+    d_z: Tensor | None
+
+
+def sums_in_place(
+    pairs: Pairs, rows: Rows, inputs: Inputs, partners: Partners, space: Workspace | None = None
+) -> SumsOfRows:
+    """Compute the sums as `matrix_sums` does, but overwrite the matrix of scores ``[I, K]``.
+
+    Without a workspace the backward may be repeated (``retain_graph=True``).
+    """
+    z, temperature, _ = inputs
+    sums: SumsOfRows = _SumsInPlace.apply(z, temperature, pairs, rows, partners, space)  # type: ignore[no-untyped-call]  # torch has no type there
+    return sums
+
+
+class _SumsInPlace(torch.autograd.Function):
+    """The matrix holds scores, then logits, then powers e^x, then the derivatives by scores."""
+
+    @staticmethod
+    def forward(ctx: Any, z: Tensor, temperature: float | Tensor, *rest: Any) -> SumsOfRows:
+        pairs, rows, partners, space = rest
+        queries, keys = rows.embeddings(pairs, z)
+        scores = scores_of(rows, queries / temperature, keys, space)  # [I, K]
+        x = partners.scores(scores)  # [I, P]
+        x = x.clone() if x is scores else x
+        logits = scores if pairs.hardness == 0 else scores.clone()
+        logits = add_log_weights(pairs, rows, logits, partners, temperature)
+        logits = partners.left_out(logits)
+        log_count = log_count_of(pairs, logits)
+        log_sums, powers, totals = [], [], []
+        for extra in pairs.extras():
+            terms = more(logits, scores, extra)
+            peaks = terms.amax(1, keepdim=True)
+            # Powers below eps^2 of a row's largest are lost to rounding. As 0 they take no time.
+            lowest = 2 * math.log(torch.finfo(terms.dtype).eps)
+            torch.threshold_(terms.sub_(peaks), lowest, -math.inf).mul_(_LOG2_E).exp2_()
+            total = terms.sum(1, keepdim=True)  # [I, 1]
+            log_sums.append((total.log() + peaks).squeeze(1))
+            powers.append(terms)
+            totals.append(total)
+        tau = temperature if isinstance(temperature, Tensor) else None
+        ctx.save_for_backward(z, tau, *powers)
+        ctx.rest = temperature, *rest, totals
+        if log_count is not None:
+            ctx.mark_non_differentiable(log_count)
+        return x, log_sum(log_sums, log_count), log_count
+
+    @staticmethod
+    def backward(ctx: Any, d_x: Tensor, d_log_s: Tensor, _: Any) -> tuple[Any, ...]:
+        raise_if_differentiated_twice()
+        z, tau, powers, *more_powers = ctx.saved_tensors
+        temperature, pairs, rows, partners, space, (total, *more_totals) = ctx.rest
+        temperature = temperature if tau is None else tau
+        (queries, keys), (scale, unit) = rows.embeddings(pairs, z), gradient_units(temperature)
+        multiply, beta = torch.mul if space is None else torch.Tensor.mul_, pairs.hardness
+        by = d_log_s.unsqueeze(1) * scale  # [I, 1]
+        d = multiply(powers, by * ((1 + beta) / total))  # [I, K] d loss / d scores, times the scale
+        for powers, total in zip(more_powers, more_totals, strict=True):
+            d -= multiply(powers, by * (beta / total))
+        if partners.positives is None:
+            d += d_x * scale
+        else:
+            d.scatter_add_(1, partners.positives, d_x * scale)
+        if rows.and_back:  # add both derivatives of a pair before they are multiplied by embeddings
+            d, back = d.chunk(2)
+            d = d + back.T
+        d_z, d_temperature = d.new_zeros(z.shape) if space is None else space.d_z, None
+        with full_precision(d.device):
+            parts = d.split_with_sizes([len(some) for some in keys], 1)
+            d_queries = parts[0] @ keys[0]
+            for part, some in zip(parts[1:], keys[1:], strict=True):
+                add_product(d_queries, part, some)
+            for part, (start, stop) in zip(parts, rows.keys, strict=True):
+                if stop <= len(z):  # the memory has no gradient
+                    add_product(d_z[start:stop], part.T, queries)
+        d_z[slice(*rows.queries)].add_(d_queries)
+        if ctx.needs_input_grad[1]:
+            d_temperature = (queries * d_queries).sum() / -unit / temperature
+        return d_z.div_(unit) if space is None else None, d_temperature, *[None] * 4
+
+
+def gradient_units(temperature: float | Tensor) -> tuple[float | Tensor, float | Tensor]:
+    """Return how many times as large derivatives by scores, and by embeddings, are computed.
+
+    Neither exceeds 2^64, however small or large the temperature is.
+    """
+    scale = _SCALE / (1 + temperature)
+    return scale, scale * temperature
+
+
+def add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
+    """Add a matrix product in place. Under vmap, torch has no such operation."""
+    if is_transformed(a):
+        total += a @ b
+    else:
+        total.addmm_(a, b)
+
+
+def raise_if_differentiated_twice() -> None:
+    """Raise an error in a backward with ``create_graph=True``."""
+    if torch.is_grad_enabled():
+        raise RuntimeError(
+            "with engine='chunks' the loss is differentiable once: engine='dense', in one process, "
+            "is differentiable any number of times"
+        )
+
+
+def scores_of(
+    rows: Rows, queries: Tensor, keys: Sequence[Tensor], space: Workspace | None
+) -> Tensor:
+    """Multiply queries by the matrices of keys: ``[I, K]``."""
+    if space is None:
+        parts = [queries @ some.T for some in keys]
+        scores = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+        return torch.cat([scores, scores.T]) if rows.and_back else scores
+    sizes = [len(some) for some in keys]
+    scores = space.buffer[: len(queries) * sum(sizes)].view(len(queries), -1)
+    for some, out in zip(keys, scores.split_with_sizes(sizes, 1), strict=True):
+        torch.mm(queries, some.T, out=out)
+    return scores
+
+
+class ListSums(NamedTuple):
+    """The sums of listed negatives of all queries."""
+
+    log_s: Tensor  # [M]
+    log_count: Tensor  # [M]
+    products: Products
+
+    def pick(self, pairs: Pairs, rows: Rows, inputs: Inputs, partners: Partners) -> SumsOfRows:
+        """Pick the sums of some rows, and compute the scores of their positives.
+
+        If Python cannot read how many positives a query has, it is multiplied by all embeddings.
+        """
+        z, i, key = inputs.z, slice(*rows.queries), partners.positives  # [I, P]
+        if key is None:
+            x = z[i] @ z.T  # [I, M]
+        else:
+            query = rows.numbers(z.device)[0].unsqueeze(1).expand_as(key)
+            x = self.products(z, query.flatten(), key.flatten()).view_as(key)
+        return x / inputs.temperature, self.log_s[i], self.log_count[i]
+
+
+def list_sums(pairs: Pairs, inputs: Inputs, products: Products) -> ListSums:
+    """Add up listed negatives, once for all queries."""
+    assert pairs.negative_pairs is not None
+    query, key = pairs.negative_pairs
+    scores = products(inputs.z, query, key) / inputs.temperature  # [P]
+    zeros = scores.new_zeros(pairs.num_embeddings())
+    count = zeros.index_add(0, query, torch.ones_like(scores))
+    log_sums, log_count = [], count.log()
+    for extra in pairs.extras():
+        terms = more(scores, scores, extra)
+        lowest = torch.full_like(zeros, torch.finfo(zeros.dtype).min)
+        peaks = lowest.scatter_reduce(0, query, terms.detach(), "amax")
+        total = zeros.index_add(0, query, (terms - peaks[query]).exp())
+        log_sums.append(total.masked_fill(count == 0, 1.0).log() + peaks)
+    every = inputs.z.detach().sum()  # NaN must give NaN, also in an embedding that is in no pair
+    return ListSums(log_sum(log_sums, log_count) + (every - every), log_count, products)
+
+
+def plain_products(z: Tensor, i: Tensor, j: Tensor) -> Tensor:
+    """Multiply in plain torch, which autograd differentiates any number of times."""
+    return (z[i] * z[j]).sum(1)
+
+
+def products_in_parts(z: Tensor, i: Tensor, j: Tensor, d_z: Tensor | None = None) -> Tensor:
+    """Multiply a part of the lists at a time, as all their embeddings would take much memory.
+
+    If ``d_z`` is given, the backward adds the gradient by embeddings to it.
+    """
+    products: Tensor = _Products.apply(z, i, j, d_z)  # type: ignore[no-untyped-call]  # torch has no type there
+    return products
+
+
+class _Products(torch.autograd.Function):
+    """The embeddings are gathered again in the backward."""
+
+    @staticmethod
+    def forward(ctx: Any, z: Tensor, i: Tensor, j: Tensor, d_z: Tensor | None) -> Tensor:
+        ctx.save_for_backward(z, i, j)
+        ctx.total = d_z
+        return torch.cat([torch.linalg.vecdot(z[a], z[b]) for a, b in _parts(z, i, j)])
+
+    @staticmethod
+    def backward(ctx: Any, d: Tensor) -> tuple[Tensor | None, None, None, None]:
+        raise_if_differentiated_twice()
+        z, i, j = ctx.saved_tensors
+        d_z = d.new_zeros(z.shape) if ctx.total is None else ctx.total
+        for a, b, d_part in _parts(z, i, j, d.unsqueeze(1)):
+            d_z.index_add_(0, a, d_part * z[b]).index_add_(0, b, d_part * z[a])
+        return d_z if ctx.total is None else None, None, None, None
+
+
+def _parts(z: Tensor, *lists: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Split lists of pairs into parts whose embeddings have as many numbers as a chunk."""
+    size = max(1, chunk_size(z.device) // z.shape[1])
+    return zip(*[torch.split(x, size) for x in lists], strict=True)
+
+
+def chunk_size(device: torch.device) -> int:
+    """How many numbers a matrix of the loss has at most, in all engines but dense."""
+    return _CHUNK_SIZES["cpu" if device.type == "cpu" else "other"]

@@ -1,0 +1,182 @@
+"""Sums of rows: masks in any line, factors of any size, no denormal numbers, and small batches."""
+
+import functools
+import math
+from unittest import mock
+
+import pytest
+import torch
+import torch.nn.functional as F
+from helpers.cases import CUT, DENSE, NOT_CUT, in_chunks
+from helpers.losses import ARITHMETIC, DIM, gradients, loss_of
+from helpers.marks import few_graphs
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from pgcl_losses import InfoNCE, PrototypeReweightedNCE, chunks, sums
+
+pytestmark = few_graphs
+in_chunks_or_not = pytest.mark.parametrize(
+    "engine", [NOT_CUT, CUT], ids=["not cut", "cut"], indirect=True
+)
+
+
+def aligned(num, dim=DIM, dtype=torch.float32):
+    """Two views whose losses are near 0 at low temperatures."""
+    first, noise = torch.randn(2, num, dim, dtype=dtype)
+    return torch.stack([first, first + 0.2 * noise]).requires_grad_()
+
+
+def masked(position, temperature, add_log_weights):
+    """The function with a mask of false negatives, as a developer may add it in any line."""
+
+    def mask(logits):
+        return logits.masked_fill_(logits.detach() * temperature > 0.3, -math.inf)
+
+    def with_mask(pairs, rows, logits, *others):
+        if position == "first line":
+            return add_log_weights(pairs, rows, mask(logits), *others)
+        return mask(add_log_weights(pairs, rows, logits, *others))
+
+    return with_mask
+
+
+@pytest.mark.parametrize("position", ["first line", "last line"])
+@pytest.mark.parametrize(
+    ("kind", "num"), [("InfoNCE", 2), ("InfoNCE", 9), ("hard", 2), ("hard", 9), ("sample", 9)]
+)
+def test_a_mask_in_any_line_has_one_value_in_every_way(position, num, kind):
+    """A mask that is written once must not mean one thing in dense and another thing in chunks."""
+    views, temperature = aligned(num, dtype=torch.float64), 0.2
+    with_mask = masked(position, temperature, sums.add_log_weights)
+    by_sample = {"weighting": "sample", "exclude_same_cluster": False}
+    results = []
+    for way in (DENSE, NOT_CUT, CUT):
+        options = {"temperature": temperature, "engine": way.engine}
+        if kind == "sample":
+            loss_of_views = PrototypeReweightedNCE(**by_sample, **options)
+        else:
+            loss_of_views = InfoNCE(hardness=float(kind == "hard"), **options)
+        with in_chunks(way.chunk), mock.patch.object(sums, "add_log_weights", with_mask):
+            loss = loss_of_views(*views)
+            results.append([loss, *gradients(loss, [views])])
+    for result in results[1:]:
+        torch.testing.assert_close(result, results[0])
+    assert results[0][0].isfinite()
+    assert (results[0][0] - loss_of_views(*views)).abs() > 1e-9 or num == 2
+
+
+class Products(TorchDispatchMode):
+    """Counts the denormal numbers that products of matrices read or write."""
+
+    def __init__(self):
+        super().__init__()
+        self.num_products = self.num_denormal = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        if function.overloadpacket.__name__ in ("mm", "bmm", "addmm", "addmm_", "baddbmm"):
+            self.num_products += 1
+            for x in (*args, result):
+                if isinstance(x, torch.Tensor):
+                    self.num_denormal += int((x.abs() < torch.finfo(x.dtype).tiny)[x != 0].sum())
+        return result
+
+
+@in_chunks_or_not
+@pytest.mark.parametrize("name", ["InfoNCE", "cross", *ARITHMETIC])
+@pytest.mark.parametrize("temperature", [0.01, 0.02])
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_products_meet_no_denormal_numbers(name, engine, temperature, reduction):
+    """A CPU multiplies them up to 25 times more slowly. Here all losses are near 0."""
+    views = aligned(40)
+    options = {"temperature": temperature, "engine": engine, "reduction": reduction}
+    with Products() as products:
+        if name == "cross":
+            loss = InfoNCE(negatives="cross", **options)(*views)
+        else:
+            loss = loss_of(name, views, **options)
+        loss.mean().backward()
+    assert products.num_products > 0 or name == "given negatives"
+    assert products.num_denormal == 0
+
+
+@pytest.mark.parametrize("name", ARITHMETIC)
+@pytest.mark.parametrize("temperature", [0.01, 0.2])
+@pytest.mark.parametrize("factor", [1e-20, 1e15])
+def test_a_loss_that_is_scaled_has_the_scaled_gradient(name, engine, temperature, factor):
+    """In float32, also where the derivatives are far below or above 1."""
+    views = aligned(20)
+    options = {"temperature": temperature, "engine": engine, "reduction": "none"}
+    losses = loss_of(name, views, **options)
+    (plain,) = gradients(losses.mean(), [views], retain_graph=True)
+    (scaled,) = gradients(losses.mean() * factor, [views])
+    close = {"rtol": 1e-4, "atol": 1e-5 * float(plain.abs().max())}
+    torch.testing.assert_close(scaled / factor, plain, **close)
+
+
+# Options that do not contradict each other.
+FORMS = [
+    {"over_positives": over_positives, "similarity": similarity, **more}
+    for over_positives in ("mean", "supcon", "sum")
+    for similarity in ("cosine", "dot")
+    for more in ({}, {"hardness": 2.0}, {"debias": 0.1}, {"decoupled": True})
+    if not ("debias" in more and similarity == "dot")
+    and not ("decoupled" in more and over_positives == "supcon")
+]
+
+
+@in_chunks_or_not
+@pytest.mark.parametrize("options", FORMS, ids=str)
+@pytest.mark.parametrize("temperature", [0.01, 0.05])
+def test_what_is_left_out_of_a_softmax_is_below_rounding(options, temperature, engine):
+    """In float32 beside float64, where other terms are left out."""
+    views, labels = aligned(30), torch.arange(30) % 20
+    loss_of_views = InfoNCE(**options, temperature=temperature, engine=engine)
+    results = []
+    for dtype in (torch.float32, torch.float64):
+        leaves = (
+            (F.normalize(views, dim=-1) if options["similarity"] == "dot" else views)
+            .detach()
+            .to(dtype)
+        )
+        loss = loss_of_views(*leaves.requires_grad_(), labels=labels)
+        results.append([loss.double(), *(d.double() for d in gradients(loss, [leaves]))])
+    size = float(results[1][1].abs().max())
+    near_its_bound = 2e-2 if "debias" in options else 3e-4  # where debiasing loses digits
+    torch.testing.assert_close(*results, rtol=1e-3, atol=near_its_bound * size)
+
+
+@in_chunks_or_not
+@pytest.mark.parametrize("name", ARITHMETIC)
+def test_many_gradients_at_once(name, engine):
+    """`is_grads_batched` and `jacobian(vectorize=True)` run the backward under vmap."""
+    views = torch.randn(2, 5, DIM, dtype=torch.float64, requires_grad=True)
+    value = functools.partial(loss_of, name, engine=engine, reduction="mean")
+    loss, factors = value(views), torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64)
+    (batched,) = torch.autograd.grad(loss, views, factors, is_grads_batched=True, retain_graph=True)
+    (plain,) = gradients(loss, [views])
+    torch.testing.assert_close(batched, factors.view(3, 1, 1, 1) * plain)
+    jacobian = torch.autograd.functional.jacobian(value, views, vectorize=True)
+    torch.testing.assert_close(jacobian, plain)
+
+
+@pytest.mark.parametrize("name", ["InfoNCE", "hard and debiased", "SupCon", "given negatives"])
+def test_a_backward_may_be_repeated(name, engine):
+    views = torch.randn(2, 6, DIM, requires_grad=True)
+    loss = loss_of(name, views, engine=engine, reduction="mean")
+    first = gradients(loss, [views], retain_graph=True)
+    torch.testing.assert_close(gradients(loss, [views]), first)
+
+
+@pytest.mark.parametrize("name", ["InfoNCE", "cross", "SupCon", "given negatives"])
+def test_a_batch_of_one_chunk_is_computed_at_once(name):
+    """And listed negatives take the time of their pairs, not of a matrix that nobody needs."""
+    z = torch.randn(2, 3000 if name == "given negatives" else 400, DIM, requires_grad=True)
+    given = {"negative_pairs": torch.stack([torch.arange(100), torch.arange(100) + 500])}
+    given = given if name == "given negatives" else {}
+    if name == "SupCon":
+        given["labels"] = torch.arange(400) // 2
+    loss_of_views = InfoNCE(negatives="cross" if name == "cross" else "all")
+    with mock.patch.object(chunks, "row_losses", wraps=chunks.row_losses) as row_losses:
+        loss_of_views(*z, **given).backward()
+    assert row_losses.call_count == 1
