@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pgcl_losses._modes import can_be_read
+from pgcl_losses._modes import can_be_read, is_eager
 
 _LARGEST = sys.float_info.max
 
@@ -219,6 +219,12 @@ def prototypes(name: str, value: Tensor, z_name: str, z: Tensor, maker: str = ""
         fix = f": make {maker}(dim={z.shape[1]})" if maker else ""
         raise ValueError(f"{z_name} has dimension {dimensions}{fix}")
     device(z_name, z, name, value)
+
+
+def finite(name: str, value: Tensor) -> None:
+    """Check that there is no NaN or inf. It synchronises, and compiled graphs leave it out."""
+    if is_eager(value) and not bool(value.isfinite().all()):
+        raise ValueError(f"{name} must be finite, but there is a NaN or an inf among them")
 
 
 def device(name: str, value: Tensor, other_name: str, other: Tensor) -> None:

@@ -3,7 +3,6 @@
 import difflib
 import functools
 import inspect
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
 
@@ -54,21 +53,24 @@ def called_by_all(call: str) -> Callable[[Function], Function]:
     """
 
     def decorate(method: Any) -> Any:
-        specification = inspect.getfullargspec(method)
-        names = {*specification.args, *specification.kwonlyargs}
-        most = math.inf if specification.varargs else len(specification.args) - 1  # without self
+        has = inspect.getfullargspec(method)
+        names, positional = {*has.args, *has.kwonlyargs}, dict.fromkeys(has.args[1:])  # no self
+        signature = inspect.signature(method)
 
         @functools.wraps(method)
         def wrapped(self: "LossModule", *args: Any, **given: Any) -> Any:
-            if not given.keys() <= names or len(args) > most:
+            if not given.keys() <= names or not (
+                has.varargs or len(args) + len(given.keys() & positional) == len(positional)
+            ):
                 owner = f"a call of {type(self).__name__}"
                 with self.agreement(call, args):
                     check_arguments(owner, method, given)
-                    if len(args) > most:
-                        takes = f"takes {', '.join(specification.args[1:])} by position"
-                        rest = ", ".join(f"{name}=" for name in specification.kwonlyargs)
-                        came = f"{rest} by name, but got {len(args)} by position"
-                        raise TypeError(f"{owner}.{method.__name__} {takes} and {came}")
+                    try:
+                        signature.bind(self, *args, **given)
+                    except TypeError as error:
+                        takes = ", ".join([*positional, *[f"{x}= by name" for x in has.kwonlyargs]])
+                        came = f"got {len(args)} by position: {error}"
+                        raise TypeError(f"{owner}.{call} takes {takes}, but {came}") from None
             if torch.compiler.is_compiling() and (_IS_BEFORE_2_9 or self.is_distributed()):
                 # With fullgraph=True the compiler raises an error here, which shows the next line.
                 return torch.compiler.disable(_with_collectives_or_before_torch_2_9)(  # type: ignore[no-untyped-call]  # torch has no type there

@@ -18,7 +18,6 @@ from pgcl_losses.batch import (
     batch_argument,
     check_assignments,
 )
-from pgcl_losses.distributed import described
 from pgcl_losses.info_nce import WeightedInfoNCE
 from pgcl_losses.weights import (
     Factors,
@@ -108,6 +107,8 @@ class PrototypeReweightedNCE(WeightedInfoNCE):
         if batch is None:
             with self.agreement("forward", views) as agreed:
                 agreed.claims |= self._check(views, *given)
+                if prototypes is not None:  # they must be the same on all processes
+                    agreed.state = {**agreed.state, "prototypes": prototypes}
             dtype = computing_dtype(views[0], prototypes)
             batch = Batch.from_views(views, agreed.processes, dtype=dtype)
             if self._needs_clusters():
@@ -221,5 +222,4 @@ class PrototypeReweightedNCE(WeightedInfoNCE):
             check.clusters(each, numbers, f"z{v + 1}", views[v], heads)
         claims: dict[str, object] = {"heads": heads, "given": given is not None and name}
         claims["ranking"] = assignments is not None and assignments[0].ranking is not None
-        claims["prototypes"] = None if prototypes is None else described(prototypes)
         return claims

@@ -19,6 +19,7 @@ from torch.autograd.function import once_differentiable
 from torch.distributed import ProcessGroup
 
 _SAMPLE = 1 << 14  # how many numbers of a tensor processes compare; larger tensors are sampled
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by their bytes
 
 
 class Span(NamedTuple):
@@ -176,9 +177,7 @@ class Agreement:
         devices = [x.device for x in [*self.state.values(), *self.sets] if isinstance(x, Tensor)]
         device = max(devices, key=lambda d: d.type != "cpu", default=torch.device("cpu"))
         # If this process has a problem, all processes raise an error anyway: no state is compared.
-        length, state = 0, list[Tensor]()
-        if error is None:
-            length, state = len(self.sets[0]), [*self.state.values()]
+        length, state = (0, []) if error else (len(self.sets[0]), [*self.state.values()])
         lengths = agree(claims, state, length, device, self.group)
         if error is None:
             rank = distributed.get_rank(self.group)
@@ -198,9 +197,9 @@ def agree(
     ``state``: parameters and buffers. ``length``: how many embeddings this process has. Return
     these lengths of all processes.
     """
-    own = [length, zlib.crc32(repr(claims).encode()), checksum(state)]
-    by_rank = gathered(torch.tensor(own, device=device), group, "batch sizes")
-    lengths, hashes, states = by_rank.T.tolist()
+    own = torch.tensor([length, zlib.crc32(repr(claims).encode())], device=device)
+    own = torch.cat([own, checksum(state, device).view(1)])
+    lengths, hashes, states = gathered(own, group, "batch sizes").T.tolist()
     if len(set(hashes)) > 1:
         raise ValueError(differences(claims, group))
     if len(set(states)) > 1:
@@ -225,19 +224,20 @@ def count_ranks(process_group: ProcessGroup | None) -> int:
     return num_ranks
 
 
-def checksum(tensors: Iterable[Tensor]) -> int:
-    """Compute a number from all bits of a sample of each tensor, for any strides and device.
+def checksum(tensors: Iterable[Tensor], device: torch.device) -> Tensor:
+    """Compute a number from all bits of a sample of each tensor, on a device, without waiting.
 
     The sample is every n-th number of the tensor, and all numbers if there are fewer than
-    `_SAMPLE`.
+    `_SAMPLE`. A change of any number, or an exchange of two numbers, changes the result.
     """
-    value = 0
+    samples = [torch.zeros(1, dtype=torch.long, device=device)]
     for tensor in tensors:
         flat = tensor.detach().reshape(-1)
-        sample = flat[:: 1 + len(flat) // _SAMPLE].contiguous().view(torch.uint8)
-        # Copy the sample: FSDP cannot free a parameter whose memory numpy has held.
-        value = zlib.crc32(sample.to("cpu", copy=True).numpy().tobytes(), value)
-    return value
+        sample = flat[:: 1 + len(flat) // _SAMPLE].contiguous()
+        samples.append(sample.view(_INTEGERS[sample.element_size()]).to(device, torch.long))
+    bits = torch.cat(samples) * 0x9E3779B97F4A7C1  # an odd number mixes the bits; overflow is meant
+    odd = torch.arange(1, 2 * len(bits), 2, device=device)
+    return ((bits ^ (bits >> 32)) * odd).sum()
 
 
 def differences(claims: Mapping[str, object], group: ProcessGroup | None) -> str:

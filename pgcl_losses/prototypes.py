@@ -137,18 +137,20 @@ class SinkhornPrototypes(LossModule):
         """Find the nearest prototype of each embedding, without balancing: ``[N, D] -> [N]``.
 
         Use this for inference, where the cluster of an embedding must not depend on the rest of the
-        batch. With several heads, return the nearest prototype of each head: ``[N, H]``.
+        batch. With several heads, return the nearest prototype of each head: ``[N, H]``. The call
+        synchronises with the device.
         """
         check.matrices([("z", z)])
         check.prototypes("weight", self.weight, "z", z, type(self).__name__)
+        check.finite("z", z)
         dtype = computing_dtype(self.weight, z)
         with torch.no_grad(), full_precision(z.device):
             scores = unit_vectors(z, dtype) @ self._unit_prototypes(dtype).T
             nearest: Tensor = self._by_head(partial(torch.argmax, dim=-1, keepdim=True), scores)
         return nearest if len(self.heads) > 1 else nearest.squeeze(-1)
 
-    @called_by_all("start_from_")
     @torch.no_grad()
+    @called_by_all("start_from_")
     def start_from_(self, embeddings: Tensor) -> "SinkhornPrototypes":
         """Initialise the prototypes from embeddings ``[N, D]``, by k-means with cosines.
 
@@ -182,8 +184,7 @@ class SinkhornPrototypes(LossModule):
     def _check_start(self, embeddings: Tensor) -> None:
         check.matrix("embeddings", embeddings, "[N, D]")
         check.prototypes("weight", self.weight, "embeddings", embeddings, type(self).__name__)
-        if not embeddings.isfinite().all():
-            raise ValueError("embeddings must be finite, but there is a NaN or an inf among them")
+        check.finite("embeddings", embeddings)
         if not isinstance(self.weight, nn.Parameter):
             raise TypeError("weight is computed from others: call start_from_ before weight_norm")
 
@@ -205,8 +206,8 @@ class SinkhornPrototypes(LossModule):
                     past = self.queue.embeddings.to(cosines.dtype) @ columns  # [V, Q, K]
                     of_views = torch.cat([of_views, past], dim=1)
                     filled = self.queue.filled(num_graphs).unsqueeze(1)  # [N + Q, 1]
-                log_q = self._by_head(self._balanced(filled), of_views)[:, :num_graphs]
-                log_q = log_q.reshape(cosines.shape)
+                log_q = self._by_head(self._balanced(filled), of_views)  # [V, N + Q, K]
+                log_q = log_q[:, :num_graphs].reshape(cosines.shape)
                 targets = probabilities(log_q)  # [M, K]
                 if batch.memory is not None and batch.filled is not None:  # balanced like a view
                     filled = batch.filled[len(embeddings) :].unsqueeze(1)  # [B, 1]

@@ -76,10 +76,11 @@ class Pairs(NamedTuple):
         return [Span(end - length, end) for end, length in zip(ends, self.lengths, strict=True)]
 
     def extras(self) -> list[float]:
-        """Return how often a log-sum-exp of log S adds the scores s / tau to log W + s / tau.
+        """List the log-sum-exps in log S: how often each of them adds the scores to the logits.
 
-        The weights of hard negatives, e^(beta s / tau), depend on the scores. To scale them to a
-        mean of 1, the log-sum-exp of log W + beta s / tau is subtracted.
+        Usually there is one, of the logits log W + s / tau as they are. Hard negatives have weights
+        e^(beta s / tau), so beta times the scores are added to the logits. To scale these weights
+        to a mean of 1, the log-sum-exp of log W + beta s / tau is subtracted.
         """
         return [0.0] if self.hardness == 0 else [self.hardness, self.hardness - 1]
 
@@ -119,10 +120,8 @@ class Rows(NamedTuple):
     def embeddings(self, pairs: Pairs, z: Tensor) -> tuple[Tensor, list[Tensor]]:
         """Pick the embeddings of the queries, and those of the keys: one matrix for each span."""
         (start, stop), count, past = self.queries, len(z), pairs.memory
-        if past is None:
-            return z[start:stop], [z[first:end] for first, end in self.keys]
         return z[start:stop], [
-            z[first:end] if end <= count else past[first - count : end - count]
+            z[first:end] if past is None or end <= count else past[first - count : end - count]
             for first, end in self.keys
         ]
 
@@ -130,11 +129,6 @@ class Rows(NamedTuple):
         """Pick the values of the queries and of the keys from ``[M + B, ...]``."""
         (start, stop), parts = self.queries, [values[first:end] for first, end in self.keys]
         return values[start:stop], parts[0] if len(parts) == 1 else torch.cat(parts)
-
-    def numbers(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """The numbers of the queries ``[I]`` and of the keys ``[K]``, if not ``and_back``."""
-        i, *j = [torch.arange(x.start, x.stop, device=device) for x in (self.queries, *self.keys)]
-        return i, j[0] if len(j) == 1 else torch.cat(j)
 
     def columns_of_views(self, lengths: tuple[int, ...], device: torch.device) -> Tensor:
         """The columns of all views of the same graph, for each query: ``[I, V]``.
@@ -161,8 +155,8 @@ class Partners(NamedTuple):
     mask: Tensor | None = None  # [I, K]
 
     def scores(self, scores: Tensor) -> Tensor:
-        """Pick the scores of positives ``[I, P]`` from the scores of all keys ``[I, K]``."""
-        return scores if self.positives is None else scores.gather(1, self.positives)
+        """Copy the scores of positives ``[I, P]`` from the scores of all keys ``[I, K]``."""
+        return scores.clone() if self.positives is None else scores.gather(1, self.positives)
 
     def left_out(self, logits: Tensor) -> Tensor:
         """Set the logits ``[I, K]`` of partners, which are no negatives, to the lowest number.
@@ -192,7 +186,8 @@ def find_partners(pairs: Pairs, rows: Rows, scores: Tensor, weights: Tensor | No
             return Partners(columns, columns, scores.new_zeros(columns.shape))
         return Partners(columns, columns[:, 1:] if rows.has_query_set else columns, None)
     # From here on, all embeddings of the batch are keys. So the column of a key is its number.
-    i, j = rows.numbers(scores.device)
+    count = pairs.num_embeddings() + (0 if pairs.memory is None else len(pairs.memory))
+    i, j = rows.pick(torch.arange(count, device=scores.device))  # [I] and [K]
     if not can_be_read(scores):
         return _partners_by_mask(pairs, i, j, rows, scores, weights)
     columns, w = i.unsqueeze(1), scores.new_zeros(len(i), 1)
@@ -254,15 +249,11 @@ def _partners_by_mask(
 def num_entries(pairs: Pairs, rows: Rows) -> int:
     """Return how many numbers the rows take: one for each key; with a list, for each partner."""
     num_rows, num_keys = rows.shape()
-    if pairs.negative_pairs is None:
-        return num_rows * num_keys
     lists = [listed for listed in (pairs.same_label, pairs.positives) if listed is not None]
-    if not lists:
-        return num_rows * len(pairs.lengths)
-    if not can_be_read(lists[0].query):
+    if pairs.negative_pairs is None or not all(can_be_read(listed.query) for listed in lists):
         return num_rows * num_keys
     counts = [torch.unique_consecutive(x.query, return_counts=True)[1].tolist() for x in lists]
-    return num_rows * (1 + sum(max(each, default=0) for each in counts))
+    return num_rows * max(len(pairs.lengths), 1 + sum(max(each, default=0) for each in counts))
 
 
 def add_log_weights(
@@ -274,7 +265,6 @@ def add_log_weights(
     function decides this, except that partners are left out afterwards. Logits are changed in
     place, so what depends on the scores comes first: the weights of pairs by their cosine.
     """
-    count = pairs.num_embeddings()
     if pairs.pair_weight is not None:  # a constant for the gradient
         filled = None if pairs.filled is None else rows.pick(pairs.filled)[1]
         tau = temperature.detach() if isinstance(temperature, Tensor) else temperature
@@ -283,15 +273,15 @@ def add_log_weights(
         logits += pairs.weights.rows(rows.pick)
     # -inf is added and not assigned, because NaN must stay NaN.
     if pairs.memory is not None:
-        past = logits[:, -len(pairs.memory) :]
+        size, past = len(pairs.memory), logits[:, -len(pairs.memory) :]
         if pairs.labels is not None and partners.mask is None:
             labels = pairs.labels[slice(*rows.queries)]
-            past.masked_fill_(labels.unsqueeze(1) == pairs.labels[count:], -math.inf)
+            past.masked_fill_(labels.unsqueeze(1) == pairs.labels[-size:], -math.inf)
         if pairs.filled is not None:
-            zeros = past.new_zeros(len(pairs.memory))
-            past += zeros.masked_fill_(~pairs.filled[count:], -math.inf)
+            zeros = past.new_zeros(size)
+            past += zeros.masked_fill_(~pairs.filled[-size:], -math.inf)
         if pairs.negatives == "memory":
-            logits[:, : -len(pairs.memory)].add_(-math.inf)
+            logits[:, :-size].add_(-math.inf)
     if rows.query_set is not None and rows.has_query_set:
         logits[:, slice(*rows.query_set)].add_(-math.inf)
     return logits
@@ -320,9 +310,7 @@ def all_rows(pairs: Pairs, chunk: int | None, own: list[Span] | None = None) -> 
         num_queries = some.stop - some.start
         if num_queries == 0:
             continue
-        keys = [Span(0, count)]
-        if not has_query_set:
-            keys = [x for b, x in enumerate(sets) if b != a]
+        keys = [Span(0, count)] if has_query_set else [x for b, x in enumerate(sets) if b != a]
         rows = Rows(some, [*keys, *memory], None if within else sets[a], has_query_set)
         if chunk is None:  # no edges, on which a compiler would specialise
             yield rows

@@ -40,11 +40,27 @@ def matrix_sums(pairs: Pairs, rows: Rows, inputs: Inputs, partners: Partners) ->
     queries, keys = rows.embeddings(pairs, inputs.z)
     scores = queries @ torch.cat(keys).T / inputs.temperature  # [I, K]
     scores = torch.cat([scores, scores.T]) if rows.and_back else scores
-    logits = add_log_weights(pairs, rows, scores.clone(), partners, inputs.temperature)
-    logits = partners.left_out(logits)
-    log_count = log_count_of(pairs, logits)
+    logits = scores.clone()
+    x, logits, log_count = separated(pairs, rows, scores, logits, partners, inputs.temperature)
     terms = [more(logits, scores, extra).logsumexp(1) for extra in pairs.extras()]
-    return partners.scores(scores), log_sum(terms, log_count), log_count
+    return x, log_sum(terms, log_count), log_count
+
+
+def separated(
+    pairs: Pairs, rows: Rows, scores: Tensor, logits: Tensor, partners: Partners, temperature: Any
+) -> SumsOfRows:
+    """Turn scores ``[I, K]`` into the scores of positives ``[I, P]`` and logits of negatives.
+
+    ``logits``: the scores themselves, which are changed in place, or a copy. Also return the log of
+    the number of negatives ``[I]``, or None if no formula needs it.
+    """
+    x, log_count = partners.scores(scores), None
+    logits = add_log_weights(pairs, rows, logits, partners, temperature)
+    logits = partners.left_out(logits)
+    if pairs.form.debias > 0 or pairs.hardness > 0:
+        is_none = logits <= torch.finfo(logits.dtype).min
+        log_count = is_none.logical_not_().sum(1).to(logits.dtype).log()
+    return x, logits, log_count
 
 
 def more(logits: Tensor, scores: Tensor, extra: float) -> Tensor:
@@ -58,14 +74,6 @@ def log_sum(terms: Sequence[Tensor], log_count: Tensor | None) -> Tensor:
     if len(terms) == 2 and log_count is not None:
         log_s = log_s - terms[1] + log_count
     return torch.threshold(log_s, lowest, -math.inf)
-
-
-def log_count_of(pairs: Pairs, logits: Tensor) -> Tensor | None:
-    """The log of how many negatives each query has ``[I]``, or None if no formula needs it."""
-    if pairs.form.debias == 0 and pairs.hardness == 0:
-        return None
-    lowest = torch.finfo(logits.dtype).min
-    return (logits <= lowest).logical_not_().sum(1).to(logits.dtype).log()
 
 
 class Workspace(NamedTuple):
@@ -96,12 +104,8 @@ class _SumsInPlace(torch.autograd.Function):
         pairs, rows, partners, space = rest
         queries, keys = rows.embeddings(pairs, z)
         scores = scores_of(rows, queries / temperature, keys, space)  # [I, K]
-        x = partners.scores(scores)  # [I, P]
-        x = x.clone() if x is scores else x
         logits = scores if pairs.hardness == 0 else scores.clone()
-        logits = add_log_weights(pairs, rows, logits, partners, temperature)
-        logits = partners.left_out(logits)
-        log_count = log_count_of(pairs, logits)
+        x, logits, log_count = separated(pairs, rows, scores, logits, partners, temperature)
         log_sums, powers, totals = [], [], []
         for extra in pairs.extras():
             terms = more(logits, scores, extra)
@@ -113,8 +117,7 @@ class _SumsInPlace(torch.autograd.Function):
             log_sums.append((total.log() + peaks).squeeze(1))
             powers.append(terms)
             totals.append(total)
-        tau = temperature if isinstance(temperature, Tensor) else None
-        ctx.save_for_backward(z, tau, *powers)
+        ctx.save_for_backward(z, temperature if isinstance(temperature, Tensor) else None, *powers)
         ctx.rest = temperature, *rest, totals
         if log_count is not None:
             ctx.mark_non_differentiable(log_count)
@@ -141,7 +144,7 @@ class _SumsInPlace(torch.autograd.Function):
             d = d + back.T
         d_z, d_temperature = d.new_zeros(z.shape) if space is None else space.d_z, None
         with full_precision(d.device):
-            parts = d.split_with_sizes([len(some) for some in keys], 1)
+            parts = d.split_with_sizes([*map(len, keys)], 1)
             d_queries = parts[0] @ keys[0]
             for part, some in zip(parts[1:], keys[1:], strict=True):
                 add_product(d_queries, part, some)
@@ -188,7 +191,7 @@ def scores_of(
         parts = [queries @ some.T for some in keys]
         scores = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
         return torch.cat([scores, scores.T]) if rows.and_back else scores
-    sizes = [len(some) for some in keys]
+    sizes = [*map(len, keys)]
     scores = space.buffer[: len(queries) * sum(sizes)].view(len(queries), -1)
     for some, out in zip(keys, scores.split_with_sizes(sizes, 1), strict=True):
         torch.mm(queries, some.T, out=out)
@@ -211,7 +214,7 @@ class ListSums(NamedTuple):
         if key is None:
             x = z[i] @ z.T  # [I, M]
         else:
-            query = rows.numbers(z.device)[0].unsqueeze(1).expand_as(key)
+            query = torch.arange(*rows.queries, device=z.device).unsqueeze(1).expand_as(key)
             x = self.products(z, query.flatten(), key.flatten()).view_as(key)
         return x / inputs.temperature, self.log_s[i], self.log_count[i]
 

@@ -10,7 +10,7 @@ from functools import partial
 import pytest
 import torch
 from helpers import formulas
-from helpers.cases import EVERY_MODE, FAMILY, in_chunks
+from helpers.cases import CUT, EVERY_MODE, FAMILY, NOT_CUT, in_chunks
 from helpers.losses import (
     DIM,
     LOSSES,
@@ -28,7 +28,8 @@ from helpers.scripts import ROOT
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from pgcl_losses import InfoNCE, PGCLLoss, SinkhornPrototypes
+from pgcl_losses import InfoNCE, PGCLLoss, PrototypeReweightedNCE, SinkhornPrototypes
+from pgcl_losses.distributed import checksum
 
 EVERY_LOSS = (
     LOSSES
@@ -51,8 +52,12 @@ COUNTS = {
 CLOSE = {"rtol": 1e-8, "atol": 1e-9}
 
 
-@in_chunks(3)
-def equals_one_process(rank, num_ranks, name):
+def equals_one_process(rank, num_ranks, name, way):
+    with in_chunks(way.chunk):
+        train_beside_one_process(rank, num_ranks, name)
+
+
+def train_beside_one_process(rank, num_ranks, name):
     make, inputs = EVERY_LOSS[name]
     model, whole = (model_of(make, gather=gather) for gather in (True, False))
     # An odd number of ranks wraps encoder and loss, an even one the encoder alone.
@@ -89,13 +94,32 @@ def equals_one_process(rank, num_ranks, name):
         torch.testing.assert_close([*model.buffers()], [*whole.buffers()], **CLOSE)
 
 
-some_slow = [1, 2, *(pytest.param(n, marks=pytest.mark.slow) for n in (3, 4))]
+WAYS = [(1, CUT), (2, CUT), (2, NOT_CUT)]
+SLOW_WAYS = [pytest.param(*way, marks=pytest.mark.slow) for way in ((3, NOT_CUT), (4, CUT))]
 
 
-@pytest.mark.parametrize("num_ranks", some_slow)
+@pytest.mark.parametrize(("num_ranks", "way"), [*WAYS, *SLOW_WAYS])
 @pytest.mark.parametrize("name", EVERY_LOSS)
-def test_values_gradients_and_state_are_those_of_one_process(num_ranks, name):
-    on_ranks(equals_one_process, num_ranks, name)
+def test_values_gradients_and_state_are_those_of_one_process(num_ranks, way, name):
+    on_ranks(equals_one_process, num_ranks, name, way)
+
+
+def cut_and_not_cut(rank, num_ranks):
+    """One process holds so few queries that its rows are not cut."""
+    of_all, *of_ranks = portions_of([[2, 9], [2, 9]])
+    model, whole = model_of(InfoNCE), model_of(InfoNCE, gather=False)
+    wrapped = DistributedDataParallel(model)
+    with in_chunks(100):  # the rows of rank 0 have 88 pairs, and of rank 1 396
+        loss = wrapped(*of_ranks[rank].sets)
+        loss.backward()
+    expected = whole(*of_all.sets)
+    expected.backward()
+    torch.testing.assert_close(mean_over_ranks(loss), expected.detach(), **CLOSE)
+    torch.testing.assert_close(gradients_of(model), gradients_of(whole), **CLOSE)
+
+
+def test_some_processes_may_cut_their_rows_and_others_not():
+    on_ranks(cut_and_not_cut, 2)
 
 
 def training(rank, num_ranks, wrapping):
@@ -301,6 +325,78 @@ def states(rank, num_ranks):
 
 def test_state_that_differs_is_noticed_in_every_call():
     on_ranks(states, 3)
+
+
+NUMBERS = torch.randn((1 << 14) - 1, generator=of_seed(0))
+CHANGES = {
+    "one bit": lambda x: x.index_fill(0, torch.tensor([77]), float(x[77].nextafter(x[78]))),
+    "all doubled": lambda x: 2 * x,
+    "all negated": lambda x: -x,
+    "two exchanged": lambda x: torch.cat([x[1:2], x[:1], x[2:]]),
+    "turned": lambda x: x.roll(1),
+    "reversed": lambda x: x.flip(0),
+    "another tensor first": lambda x: x,
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize(
+    "values", [NUMBERS, torch.ones_like(NUMBERS).cumsum(0)], ids=["random", "counts"]
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_checksum_changes_with_its_tensors(change, values, dtype):
+    values, other, cpu = values.to(dtype), torch.arange(5), torch.device("cpu")
+    changed = [CHANGES[change](values), other]
+    if change == "another tensor first":
+        changed = changed[::-1]
+    plain = checksum([values, other], cpu)
+    assert checksum([values.clone(), other], cpu) == plain != checksum(changed, cpu)
+
+
+def test_a_checksum_is_computed_on_its_device():
+    """And takes any dtype."""
+    dtypes = (torch.float16, torch.bfloat16, torch.float64, torch.bool, torch.int8, torch.int64)
+    tensors = [torch.ones(3, 2, dtype=dtype, device="meta") for dtype in dtypes]
+    assert checksum(tensors, torch.device("meta")).is_meta
+
+
+def given_prototypes(rank, num_ranks):
+    """Prototypes that are an argument, and no state of the module."""
+    z, clusters = torch.randn(4, DIM), (torch.tensor([0, 1, 2, 0]),) * 2
+    prototypes = torch.randn(3, DIM, generator=of_seed(0))
+    contrast = PrototypeReweightedNCE()
+    assert contrast(z, z, clusters=clusters, prototypes=prototypes).isfinite()
+    with pytest.raises(ValueError, match=r"prototypes.*not the same on all ranks"):
+        contrast(z, z, clusters=clusters, prototypes=prototypes + (rank == 1))
+
+
+def test_given_prototypes_that_differ_are_noticed():
+    on_ranks(given_prototypes, 2)
+
+
+def k_means(rank, num_ranks):
+    """Calls of a method with arguments by name, and with one that is too many on one rank."""
+    z = torch.randn(2, 9, DIM, generator=of_seed(0))
+    gathered, whole = SinkhornPrototypes(DIM, 3), SinkhornPrototypes(DIM, 3, gather=False)
+    gathered.load_state_dict(whole.state_dict())
+    distributed.broadcast(whole.weight.detach(), 0)
+    gathered.load_state_dict(whole.state_dict())
+    for prototypes, embeddings in ((gathered, z[rank]), (whole, z.flatten(0, 1))):
+        torch.manual_seed(0)
+        prototypes.start_from_(embeddings=embeddings)
+    torch.testing.assert_close(gathered.weight, whole.weight)
+    messages = []
+    for extra, fewer in (((z[0],), 0), ((), 1)):
+        given = (z[0], *extra)[fewer:] if rank == 0 else (z[0],)
+        with pytest.raises(ValueError, match="takes embeddings, but") as caught:
+            gathered.start_from_(*given)
+        messages.append(str(caught.value))
+    return messages
+
+
+def test_prototypes_start_from_the_embeddings_of_all_processes():
+    first, second = on_ranks(k_means, 2)
+    assert first == second
 
 
 def nan_on_one(rank, num_ranks):

@@ -161,6 +161,7 @@ VALUE_ERRORS = [
     (lambda: pgcl()(Z1[:7], Z2), "z1", "(7, 4)", "row i of every view"),
     (lambda: pgcl()(Z1, Z2.to("meta")), "z2 is on meta", "z1 is on cpu"),
     (lambda: prototypes().start_from_(torch.nan * Z1), "embeddings", "NaN"),
+    (lambda: prototypes().assign(torch.nan * Z1), "z must be finite", "NaN"),
     (lambda: prototypes().start_from_(Z1.T), "SinkhornPrototypes(dim=8)"),
     (lambda: sinkhorn(Z1[0]), "scores", "[N, K]", "(4,)"),
     # Labels, and pairs by index.
