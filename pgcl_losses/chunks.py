@@ -6,6 +6,7 @@ pairs exists, and the backward of a mean or a sum has nothing to compute again. 
 into one chunk is not cut, and autograd differentiates it in the user's backward.
 """
 
+import math
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, Literal
@@ -77,9 +78,8 @@ def losses_of_chunks(
             d_log_s, sums = torch.zeros_like(log_s), of_list._replace(log_s=log_s).pick
         else:
             # All chunks share a buffer: new memory pages for each would take a tenth of the time.
-            largest = max([num_rows * num_keys for num_rows, num_keys in shapes], default=0)
-            space = Workspace(inputs.z.new_empty(largest), d_z)
-            sums = partial(sums_in_place, space=space)
+            buffer = inputs.z.new_empty(max(map(math.prod, shapes), default=0))
+            sums = partial(sums_in_place, space=Workspace(buffer, d_z))
         for rows, d in zip(chunks, d_of_chunks, strict=True):
             losses, exist = row_losses(pairs, rows, leaves, sums)
             results.append((losses.detach(), exist))
@@ -163,6 +163,8 @@ def loss_of_pairs(
             products = plain_products if is_dense else products_in_parts
             sums = list_sums(pairs, inputs, products).pick
         losses, count = joined([row_losses(pairs, some, inputs, sums) for some in rows], inputs)
+        if reduction == "mean" and own is None and isinstance(count, int):
+            return losses.mean()
         losses = losses if reduction == "none" else losses.sum()
     else:
         if reduction == "none" and pairs.memory is not None:  # the backward reads it again

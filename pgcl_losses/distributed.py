@@ -232,8 +232,7 @@ def checksum(tensors: Iterable[Tensor], device: torch.device) -> Tensor:
     """
     samples = [torch.zeros(1, dtype=torch.long, device=device)]
     for tensor in tensors:
-        flat = tensor.detach().reshape(-1)
-        sample = flat[:: 1 + len(flat) // _SAMPLE].contiguous()
+        sample = tensor.detach().reshape(-1)[:: 1 + tensor.numel() // _SAMPLE]
         samples.append(sample.view(_INTEGERS[sample.element_size()]).to(device, torch.long))
     bits = torch.cat(samples) * 0x9E3779B97F4A7C1  # an odd number mixes the bits; overflow is meant
     odd = torch.arange(1, 2 * len(bits), 2, device=device)

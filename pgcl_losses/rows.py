@@ -75,14 +75,16 @@ class Pairs(NamedTuple):
         ends = itertools.accumulate(self.lengths)
         return [Span(end - length, end) for end, length in zip(ends, self.lengths, strict=True)]
 
-    def extras(self) -> list[float]:
+    def log_sum_terms(self) -> list[tuple[float, float]]:
         """List the log-sum-exps in log S: how often each of them adds the scores to the logits.
 
         Usually there is one, of the logits log W + s / tau as they are. Hard negatives have weights
         e^(beta s / tau), so beta times the scores are added to the logits. To scale these weights
-        to a mean of 1, the log-sum-exp of log W + beta s / tau is subtracted.
+        to a mean of 1, the log-sum-exp of log W + beta s / tau is subtracted. The second number of
+        a term is the factor of its softmax in the derivative of log S by scores.
         """
-        return [0.0] if self.hardness == 0 else [self.hardness, self.hardness - 1]
+        beta = self.hardness
+        return [(0.0, 1.0)] if beta == 0 else [(beta, 1 + beta), (beta - 1, -beta)]
 
 
 class Inputs(NamedTuple):

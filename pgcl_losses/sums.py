@@ -42,7 +42,7 @@ def matrix_sums(pairs: Pairs, rows: Rows, inputs: Inputs, partners: Partners) ->
     scores = torch.cat([scores, scores.T]) if rows.and_back else scores
     logits = scores.clone()
     x, logits, log_count = separated(pairs, rows, scores, logits, partners, inputs.temperature)
-    terms = [more(logits, scores, extra).logsumexp(1) for extra in pairs.extras()]
+    terms = [more(logits, scores, extra).logsumexp(1) for extra, _ in pairs.log_sum_terms()]
     return x, log_sum(terms, log_count), log_count
 
 
@@ -69,7 +69,7 @@ def more(logits: Tensor, scores: Tensor, extra: float) -> Tensor:
 
 
 def log_sum(terms: Sequence[Tensor], log_count: Tensor | None) -> Tensor:
-    """Compute log S ``[I]`` from the log-sum-exps of `Pairs.extras`; -inf without negatives."""
+    """Compute log S ``[I]`` from its terms; -inf without negatives."""
     log_s, lowest = terms[0], torch.finfo(terms[0].dtype).min
     if len(terms) == 2 and log_count is not None:
         log_s = log_s - terms[1] + log_count
@@ -91,8 +91,7 @@ def sums_in_place(
 
     Without a workspace the backward may be repeated (``retain_graph=True``).
     """
-    z, temperature, _ = inputs
-    sums: SumsOfRows = _SumsInPlace.apply(z, temperature, pairs, rows, partners, space)  # type: ignore[no-untyped-call]  # torch has no type there
+    sums: SumsOfRows = _SumsInPlace.apply(*inputs[:2], pairs, rows, partners, space)  # type: ignore[no-untyped-call]  # torch has no type there
     return sums
 
 
@@ -107,7 +106,7 @@ class _SumsInPlace(torch.autograd.Function):
         logits = scores if pairs.hardness == 0 else scores.clone()
         x, logits, log_count = separated(pairs, rows, scores, logits, partners, temperature)
         log_sums, powers, totals = [], [], []
-        for extra in pairs.extras():
+        for extra, _ in pairs.log_sum_terms():
             terms = more(logits, scores, extra)
             peaks = terms.amax(1, keepdim=True)
             # Powers below eps^2 of a row's largest are lost to rounding. As 0 they take no time.
@@ -126,15 +125,15 @@ class _SumsInPlace(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, d_x: Tensor, d_log_s: Tensor, _: Any) -> tuple[Any, ...]:
         raise_if_differentiated_twice()
-        z, tau, powers, *more_powers = ctx.saved_tensors
-        temperature, pairs, rows, partners, space, (total, *more_totals) = ctx.rest
+        z, tau, *powers = ctx.saved_tensors
+        temperature, pairs, rows, partners, space, totals = ctx.rest
         temperature = temperature if tau is None else tau
         (queries, keys), (scale, unit) = rows.embeddings(pairs, z), gradient_units(temperature)
-        multiply, beta = torch.mul if space is None else torch.Tensor.mul_, pairs.hardness
-        by = d_log_s.unsqueeze(1) * scale  # [I, 1]
-        d = multiply(powers, by * ((1 + beta) / total))  # [I, K] d loss / d scores, times the scale
-        for powers, total in zip(more_powers, more_totals, strict=True):
-            d -= multiply(powers, by * (beta / total))
+        multiply = torch.mul if space is None else torch.Tensor.mul_
+        d: Any = None  # [I, K] d loss / d scores, times the scale
+        for power, total, (_, factor) in zip(powers, totals, pairs.log_sum_terms(), strict=True):
+            part = multiply(power, (d_log_s * (factor * scale)).unsqueeze(1) / total)
+            d = part if d is None else d.add_(part)
         if partners.positives is None:
             d += d_x * scale
         else:
@@ -144,7 +143,7 @@ class _SumsInPlace(torch.autograd.Function):
             d = d + back.T
         d_z, d_temperature = d.new_zeros(z.shape) if space is None else space.d_z, None
         with full_precision(d.device):
-            parts = d.split_with_sizes([*map(len, keys)], 1)
+            parts = [d] if len(keys) == 1 else d.split_with_sizes([*map(len, keys)], 1)
             d_queries = parts[0] @ keys[0]
             for part, some in zip(parts[1:], keys[1:], strict=True):
                 add_product(d_queries, part, some)
@@ -227,7 +226,7 @@ def list_sums(pairs: Pairs, inputs: Inputs, products: Products) -> ListSums:
     zeros = scores.new_zeros(pairs.num_embeddings())
     count = zeros.index_add(0, query, torch.ones_like(scores))
     log_sums, log_count = [], count.log()
-    for extra in pairs.extras():
+    for extra, _ in pairs.log_sum_terms():
         terms = more(scores, scores, extra)
         lowest = torch.full_like(zeros, torch.finfo(zeros.dtype).min)
         peaks = lowest.scatter_reduce(0, query, terms.detach(), "amax")
