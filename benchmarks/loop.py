@@ -63,7 +63,7 @@ def step_of(loss: nn.Module | Callable[[Tensor, Tensor], Tensor], batch: Batch) 
 
 def tables(args: Any) -> Iterator[list[dict[str, Any]]]:
     batch = graphs(args.device)
-    loss_cal, info_nce = scripts.SCRIPTS["GraphCL"].values()
+    loss_cal, info_nce = scripts.SCRIPTS["GraphCL"]
     losses = {SCRIPT: loss_cal, "InfoNCE": info_nce, "PGCLLoss": PGCLLoss(DIM)}
     with measure.on_threads(1):
         steps = {name: step_of(loss, batch) for name, loss in losses.items()}

@@ -1,17 +1,21 @@
-"""Time InfoNCE beside the lines of published scripts that it replaces; write JSON.
+"""Time our losses beside the lines of published scripts that they replace; write JSON.
 
 python -m benchmarks.scripts
 python -m benchmarks.scripts --only losses --sizes 128 --compile-at --rounds 5 --output /tmp/s.json
 
 - `losses`: losses of two views, at some sizes also compiled (torch.compile needs a C++ compiler).
 - `retrieval`: few queries against many keys, as of users against all items.
+- `temperatures`: a temperature of 0.01, at which most losses are near 0, beside 0.2.
+- `lists`: listed negatives, of which each query has two.
 
-Steps are value and gradient. Ratios are to the script's own lines, and to InfoNCE, both eager.
+Steps are value and gradient. Ratios are to the script's own lines, and to our loss, both eager; at
+temperatures, to the same loss at 0.2.
 """
 
 import itertools
+import warnings
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -19,14 +23,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pgcl_losses import InfoNCE
+from pgcl_losses import InfoNCE, PGCLLoss
 
 from . import measure
 from .measure import Loss, Row, count
 
 DIM, KEY_DIM, TAU = 96, 64, 0.2
 SECONDS_PER_LOSS = 5.0
-LINES, OURS, COMPILED = "the script's lines", "InfoNCE", ", compiled"
+LINES, OURS, COMPILED = "the script's lines", "our loss", ", compiled"
 ONE_WAY: dict[str, Any] = {"temperature": TAU, "negatives": "cross", "queries": "first"}
 
 
@@ -54,11 +58,29 @@ def clip(z1: Tensor, z2: Tensor) -> Tensor:
     return (F.cross_entropy(logits, own) + F.cross_entropy(logits.T, own)) / 2
 
 
-SCRIPTS: dict[str, dict[str, Loss]] = {
-    "NT-Xent": {LINES: nt_xent, OURS: InfoNCE(temperature=TAU)},
-    "GraphCL": {LINES: loss_cal, OURS: InfoNCE(**ONE_WAY, decoupled=True)},
-    "CLIP": {LINES: clip, OURS: InfoNCE(temperature=TAU, negatives="cross")},
+def pygcl(z1: Tensor, z2: Tensor) -> Tensor:
+    """PyGCL's InfoNCE of both branches with intra-view negatives: its masks and its operations."""
+    num, losses = len(z1), []
+    for anchor, other in ((z1, z2), (z2, z1)):
+        pos_mask = torch.eye(num, device=z1.device)
+        neg_mask = torch.cat([1 - pos_mask, 1 - pos_mask], dim=1)
+        pos_mask = torch.cat([pos_mask, torch.zeros_like(pos_mask)], dim=1)
+        sim = F.normalize(anchor) @ F.normalize(torch.cat([other, anchor])).T / TAU
+        exp_sim = torch.exp(sim) * (pos_mask + neg_mask)
+        log_prob = sim - torch.log(exp_sim.sum(dim=1, keepdim=True))
+        losses.append(-((log_prob * pos_mask).sum(dim=1) / pos_mask.sum(dim=1)).mean())
+    return (losses[0] + losses[1]) * 0.5
+
+
+# The lines of a script, and our loss of the same value.
+SCRIPTS: dict[str, tuple[Loss, Loss]] = {
+    "NT-Xent": (nt_xent, InfoNCE(temperature=TAU)),
+    "GraphCL": (loss_cal, InfoNCE(**ONE_WAY, decoupled=True)),
+    "CLIP": (clip, InfoNCE(temperature=TAU, negatives="cross")),
+    "PyGCL's InfoNCE": (pygcl, InfoNCE(temperature=TAU)),
 }
+# The same lines beside a loss that does more.
+BESIDE = {"PyGCL's InfoNCE and our PGCLLoss": (pygcl, PGCLLoss(DIM, temperature=TAU))}
 
 
 def over_all_keys(own: Tensor, num_keys: int) -> dict[str, Loss]:
@@ -78,8 +100,9 @@ def cell(args: Namespace, losses: dict[str, Loss], sets: list[Tensor], *where: s
 
 def two_views(args: Namespace) -> Iterator[list[Row]]:
     threads_used = sorted({1, torch.get_num_threads()})
-    for script, num, threads in itertools.product(SCRIPTS, args.sizes, threads_used):
-        losses = dict(SCRIPTS[script])
+    scripts = (SCRIPTS | BESIDE).items()
+    for (script, pair), num, threads in itertools.product(scripts, args.sizes, threads_used):
+        losses = dict(zip((LINES, OURS), pair, strict=True))
         if num in args.compile_at and threads == 1:
             torch.compiler.reset()  # compile each size as if it were the only one
             losses |= {name + COMPILED: torch.compile(loss) for name, loss in losses.items()}
@@ -89,7 +112,7 @@ def two_views(args: Namespace) -> Iterator[list[Row]]:
 
 
 def retrieval(args: Namespace) -> Iterator[list[Row]]:
-    for num, num_keys in args.retrieval or [(512, 8192), (2048, 30000)]:
+    for num, num_keys in args.retrieval or [(512, 8192), (8192, 8192), (2048, 30000)]:
         losses = over_all_keys(torch.randint(num_keys, (num,), device=args.device), num_keys)
         sets = measure.sets_of(num, num_keys, dim=KEY_DIM, device=args.device)
         size = f"B={num} N={num_keys} D={KEY_DIM} threads=1"
@@ -97,19 +120,98 @@ def retrieval(args: Namespace) -> Iterator[list[Row]]:
             yield cell(args, losses, sets, "retrieval", size, "cross-entropy over all keys")
 
 
-BENCHMARKS = {"losses": two_views, "retrieval": retrieval}
+def with_labels(**options: Any) -> Callable[[float, int], Loss]:
+    """A loss with eight classes, by its temperature and the number of graphs."""
+
+    def make(temperature: float, num: int) -> Loss:
+        return partial(InfoNCE(temperature=temperature, **options), labels=torch.arange(num) % 8)
+
+    return make
+
+
+def with_memory(temperature: float, num: int) -> Loss:
+    loss = InfoNCE(temperature=temperature, memory_size=4000, dim=DIM)
+    loss.remember(torch.randn(4000, DIM))
+    return loss
+
+
+def unit_dot(temperature: float, num: int) -> Loss:
+    loss = InfoNCE(temperature=temperature, similarity="dot")
+    return lambda z1, z2: loss(F.normalize(z1), F.normalize(z2))
+
+
+def plain(**options: Any) -> Callable[[float, int], Loss]:
+    return lambda temperature, num: InfoNCE(temperature=temperature, **options)
+
+
+def pgcl(**options: Any) -> Callable[[float, int], Loss]:
+    return lambda temperature, num: PGCLLoss(DIM, temperature=temperature, **options)
+
+
+# Losses by temperature and number of graphs: every form, and what changes the sum of negatives.
+AT_LOW_TEMPERATURES: dict[str, Callable[[float, int], Loss]] = {
+    "default options": plain(),
+    'negatives="cross"': plain(negatives="cross"),
+    "decoupled=True": plain(decoupled=True),
+    "labels": with_labels(),
+    'labels, over_positives="supcon"': with_labels(over_positives="supcon"),
+    'labels, over_positives="sum"': with_labels(over_positives="sum"),
+    'similarity="dot"': unit_dot,
+    "hardness=1.0": plain(hardness=1.0),
+    "debias=0.1": plain(debias=0.1),
+    "memory of 4,000": with_memory,
+    "PGCLLoss": pgcl(),
+    'PGCLLoss, weighting="sample"': pgcl(weighting="sample"),
+}
+
+
+def temperatures(args: Namespace) -> Iterator[list[Row]]:
+    """Views are aligned, as after training: at 0.01 most losses and derivatives are near 0."""
+    for num, (name, make) in itertools.product(args.cold, AT_LOW_TEMPERATURES.items()):
+        first, noise = torch.randn(2, num, DIM, device=args.device)
+        views = [first.requires_grad_(), (first.detach() + 0.7 * noise).requires_grad_()]
+        losses = {f"temperature={tau}": make(tau, num) for tau in (0.2, 0.01)}
+        steps = {tau: measure.step_of(loss, *views) for tau, loss in losses.items()}
+        where = ("temperatures", f"N={num} D={DIM} threads=1", name)
+        with measure.on_threads(1):
+            yield measure.compare(where, steps, args, next(iter(steps)), seconds=SECONDS_PER_LOSS)
+
+
+def lists(args: Namespace) -> Iterator[list[Row]]:
+    """Row i of both views are positives, and each embedding has two listed negatives."""
+    loss = InfoNCE(temperature=TAU)
+    for num in args.listed:
+        views = measure.sets_of(num, num, dim=KEY_DIM, device=args.device)
+        query = torch.arange(2 * num, device=args.device).repeat(2)
+        shift = torch.randint(1, 2 * num, query.shape, device=args.device)
+        given = partial(loss, negative_pairs=torch.stack([query, (query + shift) % (2 * num)]))
+        where = ("lists", f"{2 * num:,} embeddings D={KEY_DIM} threads=1", "two listed negatives")
+        with measure.on_threads(1):
+            steps = {OURS: measure.step_of(given, *views)}
+            yield measure.compare(where, steps, args, with_peak=steps, seconds=SECONDS_PER_LOSS)
+
+
+BENCHMARKS = {
+    "losses": two_views,
+    "retrieval": retrieval,
+    "temperatures": temperatures,
+    "lists": lists,
+}
 
 if __name__ == "__main__":
     parser = measure.parser(__doc__, rounds=41)
-    parser.add_argument("--only", choices=BENCHMARKS, help="one of them instead of both")
-    sizes, compiled = [128, 256, 512], [256, 512]
+    parser.add_argument("--only", choices=BENCHMARKS, help="one of them instead of all")
+    sizes, compiled, cold = [32, 128, 512, 4096], [512], [128, 512, 1024]
     parser.add_argument("--sizes", type=count, nargs="+", default=sizes, help="N, for losses")
     parser.add_argument("--compile-at", type=count, nargs="*", default=compiled, metavar="N")
-    pair = {"metavar": ("QUERIES", "KEYS"), "help": "instead of 512 of 8192 and 2048 of 30000"}
+    pair = {"metavar": ("QUERIES", "KEYS"), "help": "instead of three sizes"}
     parser.add_argument("--retrieval", type=count, nargs=2, action="append", **pair)
+    parser.add_argument("--cold", type=count, nargs="+", default=cold, help="N, for temperatures")
+    parser.add_argument("--listed", type=count, nargs="+", default=[25000, 50000], help="N, lists")
     args = parser.parse_args()
 
     torch.manual_seed(0)
+    warnings.filterwarnings("ignore", "PGCLLoss: the prototypes have not moved")  # no optimizer
     chosen = [args.only] if args.only else BENCHMARKS
     tables = itertools.chain.from_iterable(BENCHMARKS[name](args) for name in chosen)
     measure.report("scripts", args, tables)

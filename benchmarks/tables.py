@@ -130,13 +130,41 @@ def scripts() -> str:
     """On one thread: the time of a script's lines, and ratios to it."""
     rows = rows_of("scripts", "losses") + rows_of("scripts", "retrieval")
     ratios, lines = ["ratio to the script's lines"], []
-    others = ["InfoNCE", "the script's lines, compiled", "InfoNCE, compiled"]
+    others = ["our loss", "the script's lines, compiled", "our loss, compiled"]
     for mode, size in dict.fromkeys((row["mode"], row["size"]) for row in rows):
         if " threads=1" in size:
             time = cell(rows, ["milliseconds"], "the script's lines", size, mode)
             cells = (cell(rows, ratios, provider, size, mode) for provider in others)
             lines.append([mode, size.partition(" D=")[0], time, *cells])
     return markdown(["script", "size", "the script's lines", *others], lines)
+
+
+def temperatures() -> str:
+    """The time at a temperature of 0.01 as a ratio to the time at 0.2, by N."""
+    rows = rows_of("scripts", "temperatures")
+    sizes = dict.fromkeys(row["size"] for row in rows)
+    metrics, cold = ["ratio to temperature=0.2"], "temperature=0.01"
+    lines = [
+        [name if " " in name else f"`{name}`", *(cell(rows, metrics, cold, x, name) for x in sizes)]
+        for name in dict.fromkeys(row["mode"] for row in rows)
+    ]
+    return markdown(["loss", *(size.partition(" D=")[0] for size in sizes)], lines)
+
+
+def lists() -> str:
+    rows = rows_of("scripts", "lists")
+    lines = [
+        [
+            row["size"].partition(" D=")[0],
+            *(
+                cell(rows, [metric], "our loss", row["size"], row["mode"])
+                for metric in ("milliseconds", "peak MiB")
+            ),
+        ]
+        for row in rows
+        if row["metric"] == "milliseconds"
+    ]
+    return markdown(["size", "time", "peak memory"], lines)
 
 
 def step() -> str:
@@ -170,7 +198,8 @@ def libraries() -> str:
     return markdown(["step", "loss", *(f"N={num}" for num in sizes)], lines)
 
 
-PAGES = {PAGE: (grace, loop, scripts, step, options, libraries), README: (large_batches, speed)}
+MADE = (grace, loop, scripts, temperatures, lists, step, options, libraries)
+PAGES = {PAGE: MADE, README: (large_batches, speed)}
 
 
 def filled(page: Path) -> str:

@@ -131,11 +131,11 @@ class InfoNCE(WeightedInfoNCE, LossWithMemory):
             query's class. The loss subtracts from the sum over negatives what such negatives add to
             it.
         reduction (str): ``"mean"``, ``"sum"``, or ``"none"`` for one value per query, view 1 first.
-        engine (str): how the pairs are computed; the result is the same. ``"chunks"`` computes the
-            gradient together with the loss, for some queries at a time: its memory grows linearly
-            with the batch size, and the loss can be differentiated once. ``"dense"`` computes one
-            matrix of all pairs in plain torch, in one process: it can be differentiated any number
-            of times, also by ``torch.func`` and in forward mode, and
+        engine (str): how the pairs are computed; the result is the same. ``"chunks"`` compares some
+            queries at a time with all embeddings, unless the batch is small: its memory grows
+            linearly with the batch size, and the loss can be differentiated once. ``"dense"``
+            computes one matrix of all pairs in plain torch, in one process: it can be
+            differentiated any number of times, also by ``torch.func`` and in forward mode, and
             ``torch.compile(fullgraph=True)`` traces it. ``"auto"`` chooses chunks, or dense where a
             transform or a compiler needs it.
         gather (bool): whether several processes compute one loss together. Its value, and the mean

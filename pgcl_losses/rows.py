@@ -294,7 +294,7 @@ def all_rows(pairs: Pairs, chunk: int | None, own: list[Span] | None = None) -> 
 
     ``own``: the queries of this process, in each set; None: all embeddings.
     """
-    count, sets, within = pairs.num_embeddings(), pairs.sets(), pairs.negatives == "all"
+    count, sets, within = sum(pairs.lengths), pairs.sets(), pairs.negatives == "all"
     memory = [] if pairs.memory is None else [Span(count, count + len(pairs.memory))]
     # With views alone, the positives have known columns, whichever sets are keys. Labels and lists
     # need all sets as keys, since their pairs may lie in any set. So does a pair weight, which is

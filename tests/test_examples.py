@@ -238,7 +238,11 @@ BENCHMARKS = {  # the module, its arguments, and some of the losses in the recor
     "contrast": ("run", "--only=contrast --sizes=16 --modes prototype --device=cpu", {"chunks"}),
     "scaling": ("scaling", "--num=200", set()),
     "libraries": ("libraries", "--sizes=16", {"InfoNCE"}),
-    "scripts": ("scripts", "--sizes=16 --compile-at --retrieval 4 64", {scripts.LINES, "InfoNCE"}),
+    "scripts": (
+        "scripts",
+        "--sizes=16 --compile-at --retrieval 4 64 --cold=16 --listed=16",
+        {scripts.LINES, scripts.OURS, "temperature=0.01"},
+    ),
     "loop": ("loop", "", {"GraphCL's loss_cal", "InfoNCE", "PGCLLoss"}),
     "gpu": ("gpu", "--device=cpu --sizes=64 --precisions=highest", {*gpu.ENGINES}),
 }
@@ -281,7 +285,7 @@ def test_records_of_another_machine_and_other_files_stay(tmp_path):
 
 LOSSES = {
     "GRACE": (grace_loss, InfoNCE(temperature=0.4)),
-    **{name: tuple(losses.values()) for name, losses in scripts.SCRIPTS.items()},
+    **scripts.SCRIPTS,
     "retrieval": tuple(scripts.over_all_keys(torch.tensor([3, 0, 3, 4, 1]), 5).values()),
 }
 
