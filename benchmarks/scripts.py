@@ -7,6 +7,8 @@ python -m benchmarks.scripts --only losses --sizes 128 --compile-at --rounds 5 -
 - `retrieval`: few queries against many keys, as of users against all items.
 - `temperatures`: a temperature of 0.01, at which most losses are near 0, beside 0.2.
 - `lists`: listed negatives, of which each query has two.
+- `score_mods`: functions of the scores of negatives, beside the same loss without.
+- `masks`: such a function beside a script that keeps a mask of all pairs.
 
 Steps are value and gradient. Ratios are to the script's own lines, and to our loss, both eager; at
 temperatures, to the same loss at 0.2.
@@ -191,11 +193,79 @@ def lists(args: Namespace) -> Iterator[list[Row]]:
             yield measure.compare(where, steps, args, with_peak=steps, seconds=SECONDS_PER_LOSS)
 
 
+def of_the_same_group(scores: Tensor, pair: Any) -> Tensor:
+    return scores.masked_fill(pair.query != pair.key, -torch.inf)
+
+
+def by_distance(scores: Tensor, pair: Any) -> Tensor:
+    return scores + (pair.query - pair.key).abs().log1p()
+
+
+def below_a_cosine(scores: Tensor, pair: Any) -> Tensor:
+    return scores.masked_fill(scores * pair.temperature > 0.3, -torch.inf)
+
+
+def margin(scores: Tensor, pair: Any) -> Tensor:
+    return scores + 0.1 / pair.temperature
+
+
+def ten_hardest(scores: Tensor, pair: Any) -> Tensor:
+    negatives = scores.masked_fill(~pair.is_negative, -torch.inf)
+    return scores.masked_fill(negatives < negatives.topk(10).values[:, -1:], -torch.inf)
+
+
+# Functions of scores, by what they do.
+SCORE_MODS = {
+    "mask by metadata": of_the_same_group,
+    "weight by metadata": by_distance,
+    "mask by cosine": below_a_cosine,
+    "margin": margin,
+    "ten hardest": ten_hardest,
+}
+
+
+def groups(num: int, device: str) -> Tensor:
+    return torch.randint(4, (num,), device=device).float()
+
+
+def score_mods(args: Namespace) -> Iterator[list[Row]]:
+    for num in args.modified:
+        given = {"metadata": groups(num, args.device)}
+        views = measure.sets_of(num, num, dim=DIM, device=args.device)
+        steps = {"none": measure.step_of(InfoNCE(temperature=TAU), *views)}
+        for name, function in SCORE_MODS.items():
+            loss = partial(InfoNCE(temperature=TAU, score_mod=function), **given)
+            steps[name] = measure.step_of(loss, *views)
+        where = ("score_mods", f"N={num} D={DIM} threads=1", "default options")
+        with measure.on_threads(1):
+            yield measure.compare(where, steps, args, "none", seconds=SECONDS_PER_LOSS)
+
+
+def masks(args: Namespace) -> Iterator[list[Row]]:
+    """Negatives of the same group in the other view."""
+    for num in args.masked:
+        group, own = groups(num, args.device), torch.arange(num, device=args.device)
+        others = (group.unsqueeze(1) != group).fill_diagonal_(False)
+
+        def lines(z1: Tensor, z2: Tensor, others: Tensor = others, own: Tensor = own) -> Tensor:
+            logits = F.normalize(z1) @ F.normalize(z2).T / TAU
+            return F.cross_entropy(logits.masked_fill(others, -torch.inf), own)
+
+        loss = partial(InfoNCE(**ONE_WAY, score_mod=of_the_same_group), metadata=group)
+        views = measure.sets_of(num, num, dim=KEY_DIM, device=args.device)
+        steps = {LINES: measure.step_of(lines, *views), OURS: measure.step_of(loss, *views)}
+        where = ("masks", f"N={num:,} D={KEY_DIM} threads=1", "negatives of the same group")
+        with measure.on_threads(1):
+            yield measure.compare(where, steps, args, LINES, with_peak=steps, seconds=1.0)
+
+
 BENCHMARKS = {
     "losses": two_views,
     "retrieval": retrieval,
     "temperatures": temperatures,
     "lists": lists,
+    "score_mods": score_mods,
+    "masks": masks,
 }
 
 if __name__ == "__main__":
@@ -208,6 +278,9 @@ if __name__ == "__main__":
     parser.add_argument("--retrieval", type=count, nargs=2, action="append", **pair)
     parser.add_argument("--cold", type=count, nargs="+", default=cold, help="N, for temperatures")
     parser.add_argument("--listed", type=count, nargs="+", default=[25000, 50000], help="N, lists")
+    modified, masked = [128, 512, 2048], [20000]
+    parser.add_argument("--modified", type=count, nargs="+", default=modified, help="N, score_mods")
+    parser.add_argument("--masked", type=count, nargs="+", default=masked, help="N, for masks")
     args = parser.parse_args()
 
     torch.manual_seed(0)

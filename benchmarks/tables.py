@@ -1,4 +1,4 @@
-"""Fill the tables of docs/performance.md and two sentences of README.md from benchmarks/results.
+"""Fill tables of the documentation and two sentences of README.md from benchmarks/results.
 
 python -m benchmarks.tables
 """
@@ -11,6 +11,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 PAGE, README = ROOT / "docs" / "performance.md", ROOT / "README.md"
+NEGATIVES = ROOT / "docs" / "negatives.md"
 PYGCL = "PyGCL's InfoNCE itself"
 
 
@@ -198,8 +199,25 @@ def libraries() -> str:
     return markdown(["step", "loss", *(f"N={num}" for num in sizes)], lines)
 
 
+def score_mods() -> str:
+    """Each function's ratio to the loss without one, by N."""
+    rows, metrics = rows_of("scripts", "score_mods"), ["ratio to none"]
+    sizes = dict.fromkeys((row["size"], row["mode"]) for row in rows)
+    lines = [
+        [name, *(cell(rows, metrics, name, *size) for size in sizes)]
+        for name in dict.fromkeys(row["provider"] for row in rows)
+    ]
+    heads = (size.partition(" D=")[0] for size, _ in sizes)
+    return markdown(["function", *heads], [line for line in lines if line[0] != "none"])
+
+
+def masks() -> str:
+    lines = by_loss("scripts", "masks", ["milliseconds", "peak MiB"])
+    return markdown(["loss", "time", "peak memory"], lines)
+
+
 MADE = (grace, loop, scripts, temperatures, lists, step, options, libraries)
-PAGES = {PAGE: MADE, README: (large_batches, speed)}
+PAGES = {PAGE: MADE, NEGATIVES: (score_mods, masks), README: (large_batches, speed)}
 
 
 def filled(page: Path) -> str:

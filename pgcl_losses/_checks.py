@@ -106,22 +106,56 @@ def matrices(
         device(name, view, first_name, first)
 
 
+def _of_sets(
+    name: str, value: Any, sets: Sequence[Tensor], shape: str
+) -> list[tuple[str, Any, str, Tensor]]:
+    """Pair what is given for each set, or one tensor for all sets, with the sets, all with names.
+
+    ``shape``: what the message shows as the shape of each tensor.
+    """
+    given = [value] * len(sets) if isinstance(value, Tensor) else value
+    if not isinstance(given, Sequence) or [x for x in given if isinstance(x, (Real, str))]:
+        expected = f"a Tensor of shape {shape}, or a sequence of Tensors with one for each set"
+        raise TypeError(f"{name} must be {expected}, but got {shown(value)}")
+    if len(given) != len(sets):
+        raise ValueError(f"{name} must be {len(sets)} Tensors, one per set, but got {len(given)}")
+    return [
+        (name if isinstance(value, Tensor) else f"{name}[{a}]", each, f"z{a + 1}", z)
+        for a, (each, z) in enumerate(zip(given, sets, strict=True))
+    ]
+
+
 def _labels(labels: Any, sets: Sequence[Tensor]) -> None:
     """Check the labels of sets ``[N_a, D]``: a tensor for each set, or one tensor for all sets."""
-    given = [labels] * len(sets) if isinstance(labels, Tensor) else labels
-    if not isinstance(given, Sequence) or [x for x in given if isinstance(x, (Real, str))]:
-        expected = "a Tensor of shape [N], or a sequence of Tensors with one for each set"
-        raise TypeError(f"labels must be {expected}, but got {shown(labels)}")
-    if len(given) != len(sets):
-        raise ValueError(f"labels must be {len(sets)} Tensors, one per set, but got {len(given)}")
-    for a, (numbers, z) in enumerate(zip(given, sets, strict=True)):
-        name = "labels" if isinstance(labels, Tensor) else f"labels[{a}]"
-        clusters(name, numbers, f"z{a + 1}", z)
+    for name, numbers, z_name, z in _of_sets("labels", labels, sets, "[N]"):
+        clusters(name, numbers, z_name, z)
         if can_be_read(numbers) and bool(((numbers == -1) | (numbers == -100)).any()):
             raise ValueError(
                 f"{name} must not hold -1 or -100: give each embedding whose class is unknown a "
                 "label of its own, such as torch.where(labels >= 0, labels, num_classes + ids)"
             )
+
+
+def metadata(value: Any, sets: Sequence[Any], score_mod: object) -> dict[str, object]:
+    """Check what a `score_mod` may know of each embedding: ``[N, ...]`` for each set.
+
+    Return the claims about it, on which all processes must agree.
+    """
+    kinds: list[object] = []
+    if value is not None and score_mod is None:
+        raise ValueError("metadata are for score_mod, but score_mod is None: give the loss one")
+    for name, x, z_name, z in (
+        () if value is None else _of_sets("metadata", value, sets, "[N, ...]")
+    ):
+        if not isinstance(x, Tensor) or x.dim() == 0 or len(x) != len(z):
+            expected = f"a Tensor of shape [{len(z)}, ...], a row for each row of {z_name}"
+            raise ValueError(f"{name} must be {expected}, but got {shown(x)}")
+        device(name, x, z_name, z)
+        kinds.append(f"{x.dtype}{[*x.shape[1:]]}")
+        if kinds[-1] != kinds[0]:
+            kind = f"{kinds[-1]} for each embedding"
+            raise ValueError(f"{name} is {kind}, but metadata[0] is {kinds[0]}")
+    return {"metadata": kinds[:1]}
 
 
 def loss_views(

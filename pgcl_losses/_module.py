@@ -29,6 +29,8 @@ _OTHER_NAMES = {
     "gather": "gather_distributed",
     "labels": "label targets target y ids items item",
     "positives": "edge_index pairs",
+    "metadata": "features meta",
+    "score_mod": "weight_fn mask_fn mask mask_mod",
 }
 _HINTS = {
     "similarity": "clusters are assigned by cosine; similarity='dot' is an option of InfoNCE",
@@ -111,7 +113,8 @@ class LossModule(nn.Module):
             return
         if check := self.options.get(name):
             value = check(name, value)
-            self._parameters.pop(name, None)  # a number may replace a Parameter
+            for owned in (self._parameters, self._modules):
+                owned.pop(name, None)  # a number may replace a Parameter, a function a Module
         elif owners := [child for child, m in self.named_children() if name in _options_of(m)]:
             fix = f"set its {' and '.join(f'{child}.{name}' for child in owners)}"
             if all(name in getattr(getattr(self, child), "fixed", ()) for child in owners):
@@ -128,6 +131,7 @@ class LossModule(nn.Module):
         shown = {name: getattr(self, name) for name in self.options if name not in COMMON}
         shown |= {} if self.gather else {"gather": False}
         kinds = {name: type(x).__name__ for name, x in shown.items() if isinstance(x, Tensor)}
+        kinds |= {name: named(x) for name, x in shown.items() if callable(x)}
         return ", ".join(f"{name}={kinds.get(name, repr(x))}" for name, x in shown.items())
 
     def all_options(self) -> dict[str, Any]:
@@ -137,7 +141,7 @@ class LossModule(nn.Module):
             values[f"{path}.type".lstrip(".")] = type(module).__name__
             for name in _options_of(module):
                 if name not in COMMON:
-                    values[f"{path}.{name}".lstrip(".")] = getattr(module, name)
+                    values[f"{path}.{name}".lstrip(".")] = named(getattr(module, name))
         return values
 
     def agreement(self, call: str, sets: Sequence[Any]) -> Agreement:
@@ -171,6 +175,12 @@ class LossModule(nn.Module):
 def _options_of(module: nn.Module) -> Mapping[str, Check]:
     """The options of a module of this package with their checks; other modules have none."""
     return module.options if isinstance(module, LossModule) else {}
+
+
+def named(value: Any) -> Any:
+    """Return a function's qualified name, or that of a callable's class; other values unchanged."""
+    owner = value if hasattr(value, "__qualname__") else type(value)
+    return f"{owner.__module__}.{owner.__qualname__}" if callable(value) else value
 
 
 def check_arguments(owner: str, function: Any, given: Mapping[str, Any], args: Any = ()) -> Any:

@@ -13,6 +13,7 @@ from typing_extensions import dataclass_transform  # torch requires it
 
 from pgcl_losses import _checks as check
 from pgcl_losses._modes import is_transformed
+from pgcl_losses.score_mod import ScoreMod
 
 Check = Callable[[str, Any], Any]  # takes an option's name and value; returns the value
 Module = TypeVar("Module", bound=nn.Module)
@@ -101,6 +102,14 @@ def one_of(name: str, value: Any, choices: Sequence[Any]) -> Any:
     return value
 
 
+def score_mod(name: str, value: Any) -> Any:
+    """Check None, or a function."""
+    if value is not None and not callable(value):
+        expected = "None, or a function of scores [I, K] and a pair"
+        raise TypeError(f"{name} must be {expected}, but got {check.shown(value)}")
+    return value
+
+
 def process_group(name: str, value: Any) -> ProcessGroup | None:
     """Check None, or a process group that contains this process."""
     if distributed.is_available() and value == distributed.GroupMember.NON_GROUP_MEMBER:
@@ -124,4 +133,5 @@ Hardness = Annotated[float, partial(check.number, expected="a number from 0 to 1
 # The corrected mean over negatives is divided by 1 - tau+.
 Debias = Annotated[float, partial(check.number, expected="a number from 0 to 0.999", highest=0.999)]
 Window = Annotated[tuple[int, int] | None, window]
+Function = Annotated[ScoreMod | None, score_mod]
 Group = Annotated[ProcessGroup | None, process_group]

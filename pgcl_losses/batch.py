@@ -81,6 +81,7 @@ class Batch(NamedTuple):
     positives: Listed | None = None  # [P] pairs of embeddings; the queries are of this process
     positive_weights: Tensor | None = None  # [P] one for each pair of `positives`
     negative_pairs: Listed | None = None  # [P] pairs as in `positives`
+    metadata: Tensor | None = None  # [M, ...] what a score_mod may know of each embedding
     is_unit: bool = True  # whether embeddings and memory have unit length
 
     @classmethod
@@ -91,6 +92,7 @@ class Batch(NamedTuple):
         labels: Labels | None = None,
         positives: Tensor | None = None,
         positive_weights: Tensor | None = None,
+        metadata: Labels | None = None,
         negative_pairs: Tensor | None = None,
         *,
         is_unit: bool = True,
@@ -114,8 +116,10 @@ class Batch(NamedTuple):
             z = unit_vectors(z, dtype) if is_unit else finite_or_nan(z.to(dtype))
             batch = cls(processes, processes.gather(z), is_unit=is_unit)
         if labels is not None:
-            labels = (labels,) * len(views) if isinstance(labels, Tensor) else labels
-            batch = batch._replace(labels=processes.gather(torch.cat(tuple(labels))))
+            batch = batch._replace(labels=processes.gather(of_all_sets(labels, len(views))))
+        if metadata is not None:
+            metadata = of_all_sets(metadata, len(views)).detach()
+            batch = batch._replace(metadata=processes.gather(metadata))
         if positives is not None:
             if positive_weights is None:
                 positive_weights = positives.new_ones(positives.shape[1], dtype=dtype)
@@ -188,6 +192,11 @@ class Batch(NamedTuple):
         ]
         views = zip(*parts, strict=True)
         return tuple([Assignment(p, q, c, self.heads, ranks) for p, q, c, ranks in views])
+
+
+def of_all_sets(given: Labels, num_sets: int) -> Tensor:
+    """Concatenate what is given of each set, ``[N, ...]``, or as one tensor for all sets."""
+    return torch.cat((given,) * num_sets if isinstance(given, Tensor) else tuple(given))
 
 
 def batch_argument(given: Sequence[object], others: Sequence[object] = ()) -> Batch | None:

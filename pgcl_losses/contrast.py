@@ -14,6 +14,7 @@ from pgcl_losses.batch import (
     NOT_ASSIGNED,
     Assignment,
     Batch,
+    Labels,
     Negatives,
     batch_argument,
     check_assignments,
@@ -55,6 +56,8 @@ class PrototypeReweightedNCE(WeightedInfoNCE):
     Args:
         weighting, exclude_same_cluster, negative_ranks, soft_clusters: as in :class:`PGCLLoss`.
         temperature, negatives, queries, over_positives: as in :class:`InfoNCE`.
+        score_mod: as in :class:`InfoNCE`; the weights are added to what it returns. It may read
+            ``metadata``.
         decoupled, reduction, engine, gather, process_group: as in :class:`InfoNCE`.
 
     Shape:
@@ -95,6 +98,7 @@ class PrototypeReweightedNCE(WeightedInfoNCE):
         clusters: Sequence[Tensor] | None = None,
         prototypes: Tensor | None = None,
         assignments: Sequence[Assignment] | None = None,
+        metadata: Labels | None = None,
     ) -> Tensor:
         """Compute the loss of two or more views, or of a :class:`Batch` that has assignments.
 
@@ -103,14 +107,15 @@ class PrototypeReweightedNCE(WeightedInfoNCE):
         ``negative_ranks``, the views are enough.
         """
         given = clusters, prototypes, assignments
-        batch = batch_argument(views, given)
+        batch = batch_argument(views, (*given, metadata))
         if batch is None:
             with self.agreement("forward", views) as agreed:
                 agreed.claims |= self._check(views, *given)
+                agreed.claims |= check.metadata(metadata, views, self.score_mod)
                 if prototypes is not None:  # they must be the same on all processes
                     agreed.state = {**agreed.state, "prototypes": prototypes}
             dtype = computing_dtype(views[0], prototypes)
-            batch = Batch.from_views(views, agreed.processes, dtype=dtype)
+            batch = Batch.from_views(views, agreed.processes, metadata=metadata, dtype=dtype)
             if self._needs_clusters():
                 batch = batch.assigned(prototypes, clusters, assignments)
         with torch.no_grad(), full_precision(batch.embeddings.device):

@@ -11,7 +11,15 @@ from torch import Tensor
 from pgcl_losses import _checks as check
 from pgcl_losses._module import LossModule, called_by_all
 from pgcl_losses._normalize import full_precision
-from pgcl_losses._options import Debias, Dimension, Hardness, Size, Temperature, with_options
+from pgcl_losses._options import (
+    Debias,
+    Dimension,
+    Function,
+    Hardness,
+    Size,
+    Temperature,
+    with_options,
+)
 from pgcl_losses.batch import Batch, Labels, OverPositives, Queries, Reduction, batch_argument
 from pgcl_losses.chunks import Engine, loss_of_pairs
 from pgcl_losses.forms import Form
@@ -36,6 +44,7 @@ class WeightedInfoNCE(LossModule):
     queries: Queries = "all"
     over_positives: OverPositives = "mean"
     decoupled: bool = False
+    score_mod: Function = None
     reduction: Reduction = "mean"
     engine: Engine = "auto"
 
@@ -58,6 +67,12 @@ class WeightedInfoNCE(LossModule):
         if self.decoupled and self.over_positives == "supcon":
             fix = "choose 'mean' or 'sum', or decoupled=False"
             raise ValueError(f"over_positives='supcon' has positives in each denominator: {fix}")
+        if self.score_mod is not None:
+            others: dict[str, Any] = {"hardness": hardness or None, "debias": debias or None}
+            others |= {"memory_size": batch.memory, "negative_pairs": batch.negative_pairs}
+            for name in [name for name, other in others.items() if other is not None]:
+                why = "it can weigh and leave out negatives itself, but only those of the batch"
+                raise ValueError(f"score_mod and {name} cannot be combined, choose one: {why}")
         same_label = None
         if batch.labels is not None:
             labels = batch.labels[: len(batch.embeddings)]
@@ -76,6 +91,8 @@ class WeightedInfoNCE(LossModule):
             weights=weights,
             pair_weight=pair_weight,
             hardness=hardness,
+            score_mod=self.score_mod,
+            metadata=batch.metadata,
             form=Form(self.over_positives, self.decoupled, debias),
         )
         z = batch.embeddings
@@ -118,6 +135,15 @@ class InfoNCE(WeightedInfoNCE, LossWithMemory):
         decoupled (bool): whether to leave positives out of the denominator. The loss may then be
             negative, and it is 0 for a query without negatives. It cannot be combined with
             ``"supcon"``.
+        score_mod (callable or None): a function of yours of the scores of negatives, with which you
+            leave out, weigh or shift negatives. ``score_mod(scores, pair)`` gets the scores
+            :math:`s / \tau` of some queries with their keys, ``[I, K]``, and returns the scores with
+            which the keys count as negatives, ``-inf`` for a key that does not count.
+            ``pair.query`` and ``pair.key`` are the ``metadata`` of queries ``[I, 1, ...]`` and of
+            keys ``[1, K, ...]``, ``pair.temperature`` is tau, and ``pair.is_negative`` ``[I, K]``
+            says which keys are negatives. The guide "Weigh or mask negatives" (docs/negatives.md)
+            has examples and rules. It cannot be combined with ``hardness``, ``debias``, a memory or
+            ``negative_pairs``.
         similarity (str): the score s: ``"cosine"``, or ``"dot"`` for dot products of embeddings
             that are not normalised. Dot products divided by tau must be finite in float32.
         memory_size (int): how many embeddings of past batches serve as further negatives, see
@@ -161,6 +187,9 @@ class InfoNCE(WeightedInfoNCE, LossWithMemory):
     processes, each process lists pairs of its own embeddings. The positions are checked only if
     they are on a CPU.
 
+    ``metadata`` are what ``score_mod`` may know of each embedding, such as the slide or the time of
+    its graph: ``[N, ...]`` of any dtype, for each set or one tensor for all sets.
+
     The loss warns of silent failures, as :class:`PGCLLoss` does.
 
     Shape:
@@ -168,6 +197,7 @@ class InfoNCE(WeightedInfoNCE, LossWithMemory):
           are sets of any lengths; one set is enough unless the negatives come from other sets
         - labels: ``[N]`` int64 for each set, as ``(u, v)`` for two sets, or one tensor for all sets
         - positives, negative_pairs: ``[2, P]`` int64; positive_weights: ``[P]``
+        - metadata: ``[N, ...]`` for each set, or one tensor for all sets
         - output: a scalar, or with ``reduction="none"`` one loss for each query
 
     Examples:
@@ -186,6 +216,11 @@ class InfoNCE(WeightedInfoNCE, LossWithMemory):
         >>> edges = torch.tensor([[0, 1], [1, 0]])  # nodes 0 and 1 are positives of each other
         >>> InfoNCE()(captions, positives=edges)
         tensor(0.6809)
+        >>> def of_the_same_slide(scores, pair):
+        ...     return scores.masked_fill(pair.query != pair.key, -torch.inf)
+        >>> slides = torch.tensor([1.0, 2.0])
+        >>> InfoNCE(score_mod=of_the_same_slide)(z1, z2, metadata=slides)
+        tensor(0.)
         >>> sampled = torch.tensor([[0, 1], [2, 2]])  # node 2 is a negative of both
         >>> InfoNCE()(captions, positives=edges, negative_pairs=sampled)
         tensor(0.6809)
@@ -216,6 +251,7 @@ class InfoNCE(WeightedInfoNCE, LossWithMemory):
         labels: Labels | None = None,
         positives: Tensor | None = None,
         positive_weights: Tensor | None = None,
+        metadata: Labels | None = None,
         negative_pairs: Tensor | None = None,
     ) -> Tensor:
         """Compute the loss of views, of sets with labels or positives, or of a :class:`Batch`.
@@ -228,9 +264,11 @@ class InfoNCE(WeightedInfoNCE, LossWithMemory):
                 query.
             positive_weights (Tensor): how much each pair of ``positives`` counts, ``[P]``; by
                 default 1.
+            metadata (Tensor or sequence of Tensor): what ``score_mod`` may know of each embedding,
+                ``[N, ...]`` for each set.
             negative_pairs (Tensor): pairs (query, key) ``[2, P]`` that replace all other negatives.
         """
-        given = labels, positives, positive_weights, negative_pairs
+        given = labels, positives, positive_weights, metadata, negative_pairs
         batch, is_unit = batch_argument(views, given), self.similarity == "cosine"
         if batch is not None:
             if self.memory is not None or batch.is_unit != is_unit:
@@ -288,9 +326,8 @@ class InfoNCE(WeightedInfoNCE, LossWithMemory):
         """List the names of all scripts whose loss :meth:`like` makes."""
         return [name for name, preset in PRESETS.items() if not preset.value]
 
-    def _check(
-        self, views: Any, labels: Any, positives: Any, weights: Any, negative_pairs: Any
-    ) -> dict[str, object]:
+    def _check(self, views: Any, *given: Any) -> dict[str, object]:
+        labels, positives, weights, metadata, negative_pairs = given
         within = self.negatives == "all"
         differ = labels is not None or positives is not None
         why = "" if differ else ", or one with labels= or positives="
@@ -298,6 +335,7 @@ class InfoNCE(WeightedInfoNCE, LossWithMemory):
             why = f", as negatives={self.negatives!r}"
         check.loss_views(views, 1 if within and differ else 2, differ, why)
         claims = check.partners(views, self.queries, labels, positives, weights)
+        claims |= check.metadata(metadata, views, self.score_mod)
         if negative_pairs is not None:
             if self.memory is not None:
                 fix = f"memory_size must be 0, but got {self.memory_size}"

@@ -25,6 +25,7 @@ from pgcl_losses.consistency import ConsistencyLoss
 from pgcl_losses.contrast import PrototypeReweightedNCE, Weighting
 from pgcl_losses.memory import LossWithMemory, Memory
 from pgcl_losses.prototypes import SinkhornPrototypes
+from pgcl_losses.score_mod import ScoreMod
 from pgcl_losses.watch import Watch
 
 
@@ -77,7 +78,8 @@ class PGCLLoss(LossWithMemory):
         soft_clusters (bool): whether an embedding belongs to all clusters, by its balanced target
             q, and not only to its best cluster. The weight of a pair is then the mean over the
             clusters of both embeddings.
-        negatives, queries, over_positives, decoupled: as in :class:`InfoNCE`.
+        negatives, queries, over_positives, decoupled, score_mod: as in :class:`InfoNCE`. The weights
+            by cluster are added to what ``score_mod`` returns.
         reduction, engine, gather, process_group: as in :class:`InfoNCE`.
 
     Options may be assigned at any time. Assign the options of a module to the module, as in
@@ -86,7 +88,8 @@ class PGCLLoss(LossWithMemory):
     ``consistency`` by subclasses of your own. The loss calls ``prototypes`` with a :class:`Batch`,
     and the two other modules with the batch that ``prototypes`` returns.
 
-    ``labels`` and ``positives`` are as in :class:`InfoNCE`. They change the contrast only.
+    ``labels``, ``positives`` and ``metadata`` are as in :class:`InfoNCE`. They change the contrast
+    only.
 
     With several processes, all of them must call the loss and backward equally often. Some of them
     may have an empty batch.
@@ -140,6 +143,7 @@ class PGCLLoss(LossWithMemory):
         queries: Queries = "all",
         over_positives: OverPositives = "mean",
         decoupled: bool = False,
+        score_mod: ScoreMod | None = None,
         reduction: Reduction = "mean",
         engine: Engine = "auto",
         gather: bool = True,
@@ -179,12 +183,13 @@ class PGCLLoss(LossWithMemory):
         labels: Labels | None = None,
         positives: Tensor | None = None,
         positive_weights: Tensor | None = None,
+        metadata: Labels | None = None,
     ) -> Tensor:
         """Compute the loss of two or more views ``[N, D]``, given by position.
 
-        ``labels``, ``positives`` and ``positive_weights`` are as in :class:`InfoNCE`.
+        ``labels``, ``positives``, ``positive_weights`` and ``metadata`` are as in :class:`InfoNCE`.
         """
-        return self._compute(views, labels, positives, positive_weights)[0]
+        return self._compute(views, labels, positives, positive_weights, metadata)[0]
 
     if TYPE_CHECKING:
         __call__ = forward
@@ -196,6 +201,7 @@ class PGCLLoss(LossWithMemory):
         labels: Labels | None = None,
         positives: Tensor | None = None,
         positive_weights: Tensor | None = None,
+        metadata: Labels | None = None,
     ) -> PGCLTerms:
         """Compute the loss together with its two terms and the assignments, to log them.
 
@@ -203,7 +209,7 @@ class PGCLLoss(LossWithMemory):
         forward, which also counts ``freeze_steps`` and stores embeddings in the queue and the
         memory.
         """
-        given = labels, positives, positive_weights
+        given = labels, positives, positive_weights, metadata
         loss, contrast, consistency, batch = self._compute(views, *given)
         cosine = mean_cosine(batch.embeddings.detach())
         return PGCLTerms(loss, contrast, consistency, batch.assignments(), cosine)
@@ -244,7 +250,7 @@ class PGCLLoss(LossWithMemory):
         return loss
 
     def _check(
-        self, views: tuple[Any, ...], labels: Any, positives: Any, weights: Any
+        self, views: tuple[Any, ...], labels: Any, positives: Any, weights: Any, metadata: Any
     ) -> dict[str, object]:
         self.prototypes.check(views, 2, type(self).__name__)
         # A user's own module may have none of these options.
@@ -252,6 +258,7 @@ class PGCLLoss(LossWithMemory):
         queries = getattr(self.contrast, "queries", "all")
         reduction = getattr(self.consistency, "reduction", "mean")
         claims = check.partners(views, queries, labels, positives, weights)
+        claims |= check.metadata(metadata, views, getattr(self.contrast, "score_mod", "unknown"))
         both = self.consistency_weight > 0 and self.contrast_weight > 0
         if both and queries == "first" and reduction != "mean":
             raise ValueError(

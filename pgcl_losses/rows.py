@@ -17,6 +17,7 @@ from torch import Tensor
 from pgcl_losses._modes import can_be_read, is_transformed
 from pgcl_losses.distributed import Span
 from pgcl_losses.forms import Form
+from pgcl_losses.score_mod import Pair, ScoreMod, modified
 from pgcl_losses.weights import Factors, Gaussian, Table
 
 # The label of an embedding that is stored in the memory without a label. We assume that no caller
@@ -63,6 +64,8 @@ class Pairs(NamedTuple):
     weights: Table | Factors | None = None  # of negatives, by clusters or targets
     pair_weight: Gaussian | None = None  # of negatives, by the cosine of the pair
     hardness: float = 0.0  # beta: weights e^(beta s / tau), whose mean over negatives is 1
+    score_mod: ScoreMod | None = None  # the user's own function of the scores of negatives
+    metadata: Tensor | None = None  # [M, ...] what that function may know of each embedding
     form: Form = Form()  # the loss of a query from its negatives and positives
     same_label: Listed | None = None  # query: sorted labels of the batch; key: their embeddings
 
@@ -160,16 +163,12 @@ class Partners(NamedTuple):
         """Copy the scores of positives ``[I, P]`` from the scores of all keys ``[I, K]``."""
         return scores.clone() if self.positives is None else scores.gather(1, self.positives)
 
-    def left_out(self, logits: Tensor) -> Tensor:
-        """Set the logits ``[I, K]`` of partners, which are no negatives, to the lowest number.
-
-        It is finite, because a row of nothing but -inf has no softmax. Logits may be changed.
-        """
-        lowest = torch.finfo(logits.dtype).min
+    def set(self, values: Tensor, value: float) -> Tensor:
+        """Set the values ``[I, K]`` of partners, which are no negatives; maybe in place."""
         if self.mask is not None:
-            return logits.masked_fill(self.mask, lowest)  # vmap cannot mask in place
-        scatter = logits.scatter if is_transformed(logits) else logits.scatter_  # nor scatter
-        return scatter(1, self.columns, lowest)
+            return values.masked_fill(self.mask, value)  # vmap cannot mask in place
+        scatter = values.scatter if is_transformed(values) else values.scatter_  # nor scatter
+        return scatter(1, self.columns, value)
 
 
 def find_partners(pairs: Pairs, rows: Rows, scores: Tensor, weights: Tensor | None) -> Partners:
@@ -265,14 +264,29 @@ def add_log_weights(
 
     The logits are scores / temperature, and become -inf where a key is not a negative. No other
     function decides this, except that partners are left out afterwards. Logits are changed in
-    place, so what depends on the scores comes first: the weights of pairs by their cosine.
+    place, so what depends on the scores comes first: the weights of pairs by their cosine, and the
+    user's `score_mod`.
     """
+    log_weights = []  # [I, K] each
     if pairs.pair_weight is not None:  # a constant for the gradient
         filled = None if pairs.filled is None else rows.pick(pairs.filled)[1]
         tau = temperature.detach() if isinstance(temperature, Tensor) else temperature
-        logits += pairs.pair_weight.rows(rows.pick, logits.detach(), tau, filled)
+        weight = pairs.pair_weight.rows(rows.pick, logits.detach(), tau, filled)
+        log_weights.append(weight)
     if pairs.weights is not None:
-        logits += pairs.weights.rows(rows.pick)
+        log_weights.append(pairs.weights.rows(rows.pick))
+    if pairs.score_mod is not None:
+        is_negative = set_others(rows, partners, torch.ones_like(logits, dtype=torch.bool), False)
+        for log_w in log_weights:
+            is_negative &= log_w != -math.inf
+        tau = torch.as_tensor(temperature, dtype=logits.dtype, device=logits.device)
+        metadata = None if pairs.metadata is None else rows.pick(pairs.metadata)
+        logits = modified(pairs.score_mod, logits, Pair(is_negative, tau, metadata))
+        if log_weights:  # inf - inf would be NaN
+            return sum(log_weights, logits).where(is_negative, -math.inf)
+        return set_others(rows, partners, logits.clone(), -math.inf)
+    for log_w in log_weights:
+        logits += log_w
     # -inf is added and not assigned, because NaN must stay NaN.
     if pairs.memory is not None:
         size, past = len(pairs.memory), logits[:, -len(pairs.memory) :]
@@ -287,6 +301,13 @@ def add_log_weights(
     if rows.query_set is not None and rows.has_query_set:
         logits[:, slice(*rows.query_set)].add_(-math.inf)
     return logits
+
+
+def set_others(rows: Rows, partners: Partners, values: Tensor, value: float) -> Tensor:
+    """Set the values ``[I, K]`` of keys that are no negatives, whatever their weights."""
+    if rows.query_set is not None and rows.has_query_set:
+        values[:, slice(*rows.query_set)] = value
+    return partners.set(values, value)
 
 
 def all_rows(pairs: Pairs, chunk: int | None, own: list[Span] | None = None) -> Iterator[Rows]:
@@ -304,8 +325,9 @@ def all_rows(pairs: Pairs, chunk: int | None, own: list[Span] | None = None) -> 
     queries = (own or sets)[: 1 if pairs.first_queries else None]
     if within and own is None:
         queries = [Span(0, queries[-1].stop)]  # all sets are keys: no need to treat them apart
-    is_plain = pairs.memory is None and pairs.weights is None and own is None
-    if is_plain and not has_query_set and len(sets) == len(queries) == 2 and chunk is None:
+    is_plain = pairs.memory is None and pairs.weights is None and pairs.score_mod is None
+    is_whole = own is None and chunk is None
+    if is_plain and is_whole and not has_query_set and len(sets) == len(queries) == 2:
         yield Rows(sets[0], [sets[1]], None, False, and_back=True)
         return
     for a, some in enumerate(queries):

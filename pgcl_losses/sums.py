@@ -16,6 +16,7 @@ from torch import Tensor
 from pgcl_losses._modes import is_transformed
 from pgcl_losses._normalize import full_precision
 from pgcl_losses.rows import Inputs, Pairs, Partners, Rows, add_log_weights
+from pgcl_losses.score_mod import Differentiated
 
 # Of some rows: x, the scores / temperature of positives [I, P]; log S [I], -inf without negatives;
 # the log of the number of negatives [I], or None if no formula needs it.
@@ -56,7 +57,8 @@ def separated(
     """
     x, log_count = partners.scores(scores), None
     logits = add_log_weights(pairs, rows, logits, partners, temperature)
-    logits = partners.left_out(logits)
+    # The number is finite, because a row of nothing but -inf has no softmax.
+    logits = partners.set(logits, torch.finfo(logits.dtype).min)
     if pairs.form.debias > 0 or pairs.hardness > 0:
         is_none = logits <= torch.finfo(logits.dtype).min
         log_count = is_none.logical_not_().sum(1).to(logits.dtype).log()
@@ -104,6 +106,10 @@ class _SumsInPlace(torch.autograd.Function):
         queries, keys = rows.embeddings(pairs, z)
         scores = scores_of(rows, queries / temperature, keys, space)  # [I, K]
         logits = scores if pairs.hardness == 0 else scores.clone()
+        ctx.score_mod = None
+        if pairs.score_mod is not None and any(ctx.needs_input_grad):
+            ctx.score_mod = Differentiated(pairs.score_mod, ctx.needs_input_grad[1])
+            pairs = pairs._replace(score_mod=ctx.score_mod)
         x, logits, log_count = separated(pairs, rows, scores, logits, partners, temperature)
         log_sums, powers, totals = [], [], []
         for extra, _ in pairs.log_sum_terms():
@@ -134,6 +140,9 @@ class _SumsInPlace(torch.autograd.Function):
         for power, total, (_, factor) in zip(powers, totals, pairs.log_sum_terms(), strict=True):
             part = multiply(power, (d_log_s * (factor * scale)).unsqueeze(1) / total)
             d = part if d is None else d.add_(part)
+        by_tau: Sequence[Tensor] = ()
+        if ctx.score_mod is not None:
+            d, *by_tau = ctx.score_mod.gradients(d)
         if partners.positives is None:
             d += d_x * scale
         else:
@@ -153,6 +162,7 @@ class _SumsInPlace(torch.autograd.Function):
         d_z[slice(*rows.queries)].add_(d_queries)
         if ctx.needs_input_grad[1]:
             d_temperature = (queries * d_queries).sum() / -unit / temperature
+            d_temperature += sum(by_tau) / scale
         return d_z.div_(unit) if space is None else None, d_temperature, *[None] * 4
 
 

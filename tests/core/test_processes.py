@@ -24,6 +24,7 @@ from helpers.losses import (
     portions_of,
 )
 from helpers.ranks import on_ranks
+from helpers.score_mods import in_place, margin
 from helpers.scripts import ROOT
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -276,6 +277,12 @@ def differing(rank):
         (lambda *views: alike()(*views, *views[:rank]), z, "views=2.*1: .*views=3"),
         (torch.no_grad()(alike()) if first else alike(), z, "gradients enabled=False.*=True"),
         (info_nce, z, "not the same on all ranks"),
+        (alike(score_mod=margin if first else in_place), z, "score_mods.margin.*1: .*in_place"),
+        (
+            partial(InfoNCE(score_mod=margin), metadata=torch.arange(4) if first else z[:, 0]),
+            z,
+            "metadata=.*int64.*1: metadata=.*float32",
+        ),
     ]
 
 

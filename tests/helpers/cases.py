@@ -11,6 +11,7 @@ from torch import Tensor
 
 from helpers.losses import DIM, of_seed
 from helpers.marks import NEGATIVES
+from helpers.score_mods import SCORE_MODS, random_metadata
 from pgcl_losses import sums
 from pgcl_losses.contrast import WEIGHTINGS
 from pgcl_losses.rows import NO_LABEL, Listed, Pairs
@@ -105,7 +106,7 @@ class Problem(NamedTuple):
 
 @st.composite
 def any_pairs(draw):
-    """Sets of any lengths, labels, listed pairs, a memory, and weights of every kind."""
+    """Sets of any lengths, labels, listed pairs, a memory, weights of every kind, score_mods."""
     generator = of_seed(draw(st.integers(0, 10**6)))
     random = functools.partial(torch.rand, generator=generator, dtype=torch.float64)
 
@@ -157,6 +158,10 @@ def any_pairs(draw):
     if is_plain and size == 0 and draw(st.booleans()):
         negative_pairs = pairs(12)
     negatives = draw(st.sampled_from(["all", "cross", *["memory"] * (size > 0)]))
+    hardness = draw(st.sampled_from([0.0, 0.5, 3.0])) if is_plain else 0.0
+    score_mod = None
+    if size == 0 and negative_pairs is None and hardness == 0:
+        score_mod = draw(st.sampled_from([None, *(SCORE_MODS if is_unit else SCORE_MODS[:1])]))
     unit = F.normalize if is_unit else lambda z: 5 * z
     of_batch = labels[:m].sort()
     return Problem(
@@ -172,7 +177,9 @@ def any_pairs(draw):
             filled,
             weights,
             pair_weight,
-            draw(st.sampled_from([0.0, 0.5, 3.0])) if is_plain else 0.0,
+            hardness,
+            score_mod,
+            None if score_mod is None else random_metadata(m, generator),
             same_label=Listed(of_batch.values, of_batch.indices) if has_labels else None,
         ),
         positive_weights,
@@ -208,6 +215,8 @@ def for_oracle(problem, z, positive_weights):
         "memory_labels": memory_labels,
         "negatives": pairs.negatives,
         "hardness": pairs.hardness,
+        "score_mod": pairs.score_mod,
+        "metadata": pairs.metadata,
         "weights": weights,
         "queries": "first" if pairs.first_queries else "all",
         "similarity": "dot",  # they are normalised already

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import distributed, nn
 
+from helpers.score_mods import by_distance, far, hardest, random_metadata, with_a_mean_of_one
 from pgcl_losses import InfoNCE, PGCLLoss
 
 DIM = 4
@@ -57,7 +58,18 @@ LOSSES = {
         partial(InfoNCE, hardness=0.5, over_positives="supcon"),
         "sets labels negatives",
     ),
+    "score_mod": (partial(InfoNCE, score_mod=by_distance), "sets labels metadata"),
+    "score_mod of a learned temperature": (
+        partial(learned_temperature, InfoNCE, score_mod=far, queries="first"),
+        "sets labels positives",
+    ),
+    "score_mod of all negatives": (
+        partial(InfoNCE, score_mod=hardest, negatives="cross", reduction="none"),
+        "",
+    ),
     "PGCL": (pgcl, ""),
+    "PGCL with a score_mod": (partial(pgcl, score_mod=by_distance, decoupled=True), "metadata"),
+    "soft heads with a score_mod": (partial(pgcl, **soft_heads, score_mod=far), "labels"),
     "reduction": (partial(pgcl, reduction="none", negatives="cross"), ""),
     "queue and memory": (partial(pgcl, queue_size=20, memory_size=7), "labels remember"),
     "weighted by samples": (partial(pgcl, weighting="sample", memory_size=7, queue_size=3), ""),
@@ -70,13 +82,17 @@ LOSSES = {
     "contrast alone": (partial(pgcl, consistency_weight=0.0), ""),
     "consistency alone": (partial(pgcl, contrast_weight=0.0, queue_size=4), ""),
     "modules apart": (partial(Apart, weighting="sample", negatives="cross", queue_size=5), ""),
+    "modules with a score_mod": (
+        partial(Apart, weighting="sample", score_mod=with_a_mean_of_one),
+        "",
+    ),
     "modules with soft heads": (partial(Apart, **soft_heads, reduction="none"), ""),
 }
 # Of one batch of two views, with a temperature that is given: what has other arithmetic.
 ARITHMETIC = [
     *("InfoNCE", "hard and debiased", "memory", "positives", "positives and labels", "SupCon"),
     *("sum of positives", "dot products", "given negatives", "contrast alone"),
-    *("weighted by samples", "soft heads with a window"),
+    *("weighted by samples", "soft heads with a window", "score_mod"),
 ]
 
 
@@ -131,9 +147,12 @@ def portions_of(counts, inputs="", seed=0):
     total, num_ranks = sum(map(sum, counts)), len(counts[0])
     vectors = torch.randn(total, 3, dtype=torch.float64, generator=random)
     labels = torch.randint(3, (total,), generator=random)
+    metadata = random_metadata(total, random)
 
     def portion(positions, lengths, pairs, weights):
         given = {"labels": labels[positions].split(lengths)} if "labels" in inputs else {}
+        if "metadata" in inputs:
+            given["metadata"] = metadata[positions].split(lengths)
         if "positives" in inputs:
             given |= {"positives": pairs, "positive_weights": weights}
         if "negatives" in inputs:

@@ -5,6 +5,7 @@ the losses.
 """
 
 import math
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import torch
@@ -139,6 +140,8 @@ def info_nce(
     similarity="cosine",
     listed=None,
     negative_pairs=None,
+    score_mod=None,
+    metadata=None,
 ):
     """The loss of each query, set 1 first, ``[Q]``, and whether it has a positive.
 
@@ -170,7 +173,11 @@ def info_nce(
         if hardness > 0 and others:  # N_i w_ij / sum_j w_ij
             log_w = log_w + hardness * x
             log_w = log_w - log_w[others].logsumexp(0) + math.log(len(others))
-        log_s = (log_w + x)[others].logsumexp(0)
+        of_negatives = x
+        if score_mod is not None:
+            of_negatives = modified(x, i, others, temperature, score_mod, metadata)
+            others = [j for j in others if of_negatives[j] > -math.inf]
+        log_s = (log_w + of_negatives)[others].logsumexp(0)
         if debias > 0 and others:
             of_positives = sum(w * x[p].exp() for p, w in positives) / total
             mean = (log_s.exp() / len(others) - debias * of_positives) / (1 - debias)
@@ -192,6 +199,22 @@ def info_nce(
         else:
             losses.append(sum(w * term(x[p]) for p, w in positives) / total)
     return torch.stack(losses), exist
+
+
+def modified(x, i, others, temperature, score_mod, metadata):
+    """The user's function of one query's scores, of which those of negatives have a gradient."""
+    taus = torch.as_tensor(temperature, dtype=x.dtype).expand_as(x)
+    seen, tau = (
+        torch.stack([v if j in others else v.detach() for j, v in enumerate(values)])[None]
+        for values in (x, taus)
+    )
+    pair = SimpleNamespace(
+        is_negative=torch.tensor([[j in others for j in range(len(x))]]),
+        temperature=tau,
+        query=None if metadata is None else metadata[i][None, None],
+        key=None if metadata is None else metadata[None],
+    )
+    return score_mod(seen, pair)[0].double()
 
 
 def mean_of_queries(losses, exist):

@@ -1,0 +1,114 @@
+"""`score_mod`: a function of the user's that weighs, masks or shifts the scores of negatives.
+
+It has the form of torch's FlexAttention: `score_mod(scores, pair)` gets the scores s / tau of some
+queries with all their keys, ``[I, K]``, and returns the scores with which the keys count as
+negatives. `add_log_weights` in `rows` calls it, once for each chunk of rows.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from pgcl_losses._checks import shown
+from pgcl_losses._modes import is_transformed
+from pgcl_losses._normalize import full_precision
+
+
+class Pair(NamedTuple):
+    """What a `score_mod` may know of queries and keys besides their scores ``[I, K]``."""
+
+    is_negative: Tensor  # [I, K] which keys are negatives: not the query, nor its positives
+    temperature: Tensor  # tau; it broadcasts with the scores, and scores * tau are cosines
+    metadata: tuple[Tensor, Tensor] | None = None  # of the queries and of the keys
+
+    @property
+    def query(self) -> Tensor:
+        """The metadata of queries, ``[I, 1, ...]``."""
+        return self._metadata()[0].unsqueeze(1)
+
+    @property
+    def key(self) -> Tensor:
+        """The metadata of keys, ``[1, K, ...]``."""
+        return self._metadata()[1].unsqueeze(0)
+
+    def _metadata(self) -> tuple[Tensor, Tensor]:
+        if self.metadata is None:
+            raise ValueError("score_mod reads metadata, but the loss was called without metadata=")
+        return self.metadata
+
+
+ScoreMod = Callable[[Tensor, Pair], Tensor]
+
+
+def modified(score_mod: ScoreMod, scores: Tensor, pair: Pair) -> Tensor:
+    """Call the user's function on scores ``[I, K]``, which it may change; check what it returns.
+
+    What it returns for keys that are no negatives is ignored by the caller. Nor has it a derivative
+    there: log(1 - cosine) of a query with itself would make every gradient NaN.
+    """
+    if torch.is_grad_enabled() or is_transformed(scores):
+        scores, pair = scores.where(pair.is_negative, scores.detach()), with_gradient(pair)
+    return checked(score_mod(scores, pair), scores)
+
+
+def with_gradient(pair: Pair) -> Pair:
+    """Make a temperature that is learned a matrix, with a gradient at negatives alone."""
+    tau = pair.temperature
+    if not tau.requires_grad:
+        return pair
+    return pair._replace(temperature=tau.where(pair.is_negative, tau.detach()))
+
+
+def checked(result: Any, scores: Tensor) -> Tensor:
+    """Check what the user's function returns, and return it in the dtype of its scores."""
+    is_tensor = isinstance(result, Tensor)
+    if not is_tensor or not result.is_floating_point() or result.shape != scores.shape:
+        came = f"{result.dtype} of shape {tuple(result.shape)}" if is_tensor else shown(result)
+        raise TypeError(
+            f"score_mod must return floating-point scores of shape {tuple(scores.shape)}, such as "
+            f"scores.masked_fill(mask, -torch.inf), but returned {came}"
+        )
+    return torch.Tensor.to(result, scores.dtype)
+
+
+class Differentiated:
+    """The user's function, which autograd differentiates within an operation of our own.
+
+    It does what `modified` does under autograd, in half the time.
+    """
+
+    def __init__(self, score_mod: ScoreMod, learns_temperature: bool) -> None:
+        self.score_mod, self.learns_temperature = score_mod, learns_temperature
+
+    def __call__(self, scores: Tensor, pair: Pair) -> Tensor:
+        tau = pair.temperature.detach().requires_grad_(self.learns_temperature)
+        self.leaves = (scores.detach().requires_grad_(), *[tau] * self.learns_temperature)
+        self.is_negative = pair.is_negative
+        with torch.enable_grad():
+            pair = with_gradient(pair._replace(temperature=tau))
+            self.result = checked(self.score_mod(self.leaves[0].clone(), pair), scores)
+        nodes: list[Any] = [self.result.grad_fn]
+        known = {None}
+        while nodes:
+            if (node := nodes.pop()) not in known:
+                known.add(node)
+                nodes += [before for before, _ in node.next_functions]
+        others: set[Any] = {getattr(node, "variable", None) for node in known}
+        for x in others - {None, *self.leaves}:
+            raise ValueError(
+                f"score_mod uses a Tensor of shape {tuple(x.shape)} that requires grad, which only "
+                "engine='dense' differentiates: choose it, or detach the Tensor (the temperature "
+                "of the loss is pair.temperature)"
+            )
+        return self.result.detach()
+
+    def gradients(self, d: Tensor) -> Sequence[Tensor]:
+        """Compute the gradient by scores and, if the temperature is learned, by tau."""
+        if not self.result.requires_grad:
+            return [torch.zeros_like(x) for x in self.leaves]
+        y, leaves, more = self.result, self.leaves, {"retain_graph": True}
+        with full_precision(d.device):
+            d, *d_tau = torch.autograd.grad(y, leaves, d, materialize_grads=True, **more)
+        return [d.where(self.is_negative, 0.0), *d_tau]
