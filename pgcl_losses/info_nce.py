@@ -135,14 +135,14 @@ class InfoNCE(WeightedInfoNCE, LossWithMemory):
         decoupled (bool): whether to leave positives out of the denominator. The loss may then be
             negative, and it is 0 for a query without negatives. It cannot be combined with
             ``"supcon"``.
-        score_mod (callable or None): a function of yours of the scores of negatives, with which you
-            leave out, weigh or shift negatives. ``score_mod(scores, pair)`` gets the scores
-            :math:`s / \tau` of some queries with their keys, ``[I, K]``, and returns the scores with
-            which the keys count as negatives, ``-inf`` for a key that does not count.
-            ``pair.query`` and ``pair.key`` are the ``metadata`` of queries ``[I, 1, ...]`` and of
-            keys ``[1, K, ...]``, ``pair.temperature`` is tau, and ``pair.is_negative`` ``[I, K]``
-            says which keys are negatives. The guide "Weigh or mask negatives" (docs/negatives.md)
-            has examples and rules. It cannot be combined with ``hardness``, ``debias``, a memory or
+        score_mod (callable or None): a function of yours that leaves out, weighs or shifts
+            negatives. ``score_mod(scores, pair)`` gets the scores :math:`s / \tau` of some queries
+            with their keys, ``[I, K]``, and returns the scores with which the keys count as
+            negatives, ``-inf`` for a key that does not count. ``pair.query`` and ``pair.key`` are
+            the ``metadata`` of queries ``[I, 1, ...]`` and of keys ``[1, K, ...]``,
+            ``pair.temperature`` is tau, and ``pair.is_negative`` ``[I, K]`` says which keys are
+            negatives. The guide "Weigh or mask negatives" (docs/negatives.md) has examples and
+            rules. It cannot be combined with ``hardness``, ``debias``, a memory or
             ``negative_pairs``.
         similarity (str): the score s: ``"cosine"``, or ``"dot"`` for dot products of embeddings
             that are not normalised. Dot products divided by tau must be finite in float32.

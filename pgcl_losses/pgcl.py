@@ -78,8 +78,8 @@ class PGCLLoss(LossWithMemory):
         soft_clusters (bool): whether an embedding belongs to all clusters, by its balanced target
             q, and not only to its best cluster. The weight of a pair is then the mean over the
             clusters of both embeddings.
-        negatives, queries, over_positives, decoupled, score_mod: as in :class:`InfoNCE`. The weights
-            by cluster are added to what ``score_mod`` returns.
+        negatives, queries, over_positives, decoupled: as in :class:`InfoNCE`.
+        score_mod: as in :class:`InfoNCE`; the weights by cluster are added to what it returns.
         reduction, engine, gather, process_group: as in :class:`InfoNCE`.
 
     Options may be assigned at any time. Assign the options of a module to the module, as in
