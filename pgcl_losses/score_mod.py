@@ -105,10 +105,12 @@ class Differentiated:
         return self.result.detach()
 
     def gradients(self, d: Tensor) -> Sequence[Tensor]:
-        """Compute the gradient by scores and, if the temperature is learned, by tau."""
+        """Compute the gradient by scores and, if the temperature is learned, by tau.
+
+        The gradient by scores of keys that are no negatives is to be ignored.
+        """
         if not self.result.requires_grad:
             return [torch.zeros_like(x) for x in self.leaves]
-        y, leaves, more = self.result, self.leaves, {"retain_graph": True}
+        options = {"retain_graph": True, "materialize_grads": True}
         with full_precision(d.device):
-            d, *d_tau = torch.autograd.grad(y, leaves, d, materialize_grads=True, **more)
-        return [d.where(self.is_negative, 0.0), *d_tau]
+            return torch.autograd.grad(self.result, self.leaves, d, **options)

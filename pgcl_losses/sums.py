@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pgcl_losses._modes import is_transformed
 from pgcl_losses._normalize import full_precision
-from pgcl_losses.rows import Inputs, Pairs, Partners, Rows, add_log_weights
+from pgcl_losses.rows import Inputs, Pairs, Partners, Rows, add_log_weights, set_others
 from pgcl_losses.score_mod import Differentiated
 
 # Of some rows: x, the scores / temperature of positives [I, P]; log S [I], -inf without negatives;
@@ -143,6 +143,9 @@ class _SumsInPlace(torch.autograd.Function):
         by_tau: Sequence[Tensor] = ()
         if ctx.score_mod is not None:
             d, *by_tau = ctx.score_mod.gradients(d)
+            if pairs.weights is not None:  # they may leave out any keys
+                d = d.where(ctx.score_mod.is_negative, 0.0)
+            d = set_others(rows, partners, d, 0.0)
         if partners.positives is None:
             d += d_x * scale
         else:
