@@ -119,7 +119,10 @@ class Batch(NamedTuple):
             batch = batch._replace(labels=processes.gather(of_all_sets(labels, len(views))))
         if metadata is not None:
             metadata = of_all_sets(metadata, len(views)).detach()
-            batch = batch._replace(metadata=processes.gather(metadata))
+            if processes.num_ranks() > 1:  # as bytes: backends do not know all dtypes
+                own = metadata.unsqueeze(-1).contiguous().view(torch.uint8)
+                metadata = processes.gather(own).view(metadata.dtype).squeeze(-1)
+            batch = batch._replace(metadata=metadata)
         if positives is not None:
             if positive_weights is None:
                 positive_weights = positives.new_ones(positives.shape[1], dtype=dtype)

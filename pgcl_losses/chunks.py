@@ -70,6 +70,8 @@ def losses_of_chunks(
     results, learns, d_z = [], into is not None, None if into is None else into.z
     with torch.set_grad_enabled(learns):
         leaves = inputs.map(lambda x: x.detach().requires_grad_(learns))
+        if into is None or into.temperature is None:  # it is a number
+            leaves.temperature.requires_grad_(False)
         sums: Sums
         log_s = d_log_s = None
         if pairs.negative_pairs is not None:
@@ -94,11 +96,17 @@ def losses_of_chunks(
 
 def add_gradients(losses: Tensor, d: Tensor, leaves: Sequence[Any], into: Sequence[Any]) -> None:
     """Add the gradient of sum(d * losses) by each of ``leaves`` to the tensors in ``into``."""
-    pairs = [(x, total) for x, total in zip(leaves, into, strict=True) if x is not None]
+    pairs = [(x, total) for x, total in zip(leaves, into, strict=True) if total is not None]
     gradients = torch.autograd.grad(losses, [x for x, _ in pairs], d, allow_unused=True)
     for (_, total), gradient in zip(pairs, gradients, strict=True):
         if gradient is not None:  # embeddings have none: their gradient is already in the total
             total.add_(gradient)
+
+
+def zeros_for(inputs: Inputs, learns_temperature: bool) -> Inputs:
+    """Zeros, to which the gradient of inputs is added; None for a temperature that is a number."""
+    zeros = inputs.map(torch.zeros_like)
+    return zeros if learns_temperature else zeros._replace(temperature=None)
 
 
 class _Chunks(torch.autograd.Function):
@@ -113,7 +121,7 @@ class _Chunks(torch.autograd.Function):
         *differentiated, pairs, own, is_sum = arguments
         inputs, into = Inputs(*differentiated).map(Tensor.detach), None
         if is_sum and any(ctx.needs_input_grad):
-            into = inputs.map(torch.zeros_like)
+            into = zeros_for(inputs, ctx.needs_input_grad[1])
         losses, count = losses_of_chunks(pairs, inputs, own, inputs.z.new_ones(()), into)
         ctx.is_sum, ctx.rest = is_sum, (pairs, own)
         ctx.save_for_backward(*(inputs if into is None else into))
@@ -127,7 +135,7 @@ class _Chunks(torch.autograd.Function):
         saved = Inputs(*ctx.saved_tensors)
         if ctx.is_sum:
             return *[None if x is None else x * d for x in saved], None, None, None
-        (pairs, own), into = ctx.rest, saved.map(torch.zeros_like)
+        (pairs, own), into = ctx.rest, zeros_for(saved, ctx.needs_input_grad[1])
         with full_precision(d.device):
             losses_of_chunks(pairs, saved, own, d, into)
         return *into, None, None, None

@@ -92,6 +92,7 @@ class WeightedInfoNCE(LossModule):
             pair_weight=pair_weight,
             hardness=hardness,
             score_mod=self.score_mod,
+            learns=torch.is_grad_enabled(),
             metadata=batch.metadata,
             form=Form(self.over_positives, self.decoupled, debias),
         )

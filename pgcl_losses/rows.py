@@ -68,6 +68,7 @@ class Pairs(NamedTuple):
     metadata: Tensor | None = None  # [M, ...] what that function may know of each embedding
     form: Form = Form()  # the loss of a query from its negatives and positives
     same_label: Listed | None = None  # query: sorted labels of the batch; key: their embeddings
+    learns: bool = True  # whether gradients are enabled where the loss is called
 
     def num_embeddings(self) -> int:
         """M, the number of embeddings of the batch."""
@@ -279,7 +280,9 @@ def add_log_weights(
         is_negative = set_others(rows, partners, torch.ones_like(logits, dtype=torch.bool), False)
         for log_w in log_weights:
             is_negative &= log_w != -math.inf
-        tau = torch.as_tensor(temperature, dtype=logits.dtype, device=logits.device)
+        tau = temperature
+        if not isinstance(tau, Tensor):
+            tau = logits.new_full((), tau)
         metadata = None if pairs.metadata is None else rows.pick(pairs.metadata)
         logits = modified(pairs.score_mod, logits, Pair(is_negative, tau, metadata))
         if log_weights:  # inf - inf would be NaN

@@ -35,7 +35,8 @@ class Pair(NamedTuple):
 
     def _metadata(self) -> tuple[Tensor, Tensor]:
         if self.metadata is None:
-            raise ValueError("score_mod reads metadata, but the loss was called without metadata=")
+            missing = "pair.query and pair.key are metadata, which the loss was called without"
+            raise AttributeError(f"{missing}: give the loss metadata=")
         return self.metadata
 
 
@@ -56,7 +57,7 @@ def modified(score_mod: ScoreMod, scores: Tensor, pair: Pair) -> Tensor:
 def with_gradient(pair: Pair) -> Pair:
     """Make a temperature that is learned a matrix, with a gradient at negatives alone."""
     tau = pair.temperature
-    if not tau.requires_grad:
+    if not (tau.requires_grad or is_transformed(tau)):  # vmap hides requires_grad
         return pair
     return pair._replace(temperature=tau.where(pair.is_negative, tau.detach()))
 
@@ -111,6 +112,8 @@ class Differentiated:
         """
         if not self.result.requires_grad:
             return [torch.zeros_like(x) for x in self.leaves]
-        options = {"retain_graph": True, "materialize_grads": True}
+        # Keep autograd's graph if this backward keeps its own, which compilers of functions need.
+        keeps = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", lambda: True)
+        options = {"retain_graph": keeps(), "materialize_grads": True}
         with full_precision(d.device):
-            return torch.autograd.grad(self.result, self.leaves, d, **options)
+            return torch.autograd.grad(self.result, self.leaves, d.to(self.result), **options)

@@ -107,7 +107,7 @@ class _SumsInPlace(torch.autograd.Function):
         scores = scores_of(rows, queries / temperature, keys, space)  # [I, K]
         logits = scores if pairs.hardness == 0 else scores.clone()
         ctx.score_mod = None
-        if pairs.score_mod is not None and any(ctx.needs_input_grad):
+        if pairs.score_mod is not None and pairs.learns:
             ctx.score_mod = Differentiated(pairs.score_mod, ctx.needs_input_grad[1])
             pairs = pairs._replace(score_mod=ctx.score_mod)
         x, logits, log_count = separated(pairs, rows, scores, logits, partners, temperature)
@@ -142,7 +142,9 @@ class _SumsInPlace(torch.autograd.Function):
             d = part if d is None else d.add_(part)
         by_tau: Sequence[Tensor] = ()
         if ctx.score_mod is not None:
-            d, *by_tau = ctx.score_mod.gradients(d)
+            # The user's function gets derivatives as they are, since it may use float16.
+            d, *by_tau = ctx.score_mod.gradients(d / scale)
+            d = d * scale
             if pairs.weights is not None:  # they may leave out any keys
                 d = d.where(ctx.score_mod.is_negative, 0.0)
             d = set_others(rows, partners, d, 0.0)
@@ -165,7 +167,7 @@ class _SumsInPlace(torch.autograd.Function):
         d_z[slice(*rows.queries)].add_(d_queries)
         if ctx.needs_input_grad[1]:
             d_temperature = (queries * d_queries).sum() / -unit / temperature
-            d_temperature += sum(by_tau) / scale
+            d_temperature += sum(by_tau)
         return d_z.div_(unit) if space is None else None, d_temperature, *[None] * 4
 
 

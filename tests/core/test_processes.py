@@ -9,6 +9,7 @@ from functools import partial
 
 import pytest
 import torch
+import torch.nn.functional as F
 from helpers import formulas
 from helpers.cases import CUT, EVERY_MODE, FAMILY, NOT_CUT, in_chunks
 from helpers.losses import (
@@ -236,6 +237,29 @@ def targets_of_large_crops(rank, num_ranks):
     expected.backward()
     torch.testing.assert_close(mean_over_ranks(loss), expected.detach(), **CLOSE)
     torch.testing.assert_close(gradients_of(model), gradients_of(whole), **CLOSE)
+
+
+def with_metadata(rank, num_ranks, dtype):
+    of_all, *of_ranks = portions_of([[3, 4], [5, 0]])
+    groups, loss = torch.arange(12).view(12, 1).expand(12, 2) % 3, InfoNCE(score_mod=same_group)
+    whole = InfoNCE(score_mod=same_group, gather=False)
+
+    def value(loss, portion):
+        metadata = groups[portion.positions].to(dtype).split([len(x) for x in portion.sets])
+        labels = torch.arange(12)[portion.positions] % 5
+        sets = [F.pad(x, (0, 1)) for x in portion.sets]
+        return loss(*sets, labels=labels.split([len(x) for x in sets]), metadata=metadata)
+
+    torch.testing.assert_close(value(loss, of_ranks[rank]), value(whole, of_all))
+
+
+def same_group(scores, pair):
+    return scores.masked_fill((pair.query != pair.key).any(-1), -torch.inf)
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int16, torch.float64, torch.complex64])
+def test_metadata_of_any_dtype(dtype):
+    on_ranks(with_metadata, 2, dtype)
 
 
 def test_a_loss_by_hand_of_equal_batches():

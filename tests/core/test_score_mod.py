@@ -100,6 +100,65 @@ def test_a_derivative_that_is_infinite_elsewhere(engine):
     assert all(d.isfinite().all() for d in found)
 
 
+@in_chunks_or_not
+def test_what_learns_is_noticed_beside_frozen_embeddings(engine):
+    loss = InfoNCE(score_mod=Scale(), engine=engine)
+    assert_error(ValueError, lambda: loss(Z1, Z2), ["engine='dense'"])
+    pgcl = PGCLLoss(DIM, 3, score_mod=Scale(), engine=engine).double()
+    assert_error(ValueError, lambda: pgcl(Z1, Z2), ["engine='dense'"])
+    losses = InfoNCE(score_mod=Scale(), engine=engine, reduction="none")
+    assert_error(ValueError, lambda: losses(*views()), ["engine='dense'"])  # in the forward
+
+
+@pytest.mark.parametrize(
+    ("function", "temperature"),
+    [
+        (lambda scores, pair: scores.half(), 0.2),
+        (lambda scores, pair: scores + torch.exp(-0.9 * scores).add(1e-30).log(), 0.015),
+        (lambda scores, pair: scores.sum(1, keepdim=True).expand_as(scores), 0.2),
+        (lambda scores, pair: scores.exp(), 1.0),
+        (lambda scores, pair: scores, 0.2),
+        (lambda scores, pair: scores.mT.contiguous().mT, 0.2),
+    ],
+    ids=["float16", "large derivatives", "expanded", "exp", "itself", "transposed"],
+)
+@pytest.mark.parametrize("reduction", ["sum", "none"])
+def test_functions_with_a_difficult_graph(function, temperature, reduction, engine):
+    z1, z2 = (z.float().requires_grad_() for z in (Z1, Z2))
+    made = {"score_mod": function, "temperature": temperature, "reduction": reduction}
+    expected = gradients(InfoNCE(**made, engine="dense")(z1, z2).sum(), [z1, z2])
+    loss = InfoNCE(**made, engine=engine)(z1, z2).sum()
+    first = gradients(loss, [z1, z2], retain_graph=True)
+    assert all(d.isfinite().all() for d in first)
+    size = float(torch.cat(expected).abs().max())
+    torch.testing.assert_close(first, expected, rtol=1e-3, atol=1e-3 * size)
+    torch.testing.assert_close(gradients(loss, [z1, z2]), first)
+
+
+def test_a_number_and_a_learned_temperature(engine):
+    """A number arrives as a tensor without a gradient, in batches of any size."""
+    shapes = []
+
+    def function(scores, pair):
+        shapes.append(pair.temperature.shape)
+        return scores.clamp(max=0.9 / float(pair.temperature))
+
+    InfoNCE(score_mod=function, engine=engine)(*views()).backward()
+    assert set(shapes) == {torch.Size([])}
+
+
+def test_temperatures_under_vmap():
+    def value(tau):
+        loss = InfoNCE(score_mod=far, engine="dense")
+        object.__setattr__(loss, "temperature", tau)
+        return loss(Z1, Z2)
+
+    taus = torch.tensor([0.2, 0.4], dtype=torch.float64)
+    found = torch.func.grad(lambda taus: torch.vmap(value)(taus).sum())(taus)
+    expected = torch.stack([torch.func.grad(value)(tau) for tau in taus])
+    torch.testing.assert_close(found, expected)
+
+
 def test_not_a_number_for_a_negative(engine):
     def one_nan(scores, pair):
         return scores.masked_fill(pair.query[..., 1] == pair.query[..., 1].max(), torch.nan)
@@ -170,6 +229,18 @@ def test_a_contrast_of_the_user_may_read_metadata():
     torch.testing.assert_close(pgcl(Z1, Z2, metadata=METADATA), torch.cat(METADATA).mean())
 
 
+def test_has_metadata():
+    found = []
+
+    def function(scores, pair):
+        found.append(hasattr(pair, "query"))
+        return scores
+
+    InfoNCE(score_mod=function)(Z1, Z2)
+    InfoNCE(score_mod=function)(Z1, Z2, metadata=METADATA)
+    assert found == [False, True]
+
+
 def returning(value):
     return lambda: InfoNCE(score_mod=lambda scores, pair: value(scores))(Z1, Z2)
 
@@ -184,7 +255,7 @@ ERRORS = [
     (TypeError, returning(lambda scores: scores > 0), "masked_fill", "torch.bool"),
     (TypeError, returning(lambda scores: scores[:, :1]), "(14, 14)", "(14, 1)"),
     (TypeError, returning(lambda scores: scores[:1]), "(14, 14)", "(1, 14)"),
-    (ValueError, with_metadata(None), "metadata="),
+    (AttributeError, with_metadata(None), "pair.query", "metadata="),
     (ValueError, with_metadata(METADATA, None), "metadata", "score_mod is None"),
     (ValueError, with_metadata(METADATA[0][1:]), "metadata", "[7, ...]", "(6, 3)"),
     (ValueError, with_metadata((METADATA[0], METADATA[1][1:])), "metadata[1]", "z2"),
