@@ -11,6 +11,7 @@ from pgcl_losses.diagnostics import diagnostics
 from pgcl_losses.info_nce import InfoNCE
 from pgcl_losses.pgcl import PGCLLoss
 from pgcl_losses.prototypes import SinkhornPrototypes
+from pgcl_losses.recognize import recognize
 from pgcl_losses.sinkhorn import sinkhorn
 
 __version__ = "0.3.0.dev0"
@@ -25,5 +26,6 @@ __all__ = [
     "PrototypeReweightedNCE",
     "SinkhornPrototypes",
     "diagnostics",
+    "recognize",
     "sinkhorn",
 ]

@@ -43,7 +43,8 @@ GROUPS: dict[str, dict[str, Preset]] = {
     "Graphs": {
         "GraphCL": Preset(
             {"temperature": 0.2, **_FIRST, "decoupled": True},
-            "`loss_cal`; for molecules it is `loss_cl`, with `temperature=0.1`",
+            "`loss_cal`; also `loss_cl`, with `temperature=0.1` for molecules, and with 0.5 for "
+            "semi-supervised training on TU sets and for adversarial robustness",
         ),
         "JOAO": Preset(
             {"temperature": 0.2, **_FIRST, "decoupled": True},
@@ -85,8 +86,14 @@ GROUPS: dict[str, dict[str, Preset]] = {
         ),
         "DCL": Preset(
             {"temperature": 0.1, "decoupled": True},
-            '`DCL` in both directions, which `main.py` adds; of one direction: `queries="first"`',
+            "`DCL` (Yeh et al.: decoupled contrastive learning) in both directions, as `main.py` "
+            'adds them; of one: `queries="first"`; the debiased loss is `DCL-debiased`',
             value="2 * loss_of(view1, view2)",
+        ),
+        "DCL-debiased": Preset(
+            {"temperature": 0.5, "debias": 0.1},
+            "`train` of chingyaoc/DCL, debiased contrastive learning (Chuang et al.); `debias` is "
+            "`tau_plus`",
         ),
         "GCC": Preset({"temperature": 0.07, **_FIRST}, "without `--moco`", "(feat_k, feat_q)"),
         "GCC-MoCo": Preset(
@@ -293,7 +300,8 @@ def find_preset(name: str) -> tuple[str, Preset]:
         near = [each for each, preset in PRESETS.items() if name.lower() in preset.source.lower()]
         near += [by_key[key] for key in difflib.get_close_matches(_key(name), by_key)]
         near = list(dict.fromkeys(near))[:5]
-        hint = f"did you mean {' or '.join(near)}?" if near else f"names are {', '.join(PRESETS)}"
-        raise ValueError(f"there is no script {name!r}: {hint}")
+        hint = f"did you mean {' or '.join(near)}?" if near else f"names are {', '.join(PRESETS)}."
+        more = "recognize(your_loss) says which loss a function is"
+        raise ValueError(f"there is no script {name!r}: {hint} {more}")
     found = by_key[_key(name)]
     return found, PRESETS[found]

@@ -19,7 +19,7 @@ from helpers.scripts import ROOT
 from pytorch_metric_learning.distances import DotProductSimilarity
 from pytorch_metric_learning.reducers import PerAnchorReducer
 
-from pgcl_losses import PGCLLoss
+from pgcl_losses import InfoNCE, PGCLLoss
 
 PAGE = (ROOT / "docs/coming_from.md").read_text()
 SECTIONS = dict(section.split("\n", 1) for section in PAGE.split("\n## ")[1:])
@@ -64,7 +64,7 @@ def info_nce(query, key, negatives=None, temperature=0.1, reduction="mean", nega
 
 
 def supcon_of_supcontrast(temperature=0.07, contrast_mode="all", base_temperature=0.07):
-    """SupContrast's `SupConLoss`, without the epsilon in its logarithm."""
+    """SupContrast's `SupConLoss`."""
 
     def loss(features, labels=None, mask=None):
         num, views, _ = features.shape
@@ -76,6 +76,26 @@ def supcon_of_supcontrast(temperature=0.07, contrast_mode="all", base_temperatur
         return losses[:num].mean() if contrast_mode == "one" else losses.mean()
 
     return loss
+
+
+def supcontrast_since_72fd989(features, labels, temperature=0.07):
+    """As the code of SupContrast is now: a query without positives has loss 0 in the mean."""
+    z, mask = torch.cat(features.unbind(1)), labels[:, None] == labels
+    mask = mask.repeat(2, 2).double().fill_diagonal_(0)[: len(z), : len(z)]
+    logits = z @ z.T / temperature
+    others = logits.masked_fill(torch.eye(len(z), dtype=torch.bool), -torch.inf)
+    log_prob = logits - others.logsumexp(1, keepdim=True)
+    count = mask.sum(1)
+    return -((mask * log_prob).sum(1) / torch.where(count < 1e-6, 1, count)).mean()
+
+
+def test_queries_without_positives_in_supcontrast():
+    features = F.normalize(torch.randn(6, 1, 5, dtype=torch.float64), dim=2)
+    labels = torch.tensor([0, 1, 1, 2, 2, 2])  # the first has no positive
+    z = features.squeeze(1)
+    loss_of = InfoNCE(temperature=0.07, over_positives="supcon", reduction="sum")
+    expected = supcontrast_since_72fd989(features, labels)
+    torch.testing.assert_close(loss_of(z, labels=labels) / 6, expected)
 
 
 LIGHTLY = {"NTXentLoss": NTXentLoss, "DCLLoss": dcl_loss, "SwaVLoss": swav_loss}

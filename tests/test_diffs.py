@@ -27,6 +27,9 @@ def the_one(blocks, text):
     return block
 
 
+VIEWS = the_one(CHUNKS, "view2 = view1 + 0.1")
+
+
 def names_after(*blocks, **names):
     names = {"__name__": "swap", **names}
     for block in blocks:
@@ -37,11 +40,11 @@ def names_after(*blocks, **names):
 def after(diff, **names):
     """The names of a script after it was changed by a diff, which is run."""
     lines = [line for line in diff.splitlines() if line[0] != "-" and line.strip() != "..."]
-    return names_after(CHUNKS[0], "\n".join(line[1:] for line in lines), **names)
+    return names_after(VIEWS, "\n".join(line[1:] for line in lines), **names)
 
 
 def test_the_optimizer_of_a_script_moves_the_prototypes():
-    names = names_after(CHUNKS[0], the_one(CHUNKS, "info_nce if epoch"))
+    names = names_after(VIEWS, the_one(CHUNKS, "info_nce if epoch"))
     assert names["optimizer"].state[names["pgcl"].prototypes.weight]["exp_avg"].any()
 
 
@@ -101,18 +104,18 @@ def test_a_diff_keeps_the_value_and_the_gradient_of_the_scripts_loss(page, own_l
 @pytest.mark.parametrize("num_views", [2, 3])
 def test_the_diff_of_dig(num_views):
     """Its `NCE_loss` adds up the pairs of views."""
-    names = after(the_one(DIFFS, "graphcl.loss_fn"), GraphCL=lambda **_: SimpleNamespace())
+    names = after(the_one(DIFFS, "graphcl.loss_fn"), GraphCL=lambda **_: SimpleNamespace(tau=0.3))
     zs = [*embeddings(), *embeddings()][:num_views]
     pairs = [(a, b) for n, a in enumerate(zs) for b in zs[n + 1 :]]
-    expected = sum(graphcl(*pair, 0.5) for pair in pairs)
-    torch.testing.assert_close(names["graphcl"].loss_fn(zs, sigma=None), expected)
+    expected = sum(graphcl(*pair, 0.3) for pair in pairs)
+    torch.testing.assert_close(names["graphcl"].loss_fn(zs, sigma=None, tau=0.3), expected)
 
 
 def test_the_diff_of_gcc_stores_keys():
     feat_q, feat_k = embeddings()
     opt = SimpleNamespace(nce_t=0.07, nce_k=200, hidden_size=96)
-    diff = the_one(DIFFS, "MemoryMoCo").replace(".cuda(opt.gpu)", "")
-    names = after(diff, feat_q=feat_q, feat_k=feat_k.detach(), opt=opt)
+    diff = the_one(DIFFS, "MemoryMoCo").replace(".cuda(args.gpu)", "")
+    names = after(diff, feat_q=feat_q, feat_k=feat_k.detach(), opt=opt, args=opt)
     stored = names["contrast"].memory.embeddings[:64]
     torch.testing.assert_close(stored, torch.nn.functional.normalize(feat_k.detach()))
 

@@ -98,6 +98,7 @@ SWAPS = {  # name[, variant]: the script's loss, what the views are called, furt
     "HCL": (hcl, VIEWS, {}),
     "HCL, beta=2": (partial(hcl, beta=2.0), VIEWS, {"hardness": 2.0}),
     "DCL": (dcl, VIEWS, {}),
+    "DCL-debiased": (partial(hcl, beta=0.0), VIEWS, {}),
     "GCC": (gcc, ("feat_k", "feat_q"), {}),
     "MolCLR": (molclr, VIEWS, {}),
     "Contrastive-Clustering": (molclr, ("z_i", "z_j"), {}),

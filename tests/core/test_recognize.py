@@ -1,0 +1,406 @@
+"""`recognize` names losses of scripts and their mutants, and no other function."""
+
+import math
+import random
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from helpers import formulas
+from helpers.marks import assert_error
+from pytorch_metric_learning.losses import SupConLoss
+from torch import arange, nn
+
+from pgcl_losses import InfoNCE, recognize
+
+
+def unit(z):
+    return F.normalize(z)
+
+
+def float32(z1, z2):
+    return formulas.graphcl(z1.float(), z2.float(), 0.2)
+
+
+def moco(q, k):
+    """Its `2 * tau`, with keys of another encoder."""
+    logits = unit(q) @ unit(k.detach()).T / 0.07
+    return 2 * 0.07 * F.cross_entropy(logits, arange(len(q)))
+
+
+def info_nce(options, call="(z1, z2)"):
+    return f"InfoNCE({options}){call}"
+
+
+CROSS, FIRST = 'negatives="cross"', 'negatives="cross", queries="first"'
+# Functions of two views, the line that they are, and one of the names.
+EXACT = {
+    "GraphCL": (
+        lambda a, b: formulas.graphcl(a, b, 0.2),
+        info_nce(f"temperature=0.2, {FIRST}, decoupled=True"),
+        "GraphCL",
+    ),
+    "AD-GCL": (
+        lambda a, b: formulas.adgcl(a, b, 0.3),
+        info_nce(f"temperature=0.3, {CROSS}, decoupled=True"),
+        "AD-GCL",
+    ),
+    "GRACE": (lambda a, b: formulas.grace(a, b, 0.4), info_nce("temperature=0.4"), "GRACE"),
+    "GRACE, a sum": (
+        lambda a, b: formulas.grace(a, b, 0.4, mean=False),
+        f"0.5 * {info_nce('temperature=0.4, reduction=' + chr(34) + 'sum' + chr(34))}",
+        "GRACE",
+    ),
+    "MolCLR": (lambda a, b: formulas.molclr(a, b, 0.1), info_nce("temperature=0.1"), "MolCLR"),
+    "HCL": (
+        lambda a, b: formulas.hcl(a, b, torch.tensor(0.5)),
+        info_nce("temperature=0.5, hardness=1.0, debias=0.1"),
+        "HCL",
+    ),
+    "GCC": (
+        lambda a, b: formulas.gcc(a, b, 0.07),
+        info_nce(f"temperature=0.07, {FIRST}"),
+        "SELFRec",
+    ),
+    "CLIP": (
+        lambda a, b: formulas.clip(a, b, 0.07),
+        info_nce(f"temperature=0.07, {CROSS}"),
+        "CLIP",
+    ),
+    "TriCL": (
+        lambda a, b: formulas.tricl(a, b, 0.5),
+        info_nce(f"temperature=0.5, {CROSS}"),
+        "TriCL",
+    ),
+    "DCL": (
+        lambda a, b: formulas.dcl(a, b, 0.1),
+        f"2 * {info_nce('temperature=0.1, decoupled=True')}",
+        "",
+    ),
+    "dot products": (
+        lambda a, b: formulas.gcc(a, b, 1.0, formulas.dots),
+        info_nce(f'temperature=1.0, {FIRST}, similarity="dot"'),
+        "",
+    ),
+    "float32": (float32, info_nce(f"temperature=0.2, {FIRST}, decoupled=True"), "GraphCL"),
+    "MoCo": (
+        moco,
+        f"0.14 * {info_nce(f'temperature=0.07, {FIRST}', '(z1, z2.detach())')}",
+        "SELFRec",
+    ),
+    "a factor by N, and a constant": (
+        lambda a, b: 3 * len(a) ** 0.5 * formulas.gcc(a, b, 0.2) - 7,
+        f"len(z1) ** 0.5 * 3 * {info_nce(f'temperature=0.2, {FIRST}')} - 7",
+        "SELFRec",
+    ),
+    "the other dimension": (
+        lambda a, b: F.cross_entropy((unit(a) @ unit(b).T).T / 0.2, arange(len(a))),
+        info_nce(f"temperature=0.2, {FIRST}", "(z2, z1)"),
+        "SELFRec",
+    ),
+    "unequal directions": (
+        lambda a, b: 0.52 * formulas.gcc(a, b, 0.2) + 0.48 * formulas.gcc(b, a, 0.2),
+        f"0.52 * {info_nce(f'temperature=0.2, {FIRST}')} + "
+        f"0.48 * {info_nce(f'temperature=0.2, {FIRST}', '(z2, z1)')}",
+        "SELFRec",
+    ),
+}
+
+
+@pytest.mark.parametrize(("function", "line", "name"), EXACT.values(), ids=EXACT)
+def test_losses_of_scripts(function, line, name):
+    found = recognize(function)
+    assert (found.kind, found.line) == ("exact", line)
+    assert name in found.names or name == ""
+    assert found.differences == ()
+    assert str(found).startswith(line)
+    assert ("InfoNCE.like" in str(found)) == (name != "")
+
+
+def test_the_loss_that_was_found_can_be_used():
+    found = recognize(EXACT["a factor by N, and a constant"][0])
+    z1, z2 = torch.randn(2, 20, 8, dtype=torch.float64)
+    value = len(z1) ** 0.5 * found.factor * found.loss(z1, z2) + found.constant
+    torch.testing.assert_close(value, EXACT["a factor by N, and a constant"][0](z1, z2))
+
+
+# Functions with labels.
+def supcon(z, labels):
+    return SupConLoss(0.1)(z, labels)
+
+
+def by_labels(**options):
+    return lambda z, labels: InfoNCE(engine="dense", **options)(z, labels=labels)
+
+
+WITH_LABELS = {
+    "SupCon": (supcon, 'temperature=0.1, over_positives="supcon"'),
+    "mean": (by_labels(temperature=0.5), "temperature=0.5"),
+    "sum": (by_labels(over_positives="sum"), 'temperature=0.2, over_positives="sum"'),
+    "decoupled": (by_labels(decoupled=True), "temperature=0.2, decoupled=True"),
+}
+
+
+@pytest.mark.parametrize(("function", "options"), WITH_LABELS.values(), ids=WITH_LABELS)
+def test_losses_with_labels(function, options):
+    found = recognize(function, labels=True)
+    assert (found.kind, found.line) == ("exact", f"InfoNCE({options})(z, labels=labels)")
+
+
+def in_logarithm(a, b):
+    ratio = (unit(a) @ unit(b).T / 0.5).softmax(1).diag()
+    return -torch.log(ratio + 1e-6).mean()
+
+
+def in_denominator(a, b):
+    sim = (unit(a) @ unit(b).T / 0.2).exp()
+    return -torch.log(sim.diag() / (sim.sum(1) + 1e-3)).mean()
+
+
+NEARLY = {
+    "logarithm": (in_logarithm, "it adds 1e-06 within the logarithm"),
+    "denominator": (in_denominator, "it adds 0.001 to the denominator"),
+    "smoothing": (
+        lambda a, b: F.cross_entropy(
+            unit(a) @ unit(b).T / 0.2, arange(len(a)), label_smoothing=1e-4
+        ),
+        "it has a label smoothing of 0.0001",
+    ),
+    "lengths": (
+        lambda a, b: formulas.graphcl(a, b, 0.2) + 1e-4 * a.square().sum(1).mean(),
+        "it adds 0.0001 times the mean square of the embeddings' lengths",
+    ),
+    "mean of negatives": (
+        lambda a, b: formulas.graphcl(a, b, 0.2) - math.log(len(a) - 1),
+        "it adds -1 * log(number of negatives) to the value",
+    ),
+}
+
+
+@pytest.mark.parametrize(("function", "difference"), NEARLY.values(), ids=NEARLY)
+def test_small_differences_are_named(function, difference):
+    found = recognize(function)
+    assert found.kind == "nearly"
+    assert found.differences == (difference,)
+    assert f"- {difference}" in str(found)
+
+
+def barlow(a, b):
+    c = ((a - a.mean(0)) / a.std(0)).T @ ((b - b.mean(0)) / b.std(0)) / len(a)
+    return (c - torch.eye(len(c))).square().sum()
+
+
+def vicreg(a, b):
+    cov = (a - a.mean(0)).T @ (a - a.mean(0)) / (len(a) - 1)
+    return F.mse_loss(a, b) + F.relu(1 - a.std(0)).mean() + (cov - cov.diag().diag()).square().sum()
+
+
+def jsd(a, b):
+    scores, own = unit(a) @ unit(b).T, torch.eye(len(a), dtype=torch.bool)
+    return F.softplus(-scores[own]).mean() + F.softplus(scores[~own]).mean()
+
+
+def siglip(a, b):
+    scores, n = 10 * unit(a) @ unit(b).T - 10, len(a)
+    return -F.logsigmoid(scores * (2 * torch.eye(n) - 1)).sum() / n
+
+
+def triplet(a, b):
+    return F.triplet_margin_loss(a, b, b.roll(1, 0))
+
+
+def margin(a, b):
+    scores = unit(a) @ unit(b).T
+    return F.relu(0.5 + scores - scores.diag().unsqueeze(1)).mean()
+
+
+def mmd(a, b):
+    def kernel(x, y):
+        return torch.exp(-torch.cdist(x, y).square() / 2).mean()
+
+    return kernel(a, a.clone()) + kernel(b, b.clone()) - 2 * kernel(a, b)
+
+
+def alignment_and_uniformity(a, b):
+    pairs = torch.pdist(unit(a)).square().mul(-2).exp().mean().log()
+    return (unit(a) - unit(b)).square().sum(1).mean() + pairs
+
+
+def swav(a, b):
+    weight = torch.linspace(-1, 1, 3 * a.shape[1], dtype=a.dtype).sin().view(3, -1)
+    return formulas.swav([unit(z) @ unit(weight).T for z in (a, b)], 0.1)
+
+
+OTHERS = {
+    "Barlow Twins": barlow,
+    "VICReg": vicreg,
+    "JSD": jsd,
+    "SigLIP": siglip,
+    "triplet": triplet,
+    "margin": margin,
+    "BYOL": lambda a, b: 2 - 2 * F.cosine_similarity(a, b.detach()).mean(),
+    "MMD": mmd,
+    "SwAV": swav,
+    "alignment and uniformity": alignment_and_uniformity,
+    "an auxiliary term": lambda a, b: formulas.graphcl(a, b, 0.2) + 0.1 * jsd(a, b),
+    "two temperatures": lambda a, b: formulas.gcc(a, b, 0.2) + formulas.gcc(b, a, 0.3),
+    "one is not normalised": lambda a, b: formulas.gcc(unit(a), b, 1.0, formulas.dots),
+}
+
+
+def slow_from(number, cases):
+    """Parameters, of which the first ones run in the quick tests."""
+    return [
+        pytest.param(case, id=str(name), marks=[pytest.mark.slow] * (place >= number))
+        for place, (name, case) in enumerate(cases.items())
+    ]
+
+
+@pytest.mark.parametrize("function", slow_from(5, OTHERS))
+def test_other_functions_are_no_loss_of_ours(function):
+    found = recognize(function)
+    assert found.kind == "none"
+    assert str(found).startswith("no loss of this package")
+
+
+def not_masked(a, b):
+    within, between = (unit(a) @ unit(z).T / 0.4 for z in (a, b))
+    return (torch.cat([within, between], 1).logsumexp(1) - between.diag()).mean()
+
+
+FACTS = {
+    "random": (lambda a, b: formulas.gcc(F.dropout(a, 0.1), b, 0.2), "it is random"),
+    "order": (triplet, "depends on the order of the graphs"),
+    "centred": (barlow, "it centres the embeddings"),
+    "lengths": (triplet, "depends on the lengths of embeddings"),
+    "not finite": (
+        lambda a, b: formulas.gcc(a, b, 0.2) / (len(a) - 5),
+        "not finite on a batch of 5",
+    ),
+    "diagonal": (not_masked, "each embedding is its own negative: the diagonal is not masked"),
+    "twice": (
+        lambda a, b: (
+            -torch.log(
+                (s := (unit(a) @ unit(b).T / 0.2).exp()).diag() / (s.sum(1) + s.diag())
+            ).mean()
+        ),
+        "the positive is 2 times in the denominator",
+    ),
+    "no gradient": (lambda a, b: 0 * a.sum() + 0 * b.sum(), "its gradient is 0"),
+    "one view": (lambda a, b: a.norm(dim=1).var(), "one of its views has no gradient"),
+}
+
+
+@pytest.mark.parametrize(("function", "fact"), FACTS.values(), ids=FACTS)
+def test_facts_about_other_functions(function, fact):
+    found = recognize(function)
+    assert found.kind == "none"
+    assert fact in str(found)
+
+
+def mutant(seed):
+    """A contrastive loss with random changes, and what it is: its line, or why it is none."""
+    choose = random.Random(seed)
+    similarity = choose.choice(["cosine", "cosine", "cosine", "dot"])
+    tau = choose.choice([0.05, 0.07, 0.1, 0.2, 0.5, 1.0]) * (1 if similarity == "cosine" else 5)
+    within, positives = choose.random() < 0.5, choose.choice([1, 1, 1, 0, 2])
+    itself = within and choose.random() < 0.2
+    ways = choose.choice([(1.0, 0.0), (0.0, 1.0), (0.5, 0.5), (0.3, 0.7)])
+    factor, power = choose.choice([1.0, 1.0, 2.0, 0.14]), choose.choice([0, 0, 1, 0.5])
+    constant, detach = choose.choice([0.0, 0.0, 3.0]), choose.random() < 0.2
+    forgets, other_tau = choose.random() < 0.1, choose.choice([1.0] * 9 + [1.5])
+    transposed = choose.random() < 0.1
+
+    def one_way(x, y, tau):
+        if similarity == "cosine":
+            x, y = unit(x), y if forgets else unit(y)
+        cross, eye = (x @ y.T / tau).exp(), torch.eye(len(x))
+        cross = cross.T if transposed else cross
+        total = (cross * (1 - eye)).sum(1) + positives * cross.diag()
+        if within:
+            own = y if transposed else x
+            total = total + ((own @ own.T / tau).exp() * (1 - eye * (not itself))).sum(1)
+        return -(cross.diag() / total).log().mean()
+
+    def function(z1, z2):
+        z2 = z2.detach() if detach else z2
+        value = ways[0] * one_way(z1, z2, tau) + ways[1] * one_way(z2, z1, tau * other_tau)
+        return factor * len(z1) ** power * value + constant
+
+    is_ours = positives < 2 and not itself and not (forgets and similarity == "cosine")
+    is_ours &= other_tau == 1 or 0 in ways
+    expected_tau = tau * other_tau if ways == (0.0, 1.0) else tau
+    z1, z2 = "z1", "z2.detach()" if detach else "z2"
+    shares = ways[::-1] if transposed else ways
+    options = {"temperature": float(f"{expected_tau:.6g}")}
+    options |= {} if within else {"negatives": "cross"}
+    options |= {} if shares[0] == shares[1] else {"queries": "first"}
+    options |= {} if positives else {"decoupled": True}
+    options |= {} if similarity == "cosine" else {"similarity": similarity}
+    options |= {"reduction": "sum"} if power == 1 else {}
+    size = factor / 2 if power == 1 and shares[0] == shares[1] else factor
+    return function, options, shares, size, power, constant, (z1, z2), is_ours
+
+
+def check_mutant(seed):
+    function, options, shares, size, power, constant, (z1, z2), is_ours = mutant(seed)
+    found = recognize(function)
+    if not is_ours:
+        assert found.kind == "none"
+        return
+    assert found.kind == "exact", found
+    for name in InfoNCE.options:
+        expected = options.get(name, getattr(InfoNCE(), name))
+        expected = expected if name != "temperature" else pytest.approx(expected, rel=1e-6)
+        assert getattr(found.loss, name) == expected
+    assert found.factor == pytest.approx(size)
+    assert found.constant == pytest.approx(constant)
+    first, second = f"({z1}, {z2})" in found.line, f"({z2}, {z1})" in found.line
+    assert (first, second) == ((shares[0] > 0), (shares[1] > 0 and shares[0] != shares[1]))
+    assert (f"** {power}" in found.line) == (power == 0.5)
+
+
+@pytest.mark.parametrize("seed", slow_from(6, {seed: seed for seed in range(60)}))
+def test_mutants(seed):
+    check_mutant(seed)
+
+
+def test_nothing_is_changed():
+    class Module(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.head = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6))
+
+        def loss(self, z1, z2):
+            torch.rand(1), random.random(), np.random.rand()  # noqa: NPY002
+            return formulas.gcc(self.head(z1), self.head(z2), 0.2)
+
+    module = Module()
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    torch.manual_seed(3)
+    random.seed(3)
+    np.random.seed(3)  # noqa: NPY002
+    expected = torch.rand(1), random.random(), np.random.rand()  # noqa: NPY002
+    torch.manual_seed(3)
+    random.seed(3)
+    np.random.seed(3)  # noqa: NPY002
+    with torch.no_grad():
+        assert recognize(module.loss).kind == "none"  # a head is not part of a loss
+        assert not torch.is_grad_enabled()
+    assert (torch.rand(1), random.random(), np.random.rand()) == expected  # noqa: NPY002
+    for name, value in module.state_dict().items():
+        torch.testing.assert_close(value, before[name], rtol=0, atol=0)
+    assert all(parameter.grad is None for parameter in module.parameters())
+    assert module.training
+
+
+def test_what_cannot_be_called():
+    assert_error(TypeError, lambda: recognize(lambda z: z.sum()), ["two views", "wrap it"])
+    assert_error(TypeError, lambda: recognize(lambda a, b: a @ b.T), ["scalar", "(6, 6)"])
+    assert_error(TypeError, lambda: recognize(lambda a, b: 3.0), ["scalar", "float"])
+    assert_error(TypeError, lambda: recognize(lambda a, b: a.numpy()), ["numpy", "wrap it"])
+
+
+def test_an_unknown_name_hints_at_recognize():
+    assert_error(ValueError, lambda: InfoNCE.like("no such script"), ["recognize(your_loss)"])
