@@ -7,6 +7,7 @@ and the constant follows from the value. A structure is the function if value an
 further batches of other sizes.
 """
 
+import inspect
 import itertools
 import math
 import random
@@ -23,10 +24,10 @@ from torch import Tensor, nn
 from pgcl_losses.info_nce import InfoNCE
 from pgcl_losses.presets import PRESETS, as_written
 
-_DIM = 6
-_SIZES = (6, 5, 8, 12)  # N of the batches; structures are fitted to the first one
-_SIZES_WITH_LABELS = (9, 6, 8, 12)
-_LABELS = torch.tensor([0, 0, 0, 1, 1, 1, 2, 2, 2, 2, 3, 3])  # of the first N embeddings
+# N and D of the batches. Structures are fitted to the first one; the last one has another dimension
+# and, with labels, classes of one member.
+_SIZES = ((9, 6), (8, 6), (10, 6), (12, 9))
+_LABELS = torch.tensor([0, 0, 0, 1, 1, 1, 2, 2, 2, 2, 3, 4])  # of the first N embeddings
 _LOWEST, _HIGHEST = 0.002, 100.0  # temperatures
 _LOOKED_FOR = 0.05  # the relative error of a gradient up to which a small difference is looked for
 _NEAR = 1e-3  # and up to which the function is nearly ours, if the difference is found
@@ -189,7 +190,7 @@ class Recognized:
         lines = [self.line]
         if self.names and self.kind == "exact":
             lines.append(f'as in {", ".join(self.names)}: InfoNCE.like("{self.names[0]}")')
-        agree = f"agree to {self.error:.0e} on batches of 5 to 12 graphs"
+        agree = f"agree to {self.error:.0e} on batches of 8 to 12 graphs"
         if self.kind == "exact":
             lines.append(f"value and gradient {agree}")
         elif self.kind == "nearly":
@@ -201,7 +202,7 @@ class Recognized:
         return "\n".join([*lines, *(f"- {difference}" for difference in self.differences)])
 
 
-def recognize(function: Function, *, labels: bool = False) -> Recognized:
+def recognize(function: Function, *, labels: bool = False, dim: int | None = None) -> Recognized:
     """Find out which ``InfoNCE`` a function of yours is: its options, its factor, its names.
 
     The function is called with two views ``[N, D]`` of small random batches on the CPU, or with
@@ -220,6 +221,8 @@ def recognize(function: Function, *, labels: bool = False) -> Recognized:
         function (callable): a function of two views, or of embeddings ``[N, D]`` and labels
             ``[N]``.
         labels (bool): whether the second argument of the function are labels.
+        dim (int or None): D, for a function that takes embeddings of one dimension only. By default
+            the batches have different dimensions.
 
     Examples:
         >>> import torch
@@ -234,36 +237,45 @@ def recognize(function: Function, *, labels: bool = False) -> Recognized:
 
     """
     with _untouched(function):
-        sizes = _SIZES_WITH_LABELS if labels else _SIZES
         try:
-            probes = [_probe(function, n, seed, labels) for seed, n in enumerate(sizes)]
-            again = _probe(function, sizes[0], 0, labels)
+            sizes = [(n, dim or each) for n, each in _SIZES]
+            probes = [_probe(function, seed, size, labels) for seed, size in enumerate(sizes)]
+            again = _probe(function, 0, sizes[0], labels)
         except _NotFiniteError as error:
             return _unknown([str(error)])
         if not torch.equal(again.gradient, probes[0].gradient) or again.value != probes[0].value:
             return _unknown(["it is random: two calls with one batch differ"])
         if len(probes[0].gradient) == 0 or not any(probe.gradient.any() for probe in probes):
             return _unknown(["its gradient is 0"])
-        is_single = all(torch.equal(p.gradient.float().double(), p.gradient) for p in probes)
+        # A function that computes in float32 shows it by its value, or by its gradient.
+        is_single = all(float(np.float32(probe.value)) == probe.value for probe in probes)
+        is_single |= all(torch.equal(p.gradient.float().double(), p.gradient) for p in probes)
         return _Search(function, probes, labels, 3e-5 if is_single else 1e-9).result()
 
 
 @contextmanager
 def _untouched(function: Function) -> Iterator[None]:
     """A block after which the function's module and the states of random numbers are as before."""
-    owner = getattr(function, "__self__", function)
-    module = owner if isinstance(owner, nn.Module) else nn.Module()
-    buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
+    owners = [function, getattr(function, "__self__", None), *getattr(function, "args", ())]
+    if inspect.isfunction(function):
+        captured = inspect.getclosurevars(function)
+        owners += [*captured.nonlocals.values(), *captured.globals.values()]
+    modules = {m for owner in owners if isinstance(owner, nn.Module) for m in owner.modules()}
+    training = [(module, module.training) for module in modules]
+    tensors = {x for m in modules for x in (*m.parameters(), *m.buffers())}
+    before = [(x, x.detach().clone(), x.grad) for x in tensors]
     states = random.getstate(), np.random.get_state()  # noqa: NPY002  # scripts use it
     try:
-        with torch.random.fork_rng(devices=[]), torch.enable_grad():
+        with torch.random.fork_rng(devices=[]), torch.enable_grad(), torch.device("cpu"):
             yield
     finally:
         random.setstate(states[0])
         np.random.set_state(states[1])  # noqa: NPY002
-        with torch.no_grad():
-            for buffer, before in buffers:
-                buffer.copy_(before)
+        for module, mode in training:
+            module.training = mode
+        for x, value, grad in before:
+            x.data.copy_(value)
+            x.grad = grad
 
 
 class _NotFiniteError(Exception):
@@ -272,40 +284,44 @@ class _NotFiniteError(Exception):
 
 def _probe(
     function: Function,
-    n: int,
     seed: int,
+    size: tuple[int, int],
     labels: bool,
     change: Callable[[Tensor], Tensor] = lambda z: z,
 ) -> Probe:
     """Call the function on a random batch, of which each view may be changed before."""
-    generator = torch.Generator().manual_seed(seed)
-    first, noise = torch.randn(2, n, _DIM, dtype=torch.float64, generator=generator)
+    generator, (n, dim) = torch.Generator().manual_seed(seed), size
+    first, noise = torch.randn(2, n, dim, dtype=torch.float64, generator=generator)
     lengths = 0.5 + torch.rand(2, n, 1, dtype=torch.float64, generator=generator)
     both = [first * lengths[0], (first + 0.7 * noise) * lengths[1]]
     views = [change(z).requires_grad_() for z in both[: 1 if labels else 2]]
-    inputs: list[Tensor] = [*views, *[_LABELS[:n].clone()] * labels]
-    what = "embeddings [N, D] and labels [N]" if labels else "two views [N, D]"
+    what = f"embeddings [{n}, {dim}] and labels [{n}]" if labels else f"two views [{n}, {dim}]"
     try:
-        try:
-            value = function(*inputs)
+        try:  # the function gets copies, which it may change
+            value = function(*[z.clone() for z in views], *[_LABELS[:n].clone()] * labels)
         except RuntimeError as error:  # a module in float32
             if not any(word in str(error) for word in ("Double", "double", "dtype")):
                 raise
-            value = function(*[x.float() if x.is_floating_point() else x for x in inputs])
+            value = function(*[z.float() for z in views], *[_LABELS[:n].clone()] * labels)
+        if not isinstance(value, Tensor) or value.numel() != 1:
+            shape = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+            raise TypeError(f"it must return a scalar Tensor, but returned {shape}")
+        if not value.requires_grad:
+            raise TypeError("its value has no gradient: it is detached, or made under no_grad")
+        gradients = torch.autograd.grad(value.sum(), views, allow_unused=True)
     except Exception as error:
         raise TypeError(
             f"the function failed with {what} on the CPU ({type(error).__name__}: {error}): wrap "
-            "it, as in recognize(lambda z1, z2: model.loss(z1, z2))"
+            "it, as in recognize(lambda z1, z2: model.loss(z1, z2)), or give dim= if it has one"
         ) from error
-    if not isinstance(value, Tensor) or value.numel() != 1 or not value.requires_grad:
-        came = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-        raise TypeError(f"the function must return a scalar with a gradient, but returned {came}")
-    gradients = torch.autograd.grad(value.sum(), views, allow_unused=True)
     learned = [view for view, d in zip(views, gradients, strict=True) if d is not None]
     parts = [d.flatten() for d in gradients if d is not None]
     gradient = torch.cat([first.new_zeros(0), *parts])
     if not value.isfinite().all() or not gradient.isfinite().all():
-        raise _NotFiniteError(f"value or gradient is not finite on a batch of {n}")
+        where = f"a batch of {n}" + ", of which two labels have one embedding" * (
+            labels and n == 12
+        )
+        raise _NotFiniteError(f"value or gradient is not finite on {where}")
     return Probe(views, value.item(), gradient, learned)
 
 
@@ -387,26 +403,43 @@ class _Search(NamedTuple):
         if self.tolerance < best.error < _LOOKED_FOR and isinstance(best.candidate, Structure):
             extended = [best.candidate._replace(extra=extra) for extra in _EXTRAS]
             near = [self.fit(each, [best.parameters[0], -9.0]) for each in extended]
-            best = min([best, *near], key=lambda fit: fit.error)
+            best = min([best, *[fit for fit in near if self.is_reason(fit)]], key=lambda x: x.error)
         if best.error > self.tolerance and not self.labels:
             fits += self.fits(_HARD, [(0.5, 0.05), (1.0, 0.1), (3.0, 0.2)], temperatures=8)
             fits = sorted(fits, key=lambda fit: fit.error)
             best, is_near = fits[0], True
-        is_right = best.error <= self.tolerance
-        is_right &= 1.001 * _LOWEST < best.temperature() < 0.999 * _HIGHEST
+        is_right = best.error <= self.tolerance and self.is_determined(best)
         if is_right and is_near and not best.candidate.differences():
-            also = [fit for fit in fits if fit.error <= self.tolerance and fit is not best]
-            same = [f"on these batches {self.described(fit).line} is the same" for fit in also]
             found = self.described(best)
-            return replace(found, differences=(*found.differences, *same))
+            also = [fit for fit in fits if fit.error <= self.tolerance and fit is not best]
+            same = [f"on these batches {self.described(x).line} is the same" for x in also]
+            if found.kind != "none":
+                return replace(found, differences=(*found.differences, *same))
+            return replace(found, differences=("its factor or its value depends on the batch",))
         nearest = next(fit for fit in fits if not fit.candidate.differences())
         found = self.described(nearest)
-        if nearest.error < _TINY:
+        if nearest.error < _TINY and self.is_determined(nearest) and found.kind != "none":
             why = f"the gradient differs by {nearest.error:.0e}, as by an epsilon somewhere"
             return replace(found, kind="nearly", differences=(*found.differences, why))
         facts = [*best.candidate.differences(), *self.extras(best)] if is_right else []
         facts = [f"it would be one of ours, but {fact}" for fact in facts]
         return replace(found, kind="none", differences=(*facts, *self.facts()))
+
+    def is_reason(self, fit: Fit) -> bool:
+        """Whether an extra term has the same weight in all batches, and the sign of its name."""
+        parameters = torch.tensor([fit.parameters], dtype=torch.float64)
+        solved = [self.solve(fit.candidate, parameters, probe).weights[0] for probe in self.probes]
+        weights = torch.stack([x[2:] / x[:2].sum() for x in solved])
+        is_smoothing = getattr(fit.candidate, "extra", "") == "smoothing"
+        same = (weights - weights[0]).abs() <= 1e-6 * weights.abs() + 100 * self.tolerance
+        return bool(same.all()) and not (is_smoothing and bool((weights > 0).any()))
+
+    def is_determined(self, fit: Fit) -> bool:
+        """Whether the temperature is within its range, and another one would not do as well."""
+        shifted = torch.tensor(fit.parameters, dtype=torch.float64)
+        shifted[0] -= math.log(1.5)
+        inside = 1.001 * _LOWEST < fit.temperature() < 0.999 * _HIGHEST
+        return inside and self.error(fit.candidate, shifted) > max(2 * fit.error, self.tolerance)
 
     def fits(
         self, candidates: Sequence[Candidate], starts: Sequence[Parameters], temperatures: int = 30
@@ -449,23 +482,29 @@ class _Search(NamedTuple):
         sizes = torch.tensor([len(probe.views[0]) for probe in self.probes]).double()
         ways = torch.cat([x.weights[:, :2] for x in solved])  # [4, 1 or 2], of each batch
         totals, differences = ways.sum(1), self.extras(best)
-        power = float((totals[3] / totals[1]).log() / (sizes[3] / sizes[1]).log())
-        power = round(4 * power) / 4 if math.isfinite(power) else 0.0
-        scaled = totals / sizes**power
-        if not (scaled / scaled[0] - 1).abs().max() <= 100 * self.tolerance:
-            differences.append("its factor depends on N, but not as a power of N")
+        near = max(1e-8, 100 * self.tolerance)
+        varies = (ways / totals.unsqueeze(1) - ways[0] / totals[0]).abs().max() > near
+        scales = {power: totals / sizes**power for power in (0.0, 1.0, 0.5, -1.0, -0.5, 2.0)}
+        spread = {power: float((x / x[0] - 1).abs().max()) for power, x in scales.items()}
+        power = min(spread, key=spread.__getitem__)
+        scaled = scales[power]
+        fixed = not bool(varies) and spread[power] <= near
 
-        options = {"temperature": round_to(best.temperature()), **candidate.options()}
+        options = {"temperature": round_to(best.temperature(), best.error), **candidate.options()}
         if isinstance(candidate, Options):
             fitted = zip(candidate.fitted, best.parameters[1:], strict=True)
-            options |= {name: round_to(value) for name, value in fitted if value > 1e-9}
-        are_equal = ways.shape[1] == 2 and bool((ways[:, 0] / ways[:, 1] - 1).abs().max() < 1e-6)
+            options |= {name: round_to(value, best.error) for name, value in fitted if value > 1e-9}
+        are_equal = ways.shape[1] == 2 and bool((ways[:, 0] / ways[:, 1] - 1).abs().max() < near)
         if ways.shape[1] == 2 and not are_equal:
             options["queries"] = "first"
         if power == 1:
             options["reduction"] = "sum"
             scaled = scaled / 2 if are_equal else scaled
-        factor, constant = round_to(float(scaled[0])), self.constant(best, solved, differences)
+        factor, constant = (
+            round_to(float(scaled[0]), best.error),
+            self.constant(best, solved, differences),
+        )
+        fixed &= math.isfinite(constant)
         z1, z2 = (
             name if any(view is x for x in self.probes[0].learned) else f"{name}.detach()"
             for name, view in zip(("z1", "z2"), (self.probes[0].views * 2)[:2], strict=True)
@@ -476,13 +515,13 @@ class _Search(NamedTuple):
         if self.labels or are_equal or best.error > self.tolerance:
             parts = [(factor, f"{loss}{calls[0]}")]
         else:
-            shares = [round_to(factor * float(x / totals[0])) for x in ways[0]]
+            shares = [round_to(factor * float(x / totals[0]), best.error) for x in ways[0]]
             parts = [(x, f"{loss}{call}") for x, call in zip(shares, calls, strict=True) if x]
-        line = " + ".join(call if x == 1 else f"{x:g} * {call}" for x, call in parts)
+        line = " + ".join(call if x == 1 else f"{x:.12g} * {call}" for x, call in parts)
         if power not in (0, 1):
             line = f"len(z1) ** {power:g} * " + (line if len(parts) == 1 else f"({line})")
-        line += f" + {constant:g}" * (constant > 0) + f" - {-constant:g}" * (constant < 0)
-        kind = "nearly" if differences else "exact"
+        line += f" + {constant:.12g}" * (constant > 0) + f" - {-constant:.12g}" * (constant < 0)
+        kind = "none" if not fixed else "nearly" if differences else "exact"
         names, made = _names(options, self.labels), InfoNCE(**options)
         return Recognized(kind, made, line, factor, constant, names, tuple(differences), best.error)
 
@@ -495,9 +534,9 @@ class _Search(NamedTuple):
         weights = self.solve(best.candidate, parameters, self.probes[0]).weights[0]
         number = math.exp(best.parameters[-1])
         if extra in ("smoothing", "lengths"):
-            number = float(weights[2:].abs().max())
+            number = float(weights[2:][weights[2:].abs().argmax()])
         if extra == "smoothing":
-            number /= float(weights[:2].sum())
+            number /= -float(weights[:2].sum())
         return [_EXTRAS[extra].format(number)]
 
     def constant(self, best: Fit, solved: Sequence[Solved], differences: list[str]) -> float:
@@ -521,16 +560,16 @@ class _Search(NamedTuple):
                 by = f"{slope:.4g} * log(number of negatives)"
                 differences.append(f"it adds {by} to the value")
                 return round_to(constant) if abs(constant) > noise else 0.0
-            differences.append("its value also has a number without gradient, by the batch")
-        return 0.0
+        return math.nan  # it depends on the batch
 
     def facts(self) -> list[str]:
         """What helps a person whose function is no loss of ours."""
-        probe, n = self.probes[0], len(self.probes[0].views[0])
+        probe = self.probes[0]
+        n, dim = probe.views[0].shape
         facts = []
 
         def value(change: Callable[[Tensor], Tensor]) -> float:
-            return _probe(self.function, n, 0, self.labels, change).value
+            return _probe(self.function, 0, (n, dim), self.labels, change).value
 
         def same(change: Callable[[Tensor], Tensor]) -> bool:
             return abs(value(change) - probe.value) <= 1e-4 * (abs(probe.value) + 1e-8)
@@ -541,15 +580,16 @@ class _Search(NamedTuple):
             facts.append("its value depends on the order of the graphs")
         if not same(lambda z: z * torch.linspace(0.5, 2, n).unsqueeze(1)):
             facts.append("its value depends on the lengths of embeddings, so it has no cosines")
-        if same(lambda z: z + 0.3):
+        if same(lambda z: z + 0.3) and not same(torch.square):
             facts.append("it centres the embeddings: a vector that is added to all changes nothing")
         return facts
 
 
-def round_to(number: float, digits: int = 6) -> float:
-    """Round to some digits that a person would write, if the number is near enough to it."""
-    rounded = float(f"{number:.{digits}g}")
-    return rounded if abs(rounded - number) <= 1e-5 * abs(number) else number
+def round_to(number: float, error: float = 0.0) -> float:
+    """Round to few digits, if the number is as near to them as it can be known."""
+    near = min(max(1e-9, 10 * error), 1e-3) * abs(number)
+    digits = (float(f"{number:.{n}g}") for n in range(1, 18))
+    return next((x for x in digits if abs(x - number) <= near), number)
 
 
 def _names(options: dict[str, Any], labels: bool) -> tuple[str, ...]:
