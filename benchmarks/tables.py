@@ -76,6 +76,17 @@ def grace() -> str:
     return markdown(["loss", *metrics], by_loss("grace", "grace", metrics))
 
 
+def by_column(
+    rows: list[dict[str, Any]], metrics: Iterable[str]
+) -> tuple[list[tuple[str, str]], list[list[str]]]:
+    """The sizes and modes of a benchmark, and a line for each loss with a cell for each of them."""
+    columns = list(dict.fromkeys((row["size"], row["mode"]) for row in rows))
+    providers = dict.fromkeys(row["provider"] for row in rows)
+    return columns, [
+        [x, *(cell(rows, metrics, x, *column) for column in columns)] for x in providers
+    ]
+
+
 def loop() -> str:
     lines = by_loss("loop", "loop", ["milliseconds", "ratio to GraphCL's loss_cal"])
     return markdown(["loss", "time per step", "ratio"], lines)
@@ -169,12 +180,8 @@ def lists() -> str:
 
 
 def step() -> str:
-    rows, metrics = rows_of("step", "step"), ["milliseconds", f"ratio to {PYGCL}"]
-    columns = dict.fromkeys((row["size"], row["mode"]) for row in rows)
-    lines = [
-        [provider, *(cell(rows, metrics, provider, *column) for column in columns)]
-        for provider in dict.fromkeys(row["provider"] for row in rows)
-    ]
+    metrics = ["milliseconds", f"ratio to {PYGCL}"]
+    columns, lines = by_column(rows_of("step", "step"), metrics)
     heads = (f"{size.removesuffix(' D=96 K=10')}, {mode}" for size, mode in columns)
     return markdown(["loss", *heads], lines)
 
@@ -201,13 +208,8 @@ def libraries() -> str:
 
 def score_mods() -> str:
     """Each function's ratio to the loss without one, by N."""
-    rows, metrics = rows_of("scripts", "score_mods"), ["ratio to none"]
-    sizes = dict.fromkeys((row["size"], row["mode"]) for row in rows)
-    lines = [
-        [name, *(cell(rows, metrics, name, *size) for size in sizes)]
-        for name in dict.fromkeys(row["provider"] for row in rows)
-    ]
-    heads = (size.partition(" D=")[0] for size, _ in sizes)
+    columns, lines = by_column(rows_of("scripts", "score_mods"), ["ratio to none"])
+    heads = (size.partition(" D=")[0] for size, _ in columns)
     return markdown(["function", *heads], [line for line in lines if line[0] != "none"])
 
 

@@ -214,8 +214,8 @@ def recognize(function: Function, *, labels: bool = False, dim: int | None = Non
     no loss of this package, and the answer has the nearest one and facts about the function. What
     the function does only for other inputs, such as large batches, is not seen.
 
-    Buffers of the function's module, gradients of its parameters and the states of random numbers
-    are afterwards as they were before.
+    Modules that the function uses by name, or is a method of, have afterwards the parameters,
+    buffers, gradients and mode that they had before. So have the states of random numbers.
 
     Args:
         function (callable): a function of two views, or of embeddings ``[N, D]`` and labels
@@ -255,7 +255,7 @@ def recognize(function: Function, *, labels: bool = False, dim: int | None = Non
 
 @contextmanager
 def _untouched(function: Function) -> Iterator[None]:
-    """A block after which the function's module and the states of random numbers are as before."""
+    """A block after which the function's modules and the states of random numbers are as before."""
     owners = [function, getattr(function, "__self__", None), *getattr(function, "args", ())]
     if inspect.isfunction(function):
         captured = inspect.getclosurevars(function)
@@ -371,10 +371,10 @@ def _minimise(residuals: Callable[[Tensor], Tensor], start: Sequence[float]) -> 
     x, damping = torch.tensor(start, dtype=torch.float64), 1e-3
     left = residuals(x + around)
     for _ in range(40):
-        slopes = ((left[1 : num + 1] - left[num + 1 :]) / (2 * h)).T  # [P, p]
-        squares = slopes.T @ slopes
-        damped = squares + damping * squares.diagonal().clamp_min(1e-30).diag()
-        new = x - torch.linalg.solve(damped, slopes.T @ left[0])
+        jacobian = ((left[1 : num + 1] - left[num + 1 :]) / (2 * h)).T  # [P, p]
+        gram = jacobian.T @ jacobian
+        damped = gram + damping * gram.diagonal().clamp_min(1e-30).diag()
+        new = x - torch.linalg.solve(damped, jacobian.T @ left[0])
         left_there = residuals(new + around)
         before, after = float(left[0].norm()), float(left_there[0].norm())
         if after < before:
@@ -396,6 +396,11 @@ class _Search(NamedTuple):
 
     def solve(self, candidate: Candidate, parameters: Tensor, probe: Probe) -> Solved:
         return _solve(candidate, parameters, probe, 100 * self.tolerance)
+
+    def solved(self, candidate: Candidate, parameters: Sequence[float]) -> list[Solved]:
+        """Solve all batches with the same parameters."""
+        row = torch.tensor([parameters], dtype=torch.float64)
+        return [self.solve(candidate, row, probe) for probe in self.probes]
 
     def result(self) -> Recognized:
         fits = self.fits(_WITH_LABELS if self.labels else _TWO_VIEWS, [()])
@@ -427,17 +432,15 @@ class _Search(NamedTuple):
 
     def is_reason(self, fit: Fit) -> bool:
         """Whether an extra term has the same weight in all batches, and the sign of its name."""
-        parameters = torch.tensor([fit.parameters], dtype=torch.float64)
-        solved = [self.solve(fit.candidate, parameters, probe).weights[0] for probe in self.probes]
-        weights = torch.stack([x[2:] / x[:2].sum() for x in solved])
+        solved = self.solved(fit.candidate, fit.parameters)
+        weights = torch.stack([x.weights[0, 2:] / x.weights[0, :2].sum() for x in solved])
         is_smoothing = getattr(fit.candidate, "extra", "") == "smoothing"
         same = (weights - weights[0]).abs() <= 1e-6 * weights.abs() + 100 * self.tolerance
         return bool(same.all()) and not (is_smoothing and bool((weights > 0).any()))
 
     def is_determined(self, fit: Fit) -> bool:
         """Whether the temperature is within its range, and another one would not do as well."""
-        shifted = torch.tensor(fit.parameters, dtype=torch.float64)
-        shifted[0] -= math.log(1.5)
+        shifted = [fit.parameters[0] - math.log(1.5), *fit.parameters[1:]]
         inside = 1.001 * _LOWEST < fit.temperature() < 0.999 * _HIGHEST
         return inside and self.error(fit.candidate, shifted) > max(2 * fit.error, self.tolerance)
 
@@ -466,19 +469,20 @@ class _Search(NamedTuple):
             return self.solve(candidate, x.clamp(low, high), self.probes[0]).left
 
         found = torch.tensor(_minimise(residuals, start), dtype=torch.float64).clamp(low, high)
-        rounded = found.clone()
-        rounded[0] = math.log(float(f"{math.exp(found[0]):.6g}"))
-        tried = [(self.error(candidate, x), candidate, tuple(x.tolist())) for x in (found, rounded)]
-        return Fit(*(tried[1] if tried[1][0] <= self.tolerance else tried[0]))
+        tau, *more = found.tolist()
+        rounded = math.log(float(f"{math.exp(tau):.6g}"))
+        exact, near = (
+            Fit(self.error(candidate, x), candidate, x) for x in ((tau, *more), (rounded, *more))
+        )
+        return near if near.error <= self.tolerance else exact
 
-    def error(self, candidate: Candidate, parameters: Tensor) -> float:
-        of_probes = [self.solve(candidate, parameters.view(1, -1), x) for x in self.probes]
-        return max(float(solved.left.norm()) for solved in of_probes)
+    def error(self, candidate: Candidate, parameters: Sequence[float]) -> float:
+        """The largest relative error of the gradient, of all batches."""
+        return max(float(x.left.norm()) for x in self.solved(candidate, parameters))
 
     def described(self, best: Fit) -> Recognized:
         """Say what was found, as a line of code and in words."""
-        candidate, parameters = best.candidate, torch.tensor([best.parameters], dtype=torch.float64)
-        solved = [self.solve(candidate, parameters, probe) for probe in self.probes]
+        candidate, solved = best.candidate, self.solved(best.candidate, best.parameters)
         sizes = torch.tensor([len(probe.views[0]) for probe in self.probes]).double()
         ways = torch.cat([x.weights[:, :2] for x in solved])  # [4, 1 or 2], of each batch
         totals, differences = ways.sum(1), self.extras(best)
@@ -530,8 +534,7 @@ class _Search(NamedTuple):
         extra = getattr(best.candidate, "extra", "")
         if not extra:
             return []
-        parameters = torch.tensor([best.parameters], dtype=torch.float64)
-        weights = self.solve(best.candidate, parameters, self.probes[0]).weights[0]
+        weights = self.solved(best.candidate, best.parameters)[0].weights[0]
         number = math.exp(best.parameters[-1])
         if extra in ("smoothing", "lengths"):
             number = float(weights[2:][weights[2:].abs().argmax()])
@@ -549,14 +552,13 @@ class _Search(NamedTuple):
         if max(each) - min(each) <= noise:
             return round_to(each[0]) if abs(each[0]) > noise else 0.0
         if best.error <= self.tolerance:
-            views = 2 if getattr(best.candidate, "within", False) else 1
+            views = 1 if best.candidate.options().get("negatives") == "cross" else 2
             counts = [views * (len(probe.views[0]) - 1) for probe in self.probes]
             logs = torch.tensor([[math.log(n), 1.0] for n in counts], dtype=torch.float64)
             values = torch.tensor(each, dtype=torch.float64)
-            slope, constant = torch.linalg.lstsq(logs, values).solution.tolist()
-            if (
-                logs @ torch.tensor([slope, constant], dtype=torch.float64) - values
-            ).abs().max() <= noise:
+            line = torch.linalg.lstsq(logs, values).solution
+            slope, constant = line.tolist()
+            if (logs @ line - values).abs().max() <= noise:
                 by = f"{slope:.4g} * log(number of negatives)"
                 differences.append(f"it adds {by} to the value")
                 return round_to(constant) if abs(constant) > noise else 0.0
@@ -601,12 +603,12 @@ def _names(options: dict[str, Any], labels: bool) -> tuple[str, ...]:
         compared = [name for name in InfoNCE.options if name not in ("temperature", "reduction")]
         return {name: given.get(name, getattr(default, name)) for name in compared}
 
-    inputs = "(z, labels=labels)" if labels else "(view1, view2)"
+    wanted = comparable(options)
     return tuple(
         name
         for name, preset in PRESETS.items()
         if not preset.value
         and (", labels=" in preset.call if labels else preset.call.count(",") == 1)
-        and ("=" in preset.call) == ("=" in inputs)
-        and comparable(preset.options) == comparable(options)
+        and ("=" in preset.call) == labels
+        and comparable(preset.options) == wanted
     )

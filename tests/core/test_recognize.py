@@ -175,6 +175,10 @@ NEARLY = {
         lambda a, b: formulas.graphcl(a, b, 0.2) - math.log(len(a) - 1),
         "it adds -1 * log(number of negatives) to the value",
     ),
+    "mean of hard negatives": (
+        lambda a, b: formulas.hcl(a, b, torch.tensor(0.5)) - math.log(2 * len(a) - 2),
+        "it adds -1 * log(number of negatives) to the value",
+    ),
 }
 
 
@@ -183,6 +187,7 @@ def test_small_differences_are_named(function, difference):
     found = recognize(function)
     assert found.kind == "nearly"
     assert found.differences == (difference,)
+    assert found.constant == 0
     assert f"- {difference}" in str(found)
 
 
