@@ -20,7 +20,10 @@ class Augmentation:
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        cls.__doc__ = inspect.getdoc(cls)  # the inherited one, which Sphinx would not show
+        doc = inspect.getdoc(cls) or ""  # an inherited one as well, which Sphinx would not show
+        if doc.startswith("Examples:"):
+            doc = f"{inspect.getdoc(cls.__mro__[1])}\n\n{doc}"
+        cls.__doc__ = doc
 
     def __init__(self, p: float = 0.2) -> None:
         if not isinstance(p, Real) or not 0 <= p <= 1:
@@ -39,8 +42,16 @@ class Augmentation:
         """Return a batch of the nodes of ``mask`` ``[V]`` and the edges between them."""
         raise NotImplementedError
 
+    def keep_edges(self, batch: Any, mask: Tensor) -> Any:
+        """Return a batch of all nodes and the edges of ``mask`` ``[E]``."""
+        raise NotImplementedError
+
     def replace_edges(self, batch: Any, source: Tensor, target: Tensor) -> Any:
         """Return a batch whose edges have other end nodes ``[E]``, in the same graphs."""
+        raise NotImplementedError
+
+    def replace_features(self, batch: Any, function: Callable[[Tensor], Tensor]) -> Any:
+        """Return a batch whose node features ``[V, ...]`` are those that ``function`` returns."""
         raise NotImplementedError
 
 
@@ -68,6 +79,18 @@ class Subgraph(Augmentation):
         return self.keep_nodes(batch, draw_connected(*self.structure(batch), self.p))
 
 
+class EdgeDrop(Augmentation):
+    """Drops each edge with probability ``p``, and keeps all nodes, as PyG's ``dropout_edge``.
+
+    As in GRACE, BGRL and GCA with uniform probabilities, each direction of an undirected edge is
+    drawn by itself, so a view may keep only one of the two. A graph may lose all its edges.
+    """
+
+    def forward(self, batch: Any) -> Any:
+        _, _, source, _ = self.structure(batch)
+        return self.keep_edges(batch, torch.rand(len(source), device=source.device) >= self.p)
+
+
 class EdgePerturb(Augmentation):
     """Replaces each edge, with probability ``p``, by a random edge in the same graph.
 
@@ -90,6 +113,9 @@ class AttributeMask(Augmentation):
         super().__init__(p)
         self.fill_value = fill_value
 
+    def forward(self, batch: Any) -> Any:
+        return self.replace_features(batch, self.mask)
+
     def mask(self, features: Tensor) -> Tensor:
         """Return features ``[V, ...]`` of which random rows are masked."""
         if not features.is_floating_point() and self.fill_value % 1:
@@ -101,6 +127,22 @@ class AttributeMask(Augmentation):
         return features.masked_fill(
             is_masked.view(-1, *[1] * (features.dim() - 1)), self.fill_value
         )
+
+
+class FeatureMask(Augmentation):
+    """Masks each column of the node features with probability ``p``, as PyG's ``mask_feature``.
+
+    A masked column is 0 for all nodes, and all graphs of a batch lose the same columns, as in
+    GRACE, BGRL and GCA with uniform probabilities.
+    """
+
+    def forward(self, batch: Any) -> Any:
+        return self.replace_features(batch, self.mask)
+
+    def mask(self, features: Tensor) -> Tensor:
+        """Return features ``[V, ...]`` of which random columns ``[...]`` are 0."""
+        is_masked = torch.rand(features.shape[1:], device=features.device) < self.p
+        return features.masked_fill(is_masked, 0)
 
 
 class RandomChoice(Augmentation):

@@ -16,7 +16,7 @@ class ContrastiveModel(nn.Module):
     but ``model.parameters()`` does not contain the parameters that it uses.
 
     The encoder usually returns one embedding for each graph. Embeddings of nodes need augmentations
-    that keep all nodes, such as ``EdgePerturb`` and ``AttributeMask``.
+    that keep all nodes, such as ``EdgeDrop`` and ``FeatureMask``.
 
     Args:
         encoder: a module that returns embeddings ``[N, D]`` of a view.

@@ -28,6 +28,8 @@ Examples:
 
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -47,7 +49,9 @@ from ._model import ContrastiveModel
 __all__ = [
     "AttributeMask",
     "ContrastiveModel",
+    "EdgeDrop",
     "EdgePerturb",
+    "FeatureMask",
     "NodeDrop",
     "RandomChoice",
     "Subgraph",
@@ -71,10 +75,12 @@ class _Transform(_augmentations.Augmentation, dgl.BaseTransform):
         # dgl.remove_nodes would return a batch, but it fails for some graphs that are not a batch,
         # and it loses features that the user has called "_ID", because DGL uses this name itself.
         view = dgl.node_subgraph(graph, mask, store_ids=False)
-        owner = torch.repeat_interleave(graph.batch_num_nodes())[mask]  # the graph of each node
-        view.set_batch_num_nodes(owner.bincount(minlength=graph.batch_size))
-        view.set_batch_num_edges(owner[_edges(view)[0]].bincount(minlength=graph.batch_size))
-        return view
+        return _set_batch(view, torch.repeat_interleave(graph.batch_num_nodes())[mask], graph)
+
+    def keep_edges(self, graph: DGLGraph, mask: Tensor) -> DGLGraph:
+        coo = graph.formats("coo")  # DGL selects the edges of no other format
+        view = dgl.edge_subgraph(coo, mask, relabel_nodes=False, store_ids=False)
+        return _set_batch(view, torch.repeat_interleave(graph.batch_num_nodes()), graph)
 
     def replace_edges(self, graph: DGLGraph, source: Tensor, target: Tensor) -> DGLGraph:
         # dgl.AddEdge is no alternative: it adds edges between different graphs of the batch, and
@@ -88,11 +94,29 @@ class _Transform(_augmentations.Augmentation, dgl.BaseTransform):
         view.set_batch_num_edges(graph.batch_num_edges())
         return view
 
+    def replace_features(self, graph: DGLGraph, function: Callable[[Tensor], Tensor]) -> DGLGraph:
+        if self.feat_name not in graph.ndata:
+            got = sorted(graph.ndata)
+            raise ValueError(f"graph must have the node feature {self.feat_name!r}, but has {got}")
+        view = graph.clone()
+        view.ndata[self.feat_name] = function(view.ndata[self.feat_name])
+        return view
+
 
 class NodeDrop(_augmentations.NodeDrop, _Transform): ...
 
 
 class Subgraph(_augmentations.Subgraph, _Transform): ...
+
+
+class EdgeDrop(_augmentations.EdgeDrop, _Transform):
+    """
+    Examples:
+        >>> view = EdgeDrop(p=1.0)(dgl.graph(([0, 1], [1, 2])))
+        >>> view.num_nodes(), view.num_edges()
+        (3, 0)
+
+    """
 
 
 class EdgePerturb(_augmentations.EdgePerturb, _Transform): ...
@@ -109,16 +133,34 @@ class AttributeMask(_augmentations.AttributeMask, _Transform):
         super().__init__(p, fill_value)
         self.feat_name = feat_name
 
-    def forward(self, graph: DGLGraph) -> DGLGraph:
-        if self.feat_name not in graph.ndata:
-            got = sorted(graph.ndata)
-            raise ValueError(f"graph must have the node feature {self.feat_name!r}, but has {got}")
-        view = graph.clone()
-        view.ndata[self.feat_name] = self.mask(view.ndata[self.feat_name])
-        return view
+
+class FeatureMask(_augmentations.FeatureMask, _Transform):
+    """Masks each column of a feature with probability ``p``: it becomes 0 for all nodes.
+
+    ``feat_name`` is the name of the feature in ``graph.ndata``. All graphs of a batch lose the same
+    columns, as in GRACE, BGRL and GCA with uniform probabilities.
+
+    Examples:
+        >>> graph = dgl.graph(([0, 1], [1, 2]))
+        >>> graph.ndata["atom"] = torch.ones(3, 4)
+        >>> FeatureMask(p=1.0, feat_name="atom")(graph).ndata["atom"].any()
+        tensor(False)
+
+    """
+
+    def __init__(self, p: float = 0.2, feat_name: str = "feat") -> None:
+        super().__init__(p)
+        self.feat_name = feat_name
 
 
 class RandomChoice(_augmentations.RandomChoice, _Transform): ...
+
+
+def _set_batch(view: DGLGraph, owner: Tensor, graph: DGLGraph) -> DGLGraph:
+    """Make the view, whose nodes belong to the graphs ``owner`` ``[V]``, a batch like ``graph``."""
+    view.set_batch_num_nodes(owner.bincount(minlength=graph.batch_size))
+    view.set_batch_num_edges(owner[_edges(view)[0]].bincount(minlength=graph.batch_size))
+    return view
 
 
 def _edges(graph: DGLGraph) -> tuple[Tensor, Tensor]:

@@ -1,8 +1,9 @@
-"""Train a GCN on the nodes of one graph by InfoNCE and by PGCL, as in GRACE.
+"""Train a GCN on the nodes of one graph by InfoNCE and by PGCL, on the views of GRACE.
 
-The GCN encodes all nodes in two views. The loss compares a random batch of nodes: row i of both
-views is one node. The graph is a stochastic block model with weak features. A linear probe
-evaluates the embeddings on held-out nodes; only the probe uses labels. A minute on a CPU:
+A view drops random edges and masks random columns of the features, and keeps all nodes. The GCN
+encodes all nodes in two views. The loss compares a random batch of nodes: row i of both views is
+one node. The graph is a stochastic block model with weak features. A linear probe evaluates the
+embeddings on held-out nodes; only the probe uses labels. A minute on a CPU:
 
     python examples/node_level.py --nodes 100000 --batch-size 2048
 """
@@ -19,7 +20,7 @@ from torch_geometric.utils import to_undirected
 from tqdm import tqdm  # pip install -e '.[experiments]'
 
 from pgcl_losses import InfoNCE, PGCLLoss
-from pgcl_losses.adapters.pyg import AttributeMask, EdgePerturb
+from pgcl_losses.adapters.pyg import EdgeDrop, FeatureMask
 
 parser = argparse.ArgumentParser(description="InfoNCE and PGCL on nodes.")
 parser.add_argument("--nodes", type=int, default=100_000)
@@ -45,7 +46,7 @@ def block_model(num_nodes):
 
 
 def train(encoder, criterion):
-    augment = Compose([EdgePerturb(0.3), AttributeMask(0.3)])  # both keep all nodes
+    augment = Compose([EdgeDrop(0.3), FeatureMask(0.3)])  # both keep all nodes
     optimizer = torch.optim.Adam([*encoder.parameters(), *criterion.parameters()], lr=1e-2)
     for _ in tqdm(range(args.steps), unit="step"):
         nodes = torch.randperm(graph.num_nodes, device=device)[: args.batch_size]

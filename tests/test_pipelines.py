@@ -104,10 +104,12 @@ def test_lightning_resumes_bit_for_bit_and_validation_moves_no_state(loss, tmp_p
     assert resumed.lightning_module.validations[-2:] == validations[-2:]
 
 
-@pytest.mark.parametrize("kind", ["NodeDrop", "EdgePerturb", "AttributeMask", "Subgraph"])
+@pytest.mark.parametrize(
+    "kind", ["NodeDrop", "EdgeDrop", "EdgePerturb", "AttributeMask", "FeatureMask", "Subgraph"]
+)
 def test_workers_draw_anew_for_each_graph_and_keep_the_data(kind):
     """One graph 32 times, twice: neither workers nor epochs repeat the draws of others."""
-    dataset = FakeDataset(1, avg_num_nodes=40, num_channels=3, transform=getattr(pyg, kind)())
+    dataset = FakeDataset(1, avg_num_nodes=40, num_channels=40, transform=getattr(pyg, kind)())
     before = dataset.get(0).clone()
     loader = DataLoader(dataset.copy([0] * 32), batch_size=8, num_workers=2)
     views = [view for _ in range(2) for batch in loader for view in batch.to_data_list()]

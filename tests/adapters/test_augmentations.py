@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 DROPPING = ["NodeDrop", "Subgraph"]
-KINDS = [*DROPPING, "EdgePerturb", "AttributeMask"]
+KINDS = [*DROPPING, "EdgeDrop", "EdgePerturb", "AttributeMask", "FeatureMask"]
 kinds = pytest.mark.parametrize("kind", KINDS)
 FRACTIONS = st.sampled_from([0.0, 0.3, 0.7, 1.0])  # of all nodes, one stays in each graph
 SEEDS = st.integers(0, 99)
@@ -65,6 +65,9 @@ def test_row_i_stays_graph_i(framework, kind, graphs, p, seed):
         between = torch.isin(before.edges, view.node_id).all(0)
         assert torch.equal(view.edge_id, before.edge_id[between])
         assert torch.equal(view.node_id[view.edges], before.edges[:, view.edge_id])
+    if kind == "EdgeDrop":
+        assert torch.equal(view.edges, before.edges[:, view.edge_id])
+        assert torch.equal(view.features, before.features)
 
 
 @kinds
@@ -104,6 +107,21 @@ def test_perturbed_edges_stay_undirected(framework, graphs, seed):
     assert torch.equal(was.edges[:, loops], view.edges[:, loops])
     for name in ("sizes", "node_id", "edge_id", "features"):
         assert torch.equal(getattr(was, name), getattr(view, name))
+
+
+@given(graphs=graph_lists(), p=FRACTIONS, seed=SEEDS)
+def test_edges_and_columns_are_drawn_as_by_pyg(framework, graphs, p, seed):
+    """The draws of dropout_edge and mask_feature: a number for each edge, and for each column."""
+    batch = framework.batch_of(graphs)
+    was = framework.contents(batch)
+    torch.manual_seed(seed)
+    dropped = framework.contents(framework.adapter.EdgeDrop(p)(batch))
+    torch.manual_seed(seed)
+    assert torch.equal(dropped.edge_id, (torch.rand(was.edges.shape[1]) >= p).nonzero()[:, 0])
+    torch.manual_seed(seed)
+    masked = framework.contents(framework.adapter.FeatureMask(p)(batch))
+    torch.manual_seed(seed)
+    assert torch.equal(masked.features, was.features * (torch.rand(3) >= p))
 
 
 def assert_share(share, p, count):
@@ -147,6 +165,21 @@ def test_added_edges_are_uniform(framework):
     assert set(counts) == set(itertools.permutations(range(4), 2))
     for count in counts.values():
         assert_share(count / 2400, 1 / 12, 2400)
+
+
+def test_edges_of_a_ring_move_independently(framework):
+    """Also the last edge of a ring of four, whose random keys are those of the other edges."""
+    batch = framework.batch_of([ring(4)] * 4000)
+    was, view = (framework.contents(g) for g in (batch, framework.adapter.EdgePerturb(0.6)(batch)))
+    pairs = (
+        edges.sort(0).values[:, was.edges[0] < was.edges[1]] for edges in (was.edges, view.edges)
+    )
+    stay = torch.eq(*pairs).all(0).view(-1, 4)  # [4000, 4]
+    p = 1 - 0.6 * 5 / 6  # one in six pairs of nodes is the old one
+    counts = Counter(map(tuple, stay.tolist()))
+    for pattern in itertools.product([False, True], repeat=4):
+        expected = p ** sum(pattern) * (1 - p) ** (4 - sum(pattern))
+        assert_share(counts[pattern] / 4000, expected, 4000)
 
 
 def test_a_subgraph_grows_by_a_random_neighbour_at_a_time(framework):

@@ -26,7 +26,9 @@ def test_an_error_on_one_line_that_names_what_is_wrong(framework, error, call, w
     assert_error(error, lambda: call(framework.adapter), words)
 
 
-@pytest.mark.parametrize("kind", ["NodeDrop", "Subgraph", "EdgePerturb", "AttributeMask"])
+@pytest.mark.parametrize(
+    "kind", ["NodeDrop", "Subgraph", "EdgeDrop", "EdgePerturb", "AttributeMask", "FeatureMask"]
+)
 def test_an_augmentation_of_a_tensor(framework, kind):
     augment = getattr(framework.adapter, kind)()
     assert_error(TypeError, lambda: augment(torch.ones(2)), ["must be a", "got Tensor"])

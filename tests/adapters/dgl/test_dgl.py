@@ -6,10 +6,19 @@ import torch
 from helpers.batches import ring
 from helpers.dgl_cases import batch_of
 
-from pgcl_losses.adapters.dgl import AttributeMask, EdgePerturb, NodeDrop, Subgraph
+from pgcl_losses.adapters.dgl import (
+    AttributeMask,
+    EdgeDrop,
+    EdgePerturb,
+    FeatureMask,
+    NodeDrop,
+    Subgraph,
+)
 
 pytestmark = pytest.mark.dgl
-kinds = pytest.mark.parametrize("kind", [NodeDrop, Subgraph, EdgePerturb, AttributeMask])
+kinds = pytest.mark.parametrize(
+    "kind", [NodeDrop, Subgraph, EdgeDrop, EdgePerturb, AttributeMask, FeatureMask]
+)
 
 
 @kinds
@@ -28,6 +37,8 @@ def test_masked_features_have_a_name():
     masked = AttributeMask(1.0, fill_value=118, feat_name="atom")(graph)
     assert masked.ndata["atom"].tolist() == [118] * 15
     assert torch.equal(masked.ndata["feat"], graph.ndata["feat"])
+    columns = FeatureMask(1.0, feat_name="atom")(graph)
+    assert columns.ndata["atom"].tolist() == [0] * 15
     assert graph.ndata["atom"].tolist() == [1] * 15
     with pytest.raises(ValueError, match=r"the node feature 'h', but has \['_ID', 'atom', 'feat'"):
         AttributeMask(feat_name="h")(graph)
