@@ -1,16 +1,26 @@
 """Cluster graphs without labels: train an encoder, choose the number of clusters, draw them.
 
-The new folder --output gets clusters.csv, with the cluster of each graph, and clusters.png. Each
-file of --folder is a graph: a line for each edge, with the names of its two nodes. Without --folder
-the graphs are the 1,797 handwritten digits of scikit-learn, which take a minute on two cores:
+The new folder --output gets clusters.csv, with the cluster of each graph, and clusters.png, when
+both are complete. Each file of --folder is a graph: a line for each edge, with the names of its two
+nodes. Without --folder the graphs are the 1,797 handwritten digits of scikit-learn, which take a
+minute on two cores:
 
     python examples/cluster_graphs.py --output clusters
     python examples/cluster_graphs.py --folder graphs --new further_graphs --output clusters
+
+The files are text in UTF-8. A comma, a semicolon, a tab or spaces separate the two names, the same
+in all lines of a file, and names that contain a separator stand in double quotes. The script skips
+hidden files, blank lines and lines that begin with #. It also skips a header (source,target or
+src,dst or from,to, or words above nodes that are numbers), and prints that it did. Anything else in
+a file is an error before the training. Edges have no direction, and repeated edges count once.
 """
 
 import argparse
 import csv
+import os
+import re
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import matplotlib.pyplot as plt
 import networkx as nx
@@ -41,26 +51,86 @@ parser.add_argument("--clusters", type=int, help="without it, 2 to 20 are tried"
 parser.add_argument("--restarts", type=int, default=3, help="trainings, of which the best counts")
 parser.add_argument("--epochs", type=int, default=20)
 args = parser.parse_args()
-if args.output.exists() or not args.output.parent.is_dir():
-    parser.error(f"--output must be a new folder in an existing one, but it is {args.output}")
+try:
+    args.output.mkdir()  # raises whatever would raise after the training
+    args.output.rmdir()
+except OSError as error:
+    parser.error(f"--output must be a new folder that can be made, but {error}")
 if args.restarts < 1 or args.epochs < 0 or (args.clusters is not None and args.clusters < 2):
     parser.error("--restarts must be 1 or more, --epochs 0 or more, and --clusters 2 or more")
+if args.new and not args.folder:
+    parser.error("--new needs --folder: the digits have features that the files do not have")
+HEADERS = ["source", "target"], ["src", "dst"], ["from", "to"]
 device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def read(folder, least):
-    """The graphs of a folder, with a line for each edge in each file."""
-    graphs = [graph_of_file(file) for file in sorted(folder.glob("[!.]*"))]
+def read(folder: Path, least: int) -> list[Data]:
+    """The graphs of the files of a folder; all faults of its files together are one error."""
+    graphs, headers, first_lines, faults = [], [], set(), []
+    for file in sorted(folder.glob("[!.]*")):
+        try:
+            edges = edges_of_file(file)
+            kind = kind_of_first_line(edges)
+            if kind == "header":
+                headers.append(edges.pop(0))
+            graphs.append(graph_of_edges(edges, file.name))
+            first_lines.add((kind, *edges[0]))
+        except (OSError, ValueError, csv.Error) as error:
+            faults.append(f"{file}: {error}")
+    if faults:
+        parser.error("\n".join([f"files of {folder} with a fault: {len(faults)}", *faults[:10]]))
     if len(graphs) < least:
-        parser.error(f"{folder} must have {least} files or more, but has {len(graphs)}")
+        parser.error(f"{folder} must be a folder of {least} files or more, but has {len(graphs)}")
+    if len(graphs) > 1 and len(first_lines) == 1 and kind == "unclear":
+        parser.error(
+            f"{folder}: all files begin with {edges[0]}, names that no other line has: remove the "
+            "line if it is a header, or else move it down"
+        )
+    if headers:
+        print(f"{folder}: skipped the header of {len(headers)} files, such as {headers[0]}")
     return graphs
 
 
-def graph_of_file(file):
-    edges = np.loadtxt(file.read_text().replace(",", " ").splitlines(), dtype=str, ndmin=2)
-    names, index = np.unique(edges[:, :2], return_inverse=True)
+def edges_of_file(file: Path) -> list[list[str]]:
+    """The two names of each line; a line with anything else is an error."""
+    # Bytes that are not UTF-8 become surrogates, and the check of their line finds them.
+    lines = file.read_text("utf-8-sig", errors="surrogateescape").split("\n")
+    edges, separator = [], None
+    for number, line in enumerate(map(str.strip, lines), 1):
+        if line and not line.startswith("#"):
+            unquoted = re.sub('"[^"]*"', "", line)
+            separators = re.findall("\t", unquoted) or re.findall("[,;]", unquoted) or [" "]
+            separator = separator or separators[0]
+            (names,) = csv.reader([line], delimiter=separator, skipinitialspace=True)
+            edges.append([name.strip() for name in names])
+            is_edge = separators == [separator] and len(names) == 2 and all(edges[-1])
+            if not is_edge or re.search("[\0\ufeff\ud800-\udfff]|\\s#", line):
+                raise ValueError(
+                    f"line {number}: expected the names of two nodes in UTF-8, separated as in the "
+                    f"first line, by a comma, semicolon, tab or spaces, but it is {line[:60]!r}"
+                )
+    return edges
+
+
+def kind_of_first_line(edges: list[list[str]]) -> str:
+    """``edge``, ``header``, or ``unclear`` if no other line has a name of the first one."""
+    first = edges[0] if edges else []
+    below = {name for edge in edges[1:] for name in edge}
+    if not below.isdisjoint(first):
+        return "edge"
+    are_numbers = [{*map(str.isdecimal, names)} for names in (first, below)]
+    if [name.lower() for name in first] in HEADERS or are_numbers == [{False}, {True}]:
+        return "header"
+    return "unclear" if below else "edge"
+
+
+def graph_of_edges(edges: list[list[str]], name: str) -> Data:
+    """A graph with the same feature, 1, for each node."""
+    if not edges:
+        raise ValueError("expected one edge or more, but it has none")
+    names, index = np.unique(edges, return_inverse=True)
     edge_index = to_undirected(torch.from_numpy(index.reshape(-1, 2).T))
-    return Data(x=torch.ones(len(names), 1), edge_index=edge_index, name=file.name)
+    return Data(x=torch.ones(len(names), 1), edge_index=edge_index, name=name)
 
 
 def graph_of_digit(number, image, digit):
@@ -78,7 +148,8 @@ class Encoder(torch.nn.Module):
         self.gin.lin = torch.nn.Identity()  # keep the embeddings of all three layers
 
     def forward(self, batch):
-        return global_add_pool(self.gin(batch.x, batch.edge_index), batch.batch)  # [N, 96]
+        x = self.gin(batch.x, batch.edge_index)
+        return global_add_pool(x, batch.batch, batch.num_graphs)  # [N, 96]
 
 
 def train(seed):
@@ -88,7 +159,8 @@ def train(seed):
     model = ContrastiveModel(projected, NodeDrop(0.2), EdgePerturb(0.2), loss_of).to(device)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     for _ in trange(args.epochs, desc=f"training {seed}", unit="epoch"):
-        for batch in DataLoader(graphs, batch_size=128, shuffle=True):
+        # Without a last batch of one graph: with one node, batch normalisation would raise.
+        for batch in DataLoader(graphs, 128, shuffle=True, drop_last=len(graphs) % 128 == 1):
             loss = model(batch.to(device))
             optimizer.zero_grad()
             loss.backward()
@@ -101,20 +173,33 @@ def embed(encoder, graphs):
     return torch.cat([encoder(x.to(device)).cpu() for x in DataLoader(graphs, 256)]).numpy()
 
 
+def count_different(graphs: list[Data], most: int) -> int:
+    """Graphs that the three layers of the encoder can tell apart; the count ends at ``most``."""
+    hashes: set[str] = set()
+    for graph in graphs:
+        network = to_networkx(graph, node_attrs=["x"], to_undirected=True)
+        hashes.add(nx.weisfeiler_lehman_graph_hash(network, node_attr="x", iterations=3))
+        if len(hashes) == most:
+            break
+    return len(hashes)
+
+
 def cluster(z, seed):
     """k-means with the number of clusters that has the highest silhouette, and the silhouette."""
     scores = {}
-    for number in [args.clusters] if args.clusters else range(2, min(21, len(z))):
+    for number in [args.clusters] if args.clusters else range(2, most + 1):
         kmeans = KMeans(number, n_init=10, random_state=seed).fit(z)
         sample, labels = np.random.default_rng(seed).permutation(len(z))[:1000], kmeans.labels_
-        several = len(np.unique(labels[sample])) > 1
-        scores[kmeans] = silhouette_score(z[sample], labels[sample]) if several else -1.0
+        if scores and len(np.unique(labels)) < number:
+            break  # no more embeddings differ
+        is_defined = 1 < len(np.unique(labels[sample])) < len(sample)
+        scores[kmeans] = silhouette_score(z[sample], labels[sample]) if is_defined else -1.0
     return max(scores.items(), key=lambda item: item[1])
 
 
-def describe(z, clusters, silhouette, labels):
+def describe(z, kmeans, silhouette, labels):
     """Print sizes, warnings, and how well clusters and classes agree, if there are labels."""
-    sizes = np.bincount(clusters)
+    clusters, sizes = kmeans.labels_, np.bincount(kmeans.labels_, minlength=kmeans.n_clusters)
     print(f"{len(sizes)} clusters of", *sorted(sizes.tolist(), reverse=True), "graphs")
     if sizes.max() > 0.9 * len(z):
         print(f"Warning: one cluster has {sizes.max()} of {len(z)} graphs")
@@ -130,8 +215,8 @@ def describe(z, clusters, silhouette, labels):
 
 
 def draw(z, kmeans, file):
-    """All embeddings by t-SNE, and of each cluster the six graphs nearest to its centre."""
-    number, colours = kmeans.n_clusters, plt.get_cmap("tab20")
+    """All embeddings by t-SNE, and the six graphs nearest to each of the first 100 centres."""
+    number, colours = min(kmeans.n_clusters, 100), plt.get_cmap("tab20")
     figure = plt.figure(figsize=(14, max(7, 0.6 * number)), layout="constrained")
     left, right = figure.subfigures(1, 2)
     tsne = TSNE(2, perplexity=min(30, len(z) / 3), init="random", random_state=0)
@@ -140,12 +225,15 @@ def draw(z, kmeans, file):
     axes.scatter(*flat[: len(z)].T, c=colours(kmeans.labels_), s=6)
     axes.scatter(*flat[len(z) :].T, marker="*", s=200, c="black", edgecolors="white")
     axes.axis("off")
-    nearest = kmeans.transform(z).argsort(0)[:6].T  # [clusters, 6]
+    nearest = kmeans.transform(z).argsort(0)[:6, :number].T  # [clusters, 6]
     panels = right.subplots(*nearest.shape, squeeze=False)
     for (row, column), index in np.ndenumerate(nearest):
         network, axes = to_networkx(graphs[index], to_undirected=True), panels[row, column]
         pos = graphs[index].pos
-        layout = nx.kamada_kawai_layout(network) if pos is None else dict(enumerate(pos.numpy()))
+        # The better a layout is, the slower: Kamada-Kawai takes minutes for 1,000 nodes.
+        layouts = nx.kamada_kawai_layout, nx.spring_layout, nx.random_layout
+        layout_of = layouts[np.searchsorted([100, 1000], len(network))]
+        layout = layout_of(network) if pos is None else dict(enumerate(pos.numpy()))
         style = {"node_size": 6, "node_color": [colours(row)], "edge_color": "silver"}
         nx.draw(network, layout, axes, **style)
         axes.set_aspect("equal")
@@ -159,6 +247,11 @@ else:
     images = torch.from_numpy(digits.images / 16).float()
     graphs = [*map(graph_of_digit, range(len(images)), images, digits.target.tolist())]
 every = [graphs, read(args.new, least=1)] if args.new else [graphs]
+different = count_different(graphs, args.clusters or 20)
+most = min(different, len(graphs) - 1)
+if most < (args.clusters or 2):
+    known = f"the encoder can tell {different} of {len(graphs)} graphs apart"
+    parser.error(f"at most {most} clusters are possible, because {known}")
 best = -2.0
 for seed in range(args.restarts):
     encoder = train(seed)
@@ -170,14 +263,21 @@ for seed in range(args.restarts):
         best, chosen = silhouette, (encoder, scaler, z, kmeans)
 encoder, scaler, z, kmeans = chosen
 labels = [int(graph.y) for graph in graphs if graph.y is not None]
-describe(z, kmeans.labels_, best, labels if len(labels) == len(graphs) else [])
-args.output.mkdir()
-with (args.output / "clusters.csv").open("w", newline="") as file:
-    writer = csv.writer(file)
-    writer.writerow(["graph", "trained", "cluster", "distance"])
-    for some in every:
-        distances = kmeans.transform(scaler.transform(embed(encoder, some)))  # [graphs, clusters]
-        for graph, row in zip(some, distances, strict=True):
-            writer.writerow([graph.name, some is graphs, row.argmin(), f"{row.min():.3f}"])
-draw(z, kmeans, args.output / "clusters.png")
+describe(z, kmeans, best, labels if len(labels) == len(graphs) else [])
+with TemporaryDirectory(dir=args.output.parent, prefix="unfinished_") as temporary:
+    results = Path(temporary) / "results"
+    results.mkdir()
+    # File names that are not UTF-8 are written as they are.
+    options = {"newline": "", "encoding": "utf-8", "errors": "surrogateescape"}
+    with (results / "clusters.csv").open("w", **options) as file:
+        writer = csv.writer(file)
+        writer.writerow(["graph", "trained", "cluster", "distance"])
+        for some in every:
+            distances = kmeans.transform(scaler.transform(embed(encoder, some)))  # [N, clusters]
+            for graph, row in zip(some, distances, strict=True):
+                writer.writerow([graph.name, some is graphs, row.argmin(), f"{row.min():.3f}"])
+    draw(z, kmeans, results / "clusters.png")
+    while os.path.lexists(args.output):  # something else was put there during the training
+        args.output = args.output.with_name(f"{args.output.name}_new")
+    results.rename(args.output)
 print(f"clusters.csv and clusters.png are in {args.output}")

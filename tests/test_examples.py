@@ -117,7 +117,7 @@ def test_cluster_graphs_warns_of_one_cluster(tmp_path, printed_by):
         ("examples/cluster_graphs.py", "--output=there", "--output must be a new folder"),
         ("examples/cluster_graphs.py", "--output=new --restarts=0", "--restarts must be 1 or more"),
         ("examples/cluster_graphs.py", "--output=new --clusters=0", "--clusters 2 or more"),
-        ("examples/cluster_graphs.py", "--output=new --folder=.", "must have 3 files .* has 1"),
+        ("examples/cluster_graphs.py", "--output=new --folder=.", "a folder of 3 files .* has 1"),
         ("examples/tu_graphs.py", "--output=there", "--output must be a new file"),
         ("examples/distributed.py", "--steps=0", "--epochs and --steps must be 1 or more"),
         ("examples/lightning_ddp.py", "--processes=3", "--processes must divide 128, but it is 3"),
