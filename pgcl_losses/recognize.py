@@ -1,10 +1,10 @@
 """Which loss of this package a function of yours is: `recognize`.
 
 The function is called on small random batches. The direction of a gradient does not change if a
-loss is multiplied by a factor, or if a constant is added. So for each structure of a contrastive
-loss one number has to be fitted, the temperature; factors follow from the length of the gradient,
-and the constant follows from the value. A structure is the function if value and gradient agree on
-further batches of other sizes.
+loss is multiplied by a factor, or if a constant is added. So for each candidate, a contrastive loss
+with given options, one number has to be fitted, the temperature; factors follow from the length of
+the gradient, and the constant follows from the value. A candidate is the function if value and
+gradient agree on further batches of other sizes.
 """
 
 import inspect
@@ -12,8 +12,9 @@ import itertools
 import math
 import random
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,126 +25,130 @@ from torch import Tensor, nn
 from pgcl_losses.info_nce import InfoNCE
 from pgcl_losses.presets import PRESETS, as_written
 
-# N and D of the batches. Structures are fitted to the first one; the last one has another dimension
+# N and D of the batches. Candidates are fitted to the first one; the last one has another dimension
 # and, with labels, classes of one member.
 _SIZES = ((9, 6), (8, 6), (10, 6), (12, 9))
 _LABELS = torch.tensor([0, 0, 0, 1, 1, 1, 2, 2, 2, 2, 3, 4])  # of the first N embeddings
-_LOWEST, _HIGHEST = 0.002, 100.0  # temperatures
+_LOWEST, _HIGHEST = math.log(0.002), math.log(100)  # logarithms of temperatures
 _LOOKED_FOR = 0.05  # the relative error of a gradient up to which a small difference is looked for
 _NEAR = 1e-3  # and up to which the function is nearly ours, if the difference is found
+_HOPELESS = 0.3  # the error of a start from which no fit begins, unless it is the best one
 _TINY = 1e-6  # and up to which it is nearly ours in any case
 
 Function = Callable[..., Any]
-Views = Sequence[Tensor]
-Parameters = tuple[float, ...]  # the logarithm of the temperature, and others of a structure
 
 
 class Structure(NamedTuple):
     """A contrastive loss of two views, by what is in the denominator of a query."""
 
-    similarity: str = "cosine"
-    within: bool = False  # whether keys of the query's own view are negatives
-    positives: int = 1  # how often the positive is in the denominator; 0: decoupled
-    itself: bool = False  # whether the query is its own negative: nobody masked the diagonal
-    extra: str = ""  # what the function has besides, a name of `_EXTRAS`
+    similarity: str
+    within: bool  # whether keys of the query's own view are negatives
+    itself: bool  # whether the query is its own negative: nobody masked the diagonal
+    positives: int  # how often the positive is in the denominator; 0: decoupled
 
-    def one_way(self, x: Tensor, y: Tensor, tau: Tensor, epsilon: Tensor) -> list[Tensor]:
-        """The mean loss ``[B]`` of queries x, whose positives are the same rows of y; extra terms.
-
-        ``tau`` and ``epsilon``: ``[B]``.
-        """
-        lengths = x.square().sum(1).mean().expand_as(tau)
+    def one_way(self, x: Tensor, y: Tensor, numbers: Tensor, extra: str) -> list[Tensor]:
+        """The mean loss ``[B]`` of queries x, whose positives are the same rows of y; an extra."""
+        tau, epsilon = numbers[:, 0].exp().view(-1, 1, 1), numbers[:, -1:].exp()
+        lengths = x.square().sum(2).mean(1)
         if self.similarity == "cosine":
-            x, y = F.normalize(x), F.normalize(y)
-        tau, epsilon = tau.view(-1, 1, 1), epsilon.view(-1, 1)
-        eye, cross = torch.eye(len(x), dtype=torch.bool), x @ y.T / tau  # [B, N, N]
+            x, y = F.normalize(x, dim=2), F.normalize(y, dim=2)
+        eye, cross = torch.eye(x.shape[1], dtype=torch.bool), x @ y.mT / tau  # [B, N, N]
         keys, positive = [cross.masked_fill(eye, -math.inf)], cross.diagonal(dim1=1, dim2=2)
         if self.within:
-            within = x @ x.T / tau
+            within = x @ x.mT / tau
             keys.append(within if self.itself else within.masked_fill(eye, -math.inf))
         logits = torch.cat(keys, 2)
         log_sum = logits.logsumexp(2)  # [B, N]
+        if extra == "hardness":  # Robinson et al. 2021, with debiasing where debias is given
+            hardness, debias = numbers[:, 1].view(-1, 1, 1), numbers[:, 2:]
+            is_no_key = logits == -math.inf
+            count = (~is_no_key).to(x.dtype).sum(2).log()
+            weights = (hardness * logits).masked_fill(is_no_key, -math.inf)
+            log_sum = (logits + weights).logsumexp(2) - weights.logsumexp(2) + count
+            if debias.numel():
+                sums = (log_sum.exp() - debias * (count + positive).exp()) / (1 - debias)
+                log_sum = sums.maximum((count - 1 / tau.squeeze(2)).exp()).log()
         if self.positives:
             log_sum = torch.logaddexp(log_sum, positive + math.log(self.positives))
-        if self.extra == "denominator":
+        if extra == "denominator":
             log_sum = torch.logaddexp(log_sum, epsilon.log())
         losses = log_sum - positive
-        if self.extra == "logarithm":
+        if extra == "logarithm":
             losses = -((-losses).exp() + epsilon).log()
         terms = [losses.mean(1)]
-        if self.extra == "lengths":
+        if extra == "lengths":
             terms.append(lengths)
-        if self.extra == "smoothing":  # the mean score of keys, by that of the positive
+        if extra == "smoothing":  # the mean score of keys, by that of the positive
             is_key = logits > -math.inf
             total = logits.masked_fill(~is_key, 0.0).sum(2) + positive
             terms.append((total / (is_key.sum(2) + 1) - positive).mean(1))
         return terms
 
-    def terms(self, views: Views, parameters: Tensor) -> list[Tensor]:
-        """Both directions ``[B]``, each of which has a weight of its own; then an extra term."""
-        numbers = parameters[:, 0].exp(), parameters[:, -1].exp()
-        ways = [self.one_way(x, y, *numbers) for x, y in (views, views[::-1])]
-        (first, *one), (second, *other) = ways
-        if self.extra == "smoothing":  # both directions have the same term
-            return [first, second, (one[0] + other[0]) / 2]
-        return [first, second, *one, *other]
+    def terms(self, views: Sequence[Tensor], numbers: Tensor, extra: str = "") -> Tensor:
+        """Both directions, each of which has a weight of its own; then extra terms."""
+        (first, *one), (second, *other) = (
+            self.one_way(x, y, numbers, extra) for x, y in (views, views[::-1])
+        )
+        return torch.stack([first, second, *one, *other], 1)
 
-    def options(self) -> dict[str, Any]:
+    def candidate(self) -> "Candidate":
+        """Return this loss by options of ``InfoNCE``, and by what ``InfoNCE`` does not do."""
         options: dict[str, Any] = {} if self.within else {"negatives": "cross"}
         options |= {} if self.positives else {"decoupled": True}
-        return options | ({} if self.similarity == "cosine" else {"similarity": self.similarity})
-
-    def differences(self) -> list[str]:
-        """What ``InfoNCE`` does not do."""
-        twice = f"the positive is {self.positives} times in the denominator"
-        itself = "each embedding is its own negative: the diagonal is not masked"
-        return [twice] * (self.positives > 1) + [itself] * self.itself
+        options |= {} if self.similarity == "cosine" else {"similarity": self.similarity}
+        twice = [f"the positive is {self.positives} times in the denominator"]
+        itself = ["each embedding is its own negative: the diagonal is not masked"]
+        differences = twice * (self.positives > 1) + itself * self.itself
+        return Candidate(options, self.terms, differences=tuple(differences))
 
 
-class Options(NamedTuple):
-    """A loss by options of ``InfoNCE``: with labels, or with hard and debiased negatives."""
-
-    given: dict[str, Any]
-    fitted: tuple[str, ...] = ()  # options whose values are the parameters after the temperature
-    labels: Tensor | None = None
-
-    def terms(self, views: Views, parameters: Tensor) -> list[Tensor]:
-        each = [self.terms_of_one(views, numbers) for numbers in parameters.tolist()]
-        return [torch.stack(terms) for terms in zip(*each, strict=True)]
-
-    def terms_of_one(self, views: Views, numbers: Sequence[float]) -> list[Tensor]:
-        options: dict[str, Any] = dict(zip(self.fitted, numbers[1:], strict=True)) | self.given
-        options["queries"] = "first" if self.labels is None else "all"
-        loss = InfoNCE(temperature=math.exp(numbers[0]), engine="dense", **options)
-        if self.labels is not None:
-            return [loss(*views, labels=self.labels[: len(views[0])])]
-        return [loss(*views), loss(*views[::-1])]
-
-    def options(self) -> dict[str, Any]:
-        return self.given
-
-    def differences(self) -> list[str]:
-        return []
+def _with_labels(views: Sequence[Tensor], numbers: Tensor, options: dict[str, Any]) -> Tensor:
+    """``InfoNCE`` of embeddings ``[B, N, D]`` with labels."""
+    labels = _LABELS[: views[0].shape[1]]
+    losses = [InfoNCE(temperature=math.exp(x), engine="dense", **options) for x in numbers[:, 0]]
+    values = [loss(z, labels=labels) for loss, z in zip(losses, views[0], strict=True)]
+    return torch.stack(values).unsqueeze(1)
 
 
-Candidate = Structure | Options
-_TWO_VIEWS: list[Candidate] = [
-    Structure(similarity, within, positives, itself)
-    for similarity, (within, itself), positives in itertools.product(
+class Candidate(NamedTuple):
+    """A loss of which the temperature is fitted, and perhaps further numbers."""
+
+    options: dict[str, Any]  # of `InfoNCE`
+    # The terms ``[B, T]`` of its value, by views ``[B, N, D]`` and by numbers ``[B, P]``, of which
+    # the first one is the logarithm of the temperature.
+    terms: Callable[..., Tensor]
+    fitted: tuple[str, ...] = ()  # the other numbers: names of options, or the name of an extra
+    differences: tuple[str, ...] = ()  # what `InfoNCE` does not do
+
+
+_TWO_VIEWS = [
+    Structure(similarity, *keys, positives).candidate()
+    for similarity, keys, positives in itertools.product(
         ("cosine", "dot"), ((False, False), (True, False), (True, True)), (1, 0, 2)
     )
 ]
-_HARD: list[Candidate] = [
-    Options(given, ("hardness", "debias")) for given in ({}, {"negatives": "cross"})
+
+
+_HARD = [
+    structure.candidate()._replace(terms=partial(structure.terms, extra="hardness"), fitted=fitted)
+    for similarity, fitted in (("cosine", ("hardness", "debias")), ("dot", ("hardness",)))
+    for structure in (Structure(similarity, within, False, 1) for within in (True, False))
 ]
-_WITH_LABELS: list[Candidate] = [
-    Options({**form, **similarity}, labels=_LABELS)
+_WITH_LABELS = [
+    Candidate(options, partial(_with_labels, options=options))
     for similarity in ({}, {"similarity": "dot"})
     for form in (
         *({}, {"over_positives": "supcon"}, {"over_positives": "sum"}),
         *({"decoupled": True}, {"over_positives": "sum", "decoupled": True}),
     )
+    for options in [{**form, **similarity}]
 ]
+# Where the fit of further numbers starts, and their limits.
+_STARTS = {
+    "hardness": (0.0, 0.2, 0.5, 1.0, 2.0, 4.0, 8.0),
+    "debias": (0.0, 0.03, 0.06, 0.1, 0.2, 0.3, 0.4, 0.5, 0.7),
+}
+_LIMITS = {"hardness": (0.0, 100.0), "debias": (0.0, 0.99)}
 # Small differences that are looked for, with what they add; the number is fitted.
 _EXTRAS = {
     "denominator": "it adds {:.3g} to the denominator",
@@ -159,18 +164,133 @@ class Probe(NamedTuple):
     views: list[Tensor]
     value: float
     gradient: Tensor  # by the views that have one
-    learned: list[Tensor]  # these views
+    learned: list[int]  # which views these are
+
+    def solve(self, candidate: Candidate, numbers: Tensor, rounding: float) -> "Solved":
+        """Weigh the terms of a candidate, for each of B sets of numbers ``[B, P]``."""
+        views = [
+            v.detach().expand(len(numbers), -1, -1).clone().requires_grad_() for v in self.views
+        ]
+        terms = candidate.terms(views, numbers)  # [B, T]
+        learned = [views[place] for place in self.learned]
+        gradients = [
+            torch.autograd.grad(term.sum(), learned, retain_graph=True, materialize_grads=True)
+            for term in terms.unbind(1)
+        ]
+        basis = torch.stack([torch.cat([d.flatten(1) for d in each], 1) for each in gradients], 1)
+        scale = basis.norm(dim=2, keepdim=True).clamp_min(1e-300)  # [B, T, 1]
+        columns = (basis / scale).nan_to_num().mT
+        target = self.gradient.view(1, -1, 1).expand(len(terms), -1, -1)
+        weights = torch.linalg.lstsq(columns, target, driver="gelsd").solution.squeeze(2)
+        # No loss of ours has a negative direction. What is as good as 0 is left out, and the rest
+        # is weighed again.
+        kept = weights > 100 * rounding * weights[:, :2].abs().amax(1, keepdim=True)
+        kept[:, 2:] = True
+        columns = columns * kept.unsqueeze(1)
+        weights = torch.linalg.lstsq(columns, target, driver="gelsd").solution.squeeze(2)
+        weights = weights.where(kept, 0.0) / scale.squeeze(2)
+        left = self.gradient - (weights.unsqueeze(1) @ basis).squeeze(1)
+        left = left.nan_to_num(nan=1e9) / self.gradient.norm()
+        return Solved(weights, left, terms.detach())
+
+
+class Solved(NamedTuple):
+    """Terms of a candidate, weighed so that their gradient is nearest to the function's."""
+
+    weights: Tensor  # [B, T]
+    left: Tensor  # [B, M] what is left of the gradient, relative to its length
+    values: Tensor  # [B, T]
 
 
 class Fit(NamedTuple):
-    """A candidate with the parameters that turn its gradient nearest to the function's."""
+    """A candidate with the numbers that turn its gradient nearest to the function's."""
 
-    error: float  # relative, of the gradient
+    error: float  # relative, of the gradient: the largest one of all batches
     candidate: Candidate
-    parameters: Parameters
+    numbers: tuple[float, ...]
+    solved: list[Solved]  # of each batch
 
     def temperature(self) -> float:
-        return math.exp(self.parameters[0])
+        return math.exp(self.numbers[0])
+
+
+class _NotFiniteError(Exception):
+    """The function is not finite on a batch."""
+
+
+def _batch(seed: int, n: int, dim: int) -> list[Tensor]:
+    """Two views of random embeddings, which have any lengths."""
+    generator = torch.Generator().manual_seed(seed)
+    first, noise = torch.randn(2, n, dim, dtype=torch.float64, generator=generator)
+    lengths = 0.5 + torch.rand(2, n, 1, dtype=torch.float64, generator=generator)
+    return [first * lengths[0], (first + 0.7 * noise) * lengths[1]]
+
+
+def _probe(function: Function, views: Sequence[Tensor], labels: bool) -> Probe:
+    """Call the function on a batch."""
+    views = [z.detach().requires_grad_() for z in views[: 1 if labels else 2]]
+    n, dim = views[0].shape
+    what = f"embeddings [{n}, {dim}] and labels [{n}]" if labels else f"two views [{n}, {dim}]"
+    try:
+        try:  # the function gets copies, which it may change
+            value = function(*[z.clone() for z in views], *[_LABELS[:n].clone()] * labels)
+        except RuntimeError as error:  # a module in float32
+            if not any(word in str(error) for word in ("Double", "double", "dtype")):
+                raise
+            value = function(*[z.float() for z in views], *[_LABELS[:n].clone()] * labels)
+        if not isinstance(value, Tensor) or value.numel() != 1:
+            shape = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+            raise TypeError(f"it must return a scalar Tensor, but returned {shape}")
+        if not value.requires_grad:
+            raise TypeError("its value has no gradient: it is detached, or made under no_grad")
+        gradients = torch.autograd.grad(value.sum(), views, allow_unused=True)
+    except Exception as error:
+        raise TypeError(
+            f"the function failed with {what} on the CPU ({type(error).__name__}: {error}): wrap "
+            "it, as in recognize(lambda z1, z2: model.loss(z1, z2)), or give dim= if it has one"
+        ) from error
+    parts = [d.flatten() for d in gradients if d is not None]
+    gradient = torch.cat([views[0].new_zeros(0), *parts])
+    if not value.isfinite().all() or not gradient.isfinite().all():
+        where = f"a batch of {n}" + ", of which two labels have one embedding" * (
+            labels and n == 12
+        )
+        raise _NotFiniteError(f"value or gradient is not finite on {where}")
+    learned = [place for place, d in enumerate(gradients) if d is not None]
+    return Probe(views, value.item(), gradient, learned)
+
+
+def _minimise(residuals: Callable[[Tensor], Tensor], start: Sequence[float]) -> list[float]:
+    """Find numbers with the smallest sum of squares, by Levenberg and Marquardt.
+
+    ``residuals``: a function of some sets of numbers ``[B, P]``, which returns ``[B, M]``.
+    """
+    num, h = len(start), 1e-6
+    steps = h * torch.eye(num, dtype=torch.float64)
+    around = torch.cat([torch.zeros_like(steps[:1]), steps, -steps])
+    x, damping = torch.tensor(start, dtype=torch.float64), 1e-3
+    left = residuals(x + around)
+    for _ in range(40):
+        jacobian = ((left[1 : num + 1] - left[num + 1 :]) / (2 * h)).T  # [M, P]
+        gram = jacobian.T @ jacobian
+        damped = gram + damping * gram.diagonal().clamp_min(1e-30).diag()
+        new = x - torch.linalg.solve(damped, jacobian.T @ left[0])
+        left_there = residuals(new + around)
+        before, after = float(left[0].norm()), float(left_there[0].norm())
+        if after < before:
+            x, left, damping = new, left_there, damping / 10
+        else:
+            damping *= 10
+        if after < 1e-14 or damping > 100 or before * (1 - 1e-6) < after < before:
+            break
+    return x.tolist()
+
+
+def round_to(number: float, error: float = 0.0) -> float:
+    """Round to few digits, if the number is as near to them as it can be known."""
+    near = min(max(1e-9, 10 * error), 1e-3) * abs(number)
+    digits = (float(f"{number:.{n}g}") for n in range(1, 18))
+    return next((x for x in digits if abs(x - number) <= near), number)
 
 
 @dataclass(frozen=True)
@@ -178,25 +298,25 @@ class Recognized:
     """What `recognize` found. Print it, or use ``loss``, the ``InfoNCE`` to write in its place."""
 
     kind: str  # "exact", "nearly" or "none"
-    loss: InfoNCE | None  # the same loss, or the nearest one
-    line: str  # how the value is computed with it
-    factor: float
-    constant: float
-    names: tuple[str, ...]  # scripts that have this loss, for `InfoNCE.like`
     differences: tuple[str, ...]  # what the function does besides, or facts about it
-    error: float  # the largest relative error of the gradient, of the loss with its differences
+    loss: InfoNCE | None = None  # the same loss, or the nearest one
+    line: str = ""  # how the value is computed with it
+    factor: float = math.nan
+    constant: float = math.nan
+    names: tuple[str, ...] = ()  # scripts that have this loss, for `InfoNCE.like`
+    error: float = math.inf  # the largest relative error of the gradient, with the differences
 
     def __str__(self) -> str:
-        lines = [self.line]
-        if self.names and self.kind == "exact":
-            lines.append(f'as in {", ".join(self.names)}: InfoNCE.like("{self.names[0]}")')
         agree = f"agree to {self.error:.0e} on batches of 8 to 12 graphs"
         if self.kind == "exact":
-            lines.append(f"value and gradient {agree}")
+            lines = [self.line, f"value and gradient {agree}"]
+            if self.names:
+                as_in = f'as in {", ".join(self.names)}: InfoNCE.like("{self.names[0]}")'
+                lines.insert(1, as_in)
         elif self.kind == "nearly":
-            lines.append(f"nearly: with the following, value and gradient {agree}")
+            lines = [self.line, f"nearly: with the following, value and gradient {agree}"]
         else:
-            lines[:1] = ["no loss of this package"]
+            lines = ["no loss of this package"]
             if self.loss is not None:
                 lines.append(f"nearest: {self.line}; its gradient is {self.error:.1%} off")
         return "\n".join([*lines, *(f"- {difference}" for difference in self.differences)])
@@ -237,26 +357,40 @@ def recognize(function: Function, *, labels: bool = False, dim: int | None = Non
 
     """
     with _untouched(function):
+        sizes = [(n, dim or each) for n, each in _SIZES]
+        missing: tuple[str, ...] = ()
         try:
-            sizes = [(n, dim or each) for n, each in _SIZES]
-            probes = [_probe(function, seed, size, labels) for seed, size in enumerate(sizes)]
-            again = _probe(function, 0, sizes[0], labels)
+            try:
+                probes = [
+                    _probe(function, _batch(i, *size), labels) for i, size in enumerate(sizes)
+                ]
+            except _NotFiniteError as error:
+                if not labels:
+                    raise
+                sizes[-1], missing = (10, sizes[-1][1]), (str(error),)  # no class of one member
+                probes = [
+                    _probe(function, _batch(i, *size), labels) for i, size in enumerate(sizes)
+                ]
+            again = _probe(function, _batch(0, *sizes[0]), labels)
         except _NotFiniteError as error:
-            return _unknown([str(error)])
+            return Recognized("none", (str(error),))
         if not torch.equal(again.gradient, probes[0].gradient) or again.value != probes[0].value:
-            return _unknown(["it is random: two calls with one batch differ"])
-        if len(probes[0].gradient) == 0 or not any(probe.gradient.any() for probe in probes):
-            return _unknown(["its gradient is 0"])
+            return Recognized("none", ("it is random: two calls with one batch differ",))
+        if not any(probe.gradient.any() for probe in probes):
+            return Recognized("none", ("its gradient is 0",))
         # A function that computes in float32 shows it by its value, or by its gradient.
         is_single = all(float(np.float32(probe.value)) == probe.value for probe in probes)
         is_single |= all(torch.equal(p.gradient.float().double(), p.gradient) for p in probes)
-        return _Search(function, probes, labels, 3e-5 if is_single else 1e-9).result()
+        found = _Search(function, probes, labels, 3e-5 if is_single else 1e-9).result()
+        kind = "nearly" if missing and found.kind == "exact" else found.kind
+        return replace(found, kind=kind, differences=(*found.differences, *missing))
 
 
 @contextmanager
 def _untouched(function: Function) -> Iterator[None]:
     """A block after which the function's modules and the states of random numbers are as before."""
     owners = [function, getattr(function, "__self__", None), *getattr(function, "args", ())]
+    owners += getattr(function, "keywords", {}).values()  # of a partial
     if inspect.isfunction(function):
         captured = inspect.getclosurevars(function)
         owners += [*captured.nonlocals.values(), *captured.globals.values()]
@@ -278,114 +412,6 @@ def _untouched(function: Function) -> Iterator[None]:
             x.grad = grad
 
 
-class _NotFiniteError(Exception):
-    """The function is not finite on a batch."""
-
-
-def _probe(
-    function: Function,
-    seed: int,
-    size: tuple[int, int],
-    labels: bool,
-    change: Callable[[Tensor], Tensor] = lambda z: z,
-) -> Probe:
-    """Call the function on a random batch, of which each view may be changed before."""
-    generator, (n, dim) = torch.Generator().manual_seed(seed), size
-    first, noise = torch.randn(2, n, dim, dtype=torch.float64, generator=generator)
-    lengths = 0.5 + torch.rand(2, n, 1, dtype=torch.float64, generator=generator)
-    both = [first * lengths[0], (first + 0.7 * noise) * lengths[1]]
-    views = [change(z).requires_grad_() for z in both[: 1 if labels else 2]]
-    what = f"embeddings [{n}, {dim}] and labels [{n}]" if labels else f"two views [{n}, {dim}]"
-    try:
-        try:  # the function gets copies, which it may change
-            value = function(*[z.clone() for z in views], *[_LABELS[:n].clone()] * labels)
-        except RuntimeError as error:  # a module in float32
-            if not any(word in str(error) for word in ("Double", "double", "dtype")):
-                raise
-            value = function(*[z.float() for z in views], *[_LABELS[:n].clone()] * labels)
-        if not isinstance(value, Tensor) or value.numel() != 1:
-            shape = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
-            raise TypeError(f"it must return a scalar Tensor, but returned {shape}")
-        if not value.requires_grad:
-            raise TypeError("its value has no gradient: it is detached, or made under no_grad")
-        gradients = torch.autograd.grad(value.sum(), views, allow_unused=True)
-    except Exception as error:
-        raise TypeError(
-            f"the function failed with {what} on the CPU ({type(error).__name__}: {error}): wrap "
-            "it, as in recognize(lambda z1, z2: model.loss(z1, z2)), or give dim= if it has one"
-        ) from error
-    learned = [view for view, d in zip(views, gradients, strict=True) if d is not None]
-    parts = [d.flatten() for d in gradients if d is not None]
-    gradient = torch.cat([first.new_zeros(0), *parts])
-    if not value.isfinite().all() or not gradient.isfinite().all():
-        where = f"a batch of {n}" + ", of which two labels have one embedding" * (
-            labels and n == 12
-        )
-        raise _NotFiniteError(f"value or gradient is not finite on {where}")
-    return Probe(views, value.item(), gradient, learned)
-
-
-def _unknown(differences: Sequence[str]) -> Recognized:
-    return Recognized("none", None, "", math.nan, math.nan, (), tuple(differences), math.inf)
-
-
-class Solved(NamedTuple):
-    """Terms of a candidate, weighed so that their gradient is nearest to the function's."""
-
-    weights: Tensor  # [B, T]
-    left: Tensor  # [B, P] what is left of the gradient, relative to its length
-    values: Tensor  # [B, T]
-
-
-def _solve(candidate: Candidate, parameters: Tensor, probe: Probe, negligible: float) -> Solved:
-    """Weigh the terms of a candidate, for each of B sets of parameters ``[B, p]``."""
-    terms = torch.stack(candidate.terms(probe.views, parameters), dim=1)  # [B, T]
-    every = torch.eye(terms.numel(), dtype=terms.dtype).view(-1, *terms.shape)
-    gradients = torch.autograd.grad(
-        terms, probe.learned, every, is_grads_batched=True, materialize_grads=True
-    )
-    basis = torch.cat([d.flatten(1) for d in gradients], 1).view(*terms.shape, -1)  # [B, T, P]
-    scale = basis.norm(dim=2, keepdim=True).clamp_min(1e-300)
-    columns = (basis / scale).nan_to_num().mT
-    target = probe.gradient.view(1, -1, 1).expand(len(terms), -1, -1)
-    weights = torch.linalg.lstsq(columns, target, driver="gelsd").solution.squeeze(2)
-    # No loss of ours has a negative direction. What is as good as 0 is left out, and the rest is
-    # weighed again.
-    kept = weights > negligible * weights[:, :2].abs().amax(1, keepdim=True)
-    kept[:, 2:] = True
-    columns = columns * kept.unsqueeze(1)
-    weights = torch.linalg.lstsq(columns, target, driver="gelsd").solution.squeeze(2)
-    weights = weights.where(kept, 0.0) / scale.squeeze(2)
-    left = probe.gradient - (weights.unsqueeze(1) @ basis).squeeze(1)
-    return Solved(weights, left.nan_to_num(nan=1e9) / probe.gradient.norm(), terms.detach())
-
-
-def _minimise(residuals: Callable[[Tensor], Tensor], start: Sequence[float]) -> Parameters:
-    """Find parameters with the smallest sum of squares, by Levenberg and Marquardt.
-
-    ``residuals``: a function of some parameters ``[B, p]``, which returns ``[B, P]``.
-    """
-    num, h = len(start), 1e-6
-    steps = h * torch.eye(num, dtype=torch.float64)
-    around = torch.cat([torch.zeros_like(steps[:1]), steps, -steps])
-    x, damping = torch.tensor(start, dtype=torch.float64), 1e-3
-    left = residuals(x + around)
-    for _ in range(40):
-        jacobian = ((left[1 : num + 1] - left[num + 1 :]) / (2 * h)).T  # [P, p]
-        gram = jacobian.T @ jacobian
-        damped = gram + damping * gram.diagonal().clamp_min(1e-30).diag()
-        new = x - torch.linalg.solve(damped, jacobian.T @ left[0])
-        left_there = residuals(new + around)
-        before, after = float(left[0].norm()), float(left_there[0].norm())
-        if after < before:
-            x, left, damping = new, left_there, damping / 10
-        else:
-            damping *= 10
-        if after < 1e-14 or damping > 100 or before * (1 - 1e-6) < after < before:
-            break
-    return tuple(x.tolist())
-
-
 class _Search(NamedTuple):
     """The search for the loss that a function is."""
 
@@ -394,204 +420,218 @@ class _Search(NamedTuple):
     labels: bool
     tolerance: float  # the relative error of a gradient by rounding
 
-    def solve(self, candidate: Candidate, parameters: Tensor, probe: Probe) -> Solved:
-        return _solve(candidate, parameters, probe, 100 * self.tolerance)
-
-    def solved(self, candidate: Candidate, parameters: Sequence[float]) -> list[Solved]:
-        """Solve all batches with the same parameters."""
-        row = torch.tensor([parameters], dtype=torch.float64)
-        return [self.solve(candidate, row, probe) for probe in self.probes]
-
     def result(self) -> Recognized:
-        fits = self.fits(_WITH_LABELS if self.labels else _TWO_VIEWS, [()])
+        fits = self.fits(_WITH_LABELS if self.labels else _TWO_VIEWS)
         best, is_near = fits[0], fits[0].error < _NEAR
-        if self.tolerance < best.error < _LOOKED_FOR and isinstance(best.candidate, Structure):
-            extended = [best.candidate._replace(extra=extra) for extra in _EXTRAS]
-            near = [self.fit(each, [best.parameters[0], -9.0]) for each in extended]
-            best = min([best, *[fit for fit in near if self.is_reason(fit)]], key=lambda x: x.error)
+        if self.tolerance < best.error < _LOOKED_FOR and not self.labels:
+            start = torch.tensor([[best.numbers[0], -9.0]], dtype=torch.float64)
+            for extra in _EXTRAS:
+                terms = partial(fits[0].candidate.terms, extra=extra)
+                fit = self.fit(fits[0].candidate._replace(terms=terms, fitted=(extra,)), start)
+                best = fit if fit.error < best.error and self.is_reason(fit) else best
         if best.error > self.tolerance and not self.labels:
-            fits += self.fits(_HARD, [(0.5, 0.05), (1.0, 0.1), (3.0, 0.2)], temperatures=8)
-            fits = sorted(fits, key=lambda fit: fit.error)
+            fits = sorted([*fits, *self.fits(_HARD)], key=lambda fit: fit.error)
             best, is_near = fits[0], True
         is_right = best.error <= self.tolerance and self.is_determined(best)
-        if is_right and is_near and not best.candidate.differences():
+        if is_right and is_near and not best.candidate.differences:
             found = self.described(best)
+            if found.kind == "none":
+                return replace(found, differences=("its factor or its value depends on the batch",))
             also = [fit for fit in fits if fit.error <= self.tolerance and fit is not best]
             same = [f"on these batches {self.described(x).line} is the same" for x in also]
-            if found.kind != "none":
-                return replace(found, differences=(*found.differences, *same))
-            return replace(found, differences=("its factor or its value depends on the batch",))
-        nearest = next(fit for fit in fits if not fit.candidate.differences())
+            return replace(found, differences=(*found.differences, *same))
+        nearest = next(fit for fit in fits if not fit.candidate.differences)
         found = self.described(nearest)
         if nearest.error < _TINY and self.is_determined(nearest) and found.kind != "none":
             why = f"the gradient differs by {nearest.error:.0e}, as by an epsilon somewhere"
             return replace(found, kind="nearly", differences=(*found.differences, why))
-        facts = [*best.candidate.differences(), *self.extras(best)] if is_right else []
+        facts = [*best.candidate.differences, *self.extras(best)] if is_right else []
         facts = [f"it would be one of ours, but {fact}" for fact in facts]
         return replace(found, kind="none", differences=(*facts, *self.facts()))
 
-    def is_reason(self, fit: Fit) -> bool:
-        """Whether an extra term has the same weight in all batches, and the sign of its name."""
-        solved = self.solved(fit.candidate, fit.parameters)
-        weights = torch.stack([x.weights[0, 2:] / x.weights[0, :2].sum() for x in solved])
-        is_smoothing = getattr(fit.candidate, "extra", "") == "smoothing"
-        same = (weights - weights[0]).abs() <= 1e-6 * weights.abs() + 100 * self.tolerance
-        return bool(same.all()) and not (is_smoothing and bool((weights > 0).any()))
+    def fits(self, candidates: Sequence[Candidate]) -> list[Fit]:
+        """Fit each candidate, the best one first."""
+        found = []
+        for candidate in candidates:
+            temperatures = torch.linspace(_LOWEST, _HIGHEST, 40)
+            further = [torch.tensor(_STARTS[name]) for name in candidate.fitted]
+            grid = torch.cartesian_prod(temperatures, *further).double()
+            grid = grid.view(40, -1, 1 + len(further))
+            left = self.probes[0].solve(candidate, grid.flatten(0, 1), self.tolerance).left
+            errors, places = left.norm(dim=1).view(40, -1).min(0)  # of the best temperature
+            near = int((errors < _HOPELESS).sum().clamp(1, 12))
+            starts = grid[places, torch.arange(len(places))][errors.argsort()[:near]]
+            found.append(self.fit(candidate, starts))
+        return sorted(found, key=lambda fit: fit.error)
+
+    def fit(self, candidate: Candidate, starts: Tensor) -> Fit:
+        """Fit the numbers of a candidate to the first batch, from each start until it is right."""
+        limits = [(_LOWEST, _HIGHEST), *(_LIMITS.get(x, (-40.0, 5.0)) for x in candidate.fitted)]
+        low, high = torch.tensor(limits, dtype=torch.float64).unbind(1)
+
+        def residuals(x: Tensor) -> Tensor:
+            return self.probes[0].solve(candidate, x.clamp(low, high), self.tolerance).left
+
+        fits = []
+        for start in starts.tolist():
+            found = torch.tensor(_minimise(residuals, start), dtype=torch.float64).clamp(low, high)
+            log_tau, *more = found.tolist()
+            rounded = math.log(float(f"{math.exp(log_tau):.6g}"))
+            for numbers in ((rounded, *more), (log_tau, *more)):
+                fits.append(self.at(candidate, numbers))
+                if fits[-1].error <= self.tolerance:
+                    return fits[-1]
+        return min(fits, key=lambda fit: fit.error)
+
+    def at(self, candidate: Candidate, numbers: Sequence[float]) -> Fit:
+        """A candidate with given numbers, on all batches."""
+        row = torch.tensor([numbers], dtype=torch.float64)
+        solved = [probe.solve(candidate, row, self.tolerance) for probe in self.probes]
+        error = max(float(x.left.norm()) for x in solved)
+        return Fit(error, candidate, tuple(numbers), solved)
 
     def is_determined(self, fit: Fit) -> bool:
         """Whether the temperature is within its range, and another one would not do as well."""
-        shifted = [fit.parameters[0] - math.log(1.5), *fit.parameters[1:]]
-        inside = 1.001 * _LOWEST < fit.temperature() < 0.999 * _HIGHEST
-        return inside and self.error(fit.candidate, shifted) > max(2 * fit.error, self.tolerance)
+        log_tau, *more = fit.numbers
+        other = self.at(fit.candidate, (log_tau - math.log(1.5), *more))
+        is_inside = _LOWEST + 1e-3 < log_tau < _HIGHEST - 1e-3
+        return is_inside and other.error > max(2 * fit.error, self.tolerance)
 
-    def fits(
-        self, candidates: Sequence[Candidate], starts: Sequence[Parameters], temperatures: int = 30
-    ) -> list[Fit]:
-        """Fit each candidate to the first batch, the best one first."""
-        edges = math.log(_LOWEST), math.log(_HIGHEST)
-        grid = torch.linspace(*edges, temperatures).tolist()
-        each = torch.tensor([(tau, *more) for tau in grid for more in starts], dtype=torch.float64)
-        found = []
-        for candidate in candidates:
-            errors = self.solve(candidate, each, self.probes[0]).left.norm(dim=1)
-            found.append(self.fit(candidate, each[errors.argmin()].tolist()))
-        return sorted(found, key=lambda fit: fit.error)
+    def is_reason(self, fit: Fit) -> bool:
+        """Whether an extra term has the same weight in all batches, and the sign of its name."""
+        weights = torch.stack([x.weights[0, 2:] / x.weights[0, :2].sum() for x in fit.solved])
+        same = (weights - weights[0]).abs() <= 1e-6 * weights.abs() + 100 * self.tolerance
+        return bool(same.all()) and not ("smoothing" in fit.candidate.fitted and weights.sum() > 0)
 
-    def fit(self, candidate: Candidate, start: Sequence[float]) -> Fit:
-        """Fit the parameters of a candidate; the error is the largest of all batches."""
-        others = [(0.0, 100.0), (0.0, 0.99)] if isinstance(candidate, Options) else [(-40.0, 5.0)]
-        limits = torch.tensor(
-            [(math.log(_LOWEST), math.log(_HIGHEST)), *others], dtype=torch.float64
-        )
-        low, high = limits[: len(start)].unbind(1)
+    def extras(self, fit: Fit) -> list[str]:
+        """Name a small difference that was added to our loss, with its number."""
+        name, weights = "".join(fit.candidate.fitted), fit.solved[0].weights[0]
+        number = {
+            "smoothing": -weights[2:].sum() / weights[:2].sum(),
+            "lengths": weights[2:].abs().sum(),
+        }.get(name, math.exp(fit.numbers[-1]))
+        return [_EXTRAS[name].format(float(number))] if name in _EXTRAS else []
 
-        def residuals(x: Tensor) -> Tensor:
-            return self.solve(candidate, x.clamp(low, high), self.probes[0]).left
-
-        found = torch.tensor(_minimise(residuals, start), dtype=torch.float64).clamp(low, high)
-        tau, *more = found.tolist()
-        rounded = math.log(float(f"{math.exp(tau):.6g}"))
-        exact, near = (
-            Fit(self.error(candidate, x), candidate, x) for x in ((tau, *more), (rounded, *more))
-        )
-        return near if near.error <= self.tolerance else exact
-
-    def error(self, candidate: Candidate, parameters: Sequence[float]) -> float:
-        """The largest relative error of the gradient, of all batches."""
-        return max(float(x.left.norm()) for x in self.solved(candidate, parameters))
-
-    def described(self, best: Fit) -> Recognized:
+    def described(self, fit: Fit) -> Recognized:
         """Say what was found, as a line of code and in words."""
-        candidate, solved = best.candidate, self.solved(best.candidate, best.parameters)
-        sizes = torch.tensor([len(probe.views[0]) for probe in self.probes]).double()
-        ways = torch.cat([x.weights[:, :2] for x in solved])  # [4, 1 or 2], of each batch
-        totals, differences = ways.sum(1), self.extras(best)
-        near = max(1e-8, 100 * self.tolerance)
-        varies = (ways / totals.unsqueeze(1) - ways[0] / totals[0]).abs().max() > near
-        scales = {power: totals / sizes**power for power in (0.0, 1.0, 0.5, -1.0, -0.5, 2.0)}
-        spread = {power: float((x / x[0] - 1).abs().max()) for power, x in scales.items()}
-        power = min(spread, key=spread.__getitem__)
-        scaled = scales[power]
-        fixed = not bool(varies) and spread[power] <= near
-
-        options = {"temperature": round_to(best.temperature(), best.error), **candidate.options()}
-        if isinstance(candidate, Options):
-            fitted = zip(candidate.fitted, best.parameters[1:], strict=True)
-            options |= {name: round_to(value, best.error) for name, value in fitted if value > 1e-9}
-        are_equal = ways.shape[1] == 2 and bool((ways[:, 0] / ways[:, 1] - 1).abs().max() < near)
-        if ways.shape[1] == 2 and not are_equal:
-            options["queries"] = "first"
+        power, factor, shares, is_fixed = self.factor(fit)
+        constant, differences = self.constant(fit)
+        options = {"temperature": round_to(fit.temperature(), fit.error), **fit.candidate.options}
+        for name, number in zip(fit.candidate.fitted, fit.numbers[1:], strict=True):
+            if name in _LIMITS and number > 1e-9:
+                options[name] = round_to(number, fit.error)
+        if shares == [0.5, 0.5]:
+            factor, shares = (factor / 2 if power == 1 else factor), [1.0]
+        elif len(shares) == 2:
+            options["queries"], shares = "first", shares if fit.error < _TINY else [1.0]
         if power == 1:
             options["reduction"] = "sum"
-            scaled = scaled / 2 if are_equal else scaled
-        factor, constant = (
-            round_to(float(scaled[0]), best.error),
-            self.constant(best, solved, differences),
-        )
-        fixed &= math.isfinite(constant)
+        options = {name: options[name] for name in InfoNCE.options if name in options}
+
         z1, z2 = (
-            name if any(view is x for x in self.probes[0].learned) else f"{name}.detach()"
-            for name, view in zip(("z1", "z2"), (self.probes[0].views * 2)[:2], strict=True)
+            name if place in self.probes[0].learned else f"{name}.detach()"
+            for place, name in enumerate(("z1", "z2"))
         )
         calls = ["(z, labels=labels)"] if self.labels else [f"({z1}, {z2})", f"({z2}, {z1})"]
-        options = {name: options[name] for name in InfoNCE.options if name in options}
-        loss = f"InfoNCE({as_written(options)})"
-        if self.labels or are_equal or best.error > self.tolerance:
-            parts = [(factor, f"{loss}{calls[0]}")]
-        else:
-            shares = [round_to(factor * float(x / totals[0]), best.error) for x in ways[0]]
-            parts = [(x, f"{loss}{call}") for x, call in zip(shares, calls, strict=True) if x]
-        line = " + ".join(call if x == 1 else f"{x:.12g} * {call}" for x, call in parts)
+        parts = [
+            ("" if number == 1 else f"{number:.12g} * ") + f"InfoNCE({as_written(options)}){call}"
+            for x, call in zip(shares, calls, strict=False)  # one call, if both are equal
+            if (number := round_to(factor * x, fit.error))
+        ]
+        line = " + ".join(parts)
         if power not in (0, 1):
             line = f"len(z1) ** {power:g} * " + (line if len(parts) == 1 else f"({line})")
-        line += f" + {constant:.12g}" * (constant > 0) + f" - {-constant:.12g}" * (constant < 0)
-        kind = "none" if not fixed else "nearly" if differences else "exact"
-        names, made = _names(options, self.labels), InfoNCE(**options)
-        return Recognized(kind, made, line, factor, constant, names, tuple(differences), best.error)
+        line += f" {'-' if constant < 0 else '+'} {abs(constant):.12g}" * (abs(constant) > 0)
+        differences = [*self.extras(fit), *differences]
+        kind = "nearly" if differences else "exact"
+        kind = kind if is_fixed and math.isfinite(constant) else "none"
+        return Recognized(
+            kind,
+            tuple(differences),
+            InfoNCE(**options),
+            line,
+            round_to(factor, fit.error),
+            constant,
+            _names(options, self.labels),
+            fit.error,
+        )
 
-    def extras(self, best: Fit) -> list[str]:
-        """Name a small difference that was added to our loss, with its number."""
-        extra = getattr(best.candidate, "extra", "")
-        if not extra:
-            return []
-        weights = self.solved(best.candidate, best.parameters)[0].weights[0]
-        number = math.exp(best.parameters[-1])
-        if extra in ("smoothing", "lengths"):
-            number = float(weights[2:][weights[2:].abs().argmax()])
-        if extra == "smoothing":
-            number /= -float(weights[:2].sum())
-        return [_EXTRAS[extra].format(number)]
+    def factor(self, fit: Fit) -> tuple[float, float, list[float], bool]:
+        """Find p and c of the factor ``c * N ** p``, and the shares of both directions.
 
-    def constant(self, best: Fit, solved: Sequence[Solved], differences: list[str]) -> float:
-        """Find what the function adds to our value; say so if it depends on the batch."""
-        each = [
-            probe.value - float((x.weights * x.values).sum())
-            for probe, x in zip(self.probes, solved, strict=True)
-        ]
-        noise = 10 * self.tolerance * max(1.0, *(abs(probe.value) for probe in self.probes))
-        if max(each) - min(each) <= noise:
-            return round_to(each[0]) if abs(each[0]) > noise else 0.0
-        if best.error <= self.tolerance:
-            views = 1 if best.candidate.options().get("negatives") == "cross" else 2
+        The last result is whether they are the same in all batches.
+        """
+        ways = torch.cat([x.weights[:, :2] for x in fit.solved])  # [4, 2], or [4, 1] with labels
+        totals, near = ways.sum(1), max(1e-8, 100 * self.tolerance)
+        shares = ways / totals.unsqueeze(1)
+        sizes = torch.tensor([len(probe.views[0]) for probe in self.probes]).double()
+        factors = {power: totals / sizes**power for power in (0.0, 1.0, 0.5, -1.0, -0.5, 2.0)}
+        spread = {power: float((x / x[0] - 1).abs().max()) for power, x in factors.items()}
+        power = min(spread, key=spread.__getitem__)
+        is_fixed = spread[power] <= near and float((shares - shares[0]).abs().max()) <= near
+        power = power if is_fixed else 0.0
+        is_even = shares.shape[1] == 2 and float((shares - 0.5).abs().max()) <= near
+        each = [0.5, 0.5] if is_even else shares[0].tolist()
+        return power, float(factors[power][0]), each, is_fixed
+
+    def constant(self, fit: Fit) -> tuple[float, list[str]]:
+        """Find what the function adds to our value; NaN if it depends on the batch."""
+        values = torch.tensor([probe.value for probe in self.probes], dtype=torch.float64)
+        added = values - torch.cat([(x.weights * x.values).sum(1) for x in fit.solved])
+        tiny = max(self.tolerance, fit.error if fit.error < _TINY else 0.0)
+        noise = 10 * tiny * max(1.0, float(values.abs().max()))
+        constant, differences = float(added[0]), []
+        if float(added.max() - added.min()) > noise:
+            views = 1 if fit.candidate.options.get("negatives") == "cross" else 2
             counts = [views * (len(probe.views[0]) - 1) for probe in self.probes]
-            logs = torch.tensor([[math.log(n), 1.0] for n in counts], dtype=torch.float64)
-            values = torch.tensor(each, dtype=torch.float64)
-            line = torch.linalg.lstsq(logs, values).solution
-            slope, constant = line.tolist()
-            if (logs @ line - values).abs().max() <= noise:
-                by = f"{slope:.4g} * log(number of negatives)"
-                differences.append(f"it adds {by} to the value")
-                return round_to(constant) if abs(constant) > noise else 0.0
-        return math.nan  # it depends on the batch
+            logs = torch.tensor([[math.log(x), 1.0] for x in counts], dtype=torch.float64)
+            line = torch.linalg.lstsq(logs, added).solution
+            if fit.error > self.tolerance or float((logs @ line - added).abs().max()) > noise:
+                return math.nan, []
+            constant = float(line[1])
+            differences.append(f"it adds {line[0]:.4g} * log(number of negatives) to the value")
+        return round_to(constant) if abs(constant) > noise else 0.0, differences
 
     def facts(self) -> list[str]:
         """What helps a person whose function is no loss of ours."""
         probe = self.probes[0]
-        n, dim = probe.views[0].shape
-        facts = []
+        n = len(probe.views[0])
+        generator = torch.Generator().manual_seed(9)
+        noise = [torch.randn(z.shape, dtype=z.dtype, generator=generator) for z in probe.views]
 
-        def value(change: Callable[[Tensor], Tensor]) -> float:
-            return _probe(self.function, 0, (n, dim), self.labels, change).value
+        def value(*views: Tensor) -> float:
+            with suppress(TypeError, _NotFiniteError):
+                return _probe(self.function, views, self.labels).value
+            return math.nan
 
         def same(change: Callable[[Tensor], Tensor]) -> bool:
-            return abs(value(change) - probe.value) <= 1e-4 * (abs(probe.value) + 1e-8)
+            difference = abs(value(*map(change, probe.views)) - probe.value)
+            return difference <= 1e-4 * (abs(probe.value) + 1e-8)
 
-        if len(probe.learned) < len(probe.views):
-            facts.append("one of its views has no gradient")
-        if not self.labels and not same(lambda z: z.flip(0)):
-            facts.append("its value depends on the order of the graphs")
-        if not same(lambda z: z * torch.linspace(0.5, 2, n).unsqueeze(1)):
-            facts.append("its value depends on the lengths of embeddings, so it has no cosines")
-        if same(lambda z: z + 0.3) and not same(torch.square):
-            facts.append("it centres the embeddings: a vector that is added to all changes nothing")
-        return facts
-
-
-def round_to(number: float, error: float = 0.0) -> float:
-    """Round to few digits, if the number is as near to them as it can be known."""
-    near = min(max(1e-9, 10 * error), 1e-3) * abs(number)
-    digits = (float(f"{number:.{n}g}") for n in range(1, 18))
-    return next((x for x in digits if abs(x - number) <= near), number)
+        moved = value(
+            *[
+                z + 1e-4 * dz if place in probe.learned else z
+                for place, (z, dz) in enumerate(zip(probe.views, noise, strict=True))
+            ]
+        )
+        expected = probe.gradient @ torch.cat([noise[place].flatten() for place in probe.learned])
+        unlike = abs((moved - probe.value) / 1e-4 - float(expected))
+        lengths = torch.linspace(0.5, 2, n, dtype=torch.float64).unsqueeze(1)
+        facts = {
+            "one of its views has no gradient": len(probe.learned) < len(probe.views),
+            "its gradient is not the derivative of its value: a part is detached, or it rounds to "
+            "half precision": unlike > 0.1 * float(probe.gradient.norm()) + 0.01 * abs(probe.value),
+            "its value depends on the order of the graphs": not self.labels
+            and not same(lambda z: z.flip(0)),
+            "its value depends on the lengths of embeddings, so it has no cosines": not same(
+                lambda z: z * lengths
+            ),
+            "it centres the embeddings: a vector that is added to all changes nothing": same(
+                lambda z: z + 0.3
+            )
+            and not same(torch.square),
+        }
+        return [fact for fact, holds in facts.items() if holds]
 
 
 def _names(options: dict[str, Any], labels: bool) -> tuple[str, ...]:

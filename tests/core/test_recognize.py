@@ -148,6 +148,55 @@ def test_losses_with_labels(function, options):
     assert (found.kind, found.line) == ("exact", f"InfoNCE({options})(z, labels=labels)")
 
 
+def without_singletons(z, labels):
+    """NaN where a label has one embedding."""
+    same = (labels[:, None] == labels).double().fill_diagonal_(0)
+    scores = formulas.cosines(z, z, 0.1)
+    log_prob = scores - formulas.others(scores).logsumexp(1, keepdim=True)
+    return -((log_prob * same).sum(1) / same.sum(1)).mean()
+
+
+def test_a_loss_that_is_not_finite_for_a_class_of_one():
+    found = recognize(without_singletons, labels=True)
+    assert found.kind == "nearly"
+    assert found.line == 'InfoNCE(temperature=0.1, over_positives="supcon")(z, labels=labels)'
+    assert "two labels have one embedding" in str(found)
+
+
+def slow_from(number, cases):
+    """Parameters, of which the first ones run in the quick tests."""
+    return [
+        pytest.param(case, id=str(name), marks=[pytest.mark.slow] * (place >= number))
+        for place, (name, case) in enumerate(cases.items())
+    ]
+
+
+# Hardness and debiasing, which have local minima.
+HARD = {
+    str(options): options
+    for options in (
+        {"hardness": 0.0, "debias": 0.3, "temperature": 0.5},
+        {"hardness": 1.0, "similarity": "dot", "temperature": 2.0},
+        {"hardness": 5.0, "temperature": 0.5},
+        {"hardness": 0.1, "temperature": 0.5},
+        {"hardness": 0.5, "debias": 0.05, "temperature": 0.5},
+        {"hardness": 5.0, "debias": 0.3, "negatives": "cross", "temperature": 0.2},
+        {"hardness": 0.0, "debias": 0.5, "temperature": 2.0},
+        {"hardness": 2.0, "debias": 0.5, "negatives": "cross", "temperature": 0.2},
+        {"hardness": 0.3, "similarity": "dot", "negatives": "cross", "temperature": 5.0},
+    )
+}
+
+
+@pytest.mark.parametrize("options", slow_from(2, HARD))
+def test_hard_and_debiased_losses(options):
+    loss = InfoNCE(engine="dense", **options)
+    found = recognize(lambda a, b: loss(a, b))
+    assert found.kind == "exact"
+    for name in InfoNCE.options:
+        assert name == "engine" or getattr(found.loss, name) == getattr(loss, name)
+
+
 def in_logarithm(a, b):
     ratio = (unit(a) @ unit(b).T / 0.5).softmax(1).diag()
     return -torch.log(ratio + 1e-6).mean()
@@ -189,6 +238,13 @@ def test_small_differences_are_named(function, difference):
     assert found.differences == (difference,)
     assert found.constant == 0
     assert f"- {difference}" in str(found)
+
+
+def test_a_tiny_epsilon():
+    """HCCF adds 1e-8 to each coordinate: error of the gradient is above rounding, and harmless."""
+    found = recognize(lambda a, b: formulas.gcc(unit(a + 1e-8), unit(b + 1e-8), 1.0, formulas.dots))
+    assert found.kind == "nearly"
+    assert "as by an epsilon somewhere" in str(found)
 
 
 def barlow(a, b):
@@ -235,14 +291,6 @@ def alignment_and_uniformity(a, b):
 def swav(a, b):
     weight = torch.linspace(-1, 1, 3 * a.shape[1], dtype=a.dtype).sin().view(3, -1)
     return formulas.swav([unit(z) @ unit(weight).T for z in (a, b)], 0.1)
-
-
-def slow_from(number, cases):
-    """Parameters, of which the first ones run in the quick tests."""
-    return [
-        pytest.param(case, id=str(name), marks=[pytest.mark.slow] * (place >= number))
-        for place, (name, case) in enumerate(cases.items())
-    ]
 
 
 def of_both(combine):
@@ -346,6 +394,14 @@ FACTS = {
             ).mean()
         ),
         "the positive is 2 times in the denominator",
+    ),
+    "half precision": (
+        lambda a, b: formulas.gcc(a.bfloat16(), b.bfloat16(), 0.2),
+        "a part is detached, or it rounds to half precision",
+    ),
+    "a part is detached": (
+        lambda a, b: -((unit(a) @ unit(b).T).log_softmax(1).diag() * (a * b).sum(1).detach()).sum(),
+        "its gradient is not the derivative of its value",
     ),
     "no gradient": (lambda a, b: 0 * a.sum() + 0 * b.sum(), "its gradient is 0"),
     "one view": (lambda a, b: a.norm(dim=1).var(), "one of its views has no gradient"),
