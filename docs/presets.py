@@ -6,19 +6,26 @@ python -m docs.presets
 from pathlib import Path
 
 from benchmarks.tables import fill, markdown
-from pgcl_losses.presets import GROUPS, Preset, as_written
+from pgcl_losses.presets import GROUPS, Preset
 
 PAGE = Path(__file__).parent / "swap.md"
 
 
 def row(name: str, preset: Preset) -> list[str]:
-    options = as_written(preset.options)
-    return [f"`{name}`", f"`{options}`", f"`{preset.expression()}`", preset.source]
+    repository, path, function = preset.where.split()
+    there, file = f"https://github.com/{repository}", path.rsplit("/", 1)[-1]
+    has_own_call = preset.expression() != "loss_of(view1, view2)"
+    return [
+        f"[`{name}`]({there})",
+        f"{preset.options['temperature']:.4g}",
+        f"[`{file}`]({there}/blob/HEAD/{path}): `{function}`",
+        "; ".join([f"`{preset.expression()}`"] * has_own_call + [preset.note] * bool(preset.note)),
+    ]
 
 
 def filled(text: str) -> str:
     """The page with the table of each group."""
-    head = "script", "options", "value", "of the script"
+    head = "script", "temperature", "its loss", "what differs"
     return fill(
         text,
         {

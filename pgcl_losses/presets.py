@@ -12,7 +12,8 @@ class Preset(NamedTuple):
     """The options of ``InfoNCE`` that give the loss of a script, and how the loss is called."""
 
     options: dict[str, Any]  # with the script's own default temperature
-    source: str  # Markdown: which function of the script it is, and what to know about it
+    where: str  # "owner/repository path function"
+    note: str = ""  # Markdown: what to know about it
     call: str = "(view1, view2)"
     # An expression of `loss_of`, an InfoNCE with these options, where the script's value is more
     # than one call: a factor, or a sum of several calls.
@@ -43,182 +44,204 @@ GROUPS: dict[str, dict[str, Preset]] = {
     "Graphs": {
         "GraphCL": Preset(
             {"temperature": 0.2, **_FIRST, "decoupled": True},
-            "`loss_cal`; also `loss_cl`, with `temperature=0.1` for molecules, and with 0.5 for "
-            "semi-supervised training on TU sets and for adversarial robustness",
+            "Shen-Lab/GraphCL unsupervised_TU/gsimclr.py loss_cal",
+            "`loss_cl` has 0.1 for molecules, 0.5 in the other folders",
         ),
         "JOAO": Preset(
             {"temperature": 0.2, **_FIRST, "decoupled": True},
-            "`loss_cal`; for molecules it is `loss_cl`, with `temperature=0.1`",
+            "Shen-Lab/GraphCL_Automated unsupervised_TU/joao.py loss_cal",
+            "`loss_cl` for molecules has 0.1",
         ),
         "SimGRACE": Preset(
             {"temperature": 0.2, **_FIRST, "decoupled": True},
-            "`loss_cal(x2, x1)`",
+            "junxia97/SimGRACE unsupervised_TU/simgrace.py loss_cal",
+            "`loss_cl` has 0.1 for molecules, 0.5 in the other folders",
             "(view2, view1)",
         ),
         "AD-GCL": Preset(
             {"temperature": 0.2, **_CROSS, "decoupled": True},
-            "`calc_loss`; with `sym=False` it is GraphCL's",
+            "susheels/adgcl unsupervised/learning/ginfominmax.py calc_loss",
+            "with `sym=False` it is GraphCL's",
         ),
         "PyGCL": Preset(
             {"temperature": 0.2, **_CROSS},
-            "`InfoNCE` in its GraphCL script; [all modes](#pygcl)",
+            "PyGCL/PyGCL GCL/losses/infonce.py InfoNCE",
+            "as in its GraphCL script; [all modes](#pygcl)",
         ),
         "DIG": Preset(
             {"temperature": 0.5, **_FIRST, "decoupled": True},
-            "`NCE_loss` of its GraphCL; [more than two views](#dig); `norm=False`: also "
-            '`similarity="dot"`',
+            "divelab/DIG dig/sslgraph/method/contrastive/objectives/infonce.py NCE_loss",
+            "[more than two views, `norm=False`, GRACE](#dig)",
         ),
         "ProG": Preset(
             {"temperature": 0.1, **_FIRST},
-            "`loss_cl` of its GraphCL and SimGRACE, without the 1e-4 in its denominator; in the "
-            "older "
-            "folder `ProG/` also `decoupled=True`",
+            "sheldonresearch/ProG prompt_graph/pretrain/GraphCL.py loss_cl",
+            "also SimGRACE; without its 1e-4; in the older folder `ProG/`: `decoupled=True`",
         ),
         "GPrompt": Preset(
             {"temperature": 0.1, **_FIRST, "reduction": "sum"},
-            "`Gprompt_tuning_loss` of ProG",
-            "(embeddings, centers, labels=(labels, arange(len(centers))))",
+            "sheldonresearch/ProG prompt_graph/utils/loss.py Gprompt_tuning_loss",
+            call="(embeddings, centers, labels=(labels, arange(len(centers))))",
         ),
-        "SimCLR": Preset({"temperature": 0.07}, "NT-Xent: `info_nce_loss`"),
+        "SimCLR": Preset(
+            {"temperature": 0.07}, "sthalles/SimCLR simclr.py info_nce_loss", "NT-Xent"
+        ),
         "HCL": Preset(
             {"temperature": 0.5, "hardness": 1.0, "debias": 0.1},
-            '`criterion` with `estimator="hard"`; `hardness` is beta, `debias` is tau_plus',
+            "joshr17/HCL image/main.py criterion",
+            "`hardness` is beta, `debias` is tau_plus; its graph folder has a JSD loss",
         ),
         "DCL": Preset(
             {"temperature": 0.1, "decoupled": True},
-            "`DCL` (Yeh et al.: decoupled contrastive learning) in both directions, as `main.py` "
-            'adds them; of one: `queries="first"`; the debiased loss is `DCL-debiased`',
+            "raminnakhli/Decoupled-Contrastive-Learning loss/dcl.py DCL",
+            "Yeh et al., both directions, as `main.py` adds them",
             value="2 * loss_of(view1, view2)",
         ),
         "DCL-debiased": Preset(
             {"temperature": 0.5, "debias": 0.1},
-            "`train` of chingyaoc/DCL, debiased contrastive learning (Chuang et al.); `debias` is "
-            "`tau_plus`",
+            "chingyaoc/DCL main.py train",
+            "Chuang et al.; `debias` is `tau_plus`",
         ),
-        "GCC": Preset({"temperature": 0.07, **_FIRST}, "without `--moco`", "(feat_k, feat_q)"),
+        "GCC": Preset(
+            {"temperature": 0.07, **_FIRST},
+            "THUDM/GCC gcc/contrastive/criterions.py NCESoftmaxLossNS",
+            "without `--moco`",
+            "(feat_k, feat_q)",
+        ),
         "GCC-MoCo": Preset(
             {**_MOCO, "memory_size": 16384},
-            "with `--moco --nce-k 16384`, once the memory is full; give [`dim`, and "
-            "`remember(feat_k)`]"
-            "(#moco-gcc)",
+            "THUDM/GCC gcc/contrastive/memory_moco.py MemoryMoCo",
+            "once the memory is full; give [`dim`, and `remember(feat_k)`](#moco-gcc)",
             "(feat_q, feat_k)",
         ),
         "MoCo": Preset(
             {**_MOCO, "memory_size": 65536},
-            "once the memory is full; give [`dim`, and `remember(k)`]"
-            "(losses.md#a-momentum-encoder)",
+            "facebookresearch/moco moco/builder.py MoCo",
+            "once the memory is full; give [`dim`, `remember(k)`](losses.md#a-momentum-encoder)",
             "(q, k)",
         ),
     },
     "Molecules": {
         "MolCLR": Preset(
-            {"temperature": 0.1}, "`NTXentLoss`, also without `use_cosine_similarity`"
+            {"temperature": 0.1},
+            "yuyangw/MolCLR utils/nt_xent.py NTXentLoss",
+            "also without `use_cosine_similarity`",
         ),
         "3DInfomax": Preset(
             {"temperature": 0.1, **_FIRST, "decoupled": True},
-            '`NTXent`; `norm=False`: also `similarity="dot"`',
+            "HannesStark/3DInfomax commons/losses.py NTXent",
+            '`norm=False`: also `similarity="dot"`',
             "(z2d, z3d)",
         ),
         "3DInfomax-conformers": Preset(
             {"temperature": 0.1, **_FIRST, "decoupled": True, **_SUM},
-            "`NTXentMultiplePositives`, C conformers of each molecule",
+            "HannesStark/3DInfomax commons/losses.py NTXentMultiplePositives",
+            "C conformers of each molecule",
             "(z2d, z3d, labels=(arange(N), arange(N).repeat_interleave(C)))",
         ),
         "GraphMVP": Preset(
             {"temperature": 0.1, **_CROSS},
-            '`dual_CL` with `--normalize`; without: also `similarity="dot"`',
+            "chao1224/GraphMVP src_classification/util.py dual_CL",
+            'with `--normalize`; without: also `similarity="dot"`',
         ),
         "CLOOME": Preset(
             {"temperature": 1 / 14.3, **_FIRST, "decoupled": True},
-            "`cloob`, whose loss is InfoLOOB",
+            "ml-jku/cloome src/training/methods.py cloob",
+            "its loss is InfoLOOB",
             value="loss_of.temperature * (loss_of(p_xx, p_xy) + loss_of(p_yy, p_yx))",
         ),
         "GraphLoG": Preset(
             {"temperature": 0.04, **_FIRST},
-            "`inter_NCE_loss`, without the 1e-6 in its denominator",
+            "DeepGraphLearning/GraphLoG pretrain_graphlog.py inter_NCE_loss",
+            "without its 1e-6",
             "(modified, graphs)",
         ),
         "GraphLoG-nodes": Preset(
             {"temperature": 0.04, **_FIRST, **_SUM},
-            "`intra_NCE_loss`, without the 1e-6 in its denominator: masked nodes of the same "
-            "graph are positives, its other nodes are "
-            "negatives; both are positions, `(i, M + j)`, for M masked nodes",
+            "DeepGraphLearning/GraphLoG pretrain_graphlog.py intra_NCE_loss",
+            "without its 1e-6; [which pairs](#molecules)",
             "(modified[masked], nodes, positives=same_masked, negative_pairs=same_others)",
         ),
     },
     "Nodes": {
         "GRACE": Preset(
             {"temperature": 0.5},
-            '`loss`, after the projection; `mean=False`: half of `reduction="sum"`; the script\'s '
-            "config.yaml has a temperature for each set, 0.4 for Cora",
+            "CRIPAC-DIG/GRACE model.py loss",
+            'after the projection; config.yaml: 0.4 for Cora; `mean=False`: `reduction="sum"` / 2',
         ),
-        "GCA": Preset({"temperature": 0.4}, "as GRACE"),
+        "GCA": Preset({"temperature": 0.4}, "CRIPAC-DIG/GCA pGRACE/model.py loss", "as GRACE"),
         "HeCo": Preset(
             {"temperature": 0.8, **_CROSS, **_SUM},
-            "`Contrast` with `lam=0.5`, after the projections; `positives` are `(i, N + j)` and "
-            '`(N + i, j)` of `pos`; another `lam`: weight the halves of `reduction="none"`; 0.8 '
-            "is for ACM",
+            "liun-online/HeCo code/module/contrast.py Contrast",
+            "0.8 is for ACM; after the projections, [`lam=0.5`; the pairs](#nodes)",
             "(z_mp, z_sc, positives=pairs)",
         ),
         "TriCL": Preset(
             {"temperature": 0.5, **_CROSS},
-            '`node_level_loss` and `group_level_loss`; `mean=False`: half of `reduction="sum"`',
+            "wooner49/TriCL TriCL/models.py node_level_loss",
+            'and `group_level_loss`; `mean=False`: half of `reduction="sum"`',
         ),
         "MAGI": Preset(
             {"temperature": 0.5, **_DOT, "over_positives": "supcon"},
-            "`Loss`; the pairs are the row and column of `mask` without its [diagonal](#nodes); "
-            "train_gcn.py has `temperature=0.3`",
+            "EdisonLeeeee/MAGI magi/loss.py Loss",
+            "[the pairs](#nodes); train_gcn.py has 0.3",
             value="loss_of.temperature * loss_of(z, positives=pairs)",
         ),
     },
     "Recommendation": {
         "SELFRec": Preset(
             {"temperature": 0.2, **_FIRST},
-            "`InfoNCE` of SGL, SimGCL and XSimGCL (0.15 in its config); `b_cos=False`: also "
-            '`similarity="dot"`; RLMRec\'s `ssl_con_loss` without its 1e-8',
+            "Coder-Yu/SELFRec util/loss_torch.py InfoNCE",
+            'SGL, SimGCL, XSimGCL (0.15); `b_cos=False`: also `similarity="dot"`',
         ),
         "SSLRec": Preset(
             {"temperature": 0.1, **_FIRST, "reduction": "sum"},
-            "`cal_infonce_loss`, for users or for items; 0.1 is for SimGCL, 0.2 for SGL and "
-            "KGCL; also "
-            "RLMRec's",
+            "HKUDS/SSLRec models/loss_utils.py cal_infonce_loss",
+            "`(z[rows], table[rows], table)` of the script; 0.1 is for SimGCL, 0.2 for SGL, KGCL",
             _TABLE,
         ),
         "NCL": Preset(
             {"temperature": 0.1, **_FIRST, "reduction": "sum"},
-            "`ssl_layer_loss`; 1e-7 is its `ssl_reg` for ml-1m; for Yelp it is 1e-6, with "
-            "`temperature=0.05`",
+            "RUCAIBox/NCL ncl.py ssl_layer_loss",
+            "1e-7 is its `ssl_reg` for ml-1m; for Yelp it is 1e-6, with `temperature=0.05`",
             value="1e-7 * (loss_of(u[rows], users, labels=(rows, arange(len(users)))) + alpha * "
             "loss_of(i[cols], items, labels=(cols, arange(len(items)))))",
         ),
         "NCL-ProtoNCE": Preset(
             {"temperature": 0.1, **_FIRST, "reduction": "sum"},
-            "`ProtoNCE_loss` for users or for items, before its weight `proto_reg`",
+            "RUCAIBox/NCL ncl.py ProtoNCE_loss",
+            "for users or for items, before its weight `proto_reg`",
             "(z[rows], centroids, labels=(clusters[rows], arange(len(centroids))))",
         ),
         "LightGCL": Preset(
             {"temperature": 0.2, **_DOT, **_FIRST},
-            "for users and for items, where no positive's score / tau is beyond the script's clamp "
-            "to -5 and 5",
+            "HKUDS/LightGCL model.py forward",
+            "for users and for items, where no positive's score / tau reaches its clamp at 5",
             _TABLE,
         ),
     },
     "Graphs and texts, knowledge graphs": {
         "CLIP": Preset(
             {"temperature": 0.07, **_CROSS},
+            "mlfoundations/open_clip src/open_clip/loss.py ClipLoss",
             "also GraphCLIP; give a [learned temperature](losses.md#a-learned-temperature)",
             "(images, texts)",
         ),
         "GraphGPT": Preset(
-            {"temperature": 0.07, **_CROSS}, "`cal_cl_loss` of its grounding, for each pair"
+            {"temperature": 0.07, **_CROSS},
+            "HKUDS/GraphGPT text-graph-grounding/model_gt.py cal_cl_loss",
+            "for each pair",
         ),
         "MoleculeSTM": Preset(
             {"temperature": 0.1, **_CROSS},
-            '`do_CL` with `--SSL_loss=InfoNCE`; `--no_normalize`: also `similarity="dot"`',
+            "chao1224/MoleculeSTM scripts/pretrain.py do_CL",
+            "`--SSL_loss=InfoNCE`, the mean of both calls; `do_CL` also returns an accuracy; "
+            '`--no_normalize`: also `similarity="dot"`',
         ),
         "SimKGC": Preset(
             {"temperature": 0.05, **_CROSS},
-            "without its margin and self-negatives; pairs are `(i, N + j)` and `(N + j, i)` of "
+            "intfloat/SimKGC models.py compute_logits",
+            "without its margin and self-negatives; pairs: `(i, N + j)`, `(N + j, i)` of "
             "`~triplet_mask`",
             value="2 * loss_of(hr, tail, labels=arange(N), positives=pairs, "
             "positive_weights=zeros(len(pairs[0])))",
@@ -227,38 +250,41 @@ GROUPS: dict[str, dict[str, Preset]] = {
     "Labels, sentences, prototypes": {
         "SupCon": Preset(
             {"temperature": 0.1, "over_positives": "supcon"},
-            "pytorch-metric-learning's `SupConLoss`, which is 0 for a batch of one class",
+            "KevinMusgrave/pytorch-metric-learning "
+            "src/pytorch_metric_learning/losses/supcon_loss.py SupConLoss",
+            "which is 0 for a batch of one class",
             "(z, labels=labels)",
         ),
         "SupContrast": Preset(
             {"temperature": 0.07, "over_positives": "supcon"},
-            '`SupConLoss` with its `base_temperature`; `contrast_mode="one"`: also '
-            '`queries="first"`; GraphCLIP\'s `sup_loss`',
+            "HobbitLong/SupContrast losses.py SupConLoss",
+            '`contrast_mode="one"`: also `queries="first"`; also GraphCLIP\'s `sup_loss`',
             value="loss_of.temperature / 0.07 * loss_of(view1, view2, labels=labels)",
         ),
         "NTXentLoss": Preset(
             {"temperature": 0.07, "reduction": "none"},
-            "pytorch-metric-learning's, a mean over all pairs; `counts` are the positives of each "
-            "embedding",
+            "KevinMusgrave/pytorch-metric-learning "
+            "src/pytorch_metric_learning/losses/ntxent_loss.py NTXentLoss",
+            "a mean over all pairs; `counts` are the positives of each embedding",
             value="(loss_of(z, labels=labels) * counts).sum() / counts.sum()",
         ),
         "sentence-transformers": Preset(
             {"temperature": 0.05, **_FIRST},
-            "`MultipleNegativesRankingLoss`, `temperature` is 1 / `scale`; with hard negatives "
-            "`(anchors, cat([positives, negatives]), labels=(arange(N), arange(2 * N)))`; "
-            'symmetric per direction: `queries="all"`',
+            "UKPLab/sentence-transformers sentence_transformers/losses/"
+            "MultipleNegativesRankingLoss.py MultipleNegativesRankingLoss",
+            "`temperature` is 1 / `scale`; [hard negatives](#labels-sentences-prototypes)",
             "(anchors, positives)",
         ),
         "info-nce-pytorch": Preset(
             {"temperature": 0.1, **_FIRST},
-            "without `negative_keys`; paired ones are [listed negatives]"
-            "(#links-with-sampled-negatives)",
+            "RElbers/info-nce-pytorch info_nce/__init__.py info_nce",
+            "paired `negative_keys` are [listed negatives](#links-with-sampled-negatives)",
             "(query, positive_key)",
         ),
         "PCL": Preset(
             {"temperature": 1.0, **_DOT, **_FIRST},
-            "ProtoNCE of one clustering; of several, `main_pcl.py` takes the mean; `ids` are the "
-            "clusters of the batch, then the sampled ones",
+            "salesforce/PCL pcl/builder.py MoCo",
+            "ProtoNCE of one clustering; [`ids`](#labels-sentences-prototypes)",
             "(normalize(q), prototypes[ids] / density[ids, None], "
             "labels=(arange(len(q)), arange(len(ids))))",
         ),
@@ -266,16 +292,20 @@ GROUPS: dict[str, dict[str, Preset]] = {
     "Clusters": {
         "X-GOAL": Preset(
             {"temperature": 1.0, "queries": "first"},
-            "`info_nce`; `pairs` are `(i, 2 * N + i)`; its `node_alignment` is the mean of "
-            "`(h_list[i], h_list[j], h_list_neg[i])` over pairs of layers",
+            "baoyujing/X-GOAL models/model.py info_nce",
+            "`pairs` are `(i, 2 * N + i)`; [`node_alignment`](#clusters)",
             "(h_org, h_pos, h_neg, labels=(arange(N), arange(N), N + arange(N)), "
             "negative_pairs=pairs)",
         ),
-        "Contrastive-Clustering": Preset({"temperature": 0.5}, "`InstanceLoss`", "(z_i, z_j)"),
+        "Contrastive-Clustering": Preset(
+            {"temperature": 0.5},
+            "Yunfan-Li/Contrastive-Clustering modules/contrastive_loss.py InstanceLoss",
+            call="(z_i, z_j)",
+        ),
         "Contrastive-Clustering-clusters": Preset(
             {"temperature": 1.0, "gather": False},
-            "`ClusterLoss` before its [entropy](#clusters); `AGCLoss` of Graph Contrastive "
-            'Clustering: also `negatives="cross", queries="first"`',
+            "Yunfan-Li/Contrastive-Clustering modules/contrastive_loss.py ClusterLoss",
+            "before its [entropy](#clusters)",
             "(c_i.T, c_j.T)",
         ),
     },
@@ -290,14 +320,16 @@ def _key(name: str) -> str:
 def find_preset(name: str) -> tuple[str, Preset]:
     """Find a preset by its name, in which case, hyphens and spaces do not matter.
 
-    The error for an unknown name hints at presets whose `source` mentions it, as SELFRec's mentions
-    SimGCL, or whose names are similar.
+    The error for an unknown name hints at presets whose `where` or `note` mentions it, as SELFRec's
+    mentions SimGCL, or whose names are similar.
     """
     by_key = {_key(each): each for each in PRESETS}
     if not isinstance(name, str):
         raise TypeError(f"name must be the name of a script, but got {name!r}")
     if _key(name) not in by_key:
-        near = [each for each, preset in PRESETS.items() if name.lower() in preset.source.lower()]
+        near = [
+            each for each, x in PRESETS.items() if name.lower() in f"{x.where} {x.note}".lower()
+        ]
         near += [by_key[key] for key in difflib.get_close_matches(_key(name), by_key)]
         near = list(dict.fromkeys(near))[:5]
         hint = f"did you mean {' or '.join(near)}?" if near else f"names are {', '.join(PRESETS)}."

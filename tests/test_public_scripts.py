@@ -1,0 +1,35 @@
+"""The page of public scripts has what the record has, and its lines are losses."""
+
+import json
+
+import pytest
+
+from docs import public_scripts
+
+ANSWERS = json.loads(public_scripts.RECORD.read_text())["rows"]
+ROWS = [row for rows in public_scripts.SCRIPTS.values() for row in rows]
+
+
+def test_the_page_has_the_tables_of_the_record():
+    page = public_scripts.PAGE.read_text()
+    assert public_scripts.filled(page) == page
+
+
+def test_the_record_answers_the_rows():
+    assert [(found["source"], found["place"]) for found in ANSWERS] == [row[:2] for row in ROWS]
+    assert [found["line"] for found in ANSWERS if found["kind"] == "checked"] == [
+        row.line for row in ROWS if row.line
+    ]
+    assert len({found["source"] for found in ANSWERS if found["kind"] != "none"}) >= 15
+
+
+@pytest.fixture(scope="module")
+def names():
+    return public_scripts.names() | vars(public_scripts.given())
+
+
+@pytest.mark.parametrize("line", sorted({x["line"] for x in ANSWERS if x["kind"] != "none"}))
+def test_lines_are_losses_of_this_package(line, names):
+    value = eval(line, names)
+    assert value.shape == ()
+    assert value.isfinite()
