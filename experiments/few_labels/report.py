@@ -13,11 +13,9 @@ from experiments.common.results import Run, read
 from experiments.common.tables import (
     CHOOSING,
     HELPS,
-    README,
     RESULTS,
     difference,
     markdown,
-    paired,
     sourced,
     spread,
 )
@@ -116,24 +114,10 @@ def grid() -> str:
     return sourced(markdown(head, ([label, *cells] for label, cells in lines.items())), runs)
 
 
-def gain(every: Iterable[Results]) -> str:
-    """Of each set the planned comparison, and the temperatures that decide between the losses."""
-    lines = []
-    for results in every:
-        signs = {t: paired(*results.both(temperature=t)).sign for t in results.study.temperatures}
-        taus = (", ".join(f"{t:g}" for t in signs if signs[t] == sign) for sign in (1, -1))
-        name = f"{results.study.name}, {len(results.of(PGCL))} seeds"
-        lines.append([name, difference(*results.both()), *taus])
-    head = [MEASURES["labels_1"], f"{MINUS}, tuned temperatures"]
-    signs_of = (f"same temperature, {PGCL} {sign}" for sign in ("above", "below"))
-    return markdown([*head, *signs_of], lines)
-
-
 def pages() -> dict[Path, dict[str, str]]:
     """Tables by page and marker."""
     digits, msrc = Results(DIGITS), Results(MSRC_9)
     return {
-        README: {"gain": gain([digits, msrc])},
         CHOOSING: {"digits grid": grid()},
         HELPS: {"temperatures": over_temperatures([digits, msrc])},
         RESULTS: {
