@@ -127,13 +127,18 @@ def _of_sets(
 
 def _labels(labels: Any, sets: Sequence[Tensor]) -> None:
     """Check the labels of sets ``[N_a, D]``: a tensor for each set, or one tensor for all sets."""
-    for name, numbers, z_name, z in _of_sets("labels", labels, sets, "[N]"):
-        clusters(name, numbers, z_name, z)
-        if can_be_read(numbers) and bool(((numbers == -1) | (numbers == -100)).any()):
-            raise ValueError(
-                f"{name} must not hold -1 or -100: give each embedding whose class is unknown a "
-                "label of its own, such as torch.where(labels >= 0, labels, num_classes + ids)"
-            )
+    for given in _of_sets("labels", labels, sets, "[N]"):
+        class_labels(*given)
+
+
+def class_labels(name: str, value: Any, z_name: str, z: Tensor) -> None:
+    """Check the labels ``[N]`` of embeddings ``[N, D]``."""
+    clusters(name, value, z_name, z)
+    if can_be_read(value) and bool(((value == -1) | (value == -100)).any()):
+        raise ValueError(
+            f"{name} must not hold -1 or -100: give each embedding whose class is unknown a "
+            "label of its own, such as torch.where(labels >= 0, labels, num_classes + ids)"
+        )
 
 
 def metadata(value: Any, sets: Sequence[Any], score_mod: object) -> dict[str, object]:

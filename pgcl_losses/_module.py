@@ -32,6 +32,7 @@ _OTHER_NAMES = {
     "metadata": "features meta",
     "score_mod": "weight_fn mask_fn mask mask_mod",
 }
+_RIGHT_NAMES = {other: right for right, others in _OTHER_NAMES.items() for other in others.split()}
 _HINTS = {
     "similarity": "clusters are assigned by cosine; similarity='dot' is an option of InfoNCE",
     "warm": "for a warm-up, train with InfoNCE first and with PGCLLoss later, see docs/swap.md",
@@ -125,6 +126,11 @@ class LossModule(nn.Module):
                 f"{name} is {getattr(self, name)!r} and cannot change in this "
                 f"{type(self).__name__}, but {value!r} was assigned: make a new one"
             )
+        right = _RIGHT_NAMES.get(name, "")
+        is_own = type(self).__module__.startswith("pgcl_losses.")  # no subclass of a user's
+        is_new = not hasattr(self, name) and not isinstance(value, nn.Module)
+        if is_own and is_new and hasattr(self, right):
+            raise AttributeError(f"{type(self).__name__} has no {name}: set {right}")
         super().__setattr__(name, value)
 
     def extra_repr(self) -> str:

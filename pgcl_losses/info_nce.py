@@ -64,9 +64,7 @@ class WeightedInfoNCE(LossModule):
         """
         processes = batch.processes
         check.negatives_of_memory(self.negatives, 0 if batch.memory is None else 1)
-        if self.decoupled and self.over_positives == "supcon":
-            fix = "choose 'mean' or 'sum', or decoupled=False"
-            raise ValueError(f"over_positives='supcon' has positives in each denominator: {fix}")
+        self.check_options()
         if self.score_mod is not None:
             others: dict[str, Any] = {"hardness": hardness or None, "debias": debias or None}
             others |= {"memory_size": batch.memory, "negative_pairs": batch.negative_pairs}
@@ -101,6 +99,12 @@ class WeightedInfoNCE(LossModule):
             temperature = processes.temperature(self.temperature, z.dtype)
             inputs = Inputs(z, temperature, batch.positive_weights)
             return loss_of_pairs(pairs, inputs, self.reduction, self.engine, processes)
+
+    def check_options(self) -> None:
+        """Raise an error for options that contradict each other."""
+        if self.decoupled and self.over_positives == "supcon":
+            fix = "choose 'mean' or 'sum', or decoupled=False"
+            raise ValueError(f"over_positives='supcon' has positives in each denominator: {fix}")
 
 
 @with_options
@@ -238,7 +242,10 @@ class InfoNCE(WeightedInfoNCE, LossWithMemory):
     def __post_init__(self) -> None:
         if self.memory_size > 0 and self.dim is None:
             raise TypeError(f"memory_size={self.memory_size} needs the embedding dimension, dim=")
+        if self.memory_size == 0 and self.dim is not None:
+            raise ValueError(f"dim={self.dim} is for a memory, but memory_size is 0: leave dim out")
         check.negatives_of_memory(self.negatives, self.memory_size)
+        self.check_options()
         # None is registered as a buffer: load_state_dict ignores the keys of a module that is None.
         self.register_buffer("memory", None)
         if self.dim is not None and self.memory_size > 0:
@@ -327,6 +334,11 @@ class InfoNCE(WeightedInfoNCE, LossWithMemory):
         """List the names of all scripts whose loss :meth:`like` makes."""
         return [name for name, preset in PRESETS.items() if not preset.value]
 
+    def check_options(self) -> None:
+        super().check_options()
+        if self.debias > 0 and self.similarity == "dot":
+            raise ValueError(f"debias={self.debias} needs cosines, but similarity is 'dot'")
+
     def _check(self, views: Any, *given: Any) -> dict[str, object]:
         labels, positives, weights, metadata, negative_pairs = given
         within = self.negatives == "all"
@@ -345,6 +357,4 @@ class InfoNCE(WeightedInfoNCE, LossWithMemory):
         check.temperature(self.temperature, views[0])
         if self.memory is not None:
             self.memory.check("z1", views[0])
-        if self.debias > 0 and self.similarity == "dot":
-            raise ValueError(f"debias={self.debias} needs cosines, but similarity is 'dot'")
         return {**claims, "negative_pairs": negative_pairs is not None}

@@ -126,7 +126,7 @@ class LossWithMemory(LossModule):
             check.matrix("embeddings", embeddings, "[N, D]")
             memory.check("embeddings", embeddings)
             if labels is not None:
-                check.clusters("labels", labels, "embeddings", embeddings)
+                check.class_labels("labels", labels, "embeddings", embeddings)
             agreed.claims["labels"] = labels is not None
         is_unit = getattr(self, "similarity", "cosine") == "cosine"
         with torch.no_grad():

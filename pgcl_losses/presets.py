@@ -327,9 +327,8 @@ def find_preset(name: str) -> tuple[str, Preset]:
     if not isinstance(name, str):
         raise TypeError(f"name must be the name of a script, but got {name!r}")
     if _key(name) not in by_key:
-        near = [
-            each for each, x in PRESETS.items() if name.lower() in f"{x.where} {x.note}".lower()
-        ]
+        texts = {each: f"{x.where} {x.note}".lower() for each, x in PRESETS.items()}
+        near = [each for each, text in texts.items() if name and name.lower() in text]
         near += [by_key[key] for key in difflib.get_close_matches(_key(name), by_key)]
         near = list(dict.fromkeys(near))[:5]
         hint = f"did you mean {' or '.join(near)}?" if near else f"names are {', '.join(PRESETS)}."

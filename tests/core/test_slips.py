@@ -107,6 +107,15 @@ TYPE_ERRORS = [
     (lambda: InfoNCE(similarity="dot")(BATCH), "batch", "similarity"),
 ]
 VALUE_ERRORS = [
+    (lambda: InfoNCE.like(""), "no script ''", "names are GraphCL"),
+    # Options that contradict each other are an error of the constructor.
+    (lambda: InfoNCE(decoupled=True, over_positives="supcon"), "decoupled=False"),
+    (lambda: InfoNCE(similarity="dot", debias=0.1), "debias=0.1", "cosines"),
+    (lambda: InfoNCE(dim=4), "dim=4", "memory_size is 0"),
+    (
+        lambda: InfoNCE(memory_size=4, dim=D).remember(Z1, labels=LABELS - 1),
+        "labels must not hold -1",
+    ),
     # Options.
     (lambda: PGCLLoss(D, [3, 0]), "num_prototypes[1]", "at least 1", "got 0"),
     (lambda: InfoNCE(temperature=0), "temperature", "at least 1e-30", "got 0"),
@@ -267,3 +276,25 @@ def test_a_weight_of_no_positive(weight):
     weights = torch.tensor([weight], dtype=torch.float64)
     words = ["positive_weights", "0 or from 1e-30", str(weight)]
     assert_error(ValueError, lambda: with_pairs(PAIR, weights), words)
+
+
+@pytest.mark.parametrize(
+    ("loss", "wrong", "right"),
+    [
+        (InfoNCE(), "tau", "temperature"),
+        (pgcl(), "tau", "temperature"),
+        (pgcl(), "lam", "consistency_weight"),
+        (prototypes(), "eps", "epsilon"),
+    ],
+)
+def test_a_wrong_name_cannot_be_assigned(loss, wrong, right):
+    assert_error(AttributeError, lambda: setattr(loss, wrong, 0.5), [wrong, f"set {right}"])
+
+
+def test_a_subclass_has_names_of_its_own():
+    class Mine(InfoNCE):
+        pass
+
+    loss = Mine()
+    loss.tau = 0.5
+    assert loss.tau == 0.5
