@@ -5,7 +5,10 @@ BIN := .venv/bin
 PYTEST = $(BIN)/python -m pytest -q -n auto --dist worksteal
 DGL := $(shell $(PYTHON) -c "import sys; print('dgl' if sys.version_info < (3, 12) else '')")
 
-.PHONY: setup lint check test test-rest test-all docs ci benchmarks
+.PHONY: help setup lint format check test test-rest test-all docs ci benchmarks
+
+help:  # this list
+	@sed -n 's/^\([a-z-]*\):[^#]*#* *\(.*\)/make \1\t\2/p' $(MAKEFILE_LIST)
 
 .venv/%: setup.cfg  # a file for each extra that is there; torch first, as any that is there will do
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -13,10 +16,14 @@ DGL := $(shell $(PYTHON) -c "import sys; print('dgl' if sys.version_info < (3, 1
 	$(BIN)/pip install --quiet -e '.[$*]'
 	touch $@
 
-lint: .venv/dev
+lint: .venv/dev  # style and types
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+
+format: .venv/dev  # what ruff can mend
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
 
 check: lint  # about three minutes on two cores: before a pull request
 	$(PYTEST) -m "not slow" tests/core
@@ -36,7 +43,7 @@ setup:  # an environment with everything; compiles two dependencies of PyGCL, on
 test-rest: setup  # what make test leaves out
 	$(PYTEST) -m "slow or pygcl"
 
-test-all: setup test test-rest
+test-all: setup test test-rest  # both
 
 docs: .venv/docs  # into docs/_build
 	$(BIN)/sphinx-build --fail-on-warning --quiet docs docs/_build
@@ -44,7 +51,7 @@ docs: .venv/docs  # into docs/_build
 ci:  # everything, from nothing, as a release does it
 	.ci/run
 
-benchmarks:
+benchmarks:  # the records of time and memory, and their tables and figures
 	$(BIN)/python -m benchmarks.run
 	$(BIN)/python -m benchmarks.scripts
 	$(BIN)/python -m benchmarks.loop

@@ -1,4 +1,4 @@
-import importlib
+import importlib.util
 import os
 import re
 import socket
@@ -54,6 +54,8 @@ def leave_out_other_frameworks(config):
     """``-m pyg`` imports no framework but PyG, and ``-m "not dgl"`` no DGL."""
     chosen, root = config.option.markexpr, Path(__file__).parents[1]
     others = FRAMEWORKS - {chosen} if chosen in FRAMEWORKS else re.findall(r"not (\w+)", chosen)
+    if "pygcl" not in chosen and importlib.util.find_spec("GCL") is None:
+        others = [*others, "pygcl"]  # its dependencies must be compiled: plain pytest runs without
     places = "tests/adapters/{0} tests/helpers/{0}_cases.py"
     left_out = [str(root / place) for name in others for place in places.format(name).split()]
     config.option.ignore = [*(config.option.ignore or ()), *left_out]
