@@ -286,6 +286,11 @@ def _minimise(residuals: Callable[[Tensor], Tensor], start: Sequence[float]) -> 
     return x.tolist()
 
 
+def _spread(factors: Tensor) -> float:
+    """How far factors of several batches differ."""
+    return float((factors / factors[0] - 1).abs().max())
+
+
 def round_to(number: float, error: float = 0.0) -> float:
     """Round to few digits, if the number is as near to them as it can be known."""
     near = min(max(1e-9, 10 * error), 1e-3) * abs(number)
@@ -514,7 +519,7 @@ class _Search(NamedTuple):
 
     def described(self, fit: Fit) -> Recognized:
         """Say what was found, as a line of code and in words."""
-        power, factor, shares, is_fixed = self.factor(fit)
+        power, factor, shares, of_factor = self.factor(fit)
         constant, differences = self.constant(fit)
         options = {"temperature": round_to(fit.temperature(), fit.error), **fit.candidate.options}
         for name, number in zip(fit.candidate.fitted, fit.numbers[1:], strict=True):
@@ -540,11 +545,13 @@ class _Search(NamedTuple):
         ]
         line = " + ".join(parts)
         if power not in (0, 1):
-            line = f"len(z1) ** {power:g} * " + (line if len(parts) == 1 else f"({line})")
+            line = f"len({'z' if self.labels else 'z1'}) ** {power:g} * " + (
+                line if len(parts) == 1 else f"({line})"
+            )
         line += f" {'-' if constant < 0 else '+'} {abs(constant):.12g}" * (abs(constant) > 0)
-        differences = [*self.extras(fit), *differences]
+        differences = [*self.extras(fit), *(of_factor or []), *differences]
         kind = "nearly" if differences else "exact"
-        kind = kind if is_fixed and math.isfinite(constant) else "none"
+        kind = kind if of_factor is not None and math.isfinite(constant) else "none"
         return Recognized(
             kind,
             tuple(differences),
@@ -556,30 +563,41 @@ class _Search(NamedTuple):
             fit.error,
         )
 
-    def factor(self, fit: Fit) -> tuple[float, float, list[float], bool]:
+    def factor(self, fit: Fit) -> tuple[float, float, list[float], list[str] | None]:
         """Find p and c of the factor ``c * N ** p``, and the shares of both directions.
 
-        The last result is whether they are the same in all batches.
+        The last result are differences to our mean, or None if the factor depends on the batch.
         """
         ways = torch.cat([x.weights[:, :2] for x in fit.solved])  # [4, 2], or [4, 1] with labels
-        totals, near = ways.sum(1), max(1e-8, 100 * self.tolerance)
-        shares = ways / totals.unsqueeze(1)
-        sizes = torch.tensor([len(probe.views[0]) for probe in self.probes]).double()
-        factors = {power: totals / sizes**power for power in (0.0, 1.0, 0.5, -1.0, -0.5, 2.0)}
-        spread = {power: float((x / x[0] - 1).abs().max()) for power, x in factors.items()}
-        power = min(spread, key=spread.__getitem__)
-        is_fixed = spread[power] <= near and float((shares - shares[0]).abs().max()) <= near
+        totals, near = ways.sum(1), max(100 * self.tolerance, 10 * self.rounding(fit))
+        shares, differences = ways / totals.unsqueeze(1), []
+        sizes = queries = torch.tensor([len(x.views[0]) for x in self.probes]).double()
+        if self.labels:  # our mean is over queries with a positive
+            of_probes = [_LABELS[: len(x.views[0])] for x in self.probes]
+            counted = [labels.bincount()[labels] > 1 for labels in of_probes]
+            queries = torch.stack([has_positive.sum() for has_positive in counted]).double()
+            over_all = totals * sizes / queries
+            if _spread(totals) > near >= _spread(over_all):
+                totals, differences = over_all, ["a query without a positive is 0 in its mean"]
+        factors = {power: totals / sizes**power for power in (0.0, 0.5, -1.0, -0.5, 2.0)}
+        factors[1.0] = totals / queries
+        power = min(factors, key=lambda power: _spread(factors[power]))
+        is_fixed = _spread(factors[power]) <= near
+        is_fixed &= float((shares - shares[0]).abs().max()) <= near
         power = power if is_fixed else 0.0
         is_even = shares.shape[1] == 2 and float((shares - 0.5).abs().max()) <= near
         each = [0.5, 0.5] if is_even else shares[0].tolist()
-        return power, float(factors[power][0]), each, is_fixed
+        return power, float(factors[power][0]), each, differences if is_fixed else None
+
+    def rounding(self, fit: Fit) -> float:
+        """The relative error that is no difference: by rounding, or by a tiny epsilon."""
+        return max(self.tolerance, fit.error if fit.error < _TINY else 0.0)
 
     def constant(self, fit: Fit) -> tuple[float, list[str]]:
         """Find what the function adds to our value; NaN if it depends on the batch."""
         values = torch.tensor([probe.value for probe in self.probes], dtype=torch.float64)
         added = values - torch.cat([(x.weights * x.values).sum(1) for x in fit.solved])
-        tiny = max(self.tolerance, fit.error if fit.error < _TINY else 0.0)
-        noise = 10 * tiny * max(1.0, float(values.abs().max()))
+        noise = 10 * self.rounding(fit) * max(1.0, float(values.abs().max()))
         constant, differences = float(added[0]), []
         if float(added.max() - added.min()) > noise:
             views = 1 if fit.candidate.options.get("negatives") == "cross" else 2
