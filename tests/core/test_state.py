@@ -121,10 +121,14 @@ def test_other_heads_of_as_many_prototypes_are_a_size_mismatch():
 
 
 @pytest.mark.parametrize(
-    ("make", "ring"), [(partial(InfoNCE, dim=DIM), "memory"), (pgcl, "memory"), (pgcl, "queue")]
+    ("without", "loss", "ring"),
+    [
+        (InfoNCE(), InfoNCE(memory_size=5, dim=DIM), "memory"),
+        (pgcl(), pgcl(memory_size=5), "memory"),
+        (pgcl(), pgcl(queue_size=5), "queue"),
+    ],
 )
-def test_a_checkpoint_with_a_memory_or_a_queue_needs_one_and_the_converse(make, ring):
-    without, loss = make(), make(**{f"{ring}_size": 5})
+def test_a_checkpoint_with_a_memory_or_a_queue_needs_one_and_the_converse(without, loss, ring):
     with pytest.raises(RuntimeError, match=rf'Unexpected key.*{ring}\.embeddings", '):
         without.load_state_dict(loss.state_dict())
     with pytest.raises(RuntimeError, match=rf'Missing key.*{ring}\.embeddings", '):
