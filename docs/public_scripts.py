@@ -272,6 +272,68 @@ SCRIPTS = {
 }
 # fmt: on
 
+# Functions of the guide, for the figures in docs/swap.md. The remark is the name in the guide.
+# fmt: off
+GUIDE = [
+    Row("Shen-Lab/GraphCL@b4d7501", "unsupervised_TU/gsimclr.py:loss_cal", 0.2, "",
+        lambda m, t: m.this().loss_cal, "GraphCL"),
+    Row("Shen-Lab/GraphCL@b4d7501",
+        "transferLearning_MoleculeNet_PPI/chem/pretrain_graphcl.py:loss_cl", 0.1, "",
+        lambda m, t: m.this().loss_cl, "GraphCL"),
+    Row("Shen-Lab/GraphCL_Automated@8f3c2ac", "unsupervised_TU/joao.py:loss_cal", 0.2, "",
+        lambda m, t: m.this().loss_cal, "JOAO"),
+    Row("junxia97/SimGRACE@badf371", "unsupervised_TU/simgrace.py:loss_cal", 0.2, "",
+        lambda m, t: m.this().loss_cal, "SimGRACE"),
+    Row("susheels/adgcl@2605ef8", "unsupervised/learning/ginfominmax.py:calc_loss", 0.2, "",
+        lambda m, t: partial(m.calc_loss, temperature=t), "AD-GCL"),
+    Row("divelab/DIG@21476b0",
+        "dig/sslgraph/method/contrastive/objectives/infonce.py:NCE_loss NT_Xent", 0.5, "",
+        lambda m, t: lambda a, b: m.NCE_loss([a, b], tau=t), "DIG"),
+    Row("sheldonresearch/ProG@cc59eb9", "prompt_graph/pretrain/GraphCL.py:loss_cl", 0.1, "",
+        lambda m, t: m.this().loss_cl, "ProG"),
+    Row("sthalles/SimCLR@1848fc9", "simclr.py:info_nce_loss", 0.07, "",
+        lambda m, t: lambda a, b:
+            F.cross_entropy(*m.this(args=SimpleNamespace(batch_size=len(a), n_views=2,
+            device="cpu", temperature=t)).info_nce_loss(torch.cat([a, b]))), "SimCLR"),
+    Row("joshr17/HCL@7b4647f", "image/main.py:criterion get_negative_mask", 0.5, "",
+        lambda m, t: unit(lambda a, b: m.criterion(a, b, 0.1, len(a), 1.0, "hard")), "HCL"),
+    Row("raminnakhli/Decoupled-Contrastive-Learning@0b9b76d", "loss/dcl.py:DCL", 0.1, "",
+        lambda m, t: unit(lambda a, b: m.DCL(t)(a, b) + m.DCL(t)(b, a)), "DCL"),
+    Row("yuyangw/MolCLR@3d3bc19", "utils/nt_xent.py:NTXentLoss", 0.1, "",
+        lambda m, t: lambda a, b: m.NTXentLoss("cpu", len(a), t, True)(a, b), "MolCLR"),
+    Row("HannesStark/3DInfomax@5cd3262", "commons/losses.py:NTXent", 0.1, "",
+        lambda m, t: lambda a, b: m.NTXent(tau=t)(a, b), "3DInfomax"),
+    Row("chao1224/GraphMVP@80c42af", "src_classification/util.py:dual_CL do_CL", 0.1, "",
+        lambda m, t: lambda a, b: m.dual_CL(a, b, SimpleNamespace(normalize=True, T=t,
+            CL_similarity_metric="InfoNCE_dot_prod"))[0], "GraphMVP"),
+    Row("CRIPAC-DIG/GRACE@b3b5ac3", "model.py:semi_loss sim loss", 0.5, "",
+        lambda m, t: m.this(tau=t, projection=lambda self, z: z).loss, "GRACE"),
+    Row("CRIPAC-DIG/GCA@0f17497", "pGRACE/model.py:semi_loss sim loss", 0.4, "",
+        lambda m, t: m.this(tau=t, projection=lambda self, z: z).loss, "GCA"),
+    Row("Coder-Yu/SELFRec@5b02294", "util/loss_torch.py:InfoNCE", 0.2, "",
+        lambda m, t: lambda a, b: m.InfoNCE(a, b, t), "SELFRec"),
+    Row("chao1224/MoleculeSTM@3cd986a", "scripts/pretrain.py:do_CL", 0.1, "",
+        lambda m, t: lambda a, b: sum(m.do_CL(x, y, SimpleNamespace(normalize=True, T=t,
+            SSL_loss="InfoNCE"))[0] for x, y in ((a, b), (b, a))) / 2, "MoleculeSTM"),
+    Row("RElbers/info-nce-pytorch@a2a9c12",
+        "info_nce/__init__.py:info_nce transpose normalize", 0.1, "",
+        lambda m, t: m.info_nce, "info-nce-pytorch"),
+    Row("Yunfan-Li/Contrastive-Clustering@61daba8",
+        "modules/contrastive_loss.py:InstanceLoss", 0.5, "",
+        lambda m, t: unit(lambda a, b: m.InstanceLoss(len(a), t, "cpu")(a, b)),
+            "Contrastive-Clustering"),
+    Row("DeepGraphLearning/GraphLoG@61c6c03", "pretrain_graphlog.py:inter_NCE_loss", 0.04, "",
+        lambda m, t: lambda a, b: m.inter_NCE_loss(a, b, "cpu", tau=t)[0], "GraphLoG"),
+    Row("mlfoundations/open_clip@89fb801", "src/open_clip/loss.py:ClipLoss", 0.07, "",
+        lambda m, t: unit(lambda a, b: m.ClipLoss()(a, b, 1 / t)), "CLIP"),
+    Row("HKUDS/GraphGPT@db25a66", "text-graph-grounding/model_gt.py:cal_cl_loss", 0.07, "",
+        lambda m, t: unit(every(m.cal_cl_loss)), "GraphGPT"),
+    Row("HobbitLong/SupContrast@66a8fe5", "losses.py:SupConLoss", 0.07, "",
+        lambda m, t: lambda z, labels: m.SupConLoss(t)(F.normalize(z)[:, None], labels),
+            "SupContrast", labels=True),
+]
+# fmt: on
+
 
 def compiled(copies: Path, row: Row) -> ModuleType:
     """Make a module of the functions and classes that a row names, and of what they expect."""
@@ -289,7 +351,8 @@ def compiled(copies: Path, row: Row) -> ModuleType:
     given = SimpleNamespace(tau=row.temperature, temp=row.temperature, w1=0.7, w2=1.0)
     vars(module).update(torch=torch, t=torch, nn=nn, F=F, np=np, math=math, partial=partial)
     vars(module).update(args=given, self=given, device="cpu")
-    vars(module).update(gather=lambda z: z, get_rank=lambda: 0)
+    vars(module).update(gather=lambda z: z, get_rank=lambda: 0, Tensor=Tensor, _Loss=nn.Module)
+    vars(module).update(temperature=row.temperature, SMALL_NUM=math.log(1e-45))  # of files
     flags = __future__.annotations.compiler_flag  # names in annotations need not exist
     tree = ast.Module(nodes[::-1], [])  # a class after its base
     exec(compile(tree, row.source, "exec", flags, True), vars(module))
@@ -365,7 +428,9 @@ def answer(copies: Path, row: Row) -> dict[str, Any]:
 
 def record(copies: Path) -> dict[str, Any]:
     rows = [answer(copies, row) for rows in SCRIPTS.values() for row in rows]
-    return {"torch": torch.__version__, "pgcl-losses": pgcl_losses.__version__, "rows": rows}
+    guide = [{"name": row.remark, **answer(copies, row)} for row in GUIDE]
+    versions = {"torch": torch.__version__, "pgcl-losses": pgcl_losses.__version__}
+    return {**versions, "rows": rows, "guide": guide}
 
 
 def cells(row: Row, found: dict[str, Any]) -> list[str]:

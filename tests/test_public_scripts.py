@@ -33,3 +33,16 @@ def test_lines_are_losses_of_this_package(line, names):
     value = eval(line, names)
     assert value.shape == ()
     assert value.isfinite()
+
+
+def test_the_guide_has_the_figures_of_the_record():
+    """Functions of the guide are recognised by name; DCL and SupContrast also have a factor."""
+    guide = json.loads(public_scripts.RECORD.read_text())["guide"]
+    kinds = [found["kind"] for found in guide]
+    exact, nearly = kinds.count("exact"), kinds.count("nearly")
+    assert exact + nearly == len(kinds) == len(public_scripts.GUIDE)
+    others = {found["name"] for found in guide if found["name"] not in found["names"]}
+    assert others == {"DCL", "SupContrast"}
+    page = (public_scripts.DOCS / "swap.md").read_text()
+    assert f"**{len(kinds)} functions of this page**" in page
+    assert f"as they stand in their repositories: {exact} are exact" in page
