@@ -79,7 +79,7 @@ def test_cluster_graphs(tmp_path, printed_by):
     write_edges(tmp_path / "b", [nx.star_graph(9), nx.cycle_graph(9)])
     (tmp_path / "a" / ".hidden").write_text("no edge")
     folders = [f"--{name}={tmp_path / of}" for name, of in {"folder": "a", "new": "b"}.items()]
-    given = *folders, f"--output={tmp_path / 'out'}", "--clusters=2", "--restarts=2", "--epochs=3"
+    given = *folders, f"--output={tmp_path / 'out'}", "--clusters=2", "--restarts=2", "--epochs=10"
     first, second, sizes, _ = printed_by("cluster_graphs", *given).splitlines()
     for number, line in enumerate((first, second)):
         assert re.fullmatch(rf"training {number}: 2 clusters, silhouette 0\.\d+", line)
