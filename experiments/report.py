@@ -1,4 +1,4 @@
-"""Fill the tables that README and pages of docs/ have between markers, from the records.
+"""Fill the tables that pages of docs/ have between markers, from the records.
 
 python -m experiments.report
 """

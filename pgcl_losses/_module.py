@@ -213,7 +213,7 @@ def _hint(name: str, names: Sequence[str], is_wrong: bool) -> str:
     """
     if name in names:
         return ""
-    meant = [right for right, others in _OTHER_NAMES.items() if name in others.split()]
+    meant = [_RIGHT_NAMES.get(name, "")]
     meant += difflib.get_close_matches(name, names, 1, cutoff=0.75)
     if right := next((right for right in meant if right in names), ""):
         return f"did you mean {right}?"

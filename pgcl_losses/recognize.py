@@ -361,21 +361,21 @@ def recognize(function: Function, *, labels: bool = False, dim: int | None = Non
         ('exact', '2 * InfoNCE(temperature=0.1, negatives="cross", queries="first")(z1, z2)')
 
     """
+
+    def probed(sizes: Sequence[tuple[int, int]]) -> list[Probe]:
+        return [_probe(function, _batch(seed, *size), labels) for seed, size in enumerate(sizes)]
+
     with _untouched(function):
         sizes = [(n, dim or each) for n, each in _SIZES]
         missing: tuple[str, ...] = ()
         try:
             try:
-                probes = [
-                    _probe(function, _batch(i, *size), labels) for i, size in enumerate(sizes)
-                ]
+                probes = probed(sizes)
             except _NotFiniteError as error:
                 if not labels:
                     raise
-                sizes[-1], missing = (10, sizes[-1][1]), (str(error),)  # no class of one member
-                probes = [
-                    _probe(function, _batch(i, *size), labels) for i, size in enumerate(sizes)
-                ]
+                missing = (str(error),)
+                probes = probed([*sizes[:-1], (10, sizes[-1][1])])  # no class of one member
             again = _probe(function, _batch(0, *sizes[0]), labels)
         except _NotFiniteError as error:
             return Recognized("none", (str(error),))
@@ -458,12 +458,12 @@ class _Search(NamedTuple):
         """Fit each candidate, the best one first."""
         found = []
         for candidate in candidates:
-            temperatures = torch.linspace(_LOWEST, _HIGHEST, 40)
+            temperatures = torch.linspace(_LOWEST, _HIGHEST, num := 40)
             further = [torch.tensor(_STARTS[name]) for name in candidate.fitted]
             grid = torch.cartesian_prod(temperatures, *further).double()
-            grid = grid.view(40, -1, 1 + len(further))
+            grid = grid.view(num, -1, 1 + len(further))
             left = self.probes[0].solve(candidate, grid.flatten(0, 1), self.tolerance).left
-            errors, places = left.norm(dim=1).view(40, -1).min(0)  # of the best temperature
+            errors, places = left.norm(dim=1).view(num, -1).min(0)  # of the best temperature
             near = int((errors < _HOPELESS).sum().clamp(1, 12))
             starts = grid[places, torch.arange(len(places))][errors.argsort()[:near]]
             found.append(self.fit(candidate, starts))
@@ -519,8 +519,8 @@ class _Search(NamedTuple):
 
     def described(self, fit: Fit) -> Recognized:
         """Say what was found, as a line of code and in words."""
-        power, factor, shares, of_factor = self.factor(fit)
-        constant, differences = self.constant(fit)
+        power, factor, shares, is_fixed, mean_differs = self.factor(fit)
+        constant, value_differs = self.constant(fit)
         options = {"temperature": round_to(fit.temperature(), fit.error), **fit.candidate.options}
         for name, number in zip(fit.candidate.fitted, fit.numbers[1:], strict=True):
             if name in _LIMITS and number > 1e-9:
@@ -549,9 +549,9 @@ class _Search(NamedTuple):
                 line if len(parts) == 1 else f"({line})"
             )
         line += f" {'-' if constant < 0 else '+'} {abs(constant):.12g}" * (abs(constant) > 0)
-        differences = [*self.extras(fit), *(of_factor or []), *differences]
+        differences = [*self.extras(fit), *mean_differs, *value_differs]
         kind = "nearly" if differences else "exact"
-        kind = kind if of_factor is not None and math.isfinite(constant) else "none"
+        kind = kind if is_fixed and math.isfinite(constant) else "none"
         return Recognized(
             kind,
             tuple(differences),
@@ -563,19 +563,19 @@ class _Search(NamedTuple):
             fit.error,
         )
 
-    def factor(self, fit: Fit) -> tuple[float, float, list[float], list[str] | None]:
+    def factor(self, fit: Fit) -> tuple[float, float, list[float], bool, list[str]]:
         """Find p and c of the factor ``c * N ** p``, and the shares of both directions.
 
-        The last result are differences to our mean, or None if the factor depends on the batch.
+        Also return whether they are the same in all batches, and how the mean differs from ours.
         """
         ways = torch.cat([x.weights[:, :2] for x in fit.solved])  # [4, 2], or [4, 1] with labels
         totals, near = ways.sum(1), max(100 * self.tolerance, 10 * self.rounding(fit))
         shares, differences = ways / totals.unsqueeze(1), []
         sizes = queries = torch.tensor([len(x.views[0]) for x in self.probes]).double()
         if self.labels:  # our mean is over queries with a positive
-            of_probes = [_LABELS[: len(x.views[0])] for x in self.probes]
-            counted = [labels.bincount()[labels] > 1 for labels in of_probes]
-            queries = torch.stack([has_positive.sum() for has_positive in counted]).double()
+            every = [_LABELS[: len(probe.views[0])] for probe in self.probes]
+            have_positives = [labels.bincount()[labels] > 1 for labels in every]
+            queries = torch.stack([mask.sum() for mask in have_positives]).double()
             over_all = totals * sizes / queries
             if _spread(totals) > near >= _spread(over_all):
                 totals, differences = over_all, ["a query without a positive is 0 in its mean"]
@@ -587,7 +587,7 @@ class _Search(NamedTuple):
         power = power if is_fixed else 0.0
         is_even = shares.shape[1] == 2 and float((shares - 0.5).abs().max()) <= near
         each = [0.5, 0.5] if is_even else shares[0].tolist()
-        return power, float(factors[power][0]), each, differences if is_fixed else None
+        return power, float(factors[power][0]), each, is_fixed, differences
 
     def rounding(self, fit: Fit) -> float:
         """The relative error that is no difference: by rounding, or by a tiny epsilon."""

@@ -10,7 +10,7 @@ from scipy import stats
 from .results import Run, write
 
 ROOT = Path(__file__).parents[2]
-README, DOCS = ROOT / "README.md", ROOT / "docs"
+DOCS = ROOT / "docs"
 CHOOSING, HELPS, RESULTS, REPRODUCE, CLUSTERS = (
     DOCS / f"{page}.md"
     for page in ("choosing", "when_pgcl_helps", "results", "reproduce", "clusters")
