@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from pgcl_losses import PGCLLoss
+from pgcl_losses import InfoNCE, PGCLLoss
 
 __all__ = ["DualBranchContrast"]
 
@@ -137,8 +137,9 @@ class DualBranchContrast(nn.Module):
         g1, g2 = self._given(g1=g1, g2=g2)
         if self.mode == "G2G":
             return self._loss_of_views(g1, g2, *masks)
-        if batch is None and len(g1) == 1:
+        if len(g1) == 1 and not self._is_distributed():  # no other graph has nodes
             h1, h2, h3, h4 = self._given(h1=h1, h2=h2, h3=h3, h4=h4)
+        if len(g1) == 1 and batch is None and h1 is not None:
             batch = torch.zeros(len(h1), dtype=torch.long, device=h1.device)
         h1, h2, batch = self._given(h1=h1, h2=h2, batch=batch)
         first = self._loss_of_graphs(g1, h2, h4, batch, *masks)
@@ -146,6 +147,10 @@ class DualBranchContrast(nn.Module):
 
     if TYPE_CHECKING:
         __call__ = forward
+
+    def _is_distributed(self) -> bool:
+        """Whether other processes have further graphs of the batch."""
+        return isinstance(self.loss, InfoNCE) and self.loss.is_distributed()
 
     def _given(self, **tensors: Tensor | None) -> list[Tensor]:
         """Raise unless all tensors are given and have the same length."""

@@ -18,6 +18,8 @@ from torch import Tensor, distributed
 from torch.autograd.function import once_differentiable
 from torch.distributed import ProcessGroup
 
+from pgcl_losses._modes import is_transformed
+
 _SAMPLE = 1 << 14  # how many numbers of a tensor processes compare; larger tensors are sampled
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by their bytes
 
@@ -50,12 +52,16 @@ class Processes(NamedTuple):
         """How many embeddings each set has, over all processes."""
         return tuple([sum(counts) for counts in self.counts])
 
-    def check_not_empty(self) -> "Processes":
-        """Raise an error if a set has no embedding on any process."""
+    def check_not_empty(self, call: str = "forward") -> "Processes":
+        """Raise an error if a set has no embedding on any process.
+
+        ``call``: the method that got the sets, whose names the message shows.
+        """
         for number, length in enumerate(self.lengths(), 1):
             if length == 0:
+                name = f"z{number}" if call.endswith("forward") else "embeddings"
                 where = " on every rank" if self.num_ranks() > 1 else ""
-                raise ValueError(f"z{number} must not be empty{where}, but it has 0 embeddings")
+                raise ValueError(f"{name} must not be empty{where}, but got 0 embeddings")
         return self
 
     def with_sets(self, lengths: Sequence[int], device: torch.device) -> "Processes":
@@ -146,7 +152,7 @@ class Agreement:
     which processes hold the sets of this call.
     """
 
-    claims: dict[str, object]
+    claims: dict[str, Any]
     sets: Sequence[Any]  # the arguments by position; Tensors, once they are checked
     state: Mapping[str, Tensor]  # the parameters and buffers of the module that is called
     num_ranks: int = 1
@@ -160,8 +166,14 @@ class Agreement:
         if error is not None and (self.num_ranks == 1 or not isinstance(error, Exception)):
             return  # Python raises the error again
         if self.num_ranks == 1:
-            self.processes = Processes([(len(part),) for part in self.sets]).check_not_empty()
+            own = Processes([(len(part),) for part in self.sets])
+            self.processes = own.check_not_empty(self.claims["call"])
             return
+        if error is None and is_transformed(*self.sets):
+            error = ValueError(
+                "torch.func and forward mode differentiate the loss of one process alone: make the "
+                "loss with gather=False, or call backward"
+            )
         if error is not None:
             claims = {"call": self.claims["call"], "problem": f"{type(error).__name__}: {error}"}
         else:
@@ -182,7 +194,8 @@ class Agreement:
         if error is None:
             rank = distributed.get_rank(self.group)
             counts = [lengths] * len(self.sets)
-            self.processes = Processes(counts, rank, self.group).check_not_empty()
+            processes = Processes(counts, rank, self.group)
+            self.processes = processes.check_not_empty(self.claims["call"])
 
 
 def agree(

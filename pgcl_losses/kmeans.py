@@ -33,9 +33,9 @@ def spherical_kmeans(embeddings: Tensor, initial: Tensor, draws: Tensor | None =
     seeds = _seeds(embeddings, draws)
     if len(seeds) < len(initial):
         warn(
-            f"PGCLLoss: {len(seeds)} different embeddings initialise {len(initial)} prototypes, so "
-            f"{len(initial) - len(seeds)} prototypes stay as they were: use more embeddings or "
-            "fewer prototypes"
+            f"SinkhornPrototypes: {len(seeds)} different embeddings initialise {len(initial)} "
+            f"prototypes, so {len(initial) - len(seeds)} prototypes stay as they were: use more "
+            "embeddings or fewer prototypes"
         )
     moved = _moved(embeddings, seeds) if len(seeds) > 0 else seeds
     return torch.cat([moved, initial[len(seeds) :]])

@@ -23,6 +23,7 @@ from pgcl_losses.batch import (
 from pgcl_losses.chunks import Engine
 from pgcl_losses.consistency import ConsistencyLoss
 from pgcl_losses.contrast import PrototypeReweightedNCE, Weighting
+from pgcl_losses.info_nce import WeightedInfoNCE
 from pgcl_losses.memory import LossWithMemory, Memory
 from pgcl_losses.prototypes import SinkhornPrototypes
 from pgcl_losses.score_mod import ScoreMod
@@ -85,8 +86,9 @@ class PGCLLoss(LossWithMemory):
     Options may be assigned at any time. Assign the options of a module to the module, as in
     ``pgcl.contrast.decoupled = True``; ``pgcl.temperature = 0.1`` sets the temperature of both
     contrast and prediction. You may replace the modules ``prototypes``, ``contrast`` and
-    ``consistency`` by subclasses of your own. The loss calls ``prototypes`` with a :class:`Batch`,
-    and the two other modules with the batch that ``prototypes`` returns.
+    ``consistency`` by modules of your own. The loss calls ``prototypes``, which must have what
+    :class:`~pgcl_losses.prototypes.Prototypes` says, with a :class:`Batch`, and the two other
+    modules with the batch that ``prototypes`` returns.
 
     ``labels``, ``positives`` and ``metadata`` are as in :class:`InfoNCE`. They change the contrast
     only.
@@ -172,9 +174,8 @@ class PGCLLoss(LossWithMemory):
 
     @temperature.setter
     def temperature(self, value: float | Tensor) -> None:
-        for module in (self.prototypes, self.contrast):
-            if hasattr(module, "temperature"):  # a user's own module may have none
-                module.temperature = value
+        _ = self.temperature  # an error if the contrast has none
+        self.contrast.temperature = self.prototypes.temperature = value
 
     @called_by_all("forward")
     def forward(
@@ -236,7 +237,9 @@ class PGCLLoss(LossWithMemory):
                 self.memory.store_batch(batch, manually=False)
         if self._watch.is_due(self, loss, batch):
             checked = contrast if self.contrast_weight > 0 else None
-            learning = self.prototypes if self.consistency_weight > 0 else None
+            prototypes = self.prototypes
+            is_sinkhorn = isinstance(prototypes, SinkhornPrototypes)
+            learning = prototypes if is_sinkhorn and self.consistency_weight > 0 else None
             self._watch.look(views, batch, checked, learning)
         return loss, contrast, consistency, batch
 
@@ -252,24 +255,28 @@ class PGCLLoss(LossWithMemory):
     def _check(
         self, views: tuple[Any, ...], labels: Any, positives: Any, weights: Any, metadata: Any
     ) -> dict[str, object]:
-        self.prototypes.check(views, 2, type(self).__name__)
-        # A user's own module may have none of these options.
-        check.temperature(getattr(self.contrast, "temperature", 1.0), views[0])
-        queries = getattr(self.contrast, "queries", "all")
-        reduction = getattr(self.consistency, "reduction", "mean")
+        owner, contrast = type(self).__name__, self.contrast
+        check.loss_views(views, 2)
+        check.prototypes("prototypes.weight", self.prototypes.weight, "z1", views[0], owner)
+        self.prototypes.check(views)
+        queries, score_mod = "all", object()  # a contrast of the user's own checks its options
+        if isinstance(contrast, WeightedInfoNCE):
+            check.temperature(contrast.temperature, views[0])
+            queries, score_mod = contrast.queries, contrast.score_mod
         claims = check.partners(views, queries, labels, positives, weights)
-        claims |= check.metadata(metadata, views, getattr(self.contrast, "score_mod", "unknown"))
-        both = self.consistency_weight > 0 and self.contrast_weight > 0
-        if both and queries == "first" and reduction != "mean":
-            raise ValueError(
-                f"reduction={reduction!r} with queries='first' would add the contrast of the first "
-                "view to the consistency of all views: choose 'mean'"
-            )
+        claims |= check.metadata(metadata, views, score_mod)
+        if queries == "first" and self.contrast_weight > 0 and self.consistency_weight > 0:
+            consistency = self.consistency
+            if isinstance(consistency, ConsistencyLoss) and consistency.reduction != "mean":
+                raise ValueError(
+                    f"reduction={consistency.reduction!r} with queries='first' would add the "
+                    "contrast of the first view to the consistency of all views: choose 'mean'"
+                )
         self._check_contrast()
         return claims
 
     def _check_contrast(self) -> None:
-        contrast = self.contrast
-        check.negatives_of_memory(getattr(contrast, "negatives", "all"), self.memory_size)
-        if isinstance(contrast, PrototypeReweightedNCE) and contrast.negative_ranks is not None:
-            contrast.check_window(self.prototypes.heads)
+        if isinstance(self.contrast, WeightedInfoNCE):
+            check.negatives_of_memory(self.contrast.negatives, self.memory_size)
+        if isinstance(self.contrast, PrototypeReweightedNCE):
+            self.contrast.check_window(self.prototypes.heads)

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import field
 from functools import partial
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, Protocol, overload
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,39 @@ from pgcl_losses.distributed import described
 from pgcl_losses.kmeans import spherical_kmeans
 from pgcl_losses.memory import Ring
 from pgcl_losses.sinkhorn import balance, probabilities, rank_clusters
+
+
+class Prototypes(Protocol):
+    """What a module must have that takes the place of ``prototypes`` in :class:`PGCLLoss`.
+
+    :class:`SinkhornPrototypes` is such a module. A module of your own need not inherit from it:
+    ``pgcl.prototypes = module`` is enough.
+    """
+
+    heads: tuple[int, ...]
+    """The number of prototypes of each head, ``(K,)`` for a single head."""
+    weight: Tensor
+    """The prototypes ``[K, D]`` of all heads: a parameter, or a buffer that ``advance`` moves."""
+    temperature: float | Tensor
+    """tau of the prediction, which an assignment to ``pgcl.temperature`` sets."""
+
+    def __call__(self, batch: Batch, /) -> Batch:
+        """Return the batch with all fields from ``prototypes`` to ``heads``, by `_replace`."""
+
+    def check(self, views: tuple[Any, ...], /) -> None:
+        """Raise an error if views ``[N, D]`` cannot be assigned to these prototypes.
+
+        It is called before processes exchange data, so that an error on one of them is an error on
+        all. The loss has already compared dimension, device and dtype with ``weight``.
+        """
+
+    def advance(self, batch: Batch, /) -> None:
+        """Change buffers after a training forward, such as a queue or a moving average.
+
+        Every process gets the embeddings of all processes, and must come to the same buffers. The
+        backward follows: where it needs a buffer that this method changes, compute the loss with a
+        copy.
+        """
 
 
 @with_options
@@ -108,7 +141,10 @@ class SinkhornPrototypes(LossModule):
         if batch is not None:  # the module that made the batch calls `advance`
             return self._assigned(batch)
         with self.agreement("forward", views) as agreed:
-            self.check(views, 1, type(self).__name__)
+            check.loss_views(views, 1)
+            z1: Any = views[0]  # a Tensor, as there is no batch
+            check.prototypes("weight", self.weight, "z1", z1, type(self).__name__)
+            self.check(views)
         dtype = computing_dtype(self.weight, *views)
         batch = self._assigned(Batch.from_views(views, agreed.processes, dtype=dtype))
         if self.moves_state(batch.embeddings):
@@ -118,14 +154,8 @@ class SinkhornPrototypes(LossModule):
     if TYPE_CHECKING:
         __call__ = forward
 
-    def check(self, views: tuple[Any, ...], fewest: int, owner: str) -> None:
-        """Check that views can be assigned to these prototypes.
-
-        ``fewest``: the smallest number of views. ``owner``: the class that messages name, which is
-        this module or the loss that has it.
-        """
-        check.loss_views(views, fewest)
-        check.prototypes("prototypes.weight", self.weight, "z1", views[0], owner)
+    def check(self, views: tuple[Any, ...]) -> None:
+        """Check that the temperature and the queue fit the views."""
         check.temperature(self.temperature, views[0])
         if self.queue_size > 0 and len(views) != self.queue_views:
             raise ValueError(

@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +13,9 @@ from pgcl_losses._normalize import mean_cosine, unit_vectors
 from pgcl_losses._warnings import warn
 from pgcl_losses.batch import Batch
 from pgcl_losses.consistency import consistency_ratio
+
+if TYPE_CHECKING:
+    from pgcl_losses.prototypes import SinkhornPrototypes
 
 # For how many training forwards a check waits. Gradients are rarely accumulated over more batches
 # than this, and a short training has hardly more steps.
@@ -78,7 +81,7 @@ class Watch:
         views: Sequence[object],  # the views or sets with which the loss was called
         batch: Batch,
         contrast: Tensor | None,  # None if its weight is 0
-        prototypes: Any = None,  # None if the consistency's weight is 0
+        prototypes: "SinkhornPrototypes | None" = None,  # whose consistency has a weight above 0
     ) -> None:
         """Check a batch, after all modules have processed it.
 
@@ -105,7 +108,7 @@ class Watch:
             values = mean_cosine(batch.embeddings), ratio
             self._measure("collapse", 7, lambda cos, ratio: cos > 0.9 and ratio > 0.95, *values)
 
-    def _check_motion(self, prototypes: Any) -> None:
+    def _check_motion(self, prototypes: "SinkhornPrototypes") -> None:
         """Check how far the optimizer has moved the prototypes, after enough forwards."""
         directions = unit_vectors(prototypes.weight, torch.float32)
         first, start = self.start = self.start or (self.steps, directions)

@@ -175,6 +175,10 @@ VALUE_ERRORS = [
     ),
     (lambda: g2l(g1=Z, g2=Z, h1=Z, h2=Z), "mode 'G2L' needs", "'batch': None"),
     (lambda: g2l(g1=Z[:1], g2=Z[:1], h1=Z, h2=Z), "'h3': None, 'h4': None"),
+    (
+        lambda: g2l(g1=Z[:1], g2=Z[:1], h1=Z, h2=Z, batch=torch.zeros(5, dtype=torch.long)),
+        "'h3': None, 'h4': None",
+    ),
     (lambda: with_intraview()(Z, Z, extra_pos_mask=EYE), "shape (5, 10), but got (5, 5)"),
     (
         lambda: with_intraview()(Z, Z, **SHARED),

@@ -18,7 +18,7 @@ from pgcl_losses._normalize import unit_vectors
 from pgcl_losses.kmeans import spherical_kmeans
 
 DIM = 5
-FEW = pytest.mark.filterwarnings("ignore:PGCLLoss. . different embed:UserWarning")
+FEW = pytest.mark.filterwarnings("ignore:SinkhornPrototypes. . different embed:UserWarning")
 
 
 def unit(z):
@@ -114,7 +114,7 @@ class TestFewEmbeddings:
     def test_unused_prototypes_stay_where_they_are(self, z, different):
         prototypes = SinkhornPrototypes(DIM, 6)
         before = prototypes.weight.detach().clone()
-        with pytest.warns(UserWarning, match=f"{different} different embeddings initialise 6 pro"):
+        with pytest.warns(UserWarning, match=f"^SinkhornPrototypes: {different} different"):
             prototypes.start_from_(z)
         after = prototypes.weight.detach()
         moved = unit(after[:different]).sum(0)

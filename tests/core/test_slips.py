@@ -172,6 +172,8 @@ VALUE_ERRORS = [
     (lambda: prototypes().start_from_(torch.nan * Z1), "embeddings", "NaN"),
     (lambda: prototypes().assign(torch.nan * Z1), "z must be finite", "NaN"),
     (lambda: prototypes().start_from_(Z1.T), "SinkhornPrototypes(dim=8)"),
+    (lambda: prototypes().start_from_(Z1[:0]), "embeddings must not be empty", "0 embeddings"),
+    (lambda: InfoNCE(memory_size=5, dim=D).remember(Z1[:0]), "embeddings must not be empty"),
     (lambda: sinkhorn(Z1[0]), "scores", "[N, K]", "(4,)"),
     # Labels, and pairs by index.
     (
