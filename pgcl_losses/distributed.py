@@ -169,8 +169,9 @@ class Agreement:
             own = Processes([(len(part),) for part in self.sets])
             self.processes = own.check_not_empty(self.claims["call"])
             return
+        refused = None
         if error is None and is_transformed(*self.sets):
-            error = ValueError(
+            error = refused = ValueError(
                 "torch.func and forward mode differentiate the loss of one process alone: make the "
                 "loss with gather=False, or call backward"
             )
@@ -191,6 +192,8 @@ class Agreement:
         # If this process has a problem, all processes raise an error anyway: no state is compared.
         length, state = (0, []) if error else (len(self.sets[0]), [*self.state.values()])
         lengths = agree(claims, state, length, device, self.group)
+        if refused is not None:
+            raise refused
         if error is None:
             rank = distributed.get_rank(self.group)
             counts = [lengths] * len(self.sets)

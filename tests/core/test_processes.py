@@ -291,7 +291,7 @@ def differing(rank):
         (alike().requires_grad_(first), z, "requires_grad=True.*1: .*requires_grad=False"),
         (alike(engine="dense"), z, "one matrix in one process, but 2 processes"),
         (alike(), z[:0], "z1 must not be empty on every rank"),
-        (torch.func.grad(InfoNCE()), z, "0: ValueError: torch.func .*gather=False"),
+        (torch.func.grad(InfoNCE()), z, "^torch.func .*gather=False"),
         (alike(iterations=1 + rank), too_wide, "^z1 has dimension 9"),
         (partial(InfoNCE(), labels=torch.arange(4) if first else None), z, "labels"),
         (
