@@ -11,10 +11,10 @@ from .results import Run, write
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-CHOOSING, HELPS, RESULTS, REPRODUCE, CLUSTERS = (
-    DOCS / f"{page}.md"
-    for page in ("choosing", "when_pgcl_helps", "results", "reproduce", "clusters")
+HELPS, RESULTS, REPRODUCE, CLUSTERS = (
+    DOCS / f"{page}.md" for page in ("when_pgcl_helps", "results", "reproduce", "clusters")
 )
+OLDER = "0.1.0", "0.2.0"  # versions before the losses were rewritten
 
 
 def spread(values: Iterable[float]) -> str:
@@ -86,7 +86,10 @@ def made_by(runs: Iterable[Run]) -> str:
 
 
 def sourced(table: str, runs: Iterable[Run]) -> str:
-    return f"{table}\n\nRuns of {made_by(runs)}"
+    """The table, and a sentence that says which code made its runs."""
+    source = made_by(runs)
+    link = ", see [older results](results.md#older-results)" if source.split()[1] in OLDER else ""
+    return f"{table}\n\nRuns of {source}{link}"
 
 
 def fill(page: str, tables: Mapping[str, str]) -> str:

@@ -10,15 +10,7 @@ from matplotlib.figure import Figure
 from experiments.common.graphs import GRAPH_CL, INFO_NCE, PGCL, UNTRAINED
 from experiments.common.pictures import curves
 from experiments.common.results import Run, read
-from experiments.common.tables import (
-    CHOOSING,
-    HELPS,
-    RESULTS,
-    difference,
-    markdown,
-    sourced,
-    spread,
-)
+from experiments.common.tables import HELPS, RESULTS, difference, markdown, sourced, spread
 
 from .study import CHOOSING_SEEDS, DIGITS, FROZEN, MEASURES, MSRC_9, PAPER, Options, Study, values
 
@@ -118,12 +110,12 @@ def pages() -> dict[Path, dict[str, str]]:
     """Tables by page and marker."""
     digits, msrc = Results(DIGITS), Results(MSRC_9)
     return {
-        CHOOSING: {"digits grid": grid()},
         HELPS: {"temperatures": over_temperatures([digits, msrc])},
         RESULTS: {
             "digits": table(digits, labels_1_scaled="1 label, standardised"),
             "MSRC_9": table(msrc),
             "rounding": rounding(digits),
+            "digits grid": grid(),
         },
     }
 
