@@ -5,9 +5,11 @@ python -m benchmarks.tables
 
 import json
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+
+from docs.tables import fill, markdown
 
 ROOT = Path(__file__).parents[1]
 PAGE, README = ROOT / "docs" / "performance.md", ROOT / "README.md"
@@ -20,22 +22,6 @@ def rows_of(record: str, benchmark: str) -> list[dict[str, Any]]:
     path = ROOT / "benchmarks" / "results" / f"{record}.json"
     known = json.loads(path.read_text())["rows"] if path.exists() else []
     return [row for row in known if row["benchmark"] == benchmark]
-
-
-def markdown(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
-    first, *others = (f"| {' | '.join(cells)} |" for cells in (head, *lines))
-    return "\n".join([first, "|" + " --- |" * len(head), *others])
-
-
-def fill(page: str, tables: Mapping[str, str]) -> str:
-    """The page with new tables between their markers."""
-    for name, table in tables.items():
-        start, marker, rest = page.partition(f"<!-- {name} -->\n")
-        _, end, after = rest.partition("<!-- end -->")
-        if not end:
-            raise ValueError(f"the page has no <!-- {name} -->")
-        page = f"{start}{marker}{table}\n{end}{after}"
-    return page
 
 
 def text(metric: str, value: float) -> str:

@@ -5,7 +5,7 @@ python -m docs.presets
 
 from pathlib import Path
 
-from benchmarks.tables import fill, markdown
+from docs.tables import fill, markdown
 from pgcl_losses.presets import GROUPS, Preset
 
 PAGE = Path(__file__).parent / "swap.md"

@@ -28,7 +28,7 @@ import torch.nn.functional as F
 from torch import Tensor, arange, nn
 
 import pgcl_losses
-from benchmarks.tables import fill, markdown
+from docs.tables import fill, markdown
 from pgcl_losses import InfoNCE, recognize
 
 DOCS = Path(__file__).parent

@@ -6,16 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
+from docs.tables import markdown
 from experiments.common.results import Run, matching, read
-from experiments.common.tables import (
-    CLUSTERS,
-    RESULTS,
-    difference,
-    markdown,
-    paired,
-    sourced,
-    spread,
-)
+from experiments.common.tables import CLUSTERS, RESULTS, difference, paired, sourced, spread
 
 from . import study
 from .study import BY_KMEANS, BY_PROTOTYPES, CLASSES, METHODS, SETS, Setting

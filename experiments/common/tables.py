@@ -7,6 +7,8 @@ from typing import NamedTuple
 import numpy as np
 from scipy import stats
 
+from docs.tables import fill
+
 from .results import Run, write
 
 ROOT = Path(__file__).parents[2]
@@ -59,12 +61,6 @@ def difference(seeds: Mapping[int, float], others: Mapping[int, float]) -> str:
     return str(paired(seeds, others) or f"{mean:+.1f}")
 
 
-def markdown(head: Sequence[object], lines: Iterable[Iterable[object]]) -> str:
-    """A table, from its header cells and the cells of each line."""
-    first, *others = (f"| {' | '.join(map(str, cells))} |" for cells in (head, *lines))
-    return "\n".join([first, "|" + " --- |" * len(head), *others])
-
-
 def aligned(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
     """A table for a terminal."""
     cells = [head, *lines]
@@ -90,17 +86,6 @@ def sourced(table: str, runs: Iterable[Run]) -> str:
     source = made_by(runs)
     link = ", see [older results](results.md#older-results)" if source.split()[1] in OLDER else ""
     return f"{table}\n\nRuns of {source}{link}"
-
-
-def fill(page: str, tables: Mapping[str, str]) -> str:
-    """The page with new tables between their markers."""
-    for name, table in tables.items():
-        start, marker, rest = page.partition(f"<!-- {name} -->\n")
-        _, end, after = rest.partition("<!-- end -->")
-        if not end:
-            raise ValueError(f"the page has no <!-- {name} -->")
-        page = f"{start}{marker}{table}\n{end}{after}"
-    return page
 
 
 def refill(pages: Mapping[Path, Mapping[str, str]]) -> None:

@@ -7,10 +7,11 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.figure import Figure
 
+from docs.tables import markdown
 from experiments.common.graphs import GRAPH_CL, INFO_NCE, PGCL, UNTRAINED
 from experiments.common.pictures import curves
 from experiments.common.results import Run, read
-from experiments.common.tables import HELPS, RESULTS, difference, markdown, sourced, spread
+from experiments.common.tables import HELPS, RESULTS, difference, sourced, spread
 
 from .study import CHOOSING_SEEDS, DIGITS, FROZEN, MEASURES, MSRC_9, PAPER, Options, Study, values
 

@@ -16,9 +16,10 @@ import torch.nn.functional as F
 from torch import nn
 from torch_geometric.loader import DataLoader
 
+from docs.tables import markdown
 from experiments.common import results
 from experiments.common.arguments import count, program
-from experiments.common.tables import difference, markdown, spread
+from experiments.common.tables import difference, spread
 
 from .data import TEST, TRAIN, VALID, labelled
 from .inputs import Encoder, comparison_parser, complete, origin

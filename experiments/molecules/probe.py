@@ -17,9 +17,10 @@ import torch
 from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import scale
 
+from docs.tables import markdown
 from experiments.common import results
 from experiments.common.arguments import count, program
-from experiments.common.tables import markdown, spread
+from experiments.common.tables import spread
 
 from .data import TEST, TRAIN, VALID, labelled
 from .inputs import Encoder, comparison_parser, complete, origin

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import numpy as np
 
+from docs.tables import markdown
 from experiments.common.results import Run, read
-from experiments.common.tables import REPRODUCE, RESULTS, difference, markdown, sourced, spread
+from experiments.common.tables import REPRODUCE, RESULTS, difference, sourced, spread
 
 from .model import INFO_NCE, NONE, PGCL
 

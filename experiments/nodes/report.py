@@ -3,8 +3,9 @@
 from collections.abc import Collection
 from pathlib import Path
 
+from docs.tables import markdown
 from experiments.common import results
-from experiments.common.tables import RESULTS, difference, markdown, sourced, spread
+from experiments.common.tables import RESULTS, difference, sourced, spread
 
 from .train import INFO_NCE, PGCL, UNTRAINED
 

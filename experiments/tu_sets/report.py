@@ -6,10 +6,11 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
+from docs.tables import markdown
 from experiments.common.graphs import ABLATION, INFO_NCE, PGCL, UNTRAINED
 from experiments.common.pictures import curves
 from experiments.common.results import Run, matching, read
-from experiments.common.tables import REPRODUCE, RESULTS, difference, markdown, sourced, spread
+from experiments.common.tables import REPRODUCE, RESULTS, difference, sourced, spread
 
 from . import study
 from .evaluate import MEASURES

@@ -1,0 +1,1 @@
+"""The pages, and the programs that write their tables and pictures."""
