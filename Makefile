@@ -16,19 +16,19 @@ help:  # this list
 	$(BIN)/pip install --quiet -e '.[$*]'
 	touch $@
 
-lint: .venv/dev  # style and types
+lint: .venv/lint  # style and types
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 
-format: .venv/dev  # what ruff can mend
+format: .venv/lint  # what ruff can mend
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-check: lint  # about three minutes on two cores: before a pull request
+check: lint .venv/core  # about three minutes on two cores: before a pull request
 	$(PYTEST) -m "not slow" tests/core
 
-test: .venv/dev $(DGL:%=.venv/%)  # no compiler: the core, PyG, DGL where it has a wheel, pages, examples, trainings
+test: .venv/test $(DGL:%=.venv/%)  # no compiler: the core, PyG, DGL where it has a wheel, pages, examples, trainings
 	$(PYTEST) -m "not slow and not pygcl$(if $(DGL),, and not dgl)"
 	@echo "Not tested: PyGCL, and what takes long (make test-all compiles for 10 to 60 minutes)$(if $(DGL),,; DGL, which needs Python 3.11)"
 

@@ -14,7 +14,7 @@ The folder runs/logs has a metrics.csv of each run.
 import argparse
 from pathlib import Path
 
-import lightning  # pip install -e '.[dev]'
+import lightning  # pip install -e '.[test]'
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
