@@ -120,7 +120,11 @@ def test_cluster_graphs_warns_of_one_cluster(tmp_path, printed_by):
         ("examples/cluster_graphs.py", "--output=new --folder=.", "a folder of 3 files .* has 1"),
         ("examples/tu_graphs.py", "--output=there", "--output must be a new file"),
         ("examples/distributed.py", "--steps=0", "--epochs and --steps must be 1 or more"),
-        ("examples/lightning_ddp.py", "--processes=3", "--processes must divide 128, but it is 3"),
+        pytest.param(
+            *("examples/lightning_ddp.py", "--processes=3"),
+            "--processes must divide 128, but it is 3",
+            marks=pytest.mark.lightning,
+        ),
         ("examples/node_level.py", "--nodes=2000", "--nodes must be above .*, but it is 2000"),
         ("docs/draw.py", "--output=there", "--output there is there already: choose another"),
     ],
@@ -198,6 +202,7 @@ def test_two_processes_train_as_one_does(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.lightning
 def test_lightning_resumes_from_its_checkpoint(tmp_path):
     """A training on two processes that was stopped ends as the training that was not stopped."""
 
