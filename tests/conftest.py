@@ -38,7 +38,8 @@ def _seed() -> None:
     torch.manual_seed(0)
 
 
-FRAMEWORKS = {"pyg", "dgl", "pygcl"}  # marks, and folders of what one of them alone has
+# A mark for each, which is also the name of its folder or file of tests, and what it imports.
+FRAMEWORKS = {"pyg": "torch_geometric", "dgl": "dgl", "pygcl": "GCL", "lightning": "lightning"}
 
 
 @pytest.fixture(
@@ -51,12 +52,18 @@ def framework(request):
 
 
 def leave_out_other_frameworks(config):
-    """``-m pyg`` imports no framework but PyG, and ``-m "not dgl"`` no DGL."""
+    """``-m pyg`` imports no framework but PyG, and ``-m "not dgl"`` no DGL.
+
+    Plain pytest leaves out frameworks that are not installed. With ``-m``, by which make and CI say
+    what they test, a missing framework is an error.
+    """
+    if not config.option.markexpr:
+        missing = (name for name, of in FRAMEWORKS.items() if importlib.util.find_spec(of) is None)
+        config.option.markexpr = " and ".join(f"not {name}" for name in missing)
     chosen, root = config.option.markexpr, Path(__file__).parents[1]
-    others = FRAMEWORKS - {chosen} if chosen in FRAMEWORKS else re.findall(r"not (\w+)", chosen)
-    if "pygcl" not in chosen and importlib.util.find_spec("GCL") is None:
-        others = [*others, "pygcl"]  # its dependencies must be compiled: plain pytest runs without
-    places = "tests/adapters/{0} tests/helpers/{0}_cases.py"
+    is_one = chosen in FRAMEWORKS
+    others = FRAMEWORKS.keys() - {chosen} if is_one else re.findall(r"not (\w+)", chosen)
+    places = "tests/adapters/{0} tests/helpers/{0}_cases.py tests/test_{0}.py"
     left_out = [str(root / place) for name in others for place in places.format(name).split()]
     config.option.ignore = [*(config.option.ignore or ()), *left_out]
 
