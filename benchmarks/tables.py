@@ -101,10 +101,10 @@ def speed() -> str:
     times = dict(by_loss("loop", "loop", ["milliseconds"]))
     return sentence(
         f"Two views of 4,096 graphs take {known[ours, 'milliseconds']:.0f} ms and "
-        f"{known[ours, 'peak MiB']:.0f} MiB on one CPU thread, with lightly's `NTXentLoss` "
+        f"{known[ours, 'peak MiB']:.0f} MiB on one CPU thread. lightly's `NTXentLoss` takes "
         f"{known[theirs, 'ratio to InfoNCE']:.1f} times as long and "
         f"{known[theirs, 'peak MiB']:,.0f} MiB. A step of GraphCL with 128 graphs takes "
-        f"{times[ours]}, with the script's loss {times[script]} "
+        f"{times[ours]}, and {times[script]} with the script's loss "
         "([performance](docs/performance.md)).",
         indent="  ",
     )
