@@ -1,6 +1,7 @@
 """Values of command-line options. An invalid one is an error of one line, before any work."""
 
 import argparse
+import math
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -51,5 +52,6 @@ def is_available(device: str) -> bool:
 
 
 count = at_least(1)
+positive = checked(float, "a number above 0", lambda number: 0 < number < math.inf)
 file = checked(Path, "an existing file", Path.is_file)
 device = checked(str, "cpu or a CUDA device that this machine has", is_available)

@@ -3,7 +3,7 @@
 python -m experiments.nodes --dataset Photo --batch 512 2048 --seeds 10 --root data
 
 A GCN is trained by InfoNCE, or by InfoNCE for the first half of the steps and then by PGCL; both
-losses see the same batches and views. Finished runs are appended to --output, one JSON line each,
+losses see the same batches and views. A batch of all nodes is the training of GRACE. Finished runs are appended to --output, one JSON line each,
 and are not run again.
 """
 
@@ -12,7 +12,7 @@ import itertools
 from pathlib import Path
 
 from experiments.common import results
-from experiments.common.arguments import at_least, count, parser_of, program
+from experiments.common.arguments import at_least, count, parser_of, positive, program
 
 from .data import SETS, load, raw_folder
 from .report import table
@@ -25,6 +25,9 @@ def parse() -> argparse.Namespace:
     add("--dataset", required=True, nargs="+", choices=SETS, help="sets of PyG")
     add("--root", type=Path, help="folder of NAME/ or NAME/raw/; without it, NAME is downloaded")
     add("--batch", type=count, nargs="+", default=[512], help="nodes in the loss of each step")
+    add("--losses", nargs="+", choices=LOSSES, default=[*LOSSES], help="rows of the table")
+    add("--lr", type=positive, default=SETTING["lr"])
+    add("--temperature", type=positive, help="in place of the temperature of each loss")
     add("--steps", type=at_least(2), default=400, help="each encodes the whole graph twice")
     add("--seeds", type=count, default=3)
     add("--workers", type=count, default=2, help="runs at a time, with one thread each")
@@ -39,10 +42,12 @@ def main() -> None:
     for dataset in args.dataset:
         folder = raw_folder(dataset, args.root, args.cache)
         load(dataset, folder)  # an error before any run
-        for seed, batch, loss in itertools.product(range(args.seeds), args.batch, LOSSES):
+        for seed, batch, loss in itertools.product(range(args.seeds), args.batch, args.losses):
             config = {"dataset": dataset, "loss": loss, "seed": seed}
             if loss != UNTRAINED:  # to which batches make no difference
                 config |= {"batch": batch, "steps": args.steps, **SETTING, **LOSSES[loss]}
+                config["lr"] = args.lr
+                config["temperature"] = args.temperature or config["temperature"]
             jobs.append((config, folder))
     print(table(results.complete(args.output, jobs, run, args.workers)))
 
