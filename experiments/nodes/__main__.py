@@ -3,8 +3,8 @@
 python -m experiments.nodes --dataset Photo --batch 512 2048 --seeds 10 --root data
 
 A GCN is trained by InfoNCE, or by InfoNCE for the first half of the steps and then by PGCL; both
-losses see the same batches and views. A batch of all nodes is the training of GRACE. Finished runs are appended to --output, one JSON line each,
-and are not run again.
+losses see the same batches and views. In GRACE, a batch is all nodes. Finished runs are appended to
+--output, one JSON line each, and are not run again.
 """
 
 import argparse
