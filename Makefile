@@ -5,7 +5,7 @@ BIN := .venv/bin
 PYTEST = $(BIN)/python -m pytest -q -n auto --dist worksteal
 DGL := $(shell $(PYTHON) -c "import sys; print('dgl' if sys.version_info < (3, 12) else '')")
 
-.PHONY: help setup lint format check test test-rest test-all docs ci benchmarks
+.PHONY: help setup lint format check test test-rest test-all docs ci benchmarks gpu
 
 help:  # this list
 	@sed -n 's/^\([a-z-]*\):[^#]*#* *\(.*\)/make \1\t\2/p' $(MAKEFILE_LIST)
@@ -60,3 +60,9 @@ benchmarks:  # the records of time and memory, and their tables and figures
 	$(BIN)/python -m benchmarks.scaling
 	$(BIN)/python -m benchmarks.tables
 	$(BIN)/python -m benchmarks.plot
+
+gpu:  # on a GPU, with the torch of .venv: the tests of the core, and the benchmark of ten minutes
+	@$(BIN)/python -c 'import pytest, hypothesis, torch; assert torch.cuda.is_available()' 2>/dev/null || { \
+		echo "$(BIN)/python needs a torch that sees the GPU (https://pytorch.org/get-started/locally/), and then: pip install -e '.[dev]'"; exit 1; }
+	$(BIN)/python -m pytest -q -n 4 --dist worksteal -m "not slow" -rs --device cuda tests/core; tested=$$?; \
+		$(BIN)/python -m benchmarks.gpu && exit $$tested

@@ -29,6 +29,8 @@ RESULTS = Path(__file__).parent / "results"
 Row = dict[str, Any]
 Loss = Callable[..., Tensor]
 Step = Callable[[], Any]
+Where = tuple[str, ...]  # benchmark, size and mode
+Job = Callable[[], list[Row]]
 Times = dict[str, list[float]]  # milliseconds by the name of a step, one value a round
 
 
@@ -64,11 +66,35 @@ def report(name: str, args: argparse.Namespace, tables: Iterable[list[Row]]) -> 
     print(described)
     measured = []
     for row in itertools.chain.from_iterable(tables):
-        where = f"{row['benchmark']:10s} {row['size']:18s} {row['mode']:17s} {row['provider']:34s}"
-        print(f"{where} {row['value']:9.3f} {row['metric']}")
+        show(row)
         measured.append(row)
     save(path, measured, described)
     print(f"written to {path}")
+
+
+def show(row: Row) -> None:
+    where = f"{row['benchmark']:10s} {row['size']:18s} {row['mode']:17s} {row['provider']:34s}"
+    print(f"{where} {row['value']:9.3f} {row['metric']}")
+
+
+def report_in_parts(name: str, args: argparse.Namespace, jobs: Iterable[tuple[Where, Job]]) -> None:
+    """Run jobs until the minutes are over, and add their rows to one record after each of them.
+
+    A job whose rows are in the record is not run again.
+    """
+    described, path = machine(args.device), args.output or RESULTS / f"{name}.json"
+    table, end = kept(path, described), time.monotonic() + 60 * args.minutes
+    done = {(row["benchmark"], row["size"], row["mode"]) for row in table}
+    left = [(where, job) for where, job in jobs if where not in done]
+    print(described)
+    while left and time.monotonic() < end:
+        _, job = left.pop(0)
+        rows = job()
+        for row in rows:
+            show(row)
+        table += rows
+        save(path, table, described)
+    print(f"written to {path}", *[f"{len(left)} are left: run it again"] * bool(left), sep="; ")
 
 
 def kept(path: Path, machine: dict[str, Any]) -> list[Row]:
@@ -262,7 +288,7 @@ def rows(benchmark: str, size: str, mode: str, times: Times, *against: str) -> l
 
 
 def compare(
-    where: tuple[str, str, str],  # benchmark, size and mode
+    where: Where,
     steps: Mapping[str, Step],
     args: argparse.Namespace,
     *against: str,

@@ -190,7 +190,24 @@ def masks() -> str:
     return markdown(["loss", "time", "peak memory"], lines)
 
 
-MADE = (grace, loop, scripts, temperatures, lists, step, options, libraries)
+def gpu() -> str:
+    """The time and the peak memory of each loss by N, on the GPU of the record."""
+    path = ROOT / "benchmarks" / "results" / "gpu.json"
+    if not path.exists():
+        return "No GPU has been available: we have neither tested nor timed the losses on one."
+    record = json.loads(path.read_text())
+    rows, machine = record["rows"], record["machine"]
+    sizes = sorted({row["size"] for row in rows}, key=lambda size: int(size.removeprefix("N=")))
+    metrics = ["milliseconds", "peak MiB"]
+    lines = [
+        [mode, name, *(cell(rows, metrics, name, size, mode) for size in sizes)]
+        for mode, name in dict.fromkeys((row["mode"], row["provider"]) for row in rows)
+    ]
+    table = markdown(["step", "loss", *sizes], [line for line in lines if any(line[2:])])
+    return f"On {machine['gpu']}, with torch {machine['torch']}:\n\n{table}"
+
+
+MADE = (grace, loop, scripts, temperatures, lists, step, options, libraries, gpu)
 PAGES = {PAGE: MADE, NEGATIVES: (score_mods, masks), README: (speed,)}
 
 

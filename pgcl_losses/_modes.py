@@ -25,10 +25,12 @@ def is_eager(values: Tensor) -> bool:
     """
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
         return False
+    if isinstance(values, FakeTensor):
+        return False
     if values.is_cuda:
         with torch.cuda.device(values.device):
             return not torch.cuda.is_current_stream_capturing()
-    return values.device.type == "cpu" and not isinstance(values, FakeTensor)
+    return values.device.type == "cpu"
 
 
 def can_be_read(values: Tensor) -> bool:

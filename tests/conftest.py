@@ -1,3 +1,4 @@
+import functools
 import importlib.util
 import os
 import re
@@ -7,6 +8,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 import torch
+from helpers import pretend
 
 # Workers of pytest-xdist share the cores, and so do the scripts that they start.
 workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 1))
@@ -20,6 +22,7 @@ if workers > 1:
 profile = hypothesis.settings.register_profile
 profile("repeatable", deadline=None, derandomize=True, max_examples=100)
 profile("explore", deadline=None, derandomize=False, max_examples=1000, print_blob=True)
+profile("dry run", deadline=None, derandomize=True, max_examples=4)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 
 connect = socket.socket.connect
@@ -68,8 +71,37 @@ def leave_out_other_frameworks(config):
     config.option.ignore = [*(config.option.ignore or ()), *left_out]
 
 
+def pytest_addoption(parser):
+    about = "where the tests of tests/core make their tensors: cuda; or pretend, for a dry run"
+    parser.addoption("--device", default="cpu", help=about)
+
+
+def drawn_on_the_cpu(draw):
+    """Let a function draw the same random numbers whichever device they are for."""
+
+    @functools.wraps(draw)
+    def drawn(*args, device=None, requires_grad=False, **kwargs):
+        numbers = draw(*args, device="cpu", **kwargs).to(device or torch.get_default_device())
+        return numbers.requires_grad_(requires_grad)
+
+    return drawn
+
+
+def make_tensors_on(device, patch):
+    """Also the tensors of parameters, since this comes before a file of tests is imported."""
+    if device == pretend.NAME:
+        pretend.register()
+        torch.__future__.set_swap_module_params_on_conversion(True)
+        hypothesis.settings.load_profile("dry run")
+    torch.set_default_device(device)
+    for name in ("rand", "randn", "randint", "randperm"):
+        patch.setattr(torch, name, drawn_on_the_cpu(getattr(torch, name)))
+
+
 def pytest_configure(config):
     patch = pytest.MonkeyPatch()
     patch.setattr(socket.socket, "connect", connect_here_only)
     config.add_cleanup(patch.undo)
+    if config.option.device != "cpu":
+        make_tensors_on(config.option.device, patch)
     leave_out_other_frameworks(config)

@@ -4,6 +4,8 @@ import csv
 import json
 import math
 import re
+from argparse import Namespace
+from functools import partial
 from pathlib import Path
 
 import networkx as nx
@@ -249,7 +251,7 @@ BENCHMARKS = {  # the module, its arguments, and some of the losses in the recor
         {scripts.LINES, scripts.OURS, "temperature=0.01"},
     ),
     "loop": ("loop", "", {"GraphCL's loss_cal", "InfoNCE", "PGCLLoss"}),
-    "gpu": ("gpu", "--device=cpu --sizes=64 --precisions=highest", {*gpu.ENGINES}),
+    "gpu": ("gpu", "--device=cpu --sizes=64 --compile-at", {*gpu.ENGINES, scripts.OURS, "labels"}),
 }
 
 
@@ -286,6 +288,22 @@ def test_records_of_another_machine_and_other_files_stay(tmp_path):
     with pytest.raises(SystemExit, match=r"is no file of benchmarks: choose another --output"):
         measure.save(path, rows["step"], machine)
     assert path.read_text() == "to do: all"
+
+
+def test_a_record_grows_until_all_jobs_are_done(tmp_path):
+    args, ran = Namespace(device="cpu", output=tmp_path / "gpu.json", minutes=1.0), []
+
+    def job(name):
+        ran.append(name)
+        return [measure.row("scripts", "our loss", "N=1", name, "milliseconds", 1.0)]
+
+    jobs = [(("scripts", "N=1", name), partial(job, name)) for name in ("a", "b", "c")]
+    measure.report_in_parts("gpu", args, jobs[:1])
+    measure.report_in_parts("gpu", args, jobs[:2])
+    args.minutes = 0.0
+    measure.report_in_parts("gpu", args, jobs)
+    assert ran == ["a", "b"]
+    assert [row["mode"] for row in json.loads(args.output.read_text())["rows"]] == ran
 
 
 LOSSES = {

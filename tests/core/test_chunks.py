@@ -168,7 +168,8 @@ def test_two_losses_may_be_alive_at_once(name, reduction):
         alive = [gradient_of(seed) for seed in range(4)]
         ours = [gradients(loss, [views]) for loss, views in reversed(alive)]
         torch.testing.assert_close(ours[::-1], expected)
-        with ThreadPoolExecutor(4) as pool:
+        device = torch.get_default_device()
+        with ThreadPoolExecutor(4, initializer=torch.set_default_device, initargs=[device]) as pool:
             ours = list(pool.map(lambda seed: gradients(*alone(*gradient_of(seed))), range(4)))
         torch.testing.assert_close(ours, expected)
 

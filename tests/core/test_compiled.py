@@ -1,4 +1,4 @@
-"""Every loss compiles to one graph, takes torch.func and meta tensors, and waits for no device."""
+"""Every loss compiles to one graph, and takes torch.func and meta tensors."""
 
 import copy
 from contextlib import nullcontext
@@ -6,13 +6,11 @@ from functools import partial
 
 import pytest
 import torch
-from helpers.cases import in_chunks
 from helpers.losses import LOSSES, gradients, gradients_of, model_of, portions_of
 from helpers.marks import HAS_ONE_GRAPH, compiling, few_graphs, one_graph
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
-from pgcl_losses import InfoNCE, PGCLLoss, _checks, rows
+from pgcl_losses import InfoNCE, PGCLLoss
 
 pytestmark = few_graphs
 every_loss = pytest.mark.parametrize("name", LOSSES)
@@ -148,39 +146,3 @@ def test_shapes_can_be_traced_without_data(name):
         loss = model(*sets, **given)
         loss.sum().backward()
         assert loss.shape == shape
-
-
-NAMES = "_local_scalar_dense _unique2 bincount equal masked_select nonzero repeat_interleave"
-WAITING = {getattr(torch.ops.aten, name) for name in (*NAMES.split(), "unique_dim")}
-
-
-class NoWaiting(TorchDispatchMode):
-    """Fails on operations that wait for a GPU."""
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        assert function.overloadpacket not in WAITING, f"{function} waits for the device"
-        if "index" in function.name():
-            for index in (item for listed in args if isinstance(listed, list) for item in listed):
-                mask = isinstance(index, torch.Tensor) and index.dtype == torch.bool
-                assert not mask, f"{function} by a mask waits for the device"
-        return function(*args, **(kwargs or {}))
-
-
-# On a CPU, clusters that are given and temperatures are read whatever can be read.
-UNREAD = [name for name in LOSSES if not ("modules" in name or "temperature" in name)]
-
-
-@pytest.mark.parametrize("name", UNREAD)
-def test_a_training_step_never_waits_for_the_device(name, monkeypatch):
-    model, (batch, *_) = problem_of(name)
-    twin = copy.deepcopy(model)
-    with in_chunks(3):
-        expected = twin(*batch.sets, **batch.given)
-        expected.sum().backward()
-        for module in (_checks, rows):  # as for tensors on a GPU
-            monkeypatch.setattr(module, "can_be_read", lambda values: False)
-        with NoWaiting():
-            loss = model(*batch.sets, **batch.given)
-            loss.sum().backward()
-    torch.testing.assert_close(loss, expected)
-    torch.testing.assert_close(gradients_of(model), gradients_of(twin))

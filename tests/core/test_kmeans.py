@@ -44,7 +44,7 @@ def test_agrees_with_the_oracle(
     if with_zero:
         z[0] = 0
     initial = unit(torch.randn(num_centers, 3, dtype=torch.float64, generator=random))
-    draws = torch.rand(num_centers, candidates, dtype=torch.float64, generator=random)
+    draws = torch.rand(num_centers, candidates, dtype=torch.float64, generator=random, device="cpu")
     with mock.patch.object(kmeans, "_CHUNK", chunk):
         ours = spherical_kmeans(z, initial, draws)
     expected = oracle.kmeans(z, initial, draws.tolist(), kmeans._ROUNDS)

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from helpers.cases import CUT, NOT_CUT
 from helpers.losses import ARITHMETIC, DIM, gradients, loss_of
-from helpers.marks import few_graphs
+from helpers.marks import device_type, few_graphs
 from torch import nn
 
 from pgcl_losses import InfoNCE, PGCLLoss, PrototypeReweightedNCE
@@ -59,7 +59,7 @@ def test_autocast_lowers_no_precision(name, engine, dtype, reduction):
     """Of no loss, and of no backward of a contrast that runs inside."""
     views, results = torch.randn(2, 12, DIM, requires_grad=True), []
     for enabled in (False, True):
-        with torch.autocast("cpu", dtype=dtype, enabled=enabled):
+        with torch.autocast(device_type(), dtype=dtype, enabled=enabled):
             loss = loss_of(name, views, engine=engine, reduction=reduction).sum()
             is_contrast = name not in ("weighted by samples", "soft heads with a window")
             inside = gradients(loss, [views], retain_graph=True) if is_contrast else []
@@ -158,10 +158,11 @@ def test_a_grad_scaler_backs_off_until_gradients_are_finite(make):
     """Of embeddings in float16, whose gradient overflows first; the loss stays finite."""
     encoder, loss = nn.Sequential(nn.Linear(6, 32), nn.ReLU(), nn.Linear(32, DIM)), make()
     optimizer = torch.optim.Adam([*encoder.parameters(), *loss.parameters()], lr=1e-2)
-    scaler, x, losses = torch.amp.GradScaler("cpu", init_scale=2.0**40), torch.randn(16, 6), []
+    scaler = torch.amp.GradScaler(device_type(), init_scale=2.0**40)
+    x, losses = torch.randn(16, 6), []
     for _ in range(60):
         optimizer.zero_grad()
-        with torch.autocast("cpu", dtype=torch.float16):
+        with torch.autocast(device_type(), dtype=torch.float16):
             views = [encoder(x + 0.1 * torch.randn(16, 6)) for _ in range(2)]
             losses.append(loss(*views))
         scaler.scale(losses[-1]).backward()

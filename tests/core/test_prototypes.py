@@ -6,7 +6,7 @@ import pytest
 import torch
 from helpers import oracle
 from helpers.losses import DIM
-from helpers.marks import few_graphs
+from helpers.marks import device_type, few_graphs
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -55,7 +55,7 @@ def test_assign_returns_the_nearest_prototype(dtype):
     z = torch.randn(20, 4).to(dtype)
     nearest = oracle.cosines(z, prototypes.weight).argmax(1)
     assert prototypes.assign(z).tolist() == nearest.tolist()
-    with torch.autocast("cpu", dtype=torch.bfloat16):
+    with torch.autocast(device_type(), dtype=torch.bfloat16):
         assert prototypes.assign(z).tolist() == nearest.tolist()
 
 

@@ -18,9 +18,14 @@ one_graph = pytest.mark.skipif(
 )
 
 
+def device_type():
+    """Where tests make their tensors: by --device, which is read after this file."""
+    return torch.get_default_device().type
+
+
 def examples(count):
     """Random examples of a test: as many times more as the profile in conftest.py has more."""
-    return settings(max_examples=count * settings.default.max_examples // 100)
+    return settings(max_examples=max(1, count * settings.default.max_examples // 100))
 
 
 def slips(error, rows):
