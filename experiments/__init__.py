@@ -1,6 +1,7 @@
 """The programs that made the results: ``python -m experiments.digits``, ``.few_labels``, ...
 
-Each folder imports from `experiments.common`, and not from the other folders.
+Each folder imports from `experiments.common`, and not from the other folders. `molecules` also
+imports pieces of examples/molecules.py.
 """
 
 import importlib.util

@@ -3,20 +3,25 @@
 import csv
 import json
 import math
+import os
 import re
+import subprocess
+import sys
+import time
 from argparse import Namespace
 from functools import partial
 from pathlib import Path
 
 import networkx as nx
+import numpy as np
 import pytest
 import torch
-from helpers.scripts import run, script_here
+from helpers.scripts import ROOT, run, script_here
 from helpers.tu_sets import write_tu_set
-from torch_geometric.nn import GIN
+from scipy import sparse
+from torch_geometric.typing import WITH_PYG_LIB, WITH_TORCH_SPARSE
 
-from benchmarks import gpu, measure, scripts
-from benchmarks.grace import loss_of_the_script as grace_loss
+from benchmarks import gpu, measure, nodes, peers, scripts
 from pgcl_losses import InfoNCE
 
 
@@ -37,19 +42,6 @@ def test_graphcl_swap(swap, loss, tmp_path, printed_by):
     given = (*swap, "--dataset=TINY", f"--root={tmp_path}", "--epochs=1")
     line = rf"{loss}, 20 graphs: linear probe \d\.\d+ untrained, \d\.\d+ after\n"
     assert re.fullmatch(line, printed_by("graphcl_swap", *given))
-
-
-def test_tu_graphs(tmp_path, printed_by):
-    write_tu_set(tmp_path / "TINY" / "raw", "TINY", [0, 1] * 15)
-    output = tmp_path / "encoder.pt"
-    given = ("--dataset=TINY", f"--root={tmp_path}", "--epochs=6", f"--output={output}")
-    first, *epochs = printed_by("tu_graphs", *given, "--loss=PGCL").splitlines()
-    assert re.fullmatch(r"TINY: 30 graphs, linear probe \d\.\d+ untrained", first)
-    assert [epoch[:18] for epoch in epochs] == [f"Epoch: {n:03d}, Loss: " for n in range(1, 7)]
-    assert ["Linear probe" in epoch for epoch in epochs] == [False] * 4 + [True] * 2
-    state = torch.load(output, weights_only=True)
-    encoder = torch.nn.ModuleDict({"gin": GIN(1, 32, 3, norm="batch_norm", jk="cat")})
-    encoder.load_state_dict(state)
 
 
 def test_compare(tmp_path, printed_by):
@@ -120,14 +112,15 @@ def test_cluster_graphs_warns_of_one_cluster(tmp_path, printed_by):
         ("examples/cluster_graphs.py", "--output=new --restarts=0", "--restarts must be 1 or more"),
         ("examples/cluster_graphs.py", "--output=new --clusters=0", "--clusters 2 or more"),
         ("examples/cluster_graphs.py", "--output=new --folder=.", "a folder of 3 files .* has 1"),
-        ("examples/tu_graphs.py", "--output=there", "--output must be a new file"),
-        ("examples/distributed.py", "--steps=0", "--epochs and --steps must be 1 or more"),
-        pytest.param(
-            *("examples/lightning_ddp.py", "--processes=3"),
-            "--processes must divide 128, but it is 3",
-            marks=pytest.mark.lightning,
+        ("examples/ddp.py", "--checkpoint=new --epochs=0", "--epochs must be 1 or more"),
+        (
+            "examples/ddp.py",
+            "--checkpoint=there",
+            "--checkpoint there is not a file of this script",
         ),
-        ("examples/node_level.py", "--nodes=2000", "--nodes must be above .*, but it is 2000"),
+        ("examples/ddp.py", "--checkpoint=no/new", "--checkpoint needs an existing folder without"),
+        ("examples/nodes.py", "--epochs=0", "--epochs must be 1 or more"),
+        ("examples/molecules.py", "--seeds=1", "must be 1 or more, --seeds 2 or more"),
         ("docs/draw.py", "--output=there", "--output there is there already: choose another"),
     ],
 )
@@ -150,13 +143,63 @@ def test_pgcl_in_one_file(printed_by):
     assert purities[-1] > 1.5 * float(before)
 
 
-def test_node_level(printed_by):
-    printed = printed_by("node_level", "--nodes=3000", "--batch-size=256", "--steps=3")
-    line = r"^(\w+): linear probe (0\.\d+) untrained, (0\.\d+) trained$"
-    (name1, *info_nce), (name2, *pgcl) = re.findall(line, printed, re.M)
-    assert (name1, name2) == ("InfoNCE", "PGCL")
-    assert info_nce[0] == pgcl[0]
-    assert min(map(float, info_nce + pgcl)) > 0.2
+@pytest.fixture
+def photo(tmp_path):
+    """A folder with a small graph of two classes under Photo's name, in its raw layout."""
+    random = np.random.default_rng(0)
+    labels = np.arange(200) % 2
+    same = labels[:, None] == labels
+    parts = {"labels": labels}
+    for name, chances in {"adj": 0.01 + 0.1 * same, "attr": np.full((200, 40), 0.05)}.items():
+        matrix = sparse.csr_matrix(random.random(chances.shape) < chances, dtype=float)
+        for field in ("data", "indices", "indptr", "shape"):
+            parts[f"{name}_{field}"] = getattr(matrix, field)
+    folder = tmp_path / "Photo" / "raw"
+    folder.mkdir(parents=True)
+    np.savez(folder / "amazon_electronics_photo.npz", **parts)
+    return tmp_path
+
+
+@pytest.mark.filterwarnings("ignore:Using 'NeighborSampler' without")
+@pytest.mark.parametrize("batches", [[], ["--batch-size=50"]])
+def test_nodes(batches, photo, printed_by):
+    if batches and not (WITH_PYG_LIB or WITH_TORCH_SPARSE):
+        pytest.skip("neither pyg-lib nor torch-sparse is installed")
+    given = "--dataset=Photo", f"--root={photo}", "--epochs=30"
+    first, last = printed_by("nodes", *given, *batches).splitlines()
+    assert re.fullmatch(r"Photo: 200 nodes, accuracy of the probe \d+\.\d % untrained", first)
+    line = r"Epoch: 030, Loss: (\d\.\d{4}), Accuracy: (\d+\.\d) %"
+    loss, accuracy = map(float, re.fullmatch(line, last).groups())
+    assert loss < math.log(2 * (50 if batches else 200) - 1)  # of equal embeddings
+    assert accuracy > 80
+
+
+def test_nodes_say_what_samples_neighbours(monkeypatch, capsys):
+    for name in ("WITH_PYG_LIB", "WITH_TORCH_SPARSE"):
+        monkeypatch.setattr(f"torch_geometric.typing.{name}", False)
+    with pytest.raises(SystemExit, match=r"^2$"):
+        script_here(monkeypatch, "examples/nodes.py", "--batch-size=50")
+    assert "--batch-size needs pyg-lib or torch-sparse" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("loss", ["InfoNCE", "PGCL"])
+def test_molecules(loss, tmp_path, printed_by):
+    """80 molecules of eight scaffolds, in the raw layout of BBBP."""
+    rings = ("C1CC1", "C1CCC1", "C1CCCC1", "C1CCCCC1", "C1CCNC1", "C1CCNCC1", "C1CCSC1", "C1CCOC1")
+    smiles = [f"{'C' * n}{ring}{end}" for n in range(1, 6) for ring in rings for end in ("", "O")]
+    lines = [f"{n},name,{int(text[-1] == 'O')},{text}" for n, text in enumerate(smiles)]
+    folder = tmp_path / "bbbp" / "raw"
+    folder.mkdir(parents=True)
+    (folder / "BBBP.csv").write_text("\n".join(["num,name,p_np,smiles", *lines, ""]))
+    given = "--pretrain=BBBP", f"--root={tmp_path}", f"--loss={loss}", "--width=32"
+    printed = printed_by("molecules", *given, "--epochs=2", "--tune-epochs=10", "--seeds=2")
+    line = r"^Epoch: 00[12], Loss: \d\.\d+$"
+    assert len(re.findall(line, printed, re.M)) == 2
+    for name in ("without", "with"):
+        seeds = re.findall(rf"^Seed: \d, {name} pre-training, ROC-AUC: (\d+\.\d) %$", printed, re.M)
+        mean = re.search(rf"^BBBP, {name} pre-training: (\d+\.\d) ± \d+\.\d$", printed, re.M)[1]
+        assert float(mean) == pytest.approx(sum(map(float, seeds)) / 2, abs=0.11)
+        assert float(mean) > 80  # whether a molecule is an alcohol
 
 
 def test_labels(printed_by):
@@ -187,63 +230,72 @@ def test_links(script, measure, untrained, trained, printed_by):
     assert after > trained
 
 
-def test_two_processes_train_as_one_does(tmp_path):
+def ddp_in(folder):
+    """The command of examples/ddp.py with all of its files in a folder."""
+    write_tu_set(folder / "TINY" / "raw", "TINY", [0, 1] * 20)
+    files = f"--root={folder}", f"--checkpoint={folder / 'last.pt'}"
+    options = "--dataset=TINY", "--batch-size=16", "--epochs=8", "--precision=float32"
+    return "examples/ddp.py", *options, *files
+
+
+def ended_in(folder, *start):
+    """What examples/ddp.py prints, its checkpoint and its log."""
+    # On CPUs: two processes may not share a GPU.
+    printed = run(*start, *ddp_in(folder), CUDA_VISIBLE_DEVICES="")
+    log = [json.loads(line) for line in (folder / "last.pt.jsonl").read_text().splitlines()]
+    return printed, torch.load(folder / "last.pt", weights_only=True), log
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory):
+    return ended_in(tmp_path_factory.mktemp("ddp"))
+
+
+def test_two_processes_train_as_one_does(ended, tmp_path):
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
-    losses, checkpoints = [], []
-    for command in ((), torchrun):
-        output = tmp_path / f"{len(losses)}.pt"
-        given = ("examples/distributed.py", "--epochs=3", "--steps=4", f"--output={output}")
-        # On CPUs: two processes may not share a GPU.
-        printed = run(*command, *given, CUDA_VISIBLE_DEVICES="")
-        losses.append([float(x) for x in re.findall(r"^Epoch: \d+, Loss: ([\d.]+)", printed, re.M)])
-        checkpoints.append(torch.load(output, weights_only=True))
-    assert len(losses[0]) == 3
+    results = ended, ended_in(tmp_path, *torchrun)
+    losses = [[line["loss"] for line in log] for _, _, log in results]
+    assert [line["epoch"] for line in ended[2]] == [*range(1, 9)]
     assert losses[0][-1] < losses[0][0]
     assert losses[1] == pytest.approx(losses[0], abs=1e-4)
-    torch.testing.assert_close(*checkpoints, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(*(state["model"] for _, state, _ in results), rtol=1e-3, atol=1e-3)
+    for printed, _, log in results:
+        epochs = re.findall(r"^Epoch: \d+, Loss: (\d+\.\d+)$", printed, re.M)
+        assert [*map(float, epochs)] == pytest.approx([line["loss"] for line in log], abs=1e-6)
+        assert re.search(r"^TINY: 40 graphs, linear probe [01]\.\d{4}$", printed, re.M)
+        assert all(0 <= line["largest_cluster"] <= 1 for line in log)
 
 
 @pytest.mark.slow
-@pytest.mark.lightning
-def test_lightning_resumes_from_its_checkpoint(tmp_path):
-    """A training on two processes that was stopped ends as the training that was not stopped."""
-
-    def train(folder, epochs, *given):
-        """What the script prints, and the checkpoint that it leaves."""
-        root = tmp_path / folder
-        options = f"--root={root}", f"--epochs={epochs}", "--graphs=256", "--batch-size=64"
-        printed = run("examples/lightning_ddp.py", *options, *given)
-        return printed, torch.load(root / "last.ckpt", weights_only=True)
-
-    line = r"^Epoch: (\d+), Loss: (\d+\.\d+), Agreement: (\d\.\d+)$"
-    whole, expected = train("whole", 4)
-    with pytest.raises(AssertionError, match=r"last\.ckpt is there already: --resume it"):
-        train("whole", 4)
-    first, stopped = train("stopped", 2)
-    second, resumed = train("stopped", 4, f"--resume={tmp_path / 'stopped' / 'last.ckpt'}")
-    assert "Epochs before: 0, steps before: 0\n" in first
-    assert "Epochs before: 2, steps before: 8\n" in second
-    epochs = re.findall(line, whole, re.M)
-    assert [int(epoch) for epoch, *_ in epochs] == [1, 2, 3, 4]
-    assert float(epochs[-1][1]) < float(epochs[0][1])
-    assert re.findall(line, first + second, re.M) == epochs
-    assert (stopped["global_step"], resumed["global_step"]) == (8, 16)
-    name = "pgcl.prototypes.weight"
-    assert not torch.equal(stopped["state_dict"][name], resumed["state_dict"][name])
-    for part in ("state_dict", "optimizer_states"):
-        torch.testing.assert_close(resumed[part], expected[part], rtol=0, atol=0)
-    with (tmp_path / "stopped/logs/version_1/metrics.csv").open() as file:
-        logged = list(csv.DictReader(file))
-    assert [row["step"] for row in logged] == ["11", "15"]  # the last ones of both epochs
-    numbers = [float(row[name]) for row in logged for name in ("loss", "diagnostics/entropy")]
-    assert all(map(math.isfinite, numbers))
+def test_a_training_that_was_killed_ends_as_one_that_was_not(ended, tmp_path, printed_by):
+    command, checkpoint = ddp_in(tmp_path), tmp_path / "last.pt"
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    with subprocess.Popen([sys.executable, *command], cwd=ROOT, env=environment) as process:
+        while not checkpoint.exists():
+            assert process.poll() is None
+            time.sleep(0.01)
+        process.kill()
+    done = len(torch.load(checkpoint, weights_only=True)["log"])
+    assert 1 <= done < 8
+    printed, resumed, log = ended_in(tmp_path)
+    _, expected, expected_log = ended
+    assert re.search(r"Epoch: (\d+)", printed)[1] == f"{done + 1:03d}"
+    for name in ("model", "optimizer"):
+        of_both = (state[name] for state in (resumed, expected))
+        tensors = [of.get("state", of) for of in of_both]
+        torch.testing.assert_close(*tensors, rtol=0, atol=0)
+    assert resumed["schedule"] == expected["schedule"]
+    assert json.dumps(log) == json.dumps(expected_log)
+    before = checkpoint.read_bytes()
+    with pytest.raises(SystemExit, match=r"^2$"):
+        printed_by("ddp", *command[1:], "--seed=1")
+    assert checkpoint.read_bytes() == before
 
 
 BENCHMARKS = {  # the module, its arguments, and some of the losses in the record
     "step": ("run", "--only=step", {"PGCLLoss", "pgcl_losses.InfoNCE"}),
     "options": ("run", "--only=options --options-at=16", {"num_prototypes=(10, 42, 84)"}),
     "contrast": ("run", "--only=contrast --sizes=16 --modes prototype --device=cpu", {"chunks"}),
-    "scaling": ("scaling", "--num=200", set()),
     "libraries": ("libraries", "--sizes=16", {"InfoNCE"}),
     "scripts": (
         "scripts",
@@ -306,8 +358,14 @@ def test_a_record_grows_until_all_jobs_are_done(tmp_path):
     assert [row["mode"] for row in json.loads(args.output.read_text())["rows"]] == ran
 
 
+PAIRS = torch.tensor([[0, 0, 1, 4, 4, 4], [1, 8, 0, 2, 9, 0]])
 LOSSES = {
-    "GRACE": (grace_loss, InfoNCE(temperature=0.4)),
+    "GRACE": (partial(peers.grace_in_batches, size=5, tau=0.4), InfoNCE(temperature=0.4)),
+    "GRACE in batches": (partial(peers.grace_in_batches, size=2), InfoNCE(temperature=peers.TAU)),
+    "MAGI": [
+        lambda *z, loss=loss: loss(PAIRS, torch.cat(z))
+        for loss in (nodes.magi, nodes.magi_by_queries)
+    ],
     **scripts.SCRIPTS,
     "retrieval": tuple(scripts.over_all_keys(torch.tensor([3, 0, 3, 4, 1]), 5).values()),
 }

@@ -1,4 +1,4 @@
-"""examples/large_batch.py: an encoder in chunks has the gradients of the whole batch."""
+"""docs/distributed.md: an encoder in chunks has the gradients of the whole batch."""
 
 import re
 from functools import partial
@@ -9,11 +9,20 @@ from helpers.losses import DIM, Model, gradients_of, info_nce, learned_temperatu
 from helpers.marks import few_graphs
 from helpers.memory import kept_for_backward
 from helpers.ranks import on_ranks
-from helpers.scripts import run, script_here
+from helpers.scripts import ROOT
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from examples.large_batch import encode_in_chunks
+# The function of the page, without what the page does with it.
+PAGE = (ROOT / "docs" / "distributed.md").read_text()
+names = {}
+exec(
+    re.search(r"```python\n(import torch\n[^`]*?def encode_in_chunks.*?)\n\n\n", PAGE, re.DOTALL)[
+        1
+    ],
+    names,
+)
+encode_in_chunks = names["encode_in_chunks"]
 
 MADE = {
     "InfoNCE": partial(learned_temperature, info_nce, memory_size=8),
@@ -66,17 +75,3 @@ def test_only_the_input_is_stored():
     chunks, encoder = [(part,) for part in views()[0].split(5)], model_of("InfoNCE").encoder
     _, kept = kept_for_backward(lambda: encode_in_chunks(encoder, chunks))
     assert kept <= views()[0].numel()
-
-
-@pytest.mark.parametrize("processes", [1, 2])
-def test_the_script(processes, monkeypatch, capsys):
-    given = ("examples/large_batch.py", "--graphs=64", "--chunk=20", "--epochs=3")
-    if processes == 1:
-        script_here(monkeypatch, *given)
-        printed = capsys.readouterr().out
-    else:
-        torchrun = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}")
-        printed = run(*torchrun, *given, CUDA_VISIBLE_DEVICES="")
-    losses = [float(x) for x in re.findall(r"Epoch: \d+, Loss: (\d+\.\d+)", printed)]
-    assert len(losses) == 3 * processes
-    assert losses[-1] < losses[0]

@@ -75,14 +75,11 @@ def test_training_on_digits_gains_one_shot_accuracy(row):
 
 
 @pytest.mark.skipif("TU_SETS" not in os.environ, reason="TU_SETS: a folder with MUTAG/raw of PyG")
-@pytest.mark.parametrize("loss", ["InfoNCE", "PGCL"])
-def test_training_on_mutag(loss, monkeypatch, capsys, tmp_path):
-    """Two thirds of the graphs are of one class. Seeds 0 to 4 end at 0.80 or more."""
+@pytest.mark.parametrize("swap", [[], ["--pgcl"]])
+def test_training_on_mutag(swap, monkeypatch, capsys, tmp_path):
+    """Two thirds of the graphs are of one class."""
     raw = Path("MUTAG", "raw")
     shutil.copytree(os.environ["TU_SETS"] / raw, tmp_path / raw)  # PyG writes beside it
-    given = (f"--root={tmp_path}", "--epochs=15", f"--loss={loss}")
-    script_here(monkeypatch, "examples/tu_graphs.py", *given)
+    script_here(monkeypatch, "examples/graphcl_swap.py", f"--root={tmp_path}", *swap)
     printed = capsys.readouterr().out
-    first, *_, last = map(float, re.findall(r"Loss: (\d+\.\d+)", printed))
-    assert last < first
-    assert float(re.findall(r"Linear probe: (\d\.\d+)", printed)[-1]) > 0.75
+    assert float(re.search(r"(\d\.\d+) after", printed)[1]) > 0.75

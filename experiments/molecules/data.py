@@ -3,22 +3,19 @@
 import csv
 import gzip
 import hashlib
-from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple, TextIO
 
 import numpy as np
 import torch
-from rdkit.Chem.Scaffolds.MurckoScaffold import MurckoScaffoldSmiles
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.utils import from_smiles
 from tqdm import tqdm
 
-from .ranking import has_both
+from examples.molecules import has_both, split
 
-TRAIN, VALID, TEST = 0, 1, 2
 PARTS = ("training", "validation", "test")
 SMILES_COLUMNS = ("smiles", "mol")
 LABELS = {"": torch.nan, "0": 0.0, "1": 1.0, "0.0": 0.0, "1.0": 1.0}
@@ -33,10 +30,8 @@ class LabelledSet(NamedTuple):
     parts: np.ndarray  # [N], of the scaffold split
     digest: str  # of tasks, SMILES and labels
 
-    def part(self, part: int) -> tuple[list[Data], np.ndarray]:
-        """The graphs and the labels of a part."""
-        indices = np.flatnonzero(self.parts == part)
-        return [self.graphs[index] for index in indices], self.labels.numpy()[indices]
+    def part(self, part: int) -> list[Data]:
+        return [self.graphs[index] for index in np.flatnonzero(self.parts == part)]
 
 
 def opened(path: Path) -> TextIO:
@@ -101,7 +96,7 @@ def labelled(path: Path) -> LabelledSet:
     content = repr((tasks, smiles)).encode() + labels.numpy().tobytes()
     data = LabelledSet([*graphs.values()], labels, split(smiles), digest(content))
     for part, name in enumerate(PARTS):
-        _, of_part = data.part(part)
+        of_part = labels.numpy()[data.parts == part]
         if not any(map(has_both, of_part.T)):
             raise ValueError(
                 f"{path}: no task has both classes among the {len(of_part)} molecules of the "
@@ -118,25 +113,3 @@ def labels_of(path: Path, line: int, row: dict[str, str], tasks: list[str]) -> l
                 f"is {row[name]!r}"
             )
     return [LABELS[(row[name] or "").strip()] for name in tasks]
-
-
-def split(smiles: Sequence[str]) -> np.ndarray:
-    """The part of each molecule ``[N]``: 80 per cent to train, 10 to validate, 10 to test.
-
-    Molecules of one Bemis-Murcko scaffold stay together. Parts get scaffolds from the most frequent
-    to the least, of equally frequent ones the last in the file first. A scaffold that would make a
-    part too large goes to the next part.
-    """
-    members: dict[str, list[int]] = {}
-    for index, text in enumerate(tqdm(smiles, desc="scaffolds", unit="molecule", leave=False)):
-        members.setdefault(MurckoScaffoldSmiles(text, includeChirality=True), []).append(index)
-    parts = np.full(len(smiles), TEST)
-    trained, validated = 0, 0
-    for group in sorted(members.values(), key=lambda group: (len(group), group[0]), reverse=True):
-        if trained + len(group) <= 0.8 * len(smiles):
-            parts[group] = TRAIN
-            trained += len(group)
-        elif trained + validated + len(group) <= 0.9 * len(smiles):
-            parts[group] = VALID
-            validated += len(group)
-    return parts

@@ -12,20 +12,17 @@ from pathlib import Path
 
 import rdkit
 import torch
-import torch.nn.functional as F
 from torch import nn
-from torch_geometric.loader import DataLoader
 
 from docs.tables import markdown
+from examples.molecules import TEST, TRAIN, VALID, at_best_epoch, finetune
 from experiments.common import results
 from experiments.common.arguments import count, program
 from experiments.common.tables import difference, spread
 
-from .data import TEST, TRAIN, VALID, labelled
+from .data import labelled
 from .inputs import Encoder, comparison_parser, complete, origin
-from .model import NONE, WIDTH, encoder_of, outputs
-from .ranking import roc_auc
-from .report import at_best_epoch
+from .model import NONE, WIDTH, encoder_of
 
 
 def run(config: results.Config, table: Path, encoder: Path | None, device: str) -> results.Run:
@@ -35,35 +32,12 @@ def run(config: results.Config, table: Path, encoder: Path | None, device: str) 
     torch.manual_seed(config["seed"])
     pretrained = encoder_of(encoder, config["dropout"])
     model = nn.Sequential(pretrained, nn.Linear(WIDTH, data.labels.shape[1])).to(device)
-    train, _ = data.part(TRAIN)
-    # Batch normalisation cannot train on a last batch of one molecule.
-    drop_last = len(train) > config["batch_size"]
-    loader = DataLoader(train, config["batch_size"], shuffle=True, drop_last=drop_last)
-    optimizer = torch.optim.Adam(model.parameters(), lr=config["lr"])
-    auc: dict[str, list[float]] = {"valid": [], "test": []}
-    for _ in range(config["epochs"]):
-        train_epoch(model, loader, optimizer)
-        for name, part in (("valid", VALID), ("test", TEST)):
-            graphs, labels = data.part(part)
-            auc[name].append(round(roc_auc(outputs(model, graphs).numpy(), labels), 3))
+    parts = [data.part(part) for part in (TRAIN, VALID, TEST)]
+    setting = config["epochs"], config["batch_size"], config["lr"]
+    auc = finetune(model, parts, *setting)
     seconds = round(time.perf_counter() - started, 1)
     versions = {"rdkit": rdkit.__version__}
     return {"config": config, "auc": auc, "seconds": seconds, "versions": versions}
-
-
-def train_epoch(model: nn.Module, loader: DataLoader, optimizer: torch.optim.Optimizer) -> None:
-    """Minimise the binary cross-entropy of all tasks, over the measured labels."""
-    model.train()
-    device = next(model.parameters()).device
-    for batch in loader:
-        batch = batch.to(device)
-        measured = ~batch.y.isnan()
-        loss = F.binary_cross_entropy_with_logits(
-            model(batch)[measured], batch.y[measured], reduction="sum"
-        )
-        optimizer.zero_grad()
-        (loss / measured.sum().clamp(min=1)).backward()
-        optimizer.step()
 
 
 def main() -> None:
@@ -81,7 +55,7 @@ def main() -> None:
     setting = {"epochs": args.epochs, "batch_size": args.batch_size, "lr": 1e-3, "dropout": 0.5}
     runs = complete(args, encoders, setting, run)
     scores = {
-        key: {seed: at_best_epoch(run) for seed, run in seeds.items()}
+        key: {seed: at_best_epoch(run["auc"]) for seed, run in seeds.items()}
         for key, seeds in runs.items()
     }
     lines = []

@@ -7,15 +7,17 @@ import argparse
 from pathlib import Path
 
 import torch
-from torch import nn
 from torch_geometric.loader import DataLoader
 from tqdm import tqdm
 
+from examples.molecules import MoleculeGIN, projected, train_epoch
 from experiments.common import results
 from experiments.common.arguments import at_least, count, device, file, parser_of, program
+from pgcl_losses import InfoNCE, PGCLLoss
+from pgcl_losses.adapters.pyg import ContrastiveModel, EdgePerturb, NodeDrop
 
 from .data import digest, graphs_of, smiles_of
-from .model import PGCL, ROWS, MoleculeGIN, pretraining
+from .model import INFO_NCE, PGCL, ROWS, WIDTH
 
 # The fraction is of nodes dropped, and of edges perturbed.
 SETTING = {"lr": 1e-3, "drop": 0.2, "freeze_epochs": 1}
@@ -33,17 +35,6 @@ def parse() -> argparse.Namespace:
     add("--device", type=device, default="cuda" if torch.cuda.is_available() else "cpu")
     add("--output", type=Path, help="default: runs/molecules/ROW-SEED.pt")
     return parser.parse_args()
-
-
-def train_epoch(model: nn.Module, loader: DataLoader, optimizer: torch.optim.Optimizer) -> None:
-    device = next(model.parameters()).device
-    with tqdm(loader, unit="batch") as bar:
-        for batch in bar:
-            loss = model(batch.to(device))
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            bar.set_postfix(loss=f"{loss.item():.3f}")
 
 
 def main() -> None:
@@ -64,12 +55,17 @@ def main() -> None:
     loader = DataLoader([*graphs.values()], args.batch_size, shuffle=True, drop_last=drop_last)
 
     torch.manual_seed(args.seed)  # the same initial encoder for all rows
-    encoder = MoleculeGIN()
-    model = pretraining(config, encoder, len(loader)).to(args.device)
+    encoder = MoleculeGIN(WIDTH)
+    network = projected(encoder)  # before the loss, which draws prototypes
+    frozen = config["freeze_epochs"] * len(loader)
+    loss_of = InfoNCE() if args.row == INFO_NCE else PGCLLoss(WIDTH, freeze_steps=frozen)
+    augments = NodeDrop(config["drop"]), EdgePerturb(config["drop"])
+    model = ContrastiveModel(network, *augments, loss_of).to(args.device)
     optimizer = torch.optim.Adam(model.parameters(), lr=config["lr"])
     for epoch in range(args.epochs):
         torch.manual_seed(args.seed * 1_000_003 + epoch)  # the same batches for all rows
-        train_epoch(model, loader, optimizer)
+        loss = train_epoch(model, tqdm(loader, unit="batch"), optimizer, args.device)
+        print(f"Epoch: {epoch + 1:03d}, Loss: {loss:.3f}")
     state = {"encoder": encoder.state_dict(), "config": config}
     results.write(output, lambda part: torch.save(state, part))
     print(f"{args.row}, {len(graphs)} molecules, {args.epochs} epochs: {output}")

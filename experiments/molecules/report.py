@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from docs.tables import markdown
+from examples.molecules import at_best_epoch
 from experiments.common.results import Run, read
 from experiments.common.tables import REPRODUCE, RESULTS, difference, sourced, spread
 
@@ -19,11 +20,6 @@ PAPER = {  # Table II
 }
 
 Scores = dict[str, dict[str, dict[int, float]]]  # by row, set and seed
-
-
-def at_best_epoch(run: Run) -> float:
-    """Test score at the first epoch with the best validation score."""
-    return run["auc"]["test"][int(np.argmax(run["auc"]["valid"]))]
 
 
 def scores_of(runs: Iterable[Run], score: Callable[[Run], float]) -> Scores:
@@ -72,7 +68,7 @@ def pages() -> dict[Path, dict[str, str]]:
     folder = Path(__file__).parent
     tuned = read(folder / "results.jsonl").values()
     probed = list(read(folder / "probes.jsonl").values())
-    scores = scores_of(tuned, at_best_epoch)
+    scores = scores_of(tuned, lambda run: at_best_epoch(run["auc"]))
     return {
         REPRODUCE: {
             "table 2": sourced(table_2(scores), tuned),
