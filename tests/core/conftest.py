@@ -19,6 +19,7 @@ FORWARD = "forward mode does not know a pretended device"
 INFERENCE = "inference mode does not know a pretended device"
 NOT_PRETENDED = {
     "test_compiled": "neither torch.compile nor torch.func knows a pretended device",
+    "test_warnings": "values on devices other than CPU and CUDA are not checked",
     "test_a_copy_continues_bit_for_bit": "files do not know a pretended device",
     "test_activation_checkpointing": "checkpoint does not know a pretended device",
     "test_derivatives_of_dense": FORWARD,

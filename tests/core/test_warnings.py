@@ -16,6 +16,12 @@ STEPS = 64  # enough for each warning
 ONE_DIRECTION = torch.linspace(1, 2, DIM)
 
 
+@pytest.fixture(autouse=True)
+def values_arrive_at_once(monkeypatch):
+    """On a GPU they may arrive some steps later, and so may the warning."""
+    monkeypatch.setattr(torch.cuda.Event, "query", lambda event: event.synchronize() is None)
+
+
 def train(loss, views_of=lambda z, step: z, lr=1e-3, num_graphs=12, accumulate=1, **given):
     """The warnings of a training, whose embeddings ``z`` [2, N, D] are parameters."""
     z = torch.nn.Parameter(torch.randn(2, num_graphs, DIM))
