@@ -20,6 +20,7 @@ INFERENCE = "inference mode does not know a pretended device"
 NOT_PRETENDED = {
     "test_compiled": "neither torch.compile nor torch.func knows a pretended device",
     "test_warnings": "values on devices other than CPU and CUDA are not checked",
+    "test_pgcl_in_one_file": "a pretended device does not know an assigned .data",
     "test_a_copy_continues_bit_for_bit": "files do not know a pretended device",
     "test_activation_checkpointing": "checkpoint does not know a pretended device",
     "test_derivatives_of_dense": FORWARD,
