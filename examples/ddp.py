@@ -75,7 +75,7 @@ elif log_file.exists() or not args.checkpoint.parent.is_dir():
 if world_size > 1:
     distributed.init_process_group("nccl" if device.type == "cuda" else "gloo")
 
-WIDTH, DIM = 64, 32
+WIDTH, DIM, dtype = 64, 32, getattr(torch, args.precision)
 
 
 class Views(Dataset):
@@ -120,9 +120,7 @@ def train(epoch):
     torch.manual_seed((args.seed * args.epochs + epoch) * world_size + rank)  # such as dropout
     total = torch.zeros((), device=device)
     for pair in tqdm(loader, disable=rank > 0, leave=False, unit="batch"):
-        with torch.autocast(
-            device.type, getattr(torch, args.precision), args.precision != "float32"
-        ):
+        with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
             terms = wrapped(*(view.to(device) for view in pair))
         optimizer.zero_grad()
         scaler.scale(terms.loss).backward()
@@ -164,6 +162,8 @@ views = Views(dataset)
 sampler = DistributedSampler(views, world_size, rank, seed=args.seed, drop_last=True)
 size = args.batch_size // world_size
 loader = DataLoader(views, size, sampler=sampler, drop_last=True, num_workers=args.workers)
+if len(loader) == 0:
+    parser.error(f"--batch-size must be at most {len(dataset) // world_size * world_size}")
 
 torch.manual_seed(args.seed)  # the same model on all processes
 model = Model(dataset.num_features).to(device)

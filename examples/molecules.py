@@ -180,14 +180,14 @@ def at_best_epoch(auc: dict[str, list[float]]) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Molecules: pre-train, then fine-tune.")
     add = parser.add_argument
-    add("--dataset", choices=SETS, default="BBBP", help="whose labels are predicted")
+    add("--dataset", choices=SETS, default="BACE", help="whose labels are predicted")
     add("--pretrain", choices=SETS, nargs="+", default=["Tox21"], help="without their labels")
     add("--root", default="data", help="folder of the sets")
     add("--loss", choices=["InfoNCE", "PGCL"], default="InfoNCE")
     add("--temperature", type=float, default=0.2)
     add("--width", type=int, default=128, help="of the GIN; 300 in papers")
-    add("--epochs", type=int, default=10, help="of pre-training")
-    add("--tune-epochs", type=int, default=20, help="of fine-tuning")
+    add("--epochs", type=int, default=8, help="of pre-training")
+    add("--tune-epochs", type=int, default=10, help="of fine-tuning")
     add("--seeds", type=int, default=3, help="of fine-tuning")
     args = parser.parse_args()
     if min(args.epochs, args.tune_epochs, args.width) < 1 or args.seeds < 2:

@@ -191,7 +191,13 @@ def test_molecules(loss, tmp_path, printed_by):
     folder = tmp_path / "bbbp" / "raw"
     folder.mkdir(parents=True)
     (folder / "BBBP.csv").write_text("\n".join(["num,name,p_np,smiles", *lines, ""]))
-    given = "--pretrain=BBBP", f"--root={tmp_path}", f"--loss={loss}", "--width=32"
+    given = (
+        "--dataset=BBBP",
+        "--pretrain=BBBP",
+        f"--root={tmp_path}",
+        f"--loss={loss}",
+        "--width=32",
+    )
     printed = printed_by("molecules", *given, "--epochs=2", "--tune-epochs=10", "--seeds=2")
     line = r"^Epoch: 00[12], Loss: \d\.\d+$"
     assert len(re.findall(line, printed, re.M)) == 2
@@ -264,6 +270,13 @@ def test_two_processes_train_as_one_does(ended, tmp_path):
         assert [*map(float, epochs)] == pytest.approx([line["loss"] for line in log], abs=1e-6)
         assert re.search(r"^TINY: 40 graphs, linear probe [01]\.\d{4}$", printed, re.M)
         assert all(0 <= line["largest_cluster"] <= 1 for line in log)
+
+
+def test_ddp_says_how_large_a_batch_may_be(tmp_path, monkeypatch, capsys):
+    with pytest.raises(SystemExit, match=r"^2$"):
+        script_here(monkeypatch, *ddp_in(tmp_path), "--batch-size=42")
+    assert "--batch-size must be at most 40" in capsys.readouterr().err
+    assert not (tmp_path / "last.pt").exists()
 
 
 @pytest.mark.slow
