@@ -55,9 +55,8 @@ benchmarks:  # the records of time and memory, and their tables and figures
 	$(BIN)/python -m benchmarks.run
 	$(BIN)/python -m benchmarks.scripts
 	$(BIN)/python -m benchmarks.loop
-	$(BIN)/python -m benchmarks.grace
+	$(BIN)/python -m benchmarks.nodes
 	$(BIN)/python -m benchmarks.libraries
-	$(BIN)/python -m benchmarks.scaling
 	$(BIN)/python -m benchmarks.tables
 	$(BIN)/python -m benchmarks.plot
 

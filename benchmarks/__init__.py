@@ -1,4 +1,4 @@
 """Programs that made the tables of speed and memory: ``python -m benchmarks.run`` and others.
 
-They need tqdm; `loop` and `grace` PyG, `grace` scikit-learn and `plot` matplotlib as well.
+They need tqdm; `loop` and `nodes` PyG, and `plot` matplotlib as well.
 """

@@ -31,12 +31,12 @@ def if_installed(name: str, make: Callable[[], Any]) -> Any:
         return None
 
 
-def pygcl_info_nce() -> Loss:
+def pygcl_info_nce(tau: float = TAU) -> Loss:
     """PyGCL's InfoNCE with intra-view negatives; PyGCL has to be compiled."""
     from GCL.losses import InfoNCE
     from GCL.models import DualBranchContrast
 
-    model = DualBranchContrast(InfoNCE(tau=TAU), mode="G2G", intraview_negs=True)
+    model = DualBranchContrast(InfoNCE(tau=tau), mode="G2G", intraview_negs=True)
     return lambda z1, z2: model(g1=z1, g2=z2)
 
 
@@ -106,7 +106,7 @@ def graphssl_nt_xent() -> Loss:
     return NTXentLoss(TAU)
 
 
-def grace_in_batches(z1: Tensor, z2: Tensor, size: int = 512) -> Tensor:
+def grace_in_batches(z1: Tensor, z2: Tensor, size: int = 512, tau: float = TAU) -> Tensor:
     """GRACE's loss with a batch size; autograd keeps the matrices of all batches."""
     h1, h2 = F.normalize(z1), F.normalize(z2)
 
@@ -114,7 +114,7 @@ def grace_in_batches(z1: Tensor, z2: Tensor, size: int = 512) -> Tensor:
         losses = []
         for start in range(0, len(a), size):
             some = a[start : start + size]
-            within, between = (torch.exp(some @ h.T / TAU) for h in (a, b))  # [size, N]
+            within, between = (torch.exp(some @ h.T / tau) for h in (a, b))  # [size, N]
             total = within.sum(1) + between.sum(1) - within.diagonal(start)
             losses.append(-torch.log(between.diagonal(start) / total))
         return torch.cat(losses)

@@ -14,6 +14,7 @@ from docs.tables import fill, markdown
 ROOT = Path(__file__).parents[1]
 PAGE, README = ROOT / "docs" / "performance.md", ROOT / "README.md"
 NEGATIVES = ROOT / "docs" / "negatives.md"
+LARGE = ROOT / "docs" / "large_graphs.md"
 PYGCL = "PyGCL's InfoNCE itself"
 
 
@@ -26,6 +27,8 @@ def rows_of(record: str, benchmark: str) -> list[dict[str, Any]]:
 
 def text(metric: str, value: float) -> str:
     if metric == "milliseconds":
+        if value >= 3_600_000:
+            return f"{value / 3_600_000:.2g} hours"
         return f"{value / 1000:.3g} s" if value >= 1000 else f"{value:.3g} ms"
     if metric.startswith("peak MiB"):
         return f"{value:.0f} MiB" if value >= 1 else f"{value:.1f} MiB"
@@ -57,9 +60,44 @@ def by_loss(record: str, benchmark: str, metrics: Iterable[str]) -> list[list[st
     ]
 
 
+def of_nodes(mode: str) -> str:
+    """Every node is a negative: time, peak memory and value of a loss on each graph."""
+    rows = [row for row in rows_of("nodes", "nodes") if row["mode"] == mode]
+    metrics, lines = ["milliseconds", "ratio to InfoNCE", "peak MiB", "loss"], []
+    for size, loss in dict.fromkeys((row["size"], row["provider"]) for row in rows):
+        cells = [cell(rows, [metric], loss, size, mode) for metric in metrics]
+        if needed := cell(rows, ["needed MiB"], loss, size, mode):
+            cells[2] = f"more than {needed}: not run"
+        lines.append([size, loss, *cells])
+    return markdown(["graph", "loss", "time", "ratio", "peak memory", "value"], lines)
+
+
 def grace() -> str:
-    metrics = ["first loss", "last loss", "linear probe in %", "peak MiB of the loss"]
-    return markdown(["loss", *metrics], by_loss("grace", "grace", metrics))
+    return of_nodes("GRACE")
+
+
+def magi() -> str:
+    return of_nodes("MAGI")
+
+
+def extrapolated() -> str:
+    """GRACE's loss by `InfoNCE`, by the time of a pair and the memory of a node on the largest."""
+    rows = [row for row in rows_of("nodes", "nodes") if row["mode"] == "GRACE"]
+    known: dict[int, dict[str, float]] = {}
+    for row in rows:
+        if row["provider"] == "InfoNCE":
+            known.setdefault(int(row["size"].partition("N=")[2]), {})[row["metric"]] = row["value"]
+    lines = []
+    for num in [*sorted(known), 34_493, 169_343, 10**6] if known else []:
+        by_formula = {
+            "milliseconds": known[max(known)]["milliseconds"] * (num / max(known)) ** 2,
+            "peak MiB": known[max(known)]["peak MiB"] * num / max(known),
+        }
+        measured = known.get(num, {})
+        cells = [text(name, measured[name]) if measured else "" for name in by_formula]
+        lines.append([f"{num:,}", *cells, *(text(*item) for item in by_formula.items())])
+    head = ["nodes", "time", "peak memory", "time by the formula", "memory by the formula"]
+    return markdown(head, lines)
 
 
 def by_column(
@@ -207,8 +245,13 @@ def gpu() -> str:
     return f"On {machine['gpu']}, with torch {machine['torch']}:\n\n{table}"
 
 
-MADE = (grace, loop, scripts, temperatures, lists, step, options, libraries, gpu)
-PAGES = {PAGE: MADE, NEGATIVES: (score_mods, masks), README: (speed,)}
+MADE = (loop, scripts, temperatures, lists, step, options, libraries, gpu)
+PAGES = {
+    PAGE: MADE,
+    LARGE: (grace, magi, extrapolated),
+    NEGATIVES: (score_mods, masks),
+    README: (speed,),
+}
 
 
 def filled(page: Path) -> str:

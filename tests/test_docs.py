@@ -36,6 +36,7 @@ def run_blocks(page):
     names = {"__name__": "page"}
     for block in blocks(page):
         exec(compile(block, page.name, "exec"), names)
+    return names
 
 
 # What Lightning, the dependencies of PyGCL and PyG's sampler without pyg-lib warn of.

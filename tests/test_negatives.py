@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from helpers.scripts import ROOT
-from test_docs import blocks
+from test_docs import run_blocks
 from torch.distributions import Beta
 
 from pgcl_losses import InfoNCE, PrototypeReweightedNCE
@@ -17,10 +17,8 @@ N, TAU = 128, 0.2
 @pytest.fixture(scope="module")
 def page():
     """The names that the code of the page makes."""
-    names = {"__name__": "page"}
     torch.manual_seed(0)
-    for block in blocks(ROOT / "docs" / "negatives.md"):
-        exec(compile(block, "negatives.md", "exec"), names)
+    names = run_blocks(ROOT / "docs" / "negatives.md")
     names["loss_of"] = lambda name, *views, **given: InfoNCE(score_mod=names[name])(*views, **given)
     return names
 
