@@ -46,7 +46,7 @@ class PGCLTerms(NamedTuple):
     """The loss of :class:`PGCLLoss`, with its two terms and the assignments, to log them.
 
     :meth:`PGCLLoss.terms` returns it. ``loss`` is what you call backward on; :func:`diagnostics`
-    turns all of it into numbers.
+    turns all of it into metrics.
     """
 
     loss: Tensor
@@ -126,11 +126,11 @@ class Batch(NamedTuple):
         if positives is not None:
             if positive_weights is None:
                 positive_weights = positives.new_ones(positives.shape[1], dtype=dtype)
-            listed, order = Listed.by_query(*processes.numbers_of_own(device)[positives])
+            listed, order = Listed.by_query(*processes.positions_of_own(device)[positives])
             weights = positive_weights[order].to(dtype)
             batch = batch._replace(positives=listed, positive_weights=weights)
         if negative_pairs is not None:
-            listed, _ = Listed.by_query(*processes.numbers_of_own(device)[negative_pairs])
+            listed, _ = Listed.by_query(*processes.positions_of_own(device)[negative_pairs])
             batch = batch._replace(negative_pairs=listed)
         return batch
 
@@ -198,7 +198,7 @@ class Batch(NamedTuple):
 
 
 def of_all_sets(given: Labels, num_sets: int) -> Tensor:
-    """Concatenate what is given of each set, ``[N, ...]``, or as one tensor for all sets."""
+    """Concatenate the values of all sets, ``[N, ...]`` each, or one tensor that is repeated."""
     return torch.cat((given,) * num_sets if isinstance(given, Tensor) else tuple(given))
 
 

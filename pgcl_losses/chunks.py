@@ -56,21 +56,22 @@ def joined(results: Sequence[LossesOfRows], inputs: Inputs) -> tuple[Tensor, Ten
 
 
 def losses_of_chunks(
-    pairs: Pairs, inputs: Inputs, own: list[Span] | None, d_losses: Tensor, into: Inputs | None
+    pairs: Pairs, inputs: Inputs, own: list[Span] | None, d_losses: Tensor, totals: Inputs | None
 ) -> tuple[Tensor, Tensor | int]:
     """Compute the losses ``[Q]`` of queries chunk by chunk, and how many queries have positives.
 
     ``own``: the queries of this process; None: all queries. ``d_losses``: d loss / d losses, a
-    scalar or ``[Q]``. If ``into`` is given, the gradient of sum(d_losses * losses) is added to it.
+    scalar or ``[Q]``. ``totals``: to which the gradient of sum(d_losses * losses) is added; None:
+    no gradient.
     """
     chunks = list(all_rows(pairs, chunk_size(inputs.z.device), own))
     shapes = [rows.shape() for rows in chunks]
     sizes = [num_rows for num_rows, _ in shapes]
     d_of_chunks = d_losses.expand(sum(sizes)).split_with_sizes(sizes)
-    results, learns, d_z = [], into is not None, None if into is None else into.z
+    results, learns, d_z = [], totals is not None, None if totals is None else totals.z
     with torch.set_grad_enabled(learns):
         leaves = inputs.map(lambda x: x.detach().requires_grad_(learns))
-        if into is None or into.temperature is None:  # it is a number
+        if totals is None or totals.temperature is None:  # it is a number
             leaves.temperature.requires_grad_(False)
         sums: Sums
         log_s = d_log_s = None
@@ -85,18 +86,18 @@ def losses_of_chunks(
         for rows, d in zip(chunks, d_of_chunks, strict=True):
             losses, exist = row_losses(pairs, rows, leaves, sums)
             results.append((losses.detach(), exist))
-            if into is not None:
-                add_gradients(losses, d, [*leaves, log_s], [*into, d_log_s])
-    if into is not None and d_log_s is not None:
-        add_gradients(of_list.log_s, d_log_s, leaves, into)
-    elif into is not None:
-        into.z.div_(gradient_units(inputs.temperature)[1])
+            if totals is not None:
+                add_gradients(losses, d, [*leaves, log_s], [*totals, d_log_s])
+    if totals is not None and d_log_s is not None:
+        add_gradients(of_list.log_s, d_log_s, leaves, totals)
+    elif totals is not None:
+        totals.z.div_(gradient_units(inputs.temperature)[1])
     return joined(results, inputs)
 
 
-def add_gradients(losses: Tensor, d: Tensor, leaves: Sequence[Any], into: Sequence[Any]) -> None:
-    """Add the gradient of sum(d * losses) by each of ``leaves`` to the tensors in ``into``."""
-    pairs = [(x, total) for x, total in zip(leaves, into, strict=True) if total is not None]
+def add_gradients(losses: Tensor, d: Tensor, leaves: Sequence[Any], totals: Sequence[Any]) -> None:
+    """Add the gradient of sum(d * losses) by each of ``leaves`` to the tensors in ``totals``."""
+    pairs = [(x, total) for x, total in zip(leaves, totals, strict=True) if total is not None]
     gradients = torch.autograd.grad(losses, [x for x, _ in pairs], d, allow_unused=True)
     for (_, total), gradient in zip(pairs, gradients, strict=True):
         if gradient is not None:  # embeddings have none: their gradient is already in the total
@@ -119,12 +120,12 @@ class _Chunks(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
         *differentiated, pairs, own, is_sum = arguments
-        inputs, into = Inputs(*differentiated).map(Tensor.detach), None
+        inputs, totals = Inputs(*differentiated).map(Tensor.detach), None
         if is_sum and any(ctx.needs_input_grad):
-            into = zeros_for(inputs, ctx.needs_input_grad[1])
-        losses, count = losses_of_chunks(pairs, inputs, own, inputs.z.new_ones(()), into)
+            totals = zeros_for(inputs, ctx.needs_input_grad[1])
+        losses, count = losses_of_chunks(pairs, inputs, own, inputs.z.new_ones(()), totals)
         ctx.is_sum, ctx.rest = is_sum, (pairs, own)
-        ctx.save_for_backward(*(inputs if into is None else into))
+        ctx.save_for_backward(*(inputs if totals is None else totals))
         count = count if isinstance(count, Tensor) else losses.new_full((), count)
         ctx.mark_non_differentiable(count)
         return losses.sum() if is_sum else losses, count
@@ -135,10 +136,10 @@ class _Chunks(torch.autograd.Function):
         saved = Inputs(*ctx.saved_tensors)
         if ctx.is_sum:
             return *[None if x is None else x * d for x in saved], None, None, None
-        (pairs, own), into = ctx.rest, zeros_for(saved, ctx.needs_input_grad[1])
+        (pairs, own), totals = ctx.rest, zeros_for(saved, ctx.needs_input_grad[1])
         with full_precision(d.device):
-            losses_of_chunks(pairs, saved, own, d, into)
-        return *into, None, None, None
+            losses_of_chunks(pairs, saved, own, d, totals)
+        return *totals, None, None, None
 
 
 def loss_of_pairs(

@@ -18,7 +18,7 @@ from pgcl_losses.weights import cluster_counts, prototype_log_weights
 def diagnostics(
     source: PGCLTerms | Sequence[Assignment], prototypes: Tensor | None = None
 ) -> dict[str, float]:
-    """Compute numbers to log, which show whether embeddings or clusters have collapsed.
+    """Compute metrics to log, which show whether embeddings or clusters have collapsed.
 
     The call synchronises with the device, so call it every few steps rather than in each step.
 
@@ -26,10 +26,10 @@ def diagnostics(
         source (PGCLTerms or sequence of Assignment): the result of :meth:`PGCLLoss.terms` or of
             :class:`SinkhornPrototypes`.
         prototypes (Tensor or None): ``[K, D]``, such as ``pgcl.prototypes.weight``. If they are
-            given, the numbers include ``mean_weight``.
+            given, the metrics include ``mean_weight``.
 
     Returns:
-        A dict of numbers by name.
+        A dict of metrics by name.
 
         From PGCLTerms only:
 
@@ -94,7 +94,7 @@ def diagnostics(
 def _numbers_of_head(
     clusters: Tensor, num_prototypes: int, prototypes: Tensor | None
 ) -> dict[str, float]:
-    """Compute the numbers of one head, from clusters ``[V, N]`` and unit prototypes ``[K, D]``."""
+    """Compute the metrics of one head, from clusters ``[V, N]`` and unit prototypes ``[K, D]``."""
     counts = cluster_counts(clusters.flatten(), num_prototypes).double()  # [K]
     fractions = counts / counts.sum()
 

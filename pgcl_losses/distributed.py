@@ -25,7 +25,7 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # 
 
 
 class Span(NamedTuple):
-    """Consecutive embeddings: the numbers from ``start`` to ``stop`` - 1.
+    """Consecutive embeddings: the positions from ``start`` to ``stop`` - 1.
 
     This is not a slice, because torch.compile would make the ends of a slice constants.
     """
@@ -100,8 +100,8 @@ class Processes(NamedTuple):
             first += sum(counts)
         return spans
 
-    def numbers_of_own(self, device: torch.device) -> Tensor:
-        """The numbers ``[m]`` of this process's embeddings among the gathered embeddings."""
+    def positions_of_own(self, device: torch.device) -> Tensor:
+        """The positions ``[m]`` of this process's embeddings among the gathered embeddings."""
         return torch.cat([torch.arange(x.start, x.stop, device=device) for x in self.own_spans()])
 
     def add(self, values: Tensor, name: str) -> Tensor:
@@ -228,7 +228,7 @@ def agree(
 
 
 def described(tensor: Tensor) -> str:
-    """Describe what processes compare of a tensor besides its numbers, as a string."""
+    """Describe what processes compare of a tensor besides its values, as a string."""
     return f"{tensor.dtype}{[*tensor.shape]}, requires_grad={tensor.requires_grad}"
 
 
@@ -241,10 +241,10 @@ def count_ranks(process_group: ProcessGroup | None) -> int:
 
 
 def checksum(tensors: Iterable[Tensor], device: torch.device) -> Tensor:
-    """Compute a number from all bits of a sample of each tensor, on a device, without waiting.
+    """Compute a checksum from all bits of a sample of each tensor, on a device, without waiting.
 
-    The sample is every n-th number of the tensor, and all numbers if there are fewer than
-    `_SAMPLE`. A change of any number, or an exchange of two numbers, changes the result.
+    The sample is every n-th value of the tensor, and all values if there are fewer than
+    `_SAMPLE`. A change of any value, or an exchange of two values, changes the result.
     """
     samples = [torch.zeros(1, dtype=torch.long, device=device)]
     for tensor in tensors:

@@ -46,9 +46,9 @@ class Structure(NamedTuple):
     itself: bool  # whether the query is its own negative: nobody masked the diagonal
     positives: int  # how often the positive is in the denominator; 0: decoupled
 
-    def one_way(self, x: Tensor, y: Tensor, numbers: Tensor, extra: str) -> list[Tensor]:
+    def one_way(self, x: Tensor, y: Tensor, parameters: Tensor, extra: str) -> list[Tensor]:
         """The mean loss ``[B]`` of queries x, whose positives are the same rows of y; an extra."""
-        tau, epsilon = numbers[:, 0].exp().view(-1, 1, 1), numbers[:, -1:].exp()
+        tau, epsilon = parameters[:, 0].exp().view(-1, 1, 1), parameters[:, -1:].exp()
         lengths = x.square().sum(2).mean(1)
         if self.similarity == "cosine":
             x, y = F.normalize(x, dim=2), F.normalize(y, dim=2)
@@ -60,7 +60,7 @@ class Structure(NamedTuple):
         logits = torch.cat(keys, 2)
         log_sum = logits.logsumexp(2)  # [B, N]
         if extra == "hardness":  # Robinson et al. 2021, with debiasing where debias is given
-            hardness, debias = numbers[:, 1].view(-1, 1, 1), numbers[:, 2:]
+            hardness, debias = parameters[:, 1].view(-1, 1, 1), parameters[:, 2:]
             is_no_key = logits == -math.inf
             count = (~is_no_key).to(x.dtype).sum(2).log()
             weights = (hardness * logits).masked_fill(is_no_key, -math.inf)
@@ -84,10 +84,10 @@ class Structure(NamedTuple):
             terms.append((total / (is_key.sum(2) + 1) - positive).mean(1))
         return terms
 
-    def terms(self, views: Sequence[Tensor], numbers: Tensor, extra: str = "") -> Tensor:
+    def terms(self, views: Sequence[Tensor], parameters: Tensor, extra: str = "") -> Tensor:
         """Both directions, each of which has a weight of its own; then extra terms."""
         (first, *one), (second, *other) = (
-            self.one_way(x, y, numbers, extra) for x, y in (views, views[::-1])
+            self.one_way(x, y, parameters, extra) for x, y in (views, views[::-1])
         )
         return torch.stack([first, second, *one, *other], 1)
 
@@ -102,22 +102,22 @@ class Structure(NamedTuple):
         return Candidate(options, self.terms, differences=tuple(differences))
 
 
-def _with_labels(views: Sequence[Tensor], numbers: Tensor, options: dict[str, Any]) -> Tensor:
+def _with_labels(views: Sequence[Tensor], parameters: Tensor, options: dict[str, Any]) -> Tensor:
     """``InfoNCE`` of embeddings ``[B, N, D]`` with labels."""
     labels = _LABELS[: views[0].shape[1]]
-    losses = [InfoNCE(temperature=math.exp(x), engine="dense", **options) for x in numbers[:, 0]]
+    losses = [InfoNCE(temperature=math.exp(x), engine="dense", **options) for x in parameters[:, 0]]
     values = [loss(z, labels=labels) for loss, z in zip(losses, views[0], strict=True)]
     return torch.stack(values).unsqueeze(1)
 
 
 class Candidate(NamedTuple):
-    """A loss of which the temperature is fitted, and perhaps further numbers."""
+    """A loss of which the temperature is fitted, and perhaps further parameters."""
 
     options: dict[str, Any]  # of `InfoNCE`
-    # The terms ``[B, T]`` of its value, by views ``[B, N, D]`` and by numbers ``[B, P]``, of which
-    # the first one is the logarithm of the temperature.
+    # The terms ``[B, T]`` of its value, by views ``[B, N, D]`` and by parameters ``[B, P]``. The
+    # first parameter is the logarithm of the temperature.
     terms: Callable[..., Tensor]
-    fitted: tuple[str, ...] = ()  # the other numbers: names of options, or the name of an extra
+    fitted: tuple[str, ...] = ()  # the other parameters: names of options, or the name of an extra
     differences: tuple[str, ...] = ()  # what `InfoNCE` does not do
 
 
@@ -143,13 +143,13 @@ _WITH_LABELS = [
     )
     for options in [{**form, **similarity}]
 ]
-# Where the fit of further numbers starts, and their limits.
+# Where the fit of further parameters starts, and their limits.
 _STARTS = {
     "hardness": (0.0, 0.2, 0.5, 1.0, 2.0, 4.0, 8.0),
     "debias": (0.0, 0.03, 0.06, 0.1, 0.2, 0.3, 0.4, 0.5, 0.7),
 }
 _LIMITS = {"hardness": (0.0, 100.0), "debias": (0.0, 0.99)}
-# Small differences that are looked for, with what they add; the number is fitted.
+# Small differences that are looked for, with what they add; the parameter is fitted.
 _EXTRAS = {
     "denominator": "it adds {:.3g} to the denominator",
     "logarithm": "it adds {:.3g} within the logarithm",
@@ -166,12 +166,12 @@ class Probe(NamedTuple):
     gradient: Tensor  # by the views that have one
     learned: list[int]  # which views these are
 
-    def solve(self, candidate: Candidate, numbers: Tensor, rounding: float) -> "Solved":
-        """Weigh the terms of a candidate, for each of B sets of numbers ``[B, P]``."""
+    def solve(self, candidate: Candidate, parameters: Tensor, rounding: float) -> "Solved":
+        """Weigh the terms of a candidate, for each of B sets of parameters ``[B, P]``."""
         views = [
-            v.detach().expand(len(numbers), -1, -1).clone().requires_grad_() for v in self.views
+            v.detach().expand(len(parameters), -1, -1).clone().requires_grad_() for v in self.views
         ]
-        terms = candidate.terms(views, numbers)  # [B, T]
+        terms = candidate.terms(views, parameters)  # [B, T]
         learned = [views[place] for place in self.learned]
         gradients = [
             torch.autograd.grad(term.sum(), learned, retain_graph=True, materialize_grads=True)
@@ -203,15 +203,15 @@ class Solved(NamedTuple):
 
 
 class Fit(NamedTuple):
-    """A candidate with the numbers that turn its gradient nearest to the function's."""
+    """A candidate with the parameters that turn its gradient nearest to the function's."""
 
     error: float  # relative, of the gradient: the largest one of all batches
     candidate: Candidate
-    numbers: tuple[float, ...]
+    parameters: tuple[float, ...]
     solved: list[Solved]  # of each batch
 
     def temperature(self) -> float:
-        return math.exp(self.numbers[0])
+        return math.exp(self.parameters[0])
 
 
 class _NotFiniteError(Exception):
@@ -261,9 +261,9 @@ def _probe(function: Function, views: Sequence[Tensor], labels: bool) -> Probe:
 
 
 def _minimise(residuals: Callable[[Tensor], Tensor], start: Sequence[float]) -> list[float]:
-    """Find numbers with the smallest sum of squares, by Levenberg and Marquardt.
+    """Find parameters with the smallest sum of squares, by Levenberg and Marquardt.
 
-    ``residuals``: a function of some sets of numbers ``[B, P]``, which returns ``[B, M]``.
+    ``residuals``: a function of some sets of parameters ``[B, P]``, which returns ``[B, M]``.
     """
     num, h = len(start), 1e-6
     steps = h * torch.eye(num, dtype=torch.float64)
@@ -429,7 +429,7 @@ class _Search(NamedTuple):
         fits = self.fits(_WITH_LABELS if self.labels else _TWO_VIEWS)
         best, is_near = fits[0], fits[0].error < _NEAR
         if self.tolerance < best.error < _LOOKED_FOR and not self.labels:
-            start = torch.tensor([[best.numbers[0], -9.0]], dtype=torch.float64)
+            start = torch.tensor([[best.parameters[0], -9.0]], dtype=torch.float64)
             for extra in _EXTRAS:
                 terms = partial(fits[0].candidate.terms, extra=extra)
                 fit = self.fit(fits[0].candidate._replace(terms=terms, fitted=(extra,)), start)
@@ -470,7 +470,7 @@ class _Search(NamedTuple):
         return sorted(found, key=lambda fit: fit.error)
 
     def fit(self, candidate: Candidate, starts: Tensor) -> Fit:
-        """Fit the numbers of a candidate to the first batch, from each start until it is right."""
+        """Fit the parameters to the first batch, from each start until the candidate is right."""
         limits = [(_LOWEST, _HIGHEST), *(_LIMITS.get(x, (-40.0, 5.0)) for x in candidate.fitted)]
         low, high = torch.tensor(limits, dtype=torch.float64).unbind(1)
 
@@ -482,22 +482,22 @@ class _Search(NamedTuple):
             found = torch.tensor(_minimise(residuals, start), dtype=torch.float64).clamp(low, high)
             log_tau, *more = found.tolist()
             rounded = math.log(float(f"{math.exp(log_tau):.6g}"))
-            for numbers in ((rounded, *more), (log_tau, *more)):
-                fits.append(self.at(candidate, numbers))
+            for parameters in ((rounded, *more), (log_tau, *more)):
+                fits.append(self.at(candidate, parameters))
                 if fits[-1].error <= self.tolerance:
                     return fits[-1]
         return min(fits, key=lambda fit: fit.error)
 
-    def at(self, candidate: Candidate, numbers: Sequence[float]) -> Fit:
-        """A candidate with given numbers, on all batches."""
-        row = torch.tensor([numbers], dtype=torch.float64)
+    def at(self, candidate: Candidate, parameters: Sequence[float]) -> Fit:
+        """A candidate with given parameters, on all batches."""
+        row = torch.tensor([parameters], dtype=torch.float64)
         solved = [probe.solve(candidate, row, self.tolerance) for probe in self.probes]
         error = max(float(x.left.norm()) for x in solved)
-        return Fit(error, candidate, tuple(numbers), solved)
+        return Fit(error, candidate, tuple(parameters), solved)
 
     def is_determined(self, fit: Fit) -> bool:
         """Whether the temperature is within its range, and another one would not do as well."""
-        log_tau, *more = fit.numbers
+        log_tau, *more = fit.parameters
         other = self.at(fit.candidate, (log_tau - math.log(1.5), *more))
         is_inside = _LOWEST + 1e-3 < log_tau < _HIGHEST - 1e-3
         return is_inside and other.error > max(2 * fit.error, self.tolerance)
@@ -509,12 +509,12 @@ class _Search(NamedTuple):
         return bool(same.all()) and not ("smoothing" in fit.candidate.fitted and weights.sum() > 0)
 
     def extras(self, fit: Fit) -> list[str]:
-        """Name a small difference that was added to our loss, with its number."""
+        """Name a small difference that was added to our loss, with its parameter."""
         name, weights = "".join(fit.candidate.fitted), fit.solved[0].weights[0]
         number = {
             "smoothing": -weights[2:].sum() / weights[:2].sum(),
             "lengths": weights[2:].abs().sum(),
-        }.get(name, math.exp(fit.numbers[-1]))
+        }.get(name, math.exp(fit.parameters[-1]))
         return [_EXTRAS[name].format(float(number))] if name in _EXTRAS else []
 
     def described(self, fit: Fit) -> Recognized:
@@ -522,7 +522,7 @@ class _Search(NamedTuple):
         power, factor, shares, is_fixed, mean_differs = self.factor(fit)
         constant, value_differs = self.constant(fit)
         options = {"temperature": round_to(fit.temperature(), fit.error), **fit.candidate.options}
-        for name, number in zip(fit.candidate.fitted, fit.numbers[1:], strict=True):
+        for name, number in zip(fit.candidate.fitted, fit.parameters[1:], strict=True):
             if name in _LIMITS and number > 1e-9:
                 options[name] = round_to(number, fit.error)
         if shares == [0.5, 0.5]:

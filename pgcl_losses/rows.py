@@ -46,9 +46,10 @@ class Listed(NamedTuple):
 class Pairs(NamedTuple):
     """Which pairs of embeddings count as positives and negatives, and how much.
 
-    The M embeddings of a batch have the numbers 0 to M - 1, one set after the other. The B
-    embeddings of a memory follow them, with the numbers M to M + B - 1. Everything in this class is
-    constant; `Inputs` holds what has a gradient (embeddings, temperature and weights of positives).
+    The M embeddings of a batch have the positions 0 to M - 1, one set after the other. The B
+    embeddings of a memory follow them, with the positions M to M + B - 1. Everything in this class
+    is constant; `Inputs` holds what has a gradient (embeddings, temperature and weights of
+    positives).
     """
 
     lengths: tuple[int, ...]  # how many embeddings each set has; together M
@@ -75,7 +76,7 @@ class Pairs(NamedTuple):
         return sum(self.lengths)
 
     def sets(self) -> list[Span]:
-        """The numbers of the embeddings in each set."""
+        """The positions of the embeddings in each set."""
         ends = itertools.accumulate(self.lengths)
         return [Span(end - length, end) for end, length in zip(ends, self.lengths, strict=True)]
 
