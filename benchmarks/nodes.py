@@ -81,9 +81,9 @@ def magi_by_queries(pairs: Tensor, z: Tensor) -> Tensor:
 
 def tables(args: measure.argparse.Namespace) -> Iterator[list[Row]]:
     per_pair: dict[str, float] = {}  # bytes, on the first graph
-    for name in args.sets:
+    graphs = {name: SETS[name](str(args.root), name)[0] for name in args.sets}
+    for name, graph in graphs.items():
         torch.manual_seed(0)
-        graph = SETS[name](str(args.root), name)[0]
         (z1, z2), encode = projections_of(graph)
         pairs = visited(graph.edge_index, graph.num_nodes)
         grace = {
