@@ -167,7 +167,8 @@ GROUPS: dict[str, dict[str, Preset]] = {
         "GRACE": Preset(
             {"temperature": 0.5},
             "CRIPAC-DIG/GRACE model.py loss",
-            'after the projection; config.yaml: 0.4 for Cora; `mean=False`: `reduction="sum"` / 2',
+            "after the projection, with any `batch_size`; config.yaml: 0.4 for Cora; `mean=False`: "
+            '`reduction="sum"` / 2',
         ),
         "GCA": Preset({"temperature": 0.4}, "CRIPAC-DIG/GCA pGRACE/model.py loss", "as GRACE"),
         "HeCo": Preset(

@@ -240,7 +240,8 @@ def _probe(function: Function, views: Sequence[Tensor], labels: bool) -> Probe:
             value = function(*[z.float() for z in views], *[_LABELS[:n].clone()] * labels)
         if not isinstance(value, Tensor) or value.numel() != 1:
             shape = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
-            raise TypeError(f"it must return a scalar Tensor, but returned {shape}")
+            mean = "of one loss for each row take the mean: lambda z1, z2: f(z1, z2).mean()"
+            raise TypeError(f"it must return a scalar Tensor, but returned {shape}; {mean}")
         if not value.requires_grad:
             raise TypeError("its value has no gradient: it is detached, or made under no_grad")
         gradients = torch.autograd.grad(value.sum(), views, allow_unused=True)
@@ -641,9 +642,8 @@ class _Search(NamedTuple):
             "half precision": unlike > 0.1 * float(probe.gradient.norm()) + 0.01 * abs(probe.value),
             "its value depends on the order of the graphs": not self.labels
             and not same(lambda z: z.flip(0)),
-            "its value depends on the lengths of embeddings, so it has no cosines": not same(
-                lambda z: z * lengths
-            ),
+            "its value depends on the lengths of embeddings: it has no cosines, or first calls a "
+            "layer such as a projection head": not same(lambda z: z * lengths),
             "it centres the embeddings: a vector that is added to all changes nothing": same(
                 lambda z: z + 0.3
             )
