@@ -315,6 +315,7 @@ BENCHMARKS = {  # the module, its arguments, and some of the losses in the recor
         "--sizes=16 --compile-at --retrieval 4 64 --cold=16 --listed=16",
         {scripts.LINES, scripts.OURS, "temperature=0.01"},
     ),
+    "nodes": ("nodes", "--sets=Photo --root={}", {"GCN", nodes.OURS, "the script's loss"}),
     "loop": ("loop", "", {"GraphCL's loss_cal", "InfoNCE", "PGCLLoss"}),
     "gpu": ("gpu", "--device=cpu --sizes=64 --compile-at", {*gpu.ENGINES, scripts.OURS, "labels"}),
 }
@@ -322,10 +323,10 @@ BENCHMARKS = {  # the module, its arguments, and some of the losses in the recor
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", BENCHMARKS)
-def test_a_benchmark_fills_its_record(name, tmp_path):
+def test_a_benchmark_fills_its_record(name, photo, tmp_path):
     module, given, expected = BENCHMARKS[name]
     output = tmp_path / "made" / "record.json"
-    given += " --rounds=1"
+    given = f"{given} --rounds=1".format(photo)
     run("-m", f"benchmarks.{module}", *given.split(), f"--output={output}")
     record = json.loads(output.read_text())
     assert record["machine"]["torch"] == torch.__version__
