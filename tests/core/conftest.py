@@ -38,7 +38,7 @@ def pytest_collection_modifyitems(items):
     if device_type() == pretend.NAME:
         skipped = skipped | NOT_PRETENDED
     for item in items:
-        for name in (Path(item.path).stem, item.originalname):
+        for name in (Path(item.path).stem, item.name.partition("[")[0]):
             if name in skipped:
                 item.add_marker(pytest.mark.skip(reason=skipped[name]))
 
