@@ -203,7 +203,8 @@ def find_partners(pairs: Pairs, rows: Rows, scores: Tensor, weights: Tensor | No
     if pairs.positives is not None and weights is not None:
         listed, number, is_listed = _padded(pairs.positives, i, i)
         if pairs.labels is not None:  # the weight of a listed pair replaces the 1 of its label
-            mask = torch.zeros(len(i), len(j), dtype=torch.bool).scatter_(1, listed, True)
+            mask = torch.zeros(len(i), len(j), dtype=torch.bool, device=i.device)
+            mask.scatter_(1, listed, True)
             w = w.masked_fill(mask.gather(1, columns), 0.0)
         w = torch.cat([w, weights[number].where(is_listed, 0.0)], 1)  # inf * 0 would be NaN
         columns = torch.cat([columns, listed], 1)
@@ -217,7 +218,7 @@ def _padded(pairs: Listed, value: Tensor, i: Tensor) -> tuple[Tensor, Tensor, Te
     number of each pair in the list, and whether it is a pair and not padding.
     """
     first, count = pairs.first_and_count(value)
-    places = torch.arange(int(count.max()) if len(count) else 0)
+    places = torch.arange(int(count.max()) if len(count) else 0, device=count.device)
     number = (first.unsqueeze(1) + places).clamp_max_(max(0, len(pairs.key) - 1))
     is_pair = places < count.unsqueeze(1)
     return pairs.key[number].where(is_pair, i.unsqueeze(1)), number, is_pair

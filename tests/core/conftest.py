@@ -43,6 +43,10 @@ def pytest_collection_modifyitems(items):
                 item.add_marker(pytest.mark.skip(reason=skipped[name]))
 
 
+if pretend.IS_POSSIBLE:  # before the first backward, in which autograd counts the devices
+    pretend.register()
+
+
 @pytest.fixture
 def device():
     """The device of --device; without it, one that is pretended."""
