@@ -12,6 +12,7 @@ CPU_ALONE = {
     "test_fully_sharded": PROCESSES,
     "test_package": "it starts processes that have no --device",
     "test_slips": "it has values that Python reads on a CPU alone, and messages with its name",
+    "test_nothing_is_changed": "recognize calls a function on the CPU, where its modules must be",
     "test_averages_of_parameters_and_buffers": "torch averages buffers of integers on CPUs alone",
 }
 # What is skipped with --device pretend besides.
@@ -22,6 +23,7 @@ NOT_PRETENDED = {
     "test_warnings": "values on devices other than CPU and CUDA are not checked",
     "test_pgcl_in_one_file": "a pretended device does not know an assigned .data",
     "test_a_copy_continues_bit_for_bit": "files do not know a pretended device",
+    "test_a_grad_scaler_backs_off_until_gradients_are_finite": "GradScaler scales on a CPU or CUDA",
     "test_activation_checkpointing": "checkpoint does not know a pretended device",
     "test_derivatives_of_dense": FORWARD,
     "test_first_and_second_derivatives_of_dense": FORWARD,
