@@ -259,7 +259,8 @@ class PGCLLoss(LossWithMemory):
         check.loss_views(views, 2)
         check.prototypes("prototypes.weight", self.prototypes.weight, "z1", views[0], owner)
         self.prototypes.check(views)
-        queries, score_mod = "all", object()  # a contrast of the user's own checks its options
+        queries: Queries = "all"
+        score_mod: object = "unknown"  # a contrast of the user's own checks its options
         if isinstance(contrast, WeightedInfoNCE):
             check.temperature(contrast.temperature, views[0])
             queries, score_mod = contrast.queries, contrast.score_mod
