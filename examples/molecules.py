@@ -218,17 +218,17 @@ def main() -> None:
 
     scores: dict[str, list[float]] = {"without": [], "with": []}
     for seed in range(args.seeds):
-        for name, of_name in scores.items():
+        for name, values in scores.items():
             torch.manual_seed(seed)
             tuned = MoleculeGIN(args.width, dropout=0.5)
             if name == "with":
                 tuned.load_state_dict(encoder.state_dict())
             predictor = nn.Sequential(tuned, nn.Linear(args.width, labelled[0].y.shape[1]))
             auc = finetune(predictor.to(device), parts, args.tune_epochs, batch_size=32, lr=1e-3)
-            of_name.append(at_best_epoch(auc))
-            print(f"Seed: {seed}, {name} pre-training, ROC-AUC: {of_name[-1]:.1f} %")
-    for name, of_name in scores.items():
-        mean, deviation = np.mean(of_name), np.std(of_name, ddof=1)
+            values.append(at_best_epoch(auc))
+            print(f"Seed: {seed}, {name} pre-training, ROC-AUC: {values[-1]:.1f} %")
+    for name, values in scores.items():
+        mean, deviation = np.mean(values), np.std(values, ddof=1)
         print(f"{args.dataset}, {name} pre-training: {mean:.1f} ± {deviation:.1f}")
 
 

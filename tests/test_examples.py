@@ -13,12 +13,11 @@ from functools import partial
 from pathlib import Path
 
 import networkx as nx
-import numpy as np
 import pytest
 import torch
+from helpers.node_sets import write_photo
 from helpers.scripts import ROOT, run, script_here
 from helpers.tu_sets import write_tu_set
-from scipy import sparse
 from torch_geometric.typing import WITH_PYG_LIB, WITH_TORCH_SPARSE
 
 from benchmarks import gpu, measure, nodes, peers, scripts
@@ -146,17 +145,7 @@ def test_pgcl_in_one_file(printed_by):
 @pytest.fixture
 def photo(tmp_path):
     """A folder with a small graph of two classes under Photo's name, in its raw layout."""
-    random = np.random.default_rng(0)
-    labels = np.arange(200) % 2
-    same = labels[:, None] == labels
-    parts = {"labels": labels}
-    for name, chances in {"adj": 0.01 + 0.1 * same, "attr": np.full((200, 40), 0.05)}.items():
-        matrix = sparse.csr_matrix(random.random(chances.shape) < chances, dtype=float)
-        for field in ("data", "indices", "indptr", "shape"):
-            parts[f"{name}_{field}"] = getattr(matrix, field)
-    folder = tmp_path / "Photo" / "raw"
-    folder.mkdir(parents=True)
-    np.savez(folder / "amazon_electronics_photo.npz", **parts)
+    write_photo(tmp_path / "Photo" / "raw", num_nodes=200, num_classes=2)
     return tmp_path
 
 

@@ -1,6 +1,5 @@
 """docs/distributed.md: an encoder in chunks has the gradients of the whole batch."""
 
-import re
 from functools import partial
 
 import pytest
@@ -10,18 +9,13 @@ from helpers.marks import few_graphs
 from helpers.memory import kept_for_backward
 from helpers.ranks import on_ranks
 from helpers.scripts import ROOT
+from test_docs import blocks
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 # The function of the page, without what the page does with it.
-PAGE = (ROOT / "docs" / "distributed.md").read_text()
 names = {}
-exec(
-    re.search(r"```python\n(import torch\n[^`]*?def encode_in_chunks.*?)\n\n\n", PAGE, re.DOTALL)[
-        1
-    ],
-    names,
-)
+exec(blocks(ROOT / "docs" / "distributed.md")[0].split("\n\n\nencoder, pgcl = ")[0], names)
 encode_in_chunks = names["encode_in_chunks"]
 
 MADE = {

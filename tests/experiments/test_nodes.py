@@ -5,6 +5,7 @@ import pickle
 import numpy as np
 import pytest
 import torch
+from helpers.node_sets import write_photo
 from helpers.scripts import main_here
 from scipy import sparse
 from torch_geometric.nn import GCNConv
@@ -19,17 +20,8 @@ CONFIG = {"dataset": "Photo", "seed": 3, "batch": 32, "steps": 6, **SETTING}
 @pytest.fixture
 def root(tmp_path):
     """A folder with a small graph of three classes under Photo's name, in its raw layout."""
-    random = np.random.default_rng(0)
-    labels = np.arange(120) % 3
-    same = labels[:, None] == labels
-    parts = {"labels": labels}
-    for name, chances in {"adj": 0.01 + 0.1 * same, "attr": np.full((120, 40), 0.05)}.items():
-        matrix = sparse.csr_matrix(random.random(chances.shape) < chances, dtype=float)
-        for field in ("data", "indices", "indptr", "shape"):
-            parts[f"{name}_{field}"] = getattr(matrix, field)
     folder = tmp_path / "sets" / "Photo" / "raw"
-    folder.mkdir(parents=True)
-    np.savez(folder / data.SETS["Photo"][2], **parts)
+    write_photo(folder, num_nodes=120, num_classes=3)
     return folder.parents[1]
 
 
