@@ -140,7 +140,7 @@ def jobs(args: Namespace) -> Iterator[tuple[Where, Job]]:
     for kind, tau, precision in itertools.product(KINDS, (TAU, COLD), PRECISIONS):
         given = {"kind": kind, "tau": tau, "precision": precision}
         yield job(errors, "errors", size, f"{kind}, tau={tau}, {precision}", **given)
-    for num, name in itertools.product(args.sizes, PAIRS):
+    for num, name in [*itertools.product(args.sizes, PAIRS), (args.largest, "NT-Xent")]:
         yield job(script, "scripts", f"N={num}", name, num=num)
     for turn, num in enumerate(args.sizes):
         size = f"N={num}"
@@ -156,9 +156,10 @@ def jobs(args: Namespace) -> Iterator[tuple[Where, Job]]:
 if __name__ == "__main__":
     parser = measure.parser(__doc__, rounds=11)
     parser.set_defaults(device="cuda")
-    sizes, compiled = [1024, 128, 8192, 65536, 256, 16384], [1024]
+    sizes, compiled = [1024, 128, 8192, 16384, 256, 65536], [1024]
     parser.add_argument("--sizes", type=count, nargs="+", default=sizes, help="N, in this order")
     parser.add_argument("--compile-at", type=count, nargs="*", default=compiled, metavar="N")
+    parser.add_argument("--largest", type=count, default=131072, help="N, of NT-Xent alone")
     parser.add_argument("--minutes", type=float, default=10.0, help="no row starts after them")
     args = parser.parse_args()
     warnings.filterwarnings("ignore", "PGCLLoss: the prototypes have not moved")  # no optimizer

@@ -31,6 +31,7 @@ def parse() -> argparse.Namespace:
     add("--steps", type=at_least(2), default=400, help="each encodes the whole graph twice")
     add("--seeds", type=count, default=3)
     add("--workers", type=count, default=2, help="runs at a time, with one thread each")
+    add("--device", default="cpu", help="of the training, such as cuda")
     add("--output", type=Path, default=Path("runs/nodes.jsonl"))
     add("--cache", type=Path, default=Path("runs/data"), help="folder for downloads")
     return parser.parse_args()
@@ -48,6 +49,7 @@ def main() -> None:
                 config |= {"batch": batch, "steps": args.steps, **SETTING, **LOSSES[loss]}
                 config["lr"] = args.lr
                 config["temperature"] = args.temperature or config["temperature"]
+                config |= {} if args.device == "cpu" else {"device": args.device}
             jobs.append((config, folder))
     print(table(results.complete(args.output, jobs, run, args.workers)))
 

@@ -71,7 +71,9 @@ def run(config: dict[str, Any], folder: Path) -> dict[str, Any]:
     with torch.no_grad():
         embeddings = encoder(features, edge_index, torch.ones(x.shape[1]))
     values = measured(embeddings.numpy(), labels.numpy(), config["seed"])
-    return {"config": config, **values, "seconds": round(time.perf_counter() - started, 1)}
+    seconds = round(time.perf_counter() - started, 1)
+    gpu = torch.cuda.get_device_name() if "cuda" in config.get("device", "cpu") else "none"
+    return {"config": config, **values, "seconds": seconds, "versions": {"gpu": gpu}}
 
 
 def sparse_if_faster(x: Tensor) -> Tensor:
@@ -82,32 +84,42 @@ def sparse_if_faster(x: Tensor) -> Tensor:
 
 
 def train(config: dict[str, Any], encoder: GCN, x: Tensor, edge_index: Tensor) -> None:
-    """InfoNCE for all steps, or for the first half and PGCL for the second."""
-    head = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ELU(), nn.Linear(WIDTH, WIDTH))
+    """InfoNCE for all steps, or for the first half and PGCL for the second.
+
+    Random numbers are drawn on the CPU, so that a GPU trains from the same weights and views.
+    """
+    device = config.get("device", "cpu")
+    head = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ELU(), nn.Linear(WIDTH, WIDTH)).to(device)
+    encoder.to(device)
+    x = x if device == "cpu" else x.to_dense().to(device)  # CSR is faster on a CPU alone
     optimizer = torch.optim.Adam(
         [*encoder.parameters(), *head.parameters()],
         lr=config["lr"],
         weight_decay=config["weight_decay"],
     )
     criterion: nn.Module = InfoNCE(temperature=config["temperature"])
-    recent = torch.empty(0, WIDTH)
+    recent = torch.empty(0, WIDTH, device=device)
     for step in range(config["steps"]):
         if config["loss"] == PGCL and step == config["steps"] // 2:
             criterion = weighted_negatives(config, recent)
         batch, views = views_of(config, step, *x.shape, edge_index)
-        z1, z2 = (head(encoder(x, *view)[batch]) for view in views)
+        z1, z2 = (
+            head(encoder(x, edges.to(device), visible.to(device))[batch.to(device)])
+            for edges, visible in views
+        )
         loss = criterion(z1, z2)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         recent = torch.cat([recent, z1.detach(), z2.detach()])[-RECENT:]
+    encoder.cpu()
 
 
 def weighted_negatives(config: dict[str, Any], projections: Tensor) -> PGCLLoss:
     """PGCL without consistency, its prototypes initialised by k-means and then fixed."""
     pgcl = PGCLLoss(
         WIDTH, config["num_prototypes"], consistency_weight=0, temperature=config["temperature"]
-    )
+    ).to(projections)
     torch.manual_seed(config["seed"])
     pgcl.prototypes.start_from_(projections)
     return pgcl

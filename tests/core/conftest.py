@@ -56,7 +56,7 @@ def device():
         yield device_type()
         return
     if not pretend.IS_POSSIBLE:
-        pytest.skip("this torch cannot pretend a device")
+        pytest.skip("no device can be pretended here")
     with pretend.registered():
         yield pretend.NAME
 

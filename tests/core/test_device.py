@@ -40,8 +40,8 @@ def no_waiting(device):
         with pretend.no_waiting():
             yield
         return
-    torch.cuda.set_sync_debug_mode("error")
     try:
+        torch.cuda.set_sync_debug_mode("error")
         yield
     finally:
         torch.cuda.set_sync_debug_mode("default")

@@ -53,6 +53,20 @@ def test_the_encoder_is_two_layers_of_gcn_conv(root):
         torch.testing.assert_close(encoder(layout, edge_index, visible), expected)
 
 
+@pytest.mark.parametrize("loss", [INFO_NCE, PGCL])
+def test_another_device_trains_the_same(loss, root):
+    """On a CPU by another name."""
+    config = {**CONFIG, "loss": loss, **LOSSES[loss], "num_prototypes": 4}
+    x, edge_index, _ = data.load("Photo", root / "Photo" / "raw")
+    trained = []
+    for device in ({}, {"device": "cpu:0"}):
+        torch.manual_seed(0)
+        encoder = train.GCN(x.shape[1])
+        train.train({**config, **device}, encoder, train.sparse_if_faster(x), edge_index)
+        trained.append(encoder.state_dict())
+    torch.testing.assert_close(*trained, rtol=1e-3, atol=1e-4)
+
+
 def test_both_losses_see_the_same_and_prototypes_are_initialised_at_half(root, monkeypatch):
     steps, initialised = [], []
     views_of, start = train.views_of, train.weighted_negatives

@@ -12,7 +12,10 @@ import torch
 from torch.utils import backend_registration
 
 NAME = "pretend"
-IS_POSSIBLE = hasattr(backend_registration, "_setup_privateuseone_for_python_backend")
+# Autograd on a GPU fails beside this device.
+IS_POSSIBLE = not torch.cuda.is_available() and hasattr(
+    backend_registration, "_setup_privateuseone_for_python_backend"
+)
 # Operations that take tensors on two devices, since they copy one of them; and that read values.
 COPYING = ("_to_copy", "copy_", "_copy_from")
 INDEXING = ("index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index")
