@@ -80,24 +80,35 @@ def magi() -> str:
     return of_nodes("MAGI")
 
 
-def extrapolated() -> str:
-    """GRACE's loss by `InfoNCE`, by the time of a pair and the memory of a node on the largest."""
-    rows = [row for row in rows_of("nodes", "nodes") if row["mode"] == "GRACE"]
+def by_nodes(rows: list[dict[str, Any]], larger: list[int], chunk: float) -> str:
+    """By the time of a pair and the memory of a node on the largest; a chunk has some MiB."""
     known: dict[int, dict[str, float]] = {}
     for row in rows:
-        if row["provider"] == "InfoNCE":
-            known.setdefault(int(row["size"].partition("N=")[2]), {})[row["metric"]] = row["value"]
+        known.setdefault(int(row["size"].partition("N=")[2]), {})[row["metric"]] = row["value"]
     lines = []
-    for num in [*sorted(known), 34_493, 169_343, 10**6] if known else []:
+    for num in [*sorted(known), *larger] if known else []:
+        largest = known[max(known)]
         by_formula = {
-            "milliseconds": known[max(known)]["milliseconds"] * (num / max(known)) ** 2,
-            "peak MiB": known[max(known)]["peak MiB"] * num / max(known),
+            "milliseconds": largest["milliseconds"] * (num / max(known)) ** 2,
+            "peak MiB": chunk + (largest["peak MiB"] - chunk) * num / max(known),
         }
         measured = known.get(num, {})
         cells = [text(name, measured[name]) if measured else "" for name in by_formula]
         lines.append([f"{num:,}", *cells, *(text(*item) for item in by_formula.items())])
     head = ["nodes", "time", "peak memory", "time by the formula", "memory by the formula"]
     return markdown(head, lines)
+
+
+def extrapolated() -> str:
+    rows = [row for row in rows_of("nodes", "nodes") if row["mode"] == "GRACE"]
+    ours = [row for row in rows if row["provider"] == "InfoNCE"]
+    return by_nodes(ours, [34_493, 169_343, 10**6], chunk=8)
+
+
+def on_a_gpu() -> str:
+    rows = [row for row in rows_of("gpu", "scripts") if int(row["size"][2:]) >= 8192]
+    ours = [row for row in rows if (row["mode"], row["provider"]) == ("NT-Xent", "our loss")]
+    return by_nodes(ours, [169_343, 10**6], chunk=256)
 
 
 def by_column(
@@ -229,26 +240,36 @@ def masks() -> str:
 
 
 def gpu() -> str:
-    """The time and the peak memory of each loss by N, on the GPU of the record."""
-    path = ROOT / "benchmarks" / "results" / "gpu.json"
-    if not path.exists():
-        return "No GPU has been available: we have neither tested nor timed the losses on one."
-    record = json.loads(path.read_text())
-    rows, machine = record["rows"], record["machine"]
-    sizes = sorted({row["size"] for row in rows}, key=lambda size: int(size.removeprefix("N=")))
-    metrics = ["milliseconds", "peak MiB"]
-    lines = [
-        [mode, name, *(cell(rows, metrics, name, size, mode) for size in sizes)]
-        for mode, name in dict.fromkeys((row["mode"], row["provider"]) for row in rows)
-    ]
-    table = markdown(["step", "loss", *sizes], [line for line in lines if any(line[2:])])
-    return f"On {machine['gpu']}, with torch {machine['torch']}:\n\n{table}"
+    """Errors on the GPU of the record; time and peak memory of each loss by N."""
+    record = json.loads((ROOT / "benchmarks" / "results" / "gpu.json").read_text())
+    errors = rows_of("gpu", "errors")
+    highest, tf32 = (
+        max(row["value"] for row in errors if row["mode"].endswith(f", {precision}"))
+        for precision in ("highest", "high")
+    )
+    tables = []
+    for benchmarks in (("scripts", "compiled"), ("forms", "lists", "score_mods")):
+        rows = [row for row in record["rows"] if row["benchmark"] in benchmarks]
+        sizes = sorted({row["size"] for row in rows}, key=lambda size: int(size[2:]))
+        names = dict.fromkeys((row["mode"], row["provider"]) for row in rows)
+        modes = [mode for mode, _ in names]
+        lines = [
+            [*name, *(cell(rows, ["milliseconds", "peak MiB"], name[1], x, name[0]) for x in sizes)]
+            for name in sorted(names, key=lambda name: modes.index(name[0]))
+        ]
+        tables.append(markdown(["step", "loss", *sizes], lines))
+    about = sentence(
+        f"On an {record['machine']['gpu']}, with torch {record['machine']['torch']}. Values and "
+        f"gradients differ from float64 by at most {highest:.2f} millionths, and by {tf32:.0f} "
+        'millionths with TF32 (`torch.set_float32_matmul_precision("high")`):'
+    )
+    return "\n\n".join([about, *tables])
 
 
 MADE = (loop, scripts, temperatures, lists, step, options, libraries, gpu)
 PAGES = {
     PAGE: MADE,
-    LARGE: (grace, magi, extrapolated),
+    LARGE: (grace, magi, extrapolated, on_a_gpu),
     NEGATIVES: (score_mods, masks),
     README: (speed,),
 }

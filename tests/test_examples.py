@@ -306,7 +306,11 @@ BENCHMARKS = {  # the module, its arguments, and some of the losses in the recor
     ),
     "nodes": ("nodes", "--sets=Photo --root={}", {"GCN", nodes.OURS, "the script's loss"}),
     "loop": ("loop", "", {"GraphCL's loss_cal", "InfoNCE", "PGCLLoss"}),
-    "gpu": ("gpu", "--device=cpu --sizes=64 --largest=96 --compile-at", {*gpu.ENGINES, scripts.OURS, "labels"}),
+    "gpu": (
+        "gpu",
+        "--device=cpu --sizes=64 --largest=96 --compile-at",
+        {*gpu.ENGINES, scripts.OURS, "labels"},
+    ),
 }
 
 

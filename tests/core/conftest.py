@@ -13,6 +13,7 @@ CPU_ALONE = {
     "test_package": "it starts processes that have no --device",
     "test_slips": "it has values that Python reads on a CPU alone, and messages with its name",
     "test_nothing_is_changed": "recognize calls a function on the CPU, where its modules must be",
+    "test_products_meet_no_denormal_numbers": "denormal numbers are slow on a CPU alone",
     "test_averages_of_parameters_and_buffers": "torch averages buffers of integers on CPUs alone",
 }
 # What is skipped with --device pretend besides.

@@ -126,6 +126,7 @@ def test_a_fake_tensor_on_a_gpu_is_never_read():
 
 
 @needs_cuda
+@pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream")  # torch 2.11, once
 @pytest.mark.parametrize(
     "name", ["InfoNCE", "hard and debiased", "PGCL", "score_mod of all negatives"]
 )

@@ -133,6 +133,15 @@ def registered():
         torch.__future__.set_swap_module_params_on_conversion(before)
 
 
+def lowered(operation, *tensors, **kwargs):
+    """What autocast makes of a product of matrices."""
+    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)
+    dtype = torch.get_autocast_dtype(NAME)
+    with torch._C._ExcludeDispatchKeyGuard(keys):
+        given = [x.to(dtype) if x.dtype == torch.float32 else x for x in tensors]
+        return operation(*given, **kwargs)
+
+
 def register():
     """Make the device, once in a process."""
     if _libraries:
@@ -148,9 +157,11 @@ def register():
     for name, operation in makers():
         library.impl(name, partial(call, operation), "PrivateUse1")
 
-    # Under autocast everything keeps its dtype: only what a loss does about autocast is tried.
     _libraries.append(every := torch.library.Library("_", "IMPL"))
     every.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
+    for name in ("matmul", "mm", "addmm", "bmm", "linalg_vecdot"):
+        kernel = partial(lowered, getattr(torch.ops.aten, name).default)
+        library.impl(name, kernel, "AutocastPrivateUse1")
 
     def copy_from(source, target, non_blocking=False):
         return call(torch.ops.aten.copy_.default, target, source, non_blocking)
