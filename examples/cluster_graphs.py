@@ -237,6 +237,7 @@ def draw(z, kmeans, file):
         style = {"node_size": 6, "node_color": [colours(row)], "edge_color": "silver"}
         nx.draw(network, layout, axes, **style)
         axes.set_aspect("equal")
+        axes.set_title("" if column else f"cluster {row}", fontsize=8)
     figure.savefig(file, dpi=120)
 
 

@@ -50,8 +50,9 @@ def table(runs: Collection[results.Run]) -> str:
     return markdown(["set", "seeds", *head], lines)
 
 
-def samples(runs: Collection[results.Run]) -> str:
+def samples(every_run: Collection[results.Run], dataset: str) -> str:
     """All nodes as negatives, and samples of nodes in as many steps or in as much time."""
+    runs = [run for run in every_run if run["config"]["dataset"] == dataset]
     arms: dict[tuple[int, int], dict[str, dict[int, float]]] = {}  # by nodes and steps
     for run in runs:
         config = run["config"]
@@ -77,7 +78,7 @@ def samples(runs: Collection[results.Run]) -> str:
         for arm, values in sorted(arms.items(), reverse=True)
     ]
     head = ["negatives", "linear probe", "minus all nodes", "p by Holm", "1 label per class"]
-    return markdown(head, lines)
+    return sourced(markdown(head, lines), runs)
 
 
 def pages() -> dict[Path, dict[str, str]]:
@@ -85,5 +86,7 @@ def pages() -> dict[Path, dict[str, str]]:
     runs, of_samples = (results.read(path).values() for path in (RUNS, SAMPLES))
     return {
         RESULTS: {"nodes": sourced(table(runs), runs)},
-        DOCS / "large_graphs.md": {"samples": sourced(samples(of_samples), of_samples)},
+        DOCS / "large_graphs.md": {
+            f"samples_{dataset}": samples(of_samples, dataset) for dataset in ("Photo", "DBLP")
+        },
     }
