@@ -197,12 +197,26 @@ def test_molecules(loss, tmp_path, printed_by):
         assert float(mean) > 80  # whether a molecule is an alcohol
 
 
-def test_labels(printed_by):
-    line = r"labels: accuracy (0\.\d+) untrained, (0\.\d+) trained"
-    (untrained, without_labels), (same, with_labels) = re.findall(line, printed_by("labels"))
+def test_labels(tmp_path, printed_by, monkeypatch):
+    """Of 20 graphs that train, graphs of one class share a label, and no others do."""
+    seen, forward = [], InfoNCE.forward
+
+    def watched(self, z1, z2, labels):
+        seen.append(sorted(labels.bincount().tolist())[-3:])
+        return forward(self, z1, z2, labels=labels)
+
+    monkeypatch.setattr(InfoNCE, "forward", watched)
+    write_tu_set(tmp_path / "TINY" / "raw", "TINY", [0, 1] * 20)
+    printed = printed_by("labels", "--dataset=TINY", f"--root={tmp_path}", "--labels=8")
+    once, shared = seen[0], seen[-1]
+    assert once == [1, 1, 1]
+    assert shared[0] == 1
+    assert shared[1] + shared[2] == 8
+    assert len(seen) == 2 * 20
+    line = r"labels: accuracy (\d\.\d+) untrained, (\d\.\d+) trained"
+    (untrained, without_labels), (same, with_labels) = re.findall(line, printed)
     assert untrained == same
-    assert float(with_labels) > 1.5 * float(untrained)
-    assert float(with_labels) > float(without_labels) - 0.02
+    assert float(with_labels) >= max(0.9, float(without_labels))
 
 
 def test_graphs_and_texts(printed_by):
@@ -214,15 +228,11 @@ def test_graphs_and_texts(printed_by):
     assert 0 < temperature < 0.07
 
 
-@pytest.mark.parametrize(
-    ("script", "measure", "untrained", "trained"),
-    [("link_prediction", "AUC", 0.7, 0.8), ("users_and_items", "Recall@20", 0.1, 0.3)],
-)
-def test_links(script, measure, untrained, trained, printed_by):
-    printed = printed_by(script, "--epochs=5")
-    before, *_, after = map(float, re.findall(rf"{measure}: (\d\.\d+)", printed))
-    assert before < untrained
-    assert after > trained
+def test_link_prediction(printed_by):
+    printed = printed_by("link_prediction", "--epochs=5")
+    before, *_, after = map(float, re.findall(r"AUC: (\d\.\d+)", printed))
+    assert before < 0.7
+    assert after > 0.8
 
 
 def ddp_in(folder):
