@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from pgcl_losses._modes import can_be_read, is_transformed
+from pgcl_losses._modes import is_transformed
 from pgcl_losses._normalize import full_precision
 from pgcl_losses.distributed import Processes, Span
 from pgcl_losses.rows import Inputs, Pairs, Rows, all_rows, find_partners, num_entries
@@ -193,11 +193,8 @@ def loss_of_pairs(
 def is_one_chunk(pairs: Pairs, rows: Sequence[Rows], device: torch.device) -> bool:
     """Whether the rows of a batch are few enough to be computed at once, and wait for a backward.
 
-    With a memory they do not wait, because the same step overwrites the memory. Nor do listed
-    negatives on a GPU, since autocast would lower the products in a backward of autograd's own.
+    With a memory they do not wait, because the same step overwrites the memory.
     """
     if pairs.memory is not None:
-        return False
-    if pairs.negative_pairs is not None and not can_be_read(pairs.negative_pairs.query):
         return False
     return sum([num_entries(pairs, some) for some in rows]) <= chunk_size(device)

@@ -22,11 +22,12 @@ from pgcl_losses.score_mod import Differentiated
 # the log of the number of negatives [I], or None if no formula needs it.
 SumsOfRows = tuple[Tensor, Tensor, Tensor | None]
 Sums = Callable[[Pairs, Rows, Inputs, Partners], SumsOfRows]
-# The dot products z_i . z_j of two lists i and j [P], from z [M, D].
-Products = Callable[[Tensor, Tensor, Tensor], Tensor]
+# The dot products z_i . z_j of two lists i and j [P], from z [M, D]; without j, of a slice i with
+# all embeddings [I, M].
+Products = Callable[[Tensor, Any, Tensor | None], Tensor]
 
 # On a CPU a chunk should stay in the cache. On other devices it is larger, since starting the
-# operations of a chunk takes a millisecond, and a GPU computes 2^24 scores in a third of it.
+# operations of a chunk takes a millisecond, and a GPU computes 2^24 scores in half of it.
 _CHUNK_SIZES = {"cpu": 1 << 21, "other": 1 << 26}
 # Denormal numbers, in float32 below 1e-38, make matrix products up to 25 times slower on some CPUs.
 # At low temperatures the derivative by log S may be 1e-35, so its products with a softmax would all
@@ -230,7 +231,7 @@ class ListSums(NamedTuple):
         """
         z, i, key = inputs.z, slice(*rows.queries), partners.positives  # [I, P]
         if key is None:
-            x = z[i] @ z.T  # [I, M]
+            x = self.products(z, i, None)  # [I, M]
         else:
             query = torch.arange(*rows.queries, device=z.device).unsqueeze(1).expand_as(key)
             x = self.products(z, query.flatten(), key.flatten()).view_as(key)
@@ -255,16 +256,19 @@ def list_sums(pairs: Pairs, inputs: Inputs, products: Products) -> ListSums:
     return ListSums(log_sum(log_sums, log_count) + (every - every), log_count, products)
 
 
-def plain_products(z: Tensor, i: Tensor, j: Tensor) -> Tensor:
+def plain_products(z: Tensor, i: Any, j: Tensor | None) -> Tensor:
     """Multiply in plain torch, which autograd differentiates any number of times."""
-    return (z[i] * z[j]).sum(1)
+    return z[i] @ z.T if j is None else (z[i] * z[j]).sum(1)
 
 
-def products_in_parts(z: Tensor, i: Tensor, j: Tensor, d_z: Tensor | None = None) -> Tensor:
+def products_in_parts(z: Tensor, i: Any, j: Tensor | None, d_z: Tensor | None = None) -> Tensor:
     """Multiply a part of the lists at a time, as all their embeddings would take much memory.
 
     If ``d_z`` is given, the backward adds the gradient by embeddings to it.
     """
+    if j is None:
+        with_all: Tensor = _ProductsWithAll.apply(z[i], z)  # type: ignore[no-untyped-call]  # torch has no type there
+        return with_all
     products: Tensor = _Products.apply(z, i, j, d_z)  # type: ignore[no-untyped-call]  # torch has no type there
     return products
 
@@ -288,9 +292,25 @@ class _Products(torch.autograd.Function):
         return d_z if ctx.total is None else None, None, None, None
 
 
+class _ProductsWithAll(torch.autograd.Function):
+    """A product of matrices, whose backward autocast does not lower."""
+
+    @staticmethod
+    def forward(ctx: Any, some: Tensor, every: Tensor) -> Tensor:
+        ctx.save_for_backward(some, every)
+        return some @ every.T
+
+    @staticmethod
+    def backward(ctx: Any, d: Tensor) -> tuple[Tensor, Tensor]:
+        raise_if_differentiated_twice()
+        some, every = ctx.saved_tensors
+        with full_precision(d.device):
+            return d @ every, d.T @ some
+
+
 def _parts(z: Tensor, *lists: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Split lists of pairs into parts whose embeddings have as many numbers as a chunk."""
-    size = max(1, chunk_size(z.device) // z.shape[1])
+    """Split lists of pairs into parts whose embeddings have as many numbers as a small chunk."""
+    size = max(1, min(chunk_size(z.device), 1 << 24) // z.shape[1])
     return zip(*[torch.split(x, size) for x in lists], strict=True)
 
 

@@ -72,7 +72,7 @@ def run(config: dict[str, Any], folder: Path) -> dict[str, Any]:
         embeddings = encoder(features, edge_index, torch.ones(x.shape[1]))
     values = measured(embeddings.numpy(), labels.numpy(), config["seed"])
     seconds = round(time.perf_counter() - started, 1)
-    gpu = torch.cuda.get_device_name() if "cuda" in config.get("device", "cpu") else "none"
+    gpu = torch.cuda.get_device_name(config["device"]) if "cuda" in config.get("device", "cpu") else "none"
     return {"config": config, **values, "seconds": seconds, "versions": {"gpu": gpu}}
 
 
