@@ -91,7 +91,7 @@ def make_tensors_on(device, patch):
     """Also the tensors of parameters, since this comes before a file of tests is imported."""
     if device == pretend.NAME:
         if not pretend.IS_POSSIBLE:
-            raise pytest.UsageError("--device pretend needs a newer torch, or a machine without a GPU")
+            raise pytest.UsageError("--device pretend needs a newer torch, and no GPU")
         pretend.register()
         torch.__future__.set_swap_module_params_on_conversion(True)
         hypothesis.settings.load_profile("dry run")

@@ -72,8 +72,9 @@ def run(config: dict[str, Any], folder: Path) -> dict[str, Any]:
         embeddings = encoder(features, edge_index, torch.ones(x.shape[1]))
     values = measured(embeddings.numpy(), labels.numpy(), config["seed"])
     seconds = round(time.perf_counter() - started, 1)
-    gpu = torch.cuda.get_device_name(config["device"]) if "cuda" in config.get("device", "cpu") else "none"
-    return {"config": config, **values, "seconds": seconds, "versions": {"gpu": gpu}}
+    device = config.get("device", "cpu")
+    versions = {"gpu": torch.cuda.get_device_name(device)} if "cuda" in device else {}
+    return {"config": config, **values, "seconds": seconds, "versions": versions}
 
 
 def sparse_if_faster(x: Tensor) -> Tensor:
