@@ -1,4 +1,4 @@
-"""Fill tables of the documentation and two sentences of README.md from benchmarks/results.
+"""Fill tables of the documentation and sentences of README.md from benchmarks/results.
 
 python -m benchmarks.tables
 """
@@ -140,7 +140,7 @@ def sentence(text: str, indent: str = "") -> str:
 
 
 def speed() -> str:
-    """A sentence of README: a loss of all nodes of a graph, and a step of a training loop."""
+    """Sentences of README: a loss of all nodes, of many graphs, and a step of a training loop."""
     known = {
         (row["provider"], row["metric"]): text(row["metric"], row["value"])
         for row in rows_of("nodes", "nodes")
@@ -148,11 +148,14 @@ def speed() -> str:
     }
     ours, theirs, script = "InfoNCE", "the script's loss", "GraphCL's loss_cal"
     times = dict(by_loss("loop", "loop", ["milliseconds"]))
+    metrics, largest = ["milliseconds", "peak MiB"], "N=131072"
+    on_gpu = cell(rows_of("gpu", "scripts"), metrics, "our loss", largest, "NT-Xent")
     return sentence(
         f"GRACE's loss of 18,333 nodes takes {known[ours, 'milliseconds']} and "
         f"{known[ours, 'peak MiB']} on one CPU thread, the script's lines "
         f"{known[theirs, 'milliseconds']} and {known[theirs, 'peak MiB']} "
-        "([large graphs](docs/large_graphs.md)). A step of GraphCL with 128 graphs takes "
+        f"([large graphs](docs/large_graphs.md)). On an H200, 131,072 graphs take {on_gpu.replace(', ', ' and ')}. "
+        "A step of GraphCL with 128 graphs takes "
         f"{times[ours]}, and {times[script]} with the "
         "script's loss ([performance](docs/performance.md)).",
         indent="  ",
