@@ -154,8 +154,8 @@ def speed() -> str:
         f"GRACE's loss of 18,333 nodes takes {known[ours, 'milliseconds']} and "
         f"{known[ours, 'peak MiB']} on one CPU thread, the script's lines "
         f"{known[theirs, 'milliseconds']} and {known[theirs, 'peak MiB']} "
-        f"([large graphs](docs/large_graphs.md)). On an H200, 131,072 graphs take {on_gpu.replace(', ', ' and ')}. "
-        "A step of GraphCL with 128 graphs takes "
+        "([large graphs](docs/large_graphs.md)). On an H200, 131,072 graphs take "
+        f"{on_gpu.replace(', ', ' and ')}. A step of GraphCL with 128 graphs takes "
         f"{times[ours]}, and {times[script]} with the "
         "script's loss ([performance](docs/performance.md)).",
         indent="  ",
