@@ -81,7 +81,10 @@ def magi() -> str:
 
 
 def by_nodes(rows: list[dict[str, Any]], larger: list[int], chunk: float) -> str:
-    """By the time of a pair and the memory of a node on the largest; a chunk has some MiB."""
+    """What was measured of `InfoNCE` by nodes, and a formula from the largest measurement.
+
+    The time is that of a pair, the memory that of a node beside one chunk of ``chunk`` MiB.
+    """
     known: dict[int, dict[str, float]] = {}
     for row in rows:
         known.setdefault(int(row["size"].partition("N=")[2]), {})[row["metric"]] = row["value"]
@@ -245,7 +248,7 @@ def masks() -> str:
 def gpu() -> str:
     """Errors on the GPU of the record; time and peak memory of each loss by N."""
     record = json.loads((ROOT / "benchmarks" / "results" / "gpu.json").read_text())
-    errors = rows_of("gpu", "errors")
+    errors = [row for row in record["rows"] if row["benchmark"] == "errors"]
     highest, tf32 = (
         max(row["value"] for row in errors if row["mode"].endswith(f", {precision}"))
         for precision in ("highest", "high")

@@ -29,6 +29,8 @@ Products = Callable[[Tensor, Any, Tensor | None], Tensor]
 # On a CPU a chunk should stay in the cache. On other devices it is larger, since starting the
 # operations of a chunk takes a millisecond, and a GPU computes 2^24 scores in half of it.
 _CHUNK_SIZES = {"cpu": 1 << 21, "other": 1 << 26}
+# A part of a list starts few operations, so it may be smaller than such a chunk.
+_LARGEST_PART = 1 << 24
 # Denormal numbers, in float32 below 1e-38, make matrix products up to 25 times slower on some CPUs.
 # At low temperatures the derivative by log S may be 1e-35, so its products with a softmax would all
 # be denormal. So derivatives are computed as if the loss were up to 2^64 times as large.
@@ -309,8 +311,8 @@ class _ProductsWithAll(torch.autograd.Function):
 
 
 def _parts(z: Tensor, *lists: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Split lists of pairs into parts whose embeddings have as many numbers as a small chunk."""
-    size = max(1, min(chunk_size(z.device), 1 << 24) // z.shape[1])
+    """Split lists of pairs into parts whose embeddings have as many numbers as a chunk, at most."""
+    size = max(1, min(chunk_size(z.device), _LARGEST_PART) // z.shape[1])
     return zip(*[torch.split(x, size) for x in lists], strict=True)
 
 
