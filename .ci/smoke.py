@@ -1,7 +1,9 @@
 """A user's first minute with the installed wheel; torch and numpy are all there is."""
 
+import importlib
 import importlib.resources
 import importlib.util
+import pkgutil
 from pathlib import Path
 
 import torch
@@ -15,6 +17,10 @@ for absent in ("torch_geometric", "dgl", "GCL", "sklearn", "tqdm", "scipy", "pyt
 installed = {path.name for path in Path(pgcl_losses.__file__).parents[1].iterdir()}
 assert not installed & {"adapters", "tests", "examples", "experiments", "benchmarks"}, installed
 assert importlib.resources.files(pgcl_losses).joinpath("py.typed").is_file()
+
+for module in pkgutil.walk_packages(pgcl_losses.__path__, "pgcl_losses."):
+    if not module.name.startswith("pgcl_losses.adapters."):  # each needs its framework
+        importlib.import_module(module.name)
 
 encoder = torch.nn.Linear(32, 96)
 pgcl = pgcl_losses.PGCLLoss(dim=96)

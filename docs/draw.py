@@ -16,8 +16,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from pgcl_losses import SinkhornPrototypes
-from pgcl_losses._normalize import unit_vectors
-from pgcl_losses.weights import (
+from pgcl_losses.base.normalize import unit_vectors
+from pgcl_losses.pairs.weights import (
     cluster_counts,
     prototype_log_weights,
 )

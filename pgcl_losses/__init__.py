@@ -4,15 +4,15 @@ Begin with :class:`InfoNCE` or :class:`PGCLLoss`. The equation numbers in docstr
 in Lin et al., Prototypical Graph Contrastive Learning, 10.1109/TNNLS.2022.3191086.
 """
 
-from pgcl_losses.batch import Assignment, Batch, PGCLTerms
+from pgcl_losses.clusters.sinkhorn import sinkhorn
 from pgcl_losses.consistency import ConsistencyLoss
 from pgcl_losses.contrast import PrototypeReweightedNCE
 from pgcl_losses.diagnostics import diagnostics
 from pgcl_losses.info_nce import InfoNCE
+from pgcl_losses.pairs.batch import Assignment, Batch, PGCLTerms
 from pgcl_losses.pgcl import PGCLLoss
 from pgcl_losses.prototypes import SinkhornPrototypes
 from pgcl_losses.recognize import recognize
-from pgcl_losses.sinkhorn import sinkhorn
 
 __version__ = "0.3.0.dev0"
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from pgcl_losses._module import LossModule, called_by_all
-from pgcl_losses._normalize import computing_dtype
-from pgcl_losses._options import with_options
-from pgcl_losses.batch import (
+from pgcl_losses.base.module import LossModule, called_by_all
+from pgcl_losses.base.normalize import computing_dtype
+from pgcl_losses.base.options import with_options
+from pgcl_losses.pairs.batch import (
     NOT_ASSIGNED,
     Assignment,
     Batch,

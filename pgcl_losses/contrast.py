@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from pgcl_losses import _checks as check
-from pgcl_losses._module import called_by_all
-from pgcl_losses._normalize import computing_dtype, full_precision
-from pgcl_losses._options import Window, with_options
-from pgcl_losses.batch import (
+from pgcl_losses.base import checks as check
+from pgcl_losses.base.module import called_by_all
+from pgcl_losses.base.normalize import computing_dtype, full_precision
+from pgcl_losses.base.options import Window, with_options
+from pgcl_losses.info_nce import WeightedInfoNCE
+from pgcl_losses.pairs.batch import (
     NOT_ASSIGNED,
     Assignment,
     Batch,
@@ -19,8 +20,7 @@ from pgcl_losses.batch import (
     batch_argument,
     check_assignments,
 )
-from pgcl_losses.info_nce import WeightedInfoNCE
-from pgcl_losses.weights import (
+from pgcl_losses.pairs.weights import (
     Factors,
     Gaussian,
     Table,

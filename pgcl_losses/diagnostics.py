@@ -7,11 +7,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pgcl_losses import _checks as check
-from pgcl_losses._normalize import computing_dtype, unit_vectors
-from pgcl_losses.batch import Assignment, PGCLTerms, check_assignments
+from pgcl_losses.base import checks as check
+from pgcl_losses.base.normalize import computing_dtype, unit_vectors
 from pgcl_losses.consistency import consistency_ratio
-from pgcl_losses.weights import cluster_counts, prototype_log_weights
+from pgcl_losses.pairs.batch import Assignment, PGCLTerms, check_assignments
+from pgcl_losses.pairs.weights import cluster_counts, prototype_log_weights
 
 
 @torch.no_grad()

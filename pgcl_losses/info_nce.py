@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
-from pgcl_losses import _checks as check
-from pgcl_losses._module import LossModule, called_by_all
-from pgcl_losses._normalize import full_precision
-from pgcl_losses._options import (
+from pgcl_losses.base import checks as check
+from pgcl_losses.base.module import LossModule, called_by_all
+from pgcl_losses.base.normalize import full_precision
+from pgcl_losses.base.options import (
     Debias,
     Dimension,
     Function,
@@ -20,14 +20,14 @@ from pgcl_losses._options import (
     Temperature,
     with_options,
 )
-from pgcl_losses.batch import Batch, Labels, OverPositives, Queries, Reduction, batch_argument
-from pgcl_losses.chunks import Engine, loss_of_pairs
-from pgcl_losses.forms import Form
-from pgcl_losses.memory import LossWithMemory, Memory
+from pgcl_losses.pairs.batch import Batch, Labels, OverPositives, Queries, Reduction, batch_argument
+from pgcl_losses.pairs.chunks import Engine, loss_of_pairs
+from pgcl_losses.pairs.forms import Form
+from pgcl_losses.pairs.memory import LossWithMemory, Memory
+from pgcl_losses.pairs.rows import Inputs, Listed, Pairs
+from pgcl_losses.pairs.weights import Factors, Gaussian, Table
 from pgcl_losses.presets import PRESETS, as_written, find_preset
-from pgcl_losses.rows import Inputs, Listed, Pairs
 from pgcl_losses.watch import Watch
-from pgcl_losses.weights import Factors, Gaussian, Table
 
 if TYPE_CHECKING:
     from typing_extensions import Self  # Python 3.10 has none; torch requires the package

@@ -7,11 +7,14 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from pgcl_losses import _checks as check
-from pgcl_losses._module import LossModule, called_by_all
-from pgcl_losses._normalize import computing_dtype, mean_cosine
-from pgcl_losses._options import Size, Weight, with_options
-from pgcl_losses.batch import (
+from pgcl_losses.base import checks as check
+from pgcl_losses.base.module import LossModule, called_by_all
+from pgcl_losses.base.normalize import computing_dtype, mean_cosine
+from pgcl_losses.base.options import Size, Weight, with_options
+from pgcl_losses.consistency import ConsistencyLoss
+from pgcl_losses.contrast import PrototypeReweightedNCE, Weighting
+from pgcl_losses.info_nce import WeightedInfoNCE
+from pgcl_losses.pairs.batch import (
     Batch,
     Labels,
     Negatives,
@@ -20,13 +23,10 @@ from pgcl_losses.batch import (
     Queries,
     Reduction,
 )
-from pgcl_losses.chunks import Engine
-from pgcl_losses.consistency import ConsistencyLoss
-from pgcl_losses.contrast import PrototypeReweightedNCE, Weighting
-from pgcl_losses.info_nce import WeightedInfoNCE
-from pgcl_losses.memory import LossWithMemory, Memory
+from pgcl_losses.pairs.chunks import Engine
+from pgcl_losses.pairs.memory import LossWithMemory, Memory
+from pgcl_losses.pairs.score_mod import ScoreMod
 from pgcl_losses.prototypes import SinkhornPrototypes
-from pgcl_losses.score_mod import ScoreMod
 from pgcl_losses.watch import Watch
 
 

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any, Protocol, overload
 import torch
 from torch import Tensor, nn
 
-from pgcl_losses import _checks as check
-from pgcl_losses._module import LossModule, called_by_all
-from pgcl_losses._normalize import computing_dtype, full_precision, unit_vectors
-from pgcl_losses._options import Heads, Positive, Scale, Size, Temperature, with_options
-from pgcl_losses.batch import Assignment, Batch, batch_argument
-from pgcl_losses.distributed import described
-from pgcl_losses.kmeans import spherical_kmeans
-from pgcl_losses.memory import Ring
-from pgcl_losses.sinkhorn import balance, probabilities, rank_clusters
+from pgcl_losses.base import checks as check
+from pgcl_losses.base.distributed import described
+from pgcl_losses.base.module import LossModule, called_by_all
+from pgcl_losses.base.normalize import computing_dtype, full_precision, unit_vectors
+from pgcl_losses.base.options import Heads, Positive, Scale, Size, Temperature, with_options
+from pgcl_losses.clusters.kmeans import spherical_kmeans
+from pgcl_losses.clusters.sinkhorn import balance, probabilities, rank_clusters
+from pgcl_losses.pairs.batch import Assignment, Batch, batch_argument
+from pgcl_losses.pairs.memory import Ring
 
 
 class Prototypes(Protocol):

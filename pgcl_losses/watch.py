@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from pgcl_losses._modes import is_eager
-from pgcl_losses._normalize import mean_cosine, unit_vectors
-from pgcl_losses._warnings import warn
-from pgcl_losses.batch import Batch
+from pgcl_losses.base.modes import is_eager
+from pgcl_losses.base.normalize import mean_cosine, unit_vectors
+from pgcl_losses.base.warnings import warn
 from pgcl_losses.consistency import consistency_ratio
+from pgcl_losses.pairs.batch import Batch
 
 if TYPE_CHECKING:
     from pgcl_losses.prototypes import SinkhornPrototypes

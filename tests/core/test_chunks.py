@@ -23,11 +23,12 @@ from helpers.memory import kept_for_backward, largest_tensor
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from pgcl_losses import InfoNCE, rows, sums
-from pgcl_losses.chunks import loss_of_pairs
-from pgcl_losses.distributed import Processes
-from pgcl_losses.forms import Form
-from pgcl_losses.rows import Inputs
+from pgcl_losses import InfoNCE
+from pgcl_losses.base.distributed import Processes
+from pgcl_losses.pairs import rows, sums
+from pgcl_losses.pairs.chunks import loss_of_pairs
+from pgcl_losses.pairs.forms import Form
+from pgcl_losses.pairs.rows import Inputs
 
 pytestmark = few_graphs
 close = functools.partial(torch.testing.assert_close, rtol=1e-8, atol=1e-8)

@@ -26,7 +26,7 @@ from torch._subclasses import FakeTensorMode
 from torch.utils._pytree import tree_map
 
 from pgcl_losses import InfoNCE, PGCLLoss
-from pgcl_losses._modes import is_eager
+from pgcl_losses.base.modes import is_eager
 from pgcl_losses.presets import PRESETS
 
 pytestmark = few_graphs

@@ -13,9 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn.utils import parametrizations
 
-from pgcl_losses import SinkhornPrototypes, kmeans
-from pgcl_losses._normalize import unit_vectors
-from pgcl_losses.kmeans import spherical_kmeans
+from pgcl_losses import SinkhornPrototypes
+from pgcl_losses.base.normalize import unit_vectors
+from pgcl_losses.clusters import kmeans
+from pgcl_losses.clusters.kmeans import spherical_kmeans
 
 DIM = 5
 FEW = pytest.mark.filterwarnings("ignore:SinkhornPrototypes. . different embed:UserWarning")

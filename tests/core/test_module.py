@@ -16,7 +16,7 @@ from pgcl_losses import (
     PrototypeReweightedNCE,
     SinkhornPrototypes,
 )
-from pgcl_losses._options import with_options
+from pgcl_losses.base.options import with_options
 
 MODULES = ("prototypes", "contrast", "consistency")
 DIM = 4

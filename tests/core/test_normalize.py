@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pgcl_losses._normalize import computing_dtype, unit_vectors
+from pgcl_losses.base.normalize import computing_dtype, unit_vectors
 
 F64 = torch.float64
 

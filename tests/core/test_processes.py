@@ -32,7 +32,7 @@ from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from pgcl_losses import InfoNCE, PGCLLoss, PrototypeReweightedNCE, SinkhornPrototypes
-from pgcl_losses.distributed import checksum
+from pgcl_losses.base.distributed import checksum
 
 EVERY_LOSS = (
     LOSSES

@@ -8,8 +8,8 @@ import math
 import torch
 
 from pgcl_losses import Assignment, ConsistencyLoss, PrototypeReweightedNCE
-from pgcl_losses._normalize import unit_vectors
-from pgcl_losses.weights import prototype_log_weights
+from pgcl_losses.base.normalize import unit_vectors
+from pgcl_losses.pairs.weights import prototype_log_weights
 
 
 def test_the_gaussian_has_a_negative_exponent_and_mu_and_sigma_of_the_query():

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from pgcl_losses import sinkhorn
-from pgcl_losses.sinkhorn import balance, rank_clusters
+from pgcl_losses.clusters.sinkhorn import balance, rank_clusters
 
 
 def matrices(dtype, **limits):

@@ -16,7 +16,7 @@ from pgcl_losses import (
     diagnostics,
     sinkhorn,
 )
-from pgcl_losses.distributed import Processes
+from pgcl_losses.base.distributed import Processes
 
 N, D, K = 8, 4, 3
 pgcl, prototypes = partial(PGCLLoss, D, K), partial(SinkhornPrototypes, D, K)

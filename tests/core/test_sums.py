@@ -12,7 +12,8 @@ from helpers.losses import ARITHMETIC, DIM, gradients, loss_of
 from helpers.marks import few_graphs
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pgcl_losses import InfoNCE, PrototypeReweightedNCE, chunks, sums
+from pgcl_losses import InfoNCE, PrototypeReweightedNCE
+from pgcl_losses.pairs import chunks, sums
 
 pytestmark = few_graphs
 in_chunks_or_not = pytest.mark.parametrize(

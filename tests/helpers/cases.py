@@ -12,10 +12,10 @@ from torch import Tensor
 from helpers.losses import DIM, of_seed
 from helpers.marks import NEGATIVES
 from helpers.score_mods import SCORE_MODS, random_metadata
-from pgcl_losses import sums
 from pgcl_losses.contrast import WEIGHTINGS
-from pgcl_losses.rows import NO_LABEL, Listed, Pairs
-from pgcl_losses.weights import Factors, Gaussian, Table, mean_of_one
+from pgcl_losses.pairs import sums
+from pgcl_losses.pairs.rows import NO_LABEL, Listed, Pairs
+from pgcl_losses.pairs.weights import Factors, Gaussian, Table, mean_of_one
 
 # What decides which pairs count and how much: every combination.
 EVERY_MODE = [

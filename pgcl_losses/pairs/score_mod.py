@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pgcl_losses._checks import shown
-from pgcl_losses._modes import is_transformed
-from pgcl_losses._normalize import full_precision
+from pgcl_losses.base.checks import shown
+from pgcl_losses.base.modes import is_transformed
+from pgcl_losses.base.normalize import full_precision
 
 
 class Pair(NamedTuple):

@@ -18,7 +18,7 @@ from torch import Tensor, distributed
 from torch.autograd.function import once_differentiable
 from torch.distributed import ProcessGroup
 
-from pgcl_losses._modes import is_transformed
+from pgcl_losses.base.modes import is_transformed
 
 _SAMPLE = 1 << 14  # how many numbers of a tensor processes compare; larger tensors are sampled
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by their bytes

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pgcl_losses._modes import can_be_read, is_eager
+from pgcl_losses.base.modes import can_be_read, is_eager
 
 _LARGEST = sys.float_info.max
 

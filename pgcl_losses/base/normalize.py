@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pgcl_losses._modes import is_transformed
+from pgcl_losses.base.modes import is_transformed
 
 _SHORTEST = 1e-12  # the bound of F.normalize
 

@@ -11,9 +11,9 @@ from torch import Tensor, distributed, nn
 from torch.distributed import ProcessGroup
 from typing_extensions import dataclass_transform  # torch requires it
 
-from pgcl_losses import _checks as check
-from pgcl_losses._modes import is_transformed
-from pgcl_losses.score_mod import ScoreMod
+from pgcl_losses.base import checks as check
+from pgcl_losses.base.modes import is_transformed
+from pgcl_losses.pairs.score_mod import ScoreMod
 
 Check = Callable[[str, Any], Any]  # takes an option's name and value; returns the value
 Module = TypeVar("Module", bound=nn.Module)

@@ -9,10 +9,10 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor, nn
 
-from pgcl_losses import _checks
-from pgcl_losses._modes import is_transformed
-from pgcl_losses._options import COMMON, Check, Group, with_options
-from pgcl_losses.distributed import Agreement, count_ranks
+from pgcl_losses.base import checks as _checks
+from pgcl_losses.base.distributed import Agreement, count_ranks
+from pgcl_losses.base.modes import is_transformed
+from pgcl_losses.base.options import COMMON, Check, Group, with_options
 
 _IS_BEFORE_2_9 = torch.__version__ < "2.9"
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -153,8 +153,9 @@ class LossModule(nn.Module):
     def agreement(self, call: str, sets: Sequence[Any]) -> Agreement:
         """Return a block in which this process checks inputs, before processes exchange data.
 
-        See :class:`~pgcl_losses.distributed.Agreement`. ``call``: the name of the method. ``sets``:
-        the tensors ``[N, ...]`` that the method was called with, which need not be checked yet.
+        See :class:`~pgcl_losses.base.distributed.Agreement`. ``call``: the name of the method.
+        ``sets``: the tensors ``[N, ...]`` that the method was called with, which need not be
+        checked yet.
         """
         claims: dict[str, object] = {"call": f"{type(self).__name__}.{call}"}
         if not self.is_distributed():

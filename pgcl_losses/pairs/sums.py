@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pgcl_losses._modes import is_transformed
-from pgcl_losses._normalize import full_precision
-from pgcl_losses.rows import Inputs, Pairs, Partners, Rows, add_log_weights, set_others
-from pgcl_losses.score_mod import Differentiated
+from pgcl_losses.base.modes import is_transformed
+from pgcl_losses.base.normalize import full_precision
+from pgcl_losses.pairs.rows import Inputs, Pairs, Partners, Rows, add_log_weights, set_others
+from pgcl_losses.pairs.score_mod import Differentiated
 
 # Of some rows: x, the scores / temperature of positives [I, P]; log S [I], -inf without negatives;
 # the log of the number of negatives [I], or None if no formula needs it.

@@ -6,10 +6,10 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from pgcl_losses import _checks as check
-from pgcl_losses._normalize import computing_dtype, finite_or_nan, full_precision, unit_vectors
-from pgcl_losses.distributed import Processes
-from pgcl_losses.rows import Listed
+from pgcl_losses.base import checks as check
+from pgcl_losses.base.distributed import Processes
+from pgcl_losses.base.normalize import computing_dtype, finite_or_nan, full_precision, unit_vectors
+from pgcl_losses.pairs.rows import Listed
 
 Negatives = Literal["all", "cross", "memory"]
 OverPositives = Literal["mean", "supcon", "sum"]

@@ -8,8 +8,8 @@ import math
 import torch
 from torch import Tensor
 
-from pgcl_losses._normalize import unit_vectors
-from pgcl_losses._warnings import warn
+from pgcl_losses.base.normalize import unit_vectors
+from pgcl_losses.base.warnings import warn
 
 _ROUNDS = 10  # rounds of Lloyd's algorithm; after these, few embeddings change their centre
 _SAME = 1e-11  # if 1 - cosine is below this, float32 can hardly tell two embeddings apart

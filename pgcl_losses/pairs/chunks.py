@@ -14,11 +14,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from pgcl_losses._modes import is_transformed
-from pgcl_losses._normalize import full_precision
-from pgcl_losses.distributed import Processes, Span
-from pgcl_losses.rows import Inputs, Pairs, Rows, all_rows, find_partners, num_entries
-from pgcl_losses.sums import (
+from pgcl_losses.base.distributed import Processes, Span
+from pgcl_losses.base.modes import is_transformed
+from pgcl_losses.base.normalize import full_precision
+from pgcl_losses.pairs.rows import Inputs, Pairs, Rows, all_rows, find_partners, num_entries
+from pgcl_losses.pairs.sums import (
     Sums,
     Workspace,
     chunk_size,

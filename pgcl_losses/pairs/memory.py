@@ -7,10 +7,10 @@ have no gradient and are never queries. The queue is the one of SwAV (Caron et a
 import torch
 from torch import Tensor, nn
 
-from pgcl_losses import _checks as check
-from pgcl_losses._module import LossModule, called_by_all
-from pgcl_losses.batch import Batch
-from pgcl_losses.rows import NO_LABEL
+from pgcl_losses.base import checks as check
+from pgcl_losses.base.module import LossModule, called_by_all
+from pgcl_losses.pairs.batch import Batch
+from pgcl_losses.pairs.rows import NO_LABEL
 
 
 class Ring(nn.Module):

@@ -8,8 +8,8 @@ import math
 import torch
 from torch import Tensor
 
-from pgcl_losses import _checks as check
-from pgcl_losses._normalize import computing_dtype, full_precision
+from pgcl_losses.base import checks as check
+from pgcl_losses.base.normalize import computing_dtype, full_precision
 
 # An iteration can raise an entry by a factor of N * K relative to the others. For N * K up to 1e9,
 # an entry that is too small for float32 stays negligible over three iterations. After these, u and

@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pgcl_losses._modes import can_be_read, is_transformed
-from pgcl_losses.distributed import Span
-from pgcl_losses.forms import Form
-from pgcl_losses.score_mod import Pair, ScoreMod, modified
-from pgcl_losses.weights import Factors, Gaussian, Table
+from pgcl_losses.base.distributed import Span
+from pgcl_losses.base.modes import can_be_read, is_transformed
+from pgcl_losses.pairs.forms import Form
+from pgcl_losses.pairs.score_mod import Pair, ScoreMod, modified
+from pgcl_losses.pairs.weights import Factors, Gaussian, Table
 
 # The label of an embedding that is stored in the memory without a label. We assume that no caller
 # uses this number as a label.
