@@ -43,8 +43,6 @@ OPTIONS: dict[str, tuple[int | tuple[int, ...], dict[str, Any]]] = {
     "temperature=0.05": (NUM_PROTOTYPES, {"temperature": 0.05}),
     "temperature=0.02": (NUM_PROTOTYPES, {"temperature": 0.02}),
     "temperature=0.01": (NUM_PROTOTYPES, {"temperature": 0.01}),
-    "soft_clusters=True": (NUM_PROTOTYPES, {"soft_clusters": True}),
-    "negative_ranks=(2, 8)": (NUM_PROTOTYPES, {"negative_ranks": (2, 8)}),
 }
 
 

@@ -75,7 +75,7 @@ class ConsistencyLoss(LossModule):
             raise ValueError(NOT_ASSIGNED)
         else:
             processes, heads = batch.processes, batch.heads
-            predicted, targets = batch.log_probs, batch.targets[: len(batch.log_probs)]
+            predicted, targets = batch.log_probs, batch.targets
         num_views, num_prototypes = len(processes.counts), sum(heads)
         if num_views < 2:
             raise ValueError("the batch has 1 view, but the consistency needs two or more")

@@ -9,7 +9,7 @@ from torch import Tensor
 from pgcl_losses.base import checks as check
 from pgcl_losses.base.module import called_by_all
 from pgcl_losses.base.normalize import computing_dtype, full_precision
-from pgcl_losses.base.options import Window, with_options
+from pgcl_losses.base.options import with_options
 from pgcl_losses.info_nce import WeightedInfoNCE
 from pgcl_losses.pairs.batch import (
     NOT_ASSIGNED,
@@ -21,14 +21,11 @@ from pgcl_losses.pairs.batch import (
     check_assignments,
 )
 from pgcl_losses.pairs.weights import (
-    Factors,
     Gaussian,
     Table,
     cluster_counts,
     cosine_moments,
-    filled_mean,
     prototype_log_weights,
-    within_positions,
 )
 
 Weighting = Literal["prototype", "sample", "uniform"]
@@ -54,7 +51,7 @@ class PrototypeReweightedNCE(WeightedInfoNCE):
     loss 0.
 
     Args:
-        weighting, exclude_same_cluster, negative_ranks, soft_clusters: as in :class:`PGCLLoss`.
+        weighting, exclude_same_cluster: as in :class:`PGCLLoss`.
         temperature, negatives, queries, over_positives: as in :class:`InfoNCE`.
         score_mod: as in :class:`InfoNCE`; the weights are added to what it returns. It may read
             ``metadata``.
@@ -63,8 +60,7 @@ class PrototypeReweightedNCE(WeightedInfoNCE):
     Shape:
         - views: two or more, ``[N, D]`` each, with norms up to 1e18; row i of each view is graph i
         - assignments: one for each view, from :class:`SinkhornPrototypes`
-        - clusters: ``[N]`` int64 for each view. They may take the place of assignments if
-          ``negative_ranks`` and ``soft_clusters`` are not set
+        - clusters: ``[N]`` int64 for each view, in place of assignments
         - prototypes: ``[K, D]``, which ``weighting="prototype"`` needs. If you give clusters
           without prototypes, the loss counts the clusters, which synchronises with a GPU and breaks
           a compiled graph
@@ -79,7 +75,7 @@ class PrototypeReweightedNCE(WeightedInfoNCE):
         >>> PrototypeReweightedNCE(weighting="uniform")(z1, z2, clusters=(clusters, clusters))
         tensor(0.1154)
         >>> prototypes = SinkhornPrototypes(dim=2, num_prototypes=3)
-        >>> contrast = PrototypeReweightedNCE(soft_clusters=True, reduction="none")
+        >>> contrast = PrototypeReweightedNCE(reduction="none")
         >>> contrast(z1, z2, assignments=prototypes(z1, z2), prototypes=prototypes.weight).shape
         torch.Size([6])
 
@@ -88,8 +84,6 @@ class PrototypeReweightedNCE(WeightedInfoNCE):
     negatives: Negatives = "all"
     weighting: Weighting = "prototype"
     exclude_same_cluster: bool = True
-    negative_ranks: Window = None
-    soft_clusters: bool = False
 
     @called_by_all("forward")
     def forward(
@@ -103,8 +97,8 @@ class PrototypeReweightedNCE(WeightedInfoNCE):
         """Compute the loss of two or more views, or of a :class:`Batch` that has assignments.
 
         Without a batch, give ``assignments`` or ``clusters``, and ``prototypes`` for
-        ``weighting="prototype"``. With another weighting, ``exclude_same_cluster=False`` and no
-        ``negative_ranks``, the views are enough.
+        ``weighting="prototype"``. With another weighting and ``exclude_same_cluster=False`` the
+        views are enough.
         """
         given = clusters, prototypes, assignments
         batch = batch_argument(views, (*given, metadata))
@@ -131,67 +125,28 @@ class PrototypeReweightedNCE(WeightedInfoNCE):
     if TYPE_CHECKING:
         __call__ = forward
 
-    def _weights(self, batch: Batch) -> Table | Factors:
-        """Make the weights M w from the clusters of both embeddings; excluded pairs have weight 0.
-
-        If ``soft_clusters`` or ``negative_ranks`` is set, the weights depend on the targets q, and
-        are `Factors`; else they depend on the clusters, and are a `Table`.
-        """
-        heads, clusters, targets = batch.heads, batch.clusters, batch.targets
-        needs_prototypes = self.weighting == "prototype" and batch.prototypes is None
-        if clusters is None or needs_prototypes or (self._by_target() and targets is None):
+    def _weights(self, batch: Batch) -> Table:
+        """Make a table of M w by the clusters of both embeddings; excluded pairs have weight 0."""
+        if batch.clusters is None or (self.weighting == "prototype" and batch.prototypes is None):
             raise ValueError(NOT_ASSIGNED)
-        tables = [self._log_table(batch, h) for h in range(len(heads))]
-        if targets is None or not self._by_target():
-            return Table(tuple(tables), clusters)
-        ranking = targets if batch.ranking is None else batch.ranking
-        by_head = targets.split_with_sizes(heads, 1), ranking.split_with_sizes(heads, 1)
-        left, right = [], []
-        for table, numbers, q, ranks in zip(tables, clusters.unbind(1), *by_head, strict=True):
-            if not self.soft_clusters:  # one_hot reads the clusters, which vmap forbids
-                q = (numbers.unsqueeze(1) == torch.arange(q.shape[1], device=q.device)).to(q)
-            weights = q @ table.exp()
-            if self.negative_ranks is not None:
-                weights.masked_fill_(~within_positions(ranks, *self.negative_ranks), 0.0)
-            left.append(weights / len(tables))
-            right.append(q)
-        return Factors(torch.cat(left, dim=1), torch.cat(right, dim=1))
-
-    def _log_table(self, batch: Batch, head: int) -> Tensor:
-        """Make the table ``[K, K]`` of log(M w), by cluster of query and negative, for one head."""
-        assert batch.clusters is not None  # _weights has checked it
-        size, clusters, filled = batch.heads[head], batch.clusters[:, head], batch.filled
-        if self.weighting != "prototype" or batch.prototypes is None:
-            table = batch.embeddings.new_zeros(size, size)
-        else:
-            if self.soft_clusters and batch.targets is not None:
-                targets = batch.targets.split_with_sizes(batch.heads, 1)[head]
-                fractions = filled_mean(targets, filled)
+        tables = []
+        for head, (size, clusters) in enumerate(
+            zip(batch.heads, batch.clusters.unbind(1), strict=True)
+        ):
+            if self.weighting == "prototype" and batch.prototypes is not None:
+                prototypes = batch.prototypes.detach().split_with_sizes(batch.heads)[head]
+                counts = cluster_counts(clusters, size, batch.embeddings.dtype, batch.filled)
+                table = prototype_log_weights(prototypes, counts / counts.sum())
             else:
-                counts = cluster_counts(clusters, size, batch.embeddings.dtype, filled)
-                fractions = counts / (len(clusters) if filled is None else counts.sum())
-            prototypes = batch.prototypes.detach().split_with_sizes(batch.heads)[head]
-            table = prototype_log_weights(prototypes, fractions)
-        return table.fill_diagonal_(-torch.inf) if self.exclude_same_cluster else table
-
-    def check_window(self, heads: Sequence[int]) -> None:
-        """Check that ``negative_ranks`` fits the number of prototypes in each head."""
-        ranks, smallest = self.negative_ranks, min(heads)
-        if ranks is not None and ranks[1] > smallest:
-            within = f"0..{smallest}, as there are {smallest} prototypes"
-            raise ValueError(f"negative_ranks must lie in {within}, but got {ranks}")
-        if ranks == (0, 1) and self.exclude_same_cluster and not self.soft_clusters:
-            only = "only the query's own cluster, which exclude_same_cluster=True leaves out"
-            raise ValueError(f"negative_ranks is (0, 1), {only}: there would be no negatives")
+                table = batch.embeddings.new_zeros(size, size)
+            if self.exclude_same_cluster:
+                table.fill_diagonal_(-torch.inf)
+            tables.append(table)
+        return Table(tuple(tables), batch.clusters)
 
     def _needs_clusters(self) -> bool:
         """Whether the weights depend on the clusters of embeddings."""
-        chosen = self.exclude_same_cluster or self.negative_ranks is not None
-        return self.weighting == "prototype" or chosen
-
-    def _by_target(self) -> bool:
-        """Whether the weights depend on the targets q, not on the best clusters only."""
-        return self.soft_clusters or self.negative_ranks is not None
+        return self.weighting == "prototype" or self.exclude_same_cluster
 
     def _check(
         self, views: Any, clusters: Any, prototypes: Any, assignments: Any
@@ -214,17 +169,13 @@ class PrototypeReweightedNCE(WeightedInfoNCE):
         if assignments is not None:
             check_assignments(assignments, prototypes)
             heads = assignments[0].all_heads()
-            self.check_window(heads)
             clusters = [assignment.clusters for assignment in assignments]
-        elif self._needs_clusters() and (clusters is None or self._by_target()):
+        elif self._needs_clusters() and clusters is None:
             raise ValueError(
-                "assignments is None: give the output of SinkhornPrototypes, or clusters if "
-                "neither negative_ranks nor soft_clusters is set, or set weighting='uniform' and "
-                "exclude_same_cluster=False"
+                "assignments is None: give the output of SinkhornPrototypes, or clusters, or set "
+                "weighting='uniform' and exclude_same_cluster=False"
             )
         for v, numbers in enumerate(() if clusters is None else clusters):
             each = f"clusters[{v}]" if assignments is None else f"assignments[{v}].clusters"
             check.clusters(each, numbers, f"z{v + 1}", views[v], heads)
-        claims: dict[str, object] = {"heads": heads, "given": given is not None and name}
-        claims["ranking"] = assignments is not None and assignments[0].ranking is not None
-        return claims
+        return {"heads": heads, "given": given is not None and name}

@@ -51,8 +51,7 @@ def diagnostics(
         - masked_negatives: the fraction of negatives that ``exclude_same_cluster`` leaves out
         - mean_weight: the mean of M w over the remaining negatives, for ``weighting="prototype"``
 
-        The last two assume negatives from all views, hard clusters and no ``negative_ranks``. They
-        are nan without negatives.
+        The last two assume negatives from all views. They are nan without negatives.
 
     Examples:
         >>> import torch

@@ -14,7 +14,6 @@ from pgcl_losses.base.normalize import full_precision
 from pgcl_losses.base.options import (
     Debias,
     Dimension,
-    Function,
     Hardness,
     Size,
     Temperature,
@@ -25,7 +24,8 @@ from pgcl_losses.pairs.chunks import Engine, loss_of_pairs
 from pgcl_losses.pairs.forms import Form
 from pgcl_losses.pairs.memory import LossWithMemory, Memory
 from pgcl_losses.pairs.rows import Inputs, Listed, Pairs
-from pgcl_losses.pairs.weights import Factors, Gaussian, Table
+from pgcl_losses.pairs.score_mod import Function
+from pgcl_losses.pairs.weights import Gaussian, Table
 from pgcl_losses.presets import PRESETS, as_written, find_preset
 from pgcl_losses.watch import Watch
 
@@ -51,16 +51,16 @@ class WeightedInfoNCE(LossModule):
     def loss_of_batch(
         self,
         batch: Batch,
-        weights: Table | Factors | None = None,
+        weights: Table | None = None,
         pair_weight: Gaussian | None = None,
         hardness: float = 0.0,
         debias: float = 0.0,
     ) -> Tensor:
         """Build the pairs of a batch, with their weights, and compute the loss.
 
-        ``weights``: weights of negatives by what is known of both embeddings, such as their
-        clusters. ``pair_weight``: weights of negatives by the cosine of the pair. ``hardness``,
-        ``debias``: as in :class:`InfoNCE`.
+        ``weights``: weights of negatives by the clusters of both embeddings. ``pair_weight``:
+        weights of negatives by the cosine of the pair. ``hardness``, ``debias``: as in
+        :class:`InfoNCE`.
         """
         processes = batch.processes
         check.negatives_of_memory(self.negatives, 0 if batch.memory is None else 1)

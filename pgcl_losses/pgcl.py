@@ -73,12 +73,6 @@ class PGCLLoss(LossWithMemory):
             embeddings; or ``"uniform"``, nothing: all weights are 1.
         exclude_same_cluster (bool): whether to leave graphs of the query's own cluster out of its
             negatives, as they are likely to be false negatives.
-        negative_ranks ((int, int) or None): for ``(first, end)``, negatives come only from the
-            clusters at positions first to end - 1 of the query's assignment, where position 0 is
-            the best cluster. The published code has ``(2, 8)``.
-        soft_clusters (bool): whether an embedding belongs to all clusters, by its balanced target
-            q, and not only to its best cluster. The weight of a pair is then the mean over the
-            clusters of both embeddings.
         negatives, queries, over_positives, decoupled: as in :class:`InfoNCE`.
         score_mod: as in :class:`InfoNCE`; the weights by cluster are added to what it returns.
         reduction, engine, gather, process_group: as in :class:`InfoNCE`.
@@ -139,8 +133,6 @@ class PGCLLoss(LossWithMemory):
         freeze_steps: int = 0,
         weighting: Weighting = "prototype",
         exclude_same_cluster: bool = True,
-        negative_ranks: tuple[int, int] | None = None,
-        soft_clusters: bool = False,
         negatives: Negatives = "all",
         queries: Queries = "all",
         over_positives: OverPositives = "mean",
@@ -279,5 +271,3 @@ class PGCLLoss(LossWithMemory):
     def _check_contrast(self) -> None:
         if isinstance(self.contrast, WeightedInfoNCE):
             check.negatives_of_memory(self.contrast.negatives, self.memory_size)
-        if isinstance(self.contrast, PrototypeReweightedNCE):
-            self.contrast.check_window(self.prototypes.heads)

@@ -242,9 +242,7 @@ class SinkhornPrototypes(LossModule):
                 if batch.memory is not None and batch.filled is not None:  # balanced like a view
                     filled = batch.filled[len(embeddings) :].unsqueeze(1)  # [B, 1]
                     past = batch.memory @ columns  # [B, K]
-                    log_q_past = self._by_head(self._balanced(filled), past)
-                    log_q = torch.cat([log_q, log_q_past])
-                    targets = torch.cat([targets, probabilities(log_q_past) * filled])
+                    log_q = torch.cat([log_q, self._by_head(self._balanced(filled), past)])
                     cosines = torch.cat([cosines, past])
                 ranking = rank_clusters(log_q, cosines, self.epsilon)  # [M + B, K]
         return batch._replace(
@@ -253,7 +251,6 @@ class SinkhornPrototypes(LossModule):
             targets=targets,
             clusters=self._by_head(partial(torch.argmax, dim=-1, keepdim=True), ranking),
             heads=self.heads,
-            ranking=ranking,
         )
 
     def _balanced(self, filled: Tensor | None) -> Callable[[Tensor], Tensor]:

@@ -29,7 +29,7 @@ def calls(z1: Tensor, z2: Tensor, batch: Batch) -> None:
     assignments = prototypes(z1, z2)
     assert_type(assignments, tuple[Assignment, ...])
     assert_type(ConsistencyLoss()(*assignments), Tensor)
-    contrast = PrototypeReweightedNCE(negative_ranks=(2, 8), soft_clusters=True)
+    contrast = PrototypeReweightedNCE(weighting="sample")
     assert_type(contrast(z1, z2, assignments=assignments, prototypes=prototypes.weight), Tensor)
     assert_type(prototypes(batch), Batch)
     assert_type(contrast(prototypes(batch)), Tensor)
@@ -39,7 +39,7 @@ def calls(z1: Tensor, z2: Tensor, batch: Batch) -> None:
 def mistakes(z1: Tensor, pgcl: PGCLLoss) -> None:
     pgcl(z1, None)  # type: ignore[arg-type]  # a view that is no Tensor
     ConsistencyLoss()(z1, z1)  # type: ignore[arg-type]  # embeddings in place of assignments
-    PGCLLoss(8, negative_ranks=2)  # type: ignore[arg-type]  # a pair of numbers
+    PGCLLoss(8, num_prototypes="ten")  # type: ignore[arg-type]  # a number, or one for each head
     PGCLLoss(8, weighting="prototpye")  # type: ignore[arg-type]  # a slip of the pen
     ConsistencyLoss(reduction="average")  # type: ignore[arg-type]  # "mean"
     InfoNCE(engine="block")  # type: ignore[arg-type]  # "chunks"

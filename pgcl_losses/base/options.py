@@ -13,7 +13,6 @@ from typing_extensions import dataclass_transform  # torch requires it
 
 from pgcl_losses.base import checks as check
 from pgcl_losses.base.modes import is_transformed
-from pgcl_losses.pairs.score_mod import ScoreMod
 
 Check = Callable[[str, Any], Any]  # takes an option's name and value; returns the value
 Module = TypeVar("Module", bound=nn.Module)
@@ -69,29 +68,15 @@ def temperature(name: str, value: Any) -> float | Tensor:
     return value
 
 
-def counts(name: str, value: Any, minimum: int, expected: str) -> tuple[int, ...]:
-    """Check one or more whole numbers of at least ``minimum``, which ``expected`` describes."""
-    if not isinstance(value, Sequence) or isinstance(value, str) or len(value) == 0:
-        raise TypeError(f"{name} must be {expected}, but got {check.shown(value)}")
-    return tuple([check.count(f"{name}[{i}]", size, minimum) for i, size in enumerate(value)])
-
-
 def heads(name: str, value: Any) -> int | tuple[int, ...]:
     """Check a number of prototypes, or several numbers, one for each head."""
     if isinstance(value, Integral):
         return check.count(name, value, minimum=1)
-    heads = counts(name, value, 1, "a whole number, or a sequence of them with one for each head")
+    if not isinstance(value, Sequence) or isinstance(value, str) or len(value) == 0:
+        expected = "a whole number, or a sequence of them with one for each head"
+        raise TypeError(f"{name} must be {expected}, but got {check.shown(value)}")
+    heads = tuple([check.count(f"{name}[{i}]", size, 1) for i, size in enumerate(value)])
     return heads if len(heads) > 1 else heads[0]
-
-
-def window(name: str, value: Any) -> tuple[int, int] | None:
-    """Check None, or two positions ``(first, end)``; the window does not include ``end``."""
-    if value is None:
-        return None
-    bounds = counts(name, value, 0, "None or two positions (first, end)")
-    if len(bounds) != 2 or bounds[0] >= bounds[1]:
-        raise ValueError(f"{name} must be (first, end) with first < end, but got {value!r}")
-    return bounds
 
 
 def one_of(name: str, value: Any, choices: Sequence[Any]) -> Any:
@@ -99,14 +84,6 @@ def one_of(name: str, value: Any, choices: Sequence[Any]) -> Any:
     if not isinstance(value, type(choices[0])) or value not in choices:
         listed = ", ".join(repr(choice) for choice in choices)
         raise ValueError(f"{name} must be one of {listed}, but got {value!r}")
-    return value
-
-
-def score_mod(name: str, value: Any) -> Any:
-    """Check None, or a function."""
-    if value is not None and not callable(value):
-        expected = "None, or a function of scores [I, K] and a pair"
-        raise TypeError(f"{name} must be {expected}, but got {check.shown(value)}")
     return value
 
 
@@ -132,6 +109,4 @@ Dimension = Annotated[int | None, lambda name, x: x if x is None else check.coun
 Hardness = Annotated[float, partial(check.number, expected="a number from 0 to 100", highest=100.0)]
 # The corrected mean over negatives is divided by 1 - tau+.
 Debias = Annotated[float, partial(check.number, expected="a number from 0 to 0.999", highest=0.999)]
-Window = Annotated[tuple[int, int] | None, window]
-Function = Annotated[ScoreMod | None, score_mod]
 Group = Annotated[ProcessGroup | None, process_group]

@@ -35,7 +35,6 @@ class Assignment(NamedTuple):
     targets: Tensor  # [N, K] q, the balanced assignment, no gradient
     clusters: Tensor  # [N] argmax_k q; [N, H] with several heads
     heads: tuple[int, ...] = ()  # how many prototypes each head has
-    ranking: Tensor | None = None  # [N, K] sorts clusters as q does, but does not underflow
 
     def all_heads(self) -> tuple[int, ...]:
         """How many prototypes each head has, also if there is one head."""
@@ -64,7 +63,7 @@ class Batch(NamedTuple):
     take a batch in place of tensors.
 
     The M embeddings lie one set after the other, and the B past embeddings of a memory follow them:
-    ``[M + B]``. :class:`SinkhornPrototypes` fills the fields from ``prototypes`` to ``ranking``.
+    ``[M + B]``. :class:`SinkhornPrototypes` fills the fields from ``prototypes`` to ``heads``.
     """
 
     processes: Processes
@@ -74,10 +73,9 @@ class Batch(NamedTuple):
     filled: Tensor | None = None  # [M + B] bool, False for empty slots of the memory; None: all
     prototypes: Tensor | None = None  # [K, D] of unit length, one head after the other
     log_probs: Tensor | None = None  # [M, K] log p, the prediction, with gradient
-    targets: Tensor | None = None  # [M + B, K] q, the balanced assignment, no gradient
+    targets: Tensor | None = None  # [M, K] q, the balanced assignment, no gradient
     clusters: Tensor | None = None  # [M + B, H] numbered from 0 in each head
     heads: tuple[int, ...] = ()  # how many of the K prototypes each head has
-    ranking: Tensor | None = None  # [M + B, K] sorts clusters as q does, but does not underflow
     positives: Listed | None = None  # [P] pairs of embeddings; the queries are of this process
     positive_weights: Tensor | None = None  # [P] one for each pair of `positives`
     negative_pairs: Listed | None = None  # [P] pairs as in `positives`
@@ -151,12 +149,11 @@ class Batch(NamedTuple):
                 units = unit_vectors(prototypes.detach(), dtype)
             batch = batch._replace(prototypes=units, heads=(len(units),))
         if assignments is not None:
-            log_probs, targets, clusters, _, ranking = zip(*assignments, strict=True)
+            log_probs, targets, clusters, _ = zip(*assignments, strict=True)
             batch = batch._replace(
                 heads=assignments[0].all_heads(),
                 log_probs=gather(torch.cat(log_probs).to(dtype)),
                 targets=gather(torch.cat(targets).detach().to(dtype)),
-                ranking=None if ranking[0] is None else gather(torch.cat(ranking).to(dtype)),
             )
         if clusters is not None:
             numbers, heads = gather(torch.cat(tuple(clusters))), batch.heads
@@ -188,13 +185,12 @@ class Batch(NamedTuple):
             return ()
         count, num_views = len(self.embeddings), len(self.processes.counts)
         clusters = self.clusters.squeeze(-1) if len(self.heads) == 1 else self.clusters
-        ranking = self.targets if self.ranking is None else self.ranking
         parts = [
             self.processes.own(part[:count]).tensor_split(num_views)
-            for part in (self.log_probs, self.targets, clusters, ranking)
+            for part in (self.log_probs, self.targets, clusters)
         ]
         views = zip(*parts, strict=True)
-        return tuple([Assignment(p, q, c, self.heads, ranks) for p, q, c, ranks in views])
+        return tuple([Assignment(p, q, c, self.heads) for p, q, c in views])
 
 
 def of_all_sets(given: Labels, num_sets: int) -> Tensor:

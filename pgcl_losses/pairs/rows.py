@@ -18,7 +18,7 @@ from pgcl_losses.base.distributed import Span
 from pgcl_losses.base.modes import can_be_read, is_transformed
 from pgcl_losses.pairs.forms import Form
 from pgcl_losses.pairs.score_mod import Pair, ScoreMod, modified
-from pgcl_losses.pairs.weights import Factors, Gaussian, Table
+from pgcl_losses.pairs.weights import Gaussian, Table
 
 # The label of an embedding that is stored in the memory without a label. We assume that no caller
 # uses this number as a label.
@@ -62,7 +62,7 @@ class Pairs(NamedTuple):
     negative_pairs: Listed | None = None  # if given, these are the only negatives
     memory: Tensor | None = None  # [B, D]
     filled: Tensor | None = None  # [M + B] bool, False for empty slots of the memory; None: all
-    weights: Table | Factors | None = None  # of negatives, by clusters or targets
+    weights: Table | None = None  # of negatives, by clusters
     pair_weight: Gaussian | None = None  # of negatives, by the cosine of the pair
     hardness: float = 0.0  # beta: weights e^(beta s / tau), whose mean over negatives is 1
     score_mod: ScoreMod | None = None  # the user's own function of the scores of negatives

@@ -6,7 +6,7 @@ negatives. `add_log_weights` in `rows` calls it, once for each chunk of rows.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -41,6 +41,17 @@ class Pair(NamedTuple):
 
 
 ScoreMod = Callable[[Tensor, Pair], Tensor]
+
+
+def function_or_none(name: str, value: Any) -> Any:
+    """Check the option of a loss: None, or a function."""
+    if value is not None and not callable(value):
+        expected = "None, or a function of scores [I, K] and a pair"
+        raise TypeError(f"{name} must be {expected}, but got {shown(value)}")
+    return value
+
+
+Function = Annotated[ScoreMod | None, function_or_none]  # the type of the option
 
 
 def modified(score_mod: ScoreMod, scores: Tensor, pair: Pair) -> Tensor:

@@ -3,15 +3,13 @@
 w_ij = exp(-(d_ij - mu_i)^2 / (2 sigma_i^2)) is the weight of a negative j at distance d_ij from
 query i. mu_i and sigma_i are the mean and the standard deviation of d_ij over all samples j. If
 sigma_i is no larger than rounding errors, w_ij is 1. M_i scales the weights of a query to an
-average of 1 over all samples. With soft clusters, the weight of a pair is the mean of M w over the
-clusters of both embeddings, by their q.
+average of 1 over all samples.
 
 Distances are 1 - cosine. The code uses cosines in place of distances, since sigma and |d_ij - mu|
 are the same for both.
 
-There are three kinds of weights: `Table`, `Factors` and `Gaussian`. Each has a method `rows`, which
-returns log W ``[I, K]`` for some queries and keys. If a loss has several kinds, their logarithms
-are added.
+There are two kinds of weights: `Table` and `Gaussian`. Each has a method `rows`, which returns
+log W ``[I, K]`` for some queries and keys. If a loss has both kinds, their logarithms are added.
 """
 
 import math
@@ -44,12 +42,6 @@ def prototype_log_weights(prototypes: Tensor, fractions: Tensor) -> Tensor:
     return log_w.log_softmax(1).sub_(log_fractions)
 
 
-def within_positions(targets: Tensor, first: int, end: int) -> Tensor:
-    """Mark the clusters at positions first to end - 1 of each row, best first: bool ``[M, K]``."""
-    order = targets.argsort(stable=True, descending=True, dim=-1)
-    return torch.zeros_like(targets, dtype=torch.bool).scatter_(-1, order[:, first:end], True)
-
-
 def cosine_moments(embeddings: Tensor, filled: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Compute the mean and variance of each embedding's cosines with all embeddings, ``[M]`` each.
 
@@ -57,19 +49,14 @@ def cosine_moments(embeddings: Tensor, filled: Tensor | None = None) -> tuple[Te
     covariance of the embeddings, without a matrix of pairs. ``embeddings``: all samples ``[M, D]``,
     of unit length, or zero where they are not ``filled``.
     """
-    mean = filled_mean(embeddings, filled)  # [D]
+    count = len(embeddings) if filled is None else filled.sum()
+    mean = embeddings.sum(0) / count  # [D]
     centered = embeddings - mean
     if filled is not None:
         centered *= filled.unsqueeze(1)
-    count = len(embeddings) if filled is None else filled.sum()
     covariance = centered.T @ centered / count  # [D, D]
     variance = ((embeddings @ covariance) * embeddings).sum(1)  # [M]
     return embeddings @ mean, _above_noise(variance)
-
-
-def filled_mean(values: Tensor, filled: Tensor | None) -> Tensor:
-    """The mean over filled slots, ``[M, D] -> [D]``. The values of empty slots must be 0."""
-    return values.mean(0) if filled is None else values.sum(0) / filled.sum()
 
 
 def _above_noise(variance: Tensor) -> Tensor:
@@ -119,20 +106,6 @@ def _looked_up(table: Tensor, i: Tensor, j: Tensor) -> Tensor:
     if len(table) < len(i):
         return table.index_select(1, j).index_select(0, i)
     return table.index_select(0, i).index_select(1, j)
-
-
-class Factors(NamedTuple):
-    """Weights as a product of two matrices with few columns: W_ij = left_i . right_j.
-
-    No factor is negative. A product of 0 leaves the pair out.
-    """
-
-    left: Tensor  # [M + B, R]
-    right: Tensor  # [M + B, R]
-
-    def rows(self, pick: Pick) -> Tensor:
-        """log W ``[I, K]`` for the queries and keys that ``pick`` picks."""
-        return (pick(self.left)[0] @ pick(self.right)[1].T).log_()
 
 
 class Gaussian(NamedTuple):

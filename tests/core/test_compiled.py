@@ -123,7 +123,7 @@ def test_functional_transforms_have_the_gradient_and_move_no_state(name):
     "make",
     [
         partial(PGCLLoss, 3, 5),
-        partial(PGCLLoss, 3, 5, negative_ranks=(1, 3)),
+        partial(PGCLLoss, 3, (5, 2)),
         partial(PGCLLoss, 3, 5, weighting="sample"),
         partial(InfoNCE, hardness=0.5, debias=0.1),
     ],

@@ -1,5 +1,6 @@
 """What is installed: a core that needs torch and numpy alone, and adapters in it."""
 
+import ast
 import os
 import shutil
 import subprocess
@@ -23,6 +24,17 @@ new = {name.partition(".")[0] for name in set(sys.modules) - already}
 print(*sorted(new - set(sys.stdlib_module_names)))
 """
     assert output_of(code).split() == ["pgcl_losses"]
+
+
+def test_rooms_import_downwards():
+    """`base` imports no other folder, `clusters` and `pairs` import `base` alone."""
+    package = Path(pgcl_losses.__file__).parent
+    for room, may_import in {"base": (), "clusters": ("base",), "pairs": ("base",)}.items():
+        for path in (package / room).glob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.ImportFrom) and node.module.startswith("pgcl_losses"):
+                    imported = node.module.split(".")[1:2] or [alias.name for alias in node.names]
+                    assert {*imported} <= {room, *may_import}, f"{path} imports {node.module}"
 
 
 def test_a_folder_beside_the_package_is_not_run(tmp_path):

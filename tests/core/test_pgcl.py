@@ -127,21 +127,6 @@ def inputs_with(**axes):
     return values.map(lambda drawn: Inputs(**drawn))
 
 
-@st.composite
-def clusters_of(draw, heads):
-    """Which clusters of these heads have negatives of a query."""
-    end = draw(st.integers(1, heads if isinstance(heads, int) else min(heads)))
-    window = draw(st.sampled_from([None, (draw(st.integers(0, end - 1)), end)]))
-    soft = draw(st.booleans())
-    nothing_left = window == (0, 1) and not soft  # but the query's own cluster
-    return {
-        "num_prototypes": heads,
-        "negative_ranks": window,
-        "soft_clusters": soft,
-        "exclude_same_cluster": draw(st.booleans()) and not nothing_left,
-    }
-
-
 FORMS = {
     "mean": {},
     "mean, decoupled": {"decoupled": True},
@@ -166,9 +151,9 @@ def test_views_of_any_number_and_length(inputs, way):
 @few_graphs
 @pytest.mark.parametrize("heads", HEADS, ids=str)
 @examples(15)
-@given(data=st.data(), inputs=inputs_with(), way=WAYS)
-def test_heads_with_ranks_of_negatives_and_soft_clusters(heads, data, inputs, way):
-    options = data.draw(clusters_of(heads))
+@given(exclude=st.booleans(), inputs=inputs_with(), way=WAYS)
+def test_heads(heads, exclude, inputs, way):
+    options = {"num_prototypes": heads, "exclude_same_cluster": exclude}
     assert_agrees_with_the_oracle(options, inputs, way)
 
 
@@ -248,7 +233,8 @@ def all_options(draw):
     queries, memory_size = draw(QUERIES), draw(st.just(0) | MEMORY_SIZES)
     contrast_weight, consistency_weight = draw(st.sampled_from([(1.0, 6.0), (2.0, 3.0)]))
     return {
-        **draw(st.sampled_from(HEADS).flatmap(clusters_of)),
+        "num_prototypes": draw(st.sampled_from(HEADS)),
+        "exclude_same_cluster": draw(st.booleans()),
         **draw(st.sampled_from([*FORMS.values()])),
         "temperature": draw(TEMPERATURES),
         "weighting": draw(st.sampled_from(WEIGHTINGS)),
@@ -289,8 +275,7 @@ def test_second_derivatives_of_the_contrast(options, negatives):
     torch.manual_seed(0)
     pgcl = PGCLLoss(DIM, **options, negatives=negatives, engine="dense").double().eval()
     inputs = [view.requires_grad_() for view in torch.randn(3, 4, DIM, dtype=torch.float64)]
-    # Without a ranking the constant targets alone order the clusters.
-    constants = [assignment._replace(ranking=None) for assignment in pgcl.prototypes(*inputs)]
+    constants = pgcl.prototypes(*inputs)
 
     def contrast(temperature, *views):
         pgcl.temperature = 1 * temperature
@@ -366,25 +351,13 @@ def test_paper_defaults():
             assert ours[f"{name}.{option}"] == value
 
 
-@few_graphs
-@pytest.mark.parametrize(("dim", "num_graphs", "epsilon"), [(8, 5, 0.01), (3, 64, 0.005)])
-def test_positions_of_clusters_are_the_same_in_float32_and_float64(dim, num_graphs, epsilon):
-    """Most targets are too small for float32."""
-    for seed in range(40):
-        torch.manual_seed(seed)
-        options = {"epsilon": epsilon, "negative_ranks": (8, 9), "consistency_weight": 0}
-        pgcl, views = PGCLLoss(dim, 10, **options), torch.randn(2, num_graphs, dim)
-        narrow = pgcl(*views)
-        wide = pgcl.double()(*views.double())
-        torch.testing.assert_close(narrow.double(), wide, rtol=1e-3, atol=1e-6)
-
-
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-@pytest.mark.parametrize("options", [{}, {"soft_clusters": True}, {"queue_size": 5}])
+@pytest.mark.parametrize("options", [{}, {"num_prototypes": (3, 2)}, {"queue_size": 5}])
 def test_a_term_of_weight_0_is_not_computed(options, reduction):
-    plain, views = PGCLLoss(DIM, 3, **options), torch.randn(2, 9, DIM, requires_grad=True)
+    options = {"num_prototypes": 3, **options}
+    plain, views = PGCLLoss(DIM, **options), torch.randn(2, 9, DIM, requires_grad=True)
     for name, other, weight in (("contrast", "consistency", 6), ("consistency", "contrast", 1)):
-        pgcl = PGCLLoss(DIM, 3, **options, reduction=reduction, **{f"{name}_weight": 0.0})
+        pgcl = PGCLLoss(DIM, **options, reduction=reduction, **{f"{name}_weight": 0.0})
         pgcl.load_state_dict(plain.state_dict())
         twin = copy.deepcopy(plain)
         twin.contrast.reduction = twin.consistency.reduction = reduction

@@ -61,7 +61,7 @@ def test_autocast_lowers_no_precision(name, engine, dtype, reduction):
     for enabled in (False, True):
         with torch.autocast(device_type(), dtype=dtype, enabled=enabled):
             loss = loss_of(name, views, engine=engine, reduction=reduction).sum()
-            is_contrast = name not in ("weighted by samples", "soft heads with a window")
+            is_contrast = name not in ("weighted by samples", "heads with a memory")
             inside = gradients(loss, [views], retain_graph=True) if is_contrast else []
         results.append([loss, *inside, *gradients(loss, [views])])
     torch.testing.assert_close(*results, rtol=0, atol=0)

@@ -4,12 +4,20 @@ That the queue balances no empty slots, also an epoch later, is in test_prototyp
 """
 
 import math
+import re
 
+import pytest
 import torch
+from helpers import oracle
+from helpers.marks import NEGATIVES
+from helpers.scripts import ROOT
 
 from pgcl_losses import Assignment, ConsistencyLoss, PrototypeReweightedNCE
 from pgcl_losses.base.normalize import unit_vectors
+from pgcl_losses.contrast import WEIGHTINGS
 from pgcl_losses.pairs.weights import prototype_log_weights
+
+PAGE = ROOT / "docs" / "published_code.md"
 
 
 def test_the_gaussian_has_a_negative_exponent_and_mu_and_sigma_of_the_query():
@@ -49,3 +57,23 @@ def test_both_directions_of_the_swapped_prediction_count():
     views = [Assignment(*of_view, of_view[1].argmax(1)) for of_view in zip(log_p, q, strict=True)]
     one_way = -(q.flip(0) * log_p).sum(2).mean(1)
     torch.testing.assert_close(ConsistencyLoss()(*views), one_way.mean())
+
+
+@pytest.mark.parametrize("negatives", NEGATIVES)
+@pytest.mark.parametrize("weighting", WEIGHTINGS)
+def test_negatives_from_some_clusters_only(weighting, negatives):
+    """The lines of the page, against the published window as a loop over queries and negatives."""
+    (code,), names = re.findall(r"```python\n(.*?)```", PAGE.read_text(), flags=re.DOTALL), {}
+    exec(code, names)
+    pgcl, views = names["pgcl"].double(), [names["z1"].double(), names["z2"].double()]
+    pgcl.contrast.weighting, pgcl.contrast.negatives = weighting, negatives
+    z, prototypes = torch.cat(views), pgcl.prototypes.weight
+    q = torch.cat([oracle.targets(view, prototypes) for view in views])
+    clusters = oracle.ranking(q, z, prototypes).argmax(1)
+    weights = oracle.pair_weights(z, clusters, prototypes, weighting)
+    for i, best_first in enumerate(q.argsort(descending=True, stable=True)[:, 2:8].tolist()):
+        for j, cluster in enumerate(clusters.tolist()):
+            weights[i, j] *= cluster in best_first and cluster != clusters[i]
+    losses, _ = oracle.info_nce(views, weights=weights, negatives=negatives)
+    ours = pgcl.terms(*views, metadata=names["metadata"]).contrast
+    torch.testing.assert_close(ours, losses.mean(), rtol=1e-12, atol=1e-12)

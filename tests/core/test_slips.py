@@ -133,9 +133,6 @@ VALUE_ERRORS = [
     (lambda: InfoNCE(memory_size=-1, dim=D), "memory_size", "-1"),
     (lambda: InfoNCE(negatives="both"), "'all', 'cross', 'memory'", "'both'"),
     (lambda: InfoNCE(gather=1), "gather", "True, False", "got 1"),
-    (lambda: pgcl(negative_ranks=(2, 2)), "negative_ranks", "(2, 2)"),
-    (lambda: PGCLLoss(D, (2, 8), negative_ranks=(2, 4)), "negative_ranks", "0..2"),
-    (lambda: pgcl(negative_ranks=(0, 1)), "negative_ranks", "(0, 1)"),
     (lambda: InfoNCE(negatives="memory"), "negatives is 'memory'", "memory_size"),
     (
         lambda: InfoNCE(memory_size=4, dim=D)(Z1, Z2, negative_pairs=PAIR),
@@ -223,12 +220,6 @@ VALUE_ERRORS = [
         "8",
     ),
     (lambda: contrast()(Z1, Z2), "assignments is None", "weighting='uniform'"),
-    (
-        lambda: contrast(soft_clusters=True)(Z1, Z2, clusters=(CLUSTERS, CLUSTERS)),
-        "assignments",
-        "clusters",
-    ),
-    (lambda: contrast(negative_ranks=(2, 4))(Z1, Z2, assignments=(FIRST, SECOND)), "0..3"),
     (lambda: consistency(FIRST, SHORT), "assignments[1]", "(2, 3)"),
     (lambda: consistency(OF_HEADS, OF_HEADS._replace(heads=(3, 2))), "assignments[1].heads"),
     (lambda: diagnostics([OF_HEADS._replace(heads=(2, 2))]), "5", "(2, 2)"),

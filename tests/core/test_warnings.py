@@ -120,9 +120,8 @@ def test_all_ranks_warn_so_that_none_waits_for_one_that_failed():
         # A gradient of one view, and of one batch in sixteen.
         ({}, {"views_of": lambda z, step: (z[0], z[1].detach())}),
         ({}, {"views_of": lambda z, step: z.detach() if step % _PATIENCE else z}),
-        # A cluster of all embeddings in one of two heads, or that excludes no negatives.
+        # A cluster of all embeddings in one of two heads, or without exclusion.
         ({"num_prototypes": (1, 4)}, {"num_graphs": 40}),
-        ({"epsilon": 10.0, "consistency_weight": 0, "soft_clusters": True}, ONE_CLUSTER),
         ({"epsilon": 10.0, "consistency_weight": 0, "exclude_same_cluster": False}, ONE_CLUSTER),
         # Embeddings that differ, and those that no prototype has to tell apart.
         (SHARP, {**COLLAPSED, "views_of": lambda z, step: collapsed(z, step, spread=1.0)}),

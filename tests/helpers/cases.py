@@ -15,7 +15,7 @@ from helpers.score_mods import SCORE_MODS, random_metadata
 from pgcl_losses.contrast import WEIGHTINGS
 from pgcl_losses.pairs import sums
 from pgcl_losses.pairs.rows import NO_LABEL, Listed, Pairs
-from pgcl_losses.pairs.weights import Factors, Gaussian, Table, mean_of_one
+from pgcl_losses.pairs.weights import Gaussian, Table, mean_of_one
 
 # What decides which pairs count and how much: every combination.
 EVERY_MODE = [
@@ -27,10 +27,7 @@ EVERY_MODE = [
 # The rest of the family, one of each kind.
 FAMILY: list[dict[str, Any]] = [
     {"num_prototypes": (3, 5)},
-    {"num_prototypes": 4, "negative_ranks": (1, 3)},
-    {"num_prototypes": 4, "soft_clusters": True},
-    {"num_prototypes": (3, 5), "negative_ranks": (0, 2), "exclude_same_cluster": False},
-    {"num_prototypes": (3, 5, 4), "negative_ranks": (1, 3), "soft_clusters": True},
+    {"num_prototypes": (3, 5, 4), "exclude_same_cluster": False},
 ]
 NUMBERS = (0, 1, 2, -2, -3, 2**40, 2**40 + 1, 1 - 2**63, 2**63 - 1)
 
@@ -135,11 +132,9 @@ def any_pairs(draw):
     tables = tuple([log_table(of_head) for of_head in sizes])
     table = Table(tables, torch.stack([number(of_head, m + size) for of_head in sizes], dim=1))
     excluding = Table((torch.log(1 - torch.eye(4).double()),), number(4, m + size, 1))
-    left, right = (random(m + size, 3) * (random(m + size, 3) > 0.3) for _ in range(2))
     mean, variance = random(m + size) - 0.5, random(m + size) + 0.05
     by_cosine = [Gaussian(mean, variance), Beta(random(m + size), random(m + size))]
-    kinds = [(table, None), (excluding, None), (Factors(left, right), None)]
-    kinds += [(None, by_cosine[0]), (table, by_cosine[1]), (Factors(left, right), by_cosine[0])]
+    kinds = [(table, None), (excluding, None), (None, by_cosine[0]), (table, by_cosine[1])]
     weights, pair_weight = draw(st.sampled_from([(None, None)] * 4 + kinds))
     is_plain = weights is None and pair_weight is None
     is_unit = not is_plain or draw(st.booleans())
@@ -230,12 +225,10 @@ def for_oracle(problem, z, positive_weights):
 
 
 def weights_of(pairs, num_keys):
-    """Of a table or of factors, ``[M, M + B]``."""
+    """Of a table, ``[M, M + B]``."""
     weights, count = pairs.weights, pairs.num_embeddings()
-    if isinstance(weights, Table):
-        of_heads = zip(weights.log_weights, weights.clusters.T, strict=True)
-        each = [log_w[clusters[:count, None], clusters].exp() for log_w, clusters in of_heads]
-        return sum(each) / len(each)
-    if isinstance(weights, Factors):
-        return weights.left[:count] @ weights.right.T
-    return torch.ones(count, num_keys, dtype=torch.float64)
+    if weights is None:
+        return torch.ones(count, num_keys, dtype=torch.float64)
+    of_heads = zip(weights.log_weights, weights.clusters.T, strict=True)
+    each = [log_w[clusters[:count, None], clusters].exp() for log_w, clusters in of_heads]
+    return sum(each) / len(each)

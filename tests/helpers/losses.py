@@ -36,7 +36,6 @@ def learned_temperature(loss, **options):
 
 info_nce = partial(InfoNCE, dim=DIM)
 pgcl = partial(PGCLLoss, DIM, num_prototypes=3)
-soft_heads = {"num_prototypes": (3, 4), "negative_ranks": (0, 2), "soft_clusters": True}
 
 # How a loss is made, and what it is called with: sets of any lengths or views, labels, positives.
 LOSSES = {
@@ -69,13 +68,13 @@ LOSSES = {
     ),
     "PGCL": (pgcl, ""),
     "PGCL with a score_mod": (partial(pgcl, score_mod=by_distance, decoupled=True), "metadata"),
-    "soft heads with a score_mod": (partial(pgcl, **soft_heads, score_mod=far), "labels"),
+    "heads with a score_mod": (partial(pgcl, num_prototypes=(3, 4), score_mod=far), "labels"),
     "reduction": (partial(pgcl, reduction="none", negatives="cross"), ""),
     "queue and memory": (partial(pgcl, queue_size=20, memory_size=7), "labels remember"),
     "weighted by samples": (partial(pgcl, weighting="sample", memory_size=7, queue_size=3), ""),
     "frozen prototypes": (partial(pgcl, freeze_steps=2, reduction="sum"), ""),
     "heads": (partial(pgcl, num_prototypes=(3, 5), queue_size=5), ""),
-    "soft heads with a window": (partial(pgcl, **soft_heads, memory_size=9), "labels"),
+    "heads with a memory": (partial(pgcl, num_prototypes=(3, 4), memory_size=9), "labels"),
     "PGCL with positives": (partial(pgcl, queries="first"), "positives"),
     "PGCL as SupCon": (partial(pgcl, over_positives="supcon", memory_size=7), "labels"),
     "PGCL that learns its temperature": (partial(learned_temperature, pgcl), ""),
@@ -86,13 +85,13 @@ LOSSES = {
         partial(Apart, weighting="sample", score_mod=with_a_mean_of_one),
         "",
     ),
-    "modules with soft heads": (partial(Apart, **soft_heads, reduction="none"), ""),
+    "modules with heads": (partial(Apart, num_prototypes=(3, 4), reduction="none"), ""),
 }
 # Of one batch of two views, with a temperature that is given: what has other arithmetic.
 ARITHMETIC = [
     *("InfoNCE", "hard and debiased", "memory", "positives", "positives and labels", "SupCon"),
     *("sum of positives", "dot products", "given negatives", "contrast alone"),
-    *("weighted by samples", "soft heads with a window", "score_mod"),
+    *("weighted by samples", "heads with a memory", "score_mod"),
 ]
 
 

@@ -80,24 +80,18 @@ def family_weights(
     prototypes_of_heads,
     weighting="prototype",
     exclude_same_cluster=True,
-    negative_ranks=None,
-    soft_clusters=False,
 ):
     """The mean over heads of M_i w_ij for all pairs of embeddings, 0 for what is no negative."""
     of_heads = []
     for q, prototypes in zip(q_of_heads, prototypes_of_heads, strict=True):
-        best_first = ranking(q, z, prototypes).argsort(dim=1, descending=True, stable=True)
-        positions, num = best_first.argsort(1), len(prototypes)
-        if not soft_clusters:  # all of an embedding is in its best cluster
-            q = (positions == 0).double()
+        clusters, num = ranking(q, z, prototypes).argmax(1), len(prototypes)
         table = torch.ones(num, num, dtype=torch.float64)
         if weighting == "prototype":
-            table = gaussian_weights(1 - cosines(prototypes, prototypes).detach(), q.mean(0))
+            fractions = F.one_hot(clusters, num).double().mean(0)
+            table = gaussian_weights(1 - cosines(prototypes, prototypes).detach(), fractions)
         if exclude_same_cluster:
             table = table - table.diag().diag()
-        first, end = negative_ranks or (0, num)
-        window = ((first <= positions) & (positions < end)).double()
-        of_heads.append(torch.einsum("ik, km, im, jm -> ij", q, table, window, q))
+        of_heads.append(table[clusters[:, None], clusters])
     by_sample = pair_weights(z, None, None, "sample" if weighting == "sample" else "uniform")
     return sum(of_heads) / len(of_heads) * by_sample
 
@@ -226,7 +220,7 @@ def pgcl_contrast(views, prototypes_of_heads, labels=None, memory=None, memory_l
     """As ``info_nce``, reweighted. The memory is balanced by itself, as a view is."""
     balanced = [*views] if memory is None or len(memory) == 0 else [*views, memory]
     q_of_heads = [torch.cat([targets(z, c) for z in balanced]) for c in prototypes_of_heads]
-    options = ("weighting", "exclude_same_cluster", "negative_ranks", "soft_clusters")
+    options = ("weighting", "exclude_same_cluster")
     of_weights = {name: mode.pop(name) for name in options if name in mode}
     weights = family_weights(torch.cat(balanced), q_of_heads, prototypes_of_heads, **of_weights)
     return info_nce(views, labels, memory, memory_labels, weights=weights, **mode)
