@@ -23,7 +23,7 @@ from pgcl_losses.pairs.batch import Batch, Labels, OverPositives, Queries, Reduc
 from pgcl_losses.pairs.chunks import Engine, loss_of_pairs
 from pgcl_losses.pairs.forms import Form
 from pgcl_losses.pairs.memory import LossWithMemory, Memory
-from pgcl_losses.pairs.rows import Inputs, Listed, Pairs
+from pgcl_losses.pairs.rows import Inputs, Pairs
 from pgcl_losses.pairs.score_mod import Function
 from pgcl_losses.pairs.weights import Gaussian, Table
 from pgcl_losses.presets import PRESETS, as_written, find_preset
@@ -71,17 +71,11 @@ class WeightedInfoNCE(LossModule):
             for name in [name for name, other in others.items() if other is not None]:
                 why = "it can weigh and leave out negatives itself, but only those of the batch"
                 raise ValueError(f"score_mod and {name} cannot be combined, choose one: {why}")
-        same_label = None
-        if batch.labels is not None:
-            labels = batch.labels[: len(batch.embeddings)]
-            numbers = torch.arange(len(labels), device=labels.device)
-            same_label, _ = Listed.by_query(labels, numbers)
         pairs = Pairs(
             processes.lengths(),
             self.negatives,
             first_queries=self.queries == "first",
             labels=batch.labels,
-            same_label=same_label,
             positives=batch.positives,
             negative_pairs=batch.negative_pairs,
             memory=batch.memory,

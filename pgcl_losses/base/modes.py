@@ -36,3 +36,18 @@ def is_eager(values: Tensor) -> bool:
 def can_be_read(values: Tensor) -> bool:
     """Whether Python may read values without synchronising: they are on the host."""
     return values.device.type == "cpu" and is_eager(values)
+
+
+def keeps_graph() -> bool:
+    """Whether the backward that runs now keeps autograd's graph, for another one (retain_graph)."""
+    keeps = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
+    return keeps is None or keeps()  # private: without it, assume that the graph is kept
+
+
+def may_overwrite(d: Tensor) -> bool:
+    """Whether the backward that runs now, with derivatives ``d``, may overwrite what was saved.
+
+    It may not if it can be repeated, or if vmap computes many gradients (``is_grads_batched``).
+    """
+    is_batched = is_transformed(d) or torch._C._functorch.is_legacy_batchedtensor(d)
+    return not (is_batched or keeps_graph())

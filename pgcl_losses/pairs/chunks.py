@@ -6,8 +6,9 @@ pairs exists, and the backward of a mean or a sum has nothing to compute again. 
 into one chunk is not cut, and autograd differentiates it in the user's backward.
 """
 
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -15,14 +16,15 @@ import torch
 from torch import Tensor
 
 from pgcl_losses.base.distributed import Processes, Span
-from pgcl_losses.base.modes import is_transformed
+from pgcl_losses.base.modes import can_be_read, is_transformed
 from pgcl_losses.base.normalize import full_precision
-from pgcl_losses.pairs.rows import Inputs, Pairs, Rows, all_rows, find_partners, num_entries
+from pgcl_losses.pairs.partners import find_partners, num_listed
+from pgcl_losses.pairs.rows import Inputs, Pairs, Rows, all_rows
 from pgcl_losses.pairs.sums import (
     Sums,
+    Total,
     Workspace,
     chunk_size,
-    gradient_units,
     list_sums,
     matrix_sums,
     plain_products,
@@ -32,6 +34,10 @@ from pgcl_losses.pairs.sums import (
 )
 
 Engine = Literal["auto", "dense", "chunks"]
+# Where every key has a weight as a positive, a form computes with matrices of its own. A chunk
+# counts a third of them, since on a GPU many small chunks take long to start.
+_MATRICES_OF_WEIGHTS = 3
+
 LossesOfRows = tuple[Tensor, Tensor | None]  # [I], and which queries have positives; None: all
 
 
@@ -42,7 +48,7 @@ def row_losses(pairs: Pairs, rows: Rows, inputs: Inputs, sums: Sums) -> LossesOf
     """
     partners = find_partners(pairs, rows, inputs.z, inputs.weights)
     x, log_s, log_count = sums(pairs, rows, inputs, partners)
-    return pairs.form.losses(log_s, x, partners.weights, inputs.temperature, log_count)
+    return pairs.form.losses(log_s, x, partners.positives, inputs.temperature, log_count)
 
 
 def joined(results: Sequence[LossesOfRows], inputs: Inputs) -> tuple[Tensor, Tensor | int]:
@@ -55,59 +61,87 @@ def joined(results: Sequence[LossesOfRows], inputs: Inputs) -> tuple[Tensor, Ten
     return losses[0], sum([x.sum() for x in exist]) if exist else len(losses[0])
 
 
+def num_entries(pairs: Pairs, rows: Rows, z: Tensor) -> int:
+    """Return how many numbers the rows take: in matrices ``[I, K]``, or in a list of partners."""
+    num_rows, num_keys = rows.shape()
+    is_matrix = pairs.negative_pairs is None
+    if pairs.are_views():
+        return num_rows * (num_keys if is_matrix else len(pairs.lengths))
+    if not can_be_read(z):
+        return num_rows * num_keys * _MATRICES_OF_WEIGHTS
+    return num_rows * num_keys if is_matrix else num_rows + num_listed(pairs, rows)
+
+
+def cut(pairs: Pairs, rows: Rows, z: Tensor) -> Iterator[Rows]:
+    """Cut rows into chunks that take about as many numbers as a chunk should."""
+    (start, stop), number = rows.queries, -(-num_entries(pairs, rows, z) // chunk_size(z.device))
+    number = max(1, min(number, stop - start))
+    edges = [start + (stop - start) * n // number for n in range(number + 1)]
+    for edge in itertools.pairwise(edges):
+        yield rows._replace(queries=Span(*edge))
+
+
 def losses_of_chunks(
-    pairs: Pairs, inputs: Inputs, own: list[Span] | None, d_losses: Tensor, totals: Inputs | None
-) -> tuple[Tensor, Tensor | int]:
-    """Compute the losses ``[Q]`` of queries chunk by chunk, and how many queries have positives.
+    pairs: Pairs, inputs: Inputs, own: list[Span] | None, d_losses: Tensor, learns: Sequence[bool]
+) -> tuple[Tensor, Tensor | int, Inputs | None]:
+    """Compute the losses ``[Q]`` of queries chunk by chunk, how many have positives, the gradient.
 
     ``own``: the queries of this process; None: all queries. ``d_losses``: d loss / d losses, a
-    scalar or ``[Q]``. ``totals``: to which the gradient of sum(d_losses * losses) is added; None:
-    no gradient.
+    scalar or ``[Q]``. ``learns``: which of the inputs have a gradient. The gradient is that of
+    sum(d_losses * losses); None if no input has one.
     """
-    chunks = list(all_rows(pairs, chunk_size(inputs.z.device), own))
+    z = inputs.z
+    chunks = [chunk for rows in all_rows(pairs, own) for chunk in cut(pairs, rows, z)]
     shapes = [rows.shape() for rows in chunks]
-    sizes = [num_rows for num_rows, _ in shapes]
-    d_of_chunks = d_losses.expand(sum(sizes)).split_with_sizes(sizes)
-    results, learns, d_z = [], totals is not None, None if totals is None else totals.z
-    with torch.set_grad_enabled(learns):
-        leaves = inputs.map(lambda x: x.detach().requires_grad_(learns))
-        if totals is None or totals.temperature is None:  # it is a number
-            leaves.temperature.requires_grad_(False)
-        sums: Sums
-        log_s = d_log_s = None
-        if pairs.negative_pairs is not None:
-            of_list = list_sums(pairs, leaves, partial(products_in_parts, d_z=d_z))
-            log_s = of_list.log_s.detach().requires_grad_(learns)
-            d_log_s, sums = torch.zeros_like(log_s), of_list._replace(log_s=log_s).pick
-        else:
+    num_rows = [num for num, _ in shapes]
+    # One tensor has the losses of all chunks. If each chunk left a tensor of its own behind, the
+    # matrices that it frees could not be joined, and the memory of the process would grow.
+    losses, exist = z.new_empty(sum(num_rows)), None
+    num_exist = torch.zeros((), dtype=torch.long, device=z.device)
+    gradient = inputs.map(torch.zeros_like) if any(learns) else None
+    total = None if gradient is None else Total(gradient.z, inputs.temperature)
+    with torch.set_grad_enabled(gradient is not None):
+        leaves: list[Any] = [
+            None if x is None else x.detach().requires_grad_(learns_x)
+            for x, learns_x in zip(inputs, learns, strict=True)
+        ]
+        own_inputs, totals = Inputs(*leaves), list(gradient or ())
+        if pairs.negative_pairs is None:
             # All chunks share a buffer: new memory pages for each would take a tenth of the time.
-            buffer = inputs.z.new_empty(max(map(math.prod, shapes), default=0))
-            sums = partial(sums_in_place, space=Workspace(buffer, d_z))
-        for rows, d in zip(chunks, d_of_chunks, strict=True):
-            losses, exist = row_losses(pairs, rows, leaves, sums)
-            results.append((losses.detach(), exist))
-            if totals is not None:
-                add_gradients(losses, d, [*leaves, log_s], [*totals, d_log_s])
-    if totals is not None and d_log_s is not None:
-        add_gradients(of_list.log_s, d_log_s, leaves, totals)
-    elif totals is not None:
-        totals.z.div_(gradient_units(inputs.temperature)[1])
-    return joined(results, inputs)
+            buffer = z.new_empty(max(map(math.prod, shapes), default=0))
+            sums: Sums = partial(sums_in_place, space=Workspace(buffer, total))
+        else:
+            of_list = list_sums(pairs, own_inputs, partial(products_in_parts, total=total))
+            leaves.append(of_list.log_s.detach().requires_grad_(gradient is not None))
+            totals.append(torch.zeros_like(leaves[-1]))
+            sums = of_list._replace(log_s=leaves[-1]).pick
+        d_of_chunks = d_losses.expand(len(losses)).split_with_sizes(num_rows)
+        of_chunks = losses.split_with_sizes(num_rows)
+        for rows, out, d in zip(chunks, of_chunks, d_of_chunks, strict=True):
+            some, exist = row_losses(pairs, rows, own_inputs, sums)
+            out.copy_(some.detach())
+            if exist is not None:
+                num_exist += exist.sum()
+            if gradient is not None:
+                add_gradients(some, d, leaves, totals)
+        if gradient is not None and pairs.negative_pairs is not None:
+            add_gradients(of_list.log_s, totals[-1], leaves[:-1], totals)
+    if total is not None:
+        total.divide()
+    return losses, len(losses) if exist is None else num_exist, gradient
 
 
 def add_gradients(losses: Tensor, d: Tensor, leaves: Sequence[Any], totals: Sequence[Any]) -> None:
     """Add the gradient of sum(d * losses) by each of ``leaves`` to the tensors in ``totals``."""
-    pairs = [(x, total) for x, total in zip(leaves, totals, strict=True) if total is not None]
+    pairs = [
+        (x, total)
+        for x, total in zip(leaves, totals, strict=False)
+        if x is not None and x.requires_grad
+    ]
     gradients = torch.autograd.grad(losses, [x for x, _ in pairs], d, allow_unused=True)
     for (_, total), gradient in zip(pairs, gradients, strict=True):
         if gradient is not None:  # embeddings have none: their gradient is already in the total
             total.add_(gradient)
-
-
-def zeros_for(inputs: Inputs, learns_temperature: bool) -> Inputs:
-    """Zeros, to which the gradient of inputs is added; None for a temperature that is a number."""
-    zeros = inputs.map(torch.zeros_like)
-    return zeros if learns_temperature else zeros._replace(temperature=None)
 
 
 class _Chunks(torch.autograd.Function):
@@ -120,12 +154,13 @@ class _Chunks(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
         *differentiated, pairs, own, is_sum = arguments
-        inputs, totals = Inputs(*differentiated).map(Tensor.detach), None
-        if is_sum and any(ctx.needs_input_grad):
-            totals = zeros_for(inputs, ctx.needs_input_grad[1])
-        losses, count = losses_of_chunks(pairs, inputs, own, inputs.z.new_ones(()), totals)
-        ctx.is_sum, ctx.rest = is_sum, (pairs, own)
-        ctx.save_for_backward(*(inputs if totals is None else totals))
+        inputs, learns = Inputs(*differentiated).map(Tensor.detach), ctx.needs_input_grad[:3]
+        ctx.learns, ctx.rest = learns, None if is_sum else (pairs, own)
+        one, never = inputs.z.new_ones(()), (False,) * 3
+        losses, count, gradient = losses_of_chunks(
+            pairs, inputs, own, one, learns if is_sum else never
+        )
+        ctx.save_for_backward(*(gradient if is_sum and gradient else inputs))
         count = count if isinstance(count, Tensor) else losses.new_full((), count)
         ctx.mark_non_differentiable(count)
         return losses.sum() if is_sum else losses, count
@@ -134,12 +169,11 @@ class _Chunks(torch.autograd.Function):
     def backward(ctx: Any, d: Tensor, _: Any) -> tuple[Any, ...]:
         raise_if_differentiated_twice()
         saved = Inputs(*ctx.saved_tensors)
-        if ctx.is_sum:
+        if ctx.rest is None:
             return *[None if x is None else x * d for x in saved], None, None, None
-        (pairs, own), totals = ctx.rest, zeros_for(saved, ctx.needs_input_grad[1])
         with full_precision(d.device):
-            losses_of_chunks(pairs, saved, own, d, totals)
-        return *totals, None, None, None
+            _, _, gradient = losses_of_chunks(ctx.rest[0], saved, ctx.rest[1], d, ctx.learns)
+        return *(gradient or saved), None, None, None
 
 
 def loss_of_pairs(
@@ -165,8 +199,8 @@ def loss_of_pairs(
             f"engine='dense' computes one matrix in one process, but {processes.num_ranks()} "
             "processes hold a batch together: choose engine='auto' or 'chunks', or gather=False"
         )
-    rows, is_dense = list(all_rows(pairs, None, own)), engine == "dense"
-    if is_dense or is_one_chunk(pairs, rows, inputs.z.device):
+    rows, is_dense = all_rows(pairs, own, whole=True), engine == "dense"
+    if is_dense or is_one_chunk(pairs, rows, inputs.z):
         sums: Sums = matrix_sums if is_dense else sums_in_place
         if pairs.negative_pairs is not None:
             products = plain_products if is_dense else products_in_parts
@@ -190,11 +224,11 @@ def loss_of_pairs(
     return losses / (count.clamp_min(1) if isinstance(count, Tensor) else count)
 
 
-def is_one_chunk(pairs: Pairs, rows: Sequence[Rows], device: torch.device) -> bool:
+def is_one_chunk(pairs: Pairs, rows: Sequence[Rows], z: Tensor) -> bool:
     """Whether the rows of a batch are few enough to be computed at once, and wait for a backward.
 
     With a memory they do not wait, because the same step overwrites the memory.
     """
     if pairs.memory is not None:
         return False
-    return sum([num_entries(pairs, some) for some in rows]) <= chunk_size(device)
+    return sum([num_entries(pairs, some, z) for some in rows]) <= chunk_size(z.device)

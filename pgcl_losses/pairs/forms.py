@@ -21,8 +21,39 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from pgcl_losses.base.modes import is_transformed
+
 # log(1 + e^x) is x from here on, even for float64.
 _LINEAR_FROM = 40.0
+
+
+class Positives(NamedTuple):
+    """How much each positive of some rows counts, and to which row it belongs.
+
+    Positives are a matrix with a row for each query, ``[I, P]``, or a list ``[p]`` if queries have
+    different numbers of them.
+    """
+
+    num_rows: int
+    weights: Tensor | None  # [I, P] or [p]; 0: no positive; None: all are 1
+    row: Tensor | None = None  # [p] the row of each positive in a list
+
+    def spread(self, values: Tensor) -> Tensor:
+        """Repeat a value of each row ``[I]`` for the positives of the row."""
+        return values.unsqueeze(1) if self.row is None else values.index_select(0, self.row)
+
+    def sum(self, values: Tensor) -> Tensor:
+        """Add up values of positives by row, ``[I]``."""
+        if self.row is None:
+            return values.sum(1)
+        return values.new_zeros(self.num_rows).index_add(0, self.row, values)
+
+    def amax(self, values: Tensor) -> Tensor:
+        """The largest value of positives by row, ``[I]``; -inf without any."""
+        if self.row is None:
+            return values.amax(1)
+        least = values.new_full((self.num_rows,), -math.inf)
+        return least.scatter_reduce(0, self.row, values, "amax")
 
 
 class Form(NamedTuple):
@@ -38,8 +69,8 @@ class Form(NamedTuple):
     def losses(
         self,
         log_s: Tensor,  # [I], -inf for a query without negatives
-        x: Tensor,  # [I, P] scores of positives; any finite number where w is 0
-        w: Tensor | None,  # [I, P] weights of positives, 0 for padding; None: all are 1
+        x: Tensor,  # [I, P] or [p] scores of positives; any finite number where the weight is 0
+        positives: Positives,
         temperature: float | Tensor,
         log_count: Tensor | None,  # [I] log of the number of negatives, for debias
     ) -> tuple[Tensor, Tensor | None]:
@@ -47,20 +78,21 @@ class Form(NamedTuple):
 
         A query without positives has loss 0, or NaN if its log S is NaN.
         """
+        w = positives.weights
         if w is None and x.shape[1] == 1 and self.debias == 0:
             return self._against(log_s - x.squeeze(1)), None  # all forms agree
         w = torch.ones_like(x) if w is None else w
-        total = w.sum(1)  # [I]
+        total = positives.sum(w)  # [I]
         exist = total > 0
-        share = w / total.where(exist, 1.0).unsqueeze(1)  # [I, P] a_p
+        share = w / positives.spread(total.where(exist, 1.0))  # a_p
         if self.debias > 0 and log_count is not None:
-            log_s = self._debiased(log_s, x, share, temperature, log_count)
+            log_s = self._debiased(log_s, x, share, positives, temperature, log_count)
         if self.over_positives == "mean":
-            losses = (self._against(log_s.unsqueeze(1) - x) * share).sum(1)
+            losses = positives.sum(self._against(positives.spread(log_s) - x) * share)
         elif self.over_positives == "sum":
-            losses = self._against(log_s - _log_sum(x, w))
+            losses = self._against(log_s - _log_sum(x, w, positives))
         else:
-            losses = _supcon(log_s, x, w, share)
+            losses = _supcon(log_s, x, w, share, positives)
         return losses.where(exist, log_s.detach().where(log_s.isnan(), 0.0)), exist
 
     def _against(self, gaps: Tensor) -> Tensor:
@@ -74,6 +106,7 @@ class Form(NamedTuple):
         log_s: Tensor,
         x: Tensor,
         share: Tensor,
+        positives: Positives,
         temperature: float | Tensor,
         log_count: Tensor,
     ) -> Tensor:
@@ -84,46 +117,36 @@ class Form(NamedTuple):
         of a cosine. Chuang et al., Debiased Contrastive Learning, NeurIPS 2020.
         """
         log_mean = (log_s - log_count).masked_fill(log_s == -math.inf, 0.0)  # log(S / N)
-        above = (x - log_mean.unsqueeze(1)).clamp_max(_LINEAR_FROM)
-        ratio = self.debias * (above.exp() * share).sum(1)  # tau+ E_a / (S / N)
+        above = (x - positives.spread(log_mean)).clamp_max(_LINEAR_FROM)
+        ratio = self.debias * positives.sum(above.exp() * share)  # tau+ E_a / (S / N)
         remainder = 1 - ratio.clamp_max(1 - torch.finfo(x.dtype).eps)
         corrected = log_mean + remainder.log() - math.log1p(-self.debias)
-        lowest = -torch.ones_like(log_mean) / temperature
+        least = -torch.ones_like(log_mean) / temperature
         # Comparisons with NaN are false, so a NaN stays a NaN.
-        return lowest.where((ratio >= 1) | (corrected < lowest), corrected) + log_count
+        return least.where((ratio >= 1) | (corrected < least), corrected) + log_count
 
 
-def _largest_exponent(like: Tensor) -> float:
-    """Return a number up to which e^x does not overflow, with some room to add and multiply.
-
-    Exponents are clamped to it, since a positive of weight 0 may exceed the others by any factor.
-    """
-    return math.log(torch.finfo(like.dtype).max) - 8
-
-
-def _log_sum(x: Tensor, w: Tensor) -> Tensor:
-    """Compute log E = log sum_p w_p e^{x_p}; 0 for a query without positives.
-
-    A weight of 0 has a gradient like any other weight.
-    """
-    peaks = x.detach().masked_fill(w == 0, -math.inf).amax(1)
-    exist = peaks != -math.inf  # True for a NaN as well
-    peaks = peaks.masked_fill(~exist, 0.0)
-    powers = (x - peaks.unsqueeze(1)).clamp_max(_largest_exponent(x)).exp()
-    return (powers * w).sum(1).where(exist, 1.0).log() + peaks
+def _log_sum(x: Tensor, w: Tensor, positives: Positives) -> Tensor:
+    """Compute log E = log sum_p w_p e^{x_p}; any finite number for a query without positives."""
+    is_constant = not (w.requires_grad or is_transformed(w))  # transforms hide requires_grad
+    if positives.row is None and is_constant:
+        return (x + w.log().clamp_min_(torch.finfo(x.dtype).min / 2)).logsumexp(1)
+    # A weight of 0 has a gradient like any other weight, and its e^x may exceed the others by any
+    # factor. So exponents are clamped to a number up to which e^x does not overflow.
+    peaks = positives.amax(x.detach() + w.detach().log())
+    peaks = peaks.masked_fill(peaks == -math.inf, 0.0)
+    largest = math.log(torch.finfo(x.dtype).max) - 8
+    total = positives.sum((x - positives.spread(peaks)).clamp_max(largest).exp() * w)
+    return total.where(total > 0, 1.0).log() + peaks
 
 
-def _supcon(log_s: Tensor, x: Tensor, w: Tensor, share: Tensor) -> Tensor:
+def _supcon(log_s: Tensor, x: Tensor, w: Tensor, share: Tensor, positives: Positives) -> Tensor:
     """Compute log(S + E) - sum_p a_p x_p.
 
     The larger of S and E is taken out of the sum: log(S + E) is log S + log1p(E / S) or log E +
-    log1p(S / E). Then a loss near 0 is not lost to rounding. Nor is the derivative by the smaller
-    of S and E: it is small, but a weight of 0 multiplies it by the large e^{x_p} / E.
+    log1p(S / E). Then a loss near 0 is not lost to rounding.
     """
-    log_e = _log_sum(x, w)
-    above = log_s > log_e
-    by_s = (x - log_s.unsqueeze(1)).clamp_max(_largest_exponent(x)).exp()  # [I, P] e^{x_p} / S
-    by_e = (log_s - log_e).clamp_max(0.0).exp()  # [I] S / E
-    ratio = (by_s * w).sum(1).where(above, by_e)
-    larger = log_s.where(above, log_e)
-    return ratio.log1p() + ((larger.unsqueeze(1) - x) * share).sum(1)
+    log_e = _log_sum(x, w, positives)
+    larger = log_s.maximum(log_e)
+    ratio = (-(log_s - log_e).abs()).exp()
+    return ratio.log1p() + positives.sum((positives.spread(larger) - x) * share)

@@ -1,28 +1,28 @@
 """The contrast by rows: a row is one query with all its keys, and rows are independent.
 
-This file decides what counts. `find_partners` decides which keys are positives of a query, and how
-much each counts. `add_log_weights` decides which keys are negatives, and how much each counts.
-`all_rows` decides with which keys a query is compared. `sums` adds up the negatives of a query, a
-form in `forms` makes the loss from both, and `chunks` puts the rows of a batch together.
+Three files decide what counts. This one has what is known of the pairs (`Pairs`), and decides with
+which keys a query is compared (`all_rows`). `partners` decides which keys are positives of a query,
+and `negatives` which keys are negatives, and how much each counts.
 """
 
 import itertools
-import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from pgcl_losses.base.distributed import Span
-from pgcl_losses.base.modes import can_be_read, is_transformed
+from pgcl_losses.base.modes import can_be_read
 from pgcl_losses.pairs.forms import Form
-from pgcl_losses.pairs.score_mod import Pair, ScoreMod, modified
+from pgcl_losses.pairs.score_mod import ScoreMod
 from pgcl_losses.pairs.weights import Gaussian, Table
 
 # The label of an embedding that is stored in the memory without a label. We assume that no caller
 # uses this number as a label.
 NO_LABEL = torch.iinfo(torch.int64).min
+# The keys of each label may be padded to the largest class, to so many times as many numbers.
+_LARGEST_PADDING = 3
 
 
 class Listed(NamedTuple):
@@ -37,10 +37,38 @@ class Listed(NamedTuple):
         query, order = query.sort(stable=True)
         return cls(query, key[order]), order
 
-    def first_and_count(self, i: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the position of each query's first pair ``[I]``, and how many pairs it has."""
-        first = torch.searchsorted(self.query, i)
-        return first, torch.searchsorted(self.query, i, right=True) - first
+    def of_queries(self, queries: Span) -> slice:
+        """Where the pairs of consecutive queries are in the list. Their numbers are read."""
+        return slice(*torch.searchsorted(self.query, torch.tensor(queries)).tolist())
+
+
+class KeysByLabel(NamedTuple):
+    """The keys of some rows by their labels, of which C are different."""
+
+    labels: Tensor  # [C] sorted
+    first: Tensor  # [C] where in `columns` the keys of a label begin
+    size: Tensor  # [C] how many keys have the label
+    columns: Tensor  # [K] the columns of keys, sorted by label
+    # [C, P] the columns of the keys of each label; a shorter row repeats its last column. It is
+    # None if classes differ so much in size that most of it would be padding.
+    padded: Tensor | None
+
+    @classmethod
+    def sort(cls, labels: Tensor, columns: Tensor) -> "KeysByLabel":
+        """Sort keys with some labels ``[K]`` and columns ``[K]``."""
+        labels, order = labels.sort(stable=True)
+        labels, size = torch.unique_consecutive(labels, return_counts=True)
+        first, columns, padded = size.cumsum(0) - size, columns[order], None
+        most = int(size.max())
+        if most * len(size) <= _LARGEST_PADDING * len(columns):
+            last = (size - 1).unsqueeze(1)
+            padded = columns[first.unsqueeze(1) + torch.arange(most).minimum(last)]
+        return cls(labels, first, size, columns, padded)
+
+    def find(self, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Find the numbers 0 to C - 1 of labels ``[I]``, and which of them keys have."""
+        number = torch.searchsorted(self.labels, labels).clamp_max_(len(self.labels) - 1)
+        return number, self.labels[number] == labels
 
 
 class Pairs(NamedTuple):
@@ -68,7 +96,6 @@ class Pairs(NamedTuple):
     score_mod: ScoreMod | None = None  # the user's own function of the scores of negatives
     metadata: Tensor | None = None  # [M, ...] what that function may know of each embedding
     form: Form = Form()  # the loss of a query from its negatives and positives
-    same_label: Listed | None = None  # query: sorted labels of the batch; key: their embeddings
     learns: bool = True  # whether gradients are enabled where the loss is called
 
     def num_embeddings(self) -> int:
@@ -79,6 +106,15 @@ class Pairs(NamedTuple):
         """The positions of the embeddings in each set."""
         ends = itertools.accumulate(self.lengths)
         return [Span(end - length, end) for end, length in zip(ends, self.lengths, strict=True)]
+
+    def are_views(self) -> bool:
+        """Whether the positives of an embedding are row n of all other sets."""
+        return self.labels is None and self.positives is None
+
+    def is_plain(self) -> bool:
+        """Whether pairs are views, of which nothing is looked up by query or by key."""
+        looked_up = self.weights, self.pair_weight, self.score_mod, self.memory, self.negative_pairs
+        return self.are_views() and looked_up.count(None) == len(looked_up)
 
     def log_sum_terms(self) -> list[tuple[float, float]]:
         """List the log-sum-exps in log S: how often each of them adds the scores to the logits.
@@ -108,21 +144,22 @@ class Inputs(NamedTuple):
 class Rows(NamedTuple):
     """Some queries, and the K keys that they are compared with: a matrix with a row for each query.
 
-    If both views are queries, and the keys of each are the other view, one product of matrices
-    serves both: ``queries`` is the first view, ``keys`` the second view, and with ``and_back`` the
-    rows of the transposed matrix follow, in which the keys are the queries.
+    Keys lie in the matrix in the order of their positions. The set of the queries may be left out
+    of it; the columns of the keys after that set are then smaller than their positions by its
+    length, the ``gap``.
     """
 
     queries: Span
-    keys: list[Span]  # embeddings of the batch, and then of the memory
-    query_set: Span | None = None  # the set of the queries, if they are not compared with it
-    has_query_set: bool = True  # whether the set of the queries is among the keys
-    and_back: bool = False
+    keys: tuple[Span, ...]  # embeddings of the batch, and then of the memory
+    own_set: Span | None = None  # the set of the queries, if positives and negatives lie in others
+    gap: int = 0  # the length of `own_set`, if it is not among the keys
+    both_ways: bool = False  # whether the rows of the transposed matrix follow, see `all_rows`
+    by_label: KeysByLabel | None = None  # the keys that labels can make positives, if readable
 
     def shape(self) -> tuple[int, int]:
         """I and K, the numbers of rows and of keys."""
         (start, stop), num_keys = self.queries, sum([stop - start for start, stop in self.keys])
-        return stop - start + (num_keys if self.and_back else 0), num_keys
+        return stop - start + (num_keys if self.both_ways else 0), num_keys
 
     def embeddings(self, pairs: Pairs, z: Tensor) -> tuple[Tensor, list[Tensor]]:
         """Pick the embeddings of the queries, and those of the keys: one matrix for each span."""
@@ -134,217 +171,63 @@ class Rows(NamedTuple):
 
     def pick(self, values: Tensor) -> tuple[Tensor, Tensor]:
         """Pick the values of the queries and of the keys from ``[M + B, ...]``."""
+        # A row of the transposed matrix has other keys, so `all_rows` must not choose this layout.
+        assert not self.both_ways, "Pairs.is_plain must know what is looked up for each key"
         (start, stop), parts = self.queries, [values[first:end] for first, end in self.keys]
         return values[start:stop], parts[0] if len(parts) == 1 else torch.cat(parts)
 
-    def columns_of_views(self, lengths: tuple[int, ...], device: torch.device) -> Tensor:
-        """The columns of all views of the same graph, for each query: ``[I, V]``.
-
-        If the query's own view is among the keys, the query itself comes first; else there is no
-        column for it, and the shape is ``[I, V - 1]``.
-        """
-        num, num_columns = lengths[0], len(lengths) - (not self.has_query_set)
-        start, (num_rows, _) = self.queries.start, self.shape()
-        # Query i has i + num * v in column v, modulo the number of keys in the batch.
-        i = torch.arange(start, start + num_rows + num * (num_columns - 1), device=device)
-        return (i % (num * num_columns)).as_strided((num_rows, num_columns), (1, num))
+    def has_own_set(self) -> bool:
+        """Whether keys in the set of the queries, which are no negatives, must be masked."""
+        return self.own_set is not None and self.gap == 0
 
 
-class Partners(NamedTuple):
-    """The keys that are not negatives of a query, and how much each counts as a positive.
+def all_rows(pairs: Pairs, own: list[Span] | None = None, whole: bool = False) -> list[Rows]:
+    """All queries with their keys, in one of four layouts.
 
-    There are two layouts: columns of each row, or a mask of all keys.
+    A query is compared with the sets that its positives and negatives lie in. With
+    ``negatives="all"`` all embeddings are keys of all queries. Otherwise the queries of each set
+    are compared with the other sets, for two views perhaps both ways at once.
+
+    ``own``: the queries of this process, in each set; None: all embeddings. ``whole``: whether the
+    rows are computed at once.
     """
-
-    columns: Any  # Tensor of all partners' columns
-    positives: Tensor | None  # [I, P] columns of the positives
-    weights: Tensor | None  # [I, P], or [I, K] with a mask; 0: no positive; None: all are 1
-    mask: Tensor | None = None  # [I, K]
-
-    def scores(self, scores: Tensor) -> Tensor:
-        """Copy the scores of positives ``[I, P]`` from the scores of all keys ``[I, K]``."""
-        return scores.clone() if self.positives is None else scores.gather(1, self.positives)
-
-    def set(self, values: Tensor, value: float) -> Tensor:
-        """Set the values ``[I, K]`` of partners, which are no negatives; maybe in place."""
-        if self.mask is not None:
-            return values.masked_fill(self.mask, value)  # vmap cannot mask in place
-        scatter = values.scatter if is_transformed(values) else values.scatter_  # nor scatter
-        return scatter(1, self.columns, value)
-
-
-def find_partners(pairs: Pairs, rows: Rows, scores: Tensor, weights: Tensor | None) -> Partners:
-    """Decide which keys are positives of some queries, and how much each counts.
-
-    ``scores``: only its dtype and device are used. ``weights``: the weights ``[P]`` of
-    `pairs.positives`.
-
-    Queries have different numbers of positives. A query with fewer positives than others is padded
-    by itself, with a weight of 0. If Python cannot read how many positives a query has, the result
-    has a weight for each key in place of padded columns.
-    """
-    if pairs.labels is None and pairs.positives is None:
-        columns = rows.columns_of_views(pairs.lengths, scores.device)
-        if len(pairs.lengths) == 1:  # a single view: no positives
-            return Partners(columns, columns, scores.new_zeros(columns.shape))
-        return Partners(columns, columns[:, 1:] if rows.has_query_set else columns, None)
-    # From here on, all embeddings of the batch are keys. So the column of a key is its number.
-    count = pairs.num_embeddings() + (0 if pairs.memory is None else len(pairs.memory))
-    i, j = rows.pick(torch.arange(count, device=scores.device))  # [I] and [K]
-    if not can_be_read(scores):
-        return _partners_by_mask(pairs, i, j, rows, scores, weights)
-    columns, w = i.unsqueeze(1), scores.new_zeros(len(i), 1)
-    if pairs.same_label is not None and pairs.labels is not None:
-        columns, number, is_same = _padded(pairs.same_label, pairs.labels[i], i)
-        is_positive = is_same & (columns != i.unsqueeze(1))
-        if rows.query_set is not None:
-            is_positive &= (columns < rows.query_set.start) | (columns >= rows.query_set.stop)
-        w = is_positive.to(scores.dtype)
-    if pairs.positives is not None and weights is not None:
-        listed, number, is_listed = _padded(pairs.positives, i, i)
-        if pairs.labels is not None:  # the weight of a listed pair replaces the 1 of its label
-            mask = torch.zeros(len(i), len(j), dtype=torch.bool, device=i.device)
-            mask.scatter_(1, listed, True)
-            w = w.masked_fill(mask.gather(1, columns), 0.0)
-        w = torch.cat([w, weights[number].where(is_listed, 0.0)], 1)  # inf * 0 would be NaN
-        columns = torch.cat([columns, listed], 1)
-    return Partners(columns, columns, w)
-
-
-def _padded(pairs: Listed, value: Tensor, i: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Collect the keys ``[I, P]`` of listed pairs for some queries ``i`` ``[I]``, padded by ``i``.
-
-    ``value``: the `query` field of the pairs that belong to each query, ``[I]``. Also return the
-    number of each pair in the list, and whether it is a pair and not padding.
-    """
-    first, count = pairs.first_and_count(value)
-    places = torch.arange(int(count.max()) if len(count) else 0, device=count.device)
-    number = (first.unsqueeze(1) + places).clamp_max_(max(0, len(pairs.key) - 1))
-    is_pair = places < count.unsqueeze(1)
-    return pairs.key[number].where(is_pair, i.unsqueeze(1)), number, is_pair
-
-
-def _partners_by_mask(
-    pairs: Pairs, i: Tensor, j: Tensor, rows: Rows, scores: Tensor, weights: Tensor | None
-) -> Partners:
-    """Find partners with a weight for each key: no number of positives has to be read."""
-    mask = i.unsqueeze(1) == j  # [I, K]
-    w = torch.zeros_like(mask, dtype=scores.dtype)
-    if pairs.labels is not None:
-        same = pairs.labels[i].unsqueeze(1) == pairs.labels[j]
-        w = (same & ~mask & (j < pairs.num_embeddings())).to(scores.dtype)
-        mask = mask | same
-        if rows.query_set is not None:
-            in_set = (j >= rows.query_set.start) & (j < rows.query_set.stop)
-            w = w.masked_fill(in_set, 0.0)
-    if pairs.positives is not None and weights is not None:
-        query, key = pairs.positives
-        # Pairs of other rows are moved to a place that is masked anyway: the first query with
-        # itself.
-        is_here = (query >= rows.queries.start) & (query < rows.queries.stop)
-        row = (query - rows.queries.start).where(is_here, 0)
-        key = key.where(is_here, rows.queries.start)
-        mask = mask.index_put((row, key), torch.ones_like(mask[0, 0]))
-        w = w.index_put((row, key), w.new_zeros(()))
-        w = w.index_put((row, key), weights.where(is_here, 0.0).to(w.dtype), accumulate=True)
-    return Partners(None, None, w, mask)
-
-
-def num_entries(pairs: Pairs, rows: Rows) -> int:
-    """Return how many numbers the rows take: one for each key; with a list, for each partner."""
-    num_rows, num_keys = rows.shape()
-    lists = [listed for listed in (pairs.same_label, pairs.positives) if listed is not None]
-    if pairs.negative_pairs is None or not all(can_be_read(listed.query) for listed in lists):
-        return num_rows * num_keys
-    counts = [torch.unique_consecutive(x.query, return_counts=True)[1].tolist() for x in lists]
-    return num_rows * max(len(pairs.lengths), 1 + sum(max(each, default=0) for each in counts))
-
-
-def add_log_weights(
-    pairs: Pairs, rows: Rows, logits: Tensor, partners: Partners, temperature: float | Tensor
-) -> Tensor:
-    """Add log W_ij to logits ``[I, K]``: how much key j counts as a negative of query i.
-
-    The logits are scores / temperature, and become -inf where a key is not a negative. No other
-    function decides this, except that partners are left out afterwards. Logits are changed in
-    place, so what depends on the scores comes first: the weights of pairs by their cosine, and the
-    user's `score_mod`.
-    """
-    log_weights = []  # [I, K] each
-    if pairs.pair_weight is not None:  # a constant for the gradient
-        filled = None if pairs.filled is None else rows.pick(pairs.filled)[1]
-        tau = temperature.detach() if isinstance(temperature, Tensor) else temperature
-        weight = pairs.pair_weight.rows(rows.pick, logits.detach(), tau, filled)
-        log_weights.append(weight)
-    if pairs.weights is not None:
-        log_weights.append(pairs.weights.rows(rows.pick))
-    if pairs.score_mod is not None:
-        is_negative = set_others(rows, partners, torch.ones_like(logits, dtype=torch.bool), False)
-        for log_w in log_weights:
-            is_negative &= log_w != -math.inf
-        tau = temperature
-        if not isinstance(tau, Tensor):
-            tau = logits.new_full((), tau)
-        metadata = None if pairs.metadata is None else rows.pick(pairs.metadata)
-        logits = modified(pairs.score_mod, logits, Pair(is_negative, tau, metadata))
-        if log_weights:  # inf - inf would be NaN
-            return sum(log_weights, logits).where(is_negative, -math.inf)
-        return set_others(rows, partners, logits.clone(), -math.inf)
-    for log_w in log_weights:
-        logits += log_w
-    # -inf is added and not assigned, because NaN must stay NaN.
-    if pairs.memory is not None:
-        size, past = len(pairs.memory), logits[:, -len(pairs.memory) :]
-        if pairs.labels is not None and partners.mask is None:
-            labels = pairs.labels[slice(*rows.queries)]
-            past.masked_fill_(labels.unsqueeze(1) == pairs.labels[-size:], -math.inf)
-        if pairs.filled is not None:
-            zeros = past.new_zeros(size)
-            past += zeros.masked_fill_(~pairs.filled[-size:], -math.inf)
-        if pairs.negatives == "memory":
-            logits[:, :-size].add_(-math.inf)
-    if rows.query_set is not None and rows.has_query_set:
-        logits[:, slice(*rows.query_set)].add_(-math.inf)
-    return logits
-
-
-def set_others(rows: Rows, partners: Partners, values: Tensor, value: float) -> Tensor:
-    """Set the values ``[I, K]`` of keys that are no negatives, whatever their weights."""
-    if rows.query_set is not None and rows.has_query_set:
-        values[:, slice(*rows.query_set)] = value
-    return partners.set(values, value)
-
-
-def all_rows(pairs: Pairs, chunk: int | None, own: list[Span] | None = None) -> Iterator[Rows]:
-    """Yield all queries with their keys, in chunks of about ``chunk`` pairs (None: no limit).
-
-    ``own``: the queries of this process, in each set; None: all embeddings.
-    """
-    count, sets, within = sum(pairs.lengths), pairs.sets(), pairs.negatives == "all"
-    memory = [] if pairs.memory is None else [Span(count, count + len(pairs.memory))]
-    # With views alone, the positives have known columns, whichever sets are keys. Labels and lists
-    # need all sets as keys, since their pairs may lie in any set. So does a pair weight, which is
-    # scaled to a mean of 1 over all embeddings.
-    by_view = pairs.labels is None and pairs.positives is None and pairs.negative_pairs is None
-    has_query_set = within or pairs.pair_weight is not None or not by_view or len(sets) == 1
+    sets, count = pairs.sets(), pairs.num_embeddings()
+    memory = () if pairs.memory is None else (Span(count, count + len(pairs.memory)),)
+    every = (Span(0, count), *memory)
     queries = (own or sets)[: 1 if pairs.first_queries else None]
-    if within and own is None:
-        queries = [Span(0, queries[-1].stop)]  # all sets are keys: no need to treat them apart
-    is_plain = pairs.memory is None and pairs.weights is None and pairs.score_mod is None
-    is_whole = own is None and chunk is None
-    if is_plain and is_whole and not has_query_set and len(sets) == len(queries) == 2:
-        yield Rows(sets[0], [sets[1]], None, False, and_back=True)
-        return
-    for a, some in enumerate(queries):
-        num_queries = some.stop - some.start
-        if num_queries == 0:
-            continue
-        keys = [Span(0, count)] if has_query_set else [x for b, x in enumerate(sets) if b != a]
-        rows = Rows(some, [*keys, *memory], None if within else sets[a], has_query_set)
-        if chunk is None:  # no edges, on which a compiler would specialise
-            yield rows
-            continue
-        num_chunks = max(1, min(-(-num_entries(pairs, rows) // chunk), num_queries))
-        edges = [some.start + num_queries * n // num_chunks for n in range(num_chunks + 1)]
-        for start, stop in itertools.pairwise(edges):
-            yield rows._replace(queries=Span(start, stop))
+    if pairs.negatives == "all":
+        together = [Span(0, queries[-1].stop)] if own is None else queries
+        rows = [Rows(some, every) for some in together]
+    elif whole and own is None and pairs.is_plain() and len(sets) == len(queries) == 2:
+        # One product of matrices serves both: the rows of its transpose are the second view.
+        return [Rows(sets[0], (sets[1],), sets[0], pairs.lengths[0], both_ways=True)]
+    else:
+        rows = []
+        for some, own_set in zip(queries, sets, strict=False):
+            others = [x for x in (Span(0, own_set.start), Span(own_set.stop, count)) if x[0] < x[1]]
+            # A pair weight has a mean of 1 over all embeddings, of a list no matrix is made, and
+            # with negatives="memory" listed positives may be in the set of the queries.
+            needs_all = pairs.pair_weight is not None or pairs.negative_pairs is not None
+            needs_all |= pairs.negatives == "memory" and pairs.positives is not None
+            if needs_all or not others:
+                rows.append(Rows(some, every, own_set))
+            else:
+                gap = own_set.stop - own_set.start
+                rows.append(Rows(some, (*others, *memory), own_set, gap))
+    rows = [some for some in rows if some.queries.start < some.queries.stop]
+    if pairs.labels is None or not can_be_read(pairs.labels):
+        return rows
+    layouts = {(some.keys, some.own_set): some for some in rows}
+    by_label = {x: _keys_by_label(pairs.labels, some) for x, some in layouts.items()}
+    return [some._replace(by_label=by_label[some.keys, some.own_set]) for some in rows]
+
+
+def _keys_by_label(labels: Tensor, rows: Rows) -> KeysByLabel | None:
+    """Sort all keys but those in the set of the queries; None if there are no others."""
+    _, of_keys = rows.pick(labels)
+    columns = torch.arange(len(of_keys), device=labels.device)
+    if rows.own_set is not None and rows.has_own_set():
+        start, stop = rows.own_set
+        columns = torch.cat([columns[:start], columns[stop:]])
+        of_keys = of_keys[columns]
+    return KeysByLabel.sort(of_keys, columns) if len(columns) else None

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from pgcl_losses.base.checks import shown
-from pgcl_losses.base.modes import is_transformed
+from pgcl_losses.base.modes import is_transformed, keeps_graph
 from pgcl_losses.base.normalize import full_precision
 
 
@@ -124,7 +124,6 @@ class Differentiated:
         if not self.result.requires_grad:
             return [torch.zeros_like(x) for x in self.leaves]
         # Keep autograd's graph if this backward keeps its own, which compilers of functions need.
-        keeps = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", lambda: True)
-        options = {"retain_graph": keeps(), "materialize_grads": True}
+        options = {"retain_graph": keeps_graph(), "materialize_grads": True}
         with full_precision(d.device):
             return torch.autograd.grad(self.result, self.leaves, d.to(self.result), **options)

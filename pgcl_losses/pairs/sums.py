@@ -13,13 +13,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pgcl_losses.base.modes import is_transformed
+from pgcl_losses.base.modes import is_transformed, may_overwrite
 from pgcl_losses.base.normalize import full_precision
-from pgcl_losses.pairs.rows import Inputs, Pairs, Partners, Rows, add_log_weights, set_others
+from pgcl_losses.pairs.negatives import add_log_weights, fill_others
+from pgcl_losses.pairs.partners import Partners, lowest
+from pgcl_losses.pairs.rows import Inputs, Pairs, Rows
 from pgcl_losses.pairs.score_mod import Differentiated
 
-# Of some rows: x, the scores / temperature of positives [I, P]; log S [I], -inf without negatives;
-# the log of the number of negatives [I], or None if no formula needs it.
+# Of some rows: x, the scores / temperature of positives, in the layout of `Partners`; log S [I],
+# -inf without negatives; the log of the number of negatives [I], or None if no formula needs it.
 SumsOfRows = tuple[Tensor, Tensor, Tensor | None]
 Sums = Callable[[Pairs, Rows, Inputs, Partners], SumsOfRows]
 # The dot products z_i . z_j of two lists i and j [P], from z [M, D]; without j, of a slice i with
@@ -31,10 +33,6 @@ Products = Callable[[Tensor, Any, Tensor | None], Tensor]
 _CHUNK_SIZES = {"cpu": 1 << 21, "other": 1 << 26}
 # A part of a list starts few operations, so it may be smaller than such a chunk.
 _LARGEST_PART = 1 << 24
-# Denormal numbers, in float32 below 1e-38, make matrix products up to 25 times slower on some CPUs.
-# At low temperatures the derivative by log S may be 1e-35, so its products with a softmax would all
-# be denormal. So derivatives are computed as if the loss were up to 2^64 times as large.
-_SCALE = 2.0**64
 # e^x is computed as 2^(x log2 e), which takes a third of the time on a CPU.
 _LOG2_E = math.log2(math.e)
 
@@ -43,7 +41,7 @@ def matrix_sums(pairs: Pairs, rows: Rows, inputs: Inputs, partners: Partners) ->
     """Compute the sums from the matrix of scores ``[I, K]``, in plain torch."""
     queries, keys = rows.embeddings(pairs, inputs.z)
     scores = queries @ torch.cat(keys).T / inputs.temperature  # [I, K]
-    scores = torch.cat([scores, scores.T]) if rows.and_back else scores
+    scores = torch.cat([scores, scores.T]) if rows.both_ways else scores
     logits = scores.clone()
     x, logits, log_count = separated(pairs, rows, scores, logits, partners, inputs.temperature)
     terms = [more(logits, scores, extra).logsumexp(1) for extra, _ in pairs.log_sum_terms()]
@@ -53,18 +51,17 @@ def matrix_sums(pairs: Pairs, rows: Rows, inputs: Inputs, partners: Partners) ->
 def separated(
     pairs: Pairs, rows: Rows, scores: Tensor, logits: Tensor, partners: Partners, temperature: Any
 ) -> SumsOfRows:
-    """Turn scores ``[I, K]`` into the scores of positives ``[I, P]`` and logits of negatives.
+    """Turn scores ``[I, K]`` into the scores of positives and the logits ``[I, K]`` of negatives.
 
     ``logits``: the scores themselves, which are changed in place, or a copy. Also return the log of
     the number of negatives ``[I]``, or None if no formula needs it.
     """
     x, log_count = partners.scores(scores), None
     logits = add_log_weights(pairs, rows, logits, partners, temperature)
-    # The number is finite, because a row of nothing but -inf has no softmax.
-    logits = partners.set(logits, torch.finfo(logits.dtype).min)
+    logits = partners.leave_out(logits)
     if pairs.form.debias > 0 or pairs.hardness > 0:
-        is_none = logits <= torch.finfo(logits.dtype).min
-        log_count = is_none.logical_not_().sum(1).to(logits.dtype).log()
+        is_negative = (logits <= lowest(logits.dtype) / 2).logical_not_()  # also a NaN
+        log_count = is_negative.sum(1).to(logits.dtype).log()
     return x, logits, log_count
 
 
@@ -75,27 +72,42 @@ def more(logits: Tensor, scores: Tensor, extra: float) -> Tensor:
 
 def log_sum(terms: Sequence[Tensor], log_count: Tensor | None) -> Tensor:
     """Compute log S ``[I]`` from its terms; -inf without negatives."""
-    log_s, lowest = terms[0], torch.finfo(terms[0].dtype).min
+    log_s = terms[0]
     if len(terms) == 2 and log_count is not None:
         log_s = log_s - terms[1] + log_count
-    return torch.threshold(log_s, lowest, -math.inf)
+    return torch.threshold(log_s, lowest(log_s.dtype) / 2, -math.inf)
+
+
+class Total:
+    """The gradient by embeddings ``[M, D]``, to which products of matrices are added.
+
+    Denormal numbers, in float32 below 1e-38, make matrix products up to 25 times slower on some
+    CPUs. At low temperatures the derivative by log S may be 1e-35, so its products with a softmax
+    would all be denormal. So derivatives by scores are ``scale`` times as large, and the total is
+    ``unit`` times as large. Neither factor exceeds 2^64, however small or large the temperature is.
+    """
+
+    def __init__(self, zeros: Tensor, temperature: float | Tensor) -> None:
+        self.scale = 2.0**64 / (1 + temperature)
+        self.unit = self.scale * temperature
+        self.scaled = zeros
+
+    def divide(self) -> Tensor:
+        """Divide by the unit, and return the gradient; nothing can be added afterwards."""
+        return self.scaled.div_(self.unit)
 
 
 class Workspace(NamedTuple):
     """What chunks share, one after the other. A chunk has one backward."""
 
     buffer: Tensor  # the memory of the matrix [I, K]
-    # [M, D] to which gradients by embeddings are added, in the unit of `gradient_units`
-    d_z: Tensor | None
+    total: Total | None  # None: no gradient
 
 
 def sums_in_place(
     pairs: Pairs, rows: Rows, inputs: Inputs, partners: Partners, space: Workspace | None = None
 ) -> SumsOfRows:
-    """Compute the sums as `matrix_sums` does, but overwrite the matrix of scores ``[I, K]``.
-
-    Without a workspace the backward may be repeated (``retain_graph=True``).
-    """
+    """Compute the sums as `matrix_sums` does, but overwrite the matrix of scores ``[I, K]``."""
     sums: SumsOfRows = _SumsInPlace.apply(*inputs[:2], pairs, rows, partners, space)  # type: ignore[no-untyped-call]  # torch has no type there
     return sums
 
@@ -121,8 +133,8 @@ class _SumsInPlace(torch.autograd.Function):
             terms.sub_(peaks)
             if terms.is_cpu:
                 # Powers below eps^2 of the largest are lost to rounding. As 0 they take no time.
-                lowest = 2 * math.log(torch.finfo(terms.dtype).eps)
-                torch.threshold_(terms, lowest, -math.inf).mul_(_LOG2_E).exp2_()
+                smallest = 2 * math.log(torch.finfo(terms.dtype).eps)
+                torch.threshold_(terms, smallest, -math.inf).mul_(_LOG2_E).exp2_()
             else:  # there this would be two more passes over the matrix, an eighth of the time
                 terms.exp_()
             total = terms.sum(1, keepdim=True)  # [I, 1]
@@ -141,8 +153,9 @@ class _SumsInPlace(torch.autograd.Function):
         z, tau, *powers = ctx.saved_tensors
         temperature, pairs, rows, partners, space, totals = ctx.rest
         temperature = temperature if tau is None else tau
-        (queries, keys), (scale, unit) = rows.embeddings(pairs, z), gradient_units(temperature)
-        multiply = torch.mul if space is None else torch.Tensor.mul_
+        total_z = space.total if space else Total(d_log_s.new_zeros(z.shape), temperature)
+        multiply = torch.Tensor.mul_ if may_overwrite(d_log_s) else torch.mul
+        (queries, keys), scale = rows.embeddings(pairs, z), total_z.scale
         d: Any = None  # [I, K] d loss / d scores, times the scale
         for power, total, (_, factor) in zip(powers, totals, pairs.log_sum_terms(), strict=True):
             part = multiply(power, (d_log_s * (factor * scale)).unsqueeze(1) / total)
@@ -154,15 +167,11 @@ class _SumsInPlace(torch.autograd.Function):
             d = d * scale
             if pairs.weights is not None:  # they may leave out any keys
                 d = d.where(ctx.score_mod.is_negative, 0.0)
-            d = set_others(rows, partners, d, 0.0)
-        if partners.positives is None:
-            d += d_x * scale
-        else:
-            d.scatter_add_(1, partners.positives, d_x * scale)
-        if rows.and_back:  # add both derivatives of a pair before they are multiplied by embeddings
+            d = fill_others(rows, partners, d, 0.0)
+        partners.add_back(d, d_x * scale)
+        if rows.both_ways:  # add both derivatives of a pair, and then multiply them by embeddings
             d, back = d.chunk(2)
             d = d + back.T
-        d_z, d_temperature = d.new_zeros(z.shape) if space is None else space.d_z, None
         with full_precision(d.device):
             parts = [d] if len(keys) == 1 else d.split_with_sizes([*map(len, keys)], 1)
             d_queries = parts[0] @ keys[0]
@@ -170,21 +179,13 @@ class _SumsInPlace(torch.autograd.Function):
                 add_product(d_queries, part, some)
             for part, (start, stop) in zip(parts, rows.keys, strict=True):
                 if stop <= len(z):  # the memory has no gradient
-                    add_product(d_z[start:stop], part.T, queries)
-        d_z[slice(*rows.queries)].add_(d_queries)
+                    add_product(total_z.scaled[start:stop], part.T, queries)
+        total_z.scaled[slice(*rows.queries)].add_(d_queries)
+        d_temperature = None
         if ctx.needs_input_grad[1]:
-            d_temperature = (queries * d_queries).sum() / -unit / temperature
+            d_temperature = (queries * d_queries).sum() / -total_z.unit / temperature
             d_temperature += sum(by_tau)
-        return d_z.div_(unit) if space is None else None, d_temperature, *[None] * 4
-
-
-def gradient_units(temperature: float | Tensor) -> tuple[float | Tensor, float | Tensor]:
-    """Return how many times as large derivatives by scores, and by embeddings, are computed.
-
-    Neither exceeds 2^64, however small or large the temperature is.
-    """
-    scale = _SCALE / (1 + temperature)
-    return scale, scale * temperature
+        return total_z.divide() if space is None else None, d_temperature, *[None] * 4
 
 
 def add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
@@ -211,7 +212,7 @@ def scores_of(
     if space is None:
         parts = [queries @ some.T for some in keys]
         scores = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
-        return torch.cat([scores, scores.T]) if rows.and_back else scores
+        return torch.cat([scores, scores.T]) if rows.both_ways else scores
     sizes = [*map(len, keys)]
     scores = space.buffer[: len(queries) * sum(sizes)].view(len(queries), -1)
     for some, out in zip(keys, scores.split_with_sizes(sizes, 1), strict=True):
@@ -231,13 +232,18 @@ class ListSums(NamedTuple):
 
         If Python cannot read how many positives a query has, it is multiplied by all embeddings.
         """
-        z, i, key = inputs.z, slice(*rows.queries), partners.positives  # [I, P]
-        if key is None:
-            x = self.products(z, i, None)  # [I, M]
+        z, (start, stop), row = inputs.z, rows.queries, partners.positives.row
+        if partners.mask is not None:
+            x = self.products(z, slice(start, stop), None)  # [I, M]
         else:
-            query = torch.arange(*rows.queries, device=z.device).unsqueeze(1).expand_as(key)
+            row = torch.arange(stop - start, device=z.device).unsqueeze(1) if row is None else row
+            key = partners.of_positives
+            if key is None:  # all embeddings are keys
+                assert partners.places is not None
+                key = partners.places - row * pairs.num_embeddings()
+            query = (row + start).expand_as(key)
             x = self.products(z, query.flatten(), key.flatten()).view_as(key)
-        return x / inputs.temperature, self.log_s[i], self.log_count[i]
+        return x / inputs.temperature, self.log_s[start:stop], self.log_count[start:stop]
 
 
 def list_sums(pairs: Pairs, inputs: Inputs, products: Products) -> ListSums:
@@ -250,8 +256,8 @@ def list_sums(pairs: Pairs, inputs: Inputs, products: Products) -> ListSums:
     log_sums, log_count = [], count.log()
     for extra, _ in pairs.log_sum_terms():
         terms = more(scores, scores, extra)
-        lowest = torch.full_like(zeros, torch.finfo(zeros.dtype).min)
-        peaks = lowest.scatter_reduce(0, query, terms.detach(), "amax")
+        least = torch.full_like(zeros, lowest(zeros.dtype))
+        peaks = least.scatter_reduce(0, query, terms.detach(), "amax")
         total = zeros.index_add(0, query, (terms - peaks[query]).exp())
         log_sums.append(total.masked_fill(count == 0, 1.0).log() + peaks)
     every = inputs.z.detach().sum()  # NaN must give NaN, also in an embedding that is in no pair
@@ -263,15 +269,13 @@ def plain_products(z: Tensor, i: Any, j: Tensor | None) -> Tensor:
     return z[i] @ z.T if j is None else (z[i] * z[j]).sum(1)
 
 
-def products_in_parts(z: Tensor, i: Any, j: Tensor | None, d_z: Tensor | None = None) -> Tensor:
+def products_in_parts(z: Tensor, i: Any, j: Tensor | None, total: Total | None = None) -> Tensor:
     """Multiply a part of the lists at a time, as all their embeddings would take much memory.
 
-    If ``d_z`` is given, the backward adds the gradient by embeddings to it.
+    If a ``total`` is given, the backward adds the gradient by embeddings to it.
     """
-    if j is None:
-        with_all: Tensor = _ProductsWithAll.apply(z[i], z)  # type: ignore[no-untyped-call]  # torch has no type there
-        return with_all
-    products: Tensor = _Products.apply(z, i, j, d_z)  # type: ignore[no-untyped-call]  # torch has no type there
+    function = _ProductsWithAll if j is None else _Products
+    products: Tensor = function.apply(z, i, j, total)  # type: ignore[no-untyped-call]  # torch has no type there
     return products
 
 
@@ -279,16 +283,16 @@ class _Products(torch.autograd.Function):
     """The embeddings are gathered again in the backward."""
 
     @staticmethod
-    def forward(ctx: Any, z: Tensor, i: Tensor, j: Tensor, d_z: Tensor | None) -> Tensor:
+    def forward(ctx: Any, z: Tensor, i: Tensor, j: Tensor, total: Total | None) -> Tensor:
         ctx.save_for_backward(z, i, j)
-        ctx.total = d_z
+        ctx.total = total
         return torch.cat([torch.linalg.vecdot(z[a], z[b]) for a, b in _parts(z, i, j)])
 
     @staticmethod
     def backward(ctx: Any, d: Tensor) -> tuple[Tensor | None, None, None, None]:
         raise_if_differentiated_twice()
         z, i, j = ctx.saved_tensors
-        d_z = d.new_zeros(z.shape) if ctx.total is None else ctx.total
+        d, d_z = scaled_and_total(d, z, ctx.total)
         for a, b, d_part in _parts(z, i, j, d.unsqueeze(1)):
             d_z.index_add_(0, a, d_part * z[b]).index_add_(0, b, d_part * z[a])
         return d_z if ctx.total is None else None, None, None, None
@@ -298,16 +302,25 @@ class _ProductsWithAll(torch.autograd.Function):
     """A product of matrices, whose backward autocast does not lower."""
 
     @staticmethod
-    def forward(ctx: Any, some: Tensor, every: Tensor) -> Tensor:
-        ctx.save_for_backward(some, every)
-        return some @ every.T
+    def forward(ctx: Any, z: Tensor, i: slice, _: None, total: Total | None) -> Tensor:
+        ctx.save_for_backward(z)
+        ctx.rest = i, total
+        return z[i] @ z.T
 
     @staticmethod
-    def backward(ctx: Any, d: Tensor) -> tuple[Tensor, Tensor]:
+    def backward(ctx: Any, d: Tensor) -> tuple[Tensor | None, None, None, None]:
         raise_if_differentiated_twice()
-        some, every = ctx.saved_tensors
+        (z,), (i, total) = ctx.saved_tensors, ctx.rest
+        d, d_z = scaled_and_total(d, z, total)
         with full_precision(d.device):
-            return d @ every, d.T @ some
+            add_product(d_z, d.T, z[i])
+            add_product(d_z[i], d, z)
+        return d_z if total is None else None, None, None, None
+
+
+def scaled_and_total(d: Tensor, z: Tensor, total: Total | None) -> tuple[Tensor, Tensor]:
+    """Return derivatives in the unit of a total, and the tensor ``[M, D]`` to add to."""
+    return (d * total.unit, total.scaled) if total else (d, d.new_zeros(z.shape))
 
 
 def _parts(z: Tensor, *lists: Tensor) -> Iterator[tuple[Tensor, ...]]:

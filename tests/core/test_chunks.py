@@ -2,7 +2,7 @@
 
 import functools
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import ExitStack, contextmanager
 from unittest import mock
 
 import pytest
@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 
 from pgcl_losses import InfoNCE
 from pgcl_losses.base.distributed import Processes
-from pgcl_losses.pairs import rows, sums
+from pgcl_losses.pairs import chunks, partners, rows, sums
 from pgcl_losses.pairs.chunks import loss_of_pairs
 from pgcl_losses.pairs.forms import Form
 from pgcl_losses.pairs.rows import Inputs
@@ -34,10 +34,13 @@ pytestmark = few_graphs
 close = functools.partial(torch.testing.assert_close, rtol=1e-8, atol=1e-8)
 
 
+@contextmanager
 def as_on(readable):
     """On a CPU, or on a device that Python must not read."""
-    patched = mock.patch.object(rows, "can_be_read", return_value=False)
-    return nullcontext() if readable else patched
+    with ExitStack() as patched:
+        for module in () if readable else (rows, partners, chunks):
+            patched.enter_context(mock.patch.object(module, "can_be_read", return_value=False))
+        yield
 
 
 @examples(400)

@@ -7,7 +7,7 @@ contrastive learning, 2020.
 import pytest
 import torch
 from helpers import oracle
-from helpers.cases import WAYS, as_lists, in_chunks, listed, random_sets, upstream
+from helpers.cases import WAYS, are_apart, as_lists, in_chunks, listed, random_sets, upstream
 from helpers.losses import DIM, gradients, random_pairs
 from helpers.marks import examples
 from hypothesis import given
@@ -48,6 +48,9 @@ def problems(draw):
         given["negative_pairs"], _ = random_pairs(count, of_queries, num, seed + 2)
     if with_pairs and count > 1:
         pairs, weights = random_pairs(count, of_queries, draw(st.integers(0, 12)), seed)
+        if mode["negatives"] == "cross":  # a positive in the set of the query is an error
+            is_apart = are_apart(lengths, *pairs)
+            pairs, weights = pairs[:, is_apart], weights[is_apart]
         given["positives"] = pairs
         given["positive_weights"] = draw(st.sampled_from([None, weights]))
     elif len(lengths) == 1:

@@ -12,6 +12,7 @@ from helpers.cases import (
     EVERY_MODE,
     FAMILY,
     WAYS,
+    are_apart,
     in_chunks,
     listed,
     random_sets,
@@ -59,7 +60,7 @@ class Inputs(NamedTuple):
         views = [LAYOUTS[self.layout](z.detach().to(self.dtype)) for z in sets]
         return [self.scale * views[0], *views[1:]]
 
-    def besides(self, step, queries):
+    def besides(self, step, queries, negatives):
         """The same for the loss and for the oracle."""
         ours, exact, total = {}, {}, self.num_views * self.length
         if "labels" in self.given:
@@ -68,6 +69,8 @@ class Inputs(NamedTuple):
         if "pairs" in self.given:
             num_queries = self.length if queries == "first" else total
             pairs, weights = random_pairs(total, num_queries, 12, self.seed)
+            if negatives == "cross":  # a positive in the view of the query is an error
+                weights = weights * are_apart([self.length] * self.num_views, *pairs)
             weights = weights.to(self.dtype)
             ours |= {"positives": pairs, "positive_weights": weights}
             exact["listed"] = listed(pairs, weights.double())
@@ -95,7 +98,7 @@ def assert_agrees_with_the_oracle(options, inputs, way=DENSE, dtype=torch.float6
         views = inputs.views(step)
         at = [z.double().requires_grad_() for z in views]
         views = [z.requires_grad_() for z in views]
-        given, exact = inputs.besides(step, mode.get("queries"))
+        given, exact = inputs.besides(step, mode.get("queries"), mode.get("negatives"))
         sets = [*at, past.embeddings] if step else at
         oracle.assume_clear_clusters(sets, prototypes, 1e-9 if is_exact else 1e-5)
         stored = {"memory": past.embeddings, "memory_labels": past.labels}

@@ -69,6 +69,12 @@ def listed(pairs, weights=None):
     return [(a, b, w) for (a, b), w in zip(pairs.T.tolist(), weights, strict=True)]
 
 
+def are_apart(lengths, query, key):
+    """Whether queries and keys lie in different sets."""
+    number = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))
+    return number[query] != number[key]
+
+
 def as_lists(labels):
     return None if labels is None else [of_set.tolist() for of_set in labels]
 
@@ -145,20 +151,22 @@ def any_pairs(draw):
         query = number(num_queries, count * (m > 1)).sort().values
         return Listed(query, (query + 1 + number(max(1, m - 1), len(query))) % m)
 
+    negatives = draw(st.sampled_from(["all", "cross", *["memory"] * (size > 0)]))
     positives = positive_weights = negative_pairs = None
     if m > 1 and (draw(st.booleans()) or not (has_labels or len(set(lengths)) == 1)):
         positives = pairs(9)
         # The derivative by a weight of 0 is a multiple of e^x / E, which dot products make inf.
         positive_weights = random(9) * ((random(9) > 0.3) | (not is_unit))
+        if negatives == "cross":  # a positive in the set of the query is an error
+            is_apart = are_apart(lengths, *positives)
+            positive_weights = positive_weights.masked_fill(~is_apart, 0.0)
     if is_plain and size == 0 and draw(st.booleans()):
         negative_pairs = pairs(12)
-    negatives = draw(st.sampled_from(["all", "cross", *["memory"] * (size > 0)]))
     hardness = draw(st.sampled_from([0.0, 0.5, 3.0])) if is_plain else 0.0
     score_mod = None
     if size == 0 and negative_pairs is None and hardness == 0:
         score_mod = draw(st.sampled_from([None, *(SCORE_MODS if is_unit else SCORE_MODS[:1])]))
     unit = F.normalize if is_unit else lambda z: 5 * z
-    of_batch = labels[:m].sort()
     return Problem(
         unit(random(m, 3) - 0.5),
         Pairs(
@@ -175,7 +183,6 @@ def any_pairs(draw):
             hardness,
             score_mod,
             None if score_mod is None else random_metadata(m, generator),
-            same_label=Listed(of_batch.values, of_batch.indices) if has_labels else None,
         ),
         positive_weights,
     )
@@ -202,7 +209,13 @@ def for_oracle(problem, z, positive_weights):
     if pairs.labels is not None:
         labels = as_lists(pairs.labels[:count].split(pairs.lengths))
         memory_labels = pairs.labels[slots].tolist()
-    listed_negatives = pairs.negative_pairs
+    listed_negatives, listed_positives = pairs.negative_pairs, None
+    if pairs.positives is not None:
+        of_oracle = torch.ones_like(pairs.positives.query, dtype=torch.bool)
+        if pairs.negatives == "cross":
+            of_oracle = are_apart(pairs.lengths, *pairs.positives)
+        pairs_of_oracle = torch.stack(pairs.positives)[:, of_oracle]
+        listed_positives = listed(pairs_of_oracle, positive_weights[of_oracle])
     return {
         "sets": z.split(pairs.lengths),
         "labels": labels,
@@ -215,9 +228,7 @@ def for_oracle(problem, z, positive_weights):
         "weights": weights,
         "queries": "first" if pairs.first_queries else "all",
         "similarity": "dot",  # they are normalised already
-        "listed": listed(
-            None if pairs.positives is None else torch.stack(pairs.positives), positive_weights
-        ),
+        "listed": listed_positives,
         "negative_pairs": None
         if listed_negatives is None
         else torch.stack(listed_negatives).T.tolist(),

@@ -1,0 +1,210 @@
+"""Which keys are positives of a query, and how much each counts.
+
+Positives lie in one of three layouts. Views have the same number of positives in each row, in known
+columns. Labels and listed pairs give each query a number of its own, so the positives of some rows
+are one list, which takes what there are of them. If a list would be longer than a quarter of the
+matrix of scores, or if Python cannot read how long it is, every key gets a weight, which is 0 for
+keys that are no positives.
+"""
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from pgcl_losses.base.modes import can_be_read, is_transformed
+from pgcl_losses.pairs.forms import Positives
+from pgcl_losses.pairs.rows import Pairs, Rows
+
+
+def lowest(dtype: torch.dtype) -> float:
+    """The logit of a key that is no negative: so low that e^x is 0, and a score may be added."""
+    return torch.finfo(dtype).min / 2
+
+
+class Partners(NamedTuple):
+    """The keys of some rows that are no negatives, and how much each counts as a positive."""
+
+    positives: Positives
+    # Either columns of all partners [I, C] and of positives [I, P],
+    columns: Tensor | None = None
+    of_positives: Tensor | None = None
+    # or a list of partners [p] by their places row * K + column in the matrix,
+    places: Tensor | None = None
+    # or all keys: [I, K] 1 for partners, and 0 for others.
+    mask: Tensor | None = None
+
+    def scores(self, scores: Tensor) -> Tensor:
+        """Copy the scores of positives from the scores of all keys ``[I, K]``."""
+        if self.of_positives is not None:
+            return scores.gather(1, self.of_positives)
+        if self.places is not None:
+            return scores.view(-1).index_select(0, self.places.view(-1)).view_as(self.places)
+        return scores.clone()
+
+    def add_back(self, d_scores: Tensor, d_x: Tensor) -> None:
+        """Add the derivatives by the scores of positives to those by all scores, in place."""
+        if self.of_positives is not None:
+            d_scores.scatter_add_(1, self.of_positives, d_x)
+        elif self.places is not None:
+            d_scores.view(-1).scatter_add_(0, self.places.view(-1), d_x.reshape(-1))
+        else:
+            d_scores += d_x
+
+    def fill(self, values: Tensor, value: float) -> Tensor:
+        """Set the values ``[I, K]`` of partners; maybe in place."""
+        if self.columns is not None:
+            scatter = values.scatter if is_transformed(values) else values.scatter_  # for vmap
+            return scatter(1, self.columns, value)
+        if self.places is not None:
+            return values.view(-1).index_fill_(0, self.places.view(-1), value).view_as(values)
+        assert self.mask is not None
+        return values.masked_fill(self.mask == 1, value)
+
+    def leave_out(self, logits: Tensor) -> Tensor:
+        """Make the logits ``[I, K]`` of partners so low that they do not count; maybe in place.
+
+        They stay finite, and each row has one at least: a row of nothing but -inf has no softmax.
+        """
+        low = lowest(logits.dtype)
+        if self.mask is not None:  # added, as masked_fill takes ten times as long on a CPU
+            add = logits.add if is_transformed(logits) else logits.add_
+            return add(self.mask, alpha=low).clamp_min_(low)
+        logits = self.fill(logits, low)
+        return logits if self.positives.row is None else logits.clamp_min_(low)
+
+
+def find_partners(pairs: Pairs, rows: Rows, z: Tensor, weights: Tensor | None) -> Partners:
+    """Decide which keys are positives of some queries, and how much each counts.
+
+    ``z``: only its dtype and device are used. ``weights``: the weights ``[P]`` of
+    `pairs.positives`.
+    """
+    if pairs.are_views():
+        return _views(pairs, rows, z)
+    if not can_be_read(z):
+        return _weighted(pairs, rows, z, weights)
+    padded = _padded(pairs, rows, z) if pairs.positives is None else None
+    return _listed(pairs, rows, z, weights) if padded is None else padded
+
+
+def num_listed(pairs: Pairs, rows: Rows) -> int:
+    """How many partners labels and listed pairs give to some queries, which has to be read."""
+    number = 0
+    if rows.by_label is not None and pairs.labels is not None:
+        label, exists = rows.by_label.find(pairs.labels[slice(*rows.queries)])
+        number += int((rows.by_label.size[label] * exists).sum())
+    if pairs.positives is not None:
+        here = pairs.positives.of_queries(rows.queries)
+        number += here.stop - here.start
+    return number
+
+
+def _views(pairs: Pairs, rows: Rows, z: Tensor) -> Partners:
+    """Find the columns of the same graph in all sets of keys; the query itself comes first."""
+    num, num_rows, start = pairs.lengths[0], rows.shape()[0], rows.queries.start
+    num_sets = len(pairs.lengths) - (rows.gap > 0)
+    # Query i has i + num * v in column v, modulo the number of keys in the batch.
+    query = torch.arange(start, start + num_rows, device=z.device).unsqueeze(1)
+    offset = torch.arange(0, num * num_sets, num, device=z.device)
+    columns = (query + offset) % (num * num_sets)  # [I, V]
+    if num_sets == 1 and rows.gap == 0:  # a single view: no positives
+        none = Positives(num_rows, z.new_zeros(columns.shape))
+        return Partners(none, columns, columns)
+    of_positives = columns if rows.gap > 0 else columns[:, 1:]
+    return Partners(Positives(num_rows, None), columns, of_positives)
+
+
+def _padded(pairs: Pairs, rows: Rows, z: Tensor) -> Partners | None:
+    """Find partners by label, as many in each row; None if too many of them would be padding."""
+    (start, stop), num_keys, by_label = rows.queries, rows.shape()[1], rows.by_label
+    if by_label is None or by_label.padded is None or pairs.labels is None:
+        return None
+    label, exists = by_label.find(pairs.labels[start:stop])
+    if not bool(exists.all()):
+        return None
+    columns = by_label.padded.index_select(0, label)  # [I, P]
+    offset, num_batch = torch.arange(columns.shape[1]), pairs.num_embeddings() - rows.gap
+    counts = (offset < by_label.size.unsqueeze(1)) & (by_label.padded < num_batch)  # [C, P]
+    w = counts.to(z.dtype).index_select(0, label)
+    query = torch.arange(start, stop).unsqueeze(1)
+    if rows.own_set is None:
+        w = w.masked_fill_(columns == query, 0.0)
+    places = columns.add_((query - start) * num_keys)
+    return Partners(Positives(stop - start, w), places=places)
+
+
+def _listed(pairs: Pairs, rows: Rows, z: Tensor, weights: Tensor | None) -> Partners:
+    """List the partners of each query.
+
+    The query itself is a partner with weight 0, and so are past embeddings with its label.
+    """
+    (start, stop), (num_rows, num_keys) = rows.queries, rows.shape()
+    row = torch.arange(num_rows if rows.own_set is None else 0)
+    places, w = row * (num_keys + 1) + start, z.new_zeros(len(row))
+    if rows.by_label is not None and pairs.labels is not None:
+        label, exists = rows.by_label.find(pairs.labels[start:stop])
+        count = rows.by_label.size[label] * exists
+        row = torch.repeat_interleave(count)
+        # The number of a partner among the keys by label: from that of the first of its row on.
+        first = rows.by_label.first[label] - count.cumsum(0) + count
+        number = torch.arange(len(row)) + first.index_select(0, row)
+        column = rows.by_label.columns.index_select(0, number)
+        is_positive = column < pairs.num_embeddings() - rows.gap
+        if rows.own_set is None:
+            is_positive &= column != row + start
+        places, w = row * num_keys + column, is_positive.to(z.dtype)
+    if pairs.positives is not None and weights is not None:
+        here = pairs.positives.of_queries(rows.queries)
+        query, key, listed_w = pairs.positives.query[here], pairs.positives.key[here], weights[here]
+        column, may_be = _columns(pairs, rows, key)
+        if may_be is not None:
+            query, column, listed_w = query[may_be], column[may_be], listed_w[may_be]
+        listed = (query - start) * num_keys + column
+        if rows.by_label is not None:  # the weight of a listed pair replaces the 1 of its label
+            w = w.masked_fill(torch.isin(places, listed), 0.0)
+        row, places = torch.cat([row, query - start]), torch.cat([places, listed])
+        w = torch.cat([w, listed_w])
+    return Partners(Positives(num_rows, w, row), places=places)
+
+
+def _weighted(pairs: Pairs, rows: Rows, z: Tensor, weights: Tensor | None) -> Partners:
+    """Give each key a weight: nothing has to be read."""
+    (start, stop), (num_rows, num_keys) = rows.queries, rows.shape()
+    if pairs.labels is None:
+        mask = z.new_zeros(num_rows, num_keys)
+    else:
+        of_queries, of_keys = rows.pick(pairs.labels)
+        mask = (of_queries.unsqueeze(1) == of_keys).to(z.dtype)
+    w = mask.clone()
+    w[:, pairs.num_embeddings() - rows.gap :] = 0.0  # past embeddings are no positives
+    if rows.own_set is None:  # nor is the query itself, which is no negative either
+        w[:, start:stop].diagonal().fill_(0.0)
+        mask[:, start:stop].diagonal().fill_(1.0)
+    elif rows.has_own_set():
+        w[:, slice(*rows.own_set)] = 0.0
+    if pairs.positives is not None and weights is not None:
+        query, key = pairs.positives
+        column, may_be = _columns(pairs, rows, key)
+        is_here = (query >= start) & (query < stop)
+        is_here = is_here if may_be is None else is_here & may_be
+        # Other pairs are moved to a further column, which is then cut off.
+        at = (query - start).where(is_here, 0), column.where(is_here, num_keys)
+        mask, w = F.pad(mask, (0, 1)), F.pad(w, (0, 1))
+        mask = mask.index_put(at, mask.new_ones(()))[:, :-1]
+        w = w.index_put(at, w.new_zeros(()))  # the weight of a listed pair replaces the 1
+        w = w.index_put(at, weights.where(is_here, 0.0).to(w.dtype), accumulate=True)[:, :-1]
+    return Partners(Positives(num_rows, w), mask=mask)
+
+
+def _columns(pairs: Pairs, rows: Rows, key: Tensor) -> tuple[Tensor, Tensor | None]:
+    """The columns of keys of listed positives, and which of them may be positives (None: all).
+
+    With ``negatives="cross"`` none may be in the set of the query. Where Python can read the
+    positions, such a pair is an error, unless its weight is 0. The column is then any number.
+    """
+    if rows.own_set is None or pairs.negatives == "memory":
+        return key, None
+    is_after = key >= rows.own_set.stop
+    return key - rows.gap * is_after, is_after | (key < rows.own_set.start)
