@@ -62,10 +62,8 @@ class ConsistencyLoss(LossModule):
         batch = batch_argument(assignments)
         if batch is None:
             log_probs = [getattr(given, "log_probs", given) for given in assignments]
-            with self.agreement("forward", log_probs) as agreed:
-                agreed.claims |= self._check(assignments)
+            processes = self.agree("forward", log_probs, lambda: self._check(assignments))
             first: Any = assignments[0]
-            processes = agreed.processes
             dtype, heads = computing_dtype(first.log_probs), first.all_heads()
             predicted, targets = (
                 processes.gather(torch.cat([getattr(view, name) for view in assignments]).to(dtype))

@@ -1,7 +1,7 @@
 """The reweighted contrast (Eq. 13): InfoNCE whose negatives (Eq. 12) have weights (Eq. 14)."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 import torch
 from torch import Tensor
@@ -15,11 +15,11 @@ from pgcl_losses.pairs.batch import (
     NOT_ASSIGNED,
     Assignment,
     Batch,
-    Labels,
     Negatives,
     batch_argument,
     check_assignments,
 )
+from pgcl_losses.pairs.given import Given, Labels
 from pgcl_losses.pairs.weights import (
     Gaussian,
     Table,
@@ -103,13 +103,15 @@ class PrototypeReweightedNCE(WeightedInfoNCE):
         given = clusters, prototypes, assignments
         batch = batch_argument(views, (*given, metadata))
         if batch is None:
-            with self.agreement("forward", views) as agreed:
-                agreed.claims |= self._check(views, *given)
-                agreed.claims |= check.metadata(metadata, views, self.score_mod)
-                if prototypes is not None:  # they must be the same on all processes
-                    agreed.state = {**agreed.state, "prototypes": prototypes}
+            others, sets = Given(metadata=metadata), cast(Sequence[Tensor], views)
+
+            def check_inputs() -> dict[str, object]:
+                claims = self._check(views, *given)
+                return claims | others.check(sets, "all", "all", self.score_mod is not None)
+
+            processes = self.agree("forward", views, check_inputs)
             dtype = computing_dtype(views[0], prototypes)
-            batch = Batch.from_views(views, agreed.processes, metadata=metadata, dtype=dtype)
+            batch = Batch.from_views(views, processes, others, dtype=dtype)
             if self._needs_clusters():
                 batch = batch.assigned(prototypes, clusters, assignments)
         with torch.no_grad(), full_precision(batch.embeddings.device):
@@ -178,4 +180,4 @@ class PrototypeReweightedNCE(WeightedInfoNCE):
         for v, numbers in enumerate(() if clusters is None else clusters):
             each = f"clusters[{v}]" if assignments is None else f"assignments[{v}].clusters"
             check.clusters(each, numbers, f"z{v + 1}", views[v], heads)
-        return {"heads": heads, "given": given is not None and name}
+        return {"heads": heads, "given": given is not None and name, "prototypes": prototypes}

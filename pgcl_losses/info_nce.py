@@ -19,9 +19,10 @@ from pgcl_losses.base.options import (
     Temperature,
     with_options,
 )
-from pgcl_losses.pairs.batch import Batch, Labels, OverPositives, Queries, Reduction, batch_argument
+from pgcl_losses.pairs.batch import Batch, OverPositives, Queries, Reduction, batch_argument
 from pgcl_losses.pairs.chunks import Engine, loss_of_pairs
 from pgcl_losses.pairs.forms import Form
+from pgcl_losses.pairs.given import Given, Labels
 from pgcl_losses.pairs.memory import LossWithMemory, Memory
 from pgcl_losses.pairs.rows import Inputs, Pairs
 from pgcl_losses.pairs.score_mod import Function
@@ -270,17 +271,15 @@ class InfoNCE(WeightedInfoNCE, LossWithMemory):
                 ``[N, ...]`` for each set.
             negative_pairs (Tensor): pairs (query, key) ``[2, P]`` that replace all other negatives.
         """
-        given = labels, positives, positive_weights, metadata, negative_pairs
+        given = Given(labels, positives, positive_weights, metadata, negative_pairs)
         batch, is_unit = batch_argument(views, given), self.similarity == "cosine"
         if batch is not None:
             if self.memory is not None or batch.is_unit != is_unit:
                 own = "a memory and a similarity of its own"
                 raise TypeError(f"a batch has {own}: call this InfoNCE with tensors")
             return self.loss_of_batch(batch, hardness=self.hardness, debias=self.debias)
-        with self.agreement("forward", views) as agreed:
-            agreed.claims |= self._check(views, *given)
-        batch = Batch.from_views(views, agreed.processes, *given, is_unit=is_unit)
-        batch = self.with_memory(batch)
+        processes = self.agree("forward", views, lambda: self._check(views, given))
+        batch = self.with_memory(Batch.from_views(views, processes, given, is_unit=is_unit))
         loss = self.loss_of_batch(batch, hardness=self.hardness, debias=self.debias)
         if self.memory is not None and self.moves_state(batch.embeddings):
             self.memory.store_batch(batch, manually=False)
@@ -333,22 +332,18 @@ class InfoNCE(WeightedInfoNCE, LossWithMemory):
         if self.debias > 0 and self.similarity == "dot":
             raise ValueError(f"debias={self.debias} needs cosines, but similarity is 'dot'")
 
-    def _check(self, views: Any, *given: Any) -> dict[str, object]:
-        labels, positives, weights, metadata, negative_pairs = given
+    def _check(self, views: Any, given: Given) -> dict[str, object]:
         within = self.negatives == "all"
-        differ = labels is not None or positives is not None
+        differ = given.labels is not None or given.positives is not None
         why = "" if differ else ", or one with labels= or positives="
         if not within:
             why = f", as negatives={self.negatives!r}"
         check.loss_views(views, 1 if within and differ else 2, differ, why)
-        claims = check.partners(views, self.queries, labels, positives, weights)
-        claims |= check.metadata(metadata, views, self.score_mod)
-        if negative_pairs is not None:
-            if self.memory is not None:
-                fix = f"memory_size must be 0, but got {self.memory_size}"
-                raise ValueError(f"negative_pairs replace all other negatives: {fix}")
-            check.pairs("negative_pairs", negative_pairs, views, self.queries)
+        claims = given.check(views, self.negatives, self.queries, self.score_mod is not None)
+        if given.negative_pairs is not None and self.memory is not None:
+            fix = f"memory_size must be 0, but got {self.memory_size}"
+            raise ValueError(f"negative_pairs replace all other negatives: {fix}")
         check.temperature(self.temperature, views[0])
         if self.memory is not None:
             self.memory.check("z1", views[0])
-        return {**claims, "negative_pairs": negative_pairs is not None}
+        return claims

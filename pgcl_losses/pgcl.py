@@ -16,7 +16,6 @@ from pgcl_losses.contrast import PrototypeReweightedNCE, Weighting
 from pgcl_losses.info_nce import WeightedInfoNCE
 from pgcl_losses.pairs.batch import (
     Batch,
-    Labels,
     Negatives,
     OverPositives,
     PGCLTerms,
@@ -24,6 +23,7 @@ from pgcl_losses.pairs.batch import (
     Reduction,
 )
 from pgcl_losses.pairs.chunks import Engine
+from pgcl_losses.pairs.given import Given, Labels
 from pgcl_losses.pairs.memory import LossWithMemory, Memory
 from pgcl_losses.pairs.score_mod import ScoreMod
 from pgcl_losses.prototypes import SinkhornPrototypes
@@ -182,7 +182,7 @@ class PGCLLoss(LossWithMemory):
 
         ``labels``, ``positives``, ``positive_weights`` and ``metadata`` are as in :class:`InfoNCE`.
         """
-        return self._compute(views, labels, positives, positive_weights, metadata)[0]
+        return self._compute(views, Given(labels, positives, positive_weights, metadata))[0]
 
     if TYPE_CHECKING:
         __call__ = forward
@@ -202,19 +202,18 @@ class PGCLLoss(LossWithMemory):
         forward, which also counts ``freeze_steps`` and stores embeddings in the queue and the
         memory.
         """
-        given = labels, positives, positive_weights, metadata
-        loss, contrast, consistency, batch = self._compute(views, *given)
+        given = Given(labels, positives, positive_weights, metadata)
+        loss, contrast, consistency, batch = self._compute(views, given)
         cosine = mean_cosine(batch.embeddings.detach())
         return PGCLTerms(loss, contrast, consistency, batch.assignments(), cosine)
 
     def _compute(
-        self, views: tuple[Tensor, ...], *given: Any
+        self, views: tuple[Tensor, ...], given: Given
     ) -> tuple[Tensor, Tensor, Tensor, Batch]:
         """Compute the loss, its contrast and its consistency; also return the batch."""
-        with self.agreement("forward", views) as agreed:
-            agreed.claims |= self._check(views, *given)
+        processes = self.agree("forward", views, lambda: self._check(views, given))
         dtype = computing_dtype(views[0], self.prototypes.weight)
-        batch = Batch.from_views(views, agreed.processes, *given, dtype=dtype)
+        batch = Batch.from_views(views, processes, given, dtype=dtype)
         batch = self.prototypes(self.with_memory(batch))
         z = batch.embeddings
         contrast = self.contrast(batch) if self.contrast_weight > 0 else z.new_zeros(())
@@ -244,20 +243,17 @@ class PGCLLoss(LossWithMemory):
             loss = loss + tensor.flatten()[:0].sum().to(loss)
         return loss
 
-    def _check(
-        self, views: tuple[Any, ...], labels: Any, positives: Any, weights: Any, metadata: Any
-    ) -> dict[str, object]:
+    def _check(self, views: tuple[Any, ...], given: Given) -> dict[str, object]:
         owner, contrast = type(self).__name__, self.contrast
         check.loss_views(views, 2)
         check.prototypes("prototypes.weight", self.prototypes.weight, "z1", views[0], owner)
         self.prototypes.check(views)
-        queries: Queries = "all"
-        score_mod: object = "unknown"  # a contrast of the user's own checks its options
+        negatives, queries, has_score_mod = "all", "all", True  # of a contrast of the user's own
         if isinstance(contrast, WeightedInfoNCE):
             check.temperature(contrast.temperature, views[0])
-            queries, score_mod = contrast.queries, contrast.score_mod
-        claims = check.partners(views, queries, labels, positives, weights)
-        claims |= check.metadata(metadata, views, score_mod)
+            negatives, queries = contrast.negatives, contrast.queries
+            has_score_mod = contrast.score_mod is not None
+        claims = given.check(views, negatives, queries, has_score_mod)
         if queries == "first" and self.contrast_weight > 0 and self.consistency_weight > 0:
             consistency = self.consistency
             if isinstance(consistency, ConsistencyLoss) and consistency.reduction != "mean":

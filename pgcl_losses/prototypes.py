@@ -16,6 +16,7 @@ from pgcl_losses.base.options import Heads, Positive, Scale, Size, Temperature, 
 from pgcl_losses.clusters.kmeans import spherical_kmeans
 from pgcl_losses.clusters.sinkhorn import balance, probabilities, rank_clusters
 from pgcl_losses.pairs.batch import Assignment, Batch, batch_argument
+from pgcl_losses.pairs.given import Given
 from pgcl_losses.pairs.memory import Ring
 
 
@@ -140,13 +141,17 @@ class SinkhornPrototypes(LossModule):
         batch = batch_argument(views)
         if batch is not None:  # the module that made the batch calls `advance`
             return self._assigned(batch)
-        with self.agreement("forward", views) as agreed:
+
+        def check_inputs() -> dict[str, object]:
             check.loss_views(views, 1)
             z1: Any = views[0]  # a Tensor, as there is no batch
             check.prototypes("weight", self.weight, "z1", z1, type(self).__name__)
             self.check(views)
+            return {}
+
+        processes = self.agree("forward", views, check_inputs)
         dtype = computing_dtype(self.weight, *views)
-        batch = self._assigned(Batch.from_views(views, agreed.processes, dtype=dtype))
+        batch = self._assigned(Batch.from_views(views, processes, Given(), dtype=dtype))
         if self.moves_state(batch.embeddings):
             self.advance(batch)
         return batch.assignments()
@@ -193,11 +198,9 @@ class SinkhornPrototypes(LossModule):
         prototypes, the remaining prototypes do not change. Random numbers come from torch's
         generator on the CPU: use ``torch.manual_seed``. The call synchronises with the device.
         """
-        with self.agreement("start_from_", (embeddings,)) as agreed:
-            agreed.state = {}  # this call makes the prototypes the same on all processes
-            agreed.claims["weight"] = described(self.weight)
-            self._check_start(embeddings)
-        processes = agreed.processes
+        # This call makes the prototypes the same on all processes.
+        call = "start_from_", (embeddings,), lambda: self._check_start(embeddings)
+        processes = self.agree(*call, compare_state=False)
         with full_precision(embeddings.device):
             dtype = computing_dtype(self.weight, embeddings)
             units, weight = processes.gather(unit_vectors(embeddings, dtype)), self.weight.to(dtype)
@@ -211,12 +214,13 @@ class SinkhornPrototypes(LossModule):
         self.weight.copy_(new)
         return self
 
-    def _check_start(self, embeddings: Tensor) -> None:
+    def _check_start(self, embeddings: Tensor) -> dict[str, object]:
         check.matrix("embeddings", embeddings, "[N, D]")
         check.prototypes("weight", self.weight, "embeddings", embeddings, type(self).__name__)
         check.finite("embeddings", embeddings)
         if not isinstance(self.weight, nn.Parameter):
             raise TypeError("weight is computed from others: call start_from_ before weight_norm")
+        return {"weight": described(self.weight)}
 
     def _assigned(self, batch: Batch) -> Batch:
         """Add the prototypes, and log p, q and the clusters of all embeddings, to the batch."""

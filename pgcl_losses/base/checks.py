@@ -106,63 +106,6 @@ def matrices(
         device(name, view, first_name, first)
 
 
-def _of_sets(
-    name: str, value: Any, sets: Sequence[Tensor], shape: str
-) -> list[tuple[str, Any, str, Tensor]]:
-    """Pair what is given for each set, or one tensor for all sets, with the sets, all with names.
-
-    ``shape``: what the message shows as the shape of each tensor.
-    """
-    given = [value] * len(sets) if isinstance(value, Tensor) else value
-    if not isinstance(given, Sequence) or [x for x in given if isinstance(x, (Real, str))]:
-        expected = f"a Tensor of shape {shape}, or a sequence of Tensors with one for each set"
-        raise TypeError(f"{name} must be {expected}, but got {shown(value)}")
-    if len(given) != len(sets):
-        raise ValueError(f"{name} must be {len(sets)} Tensors, one per set, but got {len(given)}")
-    return [
-        (name if isinstance(value, Tensor) else f"{name}[{a}]", each, f"z{a + 1}", z)
-        for a, (each, z) in enumerate(zip(given, sets, strict=True))
-    ]
-
-
-def _labels(labels: Any, sets: Sequence[Tensor]) -> None:
-    """Check the labels of sets ``[N_a, D]``: a tensor for each set, or one tensor for all sets."""
-    for given in _of_sets("labels", labels, sets, "[N]"):
-        class_labels(*given)
-
-
-def class_labels(name: str, value: Any, z_name: str, z: Tensor) -> None:
-    """Check the labels ``[N]`` of embeddings ``[N, D]``."""
-    clusters(name, value, z_name, z)
-    if can_be_read(value) and bool(((value == -1) | (value == -100)).any()):
-        raise ValueError(
-            f"{name} must not hold -1 or -100: give each embedding whose class is unknown a "
-            "label of its own, such as torch.where(labels >= 0, labels, num_classes + ids)"
-        )
-
-
-def metadata(value: Any, sets: Sequence[Any], score_mod: object) -> dict[str, object]:
-    """Check what a `score_mod` may know of each embedding: ``[N, ...]`` for each set.
-
-    Return the claims about it, on which all processes must agree.
-    """
-    kinds: list[object] = []
-    if value is not None and score_mod is None:
-        raise ValueError("metadata are for score_mod, but score_mod is None: give the loss one")
-    for name, x, z_name, z in (
-        () if value is None else _of_sets("metadata", value, sets, "[N, ...]")
-    ):
-        if not isinstance(x, Tensor) or x.dim() == 0 or len(x) != len(z):
-            expected = f"a Tensor of shape [{len(z)}, ...], a row for each row of {z_name}"
-            raise ValueError(f"{name} must be {expected}, but got {shown(x)}")
-        device(name, x, z_name, z)
-        kinds.append(f"{x.dtype}{[*x.shape[1:]]}")
-        if kinds[-1] != kinds[0]:
-            kind = f"{kinds[-1]} for each embedding"
-            raise ValueError(f"{name} is {kind}, but metadata[0] is {kinds[0]}")
-    return {"metadata": kinds[:1]}
-
-
 def loss_views(
     views: Sequence[Any], fewest: int, lengths_may_differ: bool = False, why: str = ""
 ) -> None:
@@ -177,63 +120,6 @@ def loss_views(
         raise TypeError(f"views must be {expected}, but got {len(views)}{hint if views else ''}")
     named = [(f"z{v}", z) for v, z in enumerate(views, 1)]
     matrices(named, "[N, D]", lengths_may_differ)
-
-
-def _positives(value: Any, weights: Any, sets: Sequence[Tensor], queries: str) -> None:
-    """Check listed positives ``[2, P]``, and their weights ``[P]`` with one for each pair."""
-    if value is not None:
-        pairs("positives", value, sets, queries)
-    if weights is None:
-        return
-    if value is None:
-        raise TypeError("positive_weights need positives=, pairs [2, P] such as an edge_index")
-    if not isinstance(weights, Tensor) or weights.shape != value.shape[1:] or weights.is_complex():
-        expected = f"a real Tensor of shape [{value.shape[1]}], one for each pair of positives"
-        raise TypeError(f"positive_weights must be {expected}, but got {shown(weights)}")
-    device("positive_weights", weights, "z1", sets[0])
-    if can_be_read(weights.detach()):
-        # In float32, smaller weights lose digits and their inverses overflow; sums of larger
-        # weights overflow.
-        are_right = (weights == 0) | ((weights >= 1e-30) & (weights <= 1e20))
-        for wrong in weights.detach()[~are_right].tolist():
-            raise ValueError(f"positive_weights must be 0 or from 1e-30 to 1e20, but got {wrong}")
-
-
-def partners(
-    views: Sequence[Tensor], queries: str, labels: Any, positives: Any, weights: Any
-) -> dict[str, object]:
-    """Check the arguments that say which embeddings are positives.
-
-    Return the claims about these arguments, on which all processes must agree.
-    """
-    if labels is not None:
-        _labels(labels, views)
-    _positives(positives, weights, views, queries)
-    return {
-        "labels": labels is not None,
-        "positives": positives is not None,
-        "learned positive_weights": None if weights is None else weights.requires_grad,
-    }
-
-
-def pairs(name: str, value: Any, sets: Sequence[Tensor], queries: str) -> None:
-    """Check listed pairs ``[2, P]`` of queries and keys.
-
-    Both are positions in the concatenated sets. With ``queries="first"`` the queries must lie in
-    the first set. Positions are read on a CPU only.
-    """
-    _integers(name, value, "[2, P]", "z1", sets[0])
-    if value.dim() != 2 or value.shape[0] != 2:
-        raise ValueError(f"{name} must have shape [2, P], but got {tuple(value.shape)}")
-    if can_be_read(value):
-        count = sum(len(z) for z in sets)
-        ends = value.new_tensor([[len(sets[0]) if queries == "first" else count], [count]])
-        wrong = (value < 0) | (value >= ends) | (value[0] == value[1])
-        for pair in value.T[wrong.any(0)]:
-            raise ValueError(
-                f"{name} must be pairs of two different embeddings, a query from 0 to "
-                f"{int(ends[0]) - 1} and a key from 0 to {count - 1}, but got {pair.tolist()}"
-            )
 
 
 def negatives_of_memory(negatives: str, memory_size: int) -> None:
@@ -272,7 +158,7 @@ def device(name: str, value: Tensor, other_name: str, other: Tensor) -> None:
         raise ValueError(f"{name} is on {value.device} but {other_name} is on {other.device}")
 
 
-def _integers(name: str, value: Any, shape: str, z_name: str, z: Tensor) -> None:
+def integers(name: str, value: Any, shape: str, z_name: str, z: Tensor) -> None:
     """Check for an int64 tensor on the device of ``z``; the message shows ``shape``."""
     if not isinstance(value, Tensor):
         raise TypeError(f"{name} must be a Tensor of shape {shape}, but got {type(value).__name__}")
@@ -290,7 +176,7 @@ def clusters(name: str, value: Any, z_name: str, z: Tensor, heads: Sequence[int]
     """
     columns = (len(heads),) if len(heads) > 1 else ()
     shape = f"[N, {len(heads)}], a column for each head," if columns else "[N]"
-    _integers(name, value, shape, z_name, z)
+    integers(name, value, shape, z_name, z)
     if value.dim() == 0 or value.shape[1:] != columns:
         raise ValueError(f"{name} must have shape {shape}, but got {tuple(value.shape)}")
     if value.shape[0] != z.shape[0]:

@@ -8,9 +8,8 @@ arrives at the gradient of one loss.
 """
 
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -113,12 +112,26 @@ class Processes(NamedTuple):
             distributed.all_reduce(total, group=self.group)
         return total
 
-    def sum_of(self, losses: Tensor, count: Tensor | int) -> tuple[Tensor, Tensor]:
-        """Sum losses (with gradient) and a count (without) over processes, in one exchange."""
+    def sum_of(
+        self, losses: Tensor, count: Tensor | int, error: Exception | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Sum losses (with gradient), a count and how many processes have an error, at once."""
         number = count.to(losses) if isinstance(count, Tensor) else losses.new_full((), count)
-        both = torch.stack([losses, number])
-        losses, number = _Sum.apply(both, self).unbind()  # type: ignore[no-untyped-call]  # torch has no type there
-        return losses, number.detach()
+        each = torch.stack([losses, number, losses.new_full((), error is not None)])
+        losses, number, failures = _Sum.apply(each, self).unbind()  # type: ignore[no-untyped-call]  # torch has no type there
+        return losses, number.detach(), failures.detach()
+
+    def raise_on_all(self, failures: Tensor, error: Exception | None, call: str) -> None:
+        """Raise an error on all processes if some of them have one. This reads ``failures``.
+
+        ``error``: the error of this process. ``call``: what failed, for the message.
+        """
+        if not bool(failures > 0):
+            return
+        if error is not None and int(failures) == self.num_ranks():
+            raise error
+        problem = {} if error is None else {"problem": f"{type(error).__name__}: {error}"}
+        raise ValueError(differences({"call": call, **problem}, self.group)) from error
 
     def average_gradient(self, value: Tensor) -> Tensor:
         """Return the same tensor, after a hook that averages its gradient over ranks.
@@ -141,95 +154,68 @@ class Processes(NamedTuple):
         return self.average_gradient(value.to(dtype, copy=True))
 
 
-@dataclass
-class Agreement:
-    """A block in which a process checks its inputs; at its end all processes agree, or all fail.
+def agree(
+    call: str,
+    sets: Sequence[Any],
+    check: Callable[[], Mapping[str, object]],
+    claims: Mapping[str, object],
+    group: ProcessGroup | None,
+) -> Processes:
+    """Check the inputs of a call on all processes, and return the processes that hold its sets.
 
     Processes that compute different things would wait for each other for ever. So before they
-    exchange embeddings, they exchange what they claim: the call, the options, and what the block
-    adds to ``claims``. All processes raise an error if the claims differ, if parameters or buffers
-    differ, or if the block of any process raises an error. After the block, ``processes`` says
-    which processes hold the sets of this call.
+    exchange embeddings, they exchange what they claim: the call, ``claims``, and what ``check``
+    returns. Claims that are tensors are compared by a checksum. If the claims differ, or if
+    ``check`` raises an error on one process, all processes raise an error.
+
+    ``sets``: the arguments by position; Tensors, if ``check`` raises no error.
     """
-
-    claims: dict[str, Any]
-    sets: Sequence[Any]  # the arguments by position; Tensors, once they are checked
-    state: Mapping[str, Tensor]  # the parameters and buffers of the module that is called
-    num_ranks: int = 1
-    group: ProcessGroup | None = None
-    processes: Processes = field(init=False)
-
-    def __enter__(self) -> "Agreement":
-        return self
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if error is not None and (self.num_ranks == 1 or not isinstance(error, Exception)):
-            return  # Python raises the error again
-        if self.num_ranks == 1:
-            own = Processes([(len(part),) for part in self.sets])
-            self.processes = own.check_not_empty(self.claims["call"])
-            return
-        refused = None
-        if error is None and is_transformed(*self.sets):
-            error = refused = ValueError(
+    error, state, length = None, {}, 0
+    try:
+        claims = {"call": call, **claims, **check()}
+        if is_transformed(*sets):
+            raise ValueError(
                 "torch.func and forward mode differentiate the loss of one process alone: make the "
                 "loss with gather=False, or call backward"
             )
-        if error is not None:
-            claims = {"call": self.claims["call"], "problem": f"{type(error).__name__}: {error}"}
-        else:
-            claims = {
-                **self.claims,
-                **{name: described(x) for name, x in self.state.items()},
-                "views": len(self.sets),
-                "dimension": self.sets[0].shape[-1],
-                "dtype": str(self.sets[0].dtype),
-                "requires_grad": any(part.requires_grad for part in self.sets),
-            }
-        # NCCL exchanges tensors on a GPU. Some of the inputs may be on a CPU, by mistake.
-        devices = [x.device for x in [*self.state.values(), *self.sets] if isinstance(x, Tensor)]
-        device = max(devices, key=lambda d: d.type != "cpu", default=torch.device("cpu"))
-        # If this process has a problem, all processes raise an error anyway: no state is compared.
-        length, state = (0, []) if error else (len(self.sets[0]), [*self.state.values()])
-        lengths = agree(claims, state, length, device, self.group)
-        if refused is not None:
-            raise refused
-        if error is None:
-            rank = distributed.get_rank(self.group)
-            counts = [lengths] * len(self.sets)
-            processes = Processes(counts, rank, self.group)
-            self.processes = processes.check_not_empty(self.claims["call"])
-
-
-def agree(
-    claims: Mapping[str, object],
-    state: Iterable[Tensor],
-    length: int,
-    device: torch.device,
-    group: ProcessGroup | None,
-) -> list[int]:
-    """Raise an error on all processes if their claims or their states differ.
-
-    ``state``: parameters and buffers. ``length``: how many embeddings this process has. Return
-    these lengths of all processes.
-    """
+    except Exception as raised:
+        # All processes raise an error anyway, so no state is compared.
+        error, claims = raised, {"call": call, "problem": f"{type(raised).__name__}: {raised}"}
+    else:
+        length = len(sets[0])
+        state = {name: x for name, x in claims.items() if isinstance(x, Tensor)}
+        claims = {
+            **{name: described(x) for name, x in claims.items()},
+            "views": len(sets),
+            "dimension": sets[0].shape[-1],
+            "dtype": str(sets[0].dtype),
+            "requires_grad": any(part.requires_grad for part in sets),
+        }
+    # NCCL exchanges tensors on a GPU. Some of the inputs may be on a CPU, by mistake.
+    devices = [x.device for x in [*state.values(), *sets] if isinstance(x, Tensor)]
+    device = max(devices, key=lambda d: d.type != "cpu", default=torch.device("cpu"))
     own = torch.tensor([length, zlib.crc32(repr(claims).encode())], device=device)
-    own = torch.cat([own, checksum(state, device).view(1)])
+    own = torch.cat([own, checksum(state.values(), device).view(1)])
     lengths, hashes, states = gathered(own, group, "batch sizes").T.tolist()
     if len(set(hashes)) > 1:
-        raise ValueError(differences(claims, group))
+        raise ValueError(differences(claims, group)) from error
+    if error is not None:
+        raise error
     if len(set(states)) > 1:
         raise ValueError(
             "the prototypes, or other parameters or buffers of the loss, are not the same on "
             "all ranks: put the loss into the module that DistributedDataParallel wraps, or "
             "give all ranks one seed, one checkpoint and the same steps of an optimizer"
         )
-    return list(lengths)
+    counts, rank = [lengths] * len(sets), distributed.get_rank(group)
+    return Processes(counts, rank, group).check_not_empty(call)
 
 
-def described(tensor: Tensor) -> str:
-    """Describe what processes compare of a tensor besides its values, as a string."""
-    return f"{tensor.dtype}{[*tensor.shape]}, requires_grad={tensor.requires_grad}"
+def described(claim: object) -> object:
+    """Describe what processes compare of a tensor besides its values; other claims unchanged."""
+    if not isinstance(claim, Tensor):
+        return claim
+    return f"{claim.dtype}{[*claim.shape]}, requires_grad={claim.requires_grad}"
 
 
 def count_ranks(process_group: ProcessGroup | None) -> int:

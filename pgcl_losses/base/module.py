@@ -9,8 +9,8 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor, nn
 
-from pgcl_losses.base import checks as _checks
-from pgcl_losses.base.distributed import Agreement, count_ranks
+from pgcl_losses.base import checks as check
+from pgcl_losses.base.distributed import Processes, agree, count_ranks
 from pgcl_losses.base.modes import is_transformed
 from pgcl_losses.base.options import COMMON, Check, Group, with_options
 
@@ -60,20 +60,23 @@ def called_by_all(call: str) -> Callable[[Function], Function]:
         names, positional = {*has.args, *has.kwonlyargs}, dict.fromkeys(has.args[1:])  # no self
         signature = inspect.signature(method)
 
+        def check_call(self: "LossModule", *args: Any, **given: Any) -> dict[str, object]:
+            owner = f"a call of {type(self).__name__}"
+            check_arguments(owner, method, given)
+            try:
+                signature.bind(self, *args, **given)
+            except TypeError as error:
+                takes = ", ".join([*positional, *[f"{x}= by name" for x in has.kwonlyargs]])
+                came = f"got {len(args)} by position: {error}"
+                raise TypeError(f"{owner}.{call} takes {takes}, but {came}") from None
+            return {}
+
         @functools.wraps(method)
         def wrapped(self: "LossModule", *args: Any, **given: Any) -> Any:
             if not given.keys() <= names or not (
                 has.varargs or len(args) + len(given.keys() & positional) == len(positional)
             ):
-                owner = f"a call of {type(self).__name__}"
-                with self.agreement(call, args):
-                    check_arguments(owner, method, given)
-                    try:
-                        signature.bind(self, *args, **given)
-                    except TypeError as error:
-                        takes = ", ".join([*positional, *[f"{x}= by name" for x in has.kwonlyargs]])
-                        came = f"got {len(args)} by position: {error}"
-                        raise TypeError(f"{owner}.{call} takes {takes}, but {came}") from None
+                self.agree(call, args, functools.partial(check_call, self, *args, **given))
             if torch.compiler.is_compiling() and (_IS_BEFORE_2_9 or self.is_distributed()):
                 # With fullgraph=True the compiler raises an error here, which shows the next line.
                 return torch.compiler.disable(_with_collectives_or_before_torch_2_9)(  # type: ignore[no-untyped-call]  # torch has no type there
@@ -150,21 +153,32 @@ class LossModule(nn.Module):
                     values[f"{path}.{name}".lstrip(".")] = named(getattr(module, name))
         return values
 
-    def agreement(self, call: str, sets: Sequence[Any]) -> Agreement:
-        """Return a block in which this process checks inputs, before processes exchange data.
+    def agree(
+        self,
+        call: str,
+        sets: Sequence[Any],
+        check: Callable[[], Mapping[str, object]],
+        compare_state: bool = True,
+    ) -> Processes:
+        """Check the inputs of a call, and return the processes that hold its sets.
 
-        See :class:`~pgcl_losses.base.distributed.Agreement`. ``call``: the name of the method.
-        ``sets``: the tensors ``[N, ...]`` that the method was called with, which need not be
-        checked yet.
+        With several processes, all of them raise an error if one of them does, or if their options,
+        inputs or parameters and buffers differ, see `pgcl_losses.base.distributed.agree`.
+
+        ``call``: the name of the method. ``sets``: the tensors ``[N, ...]`` that it was called
+        with. ``check``: raises an error for wrong inputs, and returns further claims about them on
+        which all processes must agree. ``compare_state``: whether parameters and buffers must be
+        the same on all processes.
         """
-        claims: dict[str, object] = {"call": f"{type(self).__name__}.{call}"}
+        call = f"{type(self).__name__}.{call}"
         if not self.is_distributed():
-            return Agreement(claims, sets, {})
-        claims |= self.all_options()
+            check()
+            return Processes([(len(part),) for part in sets]).check_not_empty(call)
+        claims = self.all_options()
         claims |= {"training": self.training, "gradients enabled": torch.is_grad_enabled()}
-        state = {**dict(self.named_parameters()), **dict(self.named_buffers())}
-        group = self.process_group
-        return Agreement(claims, sets, state, count_ranks(group), group)
+        if compare_state:
+            claims |= {**dict(self.named_parameters()), **dict(self.named_buffers())}
+        return agree(call, sets, check, claims, self.process_group)
 
     def moves_state(self, embeddings: Tensor) -> bool:
         """Whether this forward is a training step, which may change the queue, memory and counters.
@@ -197,7 +211,7 @@ def check_arguments(owner: str, function: Any, given: Mapping[str, Any], args: A
     """
     has = inspect.getfullargspec(function)
     if has.kwonlyargs and not has.varargs and len(args) >= len(has.args):
-        option, came = has.kwonlyargs[0], _checks.shown(args[len(has.args) - 1])
+        option, came = has.kwonlyargs[0], check.shown(args[len(has.args) - 1])
         raise TypeError(f"{owner} takes options by name, such as {option}=, but got {came}")
     names = [name for name in (*has.args, *has.kwonlyargs) if name != "self"]
     names = [f"{has.varargs} (by position)", *names] if has.varargs else names

@@ -8,7 +8,9 @@ from torch import Tensor
 
 from pgcl_losses.base import checks as check
 from pgcl_losses.base.distributed import Processes
+from pgcl_losses.base.modes import can_be_read
 from pgcl_losses.base.normalize import computing_dtype, finite_or_nan, full_precision, unit_vectors
+from pgcl_losses.pairs.given import Given, Labels, is_unknown
 from pgcl_losses.pairs.rows import Listed
 
 Negatives = Literal["all", "cross", "memory"]
@@ -16,7 +18,6 @@ OverPositives = Literal["mean", "supcon", "sum"]
 Queries = Literal["all", "first"]
 Reduction = Literal["mean", "sum", "none"]
 NOT_ASSIGNED = "the batch has no prototypes and targets: call SinkhornPrototypes on it first"
-Labels = Tensor | Sequence[Tensor]  # one tensor for all sets, or one for each set
 
 
 class Assignment(NamedTuple):
@@ -87,16 +88,12 @@ class Batch(NamedTuple):
         cls,
         views: Sequence[Any],  # Tensors [N, D]
         processes: Processes,
-        labels: Labels | None = None,
-        positives: Tensor | None = None,
-        positive_weights: Tensor | None = None,
-        metadata: Labels | None = None,
-        negative_pairs: Tensor | None = None,
+        given: Given,
         *,
         is_unit: bool = True,
         dtype: torch.dtype | None = None,
     ) -> "Batch":
-        """Make a batch from views (or sets): gather them and their labels from all processes.
+        """Make a batch from views (or sets): gather them and what is given from all processes.
 
         Inputs are already checked. Listed pairs are positions in the concatenated sets of this
         process, and become positions in the gathered embeddings. Pairs are not gathered, since each
@@ -106,29 +103,32 @@ class Batch(NamedTuple):
         computed; by default float64 if the views are float64, else float32.
         """
         device, dtype = views[0].device, dtype or computing_dtype(views[0])
-        if labels is not None or positives is not None:  # then sets may differ in length
+        if given.labels is not None or given.positives is not None:  # sets may differ in length
             processes = processes.with_sets([len(view) for view in views], device)
             processes.check_not_empty()
+        labels = None if given.labels is None else of_all_sets(given.labels, len(views))
         with full_precision(device):
             z = torch.cat(tuple(views))
             z = unit_vectors(z, dtype) if is_unit else finite_or_nan(z.to(dtype))
+            if labels is not None and not can_be_read(labels):  # elsewhere it is an error
+                z = z.masked_fill(is_unknown(labels).unsqueeze(1), torch.nan)
             batch = cls(processes, processes.gather(z), is_unit=is_unit)
         if labels is not None:
-            batch = batch._replace(labels=processes.gather(of_all_sets(labels, len(views))))
-        if metadata is not None:
-            metadata = of_all_sets(metadata, len(views)).detach()
+            batch = batch._replace(labels=processes.gather(labels))
+        if given.metadata is not None:
+            metadata = of_all_sets(given.metadata, len(views))
             if processes.num_ranks() > 1:  # as bytes: backends do not know all dtypes
                 own = metadata.unsqueeze(-1).contiguous().view(torch.uint8)
                 metadata = processes.gather(own).view(metadata.dtype).squeeze(-1)
             batch = batch._replace(metadata=metadata)
-        if positives is not None:
-            if positive_weights is None:
-                positive_weights = positives.new_ones(positives.shape[1], dtype=dtype)
-            listed, order = Listed.by_query(*processes.positions_of_own(device)[positives])
-            weights = positive_weights[order].to(dtype)
-            batch = batch._replace(positives=listed, positive_weights=weights)
-        if negative_pairs is not None:
-            listed, _ = Listed.by_query(*processes.positions_of_own(device)[negative_pairs])
+        if given.positives is not None:
+            weights = given.positive_weights
+            if weights is None:
+                weights = z.new_ones(given.positives.shape[1])
+            listed, order = Listed.by_query(*processes.positions_of_own(device)[given.positives])
+            batch = batch._replace(positives=listed, positive_weights=weights[order].to(dtype))
+        if given.negative_pairs is not None:
+            listed, _ = Listed.by_query(*processes.positions_of_own(device)[given.negative_pairs])
             batch = batch._replace(negative_pairs=listed)
         return batch
 
@@ -193,9 +193,9 @@ class Batch(NamedTuple):
         return tuple([Assignment(p, q, c, self.heads) for p, q, c in views])
 
 
-def of_all_sets(given: Labels, num_sets: int) -> Tensor:
+def of_all_sets(values: Labels, num_sets: int) -> Tensor:
     """Concatenate the values of all sets, ``[N, ...]`` each, or one tensor that is repeated."""
-    return torch.cat((given,) * num_sets if isinstance(given, Tensor) else tuple(given))
+    return torch.cat((values,) * num_sets if isinstance(values, Tensor) else tuple(values))
 
 
 def batch_argument(given: Sequence[object], others: Sequence[object] = ()) -> Batch | None:

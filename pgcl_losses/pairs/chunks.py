@@ -185,43 +185,62 @@ def loss_of_pairs(
     processes. The mean or the sum is taken over the queries of all processes.
     """
     own = processes.own_spans() if processes.num_ranks() > 1 else None
+    is_dense = chooses_dense(engine, inputs, processes.num_ranks())
+    is_sum, may_fail, error = reduction != "none", pairs.score_mod is not None, None
+    try:
+        losses, count = own_losses(pairs, inputs, own, is_sum, is_dense)
+    except Exception as raised:
+        if own is None or not may_fail:
+            raise
+        # The user's function failed in this process, and others wait for its losses.
+        error, losses, count = raised, inputs.z.new_zeros(()), 0
+    if own is not None and (is_sum or may_fail):
+        total = losses if is_sum else inputs.z.new_zeros(())
+        total, count, failures = processes.sum_of(total, count, error)
+        if may_fail:
+            processes.raise_on_all(failures, error, "score_mod")
+        losses = total if is_sum else losses
+    if reduction == "mean":
+        return losses / (count.clamp_min(1) if isinstance(count, Tensor) else count)
+    return losses
+
+
+def chooses_dense(engine: str, inputs: Inputs, num_ranks: int) -> bool:
+    """Whether to compute one matrix in plain torch, and not chunks."""
     transformed = is_transformed(*inputs)
     if engine == "auto":
-        by_autograd = torch.compiler.is_compiling() or transformed
-        engine = "dense" if own is None and by_autograd else "chunks"
-    elif engine == "chunks" and transformed:
+        return num_ranks == 1 and (torch.compiler.is_compiling() or transformed)
+    if engine == "chunks" and transformed:
         raise ValueError(
             "engine='chunks' is for backward alone, but torch.func or forward mode differentiates "
             "the loss: choose engine='auto' or 'dense'"
         )
-    elif engine == "dense" and own is not None:
+    if engine == "dense" and num_ranks > 1:
         raise ValueError(
-            f"engine='dense' computes one matrix in one process, but {processes.num_ranks()} "
-            "processes hold a batch together: choose engine='auto' or 'chunks', or gather=False"
+            f"engine='dense' computes one matrix in one process, but {num_ranks} processes hold a "
+            "batch together: choose engine='auto' or 'chunks', or gather=False"
         )
-    rows, is_dense = all_rows(pairs, own, whole=True), engine == "dense"
+    return engine == "dense"
+
+
+def own_losses(
+    pairs: Pairs, inputs: Inputs, own: list[Span] | None, is_sum: bool, is_dense: bool
+) -> tuple[Tensor, Tensor | int]:
+    """Compute the losses ``[Q]`` of this process, or their sum; and how many have positives."""
+    rows = all_rows(pairs, own, whole=True)
     if is_dense or is_one_chunk(pairs, rows, inputs.z):
         sums: Sums = matrix_sums if is_dense else sums_in_place
         if pairs.negative_pairs is not None:
             products = plain_products if is_dense else products_in_parts
             sums = list_sums(pairs, inputs, products).pick
         losses, count = joined([row_losses(pairs, some, inputs, sums) for some in rows], inputs)
-        if reduction == "mean" and own is None and isinstance(count, int):
-            return losses.mean()
-        losses = losses if reduction == "none" else losses.sum()
-    else:
-        if reduction == "none" and pairs.memory is not None:  # the backward reads it again
-            pairs = pairs._replace(memory=pairs.memory.clone())
-        if not isinstance(inputs.temperature, Tensor):
-            inputs = inputs._replace(temperature=inputs.z.new_full((), inputs.temperature))
-        losses, count = _Chunks.apply(*inputs, pairs, own, reduction != "none")  # type: ignore[no-untyped-call]  # torch has no type there
-    if reduction == "none":
-        return losses
-    if own is not None:
-        losses, count = processes.sum_of(losses, count)
-    if reduction == "sum":
-        return losses
-    return losses / (count.clamp_min(1) if isinstance(count, Tensor) else count)
+        return losses.sum() if is_sum else losses, count
+    if not is_sum and pairs.memory is not None:  # the backward reads it again
+        pairs = pairs._replace(memory=pairs.memory.clone())
+    if not isinstance(inputs.temperature, Tensor):
+        inputs = inputs._replace(temperature=inputs.z.new_full((), inputs.temperature))
+    chunks: tuple[Tensor, Tensor] = _Chunks.apply(*inputs, pairs, own, is_sum)  # type: ignore[no-untyped-call]  # torch has no type there
+    return chunks
 
 
 def is_one_chunk(pairs: Pairs, rows: Sequence[Rows], z: Tensor) -> bool:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from pgcl_losses.base import checks as check
 from pgcl_losses.base.module import LossModule, called_by_all
 from pgcl_losses.pairs.batch import Batch
+from pgcl_losses.pairs.given import Given, check_labels
 from pgcl_losses.pairs.rows import NO_LABEL
 
 
@@ -120,17 +121,21 @@ class LossWithMemory(LossModule):
         stored embeddings of different graphs.
         """
         memory = self.memory
-        with self.agreement("remember", (embeddings,)) as agreed:
+
+        def check_inputs() -> dict[str, object]:
             if memory is None:
                 raise ValueError("memory_size is 0: make a loss with memory_size=... to remember")
             check.matrix("embeddings", embeddings, "[N, D]")
             memory.check("embeddings", embeddings)
             if labels is not None:
-                check.class_labels("labels", labels, "embeddings", embeddings)
-            agreed.claims["labels"] = labels is not None
+                check_labels("labels", labels, "embeddings", embeddings)
+            return {"labels": labels is not None}
+
+        processes = self.agree("remember", (embeddings,), check_inputs)
+        assert memory is not None  # it has been checked
         is_unit = getattr(self, "similarity", "cosine") == "cosine"
         with torch.no_grad():
-            batch = Batch.from_views((embeddings,), agreed.processes, labels, is_unit=is_unit)
+            batch = Batch.from_views((embeddings,), processes, Given(labels), is_unit=is_unit)
         memory.store_batch(batch, manually=True)
 
     def with_memory(self, batch: Batch) -> Batch:

@@ -5,6 +5,7 @@ queries with all their keys, ``[I, K]``, and returns the scores with which the k
 negatives. `add_log_weights` in `rows` calls it, once for each chunk of rows.
 """
 
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, NamedTuple
 
@@ -44,10 +45,18 @@ ScoreMod = Callable[[Tensor, Pair], Tensor]
 
 
 def function_or_none(name: str, value: Any) -> Any:
-    """Check the option of a loss: None, or a function."""
+    """Check the option of a loss: None, or a function of two arguments."""
+    expected = "None, or a function of scores [I, K] and a pair"
     if value is not None and not callable(value):
-        expected = "None, or a function of scores [I, K] and a pair"
         raise TypeError(f"{name} must be {expected}, but got {shown(value)}")
+    try:
+        signature = inspect.signature(getattr(value, "forward", value))
+    except (TypeError, ValueError):  # None, or a function that has no signature
+        return value
+    try:
+        signature.bind("scores", "pair")
+    except TypeError as error:
+        raise TypeError(f"{name} must be {expected}, but got {shown(value)}: {error}") from None
     return value
 
 

@@ -44,6 +44,8 @@ def matrix_sums(pairs: Pairs, rows: Rows, inputs: Inputs, partners: Partners) ->
     scores = torch.cat([scores, scores.T]) if rows.both_ways else scores
     logits = scores.clone()
     x, logits, log_count = separated(pairs, rows, scores, logits, partners, inputs.temperature)
+    if pairs.score_mod is not None:  # it may return inf, whose softmax is NaN
+        logits = logits.masked_fill(logits == math.inf, math.nan)
     terms = [more(logits, scores, extra).logsumexp(1) for extra, _ in pairs.log_sum_terms()]
     return x, log_sum(terms, log_count), log_count
 

@@ -10,7 +10,7 @@ from functools import partial
 import pytest
 import torch
 from helpers import pretend
-from helpers.cases import CUT, DENSE, NOT_CUT
+from helpers.cases import CUT, DENSE, NOT_CUT, are_apart
 from helpers.losses import (
     DIM,
     LOSSES,
@@ -67,10 +67,12 @@ CASES |= {
 def problem_of(name, engine):
     """A model, and its batches of two sets."""
     make, inputs = CASES[name]
-    batches = [
-        portions_of([[7], [4 if "sets" in inputs else 7]], inputs, seed)[0] for seed in (0, 1)
-    ]
+    lengths = [7, 4 if "sets" in inputs else 7]
+    batches = [portions_of([[x] for x in lengths], inputs, seed)[0] for seed in (0, 1)]
     model = model_of(partial(make, engine=engine))
+    if getattr(model.loss, "negatives", "all") == "cross" and "positives" in inputs:
+        for _, given, _ in batches:  # a positive in the set of its query is an error
+            given["positive_weights"] *= are_apart(lengths, *given["positives"])
     if "remember" in inputs:
         model.loss.remember(torch.randn(3, DIM, dtype=torch.float64))
     return model, batches
@@ -98,6 +100,18 @@ def test_a_training_step_never_waits_for_the_device(name, engine, device):
         ours, others = ([value, *gradients_of(m)] for value, m in ((loss, twin), (expected, model)))
         torch.testing.assert_close(ours, others, check_device=False)
     torch.testing.assert_close(twin.state_dict(), model.state_dict(), check_device=False)
+
+
+def test_what_is_an_error_where_python_reads_it_is_never_a_wrong_loss(engine, device):
+    """A label of an unknown class gives NaN; a positive in the set of its query does not count."""
+    (z1, z2), labels = torch.randn(2, 6, DIM, device=device), torch.arange(6, device=device)
+    for unknown in (-1, -100):
+        loss = InfoNCE(engine=engine)(z1, z2, labels=labels.where(labels != 2, unknown))
+        assert loss.isnan()
+    cross, pairs = InfoNCE(negatives="cross", engine=engine), [[0, 1, 7], [6, 9, 2]]
+    expected = cross(z1, z2, positives=torch.tensor(pairs, device=device))
+    within = torch.tensor([[*pairs[0], 0, 8], [*pairs[1], 3, 10]], device=device)
+    torch.testing.assert_close(cross(z1, z2, positives=within), expected)
 
 
 WAITING = {

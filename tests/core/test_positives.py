@@ -105,6 +105,20 @@ def test_listed_positives_take_the_place_of_row_i_of_every_view(engine):
     torch.testing.assert_close(loss(users, items, **views), oracle.mean_of_queries(losses, exist))
 
 
+@pytest.mark.parametrize("over_positives", ["mean", "sum"])
+def test_pairs_within_one_set_are_left_out_of_a_contrast_with_other_sets(engine, over_positives):
+    """With weight 0 they may be listed, as where all known pairs are left out."""
+    (z1, z2, z3), _ = random_sets((3, 4, 2))
+    positives = torch.tensor([[0, 1, 4, 8, 3], [5, 8, 1, 3, 7]])
+    within = torch.tensor([[0, 3, 6, 8], [1, 5, 4, 7]])
+    weights = torch.tensor([1.0, 0.0, 2.0, 0.5, 1.0], dtype=torch.float64)
+    loss = InfoNCE(negatives="cross", over_positives=over_positives, engine=engine)
+    expected = loss(z1, z2, z3, positives=positives, positive_weights=weights)
+    both = {"positives": torch.cat([positives, within], 1)}
+    ours = loss(z1, z2, z3, **both, positive_weights=torch.cat([weights, 0 * weights[:4]]))
+    torch.testing.assert_close(ours, expected)
+
+
 @pytest.mark.parametrize("over_positives", ["mean", "supcon", "sum"])
 def test_the_padding_of_queries_with_few_positives_gives_no_nan(over_positives):
     """In float32: the query itself, which pads, is far more similar than its small positive."""

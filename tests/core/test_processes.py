@@ -26,7 +26,7 @@ from helpers.losses import (
 )
 from helpers.marks import HAS_ONE_GRAPH
 from helpers.ranks import on_ranks
-from helpers.score_mods import in_place, margin
+from helpers.score_mods import by_distance, in_place, margin
 from helpers.scripts import ROOT
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -306,7 +306,9 @@ def differing(rank):
         (info_nce, z, "not the same on all ranks"),
         (alike(score_mod=margin if first else in_place), z, "score_mods.margin.*1: .*in_place"),
         (
-            partial(InfoNCE(score_mod=margin), metadata=torch.arange(4) if first else z[:, 0]),
+            partial(
+                InfoNCE(score_mod=margin), metadata=torch.arange(4) if first else z.detach()[:, 0]
+            ),
             z,
             "metadata=.*int64.*1: metadata=.*float32",
         ),
@@ -325,6 +327,53 @@ def errors(rank, num_ranks):
 def test_ranks_that_differ_raise_the_same_error():
     first, second = on_ranks(errors, 2)
     assert first == second
+
+
+def fails_on(rank, reason):
+    """A function of scores that fails in one process."""
+
+    def function(scores, pair):
+        if rank == 1 and reason == "shape":
+            return scores[:1, :1]
+        if rank == 1:
+            raise KeyError("no such slide")
+        return scores
+
+    function.__qualname__ = "function"
+    return function
+
+
+def failures_of_score_mod(rank, num_ranks, reason, reduction, lengths, way):
+    """The error is the same on all ranks, and the next batch trains."""
+    z = torch.randn(lengths[rank], DIM, requires_grad=True)
+    with in_chunks(way.chunk):
+        with pytest.raises(
+            ValueError, match=r"rank 0: ready\n  rank 1: (KeyError|TypeError)"
+        ) as caught:
+            InfoNCE(score_mod=fails_on(rank, reason), reduction=reduction)(z, z + 1)
+        InfoNCE(score_mod=margin)(z, z + 1).backward()
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("way", [NOT_CUT, CUT], ids=["not cut", "cut"])
+@pytest.mark.parametrize("lengths", [(4, 3), (0, 3)])
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.parametrize("reason", ["shape", "error"])
+def test_a_function_that_fails_on_one_rank_is_an_error_on_all(reason, reduction, lengths, way):
+    first, second = on_ranks(failures_of_score_mod, 2, reason, reduction, lengths, way)
+    assert first == second
+    assert "score_mod must return" in first or "no such slide" in first
+
+
+def fails_everywhere(rank, num_ranks):
+    """Each rank raises its own error, as one process does."""
+    z = torch.randn(4, DIM, requires_grad=True)
+    with pytest.raises(AttributeError, match="give the loss metadata="):
+        InfoNCE(score_mod=by_distance)(z, z + 1)
+
+
+def test_a_function_that_fails_on_all_ranks():
+    on_ranks(fails_everywhere, 2)
 
 
 def transpose_strides(prototypes, rank):

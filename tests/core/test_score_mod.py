@@ -193,10 +193,16 @@ def test_metadata_of_any_kind(dtype, shape, engine):
     torch.testing.assert_close(value, oracle.mean_of_queries(losses, exist))
 
 
-def test_metadata_with_a_gradient_are_constants():
-    learned = [m.clone().requires_grad_() for m in METADATA]
-    loss = InfoNCE(score_mod=by_distance)(*views(), metadata=learned)
-    assert all((d == 0).all() for d in gradients(loss, learned, allow_unused=True))
+def test_an_infinite_score_is_a_nan(engine):
+    """A score of inf would be a negative that outweighs everything."""
+
+    def one_inf(scores, pair):
+        return scores.masked_fill(pair.query[..., 1] == pair.query[..., 1].max(), torch.inf)
+
+    z = views()
+    loss = InfoNCE(score_mod=one_inf, engine=engine)(*z, metadata=METADATA)
+    assert loss.isnan()
+    assert all(d.isnan().any() for d in gradients(loss, z))
 
 
 @pytest.mark.parametrize("make", [InfoNCE, partial(PGCLLoss, DIM, 3)])
@@ -249,6 +255,8 @@ def with_metadata(metadata, score_mod=by_distance):
     return lambda: InfoNCE(score_mod=score_mod)(Z1, Z2, metadata=metadata)
 
 
+NESTED = torch.nested.nested_tensor([torch.zeros(2)] * N, layout=torch.jagged)
+LEARNED = METADATA[0].clone().requires_grad_()
 ERRORS = [
     (TypeError, lambda: InfoNCE(score_mod=0.3), "score_mod", "None, or a function", "0.3"),
     (TypeError, returning(lambda scores: None), "score_mod must return", "None"),
@@ -264,6 +272,16 @@ ERRORS = [
     (ValueError, with_metadata((METADATA[0], METADATA[1].float())), "float32", "metadata[0]"),
     (ValueError, with_metadata((METADATA[0], METADATA[1][:, :2])), "[2]", "[3]"),
     (TypeError, with_metadata([1.0] * N), "metadata must be a Tensor", "list"),
+    (TypeError, with_metadata(METADATA[0].to_sparse()), "metadata", "dense", "sparse_coo"),
+    (TypeError, with_metadata(NESTED), "metadata", "dense", "nested"),
+    (ValueError, with_metadata(LEARNED), "metadata requires grad", "detach()", "engine='dense'"),
+    (
+        TypeError,
+        lambda: InfoNCE(score_mod=lambda scores: scores),
+        "score_mod",
+        "a pair",
+        "too many",
+    ),
     (TypeError, lambda: InfoNCE()(Z1, Z2, features=Z1), "features", "did you mean metadata"),
     (TypeError, lambda: InfoNCE(mask_mod=margin), "mask_mod", "did you mean score_mod"),
 ]

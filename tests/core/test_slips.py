@@ -107,6 +107,12 @@ TYPE_ERRORS = [
     (lambda: InfoNCE(similarity="dot")(BATCH), "batch", "similarity"),
 ]
 VALUE_ERRORS = [
+    (
+        lambda: InfoNCE(negatives="cross")(Z1, Z2, positives=torch.tensor([[0, 9], [10, 11]])),
+        "positives has the pair [9, 11] within one set",
+        "negatives='cross'",
+        "add len(z1) = 8",
+    ),
     (lambda: InfoNCE.like(""), "no script ''", "names are GraphCL"),
     # Options that contradict each other are an error of the constructor.
     (lambda: InfoNCE(decoupled=True, over_positives="supcon"), "decoupled=False"),
