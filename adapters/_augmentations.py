@@ -26,7 +26,7 @@ class Augmentation:
         cls.__doc__ = doc
 
     def __init__(self, p: float = 0.2) -> None:
-        if not isinstance(p, Real) or not 0 <= p <= 1:
+        if isinstance(p, bool) or not isinstance(p, Real) or not 0 <= p <= 1:
             raise ValueError(f"p must be a number from 0 to 1, but got {p!r:.60}")
         self.p: float = float(p)
 

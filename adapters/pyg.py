@@ -103,6 +103,9 @@ class _Transform(_augmentations.Augmentation, BaseTransform):
         if getattr(data, "x", None) is None:
             got = type(data).__name__
             raise TypeError(f"data must be a Batch or Data with node features x, but got {got}")
+        if not isinstance(data.x, Tensor) or data.x.layout != torch.strided:
+            kind = data.x.layout if isinstance(data.x, Tensor) else type(data.x).__name__
+            raise TypeError(f"x must be a dense Tensor, but got {kind}: use x.to_dense()")
         data.x = function(data.x)
         return data
 
@@ -205,7 +208,7 @@ def _node_and_edge_keys(data: Any) -> tuple[list[str], list[str]]:
     ptrs = (data.ptr.cpu() if "ptr" in data else None), slices.get("edge_index")
     node_keys, edge_keys = [], []
     for key, value in data:
-        if key.endswith("ptr"):
+        if key.endswith("ptr") or "edge_label" in key:  # these are links to predict
             continue
         length, own = _length(data, key, value), slices.get(key.removesuffix("_batch"))
         is_node, is_edge = (  # by the length alone, if there are no slices or they are outdated

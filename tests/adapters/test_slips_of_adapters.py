@@ -10,6 +10,7 @@ VALUE_ERRORS = [
     (lambda a: a.NodeDrop(1.1), "p must", "from 0 to 1", "got 1.1"),
     (lambda a: a.EdgePerturb(torch.nan), "p must", "from 0 to 1", "nan"),
     (lambda a: a.AttributeMask("half"), "p must", "'half'"),
+    (lambda a: a.NodeDrop(True), "p must", "got True"),
     (lambda a: a.AttributeMask(fill_value=0.5).mask(torch.arange(6)), "fill_value", "int64", "0.5"),
     (lambda a: a.RandomChoice([]), "transforms", "at least one", "[]"),
     (

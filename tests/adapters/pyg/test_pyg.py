@@ -8,6 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from torch_geometric import EdgeIndex
 from torch_geometric.data import Batch, Data, HeteroData
+from torch_geometric.transforms import RandomLinkSplit
 from torch_geometric.utils import dropout_edge, mask_feature
 
 from pgcl_losses.adapters.pyg import (
@@ -211,6 +212,28 @@ class Bipartite(Data):
 def bipartite():
     ends = torch.tensor([[0, 1, 2], [0, 0, 1]])
     return Bipartite(x_s=torch.ones(3, 1), x_t=torch.ones(2, 1), edge_index=ends, num_nodes=3)
+
+
+@pytest.mark.parametrize("split_labels", [False, True])
+def test_links_to_predict_stay_whole(split_labels):
+    """RandomLinkSplit may make as many of them as the graph has edges."""
+    split = RandomLinkSplit(0.1, 0.1, neg_sampling_ratio=0.0, split_labels=split_labels)
+    data, _, _ = split(Data(x=torch.eye(40), edge_index=torch.randint(40, (2, 200))))
+    labels = {key: value.clone() for key, value in data if "edge_label" in key}
+    assert any(len(label) == data.num_edges for label in labels.values())
+    view = EdgeDrop(p=0.5)(data)
+    assert view.num_edges < data.num_edges
+    assert all(torch.equal(view[key], label) for key, label in labels.items())
+    view.validate(raise_on_error=True)
+    with pytest.raises(ValueError, match="edge_label_index holds numbers of nodes"):
+        NodeDrop()(data)
+
+
+@pytest.mark.parametrize("kind", [AttributeMask, FeatureMask])
+def test_sparse_features_are_an_error(kind):
+    data = Data(x=torch.eye(4).to_sparse(), edge_index=torch.zeros(2, 0).long())
+    with pytest.raises(TypeError, match=r"x must be a dense Tensor, but got torch.sparse_coo"):
+        kind()(data)
 
 
 @pytest.mark.parametrize("kind", [*CHANGING, AttributeMask, FeatureMask])
