@@ -189,6 +189,9 @@ def loss_of_pairs(
     is_sum, may_fail, error = reduction != "none", pairs.score_mod is not None, None
     try:
         losses, count = own_losses(pairs, inputs, own, is_sum, is_dense)
+        if reduction == "mean" and own is None and isinstance(count, int):
+            return losses.mean()
+        losses = losses.sum() if is_sum else losses
     except Exception as raised:
         if own is None or not may_fail:
             raise
@@ -226,15 +229,14 @@ def chooses_dense(engine: str, inputs: Inputs, num_ranks: int) -> bool:
 def own_losses(
     pairs: Pairs, inputs: Inputs, own: list[Span] | None, is_sum: bool, is_dense: bool
 ) -> tuple[Tensor, Tensor | int]:
-    """Compute the losses ``[Q]`` of this process, or their sum; and how many have positives."""
+    """Compute the losses ``[Q]`` of this process, or maybe their sum; how many have positives."""
     rows = all_rows(pairs, own, whole=True)
     if is_dense or is_one_chunk(pairs, rows, inputs.z):
         sums: Sums = matrix_sums if is_dense else sums_in_place
         if pairs.negative_pairs is not None:
             products = plain_products if is_dense else products_in_parts
             sums = list_sums(pairs, inputs, products).pick
-        losses, count = joined([row_losses(pairs, some, inputs, sums) for some in rows], inputs)
-        return losses.sum() if is_sum else losses, count
+        return joined([row_losses(pairs, some, inputs, sums) for some in rows], inputs)
     if not is_sum and pairs.memory is not None:  # the backward reads it again
         pairs = pairs._replace(memory=pairs.memory.clone())
     if not isinstance(inputs.temperature, Tensor):

@@ -49,26 +49,34 @@ class KeysByLabel(NamedTuple):
     first: Tensor  # [C] where in `columns` the keys of a label begin
     size: Tensor  # [C] how many keys have the label
     columns: Tensor  # [K] the columns of keys, sorted by label
-    # [C, P] the columns of the keys of each label; a shorter row repeats its last column. It is
-    # None if classes differ so much in size that most of it would be padding.
-    padded: Tensor | None
+    # [C, P] the columns of the keys of each label, and which of them may be positives. A shorter
+    # row repeats its last column. None if most of it would be padding.
+    padded: tuple[Tensor, Tensor] | None
 
     @classmethod
-    def sort(cls, labels: Tensor, columns: Tensor) -> "KeysByLabel":
-        """Sort keys with some labels ``[K]`` and columns ``[K]``."""
+    def sort(cls, labels: Tensor, columns: Tensor, num_batch: int) -> "KeysByLabel":
+        """Sort keys with some labels ``[K]`` and columns ``[K]``.
+
+        Columns from ``num_batch`` on are past embeddings, which are no positives.
+        """
         labels, order = labels.sort(stable=True)
         labels, size = torch.unique_consecutive(labels, return_counts=True)
         first, columns, padded = size.cumsum(0) - size, columns[order], None
         most = int(size.max())
         if most * len(size) <= _LARGEST_PADDING * len(columns):
-            last = (size - 1).unsqueeze(1)
-            padded = columns[first.unsqueeze(1) + torch.arange(most).minimum(last)]
+            number, size_of = torch.arange(most), size.unsqueeze(1)
+            table = columns[first.unsqueeze(1) + number.minimum(size_of - 1)]
+            padded = table, (number < size_of) & (table < num_batch)
         return cls(labels, first, size, columns, padded)
 
-    def find(self, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Find the numbers 0 to C - 1 of labels ``[I]``, and which of them keys have."""
-        number = torch.searchsorted(self.labels, labels).clamp_max_(len(self.labels) - 1)
-        return number, self.labels[number] == labels
+    def find(self, labels: Tensor) -> Tensor:
+        """Find the numbers 0 to C - 1 of labels ``[I]``; some number for a label of no key."""
+        return torch.searchsorted(self.labels, labels).clamp_max_(len(self.labels) - 1)
+
+    def first_and_size(self, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Where in `columns` the keys of labels ``[I]`` begin, and how many there are."""
+        number = self.find(labels)
+        return self.first[number], self.size[number] * (self.labels[number] == labels)
 
 
 class Pairs(NamedTuple):
@@ -218,11 +226,11 @@ def all_rows(pairs: Pairs, own: list[Span] | None = None, whole: bool = False) -
     if pairs.labels is None or not can_be_read(pairs.labels):
         return rows
     layouts = {(some.keys, some.own_set): some for some in rows}
-    by_label = {x: _keys_by_label(pairs.labels, some) for x, some in layouts.items()}
+    by_label = {x: _keys_by_label(pairs, pairs.labels, some) for x, some in layouts.items()}
     return [some._replace(by_label=by_label[some.keys, some.own_set]) for some in rows]
 
 
-def _keys_by_label(labels: Tensor, rows: Rows) -> KeysByLabel | None:
+def _keys_by_label(pairs: Pairs, labels: Tensor, rows: Rows) -> KeysByLabel | None:
     """Sort all keys but those in the set of the queries; None if there are no others."""
     _, of_keys = rows.pick(labels)
     columns = torch.arange(len(of_keys), device=labels.device)
@@ -230,4 +238,5 @@ def _keys_by_label(labels: Tensor, rows: Rows) -> KeysByLabel | None:
         start, stop = rows.own_set
         columns = torch.cat([columns[:start], columns[stop:]])
         of_keys = of_keys[columns]
-    return KeysByLabel.sort(of_keys, columns) if len(columns) else None
+    num_batch = pairs.num_embeddings() - rows.gap
+    return KeysByLabel.sort(of_keys, columns, num_batch) if len(columns) else None
