@@ -137,11 +137,15 @@ class LossModule(nn.Module):
         super().__setattr__(name, value)
 
     def extra_repr(self) -> str:
-        shown = {name: getattr(self, name) for name in self.options if name not in COMMON}
-        shown |= {} if self.gather else {"gather": False}
-        kinds = {name: type(x).__name__ for name, x in shown.items() if isinstance(x, Tensor)}
-        kinds |= {name: named(x) for name, x in shown.items() if callable(x)}
-        return ", ".join(f"{name}={kinds.get(name, repr(x))}" for name, x in shown.items())
+        """Show the temperature, and the options that differ from their defaults."""
+        signature, shown = inspect.signature(type(self).__init__).parameters, []
+        for name in self.options:
+            value, option = getattr(self, name), signature.get(name)
+            is_default = option is not None and named(option.default) == named(value)
+            if name == "temperature" or not (is_default or name == "process_group"):
+                text = type(value).__name__ if isinstance(value, Tensor) else named(value)
+                shown.append(f"{name}={repr(text) if text is value else text}")
+        return ", ".join(shown)
 
     def all_options(self) -> dict[str, Any]:
         """The classes and options of this module and of all modules in it, by their paths."""

@@ -111,6 +111,13 @@ class TestOptions:
             pgcl.temperature = -1
         assert pgcl.temperature == 0.5
 
+    def test_what_is_shown_differs_from_the_defaults(self):
+        assert repr(InfoNCE()) == "InfoNCE(temperature=0.2)"
+        learned = torch.nn.Parameter(torch.tensor(0.3))
+        shown = "InfoNCE(temperature=Parameter, negatives='cross', gather=False)"
+        assert repr(InfoNCE(temperature=learned, negatives="cross", gather=False)) == shown
+        assert "SinkhornPrototypes(dim=4, num_prototypes=(2, 3), " in repr(PGCLLoss(4, (2, 3)))
+
     def test_a_module_may_have_a_temperature_of_its_own(self):
         pgcl = pgcl_of()
         pgcl.contrast.temperature = 0.5
