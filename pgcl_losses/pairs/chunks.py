@@ -18,6 +18,7 @@ from torch import Tensor
 from pgcl_losses.base.distributed import Processes, Span
 from pgcl_losses.base.modes import can_be_read, is_transformed
 from pgcl_losses.base.normalize import full_precision
+from pgcl_losses.pairs.lists import list_sums, plain_products, products_in_parts
 from pgcl_losses.pairs.partners import find_partners, num_listed
 from pgcl_losses.pairs.rows import Inputs, Pairs, Rows, all_rows
 from pgcl_losses.pairs.sums import (
@@ -25,10 +26,7 @@ from pgcl_losses.pairs.sums import (
     Total,
     Workspace,
     chunk_size,
-    list_sums,
     matrix_sums,
-    plain_products,
-    products_in_parts,
     raise_if_differentiated_twice,
     sums_in_place,
 )
