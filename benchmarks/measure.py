@@ -24,7 +24,8 @@ from tqdm import tqdm
 
 MIB = 2**20
 SECONDS_PER_ROUND = 0.05
-RESULTS = Path(__file__).parent / "results"
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
 
 Row = dict[str, Any]
 Loss = Callable[..., Tensor]

@@ -22,8 +22,8 @@ from torch_geometric.utils import dropout_edge, mask_feature
 
 from pgcl_losses import InfoNCE
 
-from . import measure, peers
-from .measure import MIB, Row, Step
+from . import fresh, measure, peers
+from .measure import MIB, Loss, Row, Step
 
 SETS = {"Cora": Planetoid, "Photo": Amazon, "DBLP": CitationFull, "CS": Coauthor}
 DIM, TAU, WALKS, LENGTH = 128, 0.4, 20, 4
@@ -79,6 +79,34 @@ def magi_by_queries(pairs: Tensor, z: Tensor) -> Tensor:
     return (loss(z, positives=pairs) * degree).sum() / degree.sum()
 
 
+def losses_of(mode: str, pairs: Tensor, num: int) -> dict[str, Loss]:
+    """The losses of N nodes; of pairs of nodes, for MAGI."""
+    if mode == "MAGI":
+        return {OURS: partial(magi_by_queries, pairs), "the script's loss": partial(magi, pairs)}
+    losses = {
+        OURS: InfoNCE.like("GRACE", temperature=TAU),
+        "the script's loss": partial(peers.grace_in_batches, size=num, tau=TAU),
+        "the script's loss in batches of 256": partial(peers.grace_in_batches, size=256, tau=TAU),
+        "PyGCL": peers.if_installed("PyGCL", partial(peers.pygcl_info_nce, TAU)),
+    }
+    return {name: loss for name, loss in losses.items() if loss}
+
+
+def memory_steps(root: str, name: str, mode: str, of: str) -> tuple[Step, Step]:
+    """A small step of a loss, and the step of a graph, for a process of their own."""
+    torch.set_num_threads(1)
+    graph = SETS[name](root, name)[0]
+    torch.manual_seed(0)
+    views, _ = projections_of(graph)
+    pairs = visited(graph.edge_index, graph.num_nodes)
+    steps = []
+    for num in (64, len(views[0])):
+        within = pairs[:, (pairs < num).all(0)]
+        sets = [z[:num].detach().requires_grad_() for z in views][: 1 if mode == "MAGI" else 2]
+        steps.append(measure.step_of(losses_of(mode, within, num)[of], *sets))
+    return steps[0], steps[1]
+
+
 def tables(args: measure.argparse.Namespace) -> Iterator[list[Row]]:
     per_pair: dict[str, float] = {}  # bytes, on the first graph
     graphs = {name: SETS[name](str(args.root), name)[0] for name in args.sets}
@@ -86,18 +114,10 @@ def tables(args: measure.argparse.Namespace) -> Iterator[list[Row]]:
         torch.manual_seed(0)
         (z1, z2), encode = projections_of(graph)
         pairs = visited(graph.edge_index, graph.num_nodes)
-        grace = {
-            OURS: InfoNCE.like("GRACE", temperature=TAU),
-            "the script's loss": partial(peers.grace_in_batches, size=len(z1), tau=TAU),
-            "the script's loss in batches of 256": partial(
-                peers.grace_in_batches, size=256, tau=TAU
-            ),
-            "PyGCL": peers.if_installed("PyGCL", partial(peers.pygcl_info_nce, TAU)),
-        }
-        of_magi = {OURS: partial(magi_by_queries, pairs), "the script's loss": partial(magi, pairs)}
         yield measure.compare(("nodes", name, "encoder"), {"GCN": encode}, args)
-        for mode, losses, views in (("GRACE", grace, (z1, z2)), ("MAGI", of_magi, (z1,))):
-            steps = {of: measure.step_of(loss, *views) for of, loss in losses.items() if loss}
+        for mode, views in (("GRACE", (z1, z2)), ("MAGI", (z1,))):
+            losses = losses_of(mode, pairs, len(z1))
+            steps = {of: measure.step_of(loss, *views) for of, loss in losses.items()}
             needs = {of: int(per_pair.get(mode + of, 0) * len(z1) ** 2) for of in steps}
             size = f"{name} N={len(z1)}" + f" P={pairs.shape[1]}" * (mode == "MAGI")
             row = partial(measure.row, "nodes", size=size, mode=mode)
@@ -108,7 +128,11 @@ def tables(args: measure.argparse.Namespace) -> Iterator[list[Row]]:
             for one in found:
                 if one["metric"] == "peak MiB" and one["provider"] != OURS:
                     per_pair.setdefault(mode + one["provider"], one["value"] * MIB / len(z1) ** 2)
-            run = {one["provider"] for one in found}
+            run = list(dict.fromkeys(one["provider"] for one in found))
+            for of in run:
+                where = str(args.root), name, mode, of
+                if (grown := fresh.grown_mib("benchmarks.nodes:memory_steps", *where)) is not None:
+                    yield [row(of, metric="process MiB", value=grown)]
             yield [row(of, metric="loss", value=steps[of]()[0].item(), digits=7) for of in run]
             left_out = [(of, needed / MIB) for of, needed in needs.items() if of not in run]
             yield [row(of, metric="needed MiB", value=needed) for of, needed in left_out]

@@ -6,12 +6,16 @@ python -m benchmarks.scripts --only losses --sizes 128 --compile-at --rounds 5 -
 - `losses`: losses of two views, at some sizes also compiled (torch.compile needs a C++ compiler).
 - `retrieval`: few queries against many keys, as of users against all items.
 - `temperatures`: a temperature of 0.01, at which most losses are near 0, beside 0.2.
+- `tables`: many queries against a table of few keys, as of prototypes.
+- `labels`: classes as labels, beside two views without.
+- `positives`: listed positives that some queries have far more of than others.
 - `lists`: listed negatives, of which each query has two.
 - `score_mods`: functions of the scores of negatives, beside the same loss without.
 - `masks`: such a function beside a script that keeps a mask of all pairs.
+- `memory`: how much a process grows, and what its tensors hold, by option.
 
 Steps are value and gradient. Ratios are to the script's own lines, and to our loss, both eager; at
-temperatures, to the same loss at 0.2.
+temperatures, to the same loss at 0.2; with labels and positives, to the first loss.
 """
 
 import itertools
@@ -27,10 +31,10 @@ from torch import Tensor
 
 from pgcl_losses import InfoNCE, PGCLLoss
 
-from . import measure
-from .measure import Loss, Row, count
+from . import fresh, measure
+from .measure import Loss, Row, Step, count
 
-DIM, KEY_DIM, TAU = 96, 64, 0.2
+DIM, KEY_DIM, LABEL_DIM, TAU = 96, 64, 32, 0.2
 SECONDS_PER_LOSS = 5.0
 LINES, OURS, COMPILED = "the script's lines", "our loss", ", compiled"
 ONE_WAY: dict[str, Any] = {"temperature": TAU, "negatives": "cross", "queries": "first"}
@@ -120,6 +124,52 @@ def retrieval(args: Namespace) -> Iterator[list[Row]]:
         size = f"B={num} N={num_keys} D={KEY_DIM} threads=1"
         with measure.on_threads(1):
             yield cell(args, losses, sets, "retrieval", size, "cross-entropy over all keys")
+
+
+def tables(args: Namespace) -> Iterator[list[Row]]:
+    """Each query has one positive in a table of K keys, and the others are its negatives."""
+    for num, num_keys in args.tables or [(1000, 20), (4000, 20), (4000, 200)]:
+        losses = over_all_keys(torch.randint(num_keys, (num,), device=args.device), num_keys)
+        sets = measure.sets_of(num, num_keys, dim=DIM, device=args.device)
+        where = ("tables", f"B={num} K={num_keys} D={DIM} threads=1", "a table of keys")
+        with measure.on_threads(1):
+            yield cell(args, losses, sets, *where)
+
+
+def labels(args: Namespace) -> Iterator[list[Row]]:
+    """Two views with C classes in random order, in each form, beside two views without labels."""
+    for num, num_classes in itertools.product(args.labelled, (1, 2, 10, 100)):
+        classes = (torch.arange(num) % num_classes)[torch.randperm(num)].to(args.device)
+        views = measure.sets_of(num, num, dim=LABEL_DIM, device=args.device)
+        losses: dict[str, Loss] = {"two views": InfoNCE(temperature=TAU)}
+        for form in ("mean", "supcon", "sum"):
+            loss = InfoNCE(temperature=TAU, over_positives=form)
+            losses[f'over_positives="{form}"'] = partial(loss, labels=classes)
+        if num_classes == 1:  # without negatives, the loss of the other forms is 0
+            del losses['over_positives="mean"'], losses['over_positives="sum"']
+        steps = {name: measure.step_of(loss, *views) for name, loss in losses.items()}
+        where = ("labels", f"N={num} D={LABEL_DIM} threads=1", f"{num_classes} classes")
+        with measure.on_threads(1):
+            yield measure.compare(where, steps, args, "two views", seconds=SECONDS_PER_LOSS)
+
+
+def positives(args: Namespace) -> Iterator[list[Row]]:
+    """As many listed positives for all queries together, spread evenly or not."""
+    num, number = args.spread, args.pairs
+    key = torch.randint(1, 2 * num, (number,))
+    by_rank = 1 / torch.arange(1, 2 * num + 1, dtype=torch.float64)
+    queries = {
+        "spread": torch.randint(2 * num, (number,)),
+        "by Zipf's law": torch.multinomial(by_rank, number, replacement=True),
+        "of one query": torch.zeros(number, dtype=torch.long),
+    }
+    views, steps = measure.sets_of(num, num, dim=LABEL_DIM, device=args.device), {}
+    for name, query in queries.items():
+        pairs = torch.stack([query, (query + key) % (2 * num)]).to(args.device)
+        steps[name] = measure.step_of(partial(InfoNCE(temperature=TAU), positives=pairs), *views)
+    where = ("positives", f"N={num} P={number:,} D={LABEL_DIM} threads=1", "listed positives")
+    with measure.on_threads(1):
+        yield measure.compare(where, steps, args, "spread", seconds=SECONDS_PER_LOSS)
 
 
 def with_labels(**options: Any) -> Callable[[float, int], Loss]:
@@ -259,13 +309,74 @@ def masks(args: Namespace) -> Iterator[list[Row]]:
             yield measure.compare(where, steps, args, LINES, with_peak=steps, seconds=1.0)
 
 
+def in_memory(name: str, num: int) -> tuple[Loss, int]:
+    """A loss of N graphs, by the name of its row, and the dimension of its embeddings."""
+    group, numbers = groups(num, "cpu"), torch.arange(num)
+    if name in ("a mask of all pairs", "the same mask by score_mod"):
+
+        def lines(z1: Tensor, z2: Tensor) -> Tensor:
+            others = (group.unsqueeze(1) != group).fill_diagonal_(False)
+            logits = F.normalize(z1) @ F.normalize(z2).T / TAU
+            return F.cross_entropy(logits.masked_fill(others, -torch.inf), numbers)
+
+        loss = InfoNCE(**ONE_WAY, score_mod=of_the_same_group)
+        ours = partial(loss, metadata=group)
+        return (lines if name == "a mask of all pairs" else ours), KEY_DIM
+    given = {
+        "NT-Xent's lines": nt_xent,
+        "default options": InfoNCE(),
+        'negatives="cross"': InfoNCE(negatives="cross"),
+        "labels": partial(InfoNCE(), labels=numbers),
+        "2 classes": partial(InfoNCE(), labels=numbers % 2),
+        "hardness=1.0": InfoNCE(hardness=1.0),
+        "mask by metadata": partial(InfoNCE(score_mod=of_the_same_group), metadata=group),
+        "PGCLLoss": PGCLLoss(DIM),
+        'PGCLLoss, weighting="sample"': PGCLLoss(DIM, weighting="sample"),
+    }
+    return given[name], DIM
+
+
+MEMORY = {
+    20_480: (
+        *("default options", 'negatives="cross"', "labels", "2 classes", "hardness=1.0"),
+        *("mask by metadata", "PGCLLoss", 'PGCLLoss, weighting="sample"'),
+    ),
+    20_000: ("a mask of all pairs", "the same mask by score_mod"),
+    8_192: ("NT-Xent's lines", "default options"),
+}
+
+
+def memory_steps(name: str, num: int) -> tuple[Step, Step]:
+    """A small step of a row of `MEMORY`, and the step itself, for a process of their own."""
+    torch.manual_seed(0)
+    steps = []
+    for size in (64, num):
+        loss, dim = in_memory(name, size)
+        steps.append(measure.step_of(loss, *measure.sets_of(size, size, dim=dim, device="cpu")))
+    return steps[0], steps[1]
+
+
+def memory(args: Namespace) -> Iterator[list[Row]]:
+    for num, names in MEMORY.items():
+        size = min(num, args.remembered)
+        for name in names:
+            row = partial(measure.row, "memory", name, f"N={size:,} threads=2", "a step")
+            grown = fresh.grown_mib("benchmarks.scripts:memory_steps", name, size)
+            yield [row("process MiB", grown)] if grown is not None else []
+            yield [row("peak MiB", measure.peak_mib(memory_steps(name, size)[1], "cpu"))]
+
+
 BENCHMARKS = {
     "losses": two_views,
     "retrieval": retrieval,
+    "tables": tables,
+    "labels": labels,
+    "positives": positives,
     "temperatures": temperatures,
     "lists": lists,
     "score_mods": score_mods,
     "masks": masks,
+    "memory": memory,
 }
 
 if __name__ == "__main__":
@@ -280,6 +391,12 @@ if __name__ == "__main__":
     parser.add_argument("--listed", type=count, nargs="+", default=[25000, 50000], help="N, lists")
     modified, masked = [128, 512, 2048], [20000]
     parser.add_argument("--modified", type=count, nargs="+", default=modified, help="N, score_mods")
+    tables_pair = {"metavar": ("QUERIES", "KEYS"), "help": "instead of three tables"}
+    parser.add_argument("--tables", type=count, nargs=2, action="append", **tables_pair)
+    parser.add_argument("--labelled", type=count, nargs="+", default=[1000, 2000], help="N")
+    parser.add_argument("--spread", type=count, default=1000, help="N, for positives")
+    parser.add_argument("--pairs", type=count, default=100_000, help="P, for positives")
+    parser.add_argument("--remembered", type=count, default=10**9, help="largest N, for memory")
     parser.add_argument("--masked", type=count, nargs="+", default=masked, help="N, for masks")
     args = parser.parse_args()
 

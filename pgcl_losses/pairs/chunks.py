@@ -32,9 +32,8 @@ from pgcl_losses.pairs.sums import (
 )
 
 Engine = Literal["auto", "dense", "chunks"]
-# Where every key has a weight as a positive, a form computes with matrices of its own. A chunk
-# counts a third of them, since on a GPU many small chunks take long to start.
-_MATRICES_OF_WEIGHTS = 3
+# A form computes with several numbers for each positive, of which a chunk counts so many.
+_NUMBERS_OF_A_POSITIVE = 4
 
 LossesOfRows = tuple[Tensor, Tensor | None]  # [I], and which queries have positives; None: all
 
@@ -60,14 +59,16 @@ def joined(results: Sequence[LossesOfRows], inputs: Inputs) -> tuple[Tensor, Ten
 
 
 def num_entries(pairs: Pairs, rows: Rows, z: Tensor) -> int:
-    """Return how many numbers the rows take: in matrices ``[I, K]``, or in a list of partners."""
+    """Return how many numbers the rows take: of the matrix ``[I, K]`` and of positives."""
     num_rows, num_keys = rows.shape()
     is_matrix = pairs.negative_pairs is None
     if pairs.are_views():
         return num_rows * (num_keys if is_matrix else len(pairs.lengths))
-    if not can_be_read(z):
-        return num_rows * num_keys * _MATRICES_OF_WEIGHTS
-    return num_rows * num_keys if is_matrix else num_rows + num_listed(pairs, rows)
+    most = num_rows * num_keys * (1 + _NUMBERS_OF_A_POSITIVE)  # each key may be a positive
+    if not can_be_read(z) or (is_matrix and most <= chunk_size(z.device)):
+        return most
+    own = num_rows * num_keys if is_matrix else num_rows
+    return own + _NUMBERS_OF_A_POSITIVE * num_listed(pairs, rows)
 
 
 def cut(pairs: Pairs, rows: Rows, z: Tensor) -> Iterator[Rows]:
