@@ -125,11 +125,19 @@ def test_every_public_name_has_a_place_in_the_reference():
 
 
 def test_the_page_of_the_architecture_names_what_exists():
-    page = (DOCS / "architecture.md").read_text()
-    package = {path.name: path.read_text() for path in (ROOT / "pgcl_losses").glob("*.py")}
+    page, root = (DOCS / "architecture.md").read_text(), ROOT / "pgcl_losses"
+    package = {path.relative_to(root): path.read_text() for path in root.rglob("*.py")}
+    tree, folder = set(), root
+    block = blocks(DOCS / "architecture.md", "text")[0]
+    for names in re.findall(r"^ +([\w/]+(?:, \w+)*) {2,}", block, flags=re.MULTILINE):
+        folder = root / names if names.endswith("/") else folder
+        tree |= {folder / f"{name}.py" for name in names.split(", ") if not name.endswith("/")}
+    assert {path.relative_to(root) for path in tree} == {
+        path for path in package if path.name != "__init__.py"
+    }
     named = re.findall(r"`([\w./]+)(?:\(\))?`", page)
     files = {name for name in named if name.endswith(".py")}
-    assert files | {"__init__.py"} == {*package}
+    assert files <= {f"{path}" for path in package} | {path.name for path in package}
     words = {*re.findall(r"\w+", " ".join(package.values())), *dir(nn.Module), *dir(nn.parallel)}
     for name in {*named} - files - {"adapters/", "setup.cfg"}:
         assert {*name.split(".")} <= words, name

@@ -19,7 +19,7 @@ from helpers.losses import (
     random_pairs,
 )
 from helpers.marks import examples, few_graphs
-from helpers.memory import kept_for_backward, largest_tensor
+from helpers.memory import AliveTensors, kept_for_backward, largest_tensor
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
@@ -106,6 +106,24 @@ def test_chunks_make_and_keep_no_matrix_of_all_pairs(name, temperature):
         assert largest_tensor(lambda: loss_of(name, views, **options).backward()) < 400 * 64
         _, kept = kept_for_backward(lambda: loss_of(name, views, **options))
     assert kept < 400 * 200
+
+
+@pytest.mark.parametrize("name", ARITHMETIC)
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_a_chunk_leaves_no_tensor_behind(name, reduction):
+    """A small one keeps the matrices that the chunk frees apart, and the process grows."""
+    views, counts, row_losses = views_of(40, torch.float32), [], chunks.row_losses
+
+    def counted(*args):
+        counts.append(alive.count())
+        return row_losses(*args)
+
+    patched = mock.patch.object(chunks, "row_losses", counted)
+    with in_chunks(400), patched, AliveTensors() as alive:
+        loss_of(name, views, engine="chunks", reduction=reduction).sum().backward()
+    assert len(counts) > 8
+    half = len(counts) // (2 if reduction == "none" else 1)  # the backward computes chunks again
+    assert len({*counts[1:half]}) == 1
 
 
 def test_embeddings_of_listed_pairs_are_gathered_in_parts():

@@ -1,8 +1,9 @@
-"""The largest tensor that is made, and what is kept for a backward: all pairs would show."""
+"""Which tensors a call makes, how long they are alive, and what is kept for a backward."""
 
 import weakref
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -30,6 +31,25 @@ def largest_tensor(function):
     with LargestTensor() as largest:
         function()
     return largest.numel
+
+
+class AliveTensors(TorchDispatchMode):
+    """Counts the memories of tensors that were made within the block and are alive."""
+
+    def __init__(self):
+        super().__init__()
+        self.made = {}
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        for x in tree_leaves(result):
+            if isinstance(x, torch.Tensor):
+                self.made[StorageWeakRef(x.untyped_storage())] = None
+        return result
+
+    def count(self):
+        self.made = {ref: None for ref in self.made if not ref.expired()}
+        return len(self.made)
 
 
 class Kept:
