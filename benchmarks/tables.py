@@ -16,6 +16,12 @@ PAGE, README = ROOT / "docs" / "performance.md", ROOT / "README.md"
 NEGATIVES = ROOT / "docs" / "negatives.md"
 LARGE = ROOT / "docs" / "large_graphs.md"
 PYGCL = "PyGCL's InfoNCE itself"
+MEMORY = ["process MiB", "peak MiB"]
+# Rows of memory, and the rows of time that they belong to.
+MASKS = {
+    "a mask of all pairs": "the script's lines",
+    "the same mask by score_mod": "our loss",
+}
 
 
 def rows_of(record: str, benchmark: str) -> list[dict[str, Any]]:
@@ -30,7 +36,7 @@ def text(metric: str, value: float) -> str:
         if value >= 600_000:
             return f"{value / 3_600_000:.2g} hours"
         return f"{value / 1000:.3g} s" if value >= 1000 else f"{value:.3g} ms"
-    if metric.startswith(("peak MiB", "needed MiB")):
+    if metric.startswith(("peak MiB", "needed MiB", "process MiB")):
         return f"{value:,.0f} MiB" if value >= 1 else f"{value:.1f} MiB"
     if "loss" in metric.split():
         return f"{value:.6f}"
@@ -61,15 +67,16 @@ def by_loss(record: str, benchmark: str, metrics: Iterable[str]) -> list[list[st
 
 
 def of_nodes(mode: str) -> str:
-    """Every node is a negative: time, peak memory and value of a loss on each graph."""
+    """Every node is a negative: time, memory and value of a loss on each graph."""
     rows = [row for row in rows_of("nodes", "nodes") if row["mode"] == mode]
-    metrics, lines = ["milliseconds", "ratio to InfoNCE", "peak MiB", "loss"], []
+    metrics, lines = ["milliseconds", "ratio to InfoNCE", "process MiB", "peak MiB", "loss"], []
     for size, loss in dict.fromkeys((row["size"], row["provider"]) for row in rows):
         cells = [cell(rows, [metric], loss, size, mode) for metric in metrics]
         if needed := cell(rows, ["needed MiB"], loss, size, mode):
-            cells[2] = f"not run: about {needed}"
+            cells[3] = f"not run: about {needed}"
         lines.append([size, loss, *cells])
-    return markdown(["graph", "loss", "time", "ratio", "peak memory", "value"], lines)
+    head = ["graph", "loss", "time", "ratio", "process grows by", "tensors hold", "value"]
+    return markdown(head, lines)
 
 
 def grace() -> str:
@@ -80,10 +87,11 @@ def magi() -> str:
     return of_nodes("MAGI")
 
 
-def by_nodes(rows: list[dict[str, Any]], larger: list[int], chunk: float) -> str:
+def by_nodes(rows: list[dict[str, Any]], larger: list[int], chunk: float, memory: str) -> str:
     """What was measured of `InfoNCE` by nodes, and a formula from the largest measurement.
 
     The time is that of a pair, the memory that of a node beside one chunk of ``chunk`` MiB.
+    ``memory``: the metric.
     """
     known: dict[int, dict[str, float]] = {}
     for row in rows:
@@ -93,25 +101,25 @@ def by_nodes(rows: list[dict[str, Any]], larger: list[int], chunk: float) -> str
         largest = known[max(known)]
         by_formula = {
             "milliseconds": largest["milliseconds"] * (num / max(known)) ** 2,
-            "peak MiB": chunk + (largest["peak MiB"] - chunk) * num / max(known),
+            memory: chunk + (largest[memory] - chunk) * num / max(known),
         }
         measured = known.get(num, {})
         cells = [text(name, measured[name]) if measured else "" for name in by_formula]
         lines.append([f"{num:,}", *cells, *(text(*item) for item in by_formula.items())])
-    head = ["nodes", "time", "peak memory", "time by the formula", "memory by the formula"]
+    head = ["nodes", "time", "memory", "time by the formula", "memory by the formula"]
     return markdown(head, lines)
 
 
 def extrapolated() -> str:
     rows = [row for row in rows_of("nodes", "nodes") if row["mode"] == "GRACE"]
     ours = [row for row in rows if row["provider"] == "InfoNCE"]
-    return by_nodes(ours, [34_493, 169_343, 10**6], chunk=8)
+    return by_nodes(ours, [34_493, 169_343, 10**6], chunk=8, memory="process MiB")
 
 
 def on_a_gpu() -> str:
     rows = [row for row in rows_of("gpu", "scripts") if int(row["size"][2:]) >= 8192]
     ours = [row for row in rows if (row["mode"], row["provider"]) == ("NT-Xent", "our loss")]
-    return by_nodes(ours, [169_343, 10**6], chunk=256)
+    return by_nodes(ours, [169_343, 10**6], chunk=256, memory="peak MiB")
 
 
 def by_column(
@@ -155,8 +163,8 @@ def speed() -> str:
     on_gpu = cell(rows_of("gpu", "scripts"), metrics, "our loss", largest, "NT-Xent")
     return sentence(
         f"GRACE's loss of 18,333 nodes takes {known[ours, 'milliseconds']} and "
-        f"{known[ours, 'peak MiB']} on one CPU thread, the script's lines "
-        f"{known[theirs, 'milliseconds']} and {known[theirs, 'peak MiB']} "
+        f"{known[ours, 'process MiB']} on one CPU thread, the script's lines "
+        f"{known[theirs, 'milliseconds']} and {known[theirs, 'process MiB']} "
         "([large graphs](docs/large_graphs.md)). On an H200, 131,072 graphs take "
         f"{on_gpu.replace(', ', ' and ')}. A step of GraphCL with 128 graphs takes "
         f"{times[ours]}, and {times[script]} with the "
@@ -167,7 +175,7 @@ def speed() -> str:
 
 def scripts() -> str:
     """On one thread: the time of a script's lines, and ratios to it."""
-    rows = rows_of("scripts", "losses") + rows_of("scripts", "retrieval")
+    rows = [row for of in ("losses", "retrieval", "tables") for row in rows_of("scripts", of)]
     ratios, lines = ["ratio to the script's lines"], []
     others = ["our loss", "the script's lines, compiled", "our loss, compiled"]
     for mode, size in dict.fromkeys((row["mode"], row["size"]) for row in rows):
@@ -206,6 +214,41 @@ def lists() -> str:
     return markdown(["size", "time", "peak memory"], lines)
 
 
+def labels() -> str:
+    """By number of classes and N, the ratio of each form to two views without labels."""
+    rows = rows_of("scripts", "labels")
+    forms = [name for name in dict.fromkeys(row["provider"] for row in rows) if "over" in name]
+    forms = sorted(forms, key=lambda form: "mean" not in form)
+    lines = [
+        [
+            mode,
+            size.partition(" D=")[0],
+            *(cell(rows, ["ratio to two views"], form, size, mode) for form in forms),
+        ]
+        for size, mode in dict.fromkeys((row["size"], row["mode"]) for row in rows)
+    ]
+    return markdown(["labels", "size", *(f"`{form}`" for form in forms)], lines)
+
+
+def positives() -> str:
+    lines = by_loss("scripts", "positives", ["milliseconds", "ratio to spread"])
+    return markdown(["positives", "time", "ratio"], lines)
+
+
+def memory() -> str:
+    rows = rows_of("scripts", "memory")
+    lines = [
+        [
+            name if " " in name else f"`{name}`",
+            size.partition(" ")[0],
+            *(cell(rows, [x], name, size, "a step") for x in MEMORY),
+        ]
+        for size, name in dict.fromkeys((row["size"], row["provider"]) for row in rows)
+        if name not in MASKS
+    ]
+    return markdown(["loss", "size", "process grows by", "tensors hold"], lines)
+
+
 def step() -> str:
     metrics = ["milliseconds", f"ratio to {PYGCL}"]
     columns, lines = by_column(rows_of("step", "step"), metrics)
@@ -241,8 +284,13 @@ def score_mods() -> str:
 
 
 def masks() -> str:
-    lines = by_loss("scripts", "masks", ["milliseconds", "peak MiB"])
-    return markdown(["loss", "time", "peak memory"], lines)
+    times, rows = dict(by_loss("scripts", "masks", ["milliseconds"])), rows_of("scripts", "memory")
+    size = next((row["size"] for row in rows if row["provider"] in MASKS), "")
+    lines = [
+        [loss, times[loss], *(cell(rows, [metric], name, size, "a step") for metric in MEMORY)]
+        for name, loss in MASKS.items()
+    ]
+    return markdown(["loss", "time", "process grows by", "tensors hold"], lines)
 
 
 def gpu() -> str:
@@ -272,7 +320,10 @@ def gpu() -> str:
     return "\n\n".join([about, *tables])
 
 
-MADE = (loop, scripts, temperatures, lists, step, options, libraries, gpu)
+MADE = (
+    *(loop, scripts, labels, positives, memory, temperatures, lists, step, options, libraries),
+    gpu,
+)
 PAGES = {
     PAGE: MADE,
     LARGE: (grace, magi, extrapolated, on_a_gpu),
