@@ -9,7 +9,8 @@ from torch import Tensor, nn
 class ContrastiveModel(nn.Module):
     """Computes the loss of a batch: augments it twice, encodes both views, and compares them.
 
-    ``model(batch)`` is ``loss(encoder(augment1(batch)), encoder(augment2(batch)))``.
+    ``model(batch)`` is ``loss(encoder(augment1(batch)), encoder(augment2(batch)))``. What the loss
+    is called with by name is given after the batch, as in ``model(batch, labels=batch.y)``.
 
     The encoder is called with the view alone, a ``Batch`` of PyG or a batched ``DGLGraph``. Wrap an
     encoder that takes other arguments in a small module, as in the example. A lambda also works,
@@ -49,7 +50,7 @@ class ContrastiveModel(nn.Module):
         encoder: Callable[[Any], Tensor],
         augment1: Callable[[Any], Any],
         augment2: Callable[[Any], Any],
-        loss: Callable[[Tensor, Tensor], Tensor],
+        loss: Callable[..., Tensor],
     ) -> None:
         super().__init__()
         self.encoder = encoder
@@ -57,7 +58,8 @@ class ContrastiveModel(nn.Module):
         self.augment2 = augment2
         self.loss = loss
 
-    def forward(self, batch: Any) -> Tensor:
+    def forward(self, batch: Any, **given: Any) -> Tensor:
+        """Compute the loss of a batch; ``given`` is for the loss, such as ``labels=batch.y``."""
         z1 = self.encoder(self.augment1(batch))
         z2 = self.encoder(self.augment2(batch))
-        return self.loss(z1, z2)
+        return self.loss(z1, z2, **given)

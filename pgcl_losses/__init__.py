@@ -13,6 +13,7 @@ from pgcl_losses.pairs.batch import Assignment, Batch, PGCLTerms
 from pgcl_losses.pgcl import PGCLLoss
 from pgcl_losses.prototypes import SinkhornPrototypes
 from pgcl_losses.recognize import recognize
+from pgcl_losses.repulsion import Repulsion, repulsion
 
 __version__ = "0.3.0.dev0"
 
@@ -24,8 +25,10 @@ __all__ = [
     "PGCLLoss",
     "PGCLTerms",
     "PrototypeReweightedNCE",
+    "Repulsion",
     "SinkhornPrototypes",
     "diagnostics",
     "recognize",
+    "repulsion",
     "sinkhorn",
 ]

@@ -1,14 +1,14 @@
 """The reweighted contrast (Eq. 13): InfoNCE whose negatives (Eq. 12) have weights (Eq. 14)."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal, cast, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
 from pgcl_losses.base import checks as check
 from pgcl_losses.base.module import called_by_all
-from pgcl_losses.base.normalize import computing_dtype, full_precision
+from pgcl_losses.base.normalize import computing_dtype
 from pgcl_losses.base.options import with_options
 from pgcl_losses.info_nce import WeightedInfoNCE
 from pgcl_losses.pairs.batch import (
@@ -20,6 +20,7 @@ from pgcl_losses.pairs.batch import (
     check_assignments,
 )
 from pgcl_losses.pairs.given import Given, Labels
+from pgcl_losses.pairs.rows import Pairs
 from pgcl_losses.pairs.weights import (
     Gaussian,
     Table,
@@ -100,32 +101,47 @@ class PrototypeReweightedNCE(WeightedInfoNCE):
         ``weighting="prototype"``. With another weighting and ``exclude_same_cluster=False`` the
         views are enough.
         """
-        given = clusters, prototypes, assignments
-        batch = batch_argument(views, (*given, metadata))
-        if batch is None:
-            others, sets = Given(metadata=metadata), cast(Sequence[Tensor], views)
+        given = clusters, prototypes, assignments, metadata
+        batch = batch_argument(views, given)
+        return self.loss_of_batch(self.batch_of(views, *given) if batch is None else batch)
 
-            def check_inputs() -> dict[str, object]:
-                claims = self._check(views, *given)
-                return claims | others.check(sets, "all", "all", self.score_mod is not None)
+    if TYPE_CHECKING:
+        __call__ = forward
 
-            processes = self.agree("forward", views, check_inputs)
-            dtype = computing_dtype(views[0], prototypes)
-            batch = Batch.from_views(views, processes, others, dtype=dtype)
+    def batch_of(
+        self,
+        views: Sequence[Any],
+        clusters: Sequence[Tensor] | None = None,
+        prototypes: Tensor | None = None,
+        assignments: Sequence[Assignment] | None = None,
+        metadata: Labels | None = None,
+    ) -> Batch:
+        """Check what the loss is called with, and make a batch of it."""
+        given, others = (clusters, prototypes, assignments), Given(metadata=metadata)
+
+        def check_inputs() -> dict[str, object]:
+            claims = self._check(views, *given)
+            return claims | others.check(views, "all", "all", self.score_mod is not None)
+
+        processes = self.agree("forward", views, check_inputs)
+        dtype = computing_dtype(views[0], prototypes)
+        batch = Batch.from_views(views, processes, others, dtype=dtype)
+        if self._needs_clusters():
+            batch = batch.assigned(prototypes, clusters, assignments)
+        return batch
+
+    def pairs_of(self, batch: Batch) -> Pairs:
+        pairs = super().pairs_of(batch)
+        with torch.no_grad():
             if self._needs_clusters():
-                batch = batch.assigned(prototypes, clusters, assignments)
-        with torch.no_grad(), full_precision(batch.embeddings.device):
-            weights = self._weights(batch) if self._needs_clusters() else None
-            pair_weight = None
+                pairs = pairs._replace(weights=self._weights(batch))
             if self.weighting == "sample":
                 samples = batch.embeddings.detach()  # also from the tangents of forward mode
                 if batch.memory is not None:
                     samples = torch.cat([samples, batch.memory])
                 pair_weight = Gaussian(*cosine_moments(samples, batch.filled))
-        return self.loss_of_batch(batch, weights, pair_weight)
-
-    if TYPE_CHECKING:
-        __call__ = forward
+                pairs = pairs._replace(pair_weight=pair_weight)
+        return pairs
 
     def _weights(self, batch: Batch) -> Table:
         """Make a table of M w by the clusters of both embeddings; excluded pairs have weight 0."""

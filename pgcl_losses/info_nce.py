@@ -3,6 +3,7 @@
 `forms` has the formula of a query's loss. `rows` decides which keys are positives and negatives.
 """
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -26,7 +27,6 @@ from pgcl_losses.pairs.given import Given, Labels
 from pgcl_losses.pairs.memory import LossWithMemory, Memory
 from pgcl_losses.pairs.rows import Inputs, Pairs
 from pgcl_losses.pairs.score_mod import Function
-from pgcl_losses.pairs.weights import Gaussian, Table
 from pgcl_losses.presets import PRESETS, as_written, find_preset
 from pgcl_losses.watch import Watch
 
@@ -49,31 +49,10 @@ class WeightedInfoNCE(LossModule):
     reduction: Reduction = "mean"
     engine: Engine = "auto"
 
-    def loss_of_batch(
-        self,
-        batch: Batch,
-        weights: Table | None = None,
-        pair_weight: Gaussian | None = None,
-        hardness: float = 0.0,
-        debias: float = 0.0,
-    ) -> Tensor:
-        """Build the pairs of a batch, with their weights, and compute the loss.
-
-        ``weights``: weights of negatives by the clusters of both embeddings. ``pair_weight``:
-        weights of negatives by the cosine of the pair. ``hardness``, ``debias``: as in
-        :class:`InfoNCE`.
-        """
-        processes = batch.processes
-        check.negatives_of_memory(self.negatives, 0 if batch.memory is None else 1)
-        self.check_options()
-        if self.score_mod is not None:
-            others: dict[str, Any] = {"hardness": hardness or None, "debias": debias or None}
-            others |= {"memory_size": batch.memory, "negative_pairs": batch.negative_pairs}
-            for name in [name for name, other in others.items() if other is not None]:
-                why = "it can weigh and leave out negatives itself, but only those of the batch"
-                raise ValueError(f"score_mod and {name} cannot be combined, choose one: {why}")
-        pairs = Pairs(
-            processes.lengths(),
+    def pairs_of(self, batch: Batch) -> Pairs:
+        """Say which pairs of a batch count. Subclasses add how much they count."""
+        return Pairs(
+            batch.processes.lengths(),
             self.negatives,
             first_queries=self.queries == "first",
             labels=batch.labels,
@@ -81,19 +60,33 @@ class WeightedInfoNCE(LossModule):
             negative_pairs=batch.negative_pairs,
             memory=batch.memory,
             filled=batch.filled,
-            weights=weights,
-            pair_weight=pair_weight,
-            hardness=hardness,
             score_mod=self.score_mod,
             learns=torch.is_grad_enabled(),
             metadata=batch.metadata,
-            form=Form(self.over_positives, self.decoupled, debias),
+            form=Form(self.over_positives, self.decoupled),
         )
+
+    def pairs_and_inputs(self, batch: Batch) -> tuple[Pairs, Inputs]:
+        """Check the options, and separate what is constant from what has a gradient."""
+        check.negatives_of_memory(self.negatives, 0 if batch.memory is None else 1)
+        self.check_options()
+        pairs = self.pairs_of(batch)
+        if pairs.score_mod is not None:
+            others: dict[str, Any] = {"hardness": pairs.hardness or None}
+            others |= {"debias": pairs.form.debias or None, "memory_size": pairs.memory}
+            others["negative_pairs"] = pairs.negative_pairs
+            for name in [name for name, other in others.items() if other is not None]:
+                why = "it can weigh and leave out negatives itself, but only those of the batch"
+                raise ValueError(f"score_mod and {name} cannot be combined, choose one: {why}")
         z = batch.embeddings
-        with full_precision(z.device):
-            temperature = processes.temperature(self.temperature, z.dtype)
-            inputs = Inputs(z, temperature, batch.positive_weights)
-            return loss_of_pairs(pairs, inputs, self.reduction, self.engine, processes)
+        temperature = batch.processes.temperature(self.temperature, z.dtype)
+        return pairs, Inputs(z, temperature, batch.positive_weights)
+
+    def loss_of_batch(self, batch: Batch) -> Tensor:
+        """Compute the loss of a batch, which has what the weights of negatives depend on."""
+        with full_precision(batch.embeddings.device):
+            pairs, inputs = self.pairs_and_inputs(batch)
+            return loss_of_pairs(pairs, inputs, self.reduction, self.engine, batch.processes)
 
     def check_options(self) -> None:
         """Raise an error for options that contradict each other."""
@@ -277,10 +270,9 @@ class InfoNCE(WeightedInfoNCE, LossWithMemory):
             if self.memory is not None or batch.is_unit != is_unit:
                 own = "a memory and a similarity of its own"
                 raise TypeError(f"a batch has {own}: call this InfoNCE with tensors")
-            return self.loss_of_batch(batch, hardness=self.hardness, debias=self.debias)
-        processes = self.agree("forward", views, lambda: self._check(views, given))
-        batch = self.with_memory(Batch.from_views(views, processes, given, is_unit=is_unit))
-        loss = self.loss_of_batch(batch, hardness=self.hardness, debias=self.debias)
+            return self.loss_of_batch(batch)
+        batch = self.batch_of(views, given)
+        loss = self.loss_of_batch(batch)
         if self.memory is not None and self.moves_state(batch.embeddings):
             self.memory.store_batch(batch, manually=False)
         if self._watch.is_due(self, loss, batch):
@@ -289,6 +281,17 @@ class InfoNCE(WeightedInfoNCE, LossWithMemory):
 
     if TYPE_CHECKING:
         __call__ = forward
+
+    def batch_of(self, views: Sequence[Any], given: Given) -> Batch:
+        """Check what the loss is called with, and make a batch of it."""
+        processes = self.agree("forward", views, lambda: self._check(views, given))
+        is_unit = self.similarity == "cosine"
+        return self.with_memory(Batch.from_views(views, processes, given, is_unit=is_unit))
+
+    def pairs_of(self, batch: Batch) -> Pairs:
+        pairs = super().pairs_of(batch)
+        form = pairs.form._replace(debias=self.debias)
+        return pairs._replace(hardness=self.hardness, form=form)
 
     @classmethod
     def like(cls, name: str, **options: Any) -> "Self":

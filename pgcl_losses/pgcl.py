@@ -207,14 +207,18 @@ class PGCLLoss(LossWithMemory):
         cosine = mean_cosine(batch.embeddings.detach())
         return PGCLTerms(loss, contrast, consistency, batch.assignments(), cosine)
 
+    def batch_of(self, views: tuple[Any, ...], given: Given) -> Batch:
+        """Check what the loss is called with, and make a batch of it, with its assignments."""
+        processes = self.agree("forward", views, lambda: self._check(views, given))
+        dtype = computing_dtype(views[0], self.prototypes.weight)
+        batch = Batch.from_views(views, processes, given, dtype=dtype)
+        return self.prototypes(self.with_memory(batch))
+
     def _compute(
         self, views: tuple[Tensor, ...], given: Given
     ) -> tuple[Tensor, Tensor, Tensor, Batch]:
         """Compute the loss, its contrast and its consistency; also return the batch."""
-        processes = self.agree("forward", views, lambda: self._check(views, given))
-        dtype = computing_dtype(views[0], self.prototypes.weight)
-        batch = Batch.from_views(views, processes, given, dtype=dtype)
-        batch = self.prototypes(self.with_memory(batch))
+        batch = self.batch_of(views, given)
         z = batch.embeddings
         contrast = self.contrast(batch) if self.contrast_weight > 0 else z.new_zeros(())
         consistency = self.consistency(batch) if self.consistency_weight > 0 else z.new_zeros(())

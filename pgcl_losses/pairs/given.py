@@ -30,7 +30,7 @@ class Given(NamedTuple):
         ``negatives``, ``queries``, ``has_score_mod``: options of the loss.
         """
         if self.labels is not None:
-            for of_set in _of_sets("labels", self.labels, sets, "[N]"):
+            for of_set in of_sets("labels", self.labels, sets, "[N]"):
                 check_labels(*of_set)
         if self.positives is not None:
             _check_pairs("positives", self.positives, sets, queries)
@@ -94,7 +94,7 @@ class Given(NamedTuple):
             return kinds
         if not has_score_mod:
             raise ValueError("metadata are for score_mod, but score_mod is None: give the loss one")
-        for name, x, z_name, z in _of_sets("metadata", self.metadata, sets, "[N, ...]"):
+        for name, x, z_name, z in of_sets("metadata", self.metadata, sets, "[N, ...]"):
             if isinstance(x, Tensor) and (x.layout != torch.strided or x.is_nested):
                 kind = "a nested Tensor" if x.is_nested else f"layout {x.layout}"
                 raise TypeError(f"{name} must be a dense Tensor, but got {kind}")
@@ -114,7 +114,7 @@ class Given(NamedTuple):
         return kinds[:1]
 
 
-def _of_sets(
+def of_sets(
     name: str, value: Any, sets: Sequence[Tensor], shape: str
 ) -> Iterator[tuple[str, Any, str, Tensor]]:
     """Pair what is given for each set, or one tensor for all sets, with the sets, all with names.

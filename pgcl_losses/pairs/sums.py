@@ -108,6 +108,70 @@ def sums_in_place(
     return sums
 
 
+class Powers(NamedTuple):
+    """What the derivative of log S by scores is made of: one entry for each log-sum-exp in it."""
+
+    powers: list[Tensor]  # [I, K] e^(x - peak), 0 for keys that are no negatives
+    totals: list[Tensor]  # [I, 1] their sums
+    score_mod: Differentiated | None
+
+
+def sum_up(
+    pairs: Pairs,
+    rows: Rows,
+    scores: Tensor,
+    partners: Partners,
+    temperature: float | Tensor,
+    learns_temperature: bool = False,
+) -> tuple[SumsOfRows, Powers]:
+    """Compute the sums from scores ``[I, K]``, which become the powers."""
+    logits = scores if pairs.hardness == 0 else scores.clone()
+    score_mod = None
+    if pairs.score_mod is not None and pairs.learns:
+        score_mod = Differentiated(pairs.score_mod, learns_temperature)
+        pairs = pairs._replace(score_mod=score_mod)
+    x, logits, log_count = separated(pairs, rows, scores, logits, partners, temperature)
+    log_sums, powers, totals = [], [], []
+    for extra, _ in pairs.log_sum_terms():
+        terms = more(logits, scores, extra)
+        peaks = terms.amax(1, keepdim=True)
+        terms.sub_(peaks)
+        if terms.is_cpu:
+            # Powers below eps^2 of the largest are lost to rounding. As 0 they take no time.
+            smallest = 2 * math.log(torch.finfo(terms.dtype).eps)
+            torch.threshold_(terms, smallest, -math.inf).mul_(_LOG2_E).exp2_()
+        else:  # there this would be two more passes over the matrix, an eighth of the time
+            terms.exp_()
+        total = terms.sum(1, keepdim=True)  # [I, 1]
+        log_sums.append((total.log() + peaks).squeeze(1))
+        powers.append(terms)
+        totals.append(total)
+    return (x, log_sum(log_sums, log_count), log_count), Powers(powers, totals, score_mod)
+
+
+def derivatives_by_scores(
+    pairs: Pairs, rows: Rows, partners: Partners, powers: Powers, d_log_s: Tensor, scale: Any
+) -> tuple[Tensor, Sequence[Tensor]]:
+    """Compute d log S / d scores ``[I, K]``, times ``d_log_s`` ``[I]`` and a scale.
+
+    Also return the derivative by the temperature that the user's function reads, if it learns.
+    """
+    multiply = torch.Tensor.mul_ if may_overwrite(d_log_s) else torch.mul
+    d: Any = None
+    each = zip(powers.powers, powers.totals, pairs.log_sum_terms(), strict=True)
+    for power, total, (_, factor) in each:
+        part = multiply(power, (d_log_s * (factor * scale)).unsqueeze(1) / total)
+        d = part if d is None else d.add_(part)
+    if powers.score_mod is None:
+        return d, ()
+    # The user's function gets derivatives as they are, since it may use float16.
+    d, *by_tau = powers.score_mod.gradients(d / scale)
+    d = d * scale
+    if pairs.weights is not None:  # they may leave out any keys
+        d = d.where(powers.score_mod.is_negative, 0.0)
+    return fill_others(rows, partners, d, 0.0), by_tau
+
+
 class _SumsInPlace(torch.autograd.Function):
     """The matrix holds scores, then logits, then powers e^x, then the derivatives by scores."""
 
@@ -116,55 +180,26 @@ class _SumsInPlace(torch.autograd.Function):
         pairs, rows, partners, space = rest
         queries, keys = rows.embeddings(pairs, z)
         scores = scores_of(rows, queries / temperature, keys, space)  # [I, K]
-        logits = scores if pairs.hardness == 0 else scores.clone()
-        ctx.score_mod = None
-        if pairs.score_mod is not None and pairs.learns:
-            ctx.score_mod = Differentiated(pairs.score_mod, ctx.needs_input_grad[1])
-            pairs = pairs._replace(score_mod=ctx.score_mod)
-        x, logits, log_count = separated(pairs, rows, scores, logits, partners, temperature)
-        log_sums, powers, totals = [], [], []
-        for extra, _ in pairs.log_sum_terms():
-            terms = more(logits, scores, extra)
-            peaks = terms.amax(1, keepdim=True)
-            terms.sub_(peaks)
-            if terms.is_cpu:
-                # Powers below eps^2 of the largest are lost to rounding. As 0 they take no time.
-                smallest = 2 * math.log(torch.finfo(terms.dtype).eps)
-                torch.threshold_(terms, smallest, -math.inf).mul_(_LOG2_E).exp2_()
-            else:  # there this would be two more passes over the matrix, an eighth of the time
-                terms.exp_()
-            total = terms.sum(1, keepdim=True)  # [I, 1]
-            log_sums.append((total.log() + peaks).squeeze(1))
-            powers.append(terms)
-            totals.append(total)
-        ctx.save_for_backward(z, temperature if isinstance(temperature, Tensor) else None, *powers)
-        ctx.rest = temperature, *rest, totals
-        if log_count is not None:
-            ctx.mark_non_differentiable(log_count)
-        return x, log_sum(log_sums, log_count), log_count
+        learns_temperature = ctx.needs_input_grad[1]
+        sums, made = sum_up(pairs, rows, scores, partners, temperature, learns_temperature)
+        tau = temperature if isinstance(temperature, Tensor) else None
+        ctx.save_for_backward(z, tau, *made.powers)
+        ctx.rest = temperature, *rest, made._replace(powers=[])
+        if sums[2] is not None:
+            ctx.mark_non_differentiable(sums[2])
+        return sums
 
     @staticmethod
     def backward(ctx: Any, d_x: Tensor, d_log_s: Tensor, _: Any) -> tuple[Any, ...]:
         raise_if_differentiated_twice()
         z, tau, *powers = ctx.saved_tensors
-        temperature, pairs, rows, partners, space, totals = ctx.rest
+        temperature, pairs, rows, partners, space, made = ctx.rest
         temperature = temperature if tau is None else tau
-        total_z = space.total if space else Total(d_log_s.new_zeros(z.shape), temperature)
-        multiply = torch.Tensor.mul_ if may_overwrite(d_log_s) else torch.mul
-        (queries, keys), scale = rows.embeddings(pairs, z), total_z.scale
-        d: Any = None  # [I, K] d loss / d scores, times the scale
-        for power, total, (_, factor) in zip(powers, totals, pairs.log_sum_terms(), strict=True):
-            part = multiply(power, (d_log_s * (factor * scale)).unsqueeze(1) / total)
-            d = part if d is None else d.add_(part)
-        by_tau: Sequence[Tensor] = ()
-        if ctx.score_mod is not None:
-            # The user's function gets derivatives as they are, since it may use float16.
-            d, *by_tau = ctx.score_mod.gradients(d / scale)
-            d = d * scale
-            if pairs.weights is not None:  # they may leave out any keys
-                d = d.where(ctx.score_mod.is_negative, 0.0)
-            d = fill_others(rows, partners, d, 0.0)
-        partners.add_back(d, d_x * scale)
+        total = space.total if space else Total(d_log_s.new_zeros(z.shape), temperature)
+        queries, keys = rows.embeddings(pairs, z)
+        made = made._replace(powers=powers)
+        d, by_tau = derivatives_by_scores(pairs, rows, partners, made, d_log_s, total.scale)
+        partners.add_back(d, d_x * total.scale)
         if rows.both_ways:  # add both derivatives of a pair, and then multiply them by embeddings
             d, back = d.chunk(2)
             d = d + back.T
@@ -175,13 +210,13 @@ class _SumsInPlace(torch.autograd.Function):
                 add_product(d_queries, part, some)
             for part, (start, stop) in zip(parts, rows.keys, strict=True):
                 if stop <= len(z):  # the memory has no gradient
-                    add_product(total_z.scaled[start:stop], part.T, queries)
-        total_z.scaled[slice(*rows.queries)].add_(d_queries)
+                    add_product(total.scaled[start:stop], part.T, queries)
+        total.scaled[slice(*rows.queries)].add_(d_queries)
         d_temperature = None
         if ctx.needs_input_grad[1]:
-            d_temperature = (queries * d_queries).sum() / -total_z.unit / temperature
+            d_temperature = (queries * d_queries).sum() / -total.unit / temperature
             d_temperature += sum(by_tau)
-        return total_z.divide() if space is None else None, d_temperature, *[None] * 4
+        return total.divide() if space is None else None, d_temperature, *[None] * 4
 
 
 def add_product(total: Tensor, a: Tensor, b: Tensor) -> None:

@@ -12,7 +12,7 @@ from helpers.marks import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pgcl_losses import PGCLLoss
+from pgcl_losses import InfoNCE, PGCLLoss
 
 
 def model_of(framework, augment1, augment2, encoder=None):
@@ -36,6 +36,15 @@ def test_the_loss_is_that_of_the_embeddings_of_the_views(framework, graphs, seed
     torch.testing.assert_close(loss, expected)
     loss.backward()
     assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
+
+
+def test_the_loss_gets_what_it_is_called_with(framework):
+    adapter, labels = framework.adapter, torch.arange(4) // 2
+    batch, augments = framework.batch_of([ring(8), star(8)] * 2), [torch.nn.Identity()] * 2
+    model = adapter.ContrastiveModel(framework.Encoder(), *augments, InfoNCE()).double()
+    z = model.encoder(batch)
+    torch.testing.assert_close(model(batch, labels=labels), InfoNCE()(z, z, labels=labels))
+    assert model(batch, labels=labels) != model(batch)
 
 
 def test_embeddings_of_nodes_need_all_nodes(framework):

@@ -136,12 +136,15 @@ def info_nce(
     negative_pairs=None,
     score_mod=None,
     metadata=None,
+    shift=None,
+    seen=None,
 ):
     """The loss of each query, set 1 first, ``[Q]``, and whether it has a positive.
 
     Without labels and listed positives, row i of every set has label i. A memory label of None is
     that of no query. Weights ``[M, M + B]`` are those of negatives, 0 for what is none. Listed are
-    a query, a key and the weight of each pair given by index.
+    a query, a key and the weight of each pair given by index. A shift ``[Q, M + B]`` is added to
+    the scores / temperature of negatives, and each negative of a query to the list ``seen``.
     """
     if labels is None:
         labels = [range(len(z)) for z in sets]
@@ -164,13 +167,15 @@ def info_nce(
         if not exist[-1]:
             losses.append(0 * x.sum())
             continue
+        of_negatives = x if shift is None else x + shift[i]
         if hardness > 0 and others:  # N_i w_ij / sum_j w_ij
-            log_w = log_w + hardness * x
+            log_w = log_w + hardness * of_negatives
             log_w = log_w - log_w[others].logsumexp(0) + math.log(len(others))
-        of_negatives = x
         if score_mod is not None:
-            of_negatives = modified(x, i, others, temperature, score_mod, metadata)
+            of_negatives = modified(of_negatives, i, others, temperature, score_mod, metadata)
             others = [j for j in others if of_negatives[j] > -math.inf]
+        if seen is not None:
+            seen += [(i, j) for j in others]
         log_s = (log_w + of_negatives)[others].logsumexp(0)
         if debias > 0 and others:
             of_positives = sum(w * x[p].exp() for p, w in positives) / total
