@@ -12,10 +12,11 @@ python -m benchmarks.scripts --only losses --sizes 128 --compile-at --rounds 5 -
 - `lists`: listed negatives, of which each query has two.
 - `score_mods`: functions of the scores of negatives, beside the same loss without.
 - `masks`: such a function beside a script that keeps a mask of all pairs.
+- `looks`: `repulsion` beside a step of the loss that it looks at.
 - `memory`: how much a process grows, and what its tensors hold, by option.
 
 Steps are value and gradient. Ratios are to the script's own lines, and to our loss, both eager; at
-temperatures, to the same loss at 0.2; with labels and positives, to the first loss.
+temperatures, to the same loss at 0.2; with labels, positives and looks, to the first step.
 """
 
 import itertools
@@ -29,7 +30,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pgcl_losses import InfoNCE, PGCLLoss
+from pgcl_losses import InfoNCE, PGCLLoss, repulsion
 
 from . import fresh, measure
 from .measure import Loss, Row, Step, count
@@ -309,6 +310,17 @@ def masks(args: Namespace) -> Iterator[list[Row]]:
             yield measure.compare(where, steps, args, LINES, with_peak=steps, seconds=1.0)
 
 
+def looks(args: Namespace) -> Iterator[list[Row]]:
+    classes = torch.randint(10, (args.looked_at,), device=args.device)
+    views = measure.sets_of(*[args.looked_at] * 2, dim=DIM, device=args.device)
+    for name, loss in {"InfoNCE": InfoNCE(temperature=TAU), "PGCLLoss": PGCLLoss(DIM)}.items():
+        look = partial(repulsion, loss, *views, classes=classes)
+        steps = {"a step": measure.step_of(loss, *views), "repulsion": look}
+        where = ("looks", f"N={args.looked_at:,} D={DIM} threads=1", name)
+        with measure.on_threads(1):
+            yield measure.compare(where, steps, args, "a step", seconds=SECONDS_PER_LOSS)
+
+
 def in_memory(name: str, num: int) -> tuple[Loss, int]:
     """A loss of N graphs, by the name of its row, and the dimension of its embeddings."""
     group, numbers = groups(num, "cpu"), torch.arange(num)
@@ -339,7 +351,7 @@ def in_memory(name: str, num: int) -> tuple[Loss, int]:
 MEMORY = {
     20_480: (
         *("default options", 'negatives="cross"', "labels", "2 classes", "hardness=1.0"),
-        *("mask by metadata", "PGCLLoss", 'PGCLLoss, weighting="sample"'),
+        *("mask by metadata", "PGCLLoss", 'PGCLLoss, weighting="sample"', "repulsion"),
     ),
     20_000: ("a mask of all pairs", "the same mask by score_mod"),
     8_192: ("NT-Xent's lines", "default options"),
@@ -349,8 +361,12 @@ MEMORY = {
 def memory_steps(name: str, num: int) -> tuple[Step, Step]:
     """A small step of a row of `MEMORY`, and the step itself, for a process of their own."""
     torch.manual_seed(0)
-    steps = []
+    steps: list[Step] = []
     for size in (64, num):
+        if name == "repulsion":
+            views = measure.sets_of(size, size, dim=DIM, device="cpu")
+            steps.append(partial(repulsion, InfoNCE(), *views, classes=torch.arange(size) % 10))
+            continue
         loss, dim = in_memory(name, size)
         steps.append(measure.step_of(loss, *measure.sets_of(size, size, dim=dim, device="cpu")))
     return steps[0], steps[1]
@@ -376,6 +392,7 @@ BENCHMARKS = {
     "lists": lists,
     "score_mods": score_mods,
     "masks": masks,
+    "looks": looks,
     "memory": memory,
 }
 
@@ -396,6 +413,7 @@ if __name__ == "__main__":
     parser.add_argument("--labelled", type=count, nargs="+", default=[1000, 2000], help="N")
     parser.add_argument("--spread", type=count, default=1000, help="N, for positives")
     parser.add_argument("--pairs", type=count, default=100_000, help="P, for positives")
+    parser.add_argument("--looked-at", type=count, default=10_000, help="N, for looks")
     parser.add_argument("--remembered", type=count, default=10**9, help="largest N, for memory")
     parser.add_argument("--masked", type=count, nargs="+", default=masked, help="N, for masks")
     args = parser.parse_args()

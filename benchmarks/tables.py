@@ -235,6 +235,15 @@ def positives() -> str:
     return markdown(["positives", "time", "ratio"], lines)
 
 
+def looks() -> str:
+    lines = [
+        [row["mode"], text(row["metric"], row["value"])]
+        for row in rows_of("scripts", "looks")
+        if (row["provider"], row["metric"]) == ("repulsion", "ratio to a step")
+    ]
+    return markdown(["loss", "`repulsion` beside a step"], lines)
+
+
 def memory() -> str:
     rows = rows_of("scripts", "memory")
     lines = [
@@ -321,8 +330,8 @@ def gpu() -> str:
 
 
 MADE = (
-    *(loop, scripts, labels, positives, memory, temperatures, lists, step, options, libraries),
-    gpu,
+    *(loop, scripts, labels, positives, memory, looks, temperatures, lists, step, options),
+    *(libraries, gpu),
 )
 PAGES = {
     PAGE: MADE,

@@ -311,8 +311,9 @@ BENCHMARKS = {  # the module, its arguments, and some of the losses in the recor
     "libraries": ("libraries", "--sizes=16", {"InfoNCE"}),
     "scripts": (
         "scripts",
-        "--sizes=16 --compile-at --retrieval 4 64 --cold=16 --listed=16",
-        {scripts.LINES, scripts.OURS, "temperature=0.01"},
+        "--sizes=16 --compile-at --retrieval 4 64 --tables 8 4 --cold=16 --listed=16 --labelled=16 "
+        "--spread=16 --pairs=50 --modified=16 --masked=16 --looked-at=16 --remembered=64",
+        {scripts.LINES, scripts.OURS, "temperature=0.01", "two views", "spread", "repulsion"},
     ),
     "nodes": ("nodes", "--sets=Photo --root={}", {"GCN", nodes.OURS, "the script's loss"}),
     "loop": ("loop", "", {"GraphCL's loss_cal", "InfoNCE", "PGCLLoss"}),
