@@ -1,6 +1,6 @@
 """A graph encoder trained without labels: the paper's encoder, the losses, the loop."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -107,12 +107,18 @@ def build(config: dict[str, Any], encoder: GIN, batches: int) -> ContrastiveMode
     return ContrastiveModel(Projected(encoder), *augments, loss_of(config, batches))
 
 
-def train(model: ContrastiveModel, loader: Iterable[Data], config: dict[str, Any]) -> None:
+def train(
+    model: ContrastiveModel,
+    loader: Iterable[Data],
+    config: dict[str, Any],
+    given: Callable[[Data], dict[str, Any]] = lambda batch: {},
+) -> None:
+    """Train for all epochs. ``given``: what the loss is called with for a batch."""
     optimizer = torch.optim.Adam(model.parameters(), lr=config["lr"])
     model.train()
     for _ in range(config["epochs"]):
         for batch in loader:
-            loss = model(batch)
+            loss = model(batch, **given(batch))
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()

@@ -1,0 +1,1 @@
+"""False negatives: what an oracle without them gains, and what of it a user can have."""
