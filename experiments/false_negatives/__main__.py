@@ -3,8 +3,7 @@
 python -m experiments.false_negatives masks trainings --datasets digits MSRC_9 --root data
 
 `masks` answers questions 1 to 4, `trainings` question 5. Each first runs the choosing seeds, and
-then what they choose. `check` repeats masks on digits without the last batch of an epoch, after
-`masks`. Finished runs are in --output, one JSON line each.
+then what they choose. Finished runs are in --output, one JSON line each.
 """
 
 import itertools
@@ -21,7 +20,7 @@ from . import study
 def main() -> None:
     parser = parser_of("false_negatives", __doc__)
     add = parser.add_argument
-    add("parts", nargs="+", choices=("masks", "trainings", "check"))
+    add("parts", nargs="+", choices=("masks", "trainings"))
     add("--datasets", nargs="+", default=[*study.SETS], choices=study.SETS, metavar="SET")
     add("--root", type=Path, help="folder of NAME/ or NAME/raw/; without it, NAME is downloaded")
     add("--workers", type=count, default=2, help="runs at a time, with one thread each")
@@ -48,9 +47,6 @@ def main() -> None:
         if part == "masks":
             chosen = complete(study.choosing_masks(name), study.CHOOSING_SEEDS)
             complete(study.reported_masks(name, chosen), seeds)
-        elif part == "check":
-            chosen = [*results.read(args.output / f"{name}-masks.jsonl").values()]
-            complete(study.without_the_last_batch(name, chosen), seeds)
         else:
             chosen = complete(study.choosing_trainings(name), study.CHOOSING_SEEDS)
             rows = study.tuned(name, chosen)
