@@ -176,8 +176,10 @@ def _weighted(pairs: Pairs, rows: Rows, z: Tensor, weights: Tensor | None) -> Pa
     w = mask.clone()
     w[:, pairs.num_embeddings() - rows.gap :] = 0.0  # past embeddings are no positives
     if rows.own_set is None:  # nor is the query itself, which is no negative either
-        w[:, start:stop].diagonal().fill_(0.0)
-        mask[:, start:stop].diagonal().fill_(1.0)
+        columns = torch.arange(num_keys, device=z.device)
+        itself = columns == columns[start:stop].unsqueeze(1)
+        w.masked_fill_(itself, 0.0)
+        mask.masked_fill_(itself, 1.0)
     elif rows.has_own_set():
         w[:, slice(*rows.own_set)] = 0.0
     if pairs.positives is not None and weights is not None:

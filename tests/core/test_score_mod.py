@@ -255,7 +255,8 @@ def with_metadata(metadata, score_mod=by_distance):
     return lambda: InfoNCE(score_mod=score_mod)(Z1, Z2, metadata=metadata)
 
 
-NESTED = torch.nested.nested_tensor([torch.zeros(2)] * N, layout=torch.jagged)
+with torch.device("cpu"):  # torch itself mixes devices when it makes one
+    NESTED = torch.nested.nested_tensor([torch.zeros(2)] * N, layout=torch.jagged)
 LEARNED = METADATA[0].clone().requires_grad_()
 ERRORS = [
     (TypeError, lambda: InfoNCE(score_mod=0.3), "score_mod", "None, or a function", "0.3"),
@@ -272,7 +273,7 @@ ERRORS = [
     (ValueError, with_metadata((METADATA[0], METADATA[1].float())), "float32", "metadata[0]"),
     (ValueError, with_metadata((METADATA[0], METADATA[1][:, :2])), "[2]", "[3]"),
     (TypeError, with_metadata([1.0] * N), "metadata must be a Tensor", "list"),
-    (TypeError, with_metadata(METADATA[0].to_sparse()), "metadata", "dense", "sparse_coo"),
+    (TypeError, with_metadata(METADATA[0].cpu().to_sparse()), "metadata", "dense", "sparse_coo"),
     (TypeError, with_metadata(NESTED), "metadata", "dense", "nested"),
     (ValueError, with_metadata(LEARNED), "metadata requires grad", "detach()", "engine='dense'"),
     (
