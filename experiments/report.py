@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 
 from .clusters import report as clusters
 from .common.tables import DOCS, refill
+from .false_negatives import report as false_negatives
 from .few_labels import report as few_labels
 from .molecules import report as molecules
 from .nodes import report as nodes
@@ -18,13 +19,14 @@ from .tu_sets import report as tu_sets
 PICTURES: dict[str, Callable[[], Figure]] = {
     "temperature.png": few_labels.draw,
     "figures-4-5.png": tu_sets.draw,
+    "false-negatives.png": false_negatives.draw,
 }
 
 
 def pages() -> dict[Path, dict[str, str]]:
     """All tables by page and marker."""
     tables: dict[Path, dict[str, str]] = {}
-    for report in (few_labels, clusters, tu_sets, nodes, molecules):
+    for report in (few_labels, false_negatives, clusters, tu_sets, nodes, molecules):
         for page, of_page in report.pages().items():
             tables.setdefault(page, {}).update(of_page)
     return tables

@@ -50,10 +50,15 @@ def test_compare(tmp_path, printed_by):
     accuracy, best = r"(\d+\.\d) ± \d+\.\d\n", r", temperature 0\.[25]: "
     lines = f"TINY: accuracy in % with 8 labels, 3 seeds\nuntrained: {accuracy}"
     lines += "".join(f"{loss}{best}{accuracy}" for loss in ("InfoNCE", "PGCL"))
-    lines += r"PGCL minus InfoNCE: ([+-]\d+\.\d) \(95 % interval ([+-]\d+\.\d) to ([+-]\d+\.\d)\)\n"
-    _, info_nce, pgcl, gain, low, high = map(float, re.fullmatch(lines, printed).groups())
-    assert gain == pytest.approx(pgcl - info_nce, abs=0.11)
-    assert low <= gain <= high
+    interval = r"([+-]\d+\.\d) \(95 % interval ([+-]\d+\.\d) to ([+-]\d+\.\d)\)\n"
+    lines += f"PGCL minus InfoNCE: {interval}half of the graphs, oracle minus InfoNCE: {interval}"
+    lines += r"InfoNCE\(temperature=0\.[25]\), 80 embeddings in 2 classes\n"
+    lines += r"49% of the negatives have the query's class, and get \d+% of the push\.\n"
+    lines += r"temperature .*\nof the push .*\n"
+    _, info_nce, pgcl, *gains = map(float, re.fullmatch(lines, printed).groups())
+    assert gains[0] == pytest.approx(pgcl - info_nce, abs=0.11)
+    for gain, low, high in (gains[:3], gains[3:]):
+        assert low <= gain <= high
 
 
 def write_edges(folder, networks):
@@ -337,7 +342,9 @@ def test_a_benchmark_fills_its_record(name, photo, tmp_path):
     assert {row["provider"] for row in record["rows"]} >= expected
     largest = {"difference": 1e-12, "millionths": 100.0}  # of losses that are defined alike
     for row in record["rows"]:
-        assert row["value"] < largest.get(re.match(r"\w+", row["metric"])[0], float("inf")), row
+        bound = largest.get(re.match(r"\w+", row["metric"])[0], float("inf"))
+        # Some CPUs multiply by bfloat16 at this precision, whose last digit is 4,000 millionths.
+        assert row["value"] < (bound if ", medium" not in row["mode"] else 1e4), row
     if name == "contrast":
         picture = tmp_path / "batch-size.png"
         run("-m", "benchmarks.plot", str(output), f"--output={picture}")

@@ -13,8 +13,8 @@ from .results import Run, write
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-HELPS, RESULTS, REPRODUCE, CLUSTERS = (
-    DOCS / f"{page}.md" for page in ("when_pgcl_helps", "results", "reproduce", "clusters")
+FALSE_NEGATIVES, RESULTS, REPRODUCE, CLUSTERS = (
+    DOCS / f"{page}.md" for page in ("false_negatives", "results", "reproduce", "clusters")
 )
 OLDER = "0.1.0", "0.2.0"  # versions before the losses were rewritten
 

@@ -11,7 +11,7 @@ from docs.tables import markdown
 from experiments.common.graphs import GRAPH_CL, INFO_NCE, PGCL, UNTRAINED
 from experiments.common.pictures import curves
 from experiments.common.results import Run, read
-from experiments.common.tables import HELPS, RESULTS, difference, sourced, spread
+from experiments.common.tables import FALSE_NEGATIVES, RESULTS, difference, sourced, spread
 
 from .study import CHOOSING_SEEDS, DIGITS, FROZEN, MEASURES, MSRC_9, PAPER, Options, Study, values
 
@@ -111,7 +111,7 @@ def pages() -> dict[Path, dict[str, str]]:
     """Tables by page and marker."""
     digits, msrc = Results(DIGITS), Results(MSRC_9)
     return {
-        HELPS: {"temperatures": over_temperatures([digits, msrc])},
+        FALSE_NEGATIVES: {"temperatures": over_temperatures([digits, msrc])},
         RESULTS: {
             "digits": table(digits, labels_1_scaled="1 label, standardised"),
             "MSRC_9": table(msrc),
