@@ -211,6 +211,22 @@ def correlation(predictor: Callable[[Case], float], cases: list[Case]) -> str:
     return f"{found.statistic:+.2f} (p = {found.pvalue:.2g}, {len(cases)} cases)"
 
 
+def last_batch(name: str) -> str:
+    """The gain of leaving out a last batch of two graphs, by loss and temperature."""
+    results, with_it = Results(name), record(name, "last-batch")
+
+    def gain(row: str, temperature: float) -> str:
+        config = study.config_of(name, row, temperature, "half")
+        return difference(results.of(row, temperature), study.values(with_it, config))
+
+    lines = [
+        [row, *(gain(row, temperature) for temperature in results.temperatures)]
+        for row in study.LOSSES
+    ]
+    head = [f"{name}, 1 label per class", *(f"tau={tau:g}" for tau in results.temperatures)]
+    return sourced(markdown(head, lines), with_it)
+
+
 def two_trainings() -> str:
     """Two trainings, and losses that train for as many steps, with one label."""
     lines, every_run = [], []
@@ -252,6 +268,7 @@ def pages() -> dict[Path, dict[str, str]]:
             "masks": by_temperature(of_all, masks, at_best=False),
             "measures": measures(every),
             "left out": predicted(every),
+            "last batch": "\n\n".join(map(last_batch, measured("last-batch"))),
         },
     }
 
