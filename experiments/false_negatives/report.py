@@ -37,15 +37,19 @@ PLACES = {"PGCL's own": PGCL, "InfoNCE's, prototypes by k-means": INFO_NCE}
 Seeds = dict[int, float]
 
 
+def file_of(name: str, part: str) -> Path:
+    return study.RECORDS / f"{name}-{part}.jsonl"
+
+
 def record(name: str, part: str) -> list[Run]:
     """The runs by seed, in the order in which the program takes the means that it runs by."""
-    runs = read(study.RECORDS / f"{name}-{part}.jsonl").values()
+    runs = read(file_of(name, part)).values()
     return sorted(runs, key=lambda run: int(run["config"]["seed"]))
 
 
 def measured(part: str) -> list[str]:
     """The sets that have a record of this part."""
-    return [name for name in study.SETS if record(name, part)]
+    return [name for name in study.SETS if file_of(name, part).exists()]
 
 
 class Results:
@@ -110,15 +114,10 @@ def by_temperature(every: list[Results], rows: Iterable[str], at_best: bool = Tr
 def answers(every: list[Results]) -> str:
     """The intervals that the plan decides by, with one label."""
 
-    def minus(row: str, other: str, results: Results) -> str:
-        has_both = {row, other} <= results.best.keys()
-        return difference(results.of(row), results.of(other)) if has_both else ""
-
-    def of_errors(row: str, results: Results) -> str:
-        if study.DETACHED_MASK not in results.best:
+    def minus(row: str, other: str, results: Results, temperature: float | None = None) -> str:
+        if not {row, other} <= results.best.keys():
             return ""
-        tau = results.best[PGCL]
-        return difference(results.of(row, tau), results.of(study.DETACHED_MASK, tau))
+        return difference(results.of(row, temperature), results.of(other, temperature))
 
     def narrowed(results: Results) -> str:
         lowest, best = results.temperatures[0], results.best[INFO_NCE]
@@ -136,9 +135,9 @@ def answers(every: list[Results]) -> str:
     ]
     gap = f"{ORACLE} minus {INFO_NCE}, at the lowest temperature minus at InfoNCE's best"
     lines.insert(2, [gap, *map(narrowed, every)])
-    for row in randoms:
-        label = f"{row} minus {study.DETACHED_MASK}, both at PGCL's best"
-        lines.append([label, *(of_errors(row, results) for results in every)])
+    for row, other in ((row, study.DETACHED_MASK) for row in randoms):
+        cells = (minus(row, other, results, results.best[PGCL]) for results in every)
+        lines.append([f"{row} minus {other}, both at PGCL's best", *cells])
     return markdown(["1 label per class", *(results.name for results in every)], lines)
 
 
