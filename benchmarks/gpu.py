@@ -3,11 +3,12 @@
 python -m benchmarks.gpu                # for ten minutes; again: what is missing
 python -m benchmarks.gpu --device cpu --sizes 64 --output /tmp/gpu.json   # a dry run on a CPU
 
-- `errors`: relative errors of value and gradient, against `dense` in float64 on the same device.
-- `scripts`: losses of published scripts and ours; `compiled`: both also with `torch.compile`.
+- `scripts`: losses of published scripts and ours, of large batches also without kernels; `TF32`:
+  the same with products in TF32; `compiled`: both with `torch.compile`.
+- `clip`: CLIP's loss beside kernels of other libraries (`benchmarks.peers`), with the relative
+  error of the gradient against float64; siglip-kernel's is another loss of the same pairs.
 - `forms`: labels, memories and other options; `lists`: two listed negatives for each query.
 - `score_mods`: functions of the scores of negatives.
-- `engines`: the engines, beside torch's `linear_cross_entropy` where it gives the same loss.
 
 Steps are forward and backward, with peak memory on a GPU. What does not fit into memory is named,
 and the others are measured. A record grows with each run, and no row is measured again.
@@ -22,65 +23,29 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
-from pgcl_losses import PrototypeReweightedNCE
+from pgcl_losses import InfoNCE
 
 from . import measure, peers, scripts
 from .measure import Job, Row, Step, Where, count
 from .peers import TAU
 
-DIM, NUM_PROTOTYPES = 128, 10
-ENGINES = ("chunks", "dense")
-KINDS: dict[str, dict[str, Any]] = {
-    "uniform": {"weighting": "uniform", "exclude_same_cluster": False, "negatives": "cross"},
-    "table": {"weighting": "prototype"},
-    "sample": {"weighting": "sample"},
-}
-PRECISIONS = ("highest", "high", "medium")  # of torch.set_float32_matmul_precision
-CHECKED = 1024  # N, of errors; smaller if all sizes are
-COLD = 0.02  # a low temperature, whose errors are larger
+CLIP_PRECISIONS = ("high", "highest", "bfloat16")  # the last one of embeddings
 MATRICES = 6  # [2N, 2N] that a script, dense and logits by themselves hold at once, at most
-SECONDS_PER_LOSS = 1.0
+SECONDS_PER_LOSS = 0.5
+PLAIN = "our loss, without kernels"
+CUT_FROM = 8192  # N, from which our losses cut a batch, and use kernels
 PAIRS = scripts.SCRIPTS | scripts.BESIDE
 
 
-def views_of(num: int, device: str, dtype: torch.dtype = torch.float32) -> list[Tensor]:
-    """The same in every dtype."""
-    generator = torch.Generator().manual_seed(0)
-    made = torch.randn(2, num, DIM, generator=generator).to(device, dtype)
-    return [view.requires_grad_() for view in made.unbind()]
-
-
-def step_of(kind: str, engine: str, views: list[Tensor], temperature: float = TAU) -> Step:
-    """A step of the contrast; clusters and prototypes are the same for every engine."""
-    generator = torch.Generator().manual_seed(1)
-    clusters = torch.randint(NUM_PROTOTYPES, (2, len(views[0])), generator=generator)
-    given = {
-        "clusters": tuple(clusters.to(views[0].device)),
-        "prototypes": torch.randn(NUM_PROTOTYPES, DIM, generator=generator).to(views[0]),
-    }
-    loss = PrototypeReweightedNCE(temperature=temperature, engine=engine, **KINDS[kind])
-    return measure.step_of(partial(loss, **given), *views)
-
-
-def errors(args: Namespace, where: Where, kind: str, tau: float, precision: str) -> list[Row]:
-    num = min(CHECKED, max(args.sizes))
-    views, exact_views = views_of(num, args.device), views_of(num, args.device, torch.float64)
-    torch.set_float32_matmul_precision(precision)
-    exact = step_of(kind, "dense", exact_views, tau)
-    return [
-        measure.row(where[0], engine, *where[1:], f"millionths of the {part}", 1e6 * error)
-        for engine in ENGINES
-        for part, error in measure.differences(step_of(kind, engine, views, tau), exact).items()
-    ]
-
-
-def compared(args: Namespace, where: Where, steps: dict[str, Step], *needing: str) -> list[Row]:
+def compared(
+    args: Namespace, where: Where, steps: dict[str, Step], *needing: str, precision: str = "highest"
+) -> list[Row]:
     """Times and peaks of steps; some of them need matrices of all pairs."""
-    torch.set_float32_matmul_precision("highest")
-    needed = MATRICES * 4 * (2 * int(where[1].removeprefix("N="))) ** 2
+    torch.set_float32_matmul_precision("high" if precision == "bfloat16" else precision)
+    num = int(where[1].split()[0].removeprefix("N="))
+    needed = MATRICES * 4 * (num if where[0] == "clip" else 2 * num) ** 2
     return measure.compare(
         where,
         steps,
@@ -92,17 +57,28 @@ def compared(args: Namespace, where: Where, steps: dict[str, Step], *needing: st
     )
 
 
-def script(args: Namespace, where: Where, num: int, compiled: bool = False) -> list[Row]:
-    losses = {
-        name: copy.deepcopy(loss).to(args.device) if isinstance(loss, nn.Module) else loss
-        for name, loss in zip((scripts.LINES, scripts.OURS), PAIRS[where[2]], strict=True)
-    }
-    if compiled:
+def script(
+    args: Namespace, where: Where, num: int, name: str, precision: str = "highest"
+) -> list[Row]:
+    losses = dict(zip((scripts.LINES, scripts.OURS), PAIRS[name], strict=True))
+    if num >= CUT_FROM:
+        losses[PLAIN] = losses[scripts.OURS]
+    compiles = where[0] == "compiled"
+    if compiles:
         torch.compiler.reset()
-        losses = {name + scripts.COMPILED: torch.compile(loss) for name, loss in losses.items()}
+    steps = {}
     views = measure.sets_of(num, num, dim=scripts.DIM, device=args.device)
-    steps = {name: measure.step_of(loss, *views) for name, loss in losses.items()}
-    return compared(args, where, steps, scripts.LINES, scripts.LINES + scripts.COMPILED)
+    for provider, loss in losses.items():
+        if isinstance(loss, nn.Module):
+            loss = copy.deepcopy(loss).to(args.device)
+        if provider == PLAIN:
+            getattr(loss, "contrast", loss).engine = "chunks"
+        steps[provider] = measure.step_of(torch.compile(loss) if compiles else loss, *views)
+    if compiles:
+        steps = {provider + scripts.COMPILED: step for provider, step in steps.items()}
+    return compared(
+        args, where, steps, *[x for x in steps if scripts.LINES in x], precision=precision
+    )
 
 
 def forms(args: Namespace, where: Where, num: int) -> list[Row]:
@@ -112,14 +88,27 @@ def forms(args: Namespace, where: Where, num: int) -> list[Row]:
     return compared(args, where, {name: measure.step_of(x, *views) for name, x in made.items()})
 
 
-def engines(args: Namespace, where: Where, num: int, kind: str) -> list[Row]:
-    views = views_of(num, args.device)
-    steps = {engine: step_of(kind, engine, views) for engine in ENGINES}
-    if kind == "uniform" and hasattr(F, "linear_cross_entropy"):
-        for name, chunked in ("linear_cross_entropy", False), ("the same, chunked", True):
-            loss = peers.linear_cross_entropy(chunked=chunked)
-            steps[name] = measure.step_of(loss, *views)
-    return compared(args, where, steps, "dense", "linear_cross_entropy")
+def clip(args: Namespace, where: Where, num: int, dim: int, precision: str) -> list[Row]:
+    """CLIP's loss beside other libraries. In bfloat16 the embeddings have this dtype."""
+    dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
+    views = measure.sets_of(num, num, dim=dim, device=args.device, dtype=dtype)
+    losses: dict[str, Any] = {scripts.OURS: InfoNCE(temperature=TAU, negatives="cross")}
+    losses["cross-entropy"] = scripts.clip
+    if precision != "highest":  # kernels that multiply with TF32
+        made = {"memeff": peers.memeff_clip, "Inf-CL": peers.inf_cl, "siglip-kernel": peers.siglip}
+        losses |= {name: peers.if_installed(name, make) for name, make in made.items()}
+    steps = {name: measure.step_of(loss, *views) for name, loss in losses.items() if loss}
+    table = compared(args, where, steps, "cross-entropy", precision=precision)
+    exact = InfoNCE(temperature=TAU, negatives="cross", engine="chunks")
+    exact_step = measure.step_of(
+        exact, *[view.detach().double().requires_grad_() for view in views]
+    )
+    for name in {row["provider"] for row in table} - {"siglip-kernel"}:
+        error = measure.differences(steps[name], exact_step)["gradient"]
+        table.append(
+            measure.row("clip", name, *where[1:], "millionths of the gradient", 1e6 * error)
+        )
+    return table
 
 
 def of_scripts(args: Namespace, where: Where, **sizes: list[int]) -> list[Row]:
@@ -136,28 +125,47 @@ def jobs(args: Namespace) -> Iterator[tuple[Where, Job]]:
     def job(measured: Callable[..., list[Row]], *where: str, **given: Any) -> tuple[Where, Job]:
         return where, partial(measured, args, where, **given)
 
-    size = f"N={min(CHECKED, max(args.sizes))}"
-    for kind, tau, precision in itertools.product(KINDS, (TAU, COLD), PRECISIONS):
-        given = {"kind": kind, "tau": tau, "precision": precision}
-        yield job(errors, "errors", size, f"{kind}, tau={tau}, {precision}", **given)
-    for num, name in [*itertools.product(args.sizes, PAIRS), (args.largest, "NT-Xent")]:
-        yield job(script, "scripts", f"N={num}", name, num=num)
-    for turn, num in enumerate(args.sizes):
-        size = f"N={num}"
-        yield job(forms, "forms", size, "options", num=num)
-        yield job(of_scripts, "lists", size, "two listed negatives", listed=[num])
-        yield job(of_scripts, "score_mods", size, "score_mod", modified=[num])
-        for kind in KINDS:
-            yield job(engines, "engines", size, f"weights: {kind}", num=num, kind=kind)
-        for at, name in itertools.product(args.compile_at if turn == 0 else (), PAIRS):
-            yield job(script, "compiled", f"N={at}", name, num=at, compiled=True)
+    def two_views(num: int, name: str, benchmark: str = "scripts") -> tuple[Where, Job]:
+        return job(script, benchmark, f"N={num}", name, num=num, name=name)
+
+    def clips(dims: list[int]) -> Iterator[tuple[Where, Job]]:
+        for dim, num, precision in itertools.product(dims, args.clip, CLIP_PRECISIONS):
+            given = {"num": num, "dim": dim, "precision": precision}
+            yield job(clip, "clip", f"N={num} D={dim}", precision, **given)
+
+    largest = max(args.sizes)
+    first = ["NT-Xent", "CLIP", *scripts.BESIDE]
+    for name in first:
+        yield two_views(largest, name)
+        given = {"num": largest, "name": name, "precision": "high"}
+        yield job(script, "TF32", f"N={largest}", name, **given)
+    yield from clips(args.dims[:1])
+    for num, name in itertools.product(args.sizes, PAIRS):
+        if num != largest or name not in first:
+            yield two_views(num, name)
+    yield two_views(args.largest, "NT-Xent")
+    small = [num for num in args.sizes if num < largest][:3]
+    for num in sorted(small, reverse=True):
+        yield job(forms, "forms", f"N={num}", "options", num=num)
+    yield from clips(args.dims[1:])
+    for num in args.compile_at:
+        for name in PAIRS:
+            yield two_views(num, name, "compiled")
+    for num in small:
+        yield job(of_scripts, "lists", f"N={num}", "two listed negatives", listed=[num])
+        yield job(of_scripts, "score_mods", f"N={num}", "score_mod", modified=[num])
 
 
 if __name__ == "__main__":
     parser = measure.parser(__doc__, rounds=11)
     parser.set_defaults(device="cuda")
-    sizes, compiled = [1024, 128, 8192, 16384, 256, 65536], [1024]
+    sizes, compiled = [65536, 1024, 128, 8192, 16384, 256], [1024]
     parser.add_argument("--sizes", type=count, nargs="+", default=sizes, help="N, in this order")
+    clip_sizes, dims = [65536, 32768, 8192], [128, 512]
+    parser.add_argument(
+        "--clip", type=count, nargs="*", default=clip_sizes, help="N, of CLIP's loss"
+    )
+    parser.add_argument("--dims", type=count, nargs="+", default=dims, help="D, of CLIP's loss")
     parser.add_argument("--compile-at", type=count, nargs="*", default=compiled, metavar="N")
     parser.add_argument("--largest", type=count, default=131072, help="N, of NT-Xent alone")
     parser.add_argument("--minutes", type=float, default=10.0, help="no row starts after them")

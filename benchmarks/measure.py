@@ -313,7 +313,7 @@ def compare(
                 peak = peak_mib(run, args.device)
                 peaks.append(row(where[0], name, *where[1:], "peak MiB", peak))
             working[name] = run
-        except (MemoryError, RuntimeError) as error:  # out of memory, or no compiler
+        except Exception as error:  # out of memory, no compiler, or the limits of another library
             tqdm.write(f"{', '.join(where)}: {name} is left out: {error}".partition("\n")[0])
     times = time_in_turn(working, args.rounds, seconds)
     return rows(*where, times, *against) + peaks

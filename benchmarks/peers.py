@@ -5,10 +5,12 @@ To install all of them, after PyGCL (docs/install.md):
     pip install -e . pytorch-metric-learning==2.9.0 lightly==1.6.0 \\
         open_clip_torch==3.3.0 graphssl==0.2.0 sentence-transformers==6.2.0
 
+and memeff==0.3.1, siglip-kernel==0.1.2 and inf-cl==1.2.1 where there is a GPU.
 lightly and open_clip need torchvision, of the same build as torch. For builds without CUDA add
 `--extra-index-url https://download.pytorch.org/whl/cpu`.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -95,6 +97,37 @@ def linear_cross_entropy(*, chunked: bool = False) -> Loss:
             for queries, keys in ((z1, z2), (z2, z1))
         )
         return (one + other) / 2
+
+    return loss
+
+
+def memeff_clip() -> Loss:
+    """memeff's CLIP loss, whose kernels multiply float32 with TF32."""
+    from memeff import MemoryEfficientCLIPLoss
+
+    return MemoryEfficientCLIPLoss(TAU, stable=False)  # stable=True scales the gradient
+
+
+def inf_cl() -> Loss:
+    """Inf-CL's cross entropy in both directions; its kernels multiply float32 with TF32."""
+    from inf_cl import cal_flash_loss
+
+    def loss(z1: Tensor, z2: Tensor) -> Tensor:
+        z1, z2 = F.normalize(z1), F.normalize(z2)
+        size = min(256, z1.shape[1])
+        both = (cal_flash_loss(*z, scale=1 / TAU, head_dim=size) for z in ((z1, z2), (z2, z1)))
+        return sum(x.mean() for x in both) / 2
+
+    return loss
+
+
+def siglip() -> Loss:
+    """siglip-kernel's sigmoid loss, which is another loss of the same pairs, by its default way."""
+    from siglip_kernel import fused_siglip_loss
+
+    def loss(z1: Tensor, z2: Tensor) -> Tensor:
+        log_temperature, bias = z1.new_tensor([-math.log(TAU), -10.0]).float()
+        return fused_siglip_loss(F.normalize(z1), F.normalize(z2), log_temperature, bias)
 
     return loss
 

@@ -17,6 +17,7 @@ NEGATIVES = ROOT / "docs" / "negatives.md"
 LARGE = ROOT / "docs" / "large_graphs.md"
 PYGCL = "PyGCL's InfoNCE itself"
 MEMORY = ["process MiB", "peak MiB"]
+ERROR = "millionths of the gradient"
 # Rows of memory, and the rows of time that they belong to.
 MASKS = {
     "a mask of all pairs": "the script's lines",
@@ -40,6 +41,8 @@ def text(metric: str, value: float) -> str:
         return f"{value:,.0f} MiB" if value >= 1 else f"{value:.1f} MiB"
     if "loss" in metric.split():
         return f"{value:.6f}"
+    if metric == ERROR:
+        return f"error {value:.2g}" if value < 100 else f"error {value:,.0f}"
     if metric.startswith("ratio"):
         return f"{value:.2f}x" if value < 10 else f"{value:.0f}x"
     return f"{value:.2f}" if "%" in metric else f"{value:.0f}"
@@ -303,35 +306,42 @@ def masks() -> str:
 
 
 def gpu() -> str:
-    """Errors on the GPU of the record; time and peak memory of each loss by N."""
-    record = json.loads((ROOT / "benchmarks" / "results" / "gpu.json").read_text())
-    errors = [row for row in record["rows"] if row["benchmark"] == "errors"]
-    highest, tf32 = (
-        max(row["value"] for row in errors if row["mode"].endswith(f", {precision}"))
-        for precision in ("highest", "high")
-    )
-    tables = []
-    for benchmarks in (("scripts", "compiled"), ("forms", "lists", "score_mods")):
-        rows = [row for row in record["rows"] if row["benchmark"] in benchmarks]
-        sizes = sorted({row["size"] for row in rows}, key=lambda size: int(size[2:]))
-        names = dict.fromkeys((row["mode"], row["provider"]) for row in rows)
-        modes = [mode for mode, _ in names]
-        lines = [
-            [*name, *(cell(rows, ["milliseconds", "peak MiB"], name[1], x, name[0]) for x in sizes)]
-            for name in sorted(names, key=lambda name: modes.index(name[0]))
-        ]
-        tables.append(markdown(["step", "loss", *sizes], lines))
-    about = sentence(
-        f"On an {record['machine']['gpu']}, with torch {record['machine']['torch']}. Values and "
-        f"gradients differ from float64 by at most {highest:.2f} millionths, and by {tf32:.0f} "
-        'millionths with TF32 (`torch.set_float32_matmul_precision("high")`):'
-    )
-    return "\n\n".join([about, *tables])
+    """Time and peak memory of each loss on the GPU of the record, by N."""
+    machine = json.loads((ROOT / "benchmarks" / "results" / "gpu.json").read_text())["machine"]
+    tables = [
+        f"On an {machine['gpu']}, with torch {machine['torch']}, in float32:",
+        by_size("scripts", "compiled"),
+        'With TF32 (`torch.set_float32_matmul_precision("high")`):',
+        by_size("TF32"),
+        by_size("forms", "lists", "score_mods"),
+    ]
+    return "\n\n".join(tables)
+
+
+def by_size(*benchmarks: str) -> str:
+    """A line for each loss, with a column for each N."""
+    rows = [row for benchmark in benchmarks for row in rows_of("gpu", benchmark)]
+    sizes = sorted({row["size"] for row in rows}, key=lambda size: int(size[2:]))
+    names = dict.fromkeys((row["mode"], row["provider"]) for row in rows)
+    modes = [mode for mode, _ in names]
+    lines = [
+        [*name, *(cell(rows, ["milliseconds", "peak MiB"], name[1], x, name[0]) for x in sizes)]
+        for name in sorted(names, key=lambda name: modes.index(name[0]))
+    ]
+    return markdown(["step", "loss", *sizes], lines)
+
+
+def clip() -> str:
+    """CLIP's loss beside other libraries: time, memory, and the error of the gradient."""
+    columns, lines = by_column(rows_of("gpu", "clip"), ["milliseconds", "peak MiB", ERROR])
+    precisions = {"highest": "float32", "high": "TF32"}
+    named = [f"{size.split()[0]}, {precisions.get(mode, mode)}" for size, mode in columns]
+    return markdown(["loss", *named], lines)
 
 
 MADE = (
     *(loop, scripts, labels, positives, memory, looks, temperatures, lists, step, options),
-    *(libraries, gpu),
+    *(libraries, gpu, clip),
 )
 PAGES = {
     PAGE: MADE,

@@ -108,7 +108,7 @@ class _Rows:
             log_s = log_s.requires_grad_()
             losses, _ = pairs.form.losses(log_s, x, self.partners.positives, tau, log_count)
             (d_log_s,) = torch.autograd.grad(losses.sum(), log_s)
-        return derivatives_by_scores(pairs, self.rows, self.partners, powers, d_log_s, 1.0)[0]
+        return derivatives_by_scores(pairs, self.rows, self.partners, powers, d_log_s, None, 1.0)[0]
 
 
 class _List:

@@ -6,22 +6,26 @@ pairs exists, and the backward of a mean or a sum has nothing to compute again. 
 into one chunk is not cut, and autograd differentiates it in the user's backward.
 """
 
+import functools
 import itertools
 import math
+import os
 from collections.abc import Iterator, Sequence
-from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from pgcl_losses.base.distributed import Processes, Span
-from pgcl_losses.base.modes import can_be_read, is_transformed
+from pgcl_losses.base.modes import can_be_read, is_eager, is_transformed
 from pgcl_losses.base.normalize import full_precision
+from pgcl_losses.base.warnings import warn
 from pgcl_losses.pairs.lists import list_sums, plain_products, products_in_parts
 from pgcl_losses.pairs.partners import find_partners, num_listed
 from pgcl_losses.pairs.rows import Inputs, Pairs, Rows, all_rows
 from pgcl_losses.pairs.sums import (
+    PLAIN,
+    Passes,
     Sums,
     Total,
     Workspace,
@@ -31,7 +35,7 @@ from pgcl_losses.pairs.sums import (
     sums_in_place,
 )
 
-Engine = Literal["auto", "dense", "chunks"]
+Engine = Literal["auto", "dense", "chunks", "fused"]
 # A form computes with several numbers for each positive, of which a chunk counts so many.
 _NUMBERS_OF_A_POSITIVE = 4
 
@@ -81,7 +85,12 @@ def cut(pairs: Pairs, rows: Rows, z: Tensor) -> Iterator[Rows]:
 
 
 def losses_of_chunks(
-    pairs: Pairs, inputs: Inputs, own: list[Span] | None, d_losses: Tensor, learns: Sequence[bool]
+    pairs: Pairs,
+    inputs: Inputs,
+    own: list[Span] | None,
+    passes: Passes,
+    d_losses: Tensor,
+    learns: Sequence[bool],
 ) -> tuple[Tensor, Tensor | int, Inputs | None]:
     """Compute the losses ``[Q]`` of queries chunk by chunk, how many have positives, the gradient.
 
@@ -99,7 +108,9 @@ def losses_of_chunks(
     num_exist = torch.zeros((), dtype=torch.long, device=z.device)
     gradient = inputs.map(torch.zeros_like) if any(learns) else None
     total = None if gradient is None else Total(gradient.z, inputs.temperature)
-    with torch.set_grad_enabled(gradient is not None):
+    # On a GPU, backward has a thread of its own, and each chunk would wait for it.
+    is_here = torch.autograd.set_multithreading_enabled(False)
+    with is_here, torch.set_grad_enabled(gradient is not None):
         leaves: list[Any] = [
             None if x is None else x.detach().requires_grad_(learns_x)
             for x, learns_x in zip(inputs, learns, strict=True)
@@ -108,9 +119,11 @@ def losses_of_chunks(
         if pairs.negative_pairs is None:
             # All chunks share a buffer: new memory pages for each would take a tenth of the time.
             buffer = z.new_empty(max(map(math.prod, shapes), default=0))
-            sums: Sums = partial(sums_in_place, space=Workspace(buffer, total))
+            sums: Sums = functools.partial(sums_in_place, space=Workspace(buffer, total, passes))
         else:
-            of_list = list_sums(pairs, own_inputs, partial(products_in_parts, total=total))
+            of_list = list_sums(
+                pairs, own_inputs, functools.partial(products_in_parts, total=total)
+            )
             leaves.append(of_list.log_s.detach().requires_grad_(gradient is not None))
             totals.append(torch.zeros_like(leaves[-1]))
             sums = of_list._replace(log_s=leaves[-1]).pick
@@ -152,12 +165,12 @@ class _Chunks(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
-        *differentiated, pairs, own, is_sum = arguments
+        *differentiated, pairs, own, passes, is_sum = arguments
         inputs, learns = Inputs(*differentiated).map(Tensor.detach), ctx.needs_input_grad[:3]
-        ctx.learns, ctx.rest = learns, None if is_sum else (pairs, own)
+        ctx.learns, ctx.rest = learns, None if is_sum else (pairs, own, passes)
         one, never = inputs.z.new_ones(()), (False,) * 3
         losses, count, gradient = losses_of_chunks(
-            pairs, inputs, own, one, learns if is_sum else never
+            pairs, inputs, own, passes, one, learns if is_sum else never
         )
         ctx.save_for_backward(*(gradient if is_sum and gradient else inputs))
         count = count if isinstance(count, Tensor) else losses.new_full((), count)
@@ -169,10 +182,11 @@ class _Chunks(torch.autograd.Function):
         raise_if_differentiated_twice()
         saved = Inputs(*ctx.saved_tensors)
         if ctx.rest is None:
-            return *[None if x is None else x * d for x in saved], None, None, None
+            return *[None if x is None else x * d for x in saved], *[None] * 4
         with full_precision(d.device):
-            _, _, gradient = losses_of_chunks(ctx.rest[0], saved, ctx.rest[1], d, ctx.learns)
-        return *(gradient or saved), None, None, None
+            pairs, own, passes = ctx.rest
+            _, _, gradient = losses_of_chunks(pairs, saved, own, passes, d, ctx.learns)
+        return *(gradient or saved), *[None] * 4
 
 
 def loss_of_pairs(
@@ -187,7 +201,7 @@ def loss_of_pairs(
     is_dense = chooses_dense(engine, inputs, processes.num_ranks())
     is_sum, may_fail, error = reduction != "none", pairs.score_mod is not None, None
     try:
-        losses, count = own_losses(pairs, inputs, own, is_sum, is_dense)
+        losses, count = own_losses(pairs, inputs, own, is_sum, "dense" if is_dense else engine)
         if reduction == "mean" and own is None and isinstance(count, int):
             return losses.mean()
         losses = losses.sum() if is_sum else losses
@@ -210,7 +224,7 @@ def loss_of_pairs(
 def chooses_dense(engine: str, inputs: Inputs, num_ranks: int) -> bool:
     """Whether to compute one matrix in plain torch, and not chunks."""
     transformed = is_transformed(*inputs)
-    if engine == "auto":
+    if engine in ("auto", "fused"):
         return num_ranks == 1 and (torch.compiler.is_compiling() or transformed)
     if engine == "chunks" and transformed:
         raise ValueError(
@@ -226,21 +240,23 @@ def chooses_dense(engine: str, inputs: Inputs, num_ranks: int) -> bool:
 
 
 def own_losses(
-    pairs: Pairs, inputs: Inputs, own: list[Span] | None, is_sum: bool, is_dense: bool
+    pairs: Pairs, inputs: Inputs, own: list[Span] | None, is_sum: bool, engine: str
 ) -> tuple[Tensor, Tensor | int]:
     """Compute the losses ``[Q]`` of this process, or maybe their sum; how many have positives."""
     rows = all_rows(pairs, own, whole=True)
-    if is_dense or is_one_chunk(pairs, rows, inputs.z):
+    is_dense = engine == "dense"
+    if is_dense or (engine != "fused" and is_one_chunk(pairs, rows, inputs.z)):
         sums: Sums = matrix_sums if is_dense else sums_in_place
         if pairs.negative_pairs is not None:
             products = plain_products if is_dense else products_in_parts
             sums = list_sums(pairs, inputs, products).pick
         return joined([row_losses(pairs, some, inputs, sums) for some in rows], inputs)
+    passes = passes_of(engine, pairs, inputs.z)
     if not is_sum and pairs.memory is not None:  # the backward reads it again
         pairs = pairs._replace(memory=pairs.memory.clone())
     if not isinstance(inputs.temperature, Tensor):
         inputs = inputs._replace(temperature=inputs.z.new_full((), inputs.temperature))
-    chunks: tuple[Tensor, Tensor] = _Chunks.apply(*inputs, pairs, own, is_sum)  # type: ignore[no-untyped-call]  # torch has no type there
+    chunks: tuple[Tensor, Tensor] = _Chunks.apply(*inputs, pairs, own, passes, is_sum)  # type: ignore[no-untyped-call]  # torch has no type there
     return chunks
 
 
@@ -252,3 +268,32 @@ def is_one_chunk(pairs: Pairs, rows: Sequence[Rows], z: Tensor) -> bool:
     if pairs.memory is not None:
         return False
     return sum([num_entries(pairs, some, z) for some in rows]) <= chunk_size(z.device)
+
+
+def passes_of(engine: str, pairs: Pairs, z: Tensor) -> Passes:
+    """Choose the kernels of `fused`, where they can compute the pairs; else plain torch."""
+    if engine == "fused" and not (z.is_cuda or "TRITON_INTERPRET" in os.environ):
+        raise ValueError(
+            f"engine='fused' is for embeddings on a GPU, but they are on {z.device.type}: choose "
+            "engine='auto'"
+        )
+    is_wanted = engine == "fused" or (engine == "auto" and z.is_cuda and is_eager(z))
+    if is_wanted and pairs.can_be_fused() and (engine == "fused" or kernels_run_on(z.device)):
+        from pgcl_losses.pairs.fused import KERNELS
+
+        return KERNELS
+    return PLAIN
+
+
+@functools.cache
+def kernels_run_on(device: torch.device) -> bool:
+    """Whether kernels can be compiled for a device: they need Triton, and Triton a C compiler."""
+    try:
+        from pgcl_losses.pairs import fused
+
+        fused.try_on(device)
+    except Exception as error:  # whatever is missing, the loss does not need kernels
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        warn(f"large batches are slower, as Triton compiles no kernels here ({reason})")
+        return False
+    return True

@@ -127,8 +127,10 @@ def _padded(pairs: Pairs, rows: Rows, z: Tensor) -> Partners | None:
     columns, is_positive = by_label.padded
     columns, w = columns.index_select(0, number), is_positive.to(z.dtype).index_select(0, number)
     if rows.own_set is None:  # the query itself is among them
-        w.masked_fill_(columns == torch.arange(start, stop).unsqueeze(1), 0.0)
-    columns += torch.arange(0, (stop - start) * num_keys, num_keys).unsqueeze(1)
+        itself = torch.arange(start, stop, device=z.device)
+        w.masked_fill_(columns == itself.unsqueeze(1), 0.0)
+    first = torch.arange(0, (stop - start) * num_keys, num_keys, device=z.device)
+    columns += first.unsqueeze(1)
     return Partners(Positives(stop - start, w), places=columns)
 
 
@@ -138,14 +140,14 @@ def _listed(pairs: Pairs, rows: Rows, z: Tensor, weights: Tensor | None) -> Part
     The query itself is a partner with weight 0, and so are past embeddings with its label.
     """
     (start, stop), (num_rows, num_keys) = rows.queries, rows.shape()
-    row = torch.arange(num_rows if rows.own_set is None else 0)
+    row = torch.arange(num_rows if rows.own_set is None else 0, device=z.device)
     places, w = row * (num_keys + 1) + start, z.new_zeros(len(row))
     if rows.by_label is not None and pairs.labels is not None:
         first, count = rows.by_label.first_and_size(pairs.labels[start:stop])
         row = torch.repeat_interleave(count)
         # The number of a partner among the keys by label: from that of the first of its row on.
         first = first - count.cumsum(0) + count
-        number = torch.arange(len(row)) + first.index_select(0, row)
+        number = torch.arange(len(row), device=z.device) + first.index_select(0, row)
         column = rows.by_label.columns.index_select(0, number)
         is_positive = column < pairs.num_embeddings() - rows.gap
         if rows.own_set is None:

@@ -39,7 +39,7 @@ class Listed(NamedTuple):
 
     def of_queries(self, queries: Span) -> slice:
         """Where the pairs of consecutive queries are in the list. Their numbers are read."""
-        return slice(*torch.searchsorted(self.query, torch.tensor(queries)).tolist())
+        return slice(*torch.searchsorted(self.query, self.query.new_tensor(queries)).tolist())
 
 
 class KeysByLabel(NamedTuple):
@@ -64,7 +64,7 @@ class KeysByLabel(NamedTuple):
         first, columns, padded = size.cumsum(0) - size, columns[order], None
         most = int(size.max())
         if most * len(size) <= _LARGEST_PADDING * len(columns):
-            number, size_of = torch.arange(most), size.unsqueeze(1)
+            number, size_of = torch.arange(most, device=labels.device), size.unsqueeze(1)
             table = columns[first.unsqueeze(1) + number.minimum(size_of - 1)]
             padded = table, (number < size_of) & (table < num_batch)
         return cls(labels, first, size, columns, padded)
@@ -123,6 +123,13 @@ class Pairs(NamedTuple):
         """Whether pairs are views, of which nothing is looked up by query or by key."""
         looked_up = self.weights, self.pair_weight, self.score_mod, self.memory, self.negative_pairs
         return self.are_views() and looked_up.count(None) == len(looked_up)
+
+    def can_be_fused(self) -> bool:
+        """Whether kernels know which keys are negatives, and how much they count."""
+        others = self.pair_weight, self.score_mod, self.memory, self.negative_pairs
+        is_plain = others.count(None) == len(others) and self.hardness == self.form.debias == 0
+        has_one_table = self.weights is None or len(self.weights.log_weights) == 1
+        return is_plain and has_one_table and self.are_views() and len(self.lengths) > 1
 
     def log_sum_terms(self) -> list[tuple[float, float]]:
         """List the log-sum-exps in log S: how often each of them adds the scores to the logits.

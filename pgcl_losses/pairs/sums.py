@@ -93,21 +93,6 @@ class Total:
         return self.scaled.div_(self.unit)
 
 
-class Workspace(NamedTuple):
-    """What chunks share, one after the other. A chunk has one backward."""
-
-    buffer: Tensor  # the memory of the matrix [I, K]
-    total: Total | None  # None: no gradient
-
-
-def sums_in_place(
-    pairs: Pairs, rows: Rows, inputs: Inputs, partners: Partners, space: Workspace | None = None
-) -> SumsOfRows:
-    """Compute the sums as `matrix_sums` does, but overwrite the matrix of scores ``[I, K]``."""
-    sums: SumsOfRows = _SumsInPlace.apply(*inputs[:2], pairs, rows, partners, space)  # type: ignore[no-untyped-call]  # torch has no type there
-    return sums
-
-
 class Powers(NamedTuple):
     """What the derivative of log S by scores is made of: one entry for each log-sum-exp in it."""
 
@@ -150,11 +135,18 @@ def sum_up(
 
 
 def derivatives_by_scores(
-    pairs: Pairs, rows: Rows, partners: Partners, powers: Powers, d_log_s: Tensor, scale: Any
+    pairs: Pairs,
+    rows: Rows,
+    partners: Partners,
+    powers: Powers,
+    d_log_s: Tensor,
+    d_x: Tensor | None,
+    scale: Any,
 ) -> tuple[Tensor, Sequence[Tensor]]:
-    """Compute d log S / d scores ``[I, K]``, times ``d_log_s`` ``[I]`` and a scale.
+    """Compute the derivatives by scores ``[I, K]``, times a scale, from those by log S and by x.
 
-    Also return the derivative by the temperature that the user's function reads, if it learns.
+    Without ``d_x`` they are those of negatives alone. Also return the derivative by the temperature
+    that the user's function reads, if it learns.
     """
     multiply = torch.Tensor.mul_ if may_overwrite(d_log_s) else torch.mul
     d: Any = None
@@ -162,14 +154,43 @@ def derivatives_by_scores(
     for power, total, (_, factor) in each:
         part = multiply(power, (d_log_s * (factor * scale)).unsqueeze(1) / total)
         d = part if d is None else d.add_(part)
-    if powers.score_mod is None:
-        return d, ()
-    # The user's function gets derivatives as they are, since it may use float16.
-    d, *by_tau = powers.score_mod.gradients(d / scale)
-    d = d * scale
-    if pairs.weights is not None:  # they may leave out any keys
-        d = d.where(powers.score_mod.is_negative, 0.0)
-    return fill_others(rows, partners, d, 0.0), by_tau
+    by_tau: Sequence[Tensor] = ()
+    if powers.score_mod is not None:
+        # The user's function gets derivatives as they are, since it may use float16.
+        d, *by_tau = powers.score_mod.gradients(d / scale)
+        d = d * scale
+        if pairs.weights is not None:  # they may leave out any keys
+            d = d.where(powers.score_mod.is_negative, 0.0)
+        d = fill_others(rows, partners, d, 0.0)
+    if d_x is not None:
+        partners.add_back(d, d_x * scale)
+    return d, by_tau
+
+
+class Passes(NamedTuple):
+    """What happens to the scores between the products of matrices: plain torch, or kernels."""
+
+    sum_up: Callable[..., tuple[SumsOfRows, Powers]]
+    derivatives_by_scores: Callable[..., tuple[Tensor, Sequence[Tensor]]]
+
+
+PLAIN = Passes(sum_up, derivatives_by_scores)
+
+
+class Workspace(NamedTuple):
+    """What chunks share, one after the other. A chunk has one backward."""
+
+    buffer: Tensor  # the memory of the matrix [I, K]
+    total: Total | None  # None: no gradient
+    passes: Passes
+
+
+def sums_in_place(
+    pairs: Pairs, rows: Rows, inputs: Inputs, partners: Partners, space: Workspace | None = None
+) -> SumsOfRows:
+    """Compute the sums as `matrix_sums` does, but overwrite the matrix of scores ``[I, K]``."""
+    sums: SumsOfRows = _SumsInPlace.apply(*inputs[:2], pairs, rows, partners, space)  # type: ignore[no-untyped-call]  # torch has no type there
+    return sums
 
 
 class _SumsInPlace(torch.autograd.Function):
@@ -181,10 +202,11 @@ class _SumsInPlace(torch.autograd.Function):
         queries, keys = rows.embeddings(pairs, z)
         scores = scores_of(rows, queries / temperature, keys, space)  # [I, K]
         learns_temperature = ctx.needs_input_grad[1]
-        sums, made = sum_up(pairs, rows, scores, partners, temperature, learns_temperature)
+        passes = space.passes if space else PLAIN
+        sums, made = passes.sum_up(pairs, rows, scores, partners, temperature, learns_temperature)
         tau = temperature if isinstance(temperature, Tensor) else None
-        ctx.save_for_backward(z, tau, *made.powers)
-        ctx.rest = temperature, *rest, made._replace(powers=[])
+        ctx.save_for_backward(z, tau, *made.powers, *made.totals)
+        ctx.rest = temperature, *rest, made.score_mod
         if sums[2] is not None:
             ctx.mark_non_differentiable(sums[2])
         return sums
@@ -192,28 +214,31 @@ class _SumsInPlace(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, d_x: Tensor, d_log_s: Tensor, _: Any) -> tuple[Any, ...]:
         raise_if_differentiated_twice()
-        z, tau, *powers = ctx.saved_tensors
-        temperature, pairs, rows, partners, space, made = ctx.rest
+        z, tau, *saved = ctx.saved_tensors
+        temperature, pairs, rows, partners, space, score_mod = ctx.rest
         temperature = temperature if tau is None else tau
         total = space.total if space else Total(d_log_s.new_zeros(z.shape), temperature)
         queries, keys = rows.embeddings(pairs, z)
-        made = made._replace(powers=powers)
-        d, by_tau = derivatives_by_scores(pairs, rows, partners, made, d_log_s, total.scale)
-        partners.add_back(d, d_x * total.scale)
+        number, passes = len(saved) // 2, space.passes if space else PLAIN
+        made = Powers(saved[:number], saved[number:], score_mod)
+        d, by_tau = passes.derivatives_by_scores(
+            pairs, rows, partners, made, d_log_s, d_x, total.scale
+        )
         if rows.both_ways:  # add both derivatives of a pair, and then multiply them by embeddings
             d, back = d.chunk(2)
             d = d + back.T
+        own, learns_temperature = total.scaled[slice(*rows.queries)], ctx.needs_input_grad[1]
+        d_queries = torch.zeros_like(own) if learns_temperature else own
         with full_precision(d.device):
             parts = [d] if len(keys) == 1 else d.split_with_sizes([*map(len, keys)], 1)
-            d_queries = parts[0] @ keys[0]
-            for part, some in zip(parts[1:], keys[1:], strict=True):
+            for part, some in zip(parts, keys, strict=True):
                 add_product(d_queries, part, some)
             for part, (start, stop) in zip(parts, rows.keys, strict=True):
                 if stop <= len(z):  # the memory has no gradient
                     add_product(total.scaled[start:stop], part.T, queries)
-        total.scaled[slice(*rows.queries)].add_(d_queries)
         d_temperature = None
-        if ctx.needs_input_grad[1]:
+        if learns_temperature:
+            own.add_(d_queries)
             d_temperature = (queries * d_queries).sum() / -total.unit / temperature
             d_temperature += sum(by_tau)
         return total.divide() if space is None else None, d_temperature, *[None] * 4

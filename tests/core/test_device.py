@@ -4,6 +4,7 @@ Without a GPU the steps run on a device that is pretended (helpers.pretend).
 """
 
 import copy
+import gc
 from contextlib import contextmanager
 from functools import partial
 
@@ -102,6 +103,20 @@ def test_a_training_step_never_waits_for_the_device(name, engine, device):
     torch.testing.assert_close(twin.state_dict(), model.state_dict(), check_device=False)
 
 
+@pytest.mark.parametrize("name", LOSSES)
+def test_the_default_device_does_not_matter(name, engine):
+    """As with `torch.set_default_device("cuda")`, and embeddings on the CPU."""
+    with torch.device("cpu"):
+        model, (batch, _) = problem_of(name, engine)
+    twin, results = copy.deepcopy(model), []
+    for each, default in ((model, "cpu"), (twin, "meta")):
+        with torch.device(default):
+            loss = each(*batch.sets, **batch.given)
+            loss.sum().backward()
+        results.append([loss, *gradients_of(each)])
+    torch.testing.assert_close(*results)
+
+
 def test_what_is_an_error_where_python_reads_it_is_never_a_wrong_loss(engine, device):
     """A label of an unknown class gives NaN; a positive in the set of its query does not count."""
     (z1, z2), labels = torch.randn(2, 6, DIM, device=device), torch.arange(6, device=device)
@@ -147,6 +162,7 @@ def test_a_fake_tensor_on_a_gpu_is_never_read():
 def test_a_step_is_captured_in_a_cuda_graph(name):
     """Forward and backward, replayed with other embeddings than those of the capture."""
     make, _ = LOSSES[name]
+    gc.collect()  # a graph of an earlier test that is freed during a capture breaks the capture
     eager = make().cuda()
     first, *others = ([torch.randn(64, DIM, requires_grad=True) for _ in "12"] for _ in range(3))
     captured = torch.cuda.make_graphed_callables(copy.deepcopy(eager), tuple(first))
