@@ -272,23 +272,28 @@ def is_one_chunk(pairs: Pairs, rows: Sequence[Rows], z: Tensor) -> bool:
 
 def passes_of(engine: str, pairs: Pairs, z: Tensor) -> Passes:
     """Choose the kernels of `fused`, where they can compute the pairs; else plain torch."""
-    if engine == "fused" and not (z.is_cuda or "TRITON_INTERPRET" in os.environ):
+    can_run = z.is_cuda or os.environ.get("TRITON_INTERPRET") == "1"
+    if engine == "fused" and not can_run:
         raise ValueError(
             f"engine='fused' is for embeddings on a GPU, but they are on {z.device.type}: choose "
             "engine='auto'"
         )
-    is_wanted = engine == "fused" or (engine == "auto" and z.is_cuda and is_eager(z))
-    if is_wanted and pairs.can_be_fused() and (engine == "fused" or kernels_run_on(z.device)):
-        from pgcl_losses.pairs.fused import KERNELS
+    is_wanted = engine == "fused" or (engine == "auto" and z.is_cuda)
+    if not (is_wanted and is_eager(z) and pairs.can_be_fused()):
+        return PLAIN
+    if engine == "auto" and not kernels_run_on(z.device):
+        return PLAIN
+    from pgcl_losses.pairs.fused import KERNELS
 
-        return KERNELS
-    return PLAIN
+    return KERNELS
 
 
 @functools.cache
 def kernels_run_on(device: torch.device) -> bool:
     """Whether kernels can be compiled for a device: they need Triton, and Triton a C compiler."""
     try:
+        if device.type == "cuda" and torch.cuda.get_device_capability(device) < (7, 0):
+            raise RuntimeError("the GPU is too old")
         from pgcl_losses.pairs import fused
 
         fused.try_on(device)

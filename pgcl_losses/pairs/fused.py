@@ -9,9 +9,16 @@ Which keys are partners, and the losses of rows, are decided elsewhere, as for a
 from typing import Any
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
+
+try:
+    import triton
+    import triton.language as tl
+except ImportError as error:
+    raise ImportError(
+        f"engine='fused' needs Triton ({error}), which torch's builds for GPUs have: choose "
+        "engine='auto'"
+    ) from error
 
 from pgcl_losses.pairs.partners import Partners
 from pgcl_losses.pairs.rows import Pairs, Rows
@@ -27,14 +34,18 @@ def sum_up(
     """Compute the sums from scores ``[I, K]``, which stay as they are."""
     assert partners.columns is not None
     assert partners.of_positives is not None
-    log_s, x = scores.new_empty(len(scores)), scores.new_empty(partners.columns.shape)
+    # As in plain torch, the largest logit and the sum of powers are kept, and not log S alone: of
+    # large scores log S has lost the digits that the derivative needs.
+    num_rows, num_partners = partners.columns.shape
+    shapes = (num_rows,), (num_rows, num_partners), (num_rows, 2)
+    log_s, x, peak_and_total = map(scores.new_empty, shapes)
     negatives = _negatives(pairs, rows, partners)
     with torch.cuda.device_of(scores):
         _log_sums[(len(scores),)](
-            log_s, x, scores, *negatives, block=_NUM_KEYS, num_warps=_NUM_WARPS
+            log_s, x, peak_and_total, scores, *negatives, block=_NUM_KEYS, num_warps=_NUM_WARPS
         )
-    x = x[:, x.shape[1] - partners.of_positives.shape[1] :]
-    return (x, log_s, None), Powers([scores], [log_s], None)
+    x = x[:, num_partners - partners.of_positives.shape[1] :]
+    return (x, log_s, None), Powers([scores], [peak_and_total], None)
 
 
 def derivatives_by_scores(
@@ -47,9 +58,10 @@ def derivatives_by_scores(
     scale: Tensor,
 ) -> tuple[Tensor, tuple[()]]:
     """Overwrite the scores ``[I, K]`` by the derivatives by them."""
-    scores, log_s = powers.powers[0], powers.totals[0]
+    scores, peak_and_total = powers.powers[0], powers.totals[0]
     blocks = len(scores), triton.cdiv(scores.shape[1], _NUM_KEYS)
-    given = d_log_s.contiguous(), d_x.contiguous(), scale, d_x.shape[1], log_s, scores
+    d_log_s, d_x = d_log_s.contiguous(), d_x.contiguous()
+    given = d_log_s, d_x, scale, d_x.shape[1], peak_and_total, scores
     negatives = _negatives(pairs, rows, partners)
     with torch.cuda.device_of(scores):
         _derivatives[blocks](*given, *negatives, block=_NUM_KEYS, num_warps=_NUM_WARPS)
@@ -63,7 +75,8 @@ def try_on(device: torch.device) -> None:
     """Compile and run a kernel; raise an error if that is not possible."""
     one, column = torch.zeros(1, 1, device=device), torch.zeros(1, 1, device=device).long()
     with torch.cuda.device_of(one):
-        _log_sums[(1,)](one, one, one, 1, column, 1, 1, 1, None, 0, None, None, block=1)
+        outputs = one, one, torch.cat([one, one])
+        _log_sums[(1,)](*outputs, one, 1, column, 1, 1, 1, None, 0, None, None, block=1)
 
 
 def _negatives(pairs: Pairs, rows: Rows, partners: Partners) -> tuple[Any, ...]:
@@ -72,8 +85,8 @@ def _negatives(pairs: Pairs, rows: Rows, partners: Partners) -> tuple[Any, ...]:
     columns = partners.columns
     assert columns is not None
     if pairs.weights is not None:
-        log_w = pairs.weights.log_weights[0]
-        clusters = rows.pick(pairs.weights.clusters[:, 0].to(torch.int32))
+        log_w = pairs.weights.log_weights[0].contiguous()
+        clusters = rows.pick(pairs.weights.clusters[:, 0].to(torch.int32).contiguous())
         table = log_w, len(log_w), *clusters
     return rows.shape()[1], columns, *columns.stride(), columns.shape[1], *table
 
@@ -86,8 +99,13 @@ def _logits(
     """Compute the logits of a query with some keys; -inf for keys that are no negatives."""
     logits = tl.load(scores + row * num_keys + at, mask=at < num_keys, other=-float("inf"))
     if table is not None:
-        clusters = tl.load(of_keys + at, mask=at < num_keys, other=0)
-        logits += tl.load(table + tl.load(of_queries + row) * num_clusters + clusters)
+        of_query = tl.load(of_queries + row).to(tl.int64)
+        of_key = tl.load(of_keys + at, mask=at < num_keys, other=0)
+        # The number of no cluster is not looked up: it makes the loss NaN.
+        of_key = tl.where((of_query >= 0) & (of_query < num_clusters), of_key, -1)
+        is_known = (of_key >= 0) & (of_key < num_clusters)
+        at_pair = table + of_query * num_clusters + of_key
+        logits += tl.load(at_pair, mask=is_known, other=float("nan"))
     for c in tl.static_range(num_columns):
         column = tl.load(columns + row * row_stride + c * column_stride)
         logits = tl.where(at == column, -float("inf"), logits)
@@ -96,7 +114,8 @@ def _logits(
 
 @triton.jit
 def _log_sums(
-    log_sums, x, scores, num_keys, columns, row_stride, column_stride, num_columns: tl.constexpr,
+    log_sums, x, peak_and_total,
+    scores, num_keys, columns, row_stride, column_stride, num_columns: tl.constexpr,
     table, num_clusters, of_queries, of_keys, block: tl.constexpr,
 ):  # fmt: skip
     """Compute log S of a query, and copy the scores of its partners."""
@@ -113,7 +132,10 @@ def _log_sums(
         total = total * tl.exp(before - finite) + tl.exp(logits - finite)
     highest = tl.max(peak, 0)
     highest = tl.where(highest == -float("inf"), 0.0, highest)
-    tl.store(log_sums + row, tl.log(tl.sum(total * tl.exp(peak - highest), 0)) + highest)
+    sum_of_all = tl.sum(total * tl.exp(peak - highest), 0)
+    tl.store(log_sums + row, tl.log(sum_of_all) + highest)
+    tl.store(peak_and_total + 2 * row, highest)
+    tl.store(peak_and_total + 2 * row + 1, tl.where(sum_of_all == 0, 1.0, sum_of_all))
     for c in tl.static_range(num_columns):
         column = tl.load(columns + row * row_stride + c * column_stride)
         tl.store(x + row * num_columns + c, tl.load(scores + row * num_keys + column))
@@ -121,7 +143,7 @@ def _log_sums(
 
 @triton.jit
 def _derivatives(
-    d_log_sums, d_x, scale, num_positives: tl.constexpr, log_sums,
+    d_log_sums, d_x, scale, num_positives: tl.constexpr, peak_and_total,
     scores, num_keys, columns, row_stride, column_stride, num_columns: tl.constexpr,
     table, num_clusters, of_queries, of_keys, block: tl.constexpr,
 ):  # fmt: skip
@@ -132,11 +154,11 @@ def _derivatives(
         row, at, scores, num_keys, columns, row_stride, column_stride, num_columns,
         table, num_clusters, of_queries, of_keys,
     )  # fmt: skip
-    log_sum = tl.load(log_sums + row)
-    finite = tl.where(log_sum == -float("inf"), 0.0, log_sum)
-    d = tl.exp(logits - finite) * tl.load(d_log_sums + row)
+    scale = tl.load(scale)
+    factor = tl.load(d_log_sums + row) * scale / tl.load(peak_and_total + 2 * row + 1)
+    d = tl.exp(logits - tl.load(peak_and_total + 2 * row)) * factor
     for p in tl.static_range(num_positives):
         c = num_columns - num_positives + p
         column = tl.load(columns + row * row_stride + c * column_stride)
-        d = tl.where(at == column, tl.load(d_x + row * num_positives + p), d)
-    tl.store(scores + row * num_keys + at, d * tl.load(scale), mask=at < num_keys)
+        d = tl.where(at == column, tl.load(d_x + row * num_positives + p) * scale, d)
+    tl.store(scores + row * num_keys + at, d, mask=at < num_keys)
