@@ -12,7 +12,7 @@ from pgcl_losses.info_nce import InfoNCE
 from pgcl_losses.pairs.batch import Assignment, Batch, PGCLTerms
 from pgcl_losses.pgcl import PGCLLoss
 from pgcl_losses.prototypes import SinkhornPrototypes
-from pgcl_losses.recognize import recognize
+from pgcl_losses.recognition import recognize
 from pgcl_losses.repulsion import Repulsion, repulsion
 
 __version__ = "0.3.0.dev0"

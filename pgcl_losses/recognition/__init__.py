@@ -1,0 +1,10 @@
+"""Which loss of this package a function of a user's is.
+
+`probe` calls the function on small random batches. `fit` finds which of the `candidates` has its
+gradient. `line` writes a fit as code and in words, and `answer` decides what to say.
+"""
+
+from pgcl_losses.recognition.answer import recognize
+from pgcl_losses.recognition.line import Recognized
+
+__all__ = ["Recognized", "recognize"]
