@@ -112,12 +112,10 @@ def _of_units(
         return otherwise
     search = _search(probes, labels)
     best = search.fits(WITH_LABELS if labels else TWO_VIEWS)[0]
-    if search.tolerance < best.error < _NEAR and not labels:
-        best = search.with_differences(best)
     if best.error > search.tolerance or not search.is_determined(best):
         return otherwise
     found = Words(probes, labels, search.tolerance).of(best)
-    is_ours = found.kind != "none" and not best.candidate.differences
+    is_ours = found.kind == "exact" and not best.candidate.differences
     return replace(found, kind="unit") if is_ours else otherwise
 
 
