@@ -1,0 +1,1 @@
+"""The loss of this package in the published scripts of GraphCL and SimGRACE."""
