@@ -55,7 +55,8 @@ GROUPS: dict[str, dict[str, Preset]] = {
         "SimGRACE": Preset(
             {"temperature": 0.2, **_FIRST, "decoupled": True},
             "junxia97/SimGRACE unsupervised_TU/simgrace.py loss_cal",
-            "`loss_cl` has 0.1 for molecules, 0.5 in the other folders",
+            "view 2 is of the encoder with noise; `loss_cl` has 0.1 for molecules, 0.5 in "
+            "the other folders",
             "(view2, view1)",
         ),
         "AD-GCL": Preset(
