@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 PAGE, README = ROOT / "docs" / "performance.md", ROOT / "README.md"
 NEGATIVES = ROOT / "docs" / "negatives.md"
 LARGE = ROOT / "docs" / "large_graphs.md"
-PYGCL = "PyGCL's InfoNCE itself"
+PYGCL, PYGCL_ALONE = "PyGCL's InfoNCE itself", "PyGCL's InfoNCE"
 MEMORY = ["process MiB", "peak MiB"]
 ERROR = "millionths of the gradient"
 # Rows of memory, and the rows of time that they belong to.
@@ -310,25 +310,26 @@ def gpu() -> str:
     machine = json.loads((ROOT / "benchmarks" / "results" / "gpu.json").read_text())["machine"]
     tables = [
         f"On an {machine['gpu']}, with torch {machine['torch']}, in float32:",
-        by_size("scripts", "compiled"),
+        by_size("scripts", "128", "1024", "8192", "65536"),
         'With TF32 (`torch.set_float32_matmul_precision("high")`):',
-        by_size("TF32"),
-        by_size("forms", "lists", "score_mods"),
+        by_size("TF32", "65536"),
+        "Options:",
+        by_size("forms", "1024", "8192"),
     ]
     return "\n\n".join(tables)
 
 
-def by_size(*benchmarks: str) -> str:
+def by_size(benchmark: str, *sizes: str) -> str:
     """A line for each loss, with a column for each N."""
-    rows = [row for benchmark in benchmarks for row in rows_of("gpu", benchmark)]
-    sizes = sorted({row["size"] for row in rows}, key=lambda size: int(size[2:]))
+    rows = rows_of("gpu", benchmark)
     names = dict.fromkeys((row["mode"], row["provider"]) for row in rows)
-    modes = [mode for mode, _ in names]
+    modes, metrics = [mode for mode, _ in names], ["milliseconds", "peak MiB"]
     lines = [
-        [*name, *(cell(rows, ["milliseconds", "peak MiB"], name[1], x, name[0]) for x in sizes)]
+        [*name, *(cell(rows, metrics, name[1], f"N={size}", name[0]) for size in sizes)]
         for name in sorted(names, key=lambda name: modes.index(name[0]))
+        if name[0] != PYGCL_ALONE
     ]
-    return markdown(["step", "loss", *sizes], lines)
+    return markdown(["step", "loss", *(f"N={size}" for size in sizes)], lines)
 
 
 def clip() -> str:
