@@ -112,7 +112,7 @@ def _of_units(
         return otherwise
     search = _search(probes, labels)
     best = search.fits(WITH_LABELS if labels else TWO_VIEWS)[0]
-    if best.error > search.tolerance or not search.is_determined(best):
+    if best.error > max(search.tolerance, TINY) or not search.is_determined(best):
         return otherwise
     found = Words(probes, labels, search.tolerance).of(best)
     is_ours = found.kind == "exact" and not best.candidate.differences
@@ -130,7 +130,7 @@ def _found(probes: list[Probe], labels: bool, facts: Callable[[], Facts]) -> Rec
     words, tolerance = Words(probes, labels, search.tolerance), search.tolerance
     found = search.fits(WITH_LABELS if labels else TWO_VIEWS)
     best, plain, known = found[0], found[0], Facts((), ())
-    if best.error > tolerance:
+    if best.error > tolerance or not search.is_determined(best):
         known = facts()
         if not labels and not known.excluding and plain.error_alone > tolerance:
             near = [fit for fit in found if fit.error < _LOOKED_FOR][:2]
@@ -149,22 +149,24 @@ def _found(probes: list[Probe], labels: bool, facts: Callable[[], Facts]) -> Rec
             return replace(described, differences=(*described.differences, *also))
         reasons = [f"it would be one of ours, but {x}" for x in more or described.differences]
         return Recognized("none", tuple(reasons))
-    if best.error_alone <= tolerance:
-        why = "its factor or its value depends on the batch"
-        return Recognized("none", (why, *known.excluding))
-    if best.error < _HELPFUL and not search.is_determined(best):
-        why = "one temperature is as good as another: its softmax is 0 and 1"
-        return Recognized("none", (why, *known.excluding))
     described, all_facts = words.of(plain), (*known.excluding, *known.others)
-    if plain.candidate.differences:
+    if known.excluding:
         return Recognized("none", all_facts)
-    if plain.error < TINY and search.is_determined(plain) and described.kind != "none":
+    if plain.error < _HELPFUL and not search.is_determined(plain):
+        why = "one temperature is as good as another: its softmax is 0 and 1"
+        return Recognized("none", (why,))
+    if plain.error_alone <= tolerance:
+        why = f"its factor or its value depends on the batch; up to that it is {described.loss}"
+        return Recognized("none", (why,))
+    is_ours = not plain.candidate.differences
+    if is_ours and plain.error < words.tiny() and described.kind != "none":
         why = f"the gradient differs by {plain.error:.0e}, as by an epsilon somewhere"
         return replace(described, kind="nearly", differences=(*described.differences, why))
-    if plain.error < _HELPFUL and described.is_even():
+    if is_ours and plain.error < _HELPFUL and described.is_even():
         further = "it has a further term, or a change that is not known here"
-        return replace(described, kind="none", differences=all_facts or (further,))
-    return Recognized("none", all_facts)
+        return replace(described, kind="none", differences=known.others or (further,))
+    other = "it knows scores alone, as our losses do, but has other positives, negatives or weights"
+    return Recognized("none", all_facts or (other,))
 
 
 def _nearest(*found: Fit) -> Fit:

@@ -11,7 +11,7 @@ from pgcl_losses.info_nce import InfoNCE
 from pgcl_losses.presets import PRESETS, as_written
 from pgcl_losses.recognition.candidates import OPTIONS
 from pgcl_losses.recognition.fit import Fit, differences
-from pgcl_losses.recognition.probe import Probe
+from pgcl_losses.recognition.probe import Probe, labels_of
 
 TINY = 1e-6  # the relative error of a gradient that no epsilon of a script exceeds
 
@@ -36,7 +36,7 @@ class Recognized:
     def __str__(self) -> str:
         agree = f"value and gradient agree to {self.error:.0e} on batches of 8 to 12 graphs"
         lines = [self.line] if self.kind != "none" else ["no loss of this package"]
-        if self.names and self.kind in ("exact", "unit"):
+        if self.names and self.is_even() and self.kind in ("exact", "unit"):
             lines.append(f'as in {", ".join(self.names)}: InfoNCE.like("{self.names[0]}")')
         if self.kind == "exact":
             lines.append(agree)
@@ -57,6 +57,10 @@ class Words:
     probes: list[Probe]
     labels: bool
     tolerance: float
+
+    def tiny(self) -> float:
+        """An error of the gradient that is taken for an epsilon; with labels none is fitted."""
+        return 1e-3 if self.labels else TINY
 
     def of(self, fit: Fit) -> Recognized:
         """Say what was found."""
@@ -121,7 +125,7 @@ class Words:
     def constant(self, fit: Fit) -> tuple[float, list[str]]:
         """Find what the function adds to our value; NaN if it depends on the batch."""
         values = torch.tensor([x.value for x in self.probes], dtype=torch.float64)
-        added, error = values - fit.values, fit.error if fit.error < TINY else 0.0
+        added, error = values - fit.values, fit.error if fit.error < self.tiny() else 0.0
         noise = 10 * max(self.tolerance, error) * max(1.0, float(values.abs().max()))
         changes: list[str] = []
         constant = float(added[0])
@@ -129,12 +133,18 @@ class Words:
             n = torch.tensor([len(x.views[0]) for x in self.probes]).double()
             views = 1 if fit.candidate.options.get("negatives") == "cross" else 2
             constant = math.nan
-            for name, count in (("graphs", n), ("negatives", views * (n - 1))):
-                logs = torch.stack([count.log(), torch.ones_like(n)], 1)
-                line = torch.linalg.lstsq(logs, added).solution
-                if float((logs @ line - added).abs().max()) <= noise:
+            known = {"log(number of graphs)": n.log()}
+            known["log(number of negatives)"] = (views * (n - 1)).log()
+            if self.labels:
+                counts = [labels_of(len(x.views[0])).bincount() for x in self.probes]
+                share = torch.stack([(x == 1).sum() for x in counts]) / n
+                known = {"(the share of queries without a positive)": share.double()}
+            for name, x in known.items():
+                basis = torch.stack([x, torch.ones_like(n)], 1)
+                line = torch.linalg.lstsq(basis, added).solution
+                if float((basis @ line - added).abs().max()) <= noise:
                     constant = float(line[1])
-                    changes = [f"it adds {line[0]:.4g} * log(number of {name}) to the value"]
+                    changes = [f"it adds {line[0]:.4g} * {name} to the value"]
             if math.isnan(constant):
                 return constant, ["its value depends on the batch"]
         return round_to(constant) if abs(constant) > noise else 0.0, changes

@@ -110,7 +110,8 @@ def _advice(function: Function, error: str, labels: bool) -> str:
         if not labels and any(word in second.lower() for word in ("label", "target", "class")):
             return f"its second argument is {second}: give labels=True"
     advice += "" if labels else "; if its second argument are labels, give labels=True"
-    return f"{advice}; it must take 8 to 12 rows, and if it takes one D alone, give dim="
+    fixed = "of a loss with a batch size: lambda z1, z2: Loss(len(z1))(z1, z2)"
+    return f"{advice}; it must take 8 to 12 rows ({fixed}); if it takes one D alone, give dim="
 
 
 @contextmanager
@@ -151,6 +152,8 @@ def changing(function: Function, first: Probe, labels: bool) -> str:
     """Why two calls with one batch differ; empty if they do not."""
 
     def again() -> Probe:
+        rows, dim = first.views[0].shape
+        probe(function, batch(9, rows - 1, dim), labels)  # which a queue may take in
         for seed in (torch.manual_seed, random.seed, np.random.seed):  # scripts use it
             seed(0)
         return probe(function, first.views, labels)
@@ -195,7 +198,9 @@ def facts(function: Function, first: Probe, labels: bool) -> Facts:
     slope = (moved(step) - moved(-step)) / (2 * step)
     directions = torch.cat([noise[place].flatten() for place in first.learned])
     off = abs(slope - float(first.gradient @ directions))
-    rounding = 1e-3 * abs(first.value) if first.is_single() else 0.0
+    rounding = 1e-3 * (1 + abs(first.value)) if first.is_single() else 0.0
+    one, other = (value(*[z[part] for z in first.views]) for part in (slice(4), slice(4, None)))
+    apart = (4 * one + (n - 4) * other) / n
     lengths = torch.linspace(0.5, 2, n, dtype=torch.float64).unsqueeze(1)
     order = torch.randperm(n, generator=generator)
     rotation = torch.linalg.qr(torch.randn(dim, dim, dtype=torch.float64, generator=generator)).Q
@@ -205,6 +210,8 @@ def facts(function: Function, first: Probe, labels: bool) -> Facts:
         "its value depends on the order of the graphs": not labels and not same(lambda z: z[order]),
         "its value changes if all embeddings are rotated: it has a layer such as a projection "
         "head, prototypes, or keys of its own such as a queue": not same(lambda z: z @ rotation),
+        "it has no negatives: no graph is compared with another": not labels
+        and abs(apart - first.value) <= 1e-4 * abs(first.value),
     }
     others = {
         "one of its views has no gradient": len(first.learned) < len(first.views),

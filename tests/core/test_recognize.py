@@ -128,7 +128,7 @@ def test_losses_of_scripts(function, line, name):
     assert name in found.names or name == ""
     assert found.differences == ()
     assert str(found).startswith(line)
-    assert ("InfoNCE.like" in str(found)) == (name != "")
+    assert ("InfoNCE.like" in str(found)) == (name != "" and line.count("InfoNCE") == 1)
 
 
 def test_the_loss_that_was_found_can_be_used():
@@ -309,11 +309,11 @@ def euclidean(a, b):
     return F.cross_entropy(-torch.cdist(a, b).square() / 2 / 0.2, arange(len(a)))
 
 
-def without_the_query(a, b):
-    """SGL takes e^(1 / tau) from the denominator, which may leave less than nothing."""
+def without_the_query(a, b, itself=148.4131591025766, epsilon=0.0):
+    """SGL takes e^(1 / tau) from the denominator, which may leave less than nothing: e^5 here."""
     within, between = ((a @ z.T / 0.2).exp() for z in (a, b))
-    others = within.sum(1) + between.sum(1) - math.exp(1 / 0.2)
-    return -torch.log(between.diag() / others).mean()
+    others = within.sum(1) + between.sum(1) - itself
+    return -torch.log(between.diag() / (others + epsilon)).mean()
 
 
 def one_is_not_normalised(a, b):
@@ -324,6 +324,10 @@ UNITS = {
     "Euclidean": (euclidean, f"temperature=0.2, {FIRST}"),
     "without the query": (without_the_query, 'temperature=0.2, queries="first"'),
     "one is not normalised": (one_is_not_normalised, f"temperature=0.2, {FIRST}"),
+    "an epsilon, and exp(1 / tau) in float32": (
+        lambda a, b: without_the_query(a, b, torch.tensor(1 / 0.2).exp(), 1e-8),
+        'temperature=0.2, queries="first"',
+    ),
     "lengths without gradient": (None, f"temperature=0.2, {FIRST}"),
 }
 
@@ -418,6 +422,28 @@ def mean_over_all(z, labels):
     return -((log_prob * same).sum(1) / same.sum(1).clamp(min=1)).mean()
 
 
+def sum_with_an_epsilon(epsilon, temperature):
+    """A query without a positive has the constant -log(epsilon)."""
+
+    def function(z, labels):
+        others = 1 - torch.eye(len(z))
+        weights = (unit(z) @ unit(z).T / temperature).exp() * others
+        positives = (weights * (labels[:, None] == labels)).sum(1)
+        return -(positives / weights.sum(1) + epsilon).log().mean()
+
+    return function
+
+
+@pytest.mark.parametrize(("epsilon", "temperature"), [(1e-8, 0.1), (1e-12, 0.5)])
+def test_a_query_without_a_positive_may_have_a_constant(epsilon, temperature):
+    found = recognize(sum_with_an_epsilon(epsilon, temperature), labels=True)
+    assert found.kind == "nearly"
+    options = f'temperature={temperature}, over_positives="sum"'
+    assert found.line == f"InfoNCE({options})(z, labels=labels)"
+    constant = f"{-math.log(epsilon):.4g} * (the share of queries without a positive)"
+    assert f"it adds {constant} to the value" in found.differences
+
+
 def test_another_mean_over_queries():
     """SupContrast has it since its commit 72fd989."""
     found = recognize(mean_over_all, labels=True)
@@ -500,6 +526,27 @@ def with_a_queue(a, b):
     return F.cross_entropy(logits, torch.zeros(len(a), dtype=torch.long))
 
 
+class Queue(nn.Module):
+    """It takes in the keys of each call, and lies at the same place after two calls of one size."""
+
+    def __init__(self, size):
+        super().__init__()
+        self.register_buffer("keys", torch.eye(size, 6, dtype=torch.float64) + 0.1)
+        self.at = 0
+
+    def forward(self, a, b):
+        x, y = unit(a), unit(b)
+        logits = torch.cat([(x * y).sum(1, keepdim=True), x @ unit(self.keys).T], 1) / 0.2
+        place = (self.at + arange(len(y))) % len(self.keys)
+        self.keys, self.at = self.keys.index_copy(0, place, y.detach()), self.at + len(y)
+        return F.cross_entropy(logits, torch.zeros(len(a), dtype=torch.long))
+
+
+def clamped(a, b):
+    scores = (unit(a) @ unit(b).T).clamp(min=0) / 0.5
+    return F.cross_entropy(scores, arange(len(a)))
+
+
 class Counting:
     """A temperature that falls from call to call."""
 
@@ -532,6 +579,16 @@ FACTS = {
     "a further term": (with_a_further_term, "it has a further term"),
     "queue": (with_a_queue, "keys of its own such as a queue"),
     "state": (Counting(), "it keeps a state"),
+    "a queue that grows": (Queue(18), "it keeps a state"),
+    "clamped": (clamped, "has other positives, negatives or weights"),
+    "no negatives": (
+        lambda a, b: 2 - 2 * F.cosine_similarity(a, b).mean(),
+        "it has no negatives",
+    ),
+    "by N / (N - 1)": (
+        lambda a, b: len(a) / (len(a) - 1) * formulas.grace(a, b, 0.4),
+        "up to that it is InfoNCE(temperature=0.4)",
+    ),
     "ring": (on_a_ring, "depends on the order of the graphs"),
     "weights": (detached_weights, "its gradient is not the derivative of its value"),
     "head": (
@@ -570,7 +627,7 @@ FACTS = {
 
 @pytest.mark.parametrize(("function", "fact"), FACTS.values(), ids=FACTS)
 def test_facts_about_other_functions(function, fact):
-    dim = 6 if fact.startswith("keys") else None
+    dim = 6 if fact.startswith("keys") or isinstance(function, nn.Module) else None
     found = recognize(function, dim=dim)
     assert found.kind == "none"
     assert fact in str(found)
