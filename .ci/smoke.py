@@ -18,8 +18,9 @@ installed = {path.name for path in Path(pgcl_losses.__file__).parents[1].iterdir
 assert not installed & {"adapters", "tests", "examples", "experiments", "benchmarks"}, installed
 assert importlib.resources.files(pgcl_losses).joinpath("py.typed").is_file()
 
+ALONE = ("pgcl_losses.adapters.", "pgcl_losses.pairs.fused")  # they need a framework, or Triton
 for module in pkgutil.walk_packages(pgcl_losses.__path__, "pgcl_losses."):
-    if not module.name.startswith("pgcl_losses.adapters."):  # each needs its framework
+    if not module.name.startswith(ALONE):
         importlib.import_module(module.name)
 
 encoder = torch.nn.Linear(32, 96)
