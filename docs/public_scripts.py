@@ -1,7 +1,6 @@
-"""Ask `recognize` which losses public scripts have, and write the tables of docs/public_scripts.md.
+"""Ask `recognize` which losses public scripts have, and write the record.
 
-python -m docs.public_scripts COPIES   calls the scripts' functions and writes the record
-python -m docs.public_scripts          writes the tables of the page from the record
+python -m docs.public_scripts COPIES
 
 COPIES/owner/name are clones: git clone https://github.com/owner/name COPIES/owner/name, of which
 only the git directory is read. A function is compiled from its file at the commit of its row,
@@ -28,11 +27,10 @@ import torch.nn.functional as F
 from torch import Tensor, arange, nn
 
 import pgcl_losses
-from docs.tables import fill, markdown
 from pgcl_losses import InfoNCE, recognize
 
 DOCS = Path(__file__).parent
-PAGE, RECORD = DOCS / "public_scripts.md", DOCS / "public_scripts.json"
+RECORD = DOCS / "public_scripts.json"
 Loss = Callable[..., Any]  # a function that returns a scalar
 
 
@@ -423,7 +421,8 @@ def answer(copies: Path, row: Row) -> dict[str, Any]:
         found |= {"names": [*said.names], "differences": [*said.differences]}
     # A power of ten above the error, as rounding differs between processors.
     bound = 10.0 ** math.ceil(math.log10(max(error, 1e-9))) if found["kind"] != "none" else None
-    return {"source": row.source, "place": row.place, **found, "error below": bound}
+    about = {"temperature": row.temperature, "set in": row.default, "remark": row.remark}
+    return {"source": row.source, "place": row.place, **found, "error below": bound, **about}
 
 
 def record(copies: Path) -> dict[str, Any]:
@@ -433,34 +432,5 @@ def record(copies: Path) -> dict[str, Any]:
     return {**versions, "rows": rows, "guide": guide}
 
 
-def cells(row: Row, found: dict[str, Any]) -> list[str]:
-    """A line of the table."""
-    (repository, commit), (path, name) = row.source.split("@"), row.place.split()[0].split(":")
-    link = f"https://github.com/{repository}/blob/{commit}/{path}"
-    kind, line = found["kind"], found["line"]
-    line = "" if kind == "none" else f"`{line}`"
-    needs = "needs `score_mod`: " if "score_mod" in line else ""
-    checked = f"{needs}value and gradient agree"
-    how = {"checked": checked, "none": "no loss of this package"}.get(kind, kind)
-    how = "; ".join([how, *found["differences"]])
-    temperature = f"{row.temperature:g}, {row.default}"
-    file = f"[`{Path(path).name}`]({link}): `{name}`"
-    return [f"{repository} {commit}", file, line, how, temperature, row.remark]
-
-
-def filled(text: str) -> str:
-    """The page with the table of each field."""
-    head = "repository and commit", "file: function", "loss", "how exactly", "temperature", "remark"
-    answers = iter(json.loads(RECORD.read_text())["rows"])
-    tables = {
-        f"scripts: {field}": markdown(head, [cells(row, next(answers)) for row in rows])
-        for field, rows in SCRIPTS.items()
-    }
-    return fill(text, tables)
-
-
 if __name__ == "__main__":
-    if len(sys.argv) > 1:
-        RECORD.write_text(json.dumps(record(Path(sys.argv[1])), indent=1) + "\n")
-    else:
-        PAGE.write_text(filled(PAGE.read_text()))
+    RECORD.write_text(json.dumps(record(Path(sys.argv[1])), indent=1) + "\n")
