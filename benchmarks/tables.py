@@ -177,74 +177,75 @@ def speed() -> str:
 
 
 def scripts() -> str:
-    """On one thread: the time of a script's lines, and ratios to it."""
-    rows = [row for of in ("losses", "retrieval", "tables") for row in rows_of("scripts", of)]
-    ratios, lines = ["ratio to the script's lines"], []
-    others = ["our loss", "the script's lines, compiled", "our loss, compiled"]
-    for mode, size in dict.fromkeys((row["mode"], row["size"]) for row in rows):
-        if " threads=1" in size:
-            time = cell(rows, ["milliseconds"], "the script's lines", size, mode)
-            cells = (cell(rows, ratios, provider, size, mode) for provider in others)
-            lines.append([mode, size.partition(" D=")[0], time, *cells])
-    return markdown(["script", "size", "the script's lines", *others], lines)
-
-
-def temperatures() -> str:
-    """The time at a temperature of 0.01 as a ratio to the time at 0.2, by N."""
-    rows = rows_of("scripts", "temperatures")
-    sizes = dict.fromkeys(row["size"] for row in rows)
-    metrics, cold = ["ratio to temperature=0.2"], "temperature=0.01"
+    """On one thread, ratios to the script's lines: of two views by N, and of queries and keys."""
+    ratios, ours = ["ratio to the script's lines"], "our loss"
+    rows = [row for row in rows_of("scripts", "losses") if " threads=1" in row["size"]]
+    sizes = list(dict.fromkeys(row["size"] for row in rows))
     lines = [
-        [name if " " in name else f"`{name}`", *(cell(rows, metrics, cold, x, name) for x in sizes)]
-        for name in dict.fromkeys(row["mode"] for row in rows)
+        [mode, *(cell(rows, ratios, ours, size, mode) for size in sizes)]
+        for mode in dict.fromkeys(row["mode"] for row in rows)
     ]
-    return markdown(["loss", *(size.partition(" D=")[0] for size in sizes)], lines)
-
-
-def lists() -> str:
-    rows = rows_of("scripts", "lists")
+    first = markdown(["script", *(size.partition(" D=")[0] for size in sizes)], lines)
+    rows = [*rows_of("scripts", "retrieval"), *rows_of("scripts", "tables")]
     lines = [
-        [
-            row["size"].partition(" D=")[0],
-            *(
-                cell(rows, [metric], "our loss", row["size"], row["mode"])
-                for metric in ("milliseconds", "peak MiB")
-            ),
-        ]
-        for row in rows
-        if row["metric"] == "milliseconds"
+        [mode, size.partition(" D=")[0], cell(rows, ratios, ours, size, mode)]
+        for mode, size in dict.fromkeys((row["mode"], row["size"]) for row in rows)
     ]
-    return markdown(["size", "time", "peak memory"], lines)
+    return f"{first}\n\n{markdown(['queries and keys', 'size', ours], lines)}"
+
+
+def spread(rows: Iterable[dict[str, Any]]) -> str:
+    values = sorted(row["value"] for row in rows)
+    return f"{text('ratio', values[0])} to {text('ratio', values[-1])}"
+
+
+def costs() -> str:
+    """Sentences: low temperatures, listed positives and negatives, and `repulsion`."""
+    cold = [
+        row
+        for row in rows_of("scripts", "temperatures")
+        if (row["metric"], row["provider"]) == ("ratio to temperature=0.2", "temperature=0.01")
+    ]
+    several = [row for row in cold if "over_positives" in row["mode"]]
+    positives = [row for row in rows_of("scripts", "positives") if row["metric"] == "milliseconds"]
+    pairs = {row["size"]: {} for row in rows_of("scripts", "lists")}
+    for row in rows_of("scripts", "lists"):
+        pairs[row["size"]][row["metric"]] = text(row["metric"], row["value"])
+    listed = [
+        f"{size.partition(' D=')[0]} take {found['milliseconds']} and {found['peak MiB']}"
+        for size, found in pairs.items()
+    ]
+    looks = [
+        f"{text(row['metric'], row['value'])} as long as a step of {row['mode']}"
+        for row in rows_of("scripts", "looks")
+        if (row["provider"], row["metric"]) == ("repulsion", "ratio to a step")
+    ]
+    spent = sorted(row["value"] for row in positives)
+    return sentence(
+        "At temperature 0.01, with views aligned as after training, a step takes "
+        f"{spread(row for row in cold if row not in several)} of its time at 0.2, and with "
+        f'"supcon" and "sum" {spread(several)}. 100,000 listed positives take {spent[0]:.0f} to '
+        f"{text('milliseconds', spent[-1])}, whether they are spread over all queries or belong to "
+        f"one. With two listed negatives for each, {' and '.join(listed)}. `repulsion` of 10,000 "
+        "graphs takes "
+        f"{' and '.join(looks)}."
+    )
 
 
 def labels() -> str:
-    """By number of classes and N, the ratio of each form to two views without labels."""
+    """By number of classes, the ratio of each form to two views without labels."""
     rows = rows_of("scripts", "labels")
+    rows = [row for row in rows if row["size"] == rows[-1]["size"]]
     forms = [name for name in dict.fromkeys(row["provider"] for row in rows) if "over" in name]
     forms = sorted(forms, key=lambda form: "mean" not in form)
     lines = [
         [
             mode,
-            size.partition(" D=")[0],
             *(cell(rows, ["ratio to two views"], form, size, mode) for form in forms),
         ]
         for size, mode in dict.fromkeys((row["size"], row["mode"]) for row in rows)
     ]
-    return markdown(["labels", "size", *(f"`{form}`" for form in forms)], lines)
-
-
-def positives() -> str:
-    lines = by_loss("scripts", "positives", ["milliseconds", "ratio to spread"])
-    return markdown(["positives", "time", "ratio"], lines)
-
-
-def looks() -> str:
-    lines = [
-        [row["mode"], text(row["metric"], row["value"])]
-        for row in rows_of("scripts", "looks")
-        if (row["provider"], row["metric"]) == ("repulsion", "ratio to a step")
-    ]
-    return markdown(["loss", "`repulsion` beside a step"], lines)
+    return markdown(["labels", *(f"`{form}`" for form in forms)], lines)
 
 
 def memory() -> str:
@@ -259,13 +260,6 @@ def memory() -> str:
         if name not in MASKS
     ]
     return markdown(["loss", "size", "process grows by", "tensors hold"], lines)
-
-
-def step() -> str:
-    metrics = ["milliseconds", f"ratio to {PYGCL}"]
-    columns, lines = by_column(rows_of("step", "step"), metrics)
-    heads = (f"{size.removesuffix(' D=96 K=10')}, {mode}" for size, mode in columns)
-    return markdown(["loss", *heads], lines)
 
 
 def options() -> str:
@@ -341,7 +335,7 @@ def clip() -> str:
 
 
 MADE = (
-    *(loop, scripts, labels, positives, memory, looks, temperatures, lists, step, options),
+    *(loop, scripts, labels, costs, memory, options),
     *(libraries, gpu, clip),
 )
 PAGES = {
