@@ -109,7 +109,7 @@ class InfoNCE(WeightedInfoNCE, LossWithMemory):
     other graphs, or with other labels. Two views of N graphs make 2N queries with one positive
     each.
 
-    With other options it is the loss of more than thirty published scripts, such as GraphCL, GRACE,
+    With other options it is the loss of many published scripts, such as GraphCL, GRACE,
     MoCo, CLIP or SupCon: :meth:`like` makes them by name.
 
     Args:

@@ -11,6 +11,8 @@ from torch import nn
 
 import pgcl_losses
 from benchmarks import tables
+from pgcl_losses import InfoNCE
+from pgcl_losses.presets import PRESETS
 
 DOCS = ROOT / "docs"
 README, QUICKSTART = ROOT / "README.md", DOCS / "quickstart.md"
@@ -165,6 +167,12 @@ def test_extras_that_pages_and_programs_name_exist():
             assert {*named.split(",")} <= extras, place
     table = (DOCS / "install.md").read_text()
     assert set(re.findall(r"^\| `(\w+)` \|", table, flags=re.MULTILINE)) == extras
+
+
+def test_the_pages_count_the_scripts():
+    assert f"the loss of {len(PRESETS)} published scripts" in (ROOT / "README.md").read_text()
+    by_name = f"losses of {len(InfoNCE.names())} scripts by name"
+    assert by_name in (DOCS / "swap.md").read_text().replace("\n", " ")
 
 
 def test_the_guide_has_the_table_of_presets():
