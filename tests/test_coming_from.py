@@ -158,11 +158,13 @@ LIBRARIES = [library for library in SECTIONS if library != "The calls"]
 ROWS = [row for library in LIBRARIES for row in rows_of(library)]
 (BANK,) = [row for row in ROWS if "memory_bank_size" in row[1]]
 CALLS = [row for row in ROWS if row != BANK]
+SAME = torch.arange(8) % 4  # one tensor for both
 CONDITIONS = {  # what the page says must hold, and inputs for which it does not
     "all labels are equally frequent": {"labels": (torch.arange(16) % 4).clamp(max=2)},
     "each label occurs twice or more": {"labels": torch.arange(16).clamp(min=4)},
     "there are two labels or more": {"labels": torch.zeros(16, dtype=torch.long)},
     "all anchors have equally many positives": {"a1": torch.tensor([0, 1, 1])},
+    "`labels2` is not the very tensor `labels1`": dict.fromkeys(("labels1", "labels2"), SAME),
 }
 
 
