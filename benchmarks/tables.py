@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 PAGE, README = ROOT / "docs" / "performance.md", ROOT / "README.md"
 NEGATIVES = ROOT / "docs" / "negatives.md"
 LARGE = ROOT / "docs" / "large_graphs.md"
-PYGCL, PYGCL_ALONE = "PyGCL's InfoNCE itself", "PyGCL's InfoNCE"
+PYGCL = "PyGCL's InfoNCE"
 MEMORY = ["process MiB", "peak MiB"]
 ERROR = "millionths of the gradient"
 # Rows of memory, and the rows of time that they belong to.
@@ -321,7 +321,7 @@ def by_size(benchmark: str, *sizes: str) -> str:
     lines = [
         [*name, *(cell(rows, metrics, name[1], f"N={size}", name[0]) for size in sizes)]
         for name in sorted(names, key=lambda name: modes.index(name[0]))
-        if name[0] != PYGCL_ALONE
+        if name[0] != PYGCL
     ]
     return markdown(["step", "loss", *(f"N={size}" for size in sizes)], lines)
 

@@ -6,11 +6,11 @@ pairs exists, and the backward of a mean or a sum has nothing to compute again. 
 into one chunk is not cut, and autograd differentiates it in the user's backward.
 """
 
-import functools
 import itertools
 import math
 import os
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -19,7 +19,6 @@ from torch import Tensor
 from pgcl_losses.base.distributed import Processes, Span
 from pgcl_losses.base.modes import can_be_read, is_eager, is_transformed
 from pgcl_losses.base.normalize import full_precision
-from pgcl_losses.base.warnings import warn
 from pgcl_losses.pairs.lists import list_sums, plain_products, products_in_parts
 from pgcl_losses.pairs.partners import find_partners, num_listed
 from pgcl_losses.pairs.rows import Inputs, Pairs, Rows, all_rows
@@ -119,11 +118,9 @@ def losses_of_chunks(
         if pairs.negative_pairs is None:
             # All chunks share a buffer: new memory pages for each would take a tenth of the time.
             buffer = z.new_empty(max(map(math.prod, shapes), default=0))
-            sums: Sums = functools.partial(sums_in_place, space=Workspace(buffer, total, passes))
+            sums: Sums = partial(sums_in_place, space=Workspace(buffer, total, passes))
         else:
-            of_list = list_sums(
-                pairs, own_inputs, functools.partial(products_in_parts, total=total)
-            )
+            of_list = list_sums(pairs, own_inputs, partial(products_in_parts, total=total))
             leaves.append(of_list.log_s.detach().requires_grad_(gradient is not None))
             totals.append(torch.zeros_like(leaves[-1]))
             sums = of_list._replace(log_s=leaves[-1]).pick
@@ -271,34 +268,16 @@ def is_one_chunk(pairs: Pairs, rows: Sequence[Rows], z: Tensor) -> bool:
 
 
 def passes_of(engine: str, pairs: Pairs, z: Tensor) -> Passes:
-    """Choose the kernels of `fused`, where they can compute the pairs; else plain torch."""
-    can_run = z.is_cuda or os.environ.get("TRITON_INTERPRET") == "1"
-    if engine == "fused" and not can_run:
+    """Choose the kernels of `fused`, if they are asked for and can compute the pairs."""
+    if engine != "fused":
+        return PLAIN
+    if not (z.is_cuda or os.environ.get("TRITON_INTERPRET") == "1"):
         raise ValueError(
             f"engine='fused' is for embeddings on a GPU, but they are on {z.device.type}: choose "
             "engine='auto'"
         )
-    is_wanted = engine == "fused" or (engine == "auto" and z.is_cuda)
-    if not (is_wanted and is_eager(z) and pairs.can_be_fused()):
-        return PLAIN
-    if engine == "auto" and not kernels_run_on(z.device):
+    if not (is_eager(z) and pairs.can_be_fused()):
         return PLAIN
     from pgcl_losses.pairs.fused import KERNELS
 
     return KERNELS
-
-
-@functools.cache
-def kernels_run_on(device: torch.device) -> bool:
-    """Whether kernels can be compiled for a device: they need Triton, and Triton a C compiler."""
-    try:
-        if device.type == "cuda" and torch.cuda.get_device_capability(device) < (7, 0):
-            raise RuntimeError("the GPU is too old")
-        from pgcl_losses.pairs import fused
-
-        fused.try_on(device)
-    except Exception as error:  # whatever is missing, the loss does not need kernels
-        reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        warn(f"large batches are slower, as Triton compiles no kernels here ({reason})")
-        return False
-    return True
