@@ -71,6 +71,14 @@ def derivatives_by_scores(
 KERNELS = Passes(sum_up, derivatives_by_scores)
 
 
+def try_on(device: torch.device) -> None:
+    """Compile and run a kernel; raise an error if that is not possible."""
+    one, column = torch.zeros(1, 1, device=device), torch.zeros(1, 1, device=device).long()
+    with torch.cuda.device_of(one):
+        outputs = one, one, torch.cat([one, one])
+        _log_sums[(1,)](*outputs, one, 1, column, 1, 1, 1, None, 0, None, None, block=1)
+
+
 def _negatives(pairs: Pairs, rows: Rows, partners: Partners) -> tuple[Any, ...]:
     """What `_logits` needs besides scores."""
     table: tuple[Any, ...] = None, 0, None, None

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from pgcl_losses import InfoNCE, PGCLLoss
 from pgcl_losses.base.distributed import Processes
+from pgcl_losses.pairs import chunks
 from pgcl_losses.pairs.chunks import loss_of_pairs
 from pgcl_losses.pairs.forms import Form
 from pgcl_losses.pairs.rows import Inputs, Pairs
@@ -209,12 +210,13 @@ def test_nan_stays_nan_and_a_query_without_negatives_has_loss_0():
 
 
 @needs_kernels
-def test_the_default_takes_no_kernels():
-    """Also for a batch that is cut, until these kernels have run on a GPU."""
+def test_the_default_takes_kernels_only_on_a_gpu():
+    """And only for a batch that is cut."""
     views = torch.randn(2, 40, 8, requires_grad=True)
-    with in_chunks(300), counted() as spy:
-        gradients(InfoNCE()(*views), [views])
-    assert spy.call_count == 0
+    for chunk, is_cut in ((300, True), (1 << 20, False)):
+        with in_chunks(chunk), counted() as spy:
+            gradients(InfoNCE()(*views), [views])
+        assert (spy.call_count > 0) == (is_cut and views.is_cuda)
 
 
 @pytest.mark.skipif(device_type() == "cuda" or IS_INTERPRETED, reason="kernels run here")
@@ -222,3 +224,12 @@ def test_kernels_need_a_gpu():
     views = torch.randn(2, 5, 8)
     words = ["engine='fused'", "on a GPU", device_type(), "choose engine='auto'"]
     assert_error(ValueError, lambda: InfoNCE(engine="fused")(*views), words)
+
+
+@pytest.mark.skipif(device_type() == "cuda" or IS_INTERPRETED, reason="kernels run here")
+def test_where_no_kernel_can_be_compiled_a_warning_says_so_once():
+    chunks.kernels_run_on.cache_clear()
+    with pytest.warns(UserWarning, match="Triton compiles no kernels here"):
+        assert not chunks.kernels_run_on(torch.device("cpu"))
+    assert not chunks.kernels_run_on(torch.device("cpu"))
+    chunks.kernels_run_on.cache_clear()
