@@ -3,7 +3,7 @@
 python -m benchmarks.gpu                # for ten minutes; again: what is missing
 python -m benchmarks.gpu --device cpu --sizes 64 --output /tmp/gpu.json   # a dry run on a CPU
 
-- `scripts`: losses of published scripts and ours, of large batches also with kernels; `TF32`:
+- `scripts`: losses of published scripts and ours, of large batches also without kernels; `TF32`:
   the same with products in TF32; `compiled`: both with `torch.compile`.
 - `clip`: CLIP's loss beside kernels of other libraries (`benchmarks.peers`), with the relative
   error of the gradient against float64; siglip-kernel's is another loss of the same pairs.
@@ -34,8 +34,8 @@ from .peers import TAU
 CLIP_PRECISIONS = ("high", "highest", "bfloat16")  # the last one of embeddings
 MATRICES = 6  # [2N, 2N] that a script, dense and logits by themselves hold at once, at most
 SECONDS_PER_LOSS = 0.5
-FUSED = 'our loss, engine="fused"'
-CUT_FROM = 8192  # N, from which our losses cut a batch
+PLAIN = "our loss, without kernels"
+CUT_FROM = 8192  # N, from which our losses cut a batch, and use kernels
 PAIRS = scripts.SCRIPTS | scripts.BESIDE
 
 
@@ -62,7 +62,7 @@ def script(
 ) -> list[Row]:
     losses = dict(zip((scripts.LINES, scripts.OURS), PAIRS[name], strict=True))
     if num >= CUT_FROM:
-        losses[FUSED] = losses[scripts.OURS]
+        losses[PLAIN] = losses[scripts.OURS]
     compiles = where[0] == "compiled"
     if compiles:
         torch.compiler.reset()
@@ -71,8 +71,8 @@ def script(
     for provider, loss in losses.items():
         if isinstance(loss, nn.Module):
             loss = copy.deepcopy(loss).to(args.device)
-        if provider == FUSED:
-            getattr(loss, "contrast", loss).engine = "fused"
+        if provider == PLAIN:
+            getattr(loss, "contrast", loss).engine = "chunks"
         steps[provider] = measure.step_of(torch.compile(loss) if compiles else loss, *views)
     if compiles:
         steps = {provider + scripts.COMPILED: step for provider, step in steps.items()}
@@ -92,17 +92,14 @@ def clip(args: Namespace, where: Where, num: int, dim: int, precision: str) -> l
     """CLIP's loss beside other libraries. In bfloat16 the embeddings have this dtype."""
     dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
     views = measure.sets_of(num, num, dim=dim, device=args.device, dtype=dtype)
-    ours: dict[str, Any] = {"temperature": TAU, "negatives": "cross"}
-    losses: dict[str, Any] = {scripts.OURS: InfoNCE(**ours)}
-    if args.device != "cpu":
-        losses[FUSED] = InfoNCE(**ours, engine="fused")
+    losses: dict[str, Any] = {scripts.OURS: InfoNCE(temperature=TAU, negatives="cross")}
     losses["cross-entropy"] = scripts.clip
     if precision != "highest":  # kernels that multiply with TF32
         made = {"memeff": peers.memeff_clip, "Inf-CL": peers.inf_cl, "siglip-kernel": peers.siglip}
         losses |= {name: peers.if_installed(name, make) for name, make in made.items()}
     steps = {name: measure.step_of(loss, *views) for name, loss in losses.items() if loss}
     table = compared(args, where, steps, "cross-entropy", precision=precision)
-    exact = InfoNCE(**ours)
+    exact = InfoNCE(temperature=TAU, negatives="cross", engine="chunks")
     exact_step = measure.step_of(
         exact, *[view.detach().double().requires_grad_() for view in views]
     )

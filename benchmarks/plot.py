@@ -1,6 +1,6 @@
-"""Draw time and memory of the contrast over N from a record.
+"""Draw time and memory over N from the records.
 
-python -m benchmarks.plot                     # docs/images/batch-size.png
+python -m benchmarks.plot                     # docs/images/batch-size.png and gpu.png
 python -m benchmarks.plot figures.json --output figure.png
 """
 
@@ -18,26 +18,35 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 ROOT = Path(__file__).parents[1]
-# In the order of drawing: color, line, marker.
-LOOKS = {
-    "dense": ("#1f77b4", "-", "o"),
-    "chunks": ("#d62728", "-", "s"),
-    "torch.compile of dense": ("#17becf", "--", "^"),
-    "PyGCL's InfoNCE": ("#ff7f0e", "--", "v"),
-    "pytorch-metric-learning's NTXentLoss": ("#2ca02c", "--", "P"),
-    "double loop, as published": ("#8c564b", "--", "X"),
-    "GEMM limit": ("#999999", "-", ""),
+Looks = dict[str, tuple[str, str, str, str]]
+# By benchmark, its losses in the order of drawing: mode, color, line, marker.
+LOOKS: dict[str, Looks] = {
+    "contrast": {
+        "dense": ("prototype", "#1f77b4", "-", "o"),
+        "chunks": ("prototype", "#d62728", "-", "s"),
+        "torch.compile of dense": ("prototype", "#17becf", "--", "^"),
+        "PyGCL's InfoNCE": ("uniform", "#ff7f0e", "--", "v"),
+        "pytorch-metric-learning's NTXentLoss": ("uniform", "#2ca02c", "--", "P"),
+        "double loop, as published": ("prototype", "#8c564b", "--", "X"),
+        "GEMM limit": ("prototype", "#999999", "-", ""),
+    },
+    "scripts": {
+        "the script's lines": ("NT-Xent", "#ff7f0e", "--", "v"),
+        "our loss": ("NT-Xent", "#d62728", "-", "s"),
+    },
 }
+DRAWN = {"contrast.json": "batch-size.png", "gpu.json": "gpu.png"}
 PANELS = {
     "milliseconds": "forward + backward, ms",
     "peak MiB": "peak memory beyond the inputs, MiB",
 }
 
 
-def points(rows: list[dict[str, Any]], provider: str, metric: str) -> list[tuple[int, float]]:
-    """(N, value) of the prototype mode; of InfoNCE, of the uniform mode."""
-    mode = "uniform" if "InfoNCE" in provider or "NTXent" in provider else "prototype"
-    wanted = ("contrast", provider, mode, metric)
+def points(
+    rows: list[dict[str, Any]], benchmark: str, provider: str, mode: str, metric: str
+) -> list[tuple[int, float]]:
+    """(N, value) of one loss."""
+    wanted = (benchmark, provider, mode, metric)
     return sorted(
         (int(re.search(r"N=(\d+)", row["size"])[1]), row["value"])
         for row in rows
@@ -45,15 +54,16 @@ def points(rows: list[dict[str, Any]], provider: str, metric: str) -> list[tuple
     )
 
 
-def panel(axes: Axes, rows: list[dict[str, Any]], metric: str, label: str) -> None:
+def panel(axes: Axes, benchmark: str, rows: list[dict[str, Any]], metric: str, label: str) -> None:
     """Draw one metric of all losses over N."""
-    every = {name: points(rows, name, metric) for name in LOOKS}
-    lines = {name: line for name, line in every.items() if line}
-    if not lines:
-        raise SystemExit(f"the record has no {metric} of the benchmark 'contrast'")
-    for name, line in lines.items():
-        color, style, marker = LOOKS[name]
-        axes.plot(*zip(*line, strict=True), style, color=color, marker=marker, ms=5, label=name)
+    looks = LOOKS[benchmark]
+    every = {
+        loss: points(rows, benchmark, loss, mode, metric) for loss, (mode, *_) in looks.items()
+    }
+    lines = {loss: line for loss, line in every.items() if line}
+    for loss, line in lines.items():
+        _, color, style, marker = looks[loss]
+        axes.plot(*zip(*line, strict=True), style, color=color, marker=marker, ms=5, label=loss)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     low, high = axes.get_ylim()
@@ -75,9 +85,12 @@ def panel(axes: Axes, rows: list[dict[str, Any]], metric: str, label: str) -> No
 
 def picture(record: dict[str, Any]) -> Figure:
     """Draw time and memory side by side."""
+    benchmark = next((x for x in LOOKS if x in {row["benchmark"] for row in record["rows"]}), None)
+    if benchmark is None:
+        raise SystemExit(f"the record has none of the benchmarks {', '.join(LOOKS)}")
     figure, both = plt.subplots(1, 2, figsize=(11, 4.6), layout="constrained")
     for axes, (metric, label) in zip(both, PANELS.items(), strict=True):
-        panel(axes, record["rows"], metric, label)
+        panel(axes, benchmark, record["rows"], metric, label)
     machine = record["machine"]
     where = machine.get("gpu") or f"{machine['cpu']}, {machine['threads']} threads"
     figure.suptitle(f"{where} · torch {machine['torch']} · float32", fontsize=8, color="#666666")
@@ -90,13 +103,13 @@ def picture(record: dict[str, Any]) -> Figure:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    committed = ROOT / "benchmarks" / "results" / "contrast.json"
     parser.add_argument("record", type=Path, nargs="?")
     parser.add_argument("--output", type=Path, help="a new file, for the picture of RECORD")
     args = parser.parse_args()
     if bool(args.record) != bool(args.output) or (args.output and args.output.exists()):
         parser.error("RECORD and --output, a new file, come together")
-    record = json.loads((args.record or committed).read_text())
-    path = args.output or ROOT / "docs" / "images" / "batch-size.png"
-    picture(record).savefig(path, dpi=150)
-    print(f"written to {path}")
+    results, images = ROOT / "benchmarks" / "results", ROOT / "docs" / "images"
+    drawn = {results / record: images / image for record, image in DRAWN.items()}
+    for record, path in ({args.record: args.output} if args.record else drawn).items():
+        picture(json.loads(record.read_text())).savefig(path, dpi=150)
+        print(f"written to {path}")

@@ -1,14 +1,12 @@
-"""Time a step, the contrast and its options; print a table and write JSON.
+"""Time the contrast and its options; print a table and write JSON.
 
 python -m benchmarks.run                      # everything
-python -m benchmarks.run --only step --rounds 5 --output /tmp/step.json
 python -m benchmarks.run --only contrast --sizes 128 512 --modes prototype
 python -m benchmarks.run --only options
 """
 
 import argparse
 import itertools
-import warnings
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -18,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from tqdm import tqdm
 
-from pgcl_losses import InfoNCE, PGCLLoss, PrototypeReweightedNCE, SinkhornPrototypes
+from pgcl_losses import PrototypeReweightedNCE, SinkhornPrototypes
 
 from . import measure, peers
 from .measure import Loss, Row, count
@@ -26,7 +24,6 @@ from .measure import Loss, Row, count
 DIM = 128
 NUM_PROTOTYPES = 10
 SECONDS_PER_LOSS = 3.0
-PYGCL = "PyGCL's InfoNCE itself"
 MODES: dict[str, dict[str, Any]] = {
     "prototype": {"weighting": "prototype"},
     "sample": {"weighting": "sample"},
@@ -35,35 +32,11 @@ MODES: dict[str, dict[str, Any]] = {
 # Options as the reader writes them: prototypes (of each head), options of the contrast.
 OPTIONS: dict[str, tuple[int | tuple[int, ...], dict[str, Any]]] = {
     "default": (NUM_PROTOTYPES, {}),
-    'weighting="uniform", exclude_same_cluster=False': (NUM_PROTOTYPES, MODES["uniform"]),
     'weighting="sample"': (NUM_PROTOTYPES, MODES["sample"]),
     'negatives="cross"': (NUM_PROTOTYPES, {"negatives": "cross"}),
     "num_prototypes=1000": (1000, {}),
     "num_prototypes=(10, 42, 84)": ((10, 42, 84), {}),
-    "temperature=0.05": (NUM_PROTOTYPES, {"temperature": 0.05}),
-    "temperature=0.02": (NUM_PROTOTYPES, {"temperature": 0.02}),
-    "temperature=0.01": (NUM_PROTOTYPES, {"temperature": 0.01}),
 }
-
-
-def step(args: argparse.Namespace) -> Iterator[list[Row]]:
-    """Forward and backward of PGCLLoss and of InfoNCE, ours and PyGCL's.
-
-    Also on one thread: a small step waits for the other threads dozens of times. If another
-    program runs on their cores, the step consists of these waits.
-    """
-    threads_used = sorted({1, torch.get_num_threads()})
-    for num, threads in itertools.product((128, 512), threads_used):
-        views = measure.sets_of(num, num, dim=96, device=args.device)
-        pgcl = PGCLLoss(96, NUM_PROTOTYPES).to(args.device)
-        losses: dict[str, Loss] = {"PGCLLoss": pgcl, "pgcl_losses.InfoNCE": InfoNCE()}
-        if theirs := peers.if_installed(PYGCL, peers.pygcl_info_nce):
-            losses[PYGCL] = theirs
-        steps = {name: measure.step_of(loss, *views) for name, loss in losses.items()}
-        with measure.on_threads(threads):
-            times = measure.time_in_turn(steps, args.rounds)
-        size, mode = f"N={num} D=96 K={NUM_PROTOTYPES}", f"threads={threads}"
-        yield measure.rows("step", size, mode, times, PYGCL)
 
 
 def contrast_losses(
@@ -141,7 +114,7 @@ def options(args: argparse.Namespace) -> Iterator[list[Row]]:
     yield measure.rows("options", f"N={num} D={DIM}", "chunks", times, "default")
 
 
-BENCHMARKS = {"step": step, "contrast": contrast, "options": options}
+BENCHMARKS = {"contrast": contrast, "options": options}
 
 if __name__ == "__main__":
     parser = measure.parser(__doc__, rounds=21)
@@ -153,6 +126,5 @@ if __name__ == "__main__":
     args = parser.parse_args()
 
     torch.manual_seed(0)
-    warnings.filterwarnings("ignore", "PGCLLoss: the prototypes have not moved")  # no optimizer
     for name in [args.only] if args.only else BENCHMARKS:
         measure.report(name, args, BENCHMARKS[name](args))

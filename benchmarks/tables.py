@@ -1,4 +1,4 @@
-"""Fill tables of the documentation and sentences of README.md from benchmarks/results.
+"""Fill tables and sentences of the documentation from benchmarks/results.
 
 python -m benchmarks.tables
 """
@@ -12,10 +12,11 @@ from typing import Any
 from docs.tables import fill, markdown
 
 ROOT = Path(__file__).parents[1]
-PAGE, README = ROOT / "docs" / "performance.md", ROOT / "README.md"
+PAGE = ROOT / "docs" / "performance.md"
 NEGATIVES = ROOT / "docs" / "negatives.md"
 LARGE = ROOT / "docs" / "large_graphs.md"
-PYGCL = "PyGCL's InfoNCE"
+PYGCL_ALONE = "PyGCL's InfoNCE"
+TIME_AND_PEAK = ["milliseconds", "peak MiB"]
 MEMORY = ["process MiB", "peak MiB"]
 ERROR = "millionths of the gradient"
 # Rows of memory, and the rows of time that they belong to.
@@ -26,10 +27,13 @@ MASKS = {
 
 
 def rows_of(record: str, benchmark: str) -> list[dict[str, Any]]:
-    """The rows of one benchmark; none before its first run."""
+    """The rows of one benchmark."""
+    return [row for row in read(record)["rows"] if row["benchmark"] == benchmark]
+
+
+def read(record: str) -> dict[str, Any]:
     path = ROOT / "benchmarks" / "results" / f"{record}.json"
-    known = json.loads(path.read_text())["rows"] if path.exists() else []
-    return [row for row in known if row["benchmark"] == benchmark]
+    return json.loads(path.read_text())
 
 
 def text(metric: str, value: float) -> str:
@@ -69,60 +73,40 @@ def by_loss(record: str, benchmark: str, metrics: Iterable[str]) -> list[list[st
     ]
 
 
-def of_nodes(mode: str) -> str:
-    """Every node is a negative: time, memory and value of a loss on each graph."""
-    rows = [row for row in rows_of("nodes", "nodes") if row["mode"] == mode]
-    metrics, lines = ["milliseconds", "ratio to InfoNCE", "process MiB", "peak MiB", "loss"], []
-    for size, loss in dict.fromkeys((row["size"], row["provider"]) for row in rows):
-        cells = [cell(rows, [metric], loss, size, mode) for metric in metrics]
-        if needed := cell(rows, ["needed MiB"], loss, size, mode):
-            cells[3] = f"not run: about {needed}"
-        lines.append([size, loss, *cells])
-    head = ["graph", "loss", "time", "ratio", "process grows by", "tensors hold", "value"]
-    return markdown(head, lines)
+def all_nodes() -> str:
+    """Every node is a negative: a line for each loss, with its time and memory on each graph."""
+    lines: list[list[str]] = []
+    for mode in ("GRACE", "MAGI"):
+        rows = [row for row in rows_of("nodes", "nodes") if row["mode"] == mode]
+        columns, measured = by_column(rows, ["milliseconds", "process MiB"])
+        lines += [[f"{mode}: {loss}", *cells] for loss, *cells in measured]
+    return markdown(["loss", *(size.partition(" P=")[0] for size, _ in columns)], lines)
 
 
-def grace() -> str:
-    return of_nodes("GRACE")
+def formula() -> str:
+    """Time and memory of `InfoNCE` by nodes, from its largest measurement on a CPU and on a GPU.
 
-
-def magi() -> str:
-    return of_nodes("MAGI")
-
-
-def by_nodes(rows: list[dict[str, Any]], larger: list[int], chunk: float, memory: str) -> str:
-    """What was measured of `InfoNCE` by nodes, and a formula from the largest measurement.
-
-    The time is that of a pair, the memory that of a node beside one chunk of ``chunk`` MiB.
-    ``memory``: the metric.
+    The time is that of a pair, the memory that of a node beside one chunk.
     """
-    known: dict[int, dict[str, float]] = {}
-    for row in rows:
-        known.setdefault(int(row["size"].partition("N=")[2]), {})[row["metric"]] = row["value"]
+    devices = [
+        (("nodes", "nodes"), ("GRACE", "InfoNCE"), "process MiB", 8),
+        (("gpu", "scripts"), ("NT-Xent", "our loss"), "peak MiB", 256),
+    ]
+    measured: list[tuple[int, float, float]] = []  # nodes, milliseconds and MiB beside a chunk
+    for record, loss, memory, chunk in devices:
+        rows = [row for row in rows_of(*record) if (row["mode"], row["provider"]) == loss]
+        largest = max(int(row["size"].partition("N=")[2]) for row in rows)
+        of = {row["metric"]: row["value"] for row in rows if row["size"].endswith(f"N={largest}")}
+        measured.append((largest, of["milliseconds"], of[memory] - chunk))
     lines = []
-    for num in [*sorted(known), *larger] if known else []:
-        largest = known[max(known)]
-        by_formula = {
-            "milliseconds": largest["milliseconds"] * (num / max(known)) ** 2,
-            memory: chunk + (largest[memory] - chunk) * num / max(known),
-        }
-        measured = known.get(num, {})
-        cells = [text(name, measured[name]) if measured else "" for name in by_formula]
-        lines.append([f"{num:,}", *cells, *(text(*item) for item in by_formula.items())])
-    head = ["nodes", "time", "memory", "time by the formula", "memory by the formula"]
-    return markdown(head, lines)
-
-
-def extrapolated() -> str:
-    rows = [row for row in rows_of("nodes", "nodes") if row["mode"] == "GRACE"]
-    ours = [row for row in rows if row["provider"] == "InfoNCE"]
-    return by_nodes(ours, [34_493, 169_343, 10**6], chunk=8, memory="process MiB")
-
-
-def on_a_gpu() -> str:
-    rows = [row for row in rows_of("gpu", "scripts") if int(row["size"][2:]) >= 8192]
-    ours = [row for row in rows if (row["mode"], row["provider"]) == ("NT-Xent", "our loss")]
-    return by_nodes(ours, [169_343, 10**6], chunk=256, memory="peak MiB")
+    for num in (*(largest for largest, *_ in measured), 169_343, 10**6):
+        cells = [
+            f"{text('milliseconds', time * (num / largest) ** 2)}, "
+            f"{text(memory, chunk + grown * num / largest)}"
+            for (largest, time, grown), (*_, memory, chunk) in zip(measured, devices, strict=True)
+        ]
+        lines.append([f"{num:,}", *cells])
+    return markdown(["nodes", "CPU, one thread", "NVIDIA H200"], lines)
 
 
 def by_column(
@@ -141,39 +125,9 @@ def loop() -> str:
     return markdown(["loss", "time per step", "ratio"], lines)
 
 
-def sentence(text: str, indent: str = "") -> str:
-    """A sentence of README in lines of its width, with links and numbers in one piece."""
-    return textwrap.fill(
-        text,
-        width=140,
-        initial_indent=indent,
-        subsequent_indent=indent,
-        break_on_hyphens=False,
-        break_long_words=False,
-    )
-
-
-def speed() -> str:
-    """Sentences of README: a loss of all nodes, of many graphs, and a step of a training loop."""
-    known = {
-        (row["provider"], row["metric"]): text(row["metric"], row["value"])
-        for row in rows_of("nodes", "nodes")
-        if row["mode"] == "GRACE" and row["size"].startswith("CS ")
-    }
-    ours, theirs, script = "InfoNCE", "the script's loss", "GraphCL's loss_cal"
-    times = dict(by_loss("loop", "loop", ["milliseconds"]))
-    metrics, largest = ["milliseconds", "peak MiB"], "N=131072"
-    on_gpu = cell(rows_of("gpu", "scripts"), metrics, "our loss", largest, "NT-Xent")
-    return sentence(
-        f"GRACE's loss of 18,333 nodes takes {known[ours, 'milliseconds']} and "
-        f"{known[ours, 'process MiB']} on one CPU thread, the script's lines "
-        f"{known[theirs, 'milliseconds']} and {known[theirs, 'process MiB']} "
-        "([large graphs](docs/large_graphs.md)). On an H200, 131,072 graphs take "
-        f"{on_gpu.replace(', ', ' and ')}. A step of GraphCL with 128 graphs takes "
-        f"{times[ours]}, and {times[script]} with the "
-        "script's loss ([performance](docs/performance.md)).",
-        indent="  ",
-    )
+def sentence(text: str) -> str:
+    """A sentence in lines of a page's width, with links and numbers in one piece."""
+    return textwrap.fill(text, width=140, break_on_hyphens=False, break_long_words=False)
 
 
 def scripts() -> str:
@@ -200,7 +154,12 @@ def spread(rows: Iterable[dict[str, Any]]) -> str:
 
 
 def costs() -> str:
-    """Sentences: low temperatures, listed positives and negatives, and `repulsion`."""
+    """Sentences: options, low temperatures, listed positives and negatives, and `repulsion`."""
+    changed = [
+        f"{text(row['metric'], row['value'])} with `{row['provider']}`"
+        for row in rows_of("options", "options")
+        if row["metric"] == "ratio to default" and row["provider"] != "default"
+    ]
     cold = [
         row
         for row in rows_of("scripts", "temperatures")
@@ -222,6 +181,8 @@ def costs() -> str:
     ]
     spent = sorted(row["value"] for row in positives)
     return sentence(
+        f"PGCL's contrast of 4,096 graphs takes {', '.join(changed[:-1])} and {changed[-1]}, as a "
+        "ratio to its time with the default options. "
         "At temperature 0.01, with views aligned as after training, a step takes "
         f"{spread(row for row in cold if row not in several)} of its time at 0.2, and with "
         f'"supcon" and "sum" {spread(several)}. 100,000 listed positives take {spent[0]:.0f} to '
@@ -262,16 +223,6 @@ def memory() -> str:
     return markdown(["loss", "size", "process grows by", "tensors hold"], lines)
 
 
-def options() -> str:
-    rows = rows_of("options", "options")
-    lines = [
-        [f"`{row['provider']}`", text("ratio", row["value"])]
-        for row in rows
-        if row["metric"] == "ratio to default" and row["provider"] != "default"
-    ]
-    return markdown(["option", "ratio"], lines)
-
-
 def libraries() -> str:
     rows, sizes = rows_of("libraries", "steps"), (32, 256, 4096)
     lines: list[list[str]] = []
@@ -283,66 +234,62 @@ def libraries() -> str:
 
 
 def score_mods() -> str:
-    """Each function's ratio to the loss without one, by N."""
-    columns, lines = by_column(rows_of("scripts", "score_mods"), ["ratio to none"])
-    heads = (size.partition(" D=")[0] for size, _ in columns)
-    return markdown(["function", *heads], [line for line in lines if line[0] != "none"])
-
-
-def masks() -> str:
-    times, rows = dict(by_loss("scripts", "masks", ["milliseconds"])), rows_of("scripts", "memory")
-    size = next((row["size"] for row in rows if row["provider"] in MASKS), "")
-    lines = [
-        [loss, times[loss], *(cell(rows, [metric], name, size, "a step") for metric in MEMORY)]
-        for name, loss in MASKS.items()
+    """Sentences: the time of functions, and of a mask of all pairs beside a script's."""
+    slower = [
+        row
+        for row in rows_of("scripts", "score_mods")
+        if row["metric"] == "ratio to none" and row["provider"] != "none"
     ]
-    return markdown(["loss", "time", "process grows by", "tensors hold"], lines)
+    times, rows = dict(by_loss("scripts", "masks", ["milliseconds"])), rows_of("scripts", "memory")
+    size = next(row["size"] for row in rows if row["provider"] in MASKS)
+    script, ours = (
+        f"{times[loss]} and {cell(rows, ['process MiB'], name, size, 'a step')}"
+        for name, loss in MASKS.items()
+    )
+    return sentence(
+        f"A function of this page makes `InfoNCE` take {spread(slower)} of its time without one "
+        "(128 to 2,048 graphs, D=96, one CPU thread). For 20,000 graphs with negatives of the "
+        "same group in the other view, a script that builds the mask of all pairs takes "
+        f"{script}, and our loss {ours}."
+    )
 
 
 def gpu() -> str:
-    """Time and peak memory of each loss on the GPU of the record, by N."""
-    machine = json.loads((ROOT / "benchmarks" / "results" / "gpu.json").read_text())["machine"]
-    tables = [
-        f"On an {machine['gpu']}, with torch {machine['torch']}, in float32:",
-        by_size("scripts", "128", "1024", "8192", "65536"),
-        'With TF32 (`torch.set_float32_matmul_precision("high")`):',
-        by_size("TF32", "65536"),
-        "Options:",
-        by_size("forms", "1024", "8192"),
-    ]
-    return "\n\n".join(tables)
-
-
-def by_size(benchmark: str, *sizes: str) -> str:
-    """A line for each loss, with a column for each N."""
-    rows = rows_of("gpu", benchmark)
-    names = dict.fromkeys((row["mode"], row["provider"]) for row in rows)
-    modes, metrics = [mode for mode, _ in names], ["milliseconds", "peak MiB"]
+    """Time and peak memory by N on the GPU of the record, and what kernels and TF32 save."""
+    rows, machine = rows_of("gpu", "scripts"), read("gpu")["machine"]
+    losses, sizes = ["our loss", "the script's lines"], ["128", "1024", "8192", "65536"]
+    modes = [x for x in dict.fromkeys(row["mode"] for row in rows) if x != PYGCL_ALONE]
     lines = [
-        [*name, *(cell(rows, metrics, name[1], f"N={size}", name[0]) for size in sizes)]
-        for name in sorted(names, key=lambda name: modes.index(name[0]))
-        if name[0] != PYGCL
+        [mode, loss, *(cell(rows, TIME_AND_PEAK, loss, f"N={size}", mode) for size in sizes)]
+        for mode in modes
+        for loss in losses
     ]
-    return markdown(["step", "loss", *(f"N={size}" for size in sizes)], lines)
+    table = markdown(["step", "loss", *(f"N={size}" for size in sizes)], lines)
+    others = [(rows, "our loss, without kernels"), (rows_of("gpu", "TF32"), "our loss")]
+    plain, tf32 = (
+        ", ".join(cell(found, ["milliseconds"], loss, "N=65536", mode) for mode in modes[:3])
+        for found, loss in others
+    )
+    return f"On an {machine['gpu']}, with torch {machine['torch']}:\n\n{table}\n\n" + sentence(
+        f"With 65,536 graphs the first three losses take {plain} without the kernels, and {tf32} "
+        "with the kernels and TF32."
+    )
 
 
 def clip() -> str:
     """CLIP's loss beside other libraries: time, memory, and the error of the gradient."""
-    columns, lines = by_column(rows_of("gpu", "clip"), ["milliseconds", "peak MiB", ERROR])
+    rows = [row for row in rows_of("gpu", "clip") if row["size"].startswith("N=65536 ")]
+    columns, lines = by_column(rows, [*TIME_AND_PEAK, ERROR])
     precisions = {"highest": "float32", "high": "TF32"}
-    named = [f"{size.split()[0]}, {precisions.get(mode, mode)}" for size, mode in columns]
+    named = [precisions.get(mode, mode) for _, mode in columns]
     return markdown(["loss", *named], lines)
 
 
-MADE = (
-    *(loop, scripts, labels, costs, memory, options),
-    *(libraries, gpu, clip),
-)
+MADE = (loop, scripts, labels, costs, memory, libraries, gpu, clip)
 PAGES = {
     PAGE: MADE,
-    LARGE: (grace, magi, extrapolated, on_a_gpu),
-    NEGATIVES: (score_mods, masks),
-    README: (speed,),
+    LARGE: (all_nodes, formula),
+    NEGATIVES: (score_mods,),
 }
 
 

@@ -202,28 +202,6 @@ def test_molecules(loss, tmp_path, printed_by):
         assert float(mean) > 80  # whether a molecule is an alcohol
 
 
-def test_labels(tmp_path, printed_by, monkeypatch):
-    """Of 20 graphs that train, graphs of one class share a label, and no others do."""
-    seen, forward = [], InfoNCE.forward
-
-    def watched(self, z1, z2, labels):
-        seen.append(sorted(labels.bincount().tolist())[-3:])
-        return forward(self, z1, z2, labels=labels)
-
-    monkeypatch.setattr(InfoNCE, "forward", watched)
-    write_tu_set(tmp_path / "TINY" / "raw", "TINY", [0, 1] * 20)
-    printed = printed_by("labels", "--dataset=TINY", f"--root={tmp_path}", "--labels=8")
-    once, shared = seen[0], seen[-1]
-    assert once == [1, 1, 1]
-    assert shared[0] == 1
-    assert shared[1] + shared[2] == 8
-    assert len(seen) == 2 * 20
-    line = r"labels: accuracy (\d\.\d+) untrained, (\d\.\d+) trained"
-    (untrained, without_labels), (same, with_labels) = re.findall(line, printed)
-    assert untrained == same
-    assert float(with_labels) >= max(0.9, float(without_labels))
-
-
 def test_graphs_and_texts(printed_by):
     printed = printed_by("graphs_and_texts")
     before, *_, after = map(float, re.findall(r"Retrieval accuracy: (\d\.\d+)", printed))
@@ -231,13 +209,6 @@ def test_graphs_and_texts(printed_by):
     assert after > 0.4
     *_, temperature = map(float, re.findall(r"Temperature: (\d\.\d+)", printed))
     assert 0 < temperature < 0.07
-
-
-def test_link_prediction(printed_by):
-    printed = printed_by("link_prediction", "--epochs=5")
-    before, *_, after = map(float, re.findall(r"AUC: (\d\.\d+)", printed))
-    assert before < 0.7
-    assert after > 0.8
 
 
 def ddp_in(folder):
@@ -310,7 +281,6 @@ def test_a_training_that_was_killed_ends_as_one_that_was_not(ended, tmp_path, pr
 
 
 BENCHMARKS = {  # the module, its arguments, and some of the losses in the record
-    "step": ("run", "--only=step", {"PGCLLoss", "pgcl_losses.InfoNCE"}),
     "options": ("run", "--only=options --options-at=16", {"num_prototypes=(10, 42, 84)"}),
     "contrast": ("run", "--only=contrast --sizes=16 --modes prototype --device=cpu", {"chunks"}),
     "libraries": ("libraries", "--sizes=16", {"InfoNCE"}),
