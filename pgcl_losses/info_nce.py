@@ -299,10 +299,10 @@ class InfoNCE(WeightedInfoNCE, LossWithMemory):
         """Make the loss of a published script, by the name of the script.
 
         The options of the loss are chosen so that it has the value of the script's own loss, with
-        the script's default temperature. The guide (docs/swap.md) says which function of the script
-        the loss replaces, and how to call it if not with two views. If the script's value takes
-        more than one call of a loss, or a factor, ``like`` raises an error that shows the line to
-        write.
+        the script's default temperature. The catalogue (docs/catalogue.md) says which function of
+        the script the loss replaces, and how to call it if not with two views. If the script's
+        value takes more than one call of a loss, or a factor, ``like`` raises an error that shows
+        the line to write.
 
         Args:
             name (str): such as ``"GraphCL"``; case, hyphens and spaces do not matter. :meth:`names`

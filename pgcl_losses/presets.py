@@ -1,6 +1,6 @@
 """The losses of published scripts by name: one table, from which everything else is made.
 
-``InfoNCE.like`` and ``InfoNCE.names`` read it, the tables of the guide (docs/swap.md) are written
+``InfoNCE.like`` and ``InfoNCE.names`` read it, the tables of docs/catalogue.md are written
 from it, and the tests hold each entry to the formula of the script's code, value and gradient.
 """
 
@@ -67,12 +67,12 @@ GROUPS: dict[str, dict[str, Preset]] = {
         "PyGCL": Preset(
             {"temperature": 0.2, **_CROSS},
             "PyGCL/PyGCL GCL/losses/infonce.py InfoNCE",
-            "as in its GraphCL script; [all modes](#pygcl)",
+            "as in its GraphCL script; [all modes](coming_from.md#pygcl)",
         ),
         "DIG": Preset(
             {"temperature": 0.5, **_FIRST, "decoupled": True},
             "divelab/DIG dig/sslgraph/method/contrastive/objectives/infonce.py NCE_loss",
-            "[more than two views, `norm=False`, GRACE](#dig)",
+            "[more than two views, `norm=False`, GRACE](coming_from.md#dig)",
         ),
         "ProG": Preset(
             {"temperature": 0.1, **_FIRST},
@@ -112,7 +112,7 @@ GROUPS: dict[str, dict[str, Preset]] = {
         "GCC-MoCo": Preset(
             {**_MOCO, "memory_size": 16384},
             "THUDM/GCC gcc/contrastive/memory_moco.py MemoryMoCo",
-            "once the memory is full; give [`dim`, and `remember(feat_k)`](#moco-gcc)",
+            "once the memory is full; give [`dim`, and `remember(feat_k)`](swap.md#moco-gcc)",
             "(feat_q, feat_k)",
         ),
         "MoCo": Preset(
@@ -160,7 +160,7 @@ GROUPS: dict[str, dict[str, Preset]] = {
         "GraphLoG-nodes": Preset(
             {"temperature": 0.04, **_FIRST, **_SUM},
             "DeepGraphLearning/GraphLoG pretrain_graphlog.py intra_NCE_loss",
-            "without its 1e-6; [which pairs](#molecules)",
+            "without its 1e-6; [which pairs](swap.md#molecules)",
             "(modified[masked], nodes, positives=same_masked, negative_pairs=same_others)",
         ),
     },
@@ -175,7 +175,7 @@ GROUPS: dict[str, dict[str, Preset]] = {
         "HeCo": Preset(
             {"temperature": 0.8, **_CROSS, **_SUM},
             "liun-online/HeCo code/module/contrast.py Contrast",
-            "0.8 is for ACM; after the projections, [`lam=0.5`; the pairs](#nodes)",
+            "0.8 is for ACM; after the projections, [`lam=0.5`; the pairs](swap.md#nodes)",
             "(z_mp, z_sc, positives=pairs)",
         ),
         "TriCL": Preset(
@@ -186,7 +186,7 @@ GROUPS: dict[str, dict[str, Preset]] = {
         "MAGI": Preset(
             {"temperature": 0.5, **_DOT, "over_positives": "supcon"},
             "EdisonLeeeee/MAGI magi/loss.py Loss",
-            "[the pairs](#nodes); train_gcn.py has 0.3",
+            "[the pairs](swap.md#nodes); train_gcn.py has 0.3",
             value="loss_of.temperature * loss_of(z, positives=pairs)",
         ),
     },
@@ -274,19 +274,19 @@ GROUPS: dict[str, dict[str, Preset]] = {
             {"temperature": 0.05, **_FIRST},
             "UKPLab/sentence-transformers sentence_transformers/losses/"
             "MultipleNegativesRankingLoss.py MultipleNegativesRankingLoss",
-            "`temperature` is 1 / `scale`; [hard negatives](#labels-sentences-prototypes)",
+            "`temperature` is 1 / `scale`; [hard negatives](swap.md#labels-sentences-prototypes)",
             "(anchors, positives)",
         ),
         "info-nce-pytorch": Preset(
             {"temperature": 0.1, **_FIRST},
             "RElbers/info-nce-pytorch info_nce/__init__.py info_nce",
-            "paired `negative_keys` are [listed negatives](#links-with-sampled-negatives)",
+            "paired `negative_keys` are [listed negatives](swap.md#links-with-sampled-negatives)",
             "(query, positive_key)",
         ),
         "PCL": Preset(
             {"temperature": 1.0, **_DOT, **_FIRST},
             "salesforce/PCL pcl/builder.py MoCo",
-            "ProtoNCE of one clustering; [`ids`](#labels-sentences-prototypes)",
+            "ProtoNCE of one clustering; [`ids`](swap.md#labels-sentences-prototypes)",
             "(normalize(q), prototypes[ids] / density[ids, None], "
             "labels=(arange(len(q)), arange(len(ids))))",
         ),
@@ -295,7 +295,7 @@ GROUPS: dict[str, dict[str, Preset]] = {
         "X-GOAL": Preset(
             {"temperature": 1.0, "queries": "first"},
             "baoyujing/X-GOAL models/model.py info_nce",
-            "`pairs` are `(i, 2 * N + i)`; [`node_alignment`](#clusters)",
+            "`pairs` are `(i, 2 * N + i)`; [`node_alignment`](swap.md#clusters)",
             "(h_org, h_pos, h_neg, labels=(arange(N), arange(N), N + arange(N)), "
             "negative_pairs=pairs)",
         ),
@@ -307,7 +307,7 @@ GROUPS: dict[str, dict[str, Preset]] = {
         "Contrastive-Clustering-clusters": Preset(
             {"temperature": 1.0, "gather": False},
             "Yunfan-Li/Contrastive-Clustering modules/contrastive_loss.py ClusterLoss",
-            "before its [entropy](#clusters)",
+            "before its [entropy](swap.md#clusters)",
             "(c_i.T, c_j.T)",
         ),
     },

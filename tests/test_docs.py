@@ -75,6 +75,15 @@ def test_the_quickstart_prints_what_it_shows(tmp_path, monkeypatch, capsys):
     assert (tmp_path / "digits.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_the_page_of_training_resumes_bit_for_bit():
+    names = run_blocks(DOCS / "training.md")
+    torch.set_rng_state(names["state"]["random"])
+    names["train"](**names["parts"], epochs=range(4, 8))  # without a stop
+    model, resumed = (of["model"].state_dict() for of in (names["parts"], names["resumed"]))
+    for name, value in model.items():
+        assert torch.equal(value, resumed[name]), name
+
+
 @each_text
 def test_commands_name_what_exists(page):
     text = page.read_text()
@@ -175,8 +184,8 @@ def test_the_pages_count_the_scripts():
     assert by_name in (DOCS / "swap.md").read_text().replace("\n", " ")
 
 
-def test_the_guide_has_the_table_of_presets():
-    page = (DOCS / "swap.md").read_text()
+def test_the_catalogue_has_the_tables_of_presets():
+    page = (DOCS / "catalogue.md").read_text()
     program = runpy.run_path(str(DOCS / "presets.py"))
     assert program["filled"](page) == page
 

@@ -1,4 +1,4 @@
-"""Swap the loss in the published scripts of GraphCL and SimGRACE, as in plan.md; print tables.
+"""Swap the loss in the published scripts of GraphCL and SimGRACE, as in plan.md; print a table.
 
 python -m experiments.graphcl --graphcl ../GraphCL --simgrace ../SimGRACE --root data
 
@@ -62,7 +62,7 @@ def main() -> None:
         for option in options():
             config = {**given, **option, "data": data, "source": source}
             jobs.append((config, checkout.resolve(), folder.resolve()))
-    print(report.tables(results.complete(args.output, jobs, study.run, workers=1)))
+    print(report.table(results.complete(args.output, jobs, study.run, workers=1)))
 
 
 if __name__ == "__main__":
