@@ -21,6 +21,7 @@ release = pgcl_losses.__version__
 extensions = [
     "myst_parser",
     "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
     "sphinx.ext.napoleon",
     "sphinx_copybutton",
 ]
@@ -53,6 +54,13 @@ def as_with_frameworks(
         )
         signature = stringify_signature(real, unqualified_typehints=True)
     return signature and re.sub(r"\b(dgl|torch_geometric\.data)\.(?=[A-Z])", "", signature), returns
+
+
+def link_pages(
+    app: Sphinx, what: str, name: str, thing: Any, options: Any, lines: list[str]
+) -> None:
+    """A docstring names a page as a file, ``(docs/negatives.md)``; the site links it."""
+    lines[:] = [re.sub(r"\(docs/(\w+)\.md\)", r"(:doc:`\1`)", line) for line in lines]
 
 
 def visit_math(translator: Any, node: nodes.math | nodes.math_block) -> None:
@@ -114,3 +122,4 @@ def setup(app: Sphinx) -> None:
     app.connect("doctree-read", link_pictures)
     app.add_html_math_renderer("mathml", (visit_math, None), (visit_math, None))
     app.connect("autodoc-process-signature", as_with_frameworks)
+    app.connect("autodoc-process-docstring", link_pages)

@@ -7,12 +7,12 @@ imports pieces of examples/molecules.py.
 import importlib.util
 
 
-def require(*modules: str) -> None:
+def require(*modules: str, extra: str = "experiments") -> None:
     """An error that names the extra, if one of the modules is not installed."""
     for module in modules:
         if importlib.util.find_spec(module) is None:
             raise ModuleNotFoundError(
-                f"this program needs {module}: in the checkout, pip install -e '.[experiments]'",
+                f"this program needs {module}: in the checkout, pip install -e '.[{extra}]'",
                 name=module,
             )
 

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
 from sklearn.manifold import TSNE
 from threadpoolctl import threadpool_limits
 from torch_geometric.data import Data
@@ -46,6 +47,14 @@ def draw(axes: Axes, model: ContrastiveModel, graphs: list[Data]) -> None:
         *flat[len(points) :].T, marker="*", s=140, c="black", edgecolors="white", linewidths=0.8
     )
     axes.set(xticks=[], yticks=[])
+
+
+def legend(axes: Axes) -> None:
+    """The colours of the digits, and what a star is."""
+    marks = [Line2D([], [], ls="", marker="o", c=COLOURS(d), label=f"digit {d}") for d in range(10)]
+    star = Line2D([], [], ls="", marker="*", ms=13, c="black", label="PGCL's prototypes")
+    axes.legend(handles=[*marks, star], loc="center", ncols=2, frameon=False, fontsize=13)
+    axes.axis("off")
 
 
 def tables(ours: Results, record: Results) -> str:
@@ -95,11 +104,12 @@ def main() -> None:
     print(tables(Results(DIGITS, runs), record))
 
     graphs = graphs_of_digits()
-    figure, panels = plt.subplots(1, len(rows), figsize=(12, 4), layout="constrained")
+    figure, panels = plt.subplots(2, 2, figsize=(8, 8), layout="constrained")
     with threadpool_limits(args.threads):  # as in the runs
-        for axes, (row, options) in zip(panels, rows.items(), strict=True):
+        for axes, (row, options) in zip(panels.flat, rows.items(), strict=False):
             draw(axes, trained(options | {"seed": DIGITS.seeds[0]}, graphs), graphs)
             axes.set_title(row)
+    legend(panels[1, 1])
     picture = args.picture or PICTURE
     picture.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(picture, dpi=130)

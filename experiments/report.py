@@ -13,7 +13,6 @@ from .common.tables import DOCS, refill
 from .false_negatives import report as false_negatives
 from .few_labels import report as few_labels
 from .graphcl import report as graphcl
-from .molecules import report as molecules
 from .nodes import report as nodes
 from .tu_sets import report as tu_sets
 
@@ -27,7 +26,7 @@ PICTURES: dict[str, Callable[[], Figure]] = {
 def pages() -> dict[Path, dict[str, str]]:
     """All tables by page and marker."""
     tables: dict[Path, dict[str, str]] = {}
-    for report in (few_labels, false_negatives, clusters, tu_sets, nodes, molecules, graphcl):
+    for report in (few_labels, false_negatives, clusters, tu_sets, nodes, graphcl):
         for page, of_page in report.pages().items():
             tables.setdefault(page, {}).update(of_page)
     return tables

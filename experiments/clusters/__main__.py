@@ -3,8 +3,7 @@
 python -m experiments.clusters choose report --root data
 
 `choose` selects settings on the development halves of five sets. Without `choose`, the settings
-are those that the committed runs select. `rounding` repeats ten seeds of digits and MSRC_9, for
-another rounding (ATEN_CPU_CAPABILITY=default). Finished runs are in --output, one JSON line each.
+are those that the committed runs select. Finished runs are in --output, one JSON line each.
 """
 
 import functools
@@ -21,7 +20,7 @@ from . import study
 def main() -> None:
     parser = parser_of("clusters", __doc__)
     add = parser.add_argument
-    add("parts", nargs="+", choices=("choose", "report", "rounding"))
+    add("parts", nargs="+", choices=("choose", "report"))
     add("--datasets", nargs="+", default=[*study.SETS], choices=study.SETS, metavar="SET")
     add("--root", type=Path, help="folder of NAME/ or NAME/raw/; without it, NAME is downloaded")
     add("--workers", type=count, default=2, help="runs at a time, with one thread each")
@@ -53,9 +52,6 @@ def main() -> None:
             both = common, own.get(name, common)
             runs = complete(study.reported(name, study.SEEDS, *both), spaces)
             complete(study.with_chosen(name, common, runs))
-    if "rounding" in args.parts:
-        for name in ("digits", "MSRC_9"):
-            complete(study.reported(name, study.SEEDS[:10], common), spaces)
 
 
 if __name__ == "__main__":

@@ -51,7 +51,6 @@ TEMPERATURES = (0.2, 0.5, 1.0, 2.0, 4.0)
 ASSIGN = "assign"
 SPACES = ("embeddings", "standardised", "projections")  # where k-means clusters
 MOST = 20  # clusters, where their number is chosen
-MEASURES = {"nmi": "NMI", "ari": "ARI"}
 
 
 class Setting(NamedTuple):

@@ -8,12 +8,12 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from docs.tables import markdown
-from experiments.common.graphs import GRAPH_CL, INFO_NCE, PGCL, UNTRAINED
+from experiments.common.graphs import INFO_NCE, PGCL, UNTRAINED
 from experiments.common.pictures import curves
 from experiments.common.results import Run, read
 from experiments.common.tables import FALSE_NEGATIVES, RESULTS, difference, sourced, spread
 
-from .study import CHOOSING_SEEDS, DIGITS, FROZEN, MEASURES, MSRC_9, PAPER, Options, Study, values
+from .study import DIGITS, MEASURES, MSRC_9, PAPER, Options, Study, values
 
 BOTH = INFO_NCE, PGCL
 MINUS = f"{PGCL} minus {INFO_NCE}"
@@ -44,18 +44,15 @@ def named(row: str, options: Options) -> str:
     return f"{row} ({', '.join(shown)})" if shown else row
 
 
-def table(results: Results, **further: str) -> str:
-    """Means of all rows, and PGCL's differences from InfoNCE."""
-    rows = UNTRAINED, INFO_NCE, GRAPH_CL, PGCL, FROZEN, PAPER
-    measures = MEASURES | further
+def table(results: Results) -> str:
+    """Means of the rows, and PGCL's differences from InfoNCE."""
     lines = [
-        [named(row, results.rows[row]), *(spread(results.of(row, m).values()) for m in measures)]
-        for row in rows
+        [named(row, results.rows[row]), *(spread(results.of(row, m).values()) for m in MEASURES)]
+        for row in (UNTRAINED, INFO_NCE, PGCL, PAPER)
     ]
-    for row in rows[3:]:
-        deltas = (difference(results.of(row, m), results.of(INFO_NCE, m)) for m in measures)
-        lines.append([f"{row} minus {INFO_NCE}", *deltas])
-    return sourced(markdown([results.study.name, *measures.values()], lines), results.runs)
+    deltas = (difference(results.of(PGCL, m), results.of(INFO_NCE, m)) for m in MEASURES)
+    head = [results.study.name, *MEASURES.values()]
+    return sourced(markdown(head, [*lines, [MINUS, *deltas]]), results.runs)
 
 
 def over_temperatures(every: Iterable[Results]) -> str:
@@ -79,45 +76,12 @@ def moved(again: Results, record: Results, row: str) -> float:
     return float(np.mean([abs(ours[seed] - theirs[seed]) for seed in ours]))
 
 
-def rounding(record: Results) -> str:
-    """The same seeds in three ways: means, differences, and how far a seed moves."""
-    again = rounded()
-    seeds = set.intersection(*({*results.of(PGCL)} for results in again.values()))
-    lines = []
-    for name, results in {"as reported, one thread": record, **again}.items():
-        pgcl, info_nce = ({seed: of[seed] for seed in seeds} for of in results.both())
-        cells = [spread(info_nce.values()), spread(pgcl.values()), difference(pgcl, info_nce)]
-        if results is not record:
-            cells += [f"{moved(results, record, row):.1f}" for row in BOTH]
-        lines.append([name, *cells, "", ""][:6])
-    changes = (f"change per seed, {row}" for row in BOTH)
-    head = [f"{MEASURES['labels_1']}, {len(seeds)} seeds", *BOTH, MINUS, *changes]
-    return markdown(head, lines)
-
-
-def grid() -> str:
-    """One-shot accuracy of all candidates on the development half of digits."""
-    runs = [r for r in read(DIGITS.record).values() if r["config"]["seed"] in CHOOSING_SEEDS]
-    lines: dict[str, list[str]] = {}
-    for options in (of for row in BOTH for of in DIGITS.candidates(row)):
-        by_seed = values(runs, options, "development", "labels_1")
-        label = named(options["row"], options | {"temperature": None})
-        lines.setdefault(label, []).append(f"{np.mean([*by_seed.values()]):.1f}")
-    head = [MEASURES["labels_1"], *(f"tau={tau:g}" for tau in DIGITS.temperatures)]
-    return sourced(markdown(head, ([label, *cells] for label, cells in lines.items())), runs)
-
-
 def pages() -> dict[Path, dict[str, str]]:
     """Tables by page and marker."""
     digits, msrc = Results(DIGITS), Results(MSRC_9)
     return {
         FALSE_NEGATIVES: {"temperatures": over_temperatures([digits, msrc])},
-        RESULTS: {
-            "digits": table(digits, labels_1_scaled="1 label, standardised"),
-            "MSRC_9": table(msrc),
-            "rounding": rounding(digits),
-            "digits grid": grid(),
-        },
+        RESULTS: {"digits": table(digits), "MSRC_9": table(msrc)},
     }
 
 

@@ -2,4 +2,4 @@
 
 from experiments import require
 
-require("rdkit")
+require("rdkit", extra="molecules")

@@ -1,18 +1,14 @@
 """The tables of the committed runs."""
 
 from collections.abc import Collection
-from itertools import accumulate
 from pathlib import Path
-
-from scipy import stats
 
 from docs.tables import markdown
 from experiments.common import results
-from experiments.common.tables import DOCS, RESULTS, difference, sourced, spread
+from experiments.common.tables import DOCS, difference, sourced, spread
 
 from .train import INFO_NCE, PGCL, UNTRAINED
 
-RUNS = Path(__file__).parent / "results.jsonl"
 SAMPLES = Path(__file__).parent / "negatives.jsonl"
 MEASURES = {
     "one_shot": "1 label per class",
@@ -50,43 +46,21 @@ def table(runs: Collection[results.Run]) -> str:
     return markdown(["set", "seeds", *head], lines)
 
 
-def samples(every_run: Collection[results.Run], dataset: str) -> str:
+def samples(runs: Collection[results.Run]) -> str:
     """All nodes as negatives, and samples of nodes in as many steps or in as much time."""
-    runs = [run for run in every_run if run["config"]["dataset"] == dataset]
-    arms: dict[tuple[int, int], dict[str, dict[int, float]]] = {}  # by nodes and steps
-    for run in runs:
-        config = run["config"]
-        arm = arms.setdefault((config["batch"], config["steps"]), {"probe": {}, "one_shot": {}})
-        for measure, values in arm.items():
-            values[config["seed"]] = run[measure]
-    every, tests = max(arms), []
-    for arm in arms.keys() - {every}:
-        values, others = arms[arm]["probe"], arms[every]["probe"]
-        deltas = [values[seed] - others[seed] for seed in others]
-        tests.append((float(stats.ttest_1samp(deltas, 0).pvalue), arm))
-    tests.sort()
-    holm = accumulate(((len(tests) - n) * p for n, (p, _) in enumerate(tests)), max)
-    adjusted = {arm: f"{min(1.0, p):.2g}" for (_, arm), p in zip(tests, holm, strict=True)}
+    probes: dict[tuple[int, int], dict[int, float]] = {}  # by nodes and steps, then by seed
+    for config, probe in ((run["config"], run["probe"]) for run in runs):
+        probes.setdefault((config["batch"], config["steps"]), {})[config["seed"]] = probe
+    every = probes[max(probes)]
     lines = [
-        [
-            f"{'all' if arm == every else 'a sample of'} {arm[0]:,} nodes, {arm[1]} steps",
-            spread(values["probe"].values()),
-            difference(values["probe"], arms[every]["probe"]),
-            adjusted.get(arm, ""),
-            spread(values["one_shot"].values()),
-        ]
-        for arm, values in sorted(arms.items(), reverse=True)
+        [f"{nodes:,}", steps, spread(accuracies.values()), difference(accuracies, every)]
+        for (nodes, steps), accuracies in sorted(probes.items(), reverse=True)
     ]
-    head = ["negatives", "linear probe", "minus all nodes", "p by Holm", "1 label per class"]
+    head = ["nodes in the loss", "steps", "linear probe", "minus all nodes"]
     return sourced(markdown(head, lines), runs)
 
 
 def pages() -> dict[Path, dict[str, str]]:
     """The tables by page, from the committed runs."""
-    runs, of_samples = (results.read(path).values() for path in (RUNS, SAMPLES))
-    return {
-        RESULTS: {"nodes": sourced(table(runs), runs)},
-        DOCS / "large_graphs.md": {
-            f"samples_{dataset}": samples(of_samples, dataset) for dataset in ("Photo", "DBLP")
-        },
-    }
+    runs = [run for run in results.read(SAMPLES).values() if run["config"]["dataset"] == "Photo"]
+    return {DOCS / "large_graphs.md": {"samples": samples(runs)}}

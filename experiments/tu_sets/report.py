@@ -1,19 +1,19 @@
-"""Tables I and III, Figures 4 and 5, from the records beside this file."""
+"""Table I, Figures 4 and 5, from the records beside this file."""
 
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
 import matplotlib.pyplot as plt
+import numpy as np
 from matplotlib.figure import Figure
 
 from docs.tables import markdown
-from experiments.common.graphs import ABLATION, INFO_NCE, PGCL, UNTRAINED
+from experiments.common.graphs import INFO_NCE, PGCL, UNTRAINED
 from experiments.common.pictures import curves
 from experiments.common.results import Run, matching, read
-from experiments.common.tables import REPRODUCE, RESULTS, difference, sourced, spread
+from experiments.common.tables import PUBLISHED_CODE, difference, sourced
 
 from . import study
-from .evaluate import MEASURES
 from .study import config_of
 
 SETS = (*study.SMALL, *study.LARGE)
@@ -50,60 +50,17 @@ def table_1(best: AtItsBest) -> str:
     """Accuracy with all labels beside the paper's figures."""
     lines = []
     for name in SETS:
-        seeds = {row: best.of(name, row, "svm") for row in (UNTRAINED, *study.LOSSES)}
-        cells = [spread(of_row.values()) for of_row in seeds.values()]
-        delta = difference(seeds[PGCL], seeds[INFO_NCE])
-        lines.append([name, *PAPER[name], len(seeds[PGCL]), *cells, delta])
-    head = ["accuracy in %", "GraphCL, paper", "PGCL, paper", "seeds", UNTRAINED, *study.LOSSES]
+        seeds = {row: best.of(name, row, "svm") for row in (UNTRAINED, INFO_NCE, PGCL)}
+        means = [f"{np.mean([*of_row.values()]):.1f}" for of_row in seeds.values()]
+        lines.append([name, *PAPER[name], *means, difference(seeds[PGCL], seeds[INFO_NCE])])
+    head = ["accuracy in %", "GraphCL, paper", "PGCL, paper", UNTRAINED, INFO_NCE, PGCL]
     return markdown([*head, "PGCL minus InfoNCE"], lines)
-
-
-def temperatures(best: AtItsBest) -> str:
-    lines = [
-        [row, *(f"{best.temperatures[name][row]:g}" for name in (*study.SMALL, study.LARGE[0]))]
-        for row in study.LOSSES
-    ]
-    return markdown(["temperature", *study.SMALL, "the three large sets"], lines)
-
-
-def differences(best: AtItsBest) -> str:
-    """PGCL minus InfoNCE by all measures, and what training gains with all labels."""
-    pairs = [(PGCL, INFO_NCE, measure) for measure in MEASURES]
-    lines = []
-    for one, other, measure in [*pairs, (INFO_NCE, UNTRAINED, "svm")]:
-        both = ([best.of(name, row, measure) for row in (one, other)] for name in SETS)
-        label = f"{one} minus {other}, {MEASURES[measure]}"
-        lines.append([label, *(difference(*pair) for pair in both)])
-    return markdown(["points of accuracy", *SETS], lines)
-
-
-def table_3(runs: Collection[Run]) -> str:
-    """The ablation in the paper's setting."""
-    lines = []
-    for row in (INFO_NCE, *ABLATION):
-        seeds = [values(runs, name, "svm", row) for name in study.SMALL]
-        base = [values(runs, name, "svm", INFO_NCE) for name in study.SMALL]
-        cells = [spread(of_set.values()) for of_set in seeds]
-        if row != INFO_NCE:
-            cells = [f"{c}, {difference(*p)}" for c, *p in zip(cells, seeds, base, strict=True)]
-        lines.append([row, *cells])
-    return markdown(["accuracy in %, minus InfoNCE", *study.SMALL], lines)
 
 
 def pages() -> dict[Path, dict[str, str]]:
     """The tables by page and marker."""
     runs = list(read(study.RECORD).values())
-    best = AtItsBest(runs)
-    return {
-        REPRODUCE: {
-            "table 1": sourced(table_1(best), runs),
-            "temperatures": temperatures(best),
-            "table 3": sourced(table_3(runs), runs),
-        },
-        RESULTS: {
-            "graphs": sourced(differences(best), runs),
-        },
-    }
+    return {PUBLISHED_CODE: {"table 1": sourced(table_1(AtItsBest(runs)), runs)}}
 
 
 def draw() -> Figure:

@@ -107,12 +107,13 @@ def test_the_program_runs_what_the_tables_need(tmp_path, monkeypatch):
     assert output.read_bytes() == before
     made = report.Results(results.read(output).values())
     assert {run["config"]["seed"] for run in made.runs} == {200, 201, 202}
-    for of in (report.table, report.scores, report.differences, report.own_settings):
+    for of in (report.reliability, report.differences):
         head, _, *lines = of(made).splitlines()
         assert all(line.count("|") == head.count("|") for line in lines)
         assert not any("|  |" in line for line in lines)
     for name in names:
-        numbers = made.chosen(name, study.BY_PROTOTYPES, "clusters")
-        assert {*numbers.values()} <= {2, 3}
-        assert numbers == made.chosen(name, study.BY_KMEANS, "clusters")
+        numbers = made.numbers(name)
+        assert {*numbers} <= {2, 3}
+        with_chosen = study.with_chosen(name, made.common, made.by_set[name])
+        assert numbers == [config["num_prototypes"] for config in with_chosen]
     assert report.recommended(made) in report.TRAINED

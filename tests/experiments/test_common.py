@@ -149,4 +149,4 @@ import experiments.molecules.probe
     command = [sys.executable, "-c", code]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert (ended.stdout, ended.returncode) == ("digits need no rdkit\n", 1)
-    assert "needs rdkit: in the checkout, pip install -e '.[experiments]'" in ended.stderr
+    assert "needs rdkit: in the checkout, pip install -e '.[molecules]'" in ended.stderr
