@@ -5,7 +5,7 @@ sets. Fine-tuning uses the labels of --dataset, split by scaffold, with and with
 weights. PyG downloads the sets unless they are in --root. The first line takes four minutes on two
 cores. On two machines its test ROC-AUC was 72.0 ± 2.7 and 68.8 ± 3.2 % without pre-training, and
 71.6 ± 5.1 and 68.0 ± 3.5 % with it (three seeds): the 7,831 molecules of Tox21 gain nothing. With
-100,000, docs/reproduce.md has gains of 1 to 15 points on six of seven sets:
+100,000, the gain is 1 to 15 points on six of seven sets (docs/published_code.md):
 
     python examples/molecules.py --dataset BACE
     python examples/molecules.py --dataset BBBP --pretrain Tox21 MUV --width 300
@@ -19,8 +19,10 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from rdkit.Chem.Scaffolds.MurckoScaffold import MurckoScaffoldSmiles
-from sklearn.metrics import roc_auc_score  # pip install -e '.[experiments]'
+from rdkit.Chem.Scaffolds.MurckoScaffold import (
+    MurckoScaffoldSmiles,
+)  # pip install -e '.[molecules]'
+from sklearn.metrics import roc_auc_score
 from torch import Tensor, nn
 from torch_geometric.data import Batch, Data
 from torch_geometric.datasets import MoleculeNet

@@ -32,7 +32,7 @@ from pgcl_losses.watch import Watch
 
 @with_options
 class PGCLLoss(LossWithMemory):
-    r"""PGCL (Eq. 15): a contrast whose negatives are weighted by cluster, plus a consistency.
+    r"""PGCL, equation 15: a contrast whose negatives are weighted by cluster, plus a consistency.
 
     Use it in place of :class:`InfoNCE` for two or more augmented views of the same graphs. The loss
     learns prototypes, the centres of K clusters, together with the encoder. It is the sum of

@@ -35,6 +35,11 @@ class Repulsion(NamedTuple):
 
     A share is a fraction of the push that all negatives of all queries get together. It is NaN
     without negatives, without classes, and if pushes and pulls of negatives cancel out.
+
+    Example:
+        >>> report = repulsion(InfoNCE(), torch.randn(64, 8), torch.randn(64, 8))
+        >>> report.hardest.shape, report.by_cosine.shape
+        (torch.Size([10, 2]), torch.Size([20]))
     """
 
     loss: str
@@ -310,7 +315,7 @@ def _measure(
         plain_within=share("plain"),
         left_out_within=float(left_out[1]),
         left_out_between=float(left_out_between / between.clamp_min(1e-30)),
-        pulled=-below_0 / (every - below_0) if every > below_0 else 0.0,
+        pulled=abs(below_0) / (every - below_0) if every > below_0 else 0.0,
         by_temperature={other: share(other) for other in TEMPERATURES},
         by_cosine=by_cosine / by_cosine.sum(),
         hardest=hardest[2],

@@ -30,6 +30,13 @@ class Assignment(NamedTuple):
     With several heads the columns of all heads lie side by side. ``targets.split(heads, dim=1)``
     separates them. Within each head, the rows of p and of q sum to 1, and clusters are numbered
     from 0. An empty ``heads`` means that there is one head.
+
+    Example:
+        >>> from pgcl_losses import SinkhornPrototypes
+        >>> prototypes = SinkhornPrototypes(dim=32, num_prototypes=10)
+        >>> view1, view2 = prototypes(torch.randn(64, 32), torch.randn(64, 32))
+        >>> view1.targets.shape, view1.clusters.shape
+        (torch.Size([64, 10]), torch.Size([64]))
     """
 
     log_probs: Tensor  # [N, K] log p, the prediction, with gradient
@@ -47,6 +54,13 @@ class PGCLTerms(NamedTuple):
 
     :meth:`PGCLLoss.terms` returns it. ``loss`` is what you call backward on; :func:`diagnostics`
     turns all of it into metrics.
+
+    Example:
+        >>> from pgcl_losses import PGCLLoss
+        >>> pgcl = PGCLLoss(dim=32, consistency_weight=6.0)
+        >>> terms = pgcl.terms(torch.randn(64, 32), torch.randn(64, 32))
+        >>> torch.allclose(terms.loss, terms.contrast + 6.0 * terms.consistency)
+        True
     """
 
     loss: Tensor
@@ -65,6 +79,15 @@ class Batch(NamedTuple):
 
     The M embeddings lie one set after the other, and the B past embeddings of a memory follow them:
     ``[M + B]``. :class:`SinkhornPrototypes` fills the fields from ``prototypes`` to ``heads``.
+
+    Example:
+        >>> from pgcl_losses import PGCLLoss
+        >>> pgcl = PGCLLoss(dim=32)
+        >>> hook = pgcl.contrast.register_forward_pre_hook(
+        ...     lambda module, batches: print(batches[0].embeddings.shape)
+        ... )
+        >>> loss = pgcl(torch.randn(64, 32), torch.randn(64, 32))
+        torch.Size([128, 32])
     """
 
     processes: Processes
