@@ -246,8 +246,9 @@ def time_in_turn(steps: dict[str, Step], rounds: int, seconds: float = math.inf)
     """
     timers, calls, turns = {}, {}, {}
     for name, run in steps.items():
-        timers[name] = timeit.Timer(run, timer=clock)
-        number, total = timers[name].autorange()  # at least 0.2 seconds of calls
+        timer = timers[name] = timeit.Timer(run, timer=clock)
+        # At least 0.2 seconds of calls; one round is a dry run.
+        number, total = timer.autorange() if rounds > 1 else (1, timer.timeit(1))
         once = total / number
         calls[name] = max(1, int(SECONDS_PER_ROUND / once))
         turns[name] = int(min(rounds, max(3, seconds / (once * calls[name]))))

@@ -106,16 +106,14 @@ def cell(args: Namespace, losses: dict[str, Loss], sets: list[Tensor], *where: s
 
 
 def two_views(args: Namespace) -> Iterator[list[Row]]:
-    threads_used = sorted({1, torch.get_num_threads()})
-    scripts = (SCRIPTS | BESIDE).items()
-    for (script, pair), num, threads in itertools.product(scripts, args.sizes, threads_used):
+    for (script, pair), num in itertools.product((SCRIPTS | BESIDE).items(), args.sizes):
         losses = dict(zip((LINES, OURS), pair, strict=True))
-        if num in args.compile_at and threads == 1:
+        if num in args.compile_at:
             torch.compiler.reset()  # compile each size as if it were the only one
             losses |= {name + COMPILED: torch.compile(loss) for name, loss in losses.items()}
         sets = measure.sets_of(num, num, dim=DIM, device=args.device)
-        with measure.on_threads(threads):
-            yield cell(args, losses, sets, "losses", f"N={num} D={DIM} threads={threads}", script)
+        with measure.on_threads(1):
+            yield cell(args, losses, sets, "losses", f"N={num} D={DIM} threads=1", script)
 
 
 def retrieval(args: Namespace) -> Iterator[list[Row]]:

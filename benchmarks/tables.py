@@ -41,10 +41,8 @@ def text(metric: str, value: float) -> str:
         if value >= 600_000:
             return f"{value / 3_600_000:.2g} hours"
         return f"{value / 1000:.3g} s" if value >= 1000 else f"{value:.3g} ms"
-    if metric.startswith(("peak MiB", "needed MiB", "process MiB")):
+    if metric.startswith(("peak MiB", "process MiB")):
         return f"{value:,.0f} MiB" if value >= 1 else f"{value:.1f} MiB"
-    if "loss" in metric.split():
-        return f"{value:.6f}"
     if metric == ERROR:
         return f"error {value:.2g}" if value < 100 else f"error {value:,.0f}"
     if metric.startswith("ratio"):

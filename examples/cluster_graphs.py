@@ -49,7 +49,7 @@ parser.add_argument("--folder", type=Path, help="files with edges: the graphs th
 parser.add_argument("--new", type=Path, help="files with edges: graphs that do not train")
 parser.add_argument("--clusters", type=int, help="without it, 2 to 20 are tried")
 parser.add_argument("--restarts", type=int, default=3, help="trainings, of which the best counts")
-parser.add_argument("--epochs", type=int, default=20)
+parser.add_argument("--epochs", type=int, default=20, help="0: an untrained encoder")
 args = parser.parse_args()
 try:
     args.output.mkdir()  # raises whatever would raise after the training
@@ -253,15 +253,18 @@ most = min(different, len(graphs) - 1)
 if most < (args.clusters or 2):
     known = f"the encoder can tell {different} of {len(graphs)} graphs apart"
     parser.error(f"at most {most} clusters are possible, because {known}")
-best = -2.0
+best, numbers = -2.0, []
 for seed in range(args.restarts):
     encoder = train(seed)
     scaler = make_pipeline(StandardScaler(), Normalizer())
     z = scaler.fit_transform(embed(encoder, graphs))
     kmeans, silhouette = cluster(z, seed)
     print(f"training {seed}: {kmeans.n_clusters} clusters, silhouette {silhouette:.3f}")
+    numbers.append(kmeans.n_clusters)
     if silhouette > best:
         best, chosen = silhouette, (encoder, scaler, z, kmeans)
+if max(numbers) > 2 * min(numbers):
+    print("Warning: the trainings disagree about the number of clusters, which --clusters sets")
 encoder, scaler, z, kmeans = chosen
 labels = [int(graph.y) for graph in graphs if graph.y is not None]
 describe(z, kmeans, best, labels if len(labels) == len(graphs) else [])

@@ -19,9 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from rdkit.Chem.Scaffolds.MurckoScaffold import (
-    MurckoScaffoldSmiles,
-)  # pip install -e '.[molecules]'
+from rdkit.Chem.Scaffolds import MurckoScaffold as murcko  # pip install -e '.[molecules]'
 from sklearn.metrics import roc_auc_score
 from torch import Tensor, nn
 from torch_geometric.data import Batch, Data
@@ -124,7 +122,8 @@ def split(smiles: Sequence[str]) -> np.ndarray:
     """
     members: dict[str, list[int]] = {}
     for index, text in enumerate(tqdm(smiles, desc="scaffolds", unit="molecule", leave=False)):
-        members.setdefault(MurckoScaffoldSmiles(text, includeChirality=True), []).append(index)
+        scaffold = murcko.MurckoScaffoldSmiles(text, includeChirality=True)
+        members.setdefault(scaffold, []).append(index)
     parts = np.full(len(smiles), TEST)
     trained, validated = 0, 0
     for group in sorted(members.values(), key=lambda group: (len(group), group[0]), reverse=True):

@@ -54,7 +54,8 @@ class Repulsion(NamedTuple):
     pulled: float  # the sum of pushes below 0, as a fraction of the sum of all others
     by_temperature: dict[float, float]  # `within` at other temperatures, on the same embeddings
     by_cosine: Tensor  # [20] the shares by the cosine of a pair, from -1 to 1; [0] of dot products
-    hardest: Tensor  # [k, 2] the pairs (query, key) that are pushed hardest, as positions
+    # [k, 2] the pairs (query, key) that are pushed hardest, as positions in the concatenated views
+    hardest: Tensor
     scores: Tensor  # [k] their cosines (or dot products)
 
     def numbers(self) -> dict[str, float]:
@@ -64,8 +65,10 @@ class Repulsion(NamedTuple):
 
     def __str__(self) -> str:
         text = f"{self.loss}, {self.num_embeddings} embeddings in {self.num_classes} classes\n"
+        if self.num_classes == 0:
+            return text + "without classes, look at `hardest` and `by_cosine`"
         if math.isnan(self.within):
-            return text + "no classes, no negatives, or no net push"
+            return text + "no negatives, or no net push"
         text += f"{self.of_negatives:.0%} of the negatives have the query's class, and get "
         text += f"{self.within:.0%} of the push.\n"
         if self.left_out_within > 0 or self.left_out_between > 0:

@@ -1,6 +1,5 @@
 """Tables of clusters and classes, from the records beside this file."""
 
-import itertools
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -8,13 +7,12 @@ import numpy as np
 
 from docs.tables import markdown
 from experiments.common.results import Run, read
-from experiments.common.tables import CLUSTERS, RESULTS, difference, paired, sourced, spread
+from experiments.common.tables import CLUSTERS, RESULTS, difference, sourced, spread
 
 from . import study
-from .study import BY_KMEANS, BY_PROTOTYPES, CLASSES, METHODS, SETS
+from .study import BY_KMEANS, BY_PROTOTYPES, CLASSES, SETS
 
 INFO_NCE, UNTRAINED = "InfoNCE, k-means", "untrained, k-means"
-TRAINED = [label for label in METHODS if label != UNTRAINED]
 AGAINST = (BY_KMEANS, INFO_NCE), (BY_PROTOTYPES, BY_KMEANS)
 Seeds = dict[int, float]
 
@@ -37,26 +35,6 @@ class Results:
     def numbers(self, name: str) -> list[float]:
         """How many clusters the silhouette chooses, for each seed."""
         return [*self.of(name, BY_KMEANS, "chosen", "clusters").values()]
-
-    def wins(self, label: str) -> tuple[int, int]:
-        """How many intervals of this method's NMI minus that of others are above and below 0."""
-        others = [other for other in METHODS if other != label]
-        pairs = itertools.product(SETS, others)
-        signs = [paired(self.of(name, label), self.of(name, other)).sign for name, other in pairs]
-        return signs.count(1), signs.count(-1)
-
-    def mean(self, label: str) -> float:
-        return float(np.mean([np.mean([*self.of(name, label).values()]) for name in SETS]))
-
-
-def recommended(results: Results) -> str:
-    """The trained method with the highest score, as in plan.md."""
-
-    def score(label: str) -> tuple[int, float]:
-        above, below = results.wins(label)
-        return above - below, results.mean(label)
-
-    return max(TRAINED, key=score)
 
 
 def differences(results: Results) -> str:

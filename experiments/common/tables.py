@@ -33,11 +33,6 @@ class Delta(NamedTuple):
     low: float
     high: float
 
-    @property
-    def sign(self) -> int:
-        """1 if the interval is above 0, -1 if it is below, else 0."""
-        return (self.low > 0) - (self.high < 0)
-
     def __str__(self) -> str:
         return f"{self.mean:+.1f} ({self.low:+.1f} to {self.high:+.1f})"
 

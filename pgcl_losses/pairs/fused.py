@@ -16,8 +16,8 @@ try:
     import triton.language as tl
 except ImportError as error:
     raise ImportError(
-        f"engine='fused' needs Triton ({error}), which torch's builds for GPUs have: choose "
-        "engine='auto'"
+        f"Triton is missing ({error}), which torch's builds for GPUs have: install it, or choose "
+        "engine='chunks'"
     ) from error
 
 from pgcl_losses.pairs.partners import Partners

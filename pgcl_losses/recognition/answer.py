@@ -147,8 +147,9 @@ def _found(probes: list[Probe], labels: bool, facts: Callable[[], Facts]) -> Rec
             same = [x for x in found if x.error <= tolerance and x is not best]
             also = [f"on these batches {words.of(x).line} is the same" for x in same]
             return replace(described, differences=(*described.differences, *also))
-        reasons = [f"it would be one of ours, but {x}" for x in more or described.differences]
-        return Recognized("none", tuple(reasons))
+        ours = "one of ours" if described.kind == "none" else described.line
+        reasons = " and ".join(more or described.differences)
+        return Recognized("none", (f"it would be {ours}, but {reasons}",))
     described, all_facts = words.of(plain), (*known.excluding, *known.others)
     if known.excluding:
         return Recognized("none", all_facts)
