@@ -283,7 +283,8 @@ def passes_of(engine: str, pairs: Pairs, z: Tensor) -> Passes:
             f"engine='fused' is for embeddings on a GPU, but they are on {z.device.type}: choose "
             "engine='auto'"
         )
-    is_wanted = engine == "fused" or (engine == "auto" and z.is_cuda)
+    is_nvidia = z.is_cuda and torch.version.hip is None  # on others they have never run
+    is_wanted = engine == "fused" or (engine == "auto" and is_nvidia)
     if not (is_wanted and is_eager(z) and pairs.can_be_fused()):
         return PLAIN
     if engine == "auto" and not kernels_run_on(z.device):

@@ -15,6 +15,7 @@ from helpers import oracle
 from helpers.cases import Problem, for_oracle, in_chunks, upstream
 from helpers.losses import gradients, of_seed
 from helpers.marks import assert_error, device_type, examples, few_graphs
+from helpers.ranks import on_ranks
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -56,7 +57,7 @@ def test_the_kernels_are_interpreted_on_a_cpu():
         check=False,
     )
     assert run.returncode == 0, run.stdout
-    assert "19 passed" in run.stdout, run.stdout
+    assert "20 passed" in run.stdout, run.stdout
 
 
 # Without negatives, numpy in Triton's interpreter warns of log 0, which is the -inf that is meant.
@@ -162,6 +163,30 @@ def test_a_loss_is_that_of_chunks(make, call, is_fused):
                 results.append([value, *gradients(value.sum(), [views], retain_graph=True)])
         assert (spy.call_count > 0) == is_fused
         torch.testing.assert_close(*results)
+
+
+def on_two_processes(rank, num_ranks):
+    """Processes of four and of six graphs."""
+    whole = torch.randn(2, 10, 8, dtype=torch.float64, generator=of_seed(0))
+    own = slice(0, 4) if rank == 0 else slice(4, 10)
+    for make in LOSSES.values():
+        loss, of_all = make(engine="fused").double(), make(engine="chunks", gather=False).double()
+        of_all.load_state_dict(loss.state_dict())
+        views = whole.clone().requires_grad_()
+        expected = of_all(*views).mean()
+        (d_expected,) = gradients(expected, [views])
+        mine = whole[:, own].clone().requires_grad_()
+        with in_chunks(50), counted() as spy:
+            value = loss(*mine)
+            value = value.sum() * num_ranks / 20 if value.dim() else value
+            (d_mine,) = gradients(value, [mine])
+        assert spy.call_count > 0
+        torch.testing.assert_close(d_mine, num_ranks * d_expected[:, own])
+
+
+@pytest.mark.skipif(not IS_INTERPRETED, reason="there is one GPU at most")
+def test_several_processes():
+    on_ranks(on_two_processes, 2)
 
 
 @needs_kernels
