@@ -16,7 +16,7 @@ try:
     import triton.language as tl
 except ImportError as error:
     raise ImportError(
-        f"Triton is missing ({error}), which torch's builds for GPUs have: install it, or choose "
+        f"Triton is missing ({error}), which torch's builds for GPUs on Linux have: install it, or choose "
         "engine='chunks'"
     ) from error
 
