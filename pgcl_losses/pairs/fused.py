@@ -16,8 +16,8 @@ try:
     import triton.language as tl
 except ImportError as error:
     raise ImportError(
-        f"Triton is missing ({error}), which torch's builds for GPUs on Linux have: install it, or choose "
-        "engine='chunks'"
+        f"Triton is missing ({error}), which torch's builds for GPUs on Linux have: install it, or "
+        "choose engine='chunks'"
     ) from error
 
 from pgcl_losses.pairs.partners import Partners
