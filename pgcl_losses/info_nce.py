@@ -156,8 +156,8 @@ class InfoNCE(WeightedInfoNCE, LossWithMemory):
             computes one matrix of all pairs in plain torch, in one process: it can be
             differentiated any number of times, also by ``torch.func`` and in forward mode, and
             ``torch.compile(fullgraph=True)`` traces it. ``"fused"`` is chunks with Triton kernels,
-            on a GPU. ``"auto"`` chooses chunks, fused for large batches on a GPU, or dense where a
-            transform or a compiler needs it.
+            on a GPU. ``"auto"`` chooses chunks, fused for large batches on an H100 or H200, or
+            dense where a transform or a compiler needs it.
         gather (bool): whether several processes compute one loss together. Its value, and the mean
             over processes of its gradient, are then the same as in one process that has the whole
             batch. (With ``reduction="none"`` each process gets the values of its own embeddings.)

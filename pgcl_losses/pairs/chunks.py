@@ -283,8 +283,7 @@ def passes_of(engine: str, pairs: Pairs, z: Tensor) -> Passes:
             f"engine='fused' is for embeddings on a GPU, but they are on {z.device.type}: choose "
             "engine='auto'"
         )
-    is_nvidia = z.is_cuda and torch.version.hip is None  # on others they have never run
-    is_wanted = engine == "fused" or (engine == "auto" and is_nvidia)
+    is_wanted = engine == "fused" or (engine == "auto" and z.is_cuda)
     if not (is_wanted and is_eager(z) and pairs.can_be_fused()):
         return PLAIN
     if engine == "auto" and not kernels_run_on(z.device):
@@ -296,10 +295,14 @@ def passes_of(engine: str, pairs: Pairs, z: Tensor) -> Passes:
 
 @functools.cache
 def kernels_run_on(device: torch.device) -> bool:
-    """Whether kernels can be compiled for a device: they need Triton, and Triton a C compiler."""
+    """Whether to use kernels by default: on GPUs of the kind on which their tests have run.
+
+    They also need Triton, and Triton a C compiler.
+    """
+    is_hopper = torch.version.hip is None and torch.cuda.get_device_capability(device) == (9, 0)
+    if not is_hopper:
+        return False
     try:
-        if device.type == "cuda" and torch.cuda.get_device_capability(device) < (7, 0):
-            raise RuntimeError("the GPU is too old")
         from pgcl_losses.pairs import fused
 
         fused.try_on(device)
