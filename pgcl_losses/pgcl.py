@@ -68,6 +68,10 @@ class PGCLLoss(LossWithMemory):
             With a memory, use activation checkpointing on the encoder only.
         freeze_steps (int): for how many training forwards the prototypes are frozen: their gradient
             is zero, but weight decay still moves them.
+        balance_predictions (bool): whether the predictions of each view are balanced over the
+            prototypes by one Sinkhorn step, as the targets are by ``iterations`` steps without
+            gradient. Set it for an encoder whose embeddings begin in almost one direction, such as
+            a GCN on the nodes of one graph. The paper has False (Eq. 4).
         weighting (str): what the weight of a negative depends on: ``"prototype"``, the distance
             between the prototypes of both clusters; ``"sample"``, the distance between both
             embeddings; or ``"uniform"``, nothing: all weights are 1.
@@ -131,6 +135,7 @@ class PGCLLoss(LossWithMemory):
         queue_views: int = 2,
         memory_size: int = 0,
         freeze_steps: int = 0,
+        balance_predictions: bool = False,
         weighting: Weighting = "prototype",
         exclude_same_cluster: bool = True,
         negatives: Negatives = "all",

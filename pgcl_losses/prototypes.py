@@ -61,7 +61,7 @@ class SinkhornPrototypes(LossModule):
     inside. For each view it returns an :class:`Assignment`:
 
     - the prediction :math:`p = softmax(s / \tau)`, where s are the cosines of an embedding and the
-      prototypes;
+      prototypes, or with ``balance_predictions`` one that is balanced within each view;
     - the target q: Sinkhorn-Knopp on :math:`e^{s / \epsilon}` balances the clusters within each
       view, see :func:`sinkhorn`;
     - the cluster: the prototype with the largest q.
@@ -69,6 +69,7 @@ class SinkhornPrototypes(LossModule):
     Args:
         dim, num_prototypes, temperature, epsilon: as in :class:`PGCLLoss`.
         iterations, queue_size, queue_views, freeze_steps: as in :class:`PGCLLoss`.
+        balance_predictions: as in :class:`PGCLLoss`.
         gather, process_group: as in :class:`InfoNCE`.
 
     The queue changes only in ``train()`` mode with gradients enabled, and so does ``step``, which
@@ -103,6 +104,7 @@ class SinkhornPrototypes(LossModule):
     queue_size: Size = 0
     queue_views: Positive = 2
     freeze_steps: Size = 0
+    balance_predictions: bool = False
     fixed = frozenset({"dim", "num_prototypes", "heads", "queue_size", "queue_views"})
 
     def __post_init__(self) -> None:
@@ -229,7 +231,11 @@ class SinkhornPrototypes(LossModule):
             prototypes = processes.average_gradient(self._unit_prototypes(embeddings.dtype))
             temperature = processes.temperature(self.temperature, embeddings.dtype)
             scores = embeddings @ prototypes.T  # [M, K]
-            log_probs = self._by_head(partial(torch.log_softmax, dim=-1), scores / temperature)
+            logits = scores / temperature
+            if self.balance_predictions:
+                of_views = batch.views(logits)  # [V, N, K]
+                logits = (of_views - of_views.logsumexp(1, keepdim=True)).view(logits.shape)
+            log_probs = self._by_head(partial(torch.log_softmax, dim=-1), logits)
             with torch.no_grad():
                 # In forward mode, detaching also removes the tangents.
                 cosines, columns = scores.detach(), prototypes.detach().T

@@ -38,16 +38,16 @@ class GCN(nn.Module):
     GCNConv itself would draw other initial weights from a seed than the committed runs have.
     """
 
-    def __init__(self, num_features: int) -> None:
+    def __init__(self, num_features: int, width: int = WIDTH) -> None:
         super().__init__()
-        widths = [num_features, 2 * WIDTH, WIDTH]
+        widths = [num_features, 2 * width, width]
         self.layers = nn.ModuleList(nn.Linear(*sizes, bias=False) for sizes in pairwise(widths))
         self.biases = nn.ParameterList(torch.zeros(width) for width in widths[1:])
         for layer in self.layers:
             nn.init.xavier_uniform_(layer.weight)
 
     def forward(self, x: Tensor, edge_index: Tensor, visible: Tensor) -> Tensor:
-        """``[N, F], [2, E], [F] -> [N, 128]``; features that are not visible are masked."""
+        """``[N, F], [2, E], [F] -> [N, width]``; features that are not visible are masked."""
         weights = [layer.weight.T for layer in self.layers]
         weights[0] = weights[0] * visible[:, None]
         edges, values = gcn_norm(edge_index, num_nodes=len(x))

@@ -154,9 +154,10 @@ def test_views_of_any_number_and_length(inputs, way):
 @few_graphs
 @pytest.mark.parametrize("heads", HEADS, ids=str)
 @examples(15)
-@given(exclude=st.booleans(), inputs=inputs_with(), way=WAYS)
-def test_heads(heads, exclude, inputs, way):
+@given(exclude=st.booleans(), balance=st.booleans(), inputs=inputs_with(), way=WAYS)
+def test_heads(heads, exclude, balance, inputs, way):
     options = {"num_prototypes": heads, "exclude_same_cluster": exclude}
+    options["balance_predictions"] = balance
     assert_agrees_with_the_oracle(options, inputs, way)
 
 
@@ -246,6 +247,7 @@ def all_options(draw):
         "memory_size": memory_size,
         "contrast_weight": contrast_weight,
         "consistency_weight": consistency_weight,
+        "balance_predictions": draw(st.booleans()),
         "reduction": draw(st.sampled_from(["mean", *["sum", "none"] * (queries == "all")])),
     }
 

@@ -21,18 +21,20 @@ from pgcl_losses import PGCLLoss, SinkhornPrototypes
     temperature=st.floats(0.05, 2),
     epsilon=st.floats(0.01, 1),
     iterations=st.integers(1, 5),
+    balance=st.booleans(),
     seed=st.integers(0, 2**32 - 1),
 )
-def test_agrees_with_the_oracle(num_views, n, d, k, temperature, epsilon, iterations, seed):
+def test_agrees_with_the_oracle(
+    num_views, n, d, k, temperature, epsilon, iterations, balance, seed
+):
     torch.manual_seed(seed)
-    prototypes = SinkhornPrototypes(
-        d, k, temperature=temperature, epsilon=epsilon, iterations=iterations
-    ).double()
+    options = {"temperature": temperature, "epsilon": epsilon, "iterations": iterations}
+    prototypes = SinkhornPrototypes(d, k, **options, balance_predictions=balance).double()
     views = torch.randn(num_views, n, d, dtype=torch.float64)
     weight = prototypes.weight.detach()
     for view, assignment in zip(views, prototypes(*views), strict=True):
         targets = oracle.targets(view, weight, epsilon, iterations)
-        log_probs = oracle.log_predictions(view, weight, temperature)
+        log_probs = oracle.log_predictions(view, weight, temperature, balance)
         torch.testing.assert_close(assignment.targets, targets, rtol=1e-9, atol=1e-12)
         torch.testing.assert_close(assignment.log_probs.detach(), log_probs, rtol=0, atol=1e-9)
         keys = oracle.ranking(targets, view, weight, epsilon)
@@ -42,11 +44,39 @@ def test_agrees_with_the_oracle(num_views, n, d, k, temperature, epsilon, iterat
         assert not assignment.targets.requires_grad
 
 
-def test_gradcheck():
-    prototypes = SinkhornPrototypes(3, 4).double()
+@pytest.mark.parametrize("balance", [False, True])
+def test_gradcheck(balance):
+    prototypes = SinkhornPrototypes(3, 4, balance_predictions=balance).double()
     given = torch.randn(5, 3, dtype=torch.float64, requires_grad=True), prototypes.weight
     assert torch.autograd.gradcheck(lambda z, _: prototypes(z)[0].log_probs, given)
     assert torch.autograd.gradgradcheck(lambda z, _: prototypes(z)[0].log_probs, given)
+
+
+@pytest.mark.parametrize("temperature", [1e-30, 0.01, 0.2])
+def test_balanced_predictions_of_few_graphs_and_low_temperatures_are_finite(temperature):
+    """One graph predicts 1 / K for each prototype, and so does one prototype."""
+    options = {"temperature": temperature, "balance_predictions": True}
+    for num_graphs, heads in ((1, 4), (5, 1), (40, 4), (40, (1, 3))):
+        prototypes = SinkhornPrototypes(3, heads, **options)
+        z = torch.randn(num_graphs, 3, requires_grad=True)
+        (view,) = prototypes(z)
+        (grad,) = torch.autograd.grad(view.log_probs.sum(), z)
+        assert view.log_probs.isfinite().all()
+        assert grad.isfinite().all()
+        if num_graphs == 1:
+            torch.testing.assert_close(view.log_probs.exp(), torch.full((1, 4), 0.25))
+
+
+def test_embeddings_in_one_direction_get_no_common_gradient_from_balanced_predictions():
+    """Which is what pulls all of them the same way, whatever sets them apart."""
+    torch.manual_seed(0)
+    z = torch.randn(16) + 1e-3 * torch.randn(2, 200, 16)
+    for balance, share in ((False, 0.99), (True, 0.1)):
+        views = z.clone().requires_grad_()
+        pgcl = PGCLLoss(16, contrast_weight=0, balance_predictions=balance)
+        (grad,) = torch.autograd.grad(pgcl(*views), views)
+        common = grad.mean((0, 1)).norm() / grad.norm(dim=2).mean()
+        assert (common > share) == (not balance), common
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -74,6 +74,10 @@ LOSSES = {
     "weighted by samples": (partial(pgcl, weighting="sample", memory_size=7, queue_size=3), ""),
     "frozen prototypes": (partial(pgcl, freeze_steps=2, reduction="sum"), ""),
     "heads": (partial(pgcl, num_prototypes=(3, 5), queue_size=5), ""),
+    "balanced predictions": (
+        partial(pgcl, num_prototypes=(3, 5), balance_predictions=True, memory_size=7, queue_size=5),
+        "",
+    ),
     "heads with a memory": (partial(pgcl, num_prototypes=(3, 4), memory_size=9), "labels"),
     "PGCL with positives": (partial(pgcl, queries="first"), "positives"),
     "PGCL as SupCon": (partial(pgcl, over_positives="supcon", memory_size=7), "labels"),

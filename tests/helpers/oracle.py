@@ -41,8 +41,12 @@ def ranking(q, z, prototypes, epsilon=0.05):
     return epsilon * q.clamp_min(1e-300).log() + 1e-4 * cosines(z, prototypes).detach()
 
 
-def log_predictions(z, prototypes, temperature):
-    return (cosines(z, prototypes) / temperature).log_softmax(1)
+def log_predictions(z, prototypes, temperature, balance_predictions=False):
+    scores = cosines(z, prototypes) / temperature
+    if balance_predictions:  # first every prototype's total becomes 1, then every embedding's
+        p = [column / column.sum() for column in (scores - scores.max()).exp().T]
+        return torch.stack([row / row.sum() for row in torch.stack(p, 1)]).log()
+    return scores.log_softmax(1)
 
 
 def consistency(log_p, q):
@@ -246,13 +250,14 @@ def pgcl(
     consistency_weight=6.0,
     reduction="mean",
     temperature=0.2,
+    balance_predictions=False,
     **mode,
 ):
     """The loss and its terms; the mode and the memory are those of ``pgcl_contrast``."""
     q_of_heads, of_heads = [], []
     for prototypes in prototypes_of_heads:
         q = [targets(z, prototypes) for z in views]
-        log_p = [log_predictions(z, prototypes, temperature) for z in views]
+        log_p = [log_predictions(z, prototypes, temperature, balance_predictions) for z in views]
         q_of_heads.append(q)
         of_heads.append(consistency(log_p, q))
     swapped = torch.stack(of_heads).mean(0)
