@@ -170,7 +170,7 @@ if __name__ == "__main__":
     parser.add_argument("--largest", type=count, default=131072, help="N, of NT-Xent alone")
     parser.add_argument("--minutes", type=float, default=10.0, help="no row starts after them")
     args = parser.parse_args()
-    warnings.filterwarnings("ignore", "PGCLLoss: the prototypes have not moved")  # no optimizer
+    warnings.filterwarnings("ignore", "pgcl_losses: the prototypes have not moved")  # no optimizer
     if args.device == "cuda" and not torch.cuda.is_available():
         parser.error("there is no CUDA device here; --device=cpu is a dry run")
     if args.device == "cpu" and args.output is None:

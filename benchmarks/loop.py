@@ -74,5 +74,5 @@ def tables(args: Any) -> Iterator[list[dict[str, Any]]]:
 
 if __name__ == "__main__":
     args = measure.parser(__doc__, rounds=101).parse_args()
-    warnings.filterwarnings("ignore", "PGCLLoss: ")  # the same graphs in every step
+    warnings.filterwarnings("ignore", "pgcl_losses: ")  # the same graphs in every step
     measure.report("loop", args, tables(args))

@@ -417,7 +417,7 @@ if __name__ == "__main__":
     args = parser.parse_args()
 
     torch.manual_seed(0)
-    warnings.filterwarnings("ignore", "PGCLLoss: the prototypes have not moved")  # no optimizer
+    warnings.filterwarnings("ignore", "pgcl_losses: the prototypes have not moved")  # no optimizer
     chosen = [args.only] if args.only else BENCHMARKS
     tables = itertools.chain.from_iterable(BENCHMARKS[name](args) for name in chosen)
     measure.report("scripts", args, tables)

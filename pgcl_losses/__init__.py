@@ -9,7 +9,7 @@ from pgcl_losses.consistency import ConsistencyLoss
 from pgcl_losses.contrast import PrototypeReweightedNCE
 from pgcl_losses.diagnostics import diagnostics
 from pgcl_losses.info_nce import InfoNCE
-from pgcl_losses.pairs.batch import Assignment, Batch, PGCLTerms
+from pgcl_losses.pairs.batch import Assignment, Assignments, Batch, PGCLTerms
 from pgcl_losses.pgcl import PGCLLoss
 from pgcl_losses.prototypes import SinkhornPrototypes
 from pgcl_losses.recognition import recognize
@@ -19,6 +19,7 @@ __version__ = "0.3.0.dev0"
 
 __all__ = [
     "Assignment",
+    "Assignments",
     "Batch",
     "ConsistencyLoss",
     "InfoNCE",

@@ -13,6 +13,7 @@ from pgcl_losses.base.options import with_options
 from pgcl_losses.pairs.batch import (
     NOT_ASSIGNED,
     Assignment,
+    Assignments,
     Batch,
     Reduction,
     batch_argument,
@@ -40,12 +41,16 @@ class ConsistencyLoss(LossModule):
         gather, process_group: as in :class:`InfoNCE`.
 
     Shape:
-        - assignments: two or more :class:`Assignment`, each of N graphs to K prototypes
+        - assignments: :class:`Assignments`, or two or more :class:`Assignment`, each of N graphs to
+          K prototypes
         - output: a scalar, or ``[V * N]`` with ``reduction="none"`` for V views
 
     Examples:
         >>> import torch
-        >>> from pgcl_losses import Assignment, ConsistencyLoss
+        >>> from pgcl_losses import Assignment, ConsistencyLoss, SinkhornPrototypes
+        >>> a = SinkhornPrototypes(dim=16, num_prototypes=4)(torch.randn(8, 16), torch.randn(8, 16))
+        >>> ConsistencyLoss()(a).shape
+        torch.Size([])
         >>> log_probs = torch.tensor([[0.9, 0.1], [0.2, 0.8]]).log()
         >>> targets = torch.eye(2)
         >>> view = Assignment(log_probs, targets, targets.argmax(1))
@@ -57,8 +62,11 @@ class ConsistencyLoss(LossModule):
     reduction: Reduction = "mean"
 
     @called_by_all("forward")
-    def forward(self, *assignments: Assignment | Batch) -> Tensor:
-        """Compute the loss of two or more assignments, or of a :class:`Batch` with assignments."""
+    def forward(self, *assignments: Assignment | Assignments | Batch) -> Tensor:
+        """Compute the loss of what :class:`SinkhornPrototypes` returned.
+
+        It also takes two or more assignments of your own, by position, or a :class:`Batch`.
+        """
         batch = batch_argument(assignments)
         if batch is None:
             log_probs = [getattr(given, "log_probs", given) for given in assignments]
@@ -89,7 +97,7 @@ class ConsistencyLoss(LossModule):
 
     def _check(self, assignments: tuple[Any, ...]) -> dict[str, object]:
         if (count := len(assignments)) < 2:
-            raise TypeError(f"assignments must be two or more, but got {count}: give *assignments")
+            raise TypeError(f"assignments must be two or more, but got {count}")
         check_assignments(assignments)
         return {"heads": assignments[0].all_heads()}
 

@@ -13,11 +13,10 @@ from pgcl_losses.base.options import with_options
 from pgcl_losses.info_nce import WeightedInfoNCE
 from pgcl_losses.pairs.batch import (
     NOT_ASSIGNED,
-    Assignment,
+    Assignments,
     Batch,
     Negatives,
     batch_argument,
-    check_assignments,
 )
 from pgcl_losses.pairs.given import Given, Labels
 from pgcl_losses.pairs.rows import Pairs
@@ -37,9 +36,8 @@ WEIGHTINGS = get_args(Weighting)
 class PrototypeReweightedNCE(WeightedInfoNCE):
     r"""PGCL's contrast: InfoNCE that leaves out likely false negatives and weights the others.
 
-    This is the first term of :class:`PGCLLoss`. Call it with the assignments of
-    :class:`SinkhornPrototypes`, or with clusters of your own, to use it without the consistency. It
-    is the mean over all 2N queries i of
+    This is the first term of :class:`PGCLLoss`. Call it with what :class:`SinkhornPrototypes`
+    returned, or with clusters of your own. It is the mean over all 2N queries i of
 
     .. math:: -\log \frac{e^{s_{ii'} / \tau}}
         {e^{s_{ii'} / \tau} + M_i \sum_{j \in Neg(i)} w_{ij} e^{s_{ij} / \tau}}
@@ -60,7 +58,7 @@ class PrototypeReweightedNCE(WeightedInfoNCE):
 
     Shape:
         - views: two or more, ``[N, D]`` each, with norms up to 1e18; row i of each view is graph i
-        - assignments: one for each view, from :class:`SinkhornPrototypes`
+        - assignments: :class:`Assignments`, which :class:`SinkhornPrototypes` returns
         - clusters: ``[N]`` int64 for each view, in place of assignments
         - prototypes: ``[K, D]``, which ``weighting="prototype"`` needs. If you give clusters
           without prototypes, the loss counts the clusters, which synchronises with a GPU and breaks
@@ -77,7 +75,7 @@ class PrototypeReweightedNCE(WeightedInfoNCE):
         tensor(0.1154)
         >>> prototypes = SinkhornPrototypes(dim=2, num_prototypes=3)
         >>> contrast = PrototypeReweightedNCE(reduction="none")
-        >>> contrast(z1, z2, assignments=prototypes(z1, z2), prototypes=prototypes.weight).shape
+        >>> contrast(z1, z2, prototypes(z1, z2)).shape
         torch.Size([6])
 
     """
@@ -89,21 +87,24 @@ class PrototypeReweightedNCE(WeightedInfoNCE):
     @called_by_all("forward")
     def forward(
         self,
-        *views: Tensor | Batch,
+        *views: Tensor | Assignments | Batch,
+        assignments: Assignments | None = None,
         clusters: Sequence[Tensor] | None = None,
         prototypes: Tensor | None = None,
-        assignments: Sequence[Assignment] | None = None,
         metadata: Labels | None = None,
     ) -> Tensor:
-        """Compute the loss of two or more views, or of a :class:`Batch` that has assignments.
+        """Compute the loss of two or more views and, as the last argument, of their assignments.
 
-        Without a batch, give ``assignments`` or ``clusters``, and ``prototypes`` for
-        ``weighting="prototype"``. With another weighting and ``exclude_same_cluster=False`` the
-        views are enough.
+        The assignments alone are enough if they are of the views. In their place you may give
+        ``clusters``, and ``prototypes`` for ``weighting="prototype"``. With another weighting and
+        ``exclude_same_cluster=False`` the views are enough. A :class:`Batch` must have assignments.
         """
-        given = clusters, prototypes, assignments, metadata
-        batch = batch_argument(views, given)
-        return self.loss_of_batch(self.batch_of(views, *given) if batch is None else batch)
+        if len(views) > 1 and isinstance(views[-1], Assignments) and assignments is None:
+            *views, assignments = views  # type: ignore[assignment]  # a tuple of fewer
+        batch = batch_argument(views, (assignments, clusters, prototypes, metadata))
+        if batch is None:
+            batch = self.batch_of(views, assignments, clusters, prototypes, metadata)
+        return self.loss_of_batch(batch, None if isinstance(views[0], Batch) else views)
 
     if TYPE_CHECKING:
         __call__ = forward
@@ -111,13 +112,13 @@ class PrototypeReweightedNCE(WeightedInfoNCE):
     def batch_of(
         self,
         views: Sequence[Any],
+        assignments: Assignments | None = None,
         clusters: Sequence[Tensor] | None = None,
         prototypes: Tensor | None = None,
-        assignments: Sequence[Assignment] | None = None,
         metadata: Labels | None = None,
     ) -> Batch:
         """Check what the loss is called with, and make a batch of it."""
-        given, others = (clusters, prototypes, assignments), Given(metadata=metadata)
+        given, others = (assignments, clusters, prototypes), Given(metadata=metadata)
 
         def check_inputs() -> dict[str, object]:
             claims = self._check(views, *given)
@@ -126,9 +127,11 @@ class PrototypeReweightedNCE(WeightedInfoNCE):
         processes = self.agree("forward", views, check_inputs)
         dtype = computing_dtype(views[0], prototypes)
         batch = Batch.from_views(views, processes, others, dtype=dtype)
-        if self._needs_clusters():
-            batch = batch.assigned(prototypes, clusters, assignments)
-        return batch
+        if not self._needs_clusters():
+            return batch
+        if assignments is None:
+            return batch.assigned(prototypes, clusters)
+        return batch.assigned_as(assignments.batch)
 
     def pairs_of(self, batch: Batch) -> Pairs:
         pairs = super().pairs_of(batch)
@@ -167,33 +170,58 @@ class PrototypeReweightedNCE(WeightedInfoNCE):
         return self.weighting == "prototype" or self.exclude_same_cluster
 
     def _check(
-        self, views: Any, clusters: Any, prototypes: Any, assignments: Any
+        self, views: Any, assignments: Any, clusters: Any, prototypes: Any
     ) -> dict[str, object]:
         check.loss_views(views, 2)
         check.temperature(self.temperature, views[0])
+        if assignments is not None:
+            return self._check_assignments(views, assignments, clusters, prototypes)
+        if self._needs_clusters() and clusters is None:
+            raise ValueError(
+                "assignments is None: give the output of SinkhornPrototypes, or clusters, or set "
+                "weighting='uniform' and exclude_same_cluster=False"
+            )
         if self.weighting == "prototype" and prototypes is None:
             raise ValueError("prototypes is None, but weighting='prototype' needs them: [K, D]")
         if prototypes is not None:
             check.matrix("prototypes", prototypes, "[K, D]")
             check.prototypes("prototypes", prototypes, "z1", views[0])
-        if clusters is not None and assignments is not None:
-            raise TypeError("clusters and assignments both hold clusters: give one of them")
-        name = "clusters" if assignments is None else "assignments"
-        given = clusters if assignments is None else assignments
-        if given is not None and (isinstance(given, int) or len(given) != len(views)):
-            each = f"a sequence of {len(views)}, one for each view"
-            raise ValueError(f"{name} must be {each}, but got {check.shown(given)}")
-        heads = () if prototypes is None else (len(prototypes),)
-        if assignments is not None:
-            check_assignments(assignments, prototypes)
-            heads = assignments[0].all_heads()
-            clusters = [assignment.clusters for assignment in assignments]
-        elif self._needs_clusters() and clusters is None:
-            raise ValueError(
-                "assignments is None: give the output of SinkhornPrototypes, or clusters, or set "
-                "weighting='uniform' and exclude_same_cluster=False"
+        if clusters is not None:
+            if isinstance(clusters, int) or len(clusters) != len(views):
+                each = f"a sequence of {len(views)}, one for each view"
+                raise ValueError(f"clusters must be {each}, but got {check.shown(clusters)}")
+            heads = () if prototypes is None else (len(prototypes),)
+            for v, numbers in enumerate(clusters):
+                check.clusters(f"clusters[{v}]", numbers, f"z{v + 1}", views[v], heads)
+        return {"clusters": clusters is not None, "prototypes": prototypes}
+
+    def _check_assignments(
+        self, views: Any, assignments: Any, clusters: Any, prototypes: Any
+    ) -> dict[str, object]:
+        if not isinstance(assignments, Assignments):
+            came = type(assignments).__name__
+            raise TypeError(
+                "assignments must be Assignments, which SinkhornPrototypes returns for all views, "
+                f"but got {came}: of your own, give clusters= and prototypes="
             )
-        for v, numbers in enumerate(() if clusters is None else clusters):
-            each = f"clusters[{v}]" if assignments is None else f"assignments[{v}].clusters"
-            check.clusters(each, numbers, f"z{v + 1}", views[v], heads)
-        return {"heads": heads, "given": given is not None and name, "prototypes": prototypes}
+        for name, other in (("clusters", clusters), ("prototypes", prototypes)):
+            if other is not None:
+                raise TypeError(f"{name} and assignments both say it: give one of them")
+        processes = assignments.batch.processes
+        own = [counts[processes.rank] for counts in processes.counts]
+        if own != [len(view) for view in views]:
+            came = f"{len(views)} views of {len(views[0])} graphs"
+            raise ValueError(
+                f"assignments are of {len(own)} views of {own[0]} graphs, but this loss has got "
+                f"{came}: they must describe the same graphs"
+            )
+        if not assignments:
+            raise ValueError(NOT_ASSIGNED)
+        if (processes.num_ranks() > 1) != self.is_distributed():
+            raise ValueError(
+                f"assignments are of {processes.num_ranks()} process(es), but this loss has "
+                f"gather={self.gather}: make it and the prototypes with the same gather and "
+                "process_group"
+            )
+        check.device("assignments", assignments.batch.embeddings, "z1", views[0])
+        return {"heads": assignments.batch.heads}

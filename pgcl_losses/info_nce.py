@@ -49,6 +49,9 @@ class WeightedInfoNCE(LossModule):
     reduction: Reduction = "mean"
     engine: Engine = "auto"
 
+    def __post_init__(self) -> None:
+        self._watch = Watch()
+
     def pairs_of(self, batch: Batch) -> Pairs:
         """Say which pairs of a batch count. Subclasses add how much they count."""
         return Pairs(
@@ -82,11 +85,22 @@ class WeightedInfoNCE(LossModule):
         temperature = batch.processes.temperature(self.temperature, z.dtype)
         return pairs, Inputs(z, temperature, batch.positive_weights)
 
-    def loss_of_batch(self, batch: Batch) -> Tensor:
-        """Compute the loss of a batch, which has what the weights of negatives depend on."""
+    def loss_of_batch(self, batch: Batch, views: Sequence[object] | None = None) -> Tensor:
+        """Compute the loss of a batch, which has what the weights of negatives depend on.
+
+        ``views``: what a user has called this loss with. The embeddings are then checked for silent
+        failures; without it, the module that made the batch checks them.
+        """
         with full_precision(batch.embeddings.device):
             pairs, inputs = self.pairs_and_inputs(batch)
-            return loss_of_pairs(pairs, inputs, self.reduction, self.engine, batch.processes)
+            loss = loss_of_pairs(pairs, inputs, self.reduction, self.engine, batch.processes)
+        prototypes = batch.prototypes  # learn beside this loss, which may have no gradient
+        learn = torch.is_grad_enabled() and prototypes is not None and prototypes.requires_grad
+        if self._watch.counts(self, batch, loss.requires_grad or learn):
+            if views is not None:
+                self._watch.check_embeddings(batch, views)
+            self._watch.check_contrast(loss)
+        return loss
 
     def check_options(self) -> None:
         """Raise an error for options that contradict each other."""
@@ -229,6 +243,7 @@ class InfoNCE(WeightedInfoNCE, LossWithMemory):
     fixed = frozenset({"memory_size", "dim", "similarity"})  # the memory is made for them
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.memory_size > 0 and self.dim is None:
             raise TypeError(f"memory_size={self.memory_size} needs the embedding dimension, dim=")
         if self.memory_size == 0 and self.dim is not None:
@@ -239,7 +254,6 @@ class InfoNCE(WeightedInfoNCE, LossWithMemory):
         self.register_buffer("memory", None)
         if self.dim is not None and self.memory_size > 0:
             self.memory = Memory(self.memory_size, self.dim)
-        self._watch = Watch("InfoNCE")
 
     @called_by_all("forward")
     def forward(
@@ -273,11 +287,9 @@ class InfoNCE(WeightedInfoNCE, LossWithMemory):
                 raise TypeError(f"a batch has {own}: call this InfoNCE with tensors")
             return self.loss_of_batch(batch)
         batch = self.batch_of(views, given)
-        loss = self.loss_of_batch(batch)
+        loss = self.loss_of_batch(batch, views)
         if self.memory is not None and self.moves_state(batch.embeddings):
             self.memory.store_batch(batch, manually=False)
-        if self._watch.is_due(self, loss, batch):
-            self._watch.look(views, batch, loss)
         return loss
 
     if TYPE_CHECKING:

@@ -15,6 +15,7 @@ from pgcl_losses.consistency import ConsistencyLoss
 from pgcl_losses.contrast import PrototypeReweightedNCE, Weighting
 from pgcl_losses.info_nce import WeightedInfoNCE
 from pgcl_losses.pairs.batch import (
+    Assignments,
     Batch,
     Negatives,
     OverPositives,
@@ -96,7 +97,7 @@ class PGCLLoss(LossWithMemory):
 
     The loss warns of silent failures, such as prototypes that no optimizer moves, NaN, or collapsed
     embeddings. Each warning appears once, and not in compiled or CUDA graphs.
-    ``warnings.filterwarnings("ignore", "PGCLLoss")`` silences them.
+    ``warnings.filterwarnings("ignore", "pgcl_losses")`` silences them.
 
     Shape:
         - views: two or more, ``[N, D]`` each, with norms up to 1e18; row i of each view is graph i
@@ -161,7 +162,7 @@ class PGCLLoss(LossWithMemory):
         self.register_buffer("memory", None)  # keys of a module None would be ignored
         if self.memory_size > 0:
             self.memory = Memory(self.memory_size, dim)
-        self._watch = Watch("PGCLLoss")
+        self._watch = Watch()
         self._check_contrast()
 
     @property
@@ -210,7 +211,7 @@ class PGCLLoss(LossWithMemory):
         given = Given(labels, positives, positive_weights, metadata)
         loss, contrast, consistency, batch = self._compute(views, given)
         cosine = mean_cosine(batch.embeddings.detach())
-        return PGCLTerms(loss, contrast, consistency, batch.assignments(), cosine)
+        return PGCLTerms(loss, contrast, consistency, Assignments(batch), cosine)
 
     def batch_of(self, views: tuple[Any, ...], given: Given) -> Batch:
         """Check what the loss is called with, and make a batch of it, with its assignments."""
@@ -235,12 +236,8 @@ class PGCLLoss(LossWithMemory):
             self.prototypes.advance(batch)
             if self.memory is not None:
                 self.memory.store_batch(batch, manually=False)
-        if self._watch.is_due(self, loss, batch):
-            checked = contrast if self.contrast_weight > 0 else None
-            prototypes = self.prototypes
-            is_sinkhorn = isinstance(prototypes, SinkhornPrototypes)
-            learning = prototypes if is_sinkhorn and self.consistency_weight > 0 else None
-            self._watch.look(views, batch, checked, learning)
+        if self._watch.counts(self, batch, loss.requires_grad):
+            self._watch.check_embeddings(batch, views)
         return loss, contrast, consistency, batch
 
     def _with_all_gradients(self, loss: Tensor, embeddings: Tensor) -> Tensor:

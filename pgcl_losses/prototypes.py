@@ -15,9 +15,10 @@ from pgcl_losses.base.normalize import computing_dtype, full_precision, unit_vec
 from pgcl_losses.base.options import Heads, Positive, Scale, Size, Temperature, with_options
 from pgcl_losses.clusters.kmeans import spherical_kmeans
 from pgcl_losses.clusters.sinkhorn import balance, probabilities, rank_clusters
-from pgcl_losses.pairs.batch import Assignment, Batch, batch_argument
+from pgcl_losses.pairs.batch import Assignments, Batch, batch_argument
 from pgcl_losses.pairs.given import Given
 from pgcl_losses.pairs.memory import Ring
+from pgcl_losses.watch import Watch
 
 
 class Prototypes(Protocol):
@@ -57,8 +58,9 @@ class Prototypes(Protocol):
 class SinkhornPrototypes(LossModule):
     r"""Learned prototypes (the centres of clusters), and the assignment of embeddings to them.
 
-    Use it by itself to cluster embeddings, or to feed a loss of your own; :class:`PGCLLoss` has one
-    inside. For each view it returns an :class:`Assignment`:
+    Use it by itself to cluster embeddings, or to compose PGCL by hand with
+    :class:`PrototypeReweightedNCE` and :class:`ConsistencyLoss`; :class:`PGCLLoss` has one inside.
+    It returns :class:`Assignments`, which have for each view
 
     - the prediction :math:`p = softmax(s / \tau)`, where s are the cosines of an embedding and the
       prototypes, or with ``balance_predictions`` one that is balanced within each view;
@@ -78,7 +80,7 @@ class SinkhornPrototypes(LossModule):
 
     Shape:
         - views: ``[N, D]`` each, with norms up to 1e18; row i of each view is graph i
-        - output: an :class:`Assignment` for each view
+        - output: :class:`Assignments`, a sequence with an :class:`Assignment` for each view
         - weight: the prototypes ``[K, D]``, a parameter. The prototypes of several heads follow
           each other
 
@@ -121,6 +123,7 @@ class SinkhornPrototypes(LossModule):
         self.register_buffer("queue", None)
         if self.queue_size > 0:
             self.queue = Ring(self.queue_views, self.queue_size, self.dim)
+        self._watch = Watch()
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -130,11 +133,11 @@ class SinkhornPrototypes(LossModule):
             buffer.zero_()
 
     @overload
-    def forward(self, *views: Tensor) -> tuple[Assignment, ...]: ...
+    def forward(self, *views: Tensor) -> Assignments: ...
     @overload
     def forward(self, *views: Batch) -> Batch: ...
     @called_by_all("forward")
-    def forward(self, *views: Tensor | Batch) -> tuple[Assignment, ...] | Batch:
+    def forward(self, *views: Tensor | Batch) -> Assignments | Batch:
         """Assign the embeddings of each view to the prototypes. Each view is balanced by itself.
 
         Given a :class:`~pgcl_losses.Batch`, return the batch with the assignment of all its
@@ -156,7 +159,7 @@ class SinkhornPrototypes(LossModule):
         batch = self._assigned(Batch.from_views(views, processes, Given(), dtype=dtype))
         if self.moves_state(batch.embeddings):
             self.advance(batch)
-        return batch.assignments()
+        return Assignments(batch)
 
     if TYPE_CHECKING:
         __call__ = forward
@@ -255,13 +258,16 @@ class SinkhornPrototypes(LossModule):
                     log_q = torch.cat([log_q, self._by_head(self._balanced(filled), past)])
                     cosines = torch.cat([cosines, past])
                 ranking = rank_clusters(log_q, cosines, self.epsilon)  # [M + B, K]
-        return batch._replace(
+        batch = batch._replace(
             prototypes=prototypes,
             log_probs=log_probs,
             targets=targets,
             clusters=self._by_head(partial(torch.argmax, dim=-1, keepdim=True), ranking),
             heads=self.heads,
         )
+        if self._watch.counts(self, batch, log_probs.requires_grad):
+            self._watch.check_clusters(batch, self)
+        return batch
 
     def _balanced(self, filled: Tensor | None) -> Callable[[Tensor], Tensor]:
         """Return `balance` with the options of this module."""

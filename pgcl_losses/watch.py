@@ -1,7 +1,12 @@
-"""Silent failures of a training: one warning reports each of them, and names the fix."""
+"""Silent failures of a training: one warning reports each of them, and names the fix.
+
+Each module watches what it knows: the contrasts the embeddings that they are called with and their
+own value, `SinkhornPrototypes` the clusters. So whoever calls the modules by hand gets the same
+warnings as whoever calls PGCLLoss.
+"""
 
 import math
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -21,16 +26,19 @@ if TYPE_CHECKING:
 # than this, and a short training has hardly more steps.
 _PATIENCE = 16
 _EVERY = 20  # of this many training forwards, the first three are checked
+_SMALL = 8  # a last batch is small if it has no more than this part of the other batches
 
 IsBad = Callable[..., bool]  # takes the values of a check; returns whether they are bad
 
 _TEXTS = {
     "gradient": f"the embeddings had no gradient in {_PATIENCE} training forwards, so the encoder "
     "does not learn: take it out of torch.no_grad() and its embeddings out of detach(). If "
-    'prototypes or temperature alone are to learn: warnings.filterwarnings("ignore", "{owner}: the '
-    'embeddings had no gradient")',
+    'prototypes or temperature alone are to learn: warnings.filterwarnings("ignore", "pgcl_losses: '
+    'the embeddings had no gradient")',
     "views": "two views are one tensor, so every query is its own positive: augment and encode "
     "twice",
+    "last": "a batch of {} graphs came among batches of {}, and its step counts as much as any "
+    "other, which costs accuracy: give the loader drop_last=True, or make batches of equal size",
     "size": "{} graphs of a batch and {} of the queue are balanced over {} prototypes, which is "
     "too many: use fewer prototypes, larger batches or a larger queue_size",
     "finite": "the embeddings hold NaN or inf: check the input of the encoder and its gradients",
@@ -38,90 +46,131 @@ _TEXTS = {
     "memory_size or more than one prototype; give one label to all embeddings of a graph or class, "
     "and another label to others. If all embeddings are in one cluster, normalise in the encoder",
     "motion": f"the prototypes have not moved in {_PATIENCE} training forwards: does the optimizer "
-    "have them? Adam([*encoder.parameters(), *pgcl.parameters()])",
-    "collapse": "the embeddings are collapsed: their mean cosine is {:.2f}, and no prototype tells "
-    "them apart (the consistency is {:.0%} of log K). Initialise the prototypes from embeddings, "
-    "before training: pgcl.prototypes.start_from_(embeddings)",
+    "have them? Adam([*encoder.parameters(), *pgcl.parameters()]), or *prototypes.parameters()",
+    "collapse": "the embeddings are collapsed: their mean cosine is {:.2f} and does not fall, and "
+    "no prototype tells them apart (the consistency is {:.0%} of log K). Initialise the prototypes "
+    "from embeddings, before training, by start_from_(embeddings), or set balance_predictions=True",
 }
 
 
 class Watch:
-    """Checks the training forwards of one loss, without synchronising with a device."""
+    """Checks the training forwards of one module, without synchronising with a device."""
 
-    def __init__(self, owner: str) -> None:
-        self.owner = owner  # the name of the loss, with which each warning begins
+    def __init__(self) -> None:
         self.steps = 0
         self.steps_without_gradient = 0  # in a row
+        self.sizes: deque[int] = deque(maxlen=5)  # of the last batches, in graphs
         self.start: tuple[int, Tensor] | None = None  # step and directions of prototypes, [K, D]
+        self.gradients = 0  # how many backwards have reached the prototypes, up to _PATIENCE
+        self.pushed = torch.zeros(())  # the sum of the absolute values of these gradients
+        self.is_motion_known = False
+        self.first_cosine = math.nan  # the mean cosine when it was first measured
         self.bad_in_a_row: Counter[str] = Counter()
         self.reported: set[str] = set()
         self.pending: list[tuple[str, int, IsBad, Tensor, torch.cuda.Event | None]] = []
 
-    def __reduce__(self) -> tuple[type["Watch"], tuple[str]]:
-        return Watch, (self.owner,)  # a copy starts counting anew
+    def __reduce__(self) -> tuple[type["Watch"], tuple[()]]:
+        return Watch, ()  # a copy starts counting anew
 
-    def is_due(self, module: nn.Module, loss: Tensor, batch: Batch) -> bool:
-        """Count a forward of the module, and return whether to check its batch.
+    def counts(self, module: nn.Module, batch: Batch, learns: bool) -> bool:
+        """Count a forward of the module if it is a training forward, and say whether it is one.
 
-        All processes check, and not rank 0 alone: where warnings are errors, all of them must fail,
-        or the others would wait for ever.
+        ``learns``: whether anything may get a gradient. All processes count and check, and not only
+        rank 0: where warnings are errors, all must fail, or the others would wait for ever.
         """
-        is_training = module.training and loss.requires_grad
-        if not (is_training and is_eager(batch.embeddings)):
+        if not (module.training and learns and is_eager(batch.embeddings)):
             return False
         self.steps += 1
-        has_gradient = batch.embeddings.requires_grad
-        self.steps_without_gradient = 0 if has_gradient else self.steps_without_gradient + 1
         self._read_pending()
+        return True
+
+    def is_due(self) -> bool:
+        """Whether this training forward is one of those whose values are checked."""
         return 0 < self.steps % _EVERY < 4
 
     @torch.no_grad()
-    def look(
-        self,
-        views: Sequence[object],  # the views or sets with which the loss was called
-        batch: Batch,
-        contrast: Tensor | None,  # None if its weight is 0
-        prototypes: "SinkhornPrototypes | None" = None,  # whose consistency has a weight above 0
-    ) -> None:
-        """Check a batch, after all modules have processed it.
-
-        Several warnings need three or more bad checks in a row, since the last batch of an epoch
-        may be small.
-        """
+    def check_embeddings(self, batch: Batch, views: Sequence[object] = ()) -> None:
+        """Check the embeddings of a training forward, and the views or sets that they come from."""
+        has_gradient = batch.embeddings.requires_grad
+        self.steps_without_gradient = 0 if has_gradient else self.steps_without_gradient + 1
+        self.sizes.append(batch.processes.lengths()[0])
+        if len(self.sizes) == 5:  # three alike, a small one, and one like the three: a new epoch
+            *before, small, size = self.sizes
+            is_small = before == [size] * 3 and _SMALL * small <= size
+            self._check("last", 1, is_small, small, size)
+        if not self.is_due():
+            return
         self._check("gradient", 1, self.steps_without_gradient >= _PATIENCE)
         self._check("views", 3, len(set(map(id, views))) < len(views))
         self._measure("finite", 1, lambda total: not math.isfinite(total), batch.embeddings.sum())
-        if contrast is not None:
+
+    @torch.no_grad()
+    def check_contrast(self, contrast: Tensor) -> None:
+        """Check the value of a contrast. The last batch of an epoch may be small, and give 0."""
+        if self.is_due():
             self._measure("zero", 3, lambda total: total == 0, contrast.abs().sum())
-        if prototypes is None or batch.log_probs is None or batch.targets is None:
+
+    def check_clusters(self, batch: Batch, prototypes: "SinkhornPrototypes") -> None:
+        """Check a batch that the prototypes have assigned."""
+        if batch.prototypes is None or batch.log_probs is None or batch.targets is None:
             return
         num_graphs, largest = batch.processes.lengths()[0], max(prototypes.heads)
+        if batch.prototypes.requires_grad and largest > 1:  # one prototype cannot learn
+            if self.gradients < _PATIENCE:
+                batch.prototypes.register_hook(self._count_gradient)  # type: ignore[no-untyped-call]  # torch has no type there
+            self._check_motion(prototypes)
+        if not self.is_due():
+            return
         is_small = 1 < num_graphs < largest - prototypes.queue_size
         self._check("size", 3, is_small, num_graphs, prototypes.queue_size, largest)
-        if largest > 1 and prototypes.weight.requires_grad and batch.embeddings.requires_grad:
-            self._check_motion(prototypes)
-        if num_graphs >= largest > 1 and "zero" not in self.reported:
-            # In many good trainings the embeddings look collapsed at first, while the prototypes
-            # are still random. So this warning needs seven bad checks in a row.
-            log_probs, targets = batch.views(batch.log_probs), batch.views(batch.targets)
-            ratio = consistency_ratio(log_probs, targets, batch.heads)
-            values = mean_cosine(batch.embeddings), ratio
-            self._measure("collapse", 7, lambda cos, ratio: cos > 0.9 and ratio > 0.95, *values)
+        if num_graphs >= largest > 1 and batch.clusters is not None and self.gradients:
+            with torch.no_grad():
+                log_probs, targets = batch.views(batch.log_probs), batch.views(batch.targets)
+                ratio = consistency_ratio(log_probs, targets, batch.heads)
+                # Where all embeddings are in one cluster, the contrast is 0, which is reported.
+                several = (batch.clusters != batch.clusters[:1]).any()
+                values = mean_cosine(batch.embeddings.detach()), ratio, several, self.pushed
+                self._measure("collapse", 3, self._is_collapsed, *values)
 
+    def _is_collapsed(self, cosine: float, ratio: float, several: float, pushed: float) -> bool:
+        """Whether embeddings lie in one direction, and have not left it since the first check.
+
+        In many good trainings embeddings begin like this, while the prototypes are still random.
+        """
+        if self.steps < _EVERY:
+            self.first_cosine = cosine if math.isnan(self.first_cosine) else self.first_cosine
+            return False
+        falls = cosine < self.first_cosine - 1e-3
+        return cosine > 0.9 and ratio > 0.95 and several > 0 and pushed > 0 and not falls
+
+    def _count_gradient(self, d_prototypes: Tensor) -> None:
+        self.gradients += 1
+        self.pushed = self.pushed.to(d_prototypes.device) + d_prototypes.detach().abs().sum()
+
+    @torch.no_grad()
     def _check_motion(self, prototypes: "SinkhornPrototypes") -> None:
-        """Check how far the optimizer has moved the prototypes, after enough forwards."""
-        directions = unit_vectors(prototypes.weight, torch.float32)
-        first, start = self.start = self.start or (self.steps, directions)
-        if self.steps - first >= _PATIENCE + prototypes.freeze_steps:
+        """Check once whether the optimizer moves prototypes to which backwards gave gradients.
+
+        Without a consistency they get no gradient, or zeros, and rightly never move.
+        """
+        if self.is_motion_known:
+            return
+        if self.start is None:
+            self.start = self.steps, unit_vectors(prototypes.weight, torch.float32)
+        first, start = self.start
+        is_time = self.steps - first >= _PATIENCE + prototypes.freeze_steps
+        if is_time and self.gradients >= _PATIENCE:
+            self.is_motion_known = True
+            directions = unit_vectors(prototypes.weight, torch.float32)
             moved = (directions - start.to(directions.device)).abs().max()
-            self._measure("motion", 1, lambda moved: moved < 1e-6, moved)
+            self._measure("motion", 1, _has_not_moved, moved, self.pushed)
 
     def _check(self, name: str, patience: int, is_bad: bool, *values: object) -> None:
         """Warn, once only, if a check was bad ``patience`` times in a row."""
         self.bad_in_a_row[name] = self.bad_in_a_row[name] + 1 if is_bad else 0
         if self.bad_in_a_row[name] >= patience and name not in self.reported:
             self.reported.add(name)
-            warn(f"{self.owner}: " + _TEXTS[name].format(*values, owner=self.owner))
+            warn("pgcl_losses: " + _TEXTS[name].format(*values))
 
     def _measure(self, name: str, patience: int, is_bad: IsBad, *values: Tensor) -> None:
         """Check values ``[]`` on a device, after they have been copied to the host."""
@@ -140,3 +189,7 @@ class Watch:
             del self.pending[0]
             values = copied.tolist()
             self._check(name, patience, is_bad(*values), *values)
+
+
+def _has_not_moved(moved: float, pushed: float) -> bool:
+    return moved < 1e-6 and pushed > 0

@@ -10,6 +10,7 @@ from typing_extensions import assert_type
 
 from pgcl_losses import (
     Assignment,
+    Assignments,
     Batch,
     ConsistencyLoss,
     InfoNCE,
@@ -27,10 +28,12 @@ def calls(z1: Tensor, z2: Tensor, batch: Batch) -> None:
     assert_type(PGCLLoss(8, (4, 6)).terms(z1, z2), PGCLTerms)
     prototypes = SinkhornPrototypes(8, [4, 6]).start_from_(z1)
     assignments = prototypes(z1, z2)
-    assert_type(assignments, tuple[Assignment, ...])
+    assert_type(assignments, Assignments)
+    assert_type(assignments[0], Assignment)
+    assert_type(ConsistencyLoss()(assignments), Tensor)
     assert_type(ConsistencyLoss()(*assignments), Tensor)
     contrast = PrototypeReweightedNCE(weighting="sample")
-    assert_type(contrast(z1, z2, assignments=assignments, prototypes=prototypes.weight), Tensor)
+    assert_type(contrast(z1, z2, assignments), Tensor)
     assert_type(prototypes(batch), Batch)
     assert_type(contrast(prototypes(batch)), Tensor)
     assert_type(DualBranchContrast(PGCLLoss(8), mode="G2G")(g1=z1, g2=z2), Tensor)

@@ -1,7 +1,9 @@
 """The batch that the modules of a loss pass to each other, and the assignment of one view."""
 
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal, NamedTuple, overload
 
 import torch
 from torch import Tensor
@@ -23,9 +25,9 @@ NOT_ASSIGNED = "the batch has no prototypes and targets: call SinkhornPrototypes
 class Assignment(NamedTuple):
     """The assignment of the embeddings of one view to the prototypes.
 
-    :class:`SinkhornPrototypes` returns one for each view. ``log_probs`` is what the embedding of a
-    graph predicts, and ``targets`` is the balanced assignment that the other views learn to
-    predict.
+    :class:`SinkhornPrototypes` returns one for each view, in :class:`Assignments`. ``log_probs`` is
+    what the embedding of a graph predicts, and ``targets`` is the balanced assignment that the
+    other views learn to predict.
 
     With several heads the columns of all heads lie side by side. ``targets.split(heads, dim=1)``
     separates them. Within each head, the rows of p and of q sum to 1, and clusters are numbered
@@ -47,27 +49,6 @@ class Assignment(NamedTuple):
     def all_heads(self) -> tuple[int, ...]:
         """How many prototypes each head has, also if there is one head."""
         return self.heads or (self.targets.shape[1],)
-
-
-class PGCLTerms(NamedTuple):
-    """The loss of :class:`PGCLLoss`, with its two terms and the assignments, to log them.
-
-    :meth:`PGCLLoss.terms` returns it. ``loss`` is what you call backward on; :func:`diagnostics`
-    turns all of it into metrics.
-
-    Example:
-        >>> from pgcl_losses import PGCLLoss
-        >>> pgcl = PGCLLoss(dim=32, consistency_weight=6.0)
-        >>> terms = pgcl.terms(torch.randn(64, 32), torch.randn(64, 32))
-        >>> torch.allclose(terms.loss, terms.contrast + 6.0 * terms.consistency)
-        True
-    """
-
-    loss: Tensor
-    contrast: Tensor  # before it is multiplied by its weight; 0 if the weight is 0
-    consistency: Tensor  # before it is multiplied by lambda; 0 if lambda is 0
-    assignments: tuple[Assignment, ...]  # one for each view
-    mean_cosine: Tensor  # [] the mean cosine of two different embeddings of the batch
 
 
 class Batch(NamedTuple):
@@ -155,36 +136,33 @@ class Batch(NamedTuple):
             batch = batch._replace(negative_pairs=listed)
         return batch
 
-    def assigned(
-        self,
-        prototypes: Tensor | None,
-        clusters: Sequence[Tensor] | None,
-        assignments: Sequence[Assignment] | None,
-    ) -> "Batch":
-        """Add prototypes, and the clusters or assignments of this process's views, to the batch.
+    def assigned(self, prototypes: Tensor | None, clusters: Sequence[Tensor] | None) -> "Batch":
+        """Add prototypes, and the clusters of this process's views, to the batch.
 
-        Clusters and assignments are gathered from all processes. An argument that is None adds
-        nothing.
+        Clusters are gathered from all processes. An argument that is None adds nothing.
         """
-        gather, dtype, batch = self.processes.gather, self.embeddings.dtype, self
+        dtype, batch = self.embeddings.dtype, self
         if prototypes is not None:
             with full_precision(prototypes.device):
                 units = unit_vectors(prototypes.detach(), dtype)
             batch = batch._replace(prototypes=units, heads=(len(units),))
-        if assignments is not None:
-            log_probs, targets, clusters, _ = zip(*assignments, strict=True)
-            batch = batch._replace(
-                heads=assignments[0].all_heads(),
-                log_probs=gather(torch.cat(log_probs).to(dtype)),
-                targets=gather(torch.cat(targets).detach().to(dtype)),
-            )
         if clusters is not None:
-            numbers, heads = gather(torch.cat(tuple(clusters))), batch.heads
+            numbers, heads = self.processes.gather(torch.cat(tuple(clusters))), batch.heads
             if not heads:  # no argument says how many clusters exist: count them
                 different, numbers = torch.unique(numbers, return_inverse=True)
                 heads = (len(different),)
             batch = batch._replace(clusters=numbers.view(len(numbers), -1), heads=heads)
         return batch
+
+    def assigned_as(self, other: "Batch") -> "Batch":
+        """Add the prototypes and clusters of another batch, which has the same graphs."""
+        assert other.prototypes is not None  # it has been checked
+        assert other.clusters is not None
+        return self._replace(
+            prototypes=other.prototypes.to(self.embeddings.dtype),
+            clusters=other.clusters[: len(self.embeddings)],  # without a memory
+            heads=other.heads,
+        )
 
     def views(self, values: Tensor) -> Tensor:
         """Split values of the embeddings by view: ``[M, ...] -> [V, N, ...]``.
@@ -199,21 +177,74 @@ class Batch(NamedTuple):
         total = self.embeddings.detach().sum()
         return total - total == 0
 
-    def assignments(self) -> tuple[Assignment, ...]:
-        """The assignments of this process's embeddings, one for each view.
 
-        The tuple is empty if :class:`SinkhornPrototypes` has not assigned the batch.
-        """
-        if self.log_probs is None or self.targets is None or self.clusters is None:
+@dataclass(frozen=True, eq=False)
+class Assignments(Sequence[Assignment]):
+    """The assignment of all views to the prototypes, as :class:`SinkhornPrototypes` returns it.
+
+    Give it to the losses as it is: it knows the prototypes, and with several processes the
+    embeddings of all of them. It is also a sequence with an :class:`Assignment` of this process's
+    embeddings for each view, which alone do not know the prototypes.
+
+    Example:
+        >>> from pgcl_losses import ConsistencyLoss, PrototypeReweightedNCE, SinkhornPrototypes
+        >>> prototypes = SinkhornPrototypes(dim=32)
+        >>> contrast, consistency = PrototypeReweightedNCE(), ConsistencyLoss()
+        >>> z1, z2 = torch.randn(64, 32), torch.randn(64, 32)
+        >>> a = prototypes(z1, z2)
+        >>> loss = contrast(z1, z2, a) + 6.0 * consistency(a)
+        >>> first, second = a
+        >>> first.clusters.shape
+        torch.Size([64])
+    """
+
+    batch: Batch  # with the assignment of all its embeddings
+
+    @overload
+    def __getitem__(self, index: int) -> Assignment: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Assignment, ...]: ...
+    def __getitem__(self, index: int | slice) -> Assignment | tuple[Assignment, ...]:
+        return self._by_view[index]
+
+    def __len__(self) -> int:
+        return len(self._by_view)
+
+    @cached_property
+    def _by_view(self) -> tuple[Assignment, ...]:
+        """One assignment for each view; none if the batch has not been assigned."""
+        batch = self.batch
+        if batch.log_probs is None or batch.targets is None or batch.clusters is None:
             return ()
-        count, num_views = len(self.embeddings), len(self.processes.counts)
-        clusters = self.clusters.squeeze(-1) if len(self.heads) == 1 else self.clusters
+        count, num_views = len(batch.embeddings), len(batch.processes.counts)
+        clusters = batch.clusters.squeeze(-1) if len(batch.heads) == 1 else batch.clusters
         parts = [
-            self.processes.own(part[:count]).tensor_split(num_views)
-            for part in (self.log_probs, self.targets, clusters)
+            batch.processes.own(part[:count]).tensor_split(num_views)
+            for part in (batch.log_probs, batch.targets, clusters)
         ]
         views = zip(*parts, strict=True)
-        return tuple([Assignment(p, q, c, self.heads) for p, q, c in views])
+        return tuple([Assignment(p, q, c, batch.heads) for p, q, c in views])
+
+
+class PGCLTerms(NamedTuple):
+    """The loss of :class:`PGCLLoss`, with its two terms and the assignments, to log them.
+
+    :meth:`PGCLLoss.terms` returns it. ``loss`` is what you call backward on; :func:`diagnostics`
+    turns all of it into metrics.
+
+    Example:
+        >>> from pgcl_losses import PGCLLoss
+        >>> pgcl = PGCLLoss(dim=32, consistency_weight=6.0)
+        >>> terms = pgcl.terms(torch.randn(64, 32), torch.randn(64, 32))
+        >>> torch.allclose(terms.loss, terms.contrast + 6.0 * terms.consistency)
+        True
+    """
+
+    loss: Tensor
+    contrast: Tensor  # before it is multiplied by its weight; 0 if the weight is 0
+    consistency: Tensor  # before it is multiplied by lambda; 0 if lambda is 0
+    assignments: Assignments  # one for each view
+    mean_cosine: Tensor  # [] the mean cosine of two different embeddings of the batch
 
 
 def of_all_sets(values: Labels, num_sets: int) -> Tensor:
@@ -224,14 +255,16 @@ def of_all_sets(values: Labels, num_sets: int) -> Tensor:
 def batch_argument(given: Sequence[object], others: Sequence[object] = ()) -> Batch | None:
     """Return the batch that a module is called with, or None if it is called with tensors.
 
-    ``given``: the arguments by position. ``others``: the arguments by name, which must be None
-    beside a batch.
+    Assignments hold a batch, which counts. ``given``: the arguments by position. ``others``: the
+    arguments by name, which must be None beside a batch.
     """
-    if not given or not isinstance(given[0], Batch):
+    first = given[0] if given else None
+    batch = first.batch if isinstance(first, Assignments) else first
+    if not isinstance(batch, Batch):
         return None
     if len(given) > 1 or others.count(None) < len(others):
         raise TypeError("a batch already holds all views and labels: give it alone")
-    return given[0]
+    return batch
 
 
 def check_assignments(assignments: Sequence[Any], prototypes: Tensor | None = None) -> None:

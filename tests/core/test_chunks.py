@@ -148,7 +148,7 @@ def test_first_and_second_derivatives_of_dense(name):
     torch.testing.assert_close(hessian, hessian.T)
 
 
-@pytest.mark.filterwarnings("ignore:InfoNCE")
+@pytest.mark.filterwarnings("ignore:pgcl_losses")
 @pytest.mark.parametrize("over_positives", ["mean", "supcon", "sum"])
 @pytest.mark.parametrize("labels", [[0, 0, 1, 1, 2], [0, 0, 0, 0, 0], [0, 1, 2, 3, 4]])
 def test_second_derivatives_without_negatives_or_positives(over_positives, labels):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from helpers import oracle
 from helpers.losses import of_seed
-from helpers.marks import NEGATIVES, examples, negatives_of
+from helpers.marks import NEGATIVES, examples, few_graphs, negatives_of
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,6 +14,7 @@ from pgcl_losses import PGCLLoss, PrototypeReweightedNCE
 from pgcl_losses.contrast import WEIGHTINGS
 
 
+@few_graphs
 @examples(150)
 @given(
     length=st.integers(1, 5),

@@ -284,7 +284,7 @@ def test_second_derivatives_of_the_contrast(options, negatives):
 
     def contrast(temperature, *views):
         pgcl.temperature = 1 * temperature
-        return pgcl.contrast(*views, assignments=constants, prototypes=pgcl.prototypes.weight)
+        return pgcl.contrast(*views, constants)
 
     temperature = torch.tensor(0.3, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradgradcheck(contrast, (temperature, *inputs))
@@ -297,13 +297,19 @@ def test_modules_called_by_themselves_give_the_terms(options, weighting):
     pgcl = PGCLLoss(DIM, **options, weighting=weighting).double()
     views = torch.randn(3, 5, DIM, dtype=torch.float64)
     terms, assignments = pgcl.terms(*views), pgcl.prototypes(*views)
-    given = {"prototypes": pgcl.prototypes.weight}
-    contrast = pgcl.contrast(*views, assignments=assignments, **given)
-    torch.testing.assert_close(contrast, terms.contrast)
-    torch.testing.assert_close(pgcl.consistency(*assignments), terms.consistency)
+    for contrast in (
+        pgcl.contrast(*views, assignments),
+        pgcl.contrast(*views, assignments=assignments),
+        pgcl.contrast(assignments),
+        pgcl.contrast(*views, terms.assignments),
+    ):
+        torch.testing.assert_close(contrast, terms.contrast)
+    for consistency in (pgcl.consistency(assignments), pgcl.consistency(*assignments)):
+        torch.testing.assert_close(consistency, terms.consistency)
     if options == {"num_prototypes": 3}:
         clusters = [assignment.clusters for assignment in assignments]
-        by_clusters = pgcl.contrast(*views, clusters=clusters, **given)
+        weight = pgcl.prototypes.weight
+        by_clusters = pgcl.contrast(*views, clusters=clusters, prototypes=weight)
         torch.testing.assert_close(by_clusters, terms.contrast)
 
 

@@ -39,7 +39,7 @@ EVERY_LOSS = (
     | {f"{mode}": (partial(pgcl, **mode), "") for mode in EVERY_MODE}
     | {f"{member}": (partial(pgcl, **member, queue_size=3), "") for member in FAMILY}
     | {
-        "modules by clusters": (partial(Apart, by_clusters=True), ""),
+        "modules by clusters": (partial(Apart, "clusters"), ""),
         "a memory smaller than the processes": (partial(info_nce, memory_size=1), "labels"),
         "consistency switched": (pgcl, "switch"),
         "made without consistency": (partial(pgcl, consistency_weight=0), "switch"),

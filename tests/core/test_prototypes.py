@@ -46,7 +46,7 @@ def test_agrees_with_the_oracle(
 
 @pytest.mark.parametrize("balance", [False, True])
 def test_gradcheck(balance):
-    prototypes = SinkhornPrototypes(3, 4, balance_predictions=balance).double()
+    prototypes = SinkhornPrototypes(3, 4, balance_predictions=balance).double().eval()
     given = torch.randn(5, 3, dtype=torch.float64, requires_grad=True), prototypes.weight
     assert torch.autograd.gradcheck(lambda z, _: prototypes(z)[0].log_probs, given)
     assert torch.autograd.gradgradcheck(lambda z, _: prototypes(z)[0].log_probs, given)

@@ -218,11 +218,10 @@ def test_terms_and_modules_get_metadata():
     pgcl = PGCLLoss(DIM, 3, score_mod=by_distance).double().eval()
     terms = pgcl.terms(Z1, Z2, metadata=METADATA)
     torch.testing.assert_close(terms.loss, pgcl(Z1, Z2, metadata=METADATA))
-    given = {"assignments": terms.assignments, "prototypes": pgcl.prototypes.weight}
-    contrast = pgcl.contrast(Z1, Z2, **given, metadata=METADATA)
+    contrast = pgcl.contrast(Z1, Z2, terms.assignments, metadata=METADATA)
     torch.testing.assert_close(contrast, terms.contrast)
     pgcl.contrast.score_mod = None
-    assert (pgcl.contrast(Z1, Z2, **given) - contrast).abs() > 1e-3
+    assert (pgcl.contrast(Z1, Z2, terms.assignments) - contrast).abs() > 1e-3
 
 
 def test_a_contrast_of_the_user_may_read_metadata():
@@ -320,5 +319,5 @@ def test_the_weights_of_pgcl_by_hand():
     def by_hand(scores, pair):
         return scores + table.log()[pair.query, pair.key]
 
-    ours = PrototypeReweightedNCE()(Z1, Z2, assignments=assignments, prototypes=prototypes.weight)
+    ours = PrototypeReweightedNCE()(Z1, Z2, assignments)
     torch.testing.assert_close(InfoNCE(score_mod=by_hand)(Z1, Z2, metadata=clusters), ours)

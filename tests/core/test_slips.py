@@ -7,6 +7,7 @@ import torch
 from helpers.marks import assert_error, slips
 
 from pgcl_losses import (
+    Assignments,
     Batch,
     ConsistencyLoss,
     InfoNCE,
@@ -43,7 +44,7 @@ LABELS, CLUSTERS = torch.arange(N), torch.arange(N) % K
 PAIR = torch.tensor([[2], [9]])
 BATCH = Batch(Processes([(N,), (N,)]), torch.cat([Z1, Z2]))
 ONE_VIEW = SinkhornPrototypes(D, K)(Batch(Processes([(N,)]), Z1))
-FIRST, SECOND = assigned(K)
+FIRST, SECOND = BOTH = assigned(K)
 DOUBLE = SECOND._replace(log_probs=torch.zeros(N, K).double())
 SHORT = SECOND._replace(log_probs=torch.zeros(2, K))
 OF_HEADS = assigned((2, 3))[0]
@@ -99,9 +100,14 @@ TYPE_ERRORS = [
     (lambda: with_pairs(None, torch.ones(1)), "positive_weights", "positives"),
     (lambda: with_pairs(PAIR, torch.ones(1) + 0j), "positive_weights", "real"),
     # Clusters, assignments and batches.
-    (lambda: contrast()(Z1, Z2, clusters=CLUSTERS, assignments=FIRST), "clusters", "assignments"),
-    (lambda: contrast()(Z1, Z2, assignments=(CLUSTERS, CLUSTERS)), "assignments[0]", "Tensor"),
-    (lambda: consistency(FIRST), "assignments", "got 1", "*assignments"),
+    (lambda: contrast()(Z1, Z2, BOTH, clusters=CLUSTERS), "clusters and assignments"),
+    (lambda: paper(Z1, Z2, BOTH, prototypes=torch.ones(K, D)), "prototypes and assignments"),
+    (lambda: paper(Z1, Z2, BOTH, assignments=BOTH), "z3", "Assignments"),
+    (lambda: paper(BOTH, assignments=BOTH), "give it alone"),
+    (lambda: paper(Z1, Z2, assignments=(FIRST, SECOND)), "Assignments", "tuple", "clusters="),
+    (lambda: paper(Z1, Z2, FIRST), "z3", "Assignment"),
+    (lambda: consistency(FIRST), "assignments", "got 1"),
+    (lambda: consistency(BOTH, BOTH), "give it alone"),
     (lambda: consistency(FIRST, DOUBLE), "assignments[1]", "torch.float64"),
     (lambda: prototypes()(BATCH, Z2), "batch"),
     (lambda: InfoNCE(similarity="dot")(BATCH), "batch", "similarity"),
@@ -226,6 +232,9 @@ VALUE_ERRORS = [
         "8",
     ),
     (lambda: contrast()(Z1, Z2), "assignments is None", "weighting='uniform'"),
+    (lambda: paper(Z1[:5], Z2[:5], BOTH), "2 views of 8 graphs", "2 views of 5", "same graphs"),
+    (lambda: paper(Z1, Z2, Z1, BOTH), "2 views of 8 graphs", "3 views of 8"),
+    (lambda: paper(Z1, Z2, Assignments(BATCH)), "SinkhornPrototypes"),
     (lambda: consistency(FIRST, SHORT), "assignments[1]", "(2, 3)"),
     (lambda: consistency(OF_HEADS, OF_HEADS._replace(heads=(3, 2))), "assignments[1].heads"),
     (lambda: diagnostics([OF_HEADS._replace(heads=(2, 2))]), "5", "(2, 2)"),

@@ -13,21 +13,22 @@ DIM = 4
 
 
 class Apart(nn.Module):
-    """The modules of PGCLLoss, each called by itself."""
+    """The modules of PGCLLoss, each called by itself, with all that the first returns or parts."""
 
-    def __init__(self, by_clusters=False, **options):
+    def __init__(self, by="assignments", **options):
         super().__init__()
-        self.by_clusters, self.pgcl = by_clusters, PGCLLoss(DIM, **options)
+        self.by, self.pgcl = by, PGCLLoss(DIM, **options)
         self.contrast = self.pgcl.contrast
 
     def forward(self, *views):
-        prototypes = self.pgcl.prototypes
-        assignments = prototypes(*views)
-        given = {"assignments": assignments}
-        if self.by_clusters:
-            given = {"clusters": [assignment.clusters for assignment in assignments]}
-        contrast = self.pgcl.contrast(*views, **given, prototypes=prototypes.weight)
-        return contrast + self.pgcl.consistency(*assignments)
+        prototypes, contrast, consistency = self.pgcl.children()
+        a = prototypes(*views)
+        if self.by == "assignments":
+            return contrast(*views, a) + consistency(a)
+        if self.by == "assignments alone":
+            return contrast(a) + consistency(a)
+        clusters = [view.clusters for view in a]
+        return contrast(*views, clusters=clusters, prototypes=prototypes.weight) + consistency(*a)
 
 
 def learned_temperature(loss, **options):
@@ -90,6 +91,7 @@ LOSSES = {
         "",
     ),
     "modules with heads": (partial(Apart, num_prototypes=(3, 4), reduction="none"), ""),
+    "modules with assignments alone": (partial(Apart, "assignments alone"), ""),
 }
 # Of one batch of two views, with a temperature that is given: what has other arithmetic.
 ARITHMETIC = [

@@ -7,7 +7,7 @@ from hypothesis import settings
 NEGATIVES = ("all", "cross")
 negatives_of = pytest.mark.parametrize("negatives", NEGATIVES)
 # The loss warns of batches with fewer graphs than prototypes.
-few_graphs = pytest.mark.filterwarnings("ignore:PGCLLoss")
+few_graphs = pytest.mark.filterwarnings("ignore:pgcl_losses")
 # torch.compile uses deprecated functions, and warns that Python 3.13.0 is slow.
 compiling = pytest.mark.filterwarnings(
     "ignore::DeprecationWarning", "ignore:Guards may run:RuntimeWarning"
