@@ -40,7 +40,7 @@ except Exception as error:  # with a torch that it was not built for, dgl fails 
     raise ImportError(
         f"pgcl_losses.adapters.dgl needs dgl, whose import fails ({type(error).__name__}: {error})"
         ": with Python 3.11 or older, pip install dgl==1.1.3 packaging, or in a checkout of "
-        "pgcl-losses: pip install '.[dgl]'"
+        "pgcl-losses: pip install -e '.[dgl]'"
     ) from error
 
 from . import _augmentations

@@ -36,7 +36,7 @@ try:
 except ImportError as error:
     raise ImportError(
         f"pgcl_losses.adapters.pyg needs torch_geometric ({error}): "
-        "pip install torch-geometric, or in a checkout of pgcl-losses: pip install '.[pyg]'"
+        "pip install torch-geometric, or in a checkout of pgcl-losses: pip install -e '.[pyg]'"
     ) from error
 
 from . import _augmentations

@@ -129,7 +129,7 @@ def train(epoch):
         scaler.update()
         schedule.step()
         total += terms.loss.detach()  # the same on all processes
-    numbers = diagnostics(terms, model.pgcl.prototypes.weight)
+    numbers = diagnostics(terms)
     return {**numbers, "epoch": epoch, "loss": total.item() / len(loader)}
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from pgcl_losses.base import checks as check
 from pgcl_losses.base.normalize import computing_dtype, unit_vectors
 from pgcl_losses.consistency import consistency_ratio
-from pgcl_losses.pairs.batch import Assignment, PGCLTerms, check_assignments
+from pgcl_losses.pairs.batch import Assignment, Assignments, PGCLTerms, check_assignments
 from pgcl_losses.pairs.weights import cluster_counts, prototype_log_weights
 
 
@@ -23,10 +23,10 @@ def diagnostics(
     The call synchronises with the device, so call it every few steps rather than in each step.
 
     Args:
-        source (PGCLTerms or sequence of Assignment): the result of :meth:`PGCLLoss.terms` or of
-            :class:`SinkhornPrototypes`.
-        prototypes (Tensor or None): ``[K, D]``, such as ``pgcl.prototypes.weight``. If they are
-            given, the metrics include ``mean_weight``.
+        source (PGCLTerms, Assignments or sequence of Assignment): the result of
+            :meth:`PGCLLoss.terms` or of :class:`SinkhornPrototypes`, or assignments of your own.
+        prototypes (Tensor or None): ``[K, D]``, of assignments of your own, which do not know them.
+            Without prototypes the metrics do not include ``mean_weight``.
 
     Returns:
         A dict of metrics by name.
@@ -69,6 +69,8 @@ def diagnostics(
         assignments = source.assignments
         for name in ("loss", "contrast", "consistency", "mean_cosine"):
             numbers[name] = getattr(source, name).mean().item()
+    if isinstance(assignments, Assignments) and prototypes is None:
+        prototypes = assignments.batch.prototypes
     if not isinstance(assignments, Sequence) or len(assignments) == 0:
         expected, came = "PGCLTerms or a sequence of Assignments", type(source).__name__
         raise TypeError(f"source must be {expected}, but got {came}")

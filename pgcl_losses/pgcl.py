@@ -86,7 +86,7 @@ class PGCLLoss(LossWithMemory):
     ``pgcl.contrast.decoupled = True``; ``pgcl.temperature = 0.1`` sets the temperature of both
     contrast and prediction. You may replace the modules ``prototypes``, ``contrast`` and
     ``consistency`` by modules of your own. The loss calls ``prototypes``, which must have what
-    :class:`~pgcl_losses.prototypes.Prototypes` says, with a :class:`Batch`, and the two other
+    :class:`Prototypes` says, with a :class:`Batch`, and the two other
     modules with the batch that ``prototypes`` returns.
 
     ``labels``, ``positives`` and ``metadata`` are as in :class:`InfoNCE`. They change the contrast

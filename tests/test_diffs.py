@@ -19,7 +19,7 @@ def blocks_of(page, language="python"):
 
 CHUNKS = blocks_of("docs/swap.md")
 DIFFS = [*blocks_of("docs/swap.md", "diff"), *blocks_of("docs/coming_from.md", "diff")]
-TROUBLE = blocks_of("docs/troubleshooting.md")
+PGCL = blocks_of("docs/pgcl.md")
 
 
 def the_one(blocks, text):
@@ -33,7 +33,7 @@ VIEWS = the_one(CHUNKS, "view2 = view1 + 0.1")
 def names_after(*blocks, **names):
     names = {"__name__": "swap", **names}
     for block in blocks:
-        exec(compile(block, "docs/swap.md", "exec"), names)
+        exec(compile(block, "page", "exec"), names)
     return names
 
 
@@ -44,13 +44,13 @@ def after(diff, **names):
 
 
 def test_the_optimizer_of_a_script_moves_the_prototypes():
-    names = names_after(VIEWS, the_one(CHUNKS, "info_nce if epoch"))
+    names = names_after(PGCL[0], the_one(PGCL, "info_nce if epoch"))
     assert names["optimizer"].state[names["pgcl"].prototypes.weight]["exp_avg"].any()
 
 
 @pytest.mark.parametrize("block", ["1. load both", '\noptimizer.add_param_group({"params": pgcl'])
 def test_an_optimizer_takes_the_prototypes_later(block):
-    names = names_after(*TROUBLE[: TROUBLE.index(the_one(TROUBLE, block)) + 1])
+    names = names_after(*PGCL[: PGCL.index(the_one(PGCL, block)) + 1])
     encoder = names.get("model", names["encoder"])
     pgcl, optimizer = getattr(encoder, "pgcl", names["pgcl"]), names["optimizer"]
     before = pgcl.prototypes.weight.detach().clone()
@@ -64,7 +64,7 @@ class Model(torch.nn.Module):
 
     def __init__(self, *_):
         super().__init__()
-        self.projection = torch.nn.Linear(96, 96)
+        self.projection, self.embedding_dim = torch.nn.Linear(96, 96), 96
 
     def loss_cal(self, x, x_aug):
         raise AssertionError("the script's own loss")
@@ -76,8 +76,11 @@ def embeddings():
 
 def given_by_a_script(x, x_aug):
     names = {"x": x, "x_aug": x_aug, "z1": x, "z2": x_aug, "tau": 0.4, "dim": 96}
-    names |= dict.fromkeys(("encoder", "num_hidden", "num_proj_hidden"))
-    return names | {"Model": Model, "GraphCL": Model, "model": Model(), "device": "cpu"}
+    names |= {"num_hidden": 96, "learning_rate": 1e-3, "weight_decay": 0.0, "lr": 1e-3}
+    names |= dict.fromkeys(("encoder", "num_proj_hidden"))
+    names["args"] = SimpleNamespace(hidden_dim=32, num_gc_layers=3)
+    models = dict.fromkeys(("Model", "GraphCL", "simclr"), Model)
+    return names | models | {"model": Model(), "device": "cpu"}
 
 
 @pytest.mark.parametrize(
@@ -90,7 +93,8 @@ def given_by_a_script(x, x_aug):
 )
 def test_a_diff_keeps_the_value_and_the_gradient_of_the_scripts_loss(page, own_loss, line, tau):
     x, x_aug = leaves = embeddings()
-    names = after(the_one(blocks_of(page, "diff"), line), **given_by_a_script(x, x_aug))
+    diff = the_one(blocks_of(page, "diff"), line).replace("+# model.loss", "+model.loss")
+    names = after(diff, **given_by_a_script(x, x_aug))
     loss, head = names["loss"], names["model"].projection
     views = leaves
     if own_loss is grace:
@@ -99,6 +103,31 @@ def test_a_diff_keeps_the_value_and_the_gradient_of_the_scripts_loss(page, own_l
     torch.testing.assert_close(loss, expected)
     gradients = [torch.autograd.grad(value, leaves) for value in (loss, expected)]
     torch.testing.assert_close(*gradients)
+
+
+@pytest.mark.parametrize(
+    ("page", "line"),
+    [
+        ("README.md", "-loss = model.loss_cal"),
+        ("docs/pgcl.md", "-loss = model.loss_cal"),
+        ("docs/pgcl.md", "-loss = model.loss(z1, z2, batch_size=0)"),
+    ],
+)
+def test_a_diff_trains_by_pgcl(page, line):
+    """The optimizer that the script makes afterwards has the prototypes."""
+    x, x_aug = embeddings()
+    names = after(the_one(blocks_of(page, "diff"), line), **given_by_a_script(x, x_aug))
+    model, views = names["model"], (x, x_aug)
+    pgcl = getattr(model, "pgcl", model.loss if hasattr(model, "loss") else None)
+    if "projection" in the_one(blocks_of(page, "diff"), line):
+        views = map(model.projection, views)
+    torch.testing.assert_close(names["loss"], pgcl.eval()(*views))
+    names["loss"].backward()
+    optimizer = names.get("optimizer") or torch.optim.Adam(model.parameters())
+    before = pgcl.prototypes.weight.detach().clone()
+    optimizer.step()
+    assert x.grad.any()
+    assert not torch.equal(pgcl.prototypes.weight, before)
 
 
 @pytest.mark.parametrize("num_views", [2, 3])

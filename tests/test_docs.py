@@ -179,7 +179,7 @@ def test_extras_that_pages_and_programs_name_exist():
 
 
 def test_the_pages_count_the_scripts():
-    assert f"the loss of {len(PRESETS)} published scripts" in (ROOT / "README.md").read_text()
+    assert f"losses of {len(PRESETS)} published scripts" in (ROOT / "README.md").read_text()
     by_name = f"losses of {len(InfoNCE.names())} scripts by name"
     assert by_name in (DOCS / "swap.md").read_text().replace("\n", " ")
 

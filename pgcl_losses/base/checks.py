@@ -68,7 +68,10 @@ def count(name: str, value: Any, minimum: int) -> int:
 def matrix(name: str, value: Any, shape: str) -> None:
     """Check that a value is a dense floating-point matrix with at least one column."""
     if not isinstance(value, Tensor):
-        raise TypeError(f"{name} must be a Tensor of shape {shape}, but got {type(value).__name__}")
+        parts = ", ".join(type(part).__name__ for part in value) if type(value) is tuple else ""
+        hint = f" ({parts}): of what the encoder returns, give the embeddings" if parts else ""
+        came = type(value).__name__ + hint
+        raise TypeError(f"{name} must be a Tensor of shape {shape}, but got {came}")
     if value.dim() != 2:
         is_vector = value.dim() == 1 and shape == "[N, D]" and name != "z1"
         hint = ": give labels as labels=" if is_vector or not value.is_floating_point() else ""

@@ -31,7 +31,8 @@ class Assignment(NamedTuple):
 
     With several heads the columns of all heads lie side by side. ``targets.split(heads, dim=1)``
     separates them. Within each head, the rows of p and of q sum to 1, and clusters are numbered
-    from 0. An empty ``heads`` means that there is one head.
+    from 0. An empty ``heads`` means that there is one head. Read the fields by name: a later
+    version may add some.
 
     Example:
         >>> from pgcl_losses import SinkhornPrototypes
@@ -230,7 +231,7 @@ class PGCLTerms(NamedTuple):
     """The loss of :class:`PGCLLoss`, with its two terms and the assignments, to log them.
 
     :meth:`PGCLLoss.terms` returns it. ``loss`` is what you call backward on; :func:`diagnostics`
-    turns all of it into metrics.
+    turns all of it into metrics. Read the fields by name: a later version may add some.
 
     Example:
         >>> from pgcl_losses import PGCLLoss

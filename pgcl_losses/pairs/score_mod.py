@@ -18,7 +18,16 @@ from pgcl_losses.base.normalize import full_precision
 
 
 class Pair(NamedTuple):
-    """What a `score_mod` may know of queries and keys besides their scores ``[I, K]``."""
+    """What a `score_mod` may know of queries and keys besides their scores ``[I, K]``.
+
+    Example:
+        >>> from pgcl_losses import InfoNCE, Pair
+        >>> def within_a_group(scores: torch.Tensor, pair: Pair) -> torch.Tensor:
+        ...     return scores.masked_fill(pair.query != pair.key, -torch.inf)
+        >>> loss_of, groups = InfoNCE(score_mod=within_a_group), torch.arange(8) // 4
+        >>> loss_of(torch.randn(8, 4), torch.randn(8, 4), metadata=groups).shape
+        torch.Size([])
+    """
 
     is_negative: Tensor  # [I, K] which keys are negatives: not the query, nor its positives
     temperature: Tensor  # tau; it broadcasts with the scores, and scores * tau are cosines

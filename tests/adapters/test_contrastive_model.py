@@ -105,6 +105,6 @@ def test_without_the_framework_the_error_names_the_extra(extra, imports, failure
     for name in [*sys.modules]:
         if name == adapter or name.split(".")[0] == imports:
             monkeypatch.delitem(sys.modules, name)
-    message = rf"{adapter} needs {imports}.*pip install '.\[{extra}\]'"
+    message = rf"{adapter} needs {imports}.*pip install -e '.\[{extra}\]'"
     with pytest.raises(ImportError, match=message):
         importlib.import_module(adapter)

@@ -333,7 +333,7 @@ def test_each_head_is_assigned_and_queued_by_itself():
 def test_diagnostics_of_each_head():
     pgcl = PGCLLoss(DIM, (4, 6))
     terms = pgcl.terms(*torch.randn(2, 9, DIM))
-    numbers = diagnostics(terms, pgcl.prototypes.weight)
+    numbers = diagnostics(terms)
     assert "agreement" not in numbers
     for h, columns in enumerate((slice(4), slice(4, 10))):
         alone = [
