@@ -8,6 +8,7 @@ PyG downloads the set unless it is in --root. MUTAG takes less than ten seconds 
 """
 
 import argparse
+import math
 
 import torch
 from sklearn.linear_model import LogisticRegression  # pip install -e '.[experiments]'
@@ -68,10 +69,12 @@ if args.pgcl:
 model.to(device)
 optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)  # PGCL's prototypes as well
 
+# At most 128 graphs, and equal batches: the step of a small last one would count as much as others.
+batch_size = math.ceil(len(dataset) / math.ceil(len(dataset) / 128))
 before = evaluate()
 for _ in tqdm(range(args.epochs), unit="epoch"):
     model.train()
-    for data in DataLoader(dataset, 128, shuffle=True):
+    for data in DataLoader(dataset, batch_size, shuffle=True):
         x, x_aug = model(data.to(device)), model(augment(data.to(device)))
         loss = model.loss(x, x_aug)  # was: model.loss_cal(x, x_aug)
         optimizer.zero_grad()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from pgcl_losses.base.modes import is_eager
+from pgcl_losses.base.modes import is_batched, is_eager
 from pgcl_losses.base.normalize import mean_cosine, unit_vectors
 from pgcl_losses.base.warnings import warn
 from pgcl_losses.consistency import consistency_ratio
@@ -58,7 +58,6 @@ class Watch:
 
     def __init__(self) -> None:
         self.steps = 0
-        self.steps_without_gradient = 0  # in a row
         self.sizes: deque[int] = deque(maxlen=5)  # of the last batches, in graphs
         self.start: tuple[int, Tensor] | None = None  # step and directions of prototypes, [K, D]
         self.gradients = 0  # how many backwards have reached the prototypes, up to _PATIENCE
@@ -91,8 +90,7 @@ class Watch:
     @torch.no_grad()
     def check_embeddings(self, batch: Batch, views: Sequence[object] = ()) -> None:
         """Check the embeddings of a training forward, and the views or sets that they come from."""
-        has_gradient = batch.embeddings.requires_grad
-        self.steps_without_gradient = 0 if has_gradient else self.steps_without_gradient + 1
+        self._check("gradient", _PATIENCE, not batch.embeddings.requires_grad)
         self.sizes.append(batch.processes.lengths()[0])
         if len(self.sizes) == 5:  # three alike, a small one, and one like the three: a new epoch
             *before, small, size = self.sizes
@@ -100,7 +98,6 @@ class Watch:
             self._check("last", 1, is_small, small, size)
         if not self.is_due():
             return
-        self._check("gradient", 1, self.steps_without_gradient >= _PATIENCE)
         self._check("views", 3, len(set(map(id, views))) < len(views))
         self._measure("finite", 1, lambda total: not math.isfinite(total), batch.embeddings.sum())
 
@@ -144,6 +141,8 @@ class Watch:
         return cosine > 0.9 and ratio > 0.95 and several > 0 and pushed > 0 and not falls
 
     def _count_gradient(self, d_prototypes: Tensor) -> None:
+        if is_batched(d_prototypes):  # outside of vmap it means nothing
+            return
         self.gradients += 1
         self.pushed = self.pushed.to(d_prototypes.device) + d_prototypes.detach().abs().sum()
 
@@ -160,7 +159,7 @@ class Watch:
         first, start = self.start
         is_time = self.steps - first >= _PATIENCE + prototypes.freeze_steps
         if is_time and self.gradients >= _PATIENCE:
-            self.is_motion_known = True
+            self.is_motion_known, self.start = True, None
             directions = unit_vectors(prototypes.weight, torch.float32)
             moved = (directions - start.to(directions.device)).abs().max()
             self._measure("motion", 1, _has_not_moved, moved, self.pushed)

@@ -7,9 +7,11 @@ from docs.tables import markdown
 from experiments.common import results
 from experiments.common.tables import DOCS, difference, sourced, spread
 
+from . import grace
 from .train import INFO_NCE, PGCL, UNTRAINED
 
 SAMPLES = Path(__file__).parent / "negatives.jsonl"
+GRACE = Path(__file__).parent / "grace.jsonl"
 MEASURES = {
     "one_shot": "1 label per class",
     "five_shot": "5 labels per class",
@@ -63,4 +65,8 @@ def samples(runs: Collection[results.Run]) -> str:
 def pages() -> dict[Path, dict[str, str]]:
     """The tables by page, from the committed runs."""
     runs = [run for run in results.read(SAMPLES).values() if run["config"]["dataset"] == "Photo"]
-    return {DOCS / "large_graphs.md": {"samples": samples(runs)}}
+    of_grace = results.read(GRACE).values()
+    return {
+        DOCS / "large_graphs.md": {"samples": samples(runs)},
+        DOCS / "pgcl.md": {"grace": sourced(grace.table(of_grace), of_grace)},
+    }

@@ -49,5 +49,9 @@ def may_overwrite(d: Tensor) -> bool:
 
     It may not if it can be repeated, or if vmap computes many gradients (``is_grads_batched``).
     """
-    is_batched = is_transformed(d) or torch._C._functorch.is_legacy_batchedtensor(d)
-    return not (is_batched or keeps_graph())
+    return not (is_batched(d) or keeps_graph())
+
+
+def is_batched(d: Tensor) -> bool:
+    """Whether a derivative stands for many, which vmap computes at once (``is_grads_batched``)."""
+    return is_transformed(d) or torch._C._functorch.is_legacy_batchedtensor(d)

@@ -294,3 +294,18 @@ def test_copies_warn_again_and_checkpoints_hold_no_counts():
     assert set(pgcl.state_dict()) == keys
     for fresh in (copy.deepcopy(pgcl), pickle.loads(pickle.dumps(pgcl))):
         assert len(train(fresh, lr=0)) == 1
+
+
+def test_gradients_that_vmap_batches_are_not_watched():
+    pgcl, z = PGCLLoss(DIM, 4, engine="dense"), torch.randn(2, 12, DIM, requires_grad=True)
+    losses = torch.stack([pgcl(*z), 2 * pgcl(*z)])
+    inputs = z, pgcl.prototypes.weight
+    both = torch.autograd.grad(losses, inputs, torch.eye(2), is_grads_batched=True)
+    pgcl(*z).backward()
+    torch.testing.assert_close(both[1][0], pgcl.prototypes.weight.grad)
+
+
+def test_an_encoder_without_gradient_is_reported_within_a_short_training():
+    """In forward 16: a first loop of 20 batches does not end in silence."""
+    for loss in (PGCLLoss(DIM, 4), ByHand(DIM, num_prototypes=4)):
+        assert step_of("had no gradient", loss, **DETACHED) == _PATIENCE

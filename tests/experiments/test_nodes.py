@@ -1,5 +1,6 @@
 """Nodes of one graph: both losses see the same views, and the program runs and resumes."""
 
+import copy
 import pickle
 
 import numpy as np
@@ -10,8 +11,9 @@ from helpers.scripts import main_here
 from scipy import sparse
 from torch_geometric.nn import GCNConv
 
+from experiments.common import results
 from experiments.nodes import __main__ as program
-from experiments.nodes import data, train
+from experiments.nodes import data, grace, train
 from experiments.nodes.train import INFO_NCE, LOSSES, PGCL, SETTING
 
 CONFIG = {"dataset": "Photo", "seed": 3, "batch": 32, "steps": 6, **SETTING}
@@ -84,6 +86,35 @@ def test_both_losses_see_the_same_and_prototypes_are_initialised_at_half(root, m
     torch.testing.assert_close(steps[:6], steps[6:], rtol=0, atol=0)
     assert not torch.equal(steps[0][0], steps[1][0])
     assert initialised == [(6 + 3, 100)]
+
+
+def test_graces_loop_trains_all_losses_from_the_same_weights_on_the_same_views(
+    root, tmp_path, monkeypatch, capsys
+):
+    steps, encoders = [], []
+    views_of, gcn = grace.views_of, grace.GCN
+    monkeypatch.setattr(grace, "views_of", lambda *args: steps.append(views_of(*args)) or steps[-1])
+
+    def encoder_of(*sizes):
+        encoder = gcn(*sizes)
+        encoders.append([copy.deepcopy(encoder.state_dict()), encoder])
+        return encoder
+
+    monkeypatch.setattr(grace, "GCN", encoder_of)
+    monkeypatch.setattr(
+        results, "complete", lambda path, jobs, run, workers: [run(*j) for j in jobs]
+    )
+    given = ["--dataset=Photo", f"--root={root}", "--seeds", "5", "--epochs", "1", "3"]
+    main_here(monkeypatch, grace, *given)
+    num_losses = len(grace.LOSSES)
+    assert len(steps) == 3 * num_losses
+    for number in range(1, num_losses):
+        torch.testing.assert_close(steps[3 * number : 3 * number + 3], steps[:3], rtol=0, atol=0)
+        torch.testing.assert_close(encoders[number][0], encoders[0][0], rtol=0, atol=0)
+    trained = [encoder.layers[0].weight.detach() for _, encoder in encoders]
+    assert all(not torch.equal(weight, trained[0]) for weight in trained[1:])
+    _, _, *rows = capsys.readouterr().out.splitlines()
+    assert [row.split(" | ")[0] for row in rows] == ["| Photo, 1 epochs", "| Photo, 3 epochs"]
 
 
 @pytest.mark.parametrize(
