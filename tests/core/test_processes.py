@@ -457,6 +457,20 @@ def test_given_prototypes_that_differ_are_noticed():
     on_ranks(given_prototypes, 2)
 
 
+def assigned_by_each_rank(rank, num_ranks):
+    torch.manual_seed(0)
+    z, weight = torch.randn(2, 4, DIM), SinkhornPrototypes(DIM, 3).state_dict()
+    for gather in (True, False):
+        prototypes = SinkhornPrototypes(DIM, 3, gather=gather)
+        prototypes.load_state_dict(weight)
+        with pytest.raises(ValueError, match=f"gather={not gather}: make it and the prototypes"):
+            PrototypeReweightedNCE(gather=not gather)(*z, prototypes(*z))
+
+
+def test_assignments_of_other_processes_than_the_contrasts_are_an_error():
+    on_ranks(assigned_by_each_rank, 2)
+
+
 def k_means(rank, num_ranks):
     """Calls of a method with arguments by name, and with one that is too many on one rank."""
     z = torch.randn(2, 9, DIM, generator=of_seed(0))
