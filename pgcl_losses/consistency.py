@@ -67,7 +67,7 @@ class ConsistencyLoss(LossModule):
 
         It also takes two or more assignments of your own, by position, or a :class:`Batch`.
         """
-        batch = batch_argument(assignments)
+        batch = batch_argument(self, assignments)
         if batch is None:
             log_probs = [getattr(given, "log_probs", given) for given in assignments]
             processes = self.agree("forward", log_probs, lambda: self._check(assignments))
@@ -97,7 +97,10 @@ class ConsistencyLoss(LossModule):
 
     def _check(self, assignments: tuple[Any, ...]) -> dict[str, object]:
         if (count := len(assignments)) < 2:
-            raise TypeError(f"assignments must be two or more, but got {count}")
+            raise TypeError(
+                f"assignments must be two or more, but got {count}: give what SinkhornPrototypes "
+                "returned as it is, as in consistency(a)"
+            )
         check_assignments(assignments)
         return {"heads": assignments[0].all_heads()}
 

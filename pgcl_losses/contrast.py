@@ -13,6 +13,7 @@ from pgcl_losses.base.options import with_options
 from pgcl_losses.info_nce import WeightedInfoNCE
 from pgcl_losses.pairs.batch import (
     NOT_ASSIGNED,
+    Assignment,
     Assignments,
     Batch,
     Negatives,
@@ -99,12 +100,18 @@ class PrototypeReweightedNCE(WeightedInfoNCE):
         ``clusters``, and ``prototypes`` for ``weighting="prototype"``. With another weighting and
         ``exclude_same_cluster=False`` the views are enough. A :class:`Batch` must have assignments.
         """
-        if len(views) > 1 and isinstance(views[-1], Assignments) and assignments is None:
-            *views, assignments = views  # type: ignore[assignment]  # a tuple of fewer
-        batch = batch_argument(views, (assignments, clusters, prototypes, metadata))
+        last = views[-1] if len(views) > 1 else None
+        if isinstance(last, Assignments) and assignments is None:
+            views, assignments = views[:-1], last
+        batch = batch_argument(self, views, (assignments, clusters, prototypes, metadata))
         if batch is None:
             batch = self.batch_of(views, assignments, clusters, prototypes, metadata)
-        return self.loss_of_batch(batch, None if isinstance(views[0], Batch) else views)
+        elif (num_views := len(batch.processes.counts)) < 2:
+            raise ValueError(f"views must be two or more, but the batch has {num_views}")
+        if isinstance(views[0], Batch):
+            return self.loss_of_batch(batch)
+        # The prototypes have checked whether two of the views are one tensor.
+        return self.loss_of_batch(batch, views if assignments is None else ())
 
     if TYPE_CHECKING:
         __call__ = forward
@@ -172,10 +179,20 @@ class PrototypeReweightedNCE(WeightedInfoNCE):
     def _check(
         self, views: Any, assignments: Any, clusters: Any, prototypes: Any
     ) -> dict[str, object]:
+        for view in views:
+            first = view[0] if type(view) in (tuple, list) and view else view
+            if isinstance(first, Assignment):
+                raise TypeError(
+                    "views must be Tensors, but got parts of Assignments: give what "
+                    "SinkhornPrototypes returned as it is, as in contrast(z1, z2, a)"
+                )
         check.loss_views(views, 2)
         check.temperature(self.temperature, views[0])
         if assignments is not None:
             return self._check_assignments(views, assignments, clusters, prototypes)
+        if prototypes is not None:
+            check.matrix("prototypes", prototypes, "[K, D]")
+            check.prototypes("prototypes", prototypes, "z1", views[0])
         if self._needs_clusters() and clusters is None:
             raise ValueError(
                 "assignments is None: give the output of SinkhornPrototypes, or clusters, or set "
@@ -183,9 +200,6 @@ class PrototypeReweightedNCE(WeightedInfoNCE):
             )
         if self.weighting == "prototype" and prototypes is None:
             raise ValueError("prototypes is None, but weighting='prototype' needs them: [K, D]")
-        if prototypes is not None:
-            check.matrix("prototypes", prototypes, "[K, D]")
-            check.prototypes("prototypes", prototypes, "z1", views[0])
         if clusters is not None:
             if isinstance(clusters, int) or len(clusters) != len(views):
                 each = f"a sequence of {len(views)}, one for each view"
@@ -206,7 +220,7 @@ class PrototypeReweightedNCE(WeightedInfoNCE):
             )
         for name, other in (("clusters", clusters), ("prototypes", prototypes)):
             if other is not None:
-                raise TypeError(f"{name} and assignments both say it: give one of them")
+                raise TypeError(f"assignments already hold the {name}: leave {name}= out")
         processes = assignments.batch.processes
         own = [counts[processes.rank] for counts in processes.counts]
         if own != [len(view) for view in views]:
@@ -217,11 +231,6 @@ class PrototypeReweightedNCE(WeightedInfoNCE):
             )
         if not assignments:
             raise ValueError(NOT_ASSIGNED)
-        if (processes.num_ranks() > 1) != self.is_distributed():
-            raise ValueError(
-                f"assignments are of {processes.num_ranks()} process(es), but this loss has "
-                f"gather={self.gather}: make it and the prototypes with the same gather and "
-                "process_group"
-            )
+        assignments.check(self)
         check.device("assignments", assignments.batch.embeddings, "z1", views[0])
         return {"heads": assignments.batch.heads}

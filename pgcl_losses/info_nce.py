@@ -280,7 +280,7 @@ class InfoNCE(WeightedInfoNCE, LossWithMemory):
             negative_pairs (Tensor): pairs (query, key) ``[2, P]`` that replace all other negatives.
         """
         given = Given(labels, positives, positive_weights, metadata, negative_pairs)
-        batch, is_unit = batch_argument(views, given), self.similarity == "cosine"
+        batch, is_unit = batch_argument(self, views, given), self.similarity == "cosine"
         if batch is not None:
             if self.memory is not None or batch.is_unit != is_unit:
                 own = "a memory and a similarity of its own"

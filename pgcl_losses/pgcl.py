@@ -211,7 +211,9 @@ class PGCLLoss(LossWithMemory):
         given = Given(labels, positives, positive_weights, metadata)
         loss, contrast, consistency, batch = self._compute(views, given)
         cosine = mean_cosine(batch.embeddings.detach())
-        return PGCLTerms(loss, contrast, consistency, Assignments(batch), cosine)
+        # The memory already holds this batch, so it must not be seen again.
+        assigned = Assignments(Batch(batch.processes, batch.embeddings).assigned_as(batch))
+        return PGCLTerms(loss, contrast, consistency, assigned, cosine)
 
     def batch_of(self, views: tuple[Any, ...], given: Given) -> Batch:
         """Check what the loss is called with, and make a batch of it, with its assignments."""

@@ -1,6 +1,6 @@
 """Prototypes, and the assignments of embeddings: predicted (Eq. 4) and balanced (Eq. 7 to 11)."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, overload
@@ -143,7 +143,7 @@ class SinkhornPrototypes(LossModule):
         Given a :class:`~pgcl_losses.Batch`, return the batch with the assignment of all its
         embeddings.
         """
-        batch = batch_argument(views)
+        batch = batch_argument(self, views)
         if batch is not None:  # the module that made the batch calls `advance`
             return self._assigned(batch)
 
@@ -156,7 +156,7 @@ class SinkhornPrototypes(LossModule):
 
         processes = self.agree("forward", views, check_inputs)
         dtype = computing_dtype(self.weight, *views)
-        batch = self._assigned(Batch.from_views(views, processes, Given(), dtype=dtype))
+        batch = self._assigned(Batch.from_views(views, processes, Given(), dtype=dtype), views)
         if self.moves_state(batch.embeddings):
             self.advance(batch)
         return Assignments(batch)
@@ -227,8 +227,11 @@ class SinkhornPrototypes(LossModule):
             raise TypeError("weight is computed from others: call start_from_ before weight_norm")
         return {"weight": described(self.weight)}
 
-    def _assigned(self, batch: Batch) -> Batch:
-        """Add the prototypes, and log p, q and the clusters of all embeddings, to the batch."""
+    def _assigned(self, batch: Batch, views: Sequence[object] = ()) -> Batch:
+        """Add the prototypes, and log p, q and the clusters of all embeddings, to the batch.
+
+        ``views``: what a user has called this module with, which is checked for silent failures.
+        """
         processes, embeddings = batch.processes, batch.embeddings
         with full_precision(embeddings.device):
             prototypes = processes.average_gradient(self._unit_prototypes(embeddings.dtype))
@@ -266,6 +269,7 @@ class SinkhornPrototypes(LossModule):
             heads=self.heads,
         )
         if self._watch.counts(self, batch, log_probs.requires_grad):
+            self._watch.check_views(views)
             self._watch.check_clusters(batch, self)
         return batch
 

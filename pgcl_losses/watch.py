@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import unserializable_hook
 
 from pgcl_losses.base.modes import is_batched, is_eager
 from pgcl_losses.base.normalize import mean_cosine, unit_vectors
@@ -37,7 +38,7 @@ _TEXTS = {
     'the embeddings had no gradient")',
     "views": "two views are one tensor, so every query is its own positive: augment and encode "
     "twice",
-    "last": "a batch of {} graphs came among batches of {}, and its step counts as much as any "
+    "last": "a batch of {} comes among batches of {}, and its step counts as much as any "
     "other, which costs accuracy: give the loader drop_last=True, or make batches of equal size",
     "size": "{} graphs of a batch and {} of the queue are balanced over {} prototypes, which is "
     "too many: use fewer prototypes, larger batches or a larger queue_size",
@@ -58,7 +59,8 @@ class Watch:
 
     def __init__(self) -> None:
         self.steps = 0
-        self.sizes: deque[int] = deque(maxlen=5)  # of the last batches, in graphs
+        self.sizes: deque[int] = deque(maxlen=5)  # of the latest batches, in graphs
+        self.last_batches: Counter[tuple[int, int]] = Counter()  # by their size and of the others
         self.start: tuple[int, Tensor] | None = None  # step and directions of prototypes, [K, D]
         self.gradients = 0  # how many backwards have reached the prototypes, up to _PATIENCE
         self.pushed = torch.zeros(())  # the sum of the absolute values of these gradients
@@ -92,14 +94,20 @@ class Watch:
         """Check the embeddings of a training forward, and the views or sets that they come from."""
         self._check("gradient", _PATIENCE, not batch.embeddings.requires_grad)
         self.sizes.append(batch.processes.lengths()[0])
-        if len(self.sizes) == 5:  # three alike, a small one, and one like the three: a new epoch
+        if len(self.sizes) == 5:
             *before, small, size = self.sizes
-            is_small = before == [size] * 3 and _SMALL * small <= size
-            self._check("last", 1, is_small, small, size)
+            if before == [size] * 3 and _SMALL * small <= size:  # a new epoch has begun
+                self.last_batches[small, size] += 1  # by chance it is not the same twice
+                self._check("last", 1, self.last_batches[small, size] > 1, small, size)
         if not self.is_due():
             return
-        self._check("views", 3, len(set(map(id, views))) < len(views))
+        self.check_views(views)
         self._measure("finite", 1, lambda total: not math.isfinite(total), batch.embeddings.sum())
+
+    def check_views(self, views: Sequence[object]) -> None:
+        """Check whether two of the views or sets that a module is called with are one tensor."""
+        if self.is_due():
+            self._check("views", 3, len(set(map(id, views))) < len(views))
 
     @torch.no_grad()
     def check_contrast(self, contrast: Tensor) -> None:
@@ -120,13 +128,14 @@ class Watch:
             return
         is_small = 1 < num_graphs < largest - prototypes.queue_size
         self._check("size", 3, is_small, num_graphs, prototypes.queue_size, largest)
-        if num_graphs >= largest > 1 and batch.clusters is not None and self.gradients:
+        if num_graphs >= largest > 1 and batch.clusters is not None:
             with torch.no_grad():
                 log_probs, targets = batch.views(batch.log_probs), batch.views(batch.targets)
                 ratio = consistency_ratio(log_probs, targets, batch.heads)
                 # Where all embeddings are in one cluster, the contrast is 0, which is reported.
                 several = (batch.clusters != batch.clusters[:1]).any()
-                values = mean_cosine(batch.embeddings.detach()), ratio, several, self.pushed
+                pushed = self.pushed if self.gradients else ratio.new_zeros(())
+                values = mean_cosine(batch.embeddings.detach()), ratio, several, pushed
                 self._measure("collapse", 3, self._is_collapsed, *values)
 
     def _is_collapsed(self, cosine: float, ratio: float, several: float, pushed: float) -> bool:
@@ -137,9 +146,10 @@ class Watch:
         if self.steps < _EVERY:
             self.first_cosine = cosine if math.isnan(self.first_cosine) else self.first_cosine
             return False
-        falls = cosine < self.first_cosine - 1e-3
-        return cosine > 0.9 and ratio > 0.95 and several > 0 and pushed > 0 and not falls
+        stays = cosine >= self.first_cosine - 1e-3
+        return stays and cosine > 0.9 and ratio > 0.95 and several > 0 and pushed > 0
 
+    @unserializable_hook  # type: ignore[untyped-decorator]  # so that a pickle of its tensor is silent
     def _count_gradient(self, d_prototypes: Tensor) -> None:
         if is_batched(d_prototypes):  # outside of vmap it means nothing
             return

@@ -1,8 +1,7 @@
 """The batch that the modules of a loss pass to each other, and the assignment of one view."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, overload
 
 import torch
@@ -11,6 +10,7 @@ from torch import Tensor
 from pgcl_losses.base import checks as check
 from pgcl_losses.base.distributed import Processes
 from pgcl_losses.base.modes import can_be_read
+from pgcl_losses.base.module import LossModule
 from pgcl_losses.base.normalize import computing_dtype, finite_or_nan, full_precision, unit_vectors
 from pgcl_losses.pairs.given import Given, Labels, is_unknown
 from pgcl_losses.pairs.rows import Listed
@@ -156,12 +156,13 @@ class Batch(NamedTuple):
         return batch
 
     def assigned_as(self, other: "Batch") -> "Batch":
-        """Add the prototypes and clusters of another batch, which has the same graphs."""
-        assert other.prototypes is not None  # it has been checked
-        assert other.clusters is not None
+        """Add the assignment of another batch, which has the same graphs; not of its memory."""
+        prototypes, clusters = other.prototypes, other.clusters
         return self._replace(
-            prototypes=other.prototypes.to(self.embeddings.dtype),
-            clusters=other.clusters[: len(self.embeddings)],  # without a memory
+            prototypes=None if prototypes is None else prototypes.to(self.embeddings.dtype),
+            log_probs=other.log_probs,
+            targets=other.targets,
+            clusters=None if clusters is None else clusters[: len(self.embeddings)],
             heads=other.heads,
         )
 
@@ -179,13 +180,13 @@ class Batch(NamedTuple):
         return total - total == 0
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Assignments(Sequence[Assignment]):
     """The assignment of all views to the prototypes, as :class:`SinkhornPrototypes` returns it.
 
     Give it to the losses as it is: it knows the prototypes, and with several processes the
     embeddings of all of them. It is also a sequence with an :class:`Assignment` of this process's
-    embeddings for each view, which alone do not know the prototypes.
+    embeddings for each view. These parts do not know the prototypes.
 
     Example:
         >>> from pgcl_losses import ConsistencyLoss, PrototypeReweightedNCE, SinkhornPrototypes
@@ -199,32 +200,48 @@ class Assignments(Sequence[Assignment]):
         torch.Size([64])
     """
 
-    batch: Batch  # with the assignment of all its embeddings
+    batch: Batch  # with the assignment of all its embeddings, without labels and memory
+    _by_view: tuple[Assignment, ...] | None = field(default=None, init=False, repr=False)
 
     @overload
     def __getitem__(self, index: int) -> Assignment: ...
     @overload
     def __getitem__(self, index: slice) -> tuple[Assignment, ...]: ...
     def __getitem__(self, index: int | slice) -> Assignment | tuple[Assignment, ...]:
-        return self._by_view[index]
+        return self._parts()[index]
 
     def __len__(self) -> int:
-        return len(self._by_view)
+        return len(self._parts())
 
-    @cached_property
-    def _by_view(self) -> tuple[Assignment, ...]:
-        """One assignment for each view; none if the batch has not been assigned."""
+    def _parts(self) -> tuple[Assignment, ...]:
+        """One assignment for each view, made once; none if the batch has not been assigned."""
+        # This is no cached_property, whose lock torch.compile cannot trace before Python 3.12.
+        if self._by_view is None:
+            self._by_view = tuple(self._split())
+        return self._by_view
+
+    def _split(self) -> Iterator[Assignment]:
         batch = self.batch
         if batch.log_probs is None or batch.targets is None or batch.clusters is None:
-            return ()
-        count, num_views = len(batch.embeddings), len(batch.processes.counts)
+            return
         clusters = batch.clusters.squeeze(-1) if len(batch.heads) == 1 else batch.clusters
         parts = [
-            batch.processes.own(part[:count]).tensor_split(num_views)
+            batch.processes.own(part).tensor_split(len(batch.processes.counts))
             for part in (batch.log_probs, batch.targets, clusters)
         ]
-        views = zip(*parts, strict=True)
-        return tuple([Assignment(p, q, c, batch.heads) for p, q, c in views])
+        for p, q, c in zip(*parts, strict=True):
+            yield Assignment(p, q, c, batch.heads)
+
+    def check(self, module: LossModule) -> None:
+        """Raise an error if the processes of a module are not the processes of the assignment."""
+        processes, owner = self.batch.processes, type(module).__name__
+        group = module.process_group if module.is_distributed() else None
+        if (processes.num_ranks() > 1, processes.group) != (module.is_distributed(), group):
+            raise ValueError(
+                f"assignments are of {processes.num_ranks()} process(es), but {owner} has "
+                f"gather={module.gather}: make it and the prototypes with the same gather and "
+                "process_group"
+            )
 
 
 class PGCLTerms(NamedTuple):
@@ -244,7 +261,7 @@ class PGCLTerms(NamedTuple):
     loss: Tensor
     contrast: Tensor  # before it is multiplied by its weight; 0 if the weight is 0
     consistency: Tensor  # before it is multiplied by lambda; 0 if lambda is 0
-    assignments: Assignments  # one for each view
+    assignments: Assignments  # of the views alone, without labels and memory
     mean_cosine: Tensor  # [] the mean cosine of two different embeddings of the batch
 
 
@@ -253,7 +270,9 @@ def of_all_sets(values: Labels, num_sets: int) -> Tensor:
     return torch.cat((values,) * num_sets if isinstance(values, Tensor) else tuple(values))
 
 
-def batch_argument(given: Sequence[object], others: Sequence[object] = ()) -> Batch | None:
+def batch_argument(
+    module: LossModule, given: Sequence[object], others: Sequence[object] = ()
+) -> Batch | None:
     """Return the batch that a module is called with, or None if it is called with tensors.
 
     Assignments hold a batch, which counts. ``given``: the arguments by position. ``others``: the
@@ -263,8 +282,17 @@ def batch_argument(given: Sequence[object], others: Sequence[object] = ()) -> Ba
     batch = first.batch if isinstance(first, Assignments) else first
     if not isinstance(batch, Batch):
         return None
-    if len(given) > 1 or others.count(None) < len(others):
-        raise TypeError("a batch already holds all views and labels: give it alone")
+    is_alone = len(given) == 1 and others.count(None) == len(others)
+    if not isinstance(first, Assignments):
+        if not is_alone:
+            raise TypeError("a batch already holds all views and labels: give it alone")
+    elif not is_alone:
+        raise TypeError(
+            "Assignments hold the embeddings of all views, which are assigned in one call: give "
+            "them alone, or to a contrast after the views, as in contrast(z1, z2, a)"
+        )
+    else:
+        first.check(module)
     return batch
 
 

@@ -31,7 +31,13 @@ from helpers.scripts import ROOT
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from pgcl_losses import InfoNCE, PGCLLoss, PrototypeReweightedNCE, SinkhornPrototypes
+from pgcl_losses import (
+    ConsistencyLoss,
+    InfoNCE,
+    PGCLLoss,
+    PrototypeReweightedNCE,
+    SinkhornPrototypes,
+)
 from pgcl_losses.base.distributed import checksum
 
 EVERY_LOSS = (
@@ -463,8 +469,14 @@ def assigned_by_each_rank(rank, num_ranks):
     for gather in (True, False):
         prototypes = SinkhornPrototypes(DIM, 3, gather=gather)
         prototypes.load_state_dict(weight)
-        with pytest.raises(ValueError, match=f"gather={not gather}: make it and the prototypes"):
-            PrototypeReweightedNCE(gather=not gather)(*z, prototypes(*z))
+        contrast, a = PrototypeReweightedNCE(gather=not gather), prototypes(*z)
+        calls = [(contrast, *z, a), (contrast, a), (ConsistencyLoss(gather=not gather), a)]
+        for module, *given in calls:
+            with pytest.raises(ValueError, match=f"gather={not gather}: make it and the proto"):
+                module(*given)
+    alone = [distributed.new_group([r]) for r in range(num_ranks)][rank]
+    with pytest.raises(ValueError, match="the same gather and process_group"):
+        PrototypeReweightedNCE(process_group=alone)(*z, SinkhornPrototypes(DIM, 3)(*z))
 
 
 def test_assignments_of_other_processes_than_the_contrasts_are_an_error():

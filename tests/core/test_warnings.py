@@ -172,6 +172,7 @@ def epochs(*sizes):
         (epochs(40, 40, 2), 0),  # an epoch of two batches and a last one
         (epochs(*[40] * 5, *[5] * 5), 0),  # two loaders, one after the other
         (epochs(40, 5), 0),  # and in turns
+        (epochs(*[40] * 50, 5, *[40] * 50), 0),  # once, such as a validation in train mode
         (epochs(5), 0),  # micro-batches of one size
         (epochs(40, 3, 17, 30, 2, 24, 9), 0),  # embeddings that a mask chooses
     ],
@@ -198,6 +199,25 @@ def step_of(text, loss, **training):
 def test_warnings_come_in_time(loss):
     assert step_of("have not moved", loss(DIM, num_prototypes=4), lr=0) <= 18
     assert step_of("are collapsed", loss(DIM, **SHARP), **COLLAPSED) <= 30
+
+
+@pytest.mark.parametrize("loss", [ByHand, Short])
+def test_two_views_that_are_one_tensor(loss):
+    messages = train(loss(DIM, num_prototypes=4), lambda z, step: (z[0],) * 2)
+    assert [text for text in messages if "two views are one tensor" in text] == messages[:1]
+
+
+def test_several_forwards_before_the_first_backward_are_no_collapse():
+    pgcl, z = PGCLLoss(DIM, **SHARP), torch.nn.Parameter(torch.randn(2, 40, DIM))
+    for step in range(6):  # embeddings that leave their common direction
+        spread = 0.05 + 0.04 * step
+        sum(pgcl(*collapsed(z, step, spread)) for _ in range(4)).backward()
+        pgcl.prototypes.weight.data += 1e-3 * torch.randn(7, DIM)
+
+
+def test_pickling_assignments_is_silent():
+    a = SinkhornPrototypes(DIM, 4)(*torch.randn(2, 12, DIM, requires_grad=True).detach())
+    assert len(pickle.loads(pickle.dumps(a))) == 2
 
 
 def test_a_cosine_that_falls_is_no_collapse():
