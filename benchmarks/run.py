@@ -108,7 +108,7 @@ def options(args: argparse.Namespace) -> Iterator[list[Row]]:
         with torch.no_grad():
             assignments = prototypes(*views)
         loss = PrototypeReweightedNCE(engine="chunks", **changed)
-        inputs = {"assignments": assignments, "prototypes": prototypes.weight.detach()}
+        inputs = {"assignments": assignments}
         steps[name] = measure.step_of(partial(loss, **inputs), *views)
     times = measure.time_in_turn(steps, args.rounds)
     yield measure.rows("options", f"N={num} D={DIM}", "chunks", times, "default")
