@@ -1,8 +1,8 @@
 """Silent failures of a training: one warning reports each of them, and names the fix.
 
 Each module watches what it knows: the contrasts the embeddings that they are called with and their
-own value, `SinkhornPrototypes` the clusters. So whoever calls the modules by hand gets the same
-warnings as whoever calls PGCLLoss.
+own value, `SinkhornPrototypes` the clusters. So a contrast and its prototypes warn by hand as they
+do within PGCLLoss, which checks the embeddings of its views itself.
 """
 
 import math
@@ -120,7 +120,8 @@ class Watch:
         if batch.prototypes is None or batch.log_probs is None or batch.targets is None:
             return
         num_graphs, largest = batch.processes.lengths()[0], max(prototypes.heads)
-        if batch.prototypes.requires_grad and largest > 1:  # one prototype cannot learn
+        # A single prototype cannot learn.
+        if not self.is_motion_known and batch.prototypes.requires_grad and largest > 1:
             if self.gradients < _PATIENCE:
                 batch.prototypes.register_hook(self._count_gradient)  # type: ignore[no-untyped-call]  # torch has no type there
             self._check_motion(prototypes)
@@ -162,8 +163,6 @@ class Watch:
 
         Without a consistency they get no gradient, or zeros, and rightly never move.
         """
-        if self.is_motion_known:
-            return
         if self.start is None:
             self.start = self.steps, unit_vectors(prototypes.weight, torch.float32)
         first, start = self.start

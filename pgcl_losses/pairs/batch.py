@@ -282,17 +282,16 @@ def batch_argument(
     batch = first.batch if isinstance(first, Assignments) else first
     if not isinstance(batch, Batch):
         return None
-    is_alone = len(given) == 1 and others.count(None) == len(others)
-    if not isinstance(first, Assignments):
-        if not is_alone:
-            raise TypeError("a batch already holds all views and labels: give it alone")
-    elif not is_alone:
+    assigned = first if isinstance(first, Assignments) else None
+    if len(given) > 1 or others.count(None) < len(others):
         raise TypeError(
-            "Assignments hold the embeddings of all views, which are assigned in one call: give "
-            "them alone, or to a contrast after the views, as in contrast(z1, z2, a)"
+            "a batch already holds all views and labels: give it alone"
+            if assigned is None
+            else "Assignments hold the embeddings of all views, which are assigned in one call: "
+            "give them alone, or to a contrast after the views, as in contrast(z1, z2, a)"
         )
-    else:
-        first.check(module)
+    if assigned is not None:
+        assigned.check(module)
     return batch
 
 
