@@ -18,6 +18,7 @@ from sklearn.metrics import (
 from sklearn.preprocessing import normalize, scale
 from torch_geometric.data import Data
 
+from experiments.common import results
 from experiments.common.digits import graphs_of_digits
 from experiments.common.graphs import (
     GRAPH_CL,
@@ -119,18 +120,16 @@ def settings(runs: Iterable[Run], names: Iterable[str]) -> Settings:
     runs = list(runs)
     choosing_runs = {name: of_set(runs, name, CHOOSING_SEEDS) for name in names}
 
-    def nmi(label: str, setting: Setting) -> float:
-        by_set = []
-        for name, of_name in choosing_runs.items():
-            config = config_of(name, label, setting)
-            by_seed = values(of_name, config, setting.space, "development")
-            if not by_seed:
-                raise ValueError(f"the record has no runs that choose settings of {config}")
-            by_set.append(np.mean([*by_seed.values()]))
-        return float(np.mean(by_set))
+    def nmi(label: str, setting: Setting) -> list[float]:
+        """Of the choosing seeds, on all sets."""
+        by_set = (
+            values(of_name, config_of(name, label, setting), setting.space, "development")
+            for name, of_name in choosing_runs.items()
+        )
+        return [value for by_seed in by_set for value in by_seed.values()]
 
     return {
-        label: max(method.candidates(), key=functools.partial(nmi, label))
+        label: results.best(method.candidates(), functools.partial(nmi, label))
         for label, method in METHODS.items()
     }
 
@@ -187,15 +186,15 @@ def run(config: Config, file: Path | None, choose_in: Collection[str] = ()) -> R
     found = {}
     for space, points in spaces.items():
         clusters = kmeans(points, classes, seed, restarts=10)
-        found[space] = measured(points, clusters, labels, seed)
+        found[space] = agreement(points, clusters, labels, seed)
         if space in choose_in:
             number = number_of_clusters(points, seed)
             clusters = kmeans(points, number, seed, restarts=10)
-            measures = measured(points, clusters, labels, seed)
+            measures = agreement(points, clusters, labels, seed)
             found[space]["chosen"] = {"clusters": number, **measures["held_out"]}
     if config["row"] == PGCL:
         clusters = model.loss.prototypes.assign(torch.from_numpy(projections)).numpy()
-        found[ASSIGN] = measured(spaces["projections"], clusters, labels, seed)
+        found[ASSIGN] = agreement(spaces["projections"], clusters, labels, seed)
     return {"config": config, "clusters": found, "seconds": round(time.perf_counter() - started, 1)}
 
 
@@ -217,7 +216,7 @@ def silhouette(points: np.ndarray, clusters: np.ndarray, seed: int) -> float:
     return float(silhouette_score(points[chosen], clusters[chosen]))
 
 
-def measured(
+def agreement(
     points: np.ndarray, clusters: np.ndarray, labels: np.ndarray, seed: int
 ) -> dict[str, Any]:
     """Measures in per cent of both halves, and of all graphs the silhouette and largest cluster."""

@@ -1,7 +1,7 @@
 """A graph encoder trained without labels: the paper's encoder, the losses, the loop."""
 
-import warnings
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,11 +11,9 @@ from torch_geometric.data import Batch, Data
 from torch_geometric.loader import DataLoader
 from torch_geometric.nn import GINConv, global_add_pool
 
-from pgcl_losses import InfoNCE, PGCLLoss
+from pgcl_losses import Batch as Embeddings
+from pgcl_losses import InfoNCE, PGCLLoss, SinkhornPrototypes
 from pgcl_losses.adapters.pyg import ContrastiveModel, EdgePerturb, NodeDrop
-
-# The committed runs of some sets have a small last batch; results.md says what it cost.
-warnings.filterwarnings("ignore", "pgcl_losses: a batch of")
 
 LAYERS, WIDTH = 3, 32
 DIM = LAYERS * WIDTH
@@ -43,7 +41,8 @@ SETTING: dict[str, Any] = {
     "perturb": 0.2,
     "lr": 0.01,
 }
-OF_PROTOTYPES = ("num_prototypes", "consistency_weight", "freeze_epochs")
+OF_PROTOTYPES = ("num_prototypes", "consistency_weight", "freeze_epochs", "predictions")
+PLAIN, CENTRED, BALANCED = "plain", "centred", "balanced"  # predictions of PGCL
 
 
 class GIN(nn.Module):
@@ -78,6 +77,29 @@ class Projected(nn.Module):
         return self.head(self.encoder(batch))
 
 
+class CentredPrototypes(SinkhornPrototypes):
+    """Predictions whose logits have mean 0 over each view, for each prototype."""
+
+    def forward(self, batch: Embeddings) -> Embeddings:
+        assigned = super().forward(batch)
+        of_views = assigned.views(assigned.log_probs)  # [V, N, K]
+        centred = (of_views - of_views.mean(1, keepdim=True)).log_softmax(-1)
+        return assigned._replace(log_probs=centred.view_as(assigned.log_probs))
+
+
+def pgcl_of(dim: int, num_prototypes: int, predictions: str = PLAIN, **options: Any) -> PGCLLoss:
+    """PGCL whose predictions are plain, centred or balanced over each view."""
+    is_balanced = predictions == BALANCED
+    pgcl = PGCLLoss(dim, num_prototypes, balance_predictions=is_balanced, **options)
+    if predictions == CENTRED:
+        freeze_steps = options.get("freeze_steps", 0)
+        of_prototypes = {"temperature": pgcl.temperature, "freeze_steps": freeze_steps}
+        centred = CentredPrototypes(dim, num_prototypes, **of_prototypes)
+        centred.load_state_dict(pgcl.prototypes.state_dict())
+        pgcl.prototypes = centred
+    return pgcl
+
+
 def options_of(row: str, setting: dict[str, Any]) -> dict[str, Any]:
     """The options of a row; losses without prototypes omit theirs."""
     if row == UNTRAINED:
@@ -98,10 +120,11 @@ def loss_of(config: dict[str, Any], batches: int) -> InfoNCE | PGCLLoss:
     if config["row"] == GRAPH_CL:
         return InfoNCE.like("GraphCL", temperature=temperature)
     options = {"consistency_weight": config["consistency_weight"], **ABLATION[config["row"]]}
-    frozen = config["freeze_epochs"] * batches
+    options["freeze_steps"] = config["freeze_epochs"] * batches
+    predictions = config.get("predictions", PLAIN)
     with torch.random.fork_rng(devices=[]):
-        return PGCLLoss(
-            DIM, config["num_prototypes"], temperature=temperature, freeze_steps=frozen, **options
+        return pgcl_of(
+            DIM, config["num_prototypes"], predictions, temperature=temperature, **options
         )
 
 
@@ -128,13 +151,22 @@ def train(
             optimizer.step()
 
 
+def batches_of(graphs: Sequence[Data], most: int) -> DataLoader:
+    """Shuffled batches of equal size, as few as there are of at most ``most`` graphs.
+
+    A small last batch would have few negatives, and its step would count as much as any other.
+    """
+    count = math.ceil(len(graphs) / most)
+    return DataLoader(graphs, math.ceil(len(graphs) / count), shuffle=True)
+
+
 def trained(config: dict[str, Any], graphs: list[Data]) -> ContrastiveModel:
     """A new model of this row and seed after all epochs; an untrained one has InfoNCE's loss."""
     torch.manual_seed(config["seed"])
     encoder = GIN(graphs[0].num_node_features)
     if config["row"] == UNTRAINED:
         config = SETTING | {"row": INFO_NCE, "epochs": 0}
-    loader = DataLoader(graphs, config["batch_size"], shuffle=True)
+    loader = batches_of(graphs, config["batch_size"])
     model = build(config, encoder, len(loader))
     train(model, loader, config)
     return model

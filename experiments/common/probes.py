@@ -1,8 +1,14 @@
-"""How the labels are split, and accuracy of embeddings where labels are few."""
+"""How the labels are split, and what embeddings are worth: with few labels, and with all."""
+
+from collections.abc import Callable
 
 import numpy as np
-from sklearn.model_selection import train_test_split
-from sklearn.preprocessing import normalize
+from sklearn.cluster import KMeans
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import normalized_mutual_info_score
+from sklearn.model_selection import cross_val_score, train_test_split
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler, normalize
 
 
 def halves(labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -31,3 +37,30 @@ def few_labels(
         ]
         accuracies.append(np.concatenate(correct).mean())
     return 100 * float(np.mean(accuracies))
+
+
+def all_labels(embeddings: np.ndarray, labels: np.ndarray) -> float:
+    """Accuracy in per cent of a logistic regression in five folds."""
+    probe = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000))
+    return 100 * float(cross_val_score(probe, embeddings, labels, cv=5).mean())
+
+
+def nmi(embeddings: np.ndarray, labels: np.ndarray, seed: int) -> float:
+    """Agreement in per cent of the classes with as many clusters by k-means with cosines."""
+    kmeans = KMeans(len(np.unique(labels)), n_init=10, random_state=seed)
+    return 100 * normalized_mutual_info_score(labels, kmeans.fit_predict(normalize(embeddings)))
+
+
+MEASURES: dict[str, Callable[[np.ndarray, np.ndarray, int], float]] = {
+    "labels_1": lambda z, labels, seed: few_labels(z, labels, 1, seed),
+    "labels_5": lambda z, labels, seed: few_labels(z, labels, 5, seed),
+    "nmi": nmi,
+    "all": lambda z, labels, seed: all_labels(z, labels),
+}
+
+
+def measured(
+    embeddings: np.ndarray, labels: np.ndarray, seed: int, *names: str
+) -> dict[str, float]:
+    """These of the `MEASURES`, in per cent."""
+    return {name: round(float(MEASURES[name](embeddings, labels, seed)), 3) for name in names}

@@ -7,12 +7,13 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import numpy as np
 import sklearn
 import torch
 import torch_geometric
@@ -24,6 +25,7 @@ import pgcl_losses.adapters
 
 Config = dict[str, Any]
 Run = dict[str, Any]  # a configuration under "config", its results, and "versions"
+Candidate = TypeVar("Candidate")
 
 
 def commit() -> str:
@@ -98,6 +100,20 @@ def matching(runs: Iterable[Run], config: Config) -> dict[int, Run]:
 
     wanted = named(config)
     return {run["config"]["seed"]: run for run in runs if named(run["config"]) == wanted}
+
+
+def best(
+    candidates: Iterable[Candidate], values: Callable[[Candidate], Collection[float]]
+) -> Candidate:
+    """The candidate with the highest mean of its values: those of the runs that choose settings."""
+
+    def mean(candidate: Candidate) -> float:
+        found = [*values(candidate)]
+        if not found:
+            raise ValueError(f"the record has no runs that choose settings of {candidate}")
+        return float(np.mean(found))
+
+    return max(candidates, key=mean)
 
 
 def write(path: Path, fill: Callable[[Path], Any]) -> None:

@@ -61,8 +61,13 @@ def check(name: str, folder: Path) -> None:
 
 
 def load(folder: Path) -> list[Data]:
-    """The graphs of a folder that `fetch` has made; without features, each node has a 1."""
-    graphs = list(TUDataset(str(folder), folder.name.rpartition("-")[0]))
+    """The graphs of a folder that `fetch` has made.
+
+    Features are the labels of nodes, without labels their attributes, and without these a 1.
+    """
+    name = folder.name.rpartition("-")[0]
+    has_labels = TUDataset(str(folder), name).num_node_labels > 0
+    graphs = list(TUDataset(str(folder), name, use_node_attr=not has_labels))
     for graph in graphs:
         if graph.x is None:
             graph.x = torch.ones(graph.num_nodes, 1)

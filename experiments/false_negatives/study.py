@@ -10,14 +10,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from sklearn.cluster import KMeans
-from sklearn.linear_model import LogisticRegression
-from sklearn.model_selection import cross_val_score
-from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler, normalize, scale
+from sklearn.preprocessing import normalize, scale
 from torch import Tensor, nn
 from torch_geometric.data import Batch, Data
-from torch_geometric.loader import DataLoader
 
+from experiments.common import results
 from experiments.common.digits import graphs_of_digits
 from experiments.common.graphs import (
     DIM,
@@ -27,10 +24,11 @@ from experiments.common.graphs import (
     SETTING,
     UNTRAINED,
     Projected,
+    batches_of,
     embed,
     train,
 )
-from experiments.common.probes import few_labels, halves
+from experiments.common.probes import halves, measured
 from experiments.common.results import Config, Run, matching
 from experiments.common.tu import load
 from pgcl_losses import Batch as Embeddings
@@ -44,6 +42,7 @@ RANDOM, RANDOM_PUSH = "random mask, PGCL's pairs", "random mask, PGCL's push"
 MASK_ALONE, DETACHED = "PGCL, mask alone", "PGCL, consistency detached"
 DETACHED_MASK = "PGCL, mask alone, consistency detached"
 ONE, THREE = "two trainings, one clustering", "two trainings, three clusterings"
+MEASURES = "labels_1", "labels_5", "all"
 PROTOTYPES = 10
 PGCLS = {
     PGCL: {},
@@ -149,9 +148,7 @@ def trained(config: Config, graphs: list[Data], groups: Tensor) -> ContrastiveMo
     loss, given = loss_of(config, groups)
     augments = NodeDrop(SETTING["drop"]), EdgePerturb(config["perturb"])
     model = ContrastiveModel(encoder, *augments, loss)
-    size = SETTING["batch_size"]
-    is_too_small = 0 < len(graphs) % size < PROTOTYPES  # the last batch, for balanced clusters
-    loader = DataLoader(graphs, size, shuffle=True, drop_last=is_too_small)
+    loader = batches_of(graphs, SETTING["batch_size"])
     train(model, loader, config | {"lr": SETTING["lr"]}, given)
     return model
 
@@ -178,18 +175,10 @@ def run(config: Config, file: Path | None) -> Run:
         z = embed(module, graphs)
         z = scale(z.astype(float)) if SETS[config["set"]].standardise else z
         for part, half in parts.items():
-            found[part + place] = measured(z[half], labels[half], config["seed"])
+            found[part + place] = measured(z[half], labels[half], config["seed"], *MEASURES)
     if config["row"] in (INFO_NCE, PGCL) and config["trained on"] == "half":
         found["push"] = push(model, training, config["seed"])
     return found | {"seconds": round(time.perf_counter() - started, 1)}
-
-
-def measured(embeddings: np.ndarray, labels: np.ndarray, seed: int) -> dict[str, float]:
-    """Accuracy in per cent with 1, 5 and all labels."""
-    probe = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000))
-    measures = {f"labels_{n}": few_labels(embeddings, labels, n, seed) for n in (1, 5)}
-    measures["all"] = 100 * float(cross_val_score(probe, embeddings, labels, cv=5).mean())
-    return {name: round(value, 3) for name, value in measures.items()}
 
 
 def groups_of(config: Config, labels: np.ndarray, file: Path | None) -> Tensor:
@@ -224,8 +213,7 @@ def push(model: ContrastiveModel, graphs: list[Data], seed: int) -> dict[str, fl
     InfoNCE has no clusters: prototypes are made from its projections, by k-means.
     """
     torch.manual_seed(seed)
-    loader = DataLoader(graphs, SETTING["batch_size"], shuffle=True, drop_last=True)
-    loader = loader if len(loader) else DataLoader(graphs, len(graphs))
+    loader = batches_of(graphs, SETTING["batch_size"])
     model.train()
     with torch.no_grad():
         batches = [(batch.y, *views_of(model, batch)) for batch in loader]
@@ -286,14 +274,7 @@ def values(
 def best(runs: Iterable[Run], candidates: Iterable[Config], part: str) -> Config:
     """The candidate with the highest mean accuracy with one label over the choosing seeds."""
     runs = [run for run in runs if run["config"]["seed"] in CHOOSING_SEEDS]
-
-    def accuracy(config: Config) -> float:
-        by_seed = values(runs, config, part=part)
-        if not by_seed:
-            raise ValueError(f"the record has no runs that choose settings of {config}")
-        return float(np.mean([*by_seed.values()]))
-
-    return max(candidates, key=accuracy)
+    return results.best(candidates, lambda config: values(runs, config, part=part).values())
 
 
 def of_row(name: str, row: str) -> list[Config]:

@@ -1,166 +1,169 @@
-"""Which settings run on digits and MSRC_9, by which labels they are chosen. plan.md says why."""
+"""Which losses train on which sets, and by which labels settings are chosen. plan.md says why."""
 
+import functools
 import itertools
 import time
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from sklearn.cluster import KMeans
-from sklearn.linear_model import LogisticRegression
-from sklearn.metrics import normalized_mutual_info_score
-from sklearn.model_selection import cross_val_score
-from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler, normalize, scale
+from sklearn.preprocessing import scale
+from torch_geometric.data import Data
 
+from experiments.common import results
 from experiments.common.digits import graphs_of_digits
 from experiments.common.graphs import (
+    BALANCED,
+    CENTRED,
+    DIM,
     GRAPH_CL,
     INFO_NCE,
     PGCL,
+    PLAIN,
     SETTING,
     UNTRAINED,
     embed,
-    options_of,
     trained,
 )
-from experiments.common.probes import few_labels, halves
-from experiments.common.results import Run, matching
+from experiments.common.probes import halves, measured
+from experiments.common.results import Config, Run, matching
 from experiments.common.tu import load
+from pgcl_losses import InfoNCE, PGCLLoss
 
-CHOOSING_SEEDS = range(100, 105)
-FROZEN, PAPER = "PGCL, frozen in the first epoch", "PGCL, the paper's lambda"
+RECORDS = Path(__file__).parent
+CHOOSING_SEEDS = range(600, 602)
 MEASURES = {
     "labels_1": "1 label per class",
     "labels_5": "5 labels per class",
     "nmi": "k-means NMI",
     "all": "all labels",
 }
-LOSSES = (INFO_NCE, GRAPH_CL, PGCL, PAPER)
-
-Options = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Study:
-    """A set of graphs, and the settings that are compared on it."""
-
-    name: str
-    setting: Options
-    temperatures: tuple[float, ...]
-    prototypes: tuple[int, ...]  # K, for PGCL; with the paper's lambda the first alone
-    weights: tuple[float, ...]  # lambda, for PGCL
-    seeds: range  # that results are of
-    standardise: bool  # embeddings, before they are measured
-
-    @property
-    def record(self) -> Path:
-        return Path(__file__).parent / f"{self.name}.jsonl"
-
-    def candidates(self, row: str) -> list[Options]:
-        """The settings that a row is chosen from."""
-        grid = itertools.product(
-            self.temperatures,
-            self.prototypes if row == PGCL else self.prototypes[:1],
-            self.weights if row == PGCL else [SETTING["consistency_weight"]],
-        )
-        names = "temperature", "num_prototypes", "consistency_weight"
-        return [
-            options_of(
-                PGCL if row == PAPER else row, self.setting | dict(zip(names, values, strict=True))
-            )
-            for values in grid
-        ]
-
-    def choosing(self) -> list[Options]:
-        return [options for row in LOSSES for options in self.candidates(row)]
-
-    def rows(self, runs: Iterable[Run]) -> dict[str, Options]:
-        """The options of each row: with the best one-shot accuracy on the development half."""
-        runs = [run for run in runs if run["config"]["seed"] in CHOOSING_SEEDS]
-
-        def accuracy(options: Options) -> float:
-            by_seed = values(runs, options, "development", "labels_1")
-            if not by_seed:
-                raise ValueError(f"the record has no runs that choose settings of {options}")
-            return float(np.mean([*by_seed.values()]))
-
-        rows = {row: max(self.candidates(row), key=accuracy) for row in LOSSES}
-        pgcl = rows[PGCL]
-        rows[PGCL] = pgcl | {"freeze_epochs": 0}  # the default of PGCLLoss
-        return {UNTRAINED: {"row": UNTRAINED}, **rows, FROZEN: pgcl | {"freeze_epochs": 1}}
-
-    def reported(self, rows: dict[str, Options]) -> list[Options]:
-        """The options that results are of: all rows, and two losses at every temperature."""
-        over = itertools.product((rows[INFO_NCE], rows[PGCL]), self.temperatures)
-        return [*rows.values(), *(row | {"temperature": tau} for row, tau in over)]
+TEMPERATURES = (0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0, 2.0, 4.0)  # of InfoNCE
+PREDICTIONS, WEIGHTS, OF_PGCL = (PLAIN, CENTRED, BALANCED), (0.3, 1.0, 6.0), (0.2, 0.5, 1.0)
+OPTIONS = "temperature", "consistency_weight", "predictions", "num_prototypes"
+PAPER = dict(zip(OPTIONS, (0.2, 6.0, PLAIN, 10), strict=True))
+PROTOTYPES = 20, 50  # K, in place of the paper's 10
+CURVE = (0.1, 0.2, 0.5, 1.0, 2.0, 4.0)
+LONGER, OF_LENGTHS = (1, 2, 4), (0.2, 0.5, 1.0, 2.0, 4.0)  # times the epochs; temperatures
+FEW = 10  # seeds, where not all of a set run
+AT_BEST, OF_PAPER = "at its best", "PGCL, the paper's options"
 
 
-DIGITS = Study(
-    "digits",
-    # Settings were chosen with frozen prototypes.
-    SETTING | {"perturb": 0.1, "freeze_epochs": 1},
-    temperatures=(0.2, 0.5, 1.0, 2.0),
-    prototypes=(10, 20, 40),
-    weights=(6.0, 1.0),
-    seeds=range(40, 80),
-    standardise=False,
-)
-MSRC_9 = Study(
-    "MSRC_9",
-    SETTING | {"epochs": 60, "freeze_epochs": 0},
-    temperatures=(0.2, 0.5, 1.0, 2.0, 4.0),
-    prototypes=(10,),
-    weights=(1.0,),
-    seeds=range(40, 60),
-    standardise=True,
-)
-STUDIES = {study.name: study for study in (DIGITS, MSRC_9)}
+class Set(NamedTuple):
+    """What differs between sets."""
+
+    epochs: int
+    perturb: float = 0.2
+    standardise: bool = True  # embeddings, before they are measured
+    seeds: range = range(610, 620)  # that results are of
+    in_depth: bool = False  # temperatures, lengths of training, and GraphCL's own loss
 
 
-def jobs(
-    study: Study,
-    options: Iterable[Options],
-    seeds: Iterable[int],
-    source: tuple[Path | None, str | None] = (None, None),
-) -> list[tuple[Options, str, Path | None]]:
-    """Arguments of `run`; ``source`` is the file of a set and its digest, digits have none."""
-    file, digest = source
-    data = {"data": digest} if digest else {}
-    pairs = itertools.product(seeds, options)
-    return [(of_row | {"seed": seed} | data, study.name, file) for seed, of_row in pairs]
+SETS = {
+    "digits": Set(20, perturb=0.1, standardise=False, seeds=range(610, 650), in_depth=True),
+    "MSRC_9": Set(60, seeds=range(610, 630), in_depth=True),
+    # About 200 steps each.
+    "ENZYMES": Set(40),
+    "MSRC_21": Set(40),
+    "Letter-low": Set(12),
+    "Letter-med": Set(12),
+    "Letter-high": Set(12),
+}
 
 
-def run(config: Options, name: str, file: Path | None) -> Run:
+def config_of(name: str, row: str, times: int = 1, **options: Any) -> Config:
+    """A configuration without seed. ``times``: how often the epochs of the set."""
+    of_set = SETS[name]
+    length = {"epochs": times * of_set.epochs, "perturb": of_set.perturb}
+    return {"set": name, "row": row, **({} if row == UNTRAINED else length), **options}
+
+
+def defaults() -> Config:
+    """The options of `PGCLLoss` that are claims."""
+    loss = PGCLLoss(DIM)
+    predictions = BALANCED if loss.prototypes.balance_predictions else PLAIN
+    of_loss = loss.temperature, loss.consistency_weight, predictions, loss.prototypes.heads[0]
+    return dict(zip(OPTIONS, of_loss, strict=True))
+
+
+def grid(predictions: str) -> list[Config]:
+    """Options of PGCL: all weights and temperatures, with these predictions."""
+    pairs = itertools.product(OF_PGCL, WEIGHTS)
+    return [dict(zip(OPTIONS, (*pair, predictions, 10), strict=True)) for pair in pairs]
+
+
+def candidates(name: str, row: str) -> list[Config]:
+    """Nine settings, of which each loss has its best."""
+    if row == PGCL:
+        return [config_of(name, row, **options) for options in grid(defaults()["predictions"])]
+    return [config_of(name, row, temperature=tau) for tau in TEMPERATURES]
+
+
+def choosing(name: str) -> Iterator[Config]:
+    """The candidates of all losses, and of the defaults."""
+    yield config_of(name, UNTRAINED)
+    for row in (INFO_NCE, GRAPH_CL) if SETS[name].in_depth else (INFO_NCE,):
+        yield from candidates(name, row)
+    for predictions in PREDICTIONS:
+        yield from (config_of(name, PGCL, **options) for options in grid(predictions))
+
+
+def choosing_prototypes(name: str) -> list[Config]:
+    """The defaults with other numbers of prototypes."""
+    return [config_of(name, PGCL, **defaults() | {"num_prototypes": k}) for k in PROTOTYPES]
+
+
+def best(runs: Iterable[Run], of: Iterable[Config], measure: str = "labels_1") -> Config:
+    """The best setting by the choosing seeds, on the development half."""
+    runs = [run for run in runs if run["config"]["seed"] in CHOOSING_SEEDS]
+    return results.best(of, lambda config: values(runs, config, "development", measure).values())
+
+
+def rows(name: str, runs: Iterable[Run], measure: str = "labels_1") -> dict[str, Config]:
+    """What is reported: losses at their defaults, and at their best by this measure."""
+    runs = list(runs)
+    of_info_nce = config_of(name, INFO_NCE, temperature=InfoNCE().temperature)
+    found = {UNTRAINED: config_of(name, UNTRAINED), INFO_NCE: of_info_nce}
+    losses = (INFO_NCE, PGCL, GRAPH_CL) if SETS[name].in_depth else (INFO_NCE, PGCL)
+    for row in losses:
+        found[f"{row} {AT_BEST}"] = best(runs, candidates(name, row), measure)
+    found[PGCL] = config_of(name, PGCL, **defaults())
+    return {**found, OF_PAPER: config_of(name, PGCL, **PAPER)}
+
+
+def at_temperatures(name: str, row: str, temperatures: Iterable[float], times: int) -> list[Config]:
+    """A loss with its defaults at other temperatures."""
+    options = defaults() if row == PGCL else {}
+    return [config_of(name, row, times, **options | {"temperature": tau}) for tau in temperatures]
+
+
+def of_length(name: str, row: str, times: int) -> list[Config]:
+    """The settings from which a longer training chooses, as many for each loss."""
+    return at_temperatures(name, row, OF_LENGTHS, times)
+
+
+@functools.lru_cache(maxsize=1)
+def graphs_of(file: Path | None) -> list[Data]:
+    return graphs_of_digits() if file is None else load(file)
+
+
+def run(config: Config, file: Path | None) -> Run:
     """Train with these options, and measure the embeddings of both halves."""
     started = time.perf_counter()
-    graphs = graphs_of_digits() if file is None else load(file)
+    graphs = graphs_of(file)
     labels = np.array([int(graph.y) for graph in graphs])
-    z = embed(trained(config, graphs).encoder.encoder, graphs)
-    if STUDIES[name].standardise:
+    options = SETTING | {"freeze_epochs": 0} | config
+    z = embed(trained(options, graphs).encoder.encoder, graphs)
+    if SETS[config["set"]].standardise:
         z = scale(z.astype(float))
-    measures = (measured(z[half], labels[half], config["seed"]) for half in halves(labels))
+    measures = (
+        measured(z[half], labels[half], config["seed"], *MEASURES) for half in halves(labels)
+    )
     of_halves = dict(zip(("development", "held_out"), measures, strict=True))
     return {"config": config, **of_halves, "seconds": round(time.perf_counter() - started, 1)}
 
 
-def measured(embeddings: np.ndarray, labels: np.ndarray, seed: int) -> dict[str, float]:
-    """All measures in per cent."""
-    kmeans = KMeans(len(np.unique(labels)), n_init=10, random_state=seed)
-    clusters = kmeans.fit_predict(normalize(embeddings))
-    probe = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000))
-    measures = {
-        "labels_1": few_labels(embeddings, labels, 1, seed),
-        "labels_1_scaled": few_labels(scale(embeddings.astype(float)), labels, 1, seed),
-        "labels_5": few_labels(embeddings, labels, 5, seed),
-        "nmi": 100 * float(normalized_mutual_info_score(labels, clusters)),
-        "all": 100 * float(cross_val_score(probe, embeddings, labels, cv=5).mean()),
-    }
-    return {name: round(value, 3) for name, value in measures.items()}
-
-
-def values(runs: Iterable[Run], options: Options, half: str, name: str) -> dict[int, float]:
+def values(runs: Iterable[Run], config: Config, half: str, name: str) -> dict[int, float]:
     """A measure by seed, of the runs with these options."""
-    return {seed: run[half][name] for seed, run in matching(runs, options).items()}
+    return {seed: run[half][name] for seed, run in matching(runs, config).items()}

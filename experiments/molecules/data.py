@@ -2,7 +2,6 @@
 
 import csv
 import gzip
-import hashlib
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple, TextIO
@@ -15,6 +14,7 @@ from torch_geometric.utils import from_smiles
 from tqdm import tqdm
 
 from examples.molecules import has_both, split
+from experiments.common.results import digest
 
 PARTS = ("training", "validation", "test")
 SMILES_COLUMNS = ("smiles", "mol")
@@ -80,10 +80,6 @@ def graphs_of(path: Path, smiles: list[str]) -> dict[int, Data]:
     return graphs
 
 
-def digest(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()[:12]
-
-
 @lru_cache(1)  # programs run all encoders on one set, then on the next
 def labelled(path: Path) -> LabelledSet:
     """The molecules of a table, split."""
@@ -94,7 +90,7 @@ def labelled(path: Path) -> LabelledSet:
     for graph, of_molecule in zip(graphs.values(), labels, strict=True):
         graph.y = of_molecule[None]
     content = repr((tasks, smiles)).encode() + labels.numpy().tobytes()
-    data = LabelledSet([*graphs.values()], labels, split(smiles), digest(content))
+    data = LabelledSet([*graphs.values()], labels, split(smiles), digest([content]))
     for part, name in enumerate(PARTS):
         of_part = labels.numpy()[data.parts == part]
         if not any(map(has_both, of_part.T)):

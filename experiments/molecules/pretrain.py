@@ -16,7 +16,7 @@ from experiments.common.arguments import at_least, count, device, file, parser_o
 from pgcl_losses import InfoNCE, PGCLLoss
 from pgcl_losses.adapters.pyg import ContrastiveModel, EdgePerturb, NodeDrop
 
-from .data import digest, graphs_of, smiles_of
+from .data import graphs_of, smiles_of
 from .model import INFO_NCE, PGCL, ROWS, WIDTH
 
 # The fraction is of nodes dropped, and of edges perturbed.
@@ -46,7 +46,7 @@ def main() -> None:
     graphs = graphs_of(args.smiles, smiles)
     config = SETTING | {name: getattr(args, name) for name in ("row", "batch_size", "seed")}
     config |= {
-        "smiles": digest("\n".join(smiles[line] for line in graphs).encode()),
+        "smiles": results.digest([smiles[line].encode() for line in graphs]),
         "molecules": len(graphs),
         "epochs": args.epochs,
         "code": results.code_of(__name__),  # runs on encoders of other code are other runs

@@ -19,24 +19,41 @@ from torch import nn
 from docs.tables import markdown
 from experiments.common import results
 from experiments.common.arguments import count, parser_of, program
+from experiments.common.graphs import BALANCED, CENTRED, PLAIN, pgcl_of
+from experiments.common.probes import measured
 from experiments.common.tables import difference, spread
-from pgcl_losses import InfoNCE, PGCLLoss
+from pgcl_losses import InfoNCE
 
 from .data import load, raw_folder
 from .probe import linear
 from .train import GCN, sparse_if_faster, views_of
 
 MEASURED_AT = (70, 200)  # epochs
-INFO_NCE = "InfoNCE"
+INFO_NCE, PAPER = "InfoNCE", "the paper's PGCL"
 LOSSES: dict[str, dict[str, Any]] = {  # options of PGCLLoss
     INFO_NCE: {},
-    "the paper's PGCL": {},
+    PAPER: {},
     "PGCL, lambda 1, K=50": {"num_prototypes": 50, "consistency_weight": 1},
     "PGCL, lambda 1, K=50, balanced": {
         "num_prototypes": 50,
         "consistency_weight": 1,
-        "balance_predictions": True,
+        "predictions": BALANCED,
     },
+}
+# Of the defaults of both losses: those of few_labels.
+CANDIDATES: dict[str, dict[str, Any]] = {
+    f"{INFO_NCE}, tau {tau:g}": {"temperature": tau} for tau in (0.1, 0.2, 0.5, 1.0, 2.0)
+}
+CANDIDATES |= {
+    f"PGCL, tau {tau:g}, lambda {weight:g}, K={number}, {predictions}": {
+        "temperature": tau,
+        "consistency_weight": weight,
+        "predictions": predictions,
+        "num_prototypes": number,
+    }
+    for number, predictions, weight, tau in itertools.product(
+        (10, 50), (PLAIN, CENTRED, BALANCED), (0.3, 1.0, 6.0), (0.2, 0.5, 1.0)
+    )
 }
 # GRACE's config.yaml; it has no Photo, which gets Cora's. The larger graphs are sampled.
 CORA = {"lr": 5e-4, "width": 128, "temperature": 0.4}
@@ -60,11 +77,12 @@ def run(config: dict[str, Any], folder: Path) -> dict[str, Any]:
     width, seed = config["width"], config["seed"]
     features, encoder = sparse_if_faster(x), GCN(x.shape[1], width)
     head = nn.Sequential(nn.Linear(width, width), nn.ELU(), nn.Linear(width, width))
-    if config["loss"] == INFO_NCE:
-        criterion: nn.Module = InfoNCE(temperature=config["temperature"])
+    options = {"temperature": config["temperature"]}
+    if "consistency_weight" not in config and config["loss"] != PAPER:
+        criterion: nn.Module = InfoNCE(**options)
     else:
-        options = {name: config[name] for name in LOSSES[config["loss"]]}
-        criterion = PGCLLoss(width, temperature=config["temperature"], **options)
+        options |= (LOSSES | CANDIDATES)[config["loss"]]
+        criterion = pgcl_of(width, **{"num_prototypes": 10, **options})
     parameters = [*encoder.parameters(), *head.parameters(), *criterion.parameters()]
     optimizer = torch.optim.Adam(parameters, lr=config["lr"], weight_decay=1e-5)
     values: dict[str, float] = {}
@@ -79,6 +97,8 @@ def run(config: dict[str, Any], folder: Path) -> dict[str, Any]:
             with torch.no_grad():
                 h = encoder(features, edge_index, torch.ones(x.shape[1])).numpy()
             values[f"probe after {epoch}"] = round(linear(normalize(h), labels.numpy(), seed), 3)
+            one_shot = measured(h, labels.numpy(), seed, "labels_1")["labels_1"]
+            values[f"1 label after {epoch}"] = one_shot
     return {"config": config, **values}
 
 
@@ -105,7 +125,9 @@ def parse() -> argparse.Namespace:
     add = parser.add_argument
     add("--dataset", required=True, nargs="+", choices=SETTINGS, help="sets of PyG")
     add("--root", type=Path, help="folder of NAME/ or NAME/raw/; without it, NAME is downloaded")
-    add("--losses", nargs="+", choices=LOSSES, default=[*LOSSES])
+    losses = [*LOSSES, *CANDIDATES]
+    add("--losses", nargs="+", choices=losses, metavar="LOSS", default=[*LOSSES])
+    add("--defaults", type=count, metavar="K", help="the candidates of defaults with K prototypes")
     add("--seeds", type=int, nargs="+", default=[*range(2, 12)])
     add("--epochs", type=count, nargs="+", default=[*MEASURED_AT], help="when to evaluate")
     add("--workers", type=count, default=2, help="runs at a time, with one thread each")
@@ -116,12 +138,21 @@ def parse() -> argparse.Namespace:
 
 def main() -> None:
     args = parse()
+    losses = args.losses
+    if args.defaults:
+        losses = [
+            loss
+            for loss, options in CANDIDATES.items()
+            if options.get("num_prototypes", args.defaults) == args.defaults
+        ]
     jobs = []
-    for seed, dataset, loss in itertools.product(args.seeds, args.dataset, args.losses):
+    for seed, dataset, loss in itertools.product(args.seeds, args.dataset, losses):
         config = {"dataset": dataset, "loss": loss, "seed": seed, "epochs": args.epochs}
         folder = raw_folder(dataset, args.root, args.cache)
-        jobs.append(({**config, **SETTINGS[dataset], **LOSSES[loss]}, folder))
-    print(table(results.complete(args.output, jobs, run, args.workers)))
+        jobs.append(({**config, **SETTINGS[dataset], **(LOSSES | CANDIDATES)[loss]}, folder))
+    runs = results.complete(args.output, jobs, run, args.workers)
+    if {*losses} <= {*LOSSES}:
+        print(table(runs))
 
 
 if __name__ == "__main__":

@@ -3,30 +3,22 @@
 import warnings
 
 import numpy as np
-from sklearn.cluster import KMeans
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression
-from sklearn.metrics import normalized_mutual_info_score
 from sklearn.model_selection import train_test_split
 from sklearn.preprocessing import normalize
 
-from experiments.common.probes import few_labels
+from experiments.common.probes import measured
 
 SPLITS = 5
 STRENGTHS = 4.0 ** np.arange(1, 6)  # C of the linear probe
 
 
-def measured(embeddings: np.ndarray, labels: np.ndarray, seed: int) -> dict[str, float]:
+def measured_nodes(embeddings: np.ndarray, labels: np.ndarray, seed: int) -> dict[str, float]:
     """All measures in per cent, on embeddings of unit length."""
     z, labels = normalize(embeddings), np.unique(labels, return_inverse=True)[1]
-    clusters = KMeans(labels.max() + 1, n_init=5, random_state=seed).fit_predict(z)
-    values = {
-        "one_shot": few_labels(z, labels, 1, seed),
-        "five_shot": few_labels(z, labels, 5, seed),
-        "nmi": 100 * float(normalized_mutual_info_score(labels, clusters)),
-        "probe": linear(z, labels, seed),
-    }
-    return {name: round(value, 3) for name, value in values.items()}
+    values = measured(z, labels, seed, "labels_1", "labels_5", "nmi")
+    return {**values, "probe": round(linear(z, labels, seed), 3)}
 
 
 def linear(z: np.ndarray, labels: np.ndarray, seed: int) -> float:

@@ -13,8 +13,8 @@ from .train import INFO_NCE, PGCL, UNTRAINED
 SAMPLES = Path(__file__).parent / "negatives.jsonl"
 GRACE = Path(__file__).parent / "grace.jsonl"
 MEASURES = {
-    "one_shot": "1 label per class",
-    "five_shot": "5 labels per class",
+    "labels_1": "1 label per class",
+    "labels_5": "5 labels per class",
     "probe": "linear probe",
 }
 
@@ -30,20 +30,20 @@ def table(runs: Collection[results.Run]) -> str:
             if all(run["config"].get(name) == value for name, value in wanted)
         }
 
-    losses = [loss for loss in (UNTRAINED, INFO_NCE) if seeds("one_shot", loss)]
+    losses = [loss for loss in (UNTRAINED, INFO_NCE) if seeds("labels_1", loss)]
     configs = [run["config"] for run in runs if run["config"]["loss"] == INFO_NCE]
     lines = []
     for dataset, batch in dict.fromkeys((config["dataset"], config["batch"]) for config in configs):
         setting = {"dataset": dataset, "batch": batch}
         of_loss = {UNTRAINED: {"dataset": dataset}, INFO_NCE: setting}
-        one_shot = [seeds("one_shot", loss, **of_loss[loss]) for loss in losses]
+        labels_1 = [seeds("labels_1", loss, **of_loss[loss]) for loss in losses]
         deltas = [
             difference(*(seeds(measure, loss, **setting) for loss in (PGCL, INFO_NCE)))
             for measure in MEASURES
         ]
-        means = [spread(accuracies.values()) for accuracies in one_shot]
-        lines.append([f"{dataset}, batches of {batch}", len(one_shot[-1]), *means, *deltas])
-    head = [f"{loss}, {MEASURES['one_shot']}" for loss in losses]
+        means = [spread(accuracies.values()) for accuracies in labels_1]
+        lines.append([f"{dataset}, batches of {batch}", len(labels_1[-1]), *means, *deltas])
+    head = [f"{loss}, {MEASURES['labels_1']}" for loss in losses]
     head += [f"PGCL minus InfoNCE, {name}" for name in MEASURES.values()]
     return markdown(["set", "seeds", *head], lines)
 

@@ -13,7 +13,7 @@ from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from pgcl_losses import InfoNCE, PGCLLoss
 
 from .data import load
-from .probe import measured
+from .probe import measured_nodes
 
 UNTRAINED, INFO_NCE, PGCL = "untrained", "InfoNCE", "PGCL, weighted negatives"
 # Fixed in plan.md before the runs on Photo and CS.
@@ -70,7 +70,7 @@ def run(config: dict[str, Any], folder: Path) -> dict[str, Any]:
         train(config, encoder, features, edge_index)
     with torch.no_grad():
         embeddings = encoder(features, edge_index, torch.ones(x.shape[1]))
-    values = measured(embeddings.numpy(), labels.numpy(), config["seed"])
+    values = measured_nodes(embeddings.numpy(), labels.numpy(), config["seed"])
     seconds = round(time.perf_counter() - started, 1)
     device = config.get("device", "cpu")
     versions = {"gpu": torch.cuda.get_device_name(device)} if "cuda" in device else {}

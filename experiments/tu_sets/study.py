@@ -5,8 +5,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
+from experiments.common import results
 from experiments.common.graphs import (
     ABLATION,
     GRAPH_CL,
@@ -82,14 +81,11 @@ def temperatures(runs: Iterable[Run], datasets: Iterable[str]) -> Temperatures:
     runs = [run for run in runs if run["config"]["seed"] in CHOOSING]
 
     def best(sets: Iterable[str], row: str) -> float:
-        def accuracy(tau: float) -> float:
+        def accuracies(tau: float) -> list[float]:
             of_sets = (matching(runs, config_of(name, row, 0, temperature=tau)) for name in sets)
-            chosen_by = [run[name] for of in of_sets for run in of.values() for name in MEASURES]
-            if not chosen_by:
-                raise ValueError(f"the record has no runs of {row} that choose its temperature")
-            return float(np.mean(chosen_by))
+            return [run[name] for of in of_sets for run in of.values() for name in MEASURES]
 
-        return max(TEMPERATURES, key=accuracy)
+        return results.best(TEMPERATURES, accuracies)
 
     return {
         name: {row: best((name,) if name in SMALL else SMALL, row) for row in LOSSES}

@@ -51,6 +51,42 @@ def test_each_positive_of_a_graph_by_itself():
     torch.testing.assert_close(called(model, g, h, batch)[0], torch.stack(losses).mean())
 
 
+def loss_of_anchors(anchors, samples, positive, negative):
+    """PyGCL's ``InfoNCE(tau=0.2)``, one anchor at a time."""
+    losses = []
+    for anchor, is_positive, is_negative in zip(anchors, positive, negative, strict=True):
+        scores = [torch.cosine_similarity(anchor, sample, dim=0) / 0.2 for sample in samples]
+        kept = [x for x, p, n in zip(scores, is_positive, is_negative, strict=True) if p or n]
+        total = torch.stack(kept).exp().sum().log()
+        own = [total - x for x, p in zip(scores, is_positive, strict=True) if p]
+        losses.append(torch.stack(own).mean())
+    return torch.stack(losses).mean()
+
+
+@pytest.mark.parametrize("has_masks", [False, True])
+@pytest.mark.parametrize(("mode", "num_graphs"), [("G2G", 6), ("L2L", 6), ("G2L", 3), ("G2L", 1)])
+def test_samples_and_masks_are_those_of_pygcl(mode, num_graphs, has_masks):
+    """With a single graph, nodes h4 of a corrupted graph are negatives of g1, and h3 of g2."""
+    (g1, g2), (h1, h2, h3, h4) = g, h = embeddings(num_graphs, 6)
+    batch = torch.arange(6) % num_graphs
+    own = torch.eye(6).bool() if mode != "G2L" else batch == torch.arange(num_graphs)[:, None]
+    branches = [(h1, h2), (h2, h1)] if mode == "L2L" else [(g1, g2), (g2, g1)]
+    if mode == "G2L":
+        nodes = (h2, h1) if num_graphs > 1 else (torch.cat([h2, h4]), torch.cat([h1, h3]))
+        branches = list(zip((g1, g2), nodes, strict=True))
+        own = torch.nn.functional.pad(own, (0, len(nodes[0]) - 6))
+    masks, positive, negative = {}, own, ~own
+    if has_masks:
+        extra = torch.rand(own.shape) < 0.2
+        positive, negative = own | extra, ~(own | extra) & (torch.rand(own.shape) < 0.6)
+        masks = {"extra_pos_mask": extra, "extra_neg_mask": negative}
+    losses = [loss_of_anchors(*branch, positive, negative) for branch in branches]
+    model = DualBranchContrast(InfoNCE(over_positives="supcon"), mode)
+    expected = sum(losses) / 2
+    gradients = torch.autograd.grad(expected, [g, h], materialize_grads=True)
+    torch.testing.assert_close(called(model, g, h, batch, **masks), (expected, *gradients))
+
+
 def listed(mask, intraview):
     """Pairs of an extra mask ``[N, N]`` or ``[N, 2N]`` as positions in both views, one by one."""
     num, pairs = len(mask), []
