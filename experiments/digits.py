@@ -25,8 +25,8 @@ from .common.arguments import count, parser_of, program
 from .common.digits import graphs_of_digits
 from .common.graphs import INFO_NCE, PGCL, UNTRAINED, embed, trained
 from .common.tables import aligned, difference, made_by, spread
-from .few_labels.report import BOTH, MINUS, Results, moved, named, rounded
-from .few_labels.study import DIGITS, MEASURES, jobs, run
+from .few_labels.report import BOTH, MINUS, Results, moved, rounded
+from .few_labels.study import MEASURES, SETS, run, setting_of
 
 PICTURE = Path("runs/digits.png")
 COLOURS = plt.get_cmap("tab10")
@@ -73,7 +73,7 @@ all labels. Mean ± standard deviation, {seeds} seeds.
 
 {aligned(["", *ROWS], means)}
 
-{named(INFO_NCE, ours.rows[INFO_NCE])}, {named(PGCL, ours.rows[PGCL])}
+InfoNCE() and PGCLLoss(96), with their defaults.
 
 Points, with 95 % intervals over seeds:
 
@@ -97,17 +97,17 @@ def main() -> None:
     if args.picture is not None and args.picture.exists():
         parser.error(f"--picture {args.picture} is there already: choose another")
 
-    record = Results(DIGITS)
-    rows = {row: record.rows[row] for row in ROWS}
-    of_rows = jobs(DIGITS, rows.values(), DIGITS.seeds[: args.seeds])
-    runs = results.complete(args.output, of_rows, run, args.workers, args.threads)
-    print(tables(Results(DIGITS, runs), record))
+    record, seeds = Results("digits"), SETS["digits"].seeds
+    rows = {row: record.config(row) for row in ROWS}
+    jobs = [(row | {"seed": seed}, None) for seed in seeds[: args.seeds] for row in rows.values()]
+    runs = results.complete(args.output, jobs, run, args.workers, args.threads)
+    print(tables(Results("digits", runs), record))
 
     graphs = graphs_of_digits()
     figure, panels = plt.subplots(2, 2, figsize=(8, 8), layout="constrained")
     with threadpool_limits(args.threads):  # as in the runs
         for axes, (row, options) in zip(panels.flat, rows.items(), strict=False):
-            draw(axes, trained(options | {"seed": DIGITS.seeds[0]}, graphs), graphs)
+            draw(axes, trained(setting_of(options | {"seed": seeds[0]}), graphs), graphs)
             axes.set_title(row)
     legend(panels[1, 1])
     picture = args.picture or PICTURE

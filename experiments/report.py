@@ -8,6 +8,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
+from . import defaults
 from .clusters import report as clusters
 from .common.tables import DOCS, refill
 from .false_negatives import report as false_negatives
@@ -26,7 +27,7 @@ PICTURES: dict[str, Callable[[], Figure]] = {
 def pages() -> dict[Path, dict[str, str]]:
     """All tables by page and marker."""
     tables: dict[Path, dict[str, str]] = {}
-    for report in (few_labels, false_negatives, clusters, tu_sets, nodes, graphcl):
+    for report in (defaults, few_labels, false_negatives, clusters, tu_sets, nodes, graphcl):
         for page, of_page in report.pages().items():
             tables.setdefault(page, {}).update(of_page)
     return tables

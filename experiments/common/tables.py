@@ -13,9 +13,8 @@ from .results import Run, write
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-FALSE_NEGATIVES, RESULTS, PUBLISHED_CODE, CLUSTERS = (
-    DOCS / f"{page}.md" for page in ("false_negatives", "results", "published_code", "clusters")
-)
+NAMES = "false_negatives", "results", "published_code", "clusters", "choosing"
+FALSE_NEGATIVES, RESULTS, PUBLISHED_CODE, CLUSTERS, CHOOSING = (DOCS / f"{n}.md" for n in NAMES)
 OLDER = "0.1.0", "0.2.0"  # versions before the losses were rewritten
 
 

@@ -1,4 +1,4 @@
-"""Tables and the picture of digits and MSRC_9, from the records beside this file."""
+"""Tables and the picture of few labels, from the records beside this file."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -8,15 +8,17 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from docs.tables import markdown
-from experiments.common.graphs import INFO_NCE, PGCL, UNTRAINED
+from experiments.common.graphs import GRAPH_CL, INFO_NCE, PGCL, UNTRAINED
 from experiments.common.pictures import curves
-from experiments.common.results import Run, read
+from experiments.common.results import Config, Run, read
 from experiments.common.tables import FALSE_NEGATIVES, RESULTS, difference, sourced, spread
 
-from .study import DIGITS, MEASURES, MSRC_9, PAPER, Options, Study, values
+from . import study
+from .study import AT_BEST, MEASURES, OF_PAPER, SETS, values
 
 BOTH = INFO_NCE, PGCL
 MINUS = f"{PGCL} minus {INFO_NCE}"
+IN_DEPTH = [name for name, of_set in SETS.items() if of_set.in_depth]
 ROUNDING = {"two threads": "threads", "no vector instructions": "vectors"}
 Seeds = dict[int, float]
 
@@ -24,50 +26,86 @@ Seeds = dict[int, float]
 class Results:
     """The held-out half of a set, in the settings of its record: of its runs, or of others."""
 
-    def __init__(self, study: Study, runs: Iterable[Run] | None = None) -> None:
-        record = read(study.record).values()
-        self.study, self.rows = study, study.rows(record)
-        of_seeds = record if runs is None else runs
-        self.runs = [run for run in of_seeds if run["config"]["seed"] in study.seeds]
+    def __init__(self, name: str, runs: Iterable[Run] | None = None) -> None:
+        self.name, self.record = name, [*read(study.RECORDS / f"{name}.jsonl").values()]
+        of_seeds = self.record if runs is None else runs
+        self.runs = [run for run in of_seeds if run["config"]["seed"] in SETS[name].seeds]
 
-    def of(self, row: str, name: str = "labels_1", **options: float) -> Seeds:
-        return values(self.runs, self.rows[row] | options, "held_out", name)
+    def config(self, row: str, measure: str = "labels_1") -> Config:
+        """The options of a row, of which the best are the best by all labels for that measure."""
+        chooses = measure if measure == "all" else "labels_1"
+        return study.rows(self.name, self.record, chooses)[row]
 
-    def both(self, **options: float) -> tuple[Seeds, Seeds]:
-        """One-shot accuracy of PGCL and of InfoNCE."""
-        return self.of(PGCL, **options), self.of(INFO_NCE, **options)
+    def of(self, row: str, measure: str = "labels_1") -> Seeds:
+        return values(self.runs, self.config(row, measure), "held_out", measure)
+
+    def at(self, row: str, temperature: float) -> Seeds:
+        """One-shot accuracy of a loss with its defaults at another temperature."""
+        (config,) = study.at_temperatures(self.name, row, [temperature], times=1)
+        return values(self.runs, config, "held_out", "labels_1")
+
+    def longer(self, row: str, times: int) -> tuple[float, Seeds]:
+        """The best temperature after so many times the epochs, and one-shot accuracy there."""
+        config = study.best(self.record, study.of_length(self.name, row, times))
+        by_seed = values(self.runs, config, "held_out", "labels_1")
+        few = SETS[self.name].seeds[: study.FEW]
+        return config["temperature"], {seed: by_seed[seed] for seed in few}
 
 
-def named(row: str, options: Options) -> str:
-    parts = {"num_prototypes": "K", "consistency_weight": "lambda", "temperature": "tau"}
-    shown = [f"{short}={options[name]:g}" for name, short in parts.items() if options.get(name)]
-    return f"{row} ({', '.join(shown)})" if shown else row
+def table(every: Iterable[Results]) -> str:
+    """Means of the losses at their defaults and at their best, and PGCL minus InfoNCE."""
+    lines = []
+    for results in every:
+        for measure in ("labels_1", "labels_5", "all"):
+            cells = [spread(results.of(UNTRAINED, measure).values())]
+            for best in ("", f" {AT_BEST}"):
+                pair = [results.of(f"{row}{best}", measure) for row in BOTH]
+                cells += [*(spread(of.values()) for of in pair), difference(*reversed(pair))]
+            lines.append([f"{results.name}, {MEASURES[measure]}", *cells])
+    head = [UNTRAINED, *BOTH, MINUS, *(f"{row} {AT_BEST}" for row in BOTH), f"{MINUS}, {AT_BEST}"]
+    return sourced(markdown(["set", *head], lines), [run for of in every for run in of.runs])
 
 
-def table(results: Results) -> str:
-    """Means of the rows, and PGCL's differences from InfoNCE."""
-    lines = [
-        [named(row, results.rows[row]), *(spread(results.of(row, m).values()) for m in MEASURES)]
-        for row in (UNTRAINED, INFO_NCE, PGCL, PAPER)
-    ]
-    deltas = (difference(results.of(PGCL, m), results.of(INFO_NCE, m)) for m in MEASURES)
-    head = [results.study.name, *MEASURES.values()]
-    return sourced(markdown(head, [*lines, [MINUS, *deltas]]), results.runs)
+def further(every: Iterable[Results]) -> str:
+    """What the options of the paper, and GraphCL's own loss, change in one-shot accuracy."""
+    lines = []
+    for results in every:
+        of_paper = difference(results.of(OF_PAPER), results.of(INFO_NCE))
+        own = ""
+        if SETS[results.name].in_depth:
+            own = difference(*(results.of(f"{row} {AT_BEST}") for row in (GRAPH_CL, INFO_NCE)))
+        trained = difference(results.of(INFO_NCE), results.of(UNTRAINED))
+        lines.append([results.name, trained, of_paper, own])
+    head = [f"{INFO_NCE} minus {UNTRAINED}", f"{OF_PAPER}, minus {INFO_NCE}"]
+    return markdown([MEASURES["labels_1"], *head, f"{GRAPH_CL} minus {INFO_NCE}, {AT_BEST}"], lines)
 
 
 def over_temperatures(every: Iterable[Results]) -> str:
     """PGCL minus InfoNCE in one-shot accuracy, both at each temperature."""
-    lines, temperatures = [], MSRC_9.temperatures
+    lines = []
     for results in every:
-        pairs = (results.both(temperature=tau) for tau in temperatures)
-        lines.append([results.study.name, *(difference(*pair) for pair in pairs)])
-    return markdown([MINUS, *(f"tau={tau:g}" for tau in temperatures)], lines)
+        pairs = ([results.at(row, tau) for row in (PGCL, INFO_NCE)] for tau in study.CURVE)
+        lines.append([results.name, *(difference(*pair) for pair in pairs)])
+    return markdown([MINUS, *(f"tau={tau:g}" for tau in study.CURVE)], lines)
+
+
+def lengths(every: Iterable[Results]) -> str:
+    """One-shot accuracy after longer trainings, each loss at its best temperature there."""
+    lines = []
+    for results in every:
+        for times in study.LONGER:
+            found = [results.longer(row, times) for row in BOTH]
+            cells = (f"{spread(seeds.values())} (tau={tau:g})" for tau, seeds in found)
+            delta = difference(found[1][1], found[0][1])
+            epochs = times * SETS[results.name].epochs
+            lines.append([f"{results.name}, {epochs} epochs", *cells, delta])
+    return markdown([MEASURES["labels_1"], *BOTH, MINUS], lines)
 
 
 def rounded() -> dict[str, Results]:
     """The first seeds of digits once more, on two threads and with other kernels of torch."""
-    files = {name: DIGITS.record.with_stem(f"digits-{file}") for name, file in ROUNDING.items()}
-    return {name: Results(DIGITS, read(file).values()) for name, file in files.items()}
+    files = {name: study.RECORDS / f"digits-{file}.jsonl" for name, file in ROUNDING.items()}
+    return {name: Results("digits", read(file).values()) for name, file in files.items()}
 
 
 def moved(again: Results, record: Results, row: str) -> float:
@@ -78,24 +116,19 @@ def moved(again: Results, record: Results, row: str) -> float:
 
 def pages() -> dict[Path, dict[str, str]]:
     """Tables by page and marker."""
-    digits, msrc = Results(DIGITS), Results(MSRC_9)
-    return {
-        FALSE_NEGATIVES: {"temperatures": over_temperatures([digits, msrc])},
-        RESULTS: {"digits": table(digits), "MSRC_9": table(msrc)},
-    }
+    every = [Results(name) for name in SETS]
+    in_depth = [results for results in every if results.name in IN_DEPTH]
+    tables = {"few labels": table(every), "further": further(every), "lengths": lengths(in_depth)}
+    return {RESULTS: tables, FALSE_NEGATIVES: {"temperatures": over_temperatures(in_depth)}}
 
 
 def draw() -> Figure:
     """One-shot accuracy over the temperature on both sets; whiskers are standard deviations."""
     figure, panels = plt.subplots(1, 2, figsize=(8, 3), layout="constrained")
-    for axes, study in zip(panels, (DIGITS, MSRC_9), strict=True):
-        results, taus = Results(study), study.temperatures
-        curves(
-            axes,
-            taus,
-            {row: [results.of(row, temperature=tau).values() for tau in taus] for row in BOTH},
-        )
-        title = f"{study.name}, {MEASURES['labels_1']}"
+    for axes, results in zip(panels, map(Results, IN_DEPTH), strict=True):
+        by_row = {row: [results.at(row, tau).values() for tau in study.CURVE] for row in BOTH}
+        curves(axes, study.CURVE, by_row)
+        title = f"{results.name}, {MEASURES['labels_1']}"
         axes.set(xlabel="temperature", ylabel="accuracy, %", title=title)
     panels[0].legend(frameon=False)
     return figure

@@ -87,16 +87,18 @@ def defaults() -> Config:
     return dict(zip(OPTIONS, of_loss, strict=True))
 
 
-def grid(predictions: str) -> list[Config]:
+def grid(predictions: str, num_prototypes: int = 10) -> list[Config]:
     """Options of PGCL: all weights and temperatures, with these predictions."""
     pairs = itertools.product(OF_PGCL, WEIGHTS)
-    return [dict(zip(OPTIONS, (*pair, predictions, 10), strict=True)) for pair in pairs]
+    others = predictions, num_prototypes
+    return [dict(zip(OPTIONS, (*pair, *others), strict=True)) for pair in pairs]
 
 
 def candidates(name: str, row: str) -> list[Config]:
     """Nine settings, of which each loss has its best."""
     if row == PGCL:
-        return [config_of(name, row, **options) for options in grid(defaults()["predictions"])]
+        others = (defaults()[option] for option in ("predictions", "num_prototypes"))
+        return [config_of(name, row, **options) for options in grid(*others)]
     return [config_of(name, row, temperature=tau) for tau in TEMPERATURES]
 
 
@@ -148,20 +150,23 @@ def graphs_of(file: Path | None) -> list[Data]:
     return graphs_of_digits() if file is None else load(file)
 
 
+def setting_of(config: Config) -> Config:
+    """All options of a training."""
+    return SETTING | {"freeze_epochs": 0} | config
+
+
 def run(config: Config, file: Path | None) -> Run:
     """Train with these options, and measure the embeddings of both halves."""
     started = time.perf_counter()
     graphs = graphs_of(file)
     labels = np.array([int(graph.y) for graph in graphs])
-    options = SETTING | {"freeze_epochs": 0} | config
-    z = embed(trained(options, graphs).encoder.encoder, graphs)
+    z = embed(trained(setting_of(config), graphs).encoder.encoder, graphs)
     if SETS[config["set"]].standardise:
         z = scale(z.astype(float))
-    measures = (
-        measured(z[half], labels[half], config["seed"], *MEASURES) for half in halves(labels)
-    )
-    of_halves = dict(zip(("development", "held_out"), measures, strict=True))
-    return {"config": config, **of_halves, "seconds": round(time.perf_counter() - started, 1)}
+    found: Run = {"config": config}
+    for name, half in zip(("development", "held_out"), halves(labels), strict=True):
+        found[name] = measured(z[half], labels[half], config["seed"], *MEASURES)
+    return found | {"seconds": round(time.perf_counter() - started, 1)}
 
 
 def values(runs: Iterable[Run], config: Config, half: str, name: str) -> dict[int, float]:

@@ -3,23 +3,25 @@
 import itertools
 import json
 import re
-from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from helpers.scripts import main_here
 from helpers.tu_sets import write_tu_set
+from hypothesis import given
+from hypothesis import strategies as st
 from sklearn.datasets import load_digits
-from torch_geometric.loader import DataLoader
 
 from experiments import digits
-from experiments.common import graphs, results, tu
+from experiments.common import graphs, tu
 from experiments.common.digits import graphs_of_digits
 from experiments.few_labels import __main__ as few_labels_program
+from experiments.few_labels import report as few_labels_report
 from experiments.few_labels import study as few_labels
 from experiments.tu_sets import __main__ as tu_program
 from experiments.tu_sets import evaluate, study
+from pgcl_losses import SinkhornPrototypes
 
 ROWS = (graphs.INFO_NCE, graphs.GRAPH_CL, *graphs.ABLATION)
 
@@ -45,13 +47,14 @@ def test_digits_as_graphs():
 def test_losses_of_a_seed_have_the_same_encoder_batches_and_views():
     """Where nothing is learned, all of them see the same embeddings in every step."""
     some = graphs_of_digits()[:40]
-    setting = few_labels.DIGITS.setting | {"batch_size": 16, "epochs": 2, "lr": 0.0}
+    setting = graphs.SETTING | {"batch_size": 16, "epochs": 2, "lr": 0.0}
+    configs = [graphs.options_of(row, setting) for row in ROWS]
+    configs += [configs[-1] | {"predictions": of} for of in few_labels.PREDICTIONS]
     seen = []
-    for row in ROWS:
-        config = graphs.options_of(row, setting)
+    for config in configs:
         torch.manual_seed(5)
         encoder = graphs.GIN(3)
-        loader = DataLoader(some, 16, shuffle=True)
+        loader = graphs.batches_of(some, 16)
         model = graphs.build(config, encoder, len(loader))
         views = []
         model.loss.register_forward_pre_hook(
@@ -63,14 +66,38 @@ def test_losses_of_a_seed_have_the_same_encoder_batches_and_views():
     assert all(torch.equal(views, seen[0]) for views in seen[1:])
 
 
+@given(st.integers(1, 1000), st.integers(1, 200))
+def test_batches_have_one_size_but_for_rounding(number, most):
+    loader = graphs.batches_of([None] * number, most)
+    count = -(-number // most)
+    assert loader.batch_size <= most
+    assert number - (count - 1) * loader.batch_size >= loader.batch_size - count
+
+
+def test_centred_predictions_against_a_loop():
+    torch.manual_seed(0)
+    views = torch.randn(2, 7, 6, dtype=torch.float64)
+    pgcl = graphs.pgcl_of(6, 4, graphs.CENTRED, temperature=0.3).double()
+    batch = SinkhornPrototypes(6, 4).double()(*views).batch
+    log_probs = batch.views(pgcl.prototypes(batch).log_probs)
+    prototypes = torch.nn.functional.normalize(pgcl.prototypes.weight)
+    for view, of_view in zip(torch.nn.functional.normalize(views, dim=2), log_probs, strict=True):
+        scores = [[z @ c / 0.3 for c in prototypes] for z in view]
+        means = [sum(row[k] for row in scores) / 7 for k in range(4)]
+        for row, log_p in zip(scores, of_view, strict=True):
+            logits = torch.stack([s - mean for s, mean in zip(row, means, strict=True)])
+            torch.testing.assert_close(log_p, logits - logits.exp().sum().log())
+
+
 def test_the_main_job_trains_and_draws(tmp_path, monkeypatch, capsys):
     made = graphs_of_digits()
 
     def trained(config, some):
         return graphs.trained(config | {"epochs": 1}, some)
 
+    monkeypatch.setattr(few_labels, "graphs_of", lambda file: made[:200])
+    monkeypatch.setattr(digits, "graphs_of_digits", lambda: made[:200])
     for module in (few_labels, digits):
-        monkeypatch.setattr(module, "graphs_of_digits", lambda: made[:200])
         monkeypatch.setattr(module, "trained", trained)
     picture = tmp_path / "digits.png"
     given = ["--seeds=1", "--workers=1", f"--output={tmp_path / 'runs'}", f"--picture={picture}"]
@@ -89,38 +116,36 @@ def test_the_main_job_trains_and_draws(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.slow
-def test_settings_are_chosen_by_one_half_and_reported_on_the_other(tmp_path, monkeypatch, capsys):
-    """Both sets run, are read again, and each loss has the best of its settings."""
-    small = {"temperatures": (0.5, 2.0), "prototypes": (4,), "seeds": range(40, 42)}
+@pytest.mark.filterwarnings("ignore:Number of distinct clusters")  # equal graphs
+def test_few_labels_run_what_the_tables_need(tmp_path, monkeypatch, capsys):
+    """All parts run on small sets, and again on what is finished."""
     sets = {
-        name: replace(of_set, **small, setting=of_set.setting | {"epochs": 1})
-        for name, of_set in few_labels.STUDIES.items()
+        "digits": few_labels.Set(1, standardise=False, seeds=range(610, 613), in_depth=True),
+        "ENZYMES": few_labels.Set(1, seeds=range(610, 613)),
     }
-    for module in (few_labels, few_labels_program):
-        monkeypatch.setattr(module, "STUDIES", sets)
-        monkeypatch.setattr(module, "CHOOSING_SEEDS", range(100, 101))
-    monkeypatch.setattr(few_labels_program, "DIGITS", sets["digits"])
+    for module in (few_labels, few_labels_report):
+        monkeypatch.setattr(module, "SETS", sets)
+    monkeypatch.setattr(few_labels, "CHOOSING_SEEDS", range(600, 601))
+    monkeypatch.setattr(few_labels, "RECORDS", tmp_path / "runs")
+    small = {"TEMPERATURES": (0.5, 2.0), "WEIGHTS": (1.0,), "OF_PGCL": (0.5,), "CURVE": (0.5, 2.0)}
+    small |= {"OF_LENGTHS": (0.5, 2.0), "LONGER": (1, 2)}
+    for name, value in small.items():
+        monkeypatch.setattr(few_labels, name, value)
     made = graphs_of_digits()[:150]
     monkeypatch.setattr(few_labels, "graphs_of_digits", lambda: made)
-    write_tu_set(tmp_path / "MSRC_9", "MSRC_9", [0, 1] * 15)
+    write_tu_set(tmp_path / "ENZYMES", "ENZYMES", [0, 1] * 15)
     given = [f"--root={tmp_path}", f"--cache={tmp_path / 'c'}", f"--output={tmp_path / 'runs'}"]
-    for _ in range(2):
-        main_here(monkeypatch, few_labels_program, "choose", "report", *given, "--workers=1")
+    for part in (few_labels_program.PARTS, few_labels_program.PARTS[2:]):
+        main_here(monkeypatch, few_labels_program, *part, *given, "--datasets", *sets)
     assert "finished runs read" in capsys.readouterr().out
-    for of_set in sets.values():
-        runs = results.read(tmp_path / "runs" / of_set.record.name).values()
-        rows = of_set.rows(runs)
-        for row in few_labels.LOSSES:
-            scores = [
-                few_labels.values(runs, options, "development", "labels_1")[100]
-                for options in of_set.candidates(row)
-            ]
-            best = of_set.candidates(row)[int(np.argmax(scores))]
-            assert rows[row] == best | ({"freeze_epochs": 0} if row == graphs.PGCL else {})
-        for options in of_set.reported(rows):
-            assert {*few_labels.values(runs, options, "held_out", "all")} >= {40, 41}
-    development, held_out = few_labels.halves(np.arange(60) % 3)
-    assert sorted([*development, *held_out]) == [*range(60)]
+    every = [few_labels_report.Results(name) for name in sets]
+    tables = [few_labels_report.table(every), few_labels_report.further(every)]
+    for of in (few_labels_report.over_temperatures, few_labels_report.lengths):
+        tables.append(of(every[:1]))
+    for head, _, *lines in (table.split("\n\n")[0].splitlines() for table in tables):
+        assert all(line.count("|") == head.count("|") for line in lines)
+    assert "|  |" not in tables[0] + tables[3]
+    assert all("nan" not in table for table in tables)
 
 
 def test_temperatures_are_chosen_for_table_1_and_finished_runs_stay(tmp_path, monkeypatch):

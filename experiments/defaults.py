@@ -1,0 +1,177 @@
+"""Choose the defaults of both losses by the rule of few_labels/plan.md, from the records.
+
+python -m experiments.defaults
+"""
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from docs.tables import markdown
+
+from .common.graphs import INFO_NCE, PGCL
+from .common.results import Run, read
+from .common.tables import CHOOSING
+from .few_labels import study
+
+GRAPHS = Path(study.__file__).parent
+NODES = Path(__file__).parent / "nodes" / "defaults.jsonl"
+CHOOSE_ON = "digits", "MSRC_9", "ENZYMES", "Cora", "Photo"
+LETTERS = "Letter-low", "Letter-med", "Letter-high"  # the same drawings: one set in a mean
+CONFIRM_ON = "MSRC_21", *LETTERS
+NODE_MEASURES = "1 label after 70", "probe after 70"
+TIED, WORST_TIED = 0.5, 1.0  # points
+TEMPERATURES = 0.1, 0.2, 0.5, 1.0, 2.0  # of InfoNCE, on graphs and on nodes
+
+
+class Options(NamedTuple):
+    """A candidate. InfoNCE has a temperature alone."""
+
+    temperature: float
+    consistency_weight: float | None = None
+    predictions: str | None = None
+    num_prototypes: int | None = None
+
+    def __str__(self) -> str:
+        parts = [f"tau {self.temperature:g}"]
+        if self.consistency_weight is not None:
+            parts += [f"lambda {self.consistency_weight:g}", str(self.predictions)]
+            parts += [f"K={self.num_prototypes}"]
+        return ", ".join(parts)
+
+
+PAPER = {INFO_NCE: Options(0.2), PGCL: Options(**study.PAPER)}
+Distances = dict[tuple[str, str], dict[Options, float]]  # by set and measure
+
+
+def options_of(config: Mapping[str, object]) -> Options:
+    return Options(**{name: config[name] for name in Options._fields if name in config})
+
+
+def candidates(loss: str) -> list[Options]:
+    if loss == INFO_NCE:
+        return [Options(tau) for tau in TEMPERATURES]
+    return [Options(**options) for p in study.PREDICTIONS for options in study.grid(p)]
+
+
+def prototypes() -> list[Options]:
+    """The defaults with 10 prototypes and more."""
+    return [Options(**study.defaults() | {"num_prototypes": k}) for k in (10, *study.PROTOTYPES)]
+
+
+def distances(loss: str, sets: Iterable[str], half: str, of: Collection[Options]) -> Distances:
+    """How many points the mean of each candidate is below the best of them."""
+    found: Distances = {}
+    for name in sets:
+        means = of_graphs(loss, name, half) if name in study.SETS else of_nodes(loss, name)
+        for measure, by_options in means.items():
+            there = {c: np.mean(by_options[c]) for c in of if c in by_options}
+            top = max(there.values())
+            found[name, measure] = {c: float(top - mean) for c, mean in there.items()}
+    return found
+
+
+Means = dict[str, dict[Options, list[float]]]  # by measure: values of all seeds
+
+
+def collected(runs: Iterable[Run], measures: Mapping[str, Callable[[Run], float]]) -> Means:
+    means: Means = {name: {} for name in measures}
+    for run in runs:
+        for name, value in measures.items():
+            means[name].setdefault(options_of(run["config"]), []).append(value(run))
+    return means
+
+
+def of_graphs(loss: str, name: str, half: str) -> Means:
+    runs = [
+        run
+        for run in read(GRAPHS / f"{name}.jsonl").values()
+        if run["config"]["row"] == loss
+        and run["config"]["seed"] in study.CHOOSING_SEEDS
+        and run["config"]["epochs"] == study.SETS[name].epochs
+    ]
+    return collected(runs, {m: lambda run, m=m: run[half][m] for m in ("labels_1", "all")})
+
+
+def of_nodes(loss: str, name: str) -> Means:
+    runs = [
+        run
+        for run in read(NODES).values()
+        if run["config"]["dataset"] == name and run["config"]["loss"].startswith(loss)
+    ]
+    return collected(runs, {m: lambda run, m=m: run[m] for m in NODE_MEASURES})
+
+
+class Summary(NamedTuple):
+    mean: float
+    worst: float
+    where: str  # the set of the worst
+
+
+def summary(found: Distances, options: Options) -> Summary:
+    """The mean and the worst distance of a candidate; the Letter sets are one in the mean."""
+    by_set = {place: of[options] for place, of in found.items()}
+    weights = [1 / len(LETTERS) if name in LETTERS else 1 for name, _ in by_set]
+    place = max(by_set, key=lambda place: by_set[place])
+    return Summary(float(np.average([*by_set.values()], weights=weights)), by_set[place], place[0])
+
+
+def of_paper(options: Options, paper: Options) -> int:
+    """How many values are the paper's."""
+    return sum(a == b for a, b in zip(options, paper, strict=True))
+
+
+def chosen(found: Distances, of: Collection[Options], paper: Options) -> Options:
+    """The rule of the plan."""
+    by = {options: summary(found, options) for options in of}
+    least = min(s.mean for s in by.values())
+    tied = [options for options in of if by[options].mean <= least + TIED]
+    worst = min(by[options].worst for options in tied)
+    tied = [options for options in tied if by[options].worst <= worst + WORST_TIED]
+    return max(tied, key=lambda options: (of_paper(options, paper), -by[options].mean))
+
+
+def choice(loss: str) -> Options:
+    of = candidates(loss)
+    return chosen(distances(loss, CHOOSE_ON, "development", of), of, PAPER[loss])
+
+
+def table() -> str:
+    """Mean and worst distance of some candidates, on the sets that chose, and on others."""
+    lines = []
+    for loss in (INFO_NCE, PGCL):
+        of = candidates(loss)
+        choosing = distances(loss, CHOOSE_ON, "development", of)
+        confirming = distances(loss, CONFIRM_ON, "held_out", of)
+        ranked = sorted(of, key=lambda options: summary(choosing, options).mean)
+        shown = ranked if loss == INFO_NCE else [*ranked[:4], choice(loss), PAPER[loss]]
+        for options in dict.fromkeys(shown):
+            cells = [
+                f"{s.mean:.1f}, {s.worst:.1f} ({s.where})"
+                for s in (summary(found, options) for found in (choosing, confirming))
+            ]
+            name = f"{loss}, {options}"
+            lines.append([f"**{name}**" if options == choice(loss) else name, *cells])
+    return markdown(["mean and worst distance in points", "sets that chose", "other sets"], lines)
+
+
+def pages() -> dict[Path, dict[str, str]]:
+    return {CHOOSING: {"defaults": table()}}
+
+
+def main() -> None:
+    for loss in (INFO_NCE, PGCL):
+        of = candidates(loss)
+        found = distances(loss, CHOOSE_ON, "development", of)
+        print(f"\n{loss}: {choice(loss)}")
+        for options in sorted(of, key=lambda options: summary(found, options).mean):
+            cells = (f"{by[options]:6.1f}" for by in found.values())
+            mean, worst, where = summary(found, options)
+            print(f"{options!s:45} {mean:5.2f} {worst:5.1f} {where:8}", *cells)
+    print(table())
+
+
+if __name__ == "__main__":
+    main()
