@@ -69,8 +69,28 @@ def report(name: str, args: argparse.Namespace, tables: Iterable[list[Row]]) -> 
     for row in itertools.chain.from_iterable(tables):
         show(row)
         measured.append(row)
+    if args.rounds is None or args.rounds > 1:  # a single round is a dry run
+        check_sizes(measured)
     save(path, measured, described)
     print(f"written to {path}")
+
+
+def check_sizes(table: Iterable[Row]) -> None:
+    """An error if a batch took much longer than a larger one, as if the machine was busy."""
+    times: dict[tuple[str, ...], list[tuple[int, float]]] = {}
+    for row in table:
+        size = re.match(r"N=([\d,]+)(.*)", row["size"])
+        if size is not None and row["metric"] == "milliseconds":
+            where = row["benchmark"], row["mode"], row["provider"], size[2]
+            number = int(size[1].replace(",", ""))
+            times.setdefault(where, []).append((number, row["value"]))
+    for where, of_sizes in times.items():
+        for (number, took), (larger, other) in itertools.pairwise(sorted(of_sizes)):
+            if took > 1.5 * other:
+                raise SystemExit(
+                    f"{', '.join(where[:3])}: {took:.3g} ms at N={number}, but {other:.3g} at "
+                    f"N={larger}: nothing is written; measure again on an idle machine"
+                )
 
 
 def show(row: Row) -> None:

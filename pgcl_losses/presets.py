@@ -334,6 +334,7 @@ def find_preset(name: str) -> tuple[str, Preset]:
         near += [by_key[key] for key in difflib.get_close_matches(_key(name), by_key)]
         near = list(dict.fromkeys(near))[:5]
         hint = f"did you mean {' or '.join(near)}?" if near else f"names are {', '.join(PRESETS)}."
+        hint = "PGCL is PGCLLoss(dim)." if _key(name) in ("pgcl", "pgclloss") else hint
         more = "recognize(your_loss) says which loss a function is"
         raise ValueError(f"there is no script {name!r}: {hint} {more}")
     found = by_key[_key(name)]

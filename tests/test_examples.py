@@ -337,6 +337,20 @@ def test_records_of_another_machine_and_other_files_stay(tmp_path):
     assert path.read_text() == "to do: all"
 
 
+def test_a_record_whose_smaller_batch_is_slower_is_refused(tmp_path):
+    def rows(*times):
+        sizes = ("N=32 D=4", "N=128 D=4", "N=1,024 D=4")
+        for size, time in zip(sizes, times, strict=True):
+            yield [measure.row("contrast", "chunks", size, "uniform", "milliseconds", time)]
+
+    args = Namespace(output=tmp_path / "contrast.json", rounds=3)
+    measure.report("contrast", args, rows(1.2, 1.0, 9.0))
+    before = args.output.read_bytes()
+    with pytest.raises(SystemExit, match=r"uniform, chunks: 22 ms at N=32, but 1.2 at N=128: noth"):
+        measure.report("contrast", args, rows(22.0, 1.2, 9.0))
+    assert args.output.read_bytes() == before
+
+
 def test_a_record_grows_until_all_jobs_are_done(tmp_path):
     args, ran = Namespace(device="cpu", output=tmp_path / "gpu.json", minutes=1.0), []
 

@@ -135,6 +135,7 @@ VALUE_ERRORS = [
     (lambda: PGCLLoss(D, [3, 0]), "num_prototypes[1]", "at least 1", "got 0"),
     (lambda: InfoNCE(temperature=0), "temperature", "at least 1e-30", "got 0"),
     (lambda: InfoNCE.like("GraphCLR"), "no script 'GraphCLR'", "did you mean GraphCL"),
+    (lambda: InfoNCE.like("pgcl"), "no script 'pgcl'", "PGCL is PGCLLoss(dim)"),
     (lambda: InfoNCE.like("SimGCL"), "no script 'SimGCL'", "SELFRec"),
     (lambda: InfoNCE.like("word2vec"), "names are GraphCL, "),
     (
