@@ -17,6 +17,7 @@ a file is an error before the training. Edges have no direction, and repeated ed
 
 import argparse
 import csv
+import math
 import os
 import re
 from pathlib import Path
@@ -158,9 +159,10 @@ def train(seed):
     projected = torch.nn.Sequential(encoder, MLP([96, 96, 96], norm=None))
     model = ContrastiveModel(projected, NodeDrop(0.2), EdgePerturb(0.2), loss_of).to(device)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    # Equal batches of at most 128: the step of a small last one would count like the others.
+    size = math.ceil(len(graphs) / math.ceil(len(graphs) / 128))
     for _ in trange(args.epochs, desc=f"training {seed}", unit="epoch"):
-        # Without a last batch of one graph: with one node, batch normalisation would raise.
-        for batch in DataLoader(graphs, 128, shuffle=True, drop_last=len(graphs) % 128 == 1):
+        for batch in DataLoader(graphs, size, shuffle=True):
             loss = model(batch.to(device))
             optimizer.zero_grad()
             loss.backward()

@@ -9,6 +9,7 @@ on a CPU: python examples/compare.py --dataset MUTAG
 """
 
 import argparse
+import math
 from functools import partial
 
 import numpy as np
@@ -52,9 +53,11 @@ def train(make_loss, seed, graphs=graphs, epochs=args.epochs, given=lambda data:
     projected = torch.nn.Sequential(encoder, MLP([DIM, DIM, DIM], norm=None))
     model = ContrastiveModel(projected, NodeDrop(), EdgePerturb(), make_loss()).to(device)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)  # prototypes are among them
+    # Equal batches of at most 64: the step of a small last one would count like the others.
+    size = math.ceil(len(graphs) / math.ceil(len(graphs) / 64))
     torch.manual_seed(seed)  # the same batches and views for both losses
     for _ in range(epochs):
-        for data in DataLoader(graphs, batch_size=64, shuffle=True):
+        for data in DataLoader(graphs, size, shuffle=True):
             loss = model(data.to(device), **given(data))
             optimizer.zero_grad()
             loss.backward()

@@ -340,8 +340,8 @@ def test_records_of_another_machine_and_other_files_stay(tmp_path):
 def test_a_record_whose_smaller_batch_is_slower_is_refused(tmp_path):
     def rows(*times):
         sizes = ("N=32 D=4", "N=128 D=4", "N=1,024 D=4")
-        for size, time in zip(sizes, times, strict=True):
-            yield [measure.row("contrast", "chunks", size, "uniform", "milliseconds", time)]
+        for size, took in zip(sizes, times, strict=True):
+            yield [measure.row("contrast", "chunks", size, "uniform", "milliseconds", took)]
 
     args = Namespace(output=tmp_path / "contrast.json", rounds=3)
     measure.report("contrast", args, rows(1.2, 1.0, 9.0))
