@@ -59,7 +59,8 @@ def table(every: Iterable[Results]) -> str:
         for measure in ("labels_1", "labels_5", "all"):
             cells = [spread(results.of(UNTRAINED, measure).values())]
             for best in ("", f" {AT_BEST}"):
-                pair = [results.of(f"{row}{best}", measure) for row in BOTH]
+                is_there = not best or SETS[results.name].is_tuned
+                pair = [results.of(f"{row}{best}", measure) if is_there else {} for row in BOTH]
                 cells += [*(spread(of.values()) for of in pair), difference(*reversed(pair))]
             lines.append([f"{results.name}, {MEASURES[measure]}", *cells])
     head = [UNTRAINED, *BOTH, MINUS, *(f"{row} {AT_BEST}" for row in BOTH), f"{MINUS}, {AT_BEST}"]

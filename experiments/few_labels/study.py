@@ -58,6 +58,7 @@ class Set(NamedTuple):
     standardise: bool = True  # embeddings, before they are measured
     seeds: range = range(610, 620)  # that results are of
     in_depth: bool = False  # temperatures, lengths of training, and GraphCL's own loss
+    is_tuned: bool = True  # the losses have their best settings too
 
 
 SETS = {
@@ -69,6 +70,8 @@ SETS = {
     "Letter-low": Set(12),
     "Letter-med": Set(12),
     "Letter-high": Set(12),
+    "COIL-DEL": Set(7, seeds=range(610, 615), is_tuned=False),
+    "COIL-RAG": Set(7, seeds=range(610, 615), is_tuned=False),
 }
 
 
@@ -128,7 +131,7 @@ def rows(name: str, runs: Iterable[Run], measure: str = "labels_1") -> dict[str,
     of_info_nce = config_of(name, INFO_NCE, temperature=InfoNCE().temperature)
     found = {UNTRAINED: config_of(name, UNTRAINED), INFO_NCE: of_info_nce}
     losses = (INFO_NCE, PGCL, GRAPH_CL) if SETS[name].in_depth else (INFO_NCE, PGCL)
-    for row in losses:
+    for row in losses if SETS[name].is_tuned else ():
         found[f"{row} {AT_BEST}"] = best(runs, candidates(name, row), measure)
     found[PGCL] = config_of(name, PGCL, **defaults())
     return {**found, OF_PAPER: config_of(name, PGCL, **PAPER)}
