@@ -9,7 +9,7 @@ from torch import Tensor
 from pgcl_losses.base import checks as check
 from pgcl_losses.base.module import called_by_all
 from pgcl_losses.base.normalize import computing_dtype
-from pgcl_losses.base.options import with_options
+from pgcl_losses.base.options import Temperature, with_options
 from pgcl_losses.info_nce import WeightedInfoNCE
 from pgcl_losses.pairs.batch import (
     NOT_ASSIGNED,
@@ -81,6 +81,7 @@ class PrototypeReweightedNCE(WeightedInfoNCE):
 
     """
 
+    temperature: Temperature = 0.5
     negatives: Negatives = "all"
     weighting: Weighting = "prototype"
     exclude_same_cluster: bool = True

@@ -40,7 +40,7 @@ AnyNegatives = Literal["all", "cross", "memory"]
 class WeightedInfoNCE(LossModule):
     """The base class of InfoNCE and of PGCL's contrast: each negative may have a weight."""
 
-    temperature: Temperature = 0.2
+    temperature: Temperature = 1.0
     negatives: AnyNegatives = "all"
     queries: Queries = "all"
     over_positives: OverPositives = "mean"

@@ -100,7 +100,7 @@ class SinkhornPrototypes(LossModule):
 
     dim: Positive = field(kw_only=False)
     num_prototypes: Heads = field(default=10, kw_only=False)
-    temperature: Temperature = 0.2
+    temperature: Temperature = 0.5
     epsilon: Scale = 0.05
     iterations: Positive = 3
     queue_size: Size = 0

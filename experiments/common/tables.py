@@ -1,5 +1,6 @@
 """Tables of runs, paired by seed, and pages that hold them between markers."""
 
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -12,7 +13,7 @@ from docs.tables import fill
 from .results import Run, write
 
 ROOT = Path(__file__).parents[2]
-DOCS = ROOT / "docs"
+README, DOCS = ROOT / "README.md", ROOT / "docs"
 NAMES = "false_negatives", "results", "published_code", "clusters", "choosing"
 FALSE_NEGATIVES, RESULTS, PUBLISHED_CODE, CLUSTERS, CHOOSING = (DOCS / f"{n}.md" for n in NAMES)
 OLDER = "0.1.0", "0.2.0"  # versions before the losses were rewritten
@@ -73,6 +74,11 @@ def made_by(runs: Iterable[Run]) -> str:
         known = ", ".join(sorted(of - {""}))
         names.append(f"{version} ({known})" if known else version)
     return f"version {', '.join(names)}"
+
+
+def paragraph(text: str, indent: str = "") -> str:
+    """A paragraph or an item of a list, in lines as long as those of the pages."""
+    return "\n".join(textwrap.wrap(text, 140, subsequent_indent=indent, break_on_hyphens=False))
 
 
 def sourced(table: str, runs: Iterable[Run]) -> str:

@@ -145,7 +145,32 @@ def test_few_labels_run_what_the_tables_need(tmp_path, monkeypatch, capsys):
     for head, _, *lines in (table.split("\n\n")[0].splitlines() for table in tables):
         assert all(line.count("|") == head.count("|") for line in lines)
     assert "|  |" not in tables[0] + tables[3]
-    assert all("nan" not in table for table in tables)
+    sentences = (few_labels_report.claim, few_labels_report.verdicts, few_labels_report.answers)
+    assert all("nan" not in text for text in [*tables, *(of(every) for of in sentences)])
+
+
+def test_a_verdict_counts_an_interval_that_touches_0_as_a_tie(monkeypatch):
+    accuracies = {
+        "up": ({0: 3.0, 1: 4.0, 2: 5.0}, {0: 1.0, 1: 2.1, 2: 2.9}),
+        "down": ({0: 1.0, 1: 2.1, 2: 2.9}, {0: 3.0, 1: 4.0, 2: 5.0}),
+        "tie": ({0: 1.0, 1: 2.0, 2: 9.0}, {0: 0.0, 1: 3.0, 2: 4.0}),
+    }
+
+    class Made:
+        record = ()
+
+        def __init__(self, name):
+            self.name = name
+
+        def of(self, row, measure):
+            return accuracies[self.name][row == "other"]
+
+    monkeypatch.setattr(few_labels, "rows", lambda name, record: {"ours", "other"})
+    found = few_labels_report.verdict(map(Made, accuracies), "ours", "other")
+    assert (
+        str(found) == "above on up (+2.0), below on down (-2.0), and not significantly "
+        "different on tie"
+    )
 
 
 def test_temperatures_are_chosen_for_table_1_and_finished_runs_stay(tmp_path, monkeypatch):
