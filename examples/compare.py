@@ -81,7 +81,7 @@ print(f"untrained: {np.mean(untrained):.1f} ± {np.std(untrained, ddof=1):.1f}")
 reported, best_of = {}, {}
 for name, loss in {
     "InfoNCE": InfoNCE,
-    "PGCL": partial(PGCLLoss, DIM, consistency_weight=1),
+    "PGCL": partial(PGCLLoss, DIM),
 }.items():
     runs = [
         [test(train(partial(loss, temperature=t), seed)) for seed in range(args.seeds)]

@@ -105,7 +105,7 @@ class Model(torch.nn.Module):
         norm = {"norm": "layer_norm", "norm_kwargs": {"mode": "node"}}
         self.gin = GIN(num_features, WIDTH, num_layers=3, jk="cat", **norm)
         self.head = MLP([WIDTH, WIDTH, DIM], norm=None)
-        self.pgcl = PGCLLoss(DIM, consistency_weight=1, temperature=0.5)
+        self.pgcl = PGCLLoss(DIM)
 
     def encode(self, data):
         return global_add_pool(self.gin(data.x, data.edge_index), data.batch, data.num_graphs)

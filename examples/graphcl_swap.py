@@ -65,7 +65,7 @@ augment = RandomChoice([NodeDrop(), EdgePerturb(), AttributeMask(), Subgraph()])
 model = GraphCL(dataset.num_features)
 model.loss = InfoNCE.like("GraphCL")
 if args.pgcl:
-    model.loss = PGCLLoss(DIM, consistency_weight=1, temperature=0.5)
+    model.loss = PGCLLoss(DIM)
 model.to(device)
 optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)  # PGCL's prototypes as well
 

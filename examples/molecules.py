@@ -210,7 +210,7 @@ def main() -> None:
     model = projected(encoder)  # before the loss, which draws prototypes
     loss_of = InfoNCE(temperature=args.temperature)
     if args.loss == "PGCL":
-        loss_of = PGCLLoss(args.width, temperature=args.temperature, consistency_weight=1)
+        loss_of = PGCLLoss(args.width, temperature=args.temperature)
     model = ContrastiveModel(model, NodeDrop(0.2), EdgePerturb(0.2), loss_of).to(device)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     loader = DataLoader(unlabelled, 256, shuffle=True, drop_last=len(unlabelled) > 256)

@@ -70,7 +70,7 @@ def weights_of_negatives(clusters, prototypes):
     return m * w * (clusters[:, None] != clusters)  # [2N, 2N]
 
 
-def pgcl(z1, z2, prototypes, temperature=0.2, epsilon=0.05, iterations=3, consistency_weight=6.0):
+def pgcl(z1, z2, prototypes, temperature=0.5, epsilon=0.05, iterations=3, consistency_weight=0.3):
     """PGCL (Eq. 15) of two views [N, D], with prototypes [K, D] that are parameters."""
     log_p1, q1 = assign(z1, prototypes, temperature, epsilon, iterations)
     log_p2, q2 = assign(z2, prototypes, temperature, epsilon, iterations)

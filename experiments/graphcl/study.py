@@ -55,7 +55,7 @@ FOLDER = "unsupervised_TU"  # of the scripts in both repositories
 BEFORE, AFTER, PGCL, ROUNDED = "its own loss", "InfoNCE", "PGCLLoss", "its own loss * (1 + 1e-15)"
 LOSSES = {  # as docs/swap.md writes them
     AFTER: 'InfoNCE.like("{script}")',
-    PGCL: "PGCLLoss(model.embedding_dim, temperature=0.2).to(device)",
+    PGCL: "PGCLLoss(model.embedding_dim, temperature=0.2, consistency_weight=6).to(device)",
 }
 UNUSED = ("pandas", "seaborn", "torch_sparse")  # imported by the scripts, and not used
 FIRST = 20  # steps in float64

@@ -17,10 +17,11 @@ from pgcl_losses import InfoNCE, PGCLLoss
 from pgcl_losses.adapters.pyg import ContrastiveModel, EdgePerturb, NodeDrop
 
 from .data import graphs_of, smiles_of
-from .model import INFO_NCE, PGCL, ROWS, WIDTH
+from .model import PGCL, ROWS, WIDTH
 
 # The fraction is of nodes dropped, and of edges perturbed.
 SETTING = {"lr": 1e-3, "drop": 0.2, "freeze_epochs": 1}
+TAU, LAMBDA = 0.2, 6.0  # the paper's
 
 
 def parse() -> argparse.Namespace:
@@ -58,7 +59,10 @@ def main() -> None:
     encoder = MoleculeGIN(WIDTH)
     network = projected(encoder)  # before the loss, which draws prototypes
     frozen = config["freeze_epochs"] * len(loader)
-    loss_of = InfoNCE() if args.row == INFO_NCE else PGCLLoss(WIDTH, freeze_steps=frozen)
+    loss_of = InfoNCE(temperature=TAU)
+    if args.row == PGCL:
+        options = {"temperature": TAU, "consistency_weight": LAMBDA, "freeze_steps": frozen}
+        loss_of = PGCLLoss(WIDTH, **options)
     augments = NodeDrop(config["drop"]), EdgePerturb(config["drop"])
     model = ContrastiveModel(network, *augments, loss_of).to(args.device)
     optimizer = torch.optim.Adam(model.parameters(), lr=config["lr"])

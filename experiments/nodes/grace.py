@@ -32,7 +32,7 @@ MEASURED_AT = (70, 200)  # epochs
 INFO_NCE, PAPER = "InfoNCE", "the paper's PGCL"
 LOSSES: dict[str, dict[str, Any]] = {  # options of PGCLLoss
     INFO_NCE: {},
-    PAPER: {},
+    PAPER: {"num_prototypes": 10, "consistency_weight": 6},
     "PGCL, lambda 1, K=50": {"num_prototypes": 50, "consistency_weight": 1},
     "PGCL, lambda 1, K=50, balanced": {
         "num_prototypes": 50,
@@ -78,11 +78,10 @@ def run(config: dict[str, Any], folder: Path) -> dict[str, Any]:
     features, encoder = sparse_if_faster(x), GCN(x.shape[1], width)
     head = nn.Sequential(nn.Linear(width, width), nn.ELU(), nn.Linear(width, width))
     options = {"temperature": config["temperature"]}
-    if "consistency_weight" not in config and config["loss"] != PAPER:
-        criterion: nn.Module = InfoNCE(**options)
+    if "consistency_weight" in config:
+        criterion: nn.Module = pgcl_of(width, **options | (LOSSES | CANDIDATES)[config["loss"]])
     else:
-        options |= (LOSSES | CANDIDATES)[config["loss"]]
-        criterion = pgcl_of(width, **{"num_prototypes": 10, **options})
+        criterion = InfoNCE(**options)
     parameters = [*encoder.parameters(), *head.parameters(), *criterion.parameters()]
     optimizer = torch.optim.Adam(parameters, lr=config["lr"], weight_decay=1e-5)
     values: dict[str, float] = {}

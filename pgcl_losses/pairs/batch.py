@@ -194,7 +194,7 @@ class Assignments(Sequence[Assignment]):
         >>> contrast, consistency = PrototypeReweightedNCE(), ConsistencyLoss()
         >>> z1, z2 = torch.randn(64, 32), torch.randn(64, 32)
         >>> a = prototypes(z1, z2)
-        >>> loss = contrast(z1, z2, a) + 6.0 * consistency(a)
+        >>> loss = contrast(z1, z2, a) + 0.3 * consistency(a)
         >>> first, second = a
         >>> first.clusters.shape
         torch.Size([64])
