@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 
 
-def info_nce(z1, z2, temperature=0.2, weights=None):
+def info_nce(z1, z2, temperature=1.0, weights=None):
     """InfoNCE (Eq. 3). With weights of the negatives [2N, 2N]: the reweighted contrast (Eq. 13)."""
     z = F.normalize(torch.cat([z1, z2]), dim=1)  # [2N, D]
     logits = z @ z.T / temperature  # [2N, 2N] one row for each query

@@ -112,7 +112,7 @@ class TestOptions:
         assert pgcl.temperature == 0.5
 
     def test_what_is_shown_differs_from_the_defaults(self):
-        assert repr(InfoNCE()) == "InfoNCE(temperature=0.2)"
+        assert repr(InfoNCE()) == "InfoNCE(temperature=1.0)"
         learned = torch.nn.Parameter(torch.tensor(0.3))
         shown = "InfoNCE(temperature=Parameter, negatives='cross', gather=False)"
         assert repr(InfoNCE(temperature=learned, negatives="cross", gather=False)) == shown

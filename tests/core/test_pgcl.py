@@ -347,12 +347,12 @@ def test_diagnostics_of_each_head():
         assert ours == pytest.approx(expected)
 
 
-def test_paper_defaults():
+def test_defaults():
     pgcl = PGCLLoss(96)
     assert pgcl.prototypes.weight.shape == (10, 96)
     ours = pgcl.all_options()
     names = ("consistency_weight", "contrast_weight", "contrast.temperature", "prototypes.epsilon")
-    assert [ours[name] for name in names] == [6.0, 1.0, 0.2, 0.05]
+    assert [ours[name] for name in names] == [0.3, 1.0, 0.5, 0.05]
     for name, module in {
         "prototypes": SinkhornPrototypes(96),
         "contrast": PrototypeReweightedNCE(),

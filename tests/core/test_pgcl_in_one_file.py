@@ -114,7 +114,7 @@ def test_defaults_are_those_of_the_library():
     defaults = {x.name: x.default for x in options.values() if x.default is not x.empty}
     library = inspect.signature(PGCLLoss.__init__).parameters
     assert defaults == {name: library[name].default for name in defaults}
-    assert inspect.signature(plain["info_nce"]).parameters["temperature"].default == 0.2
+    assert inspect.signature(plain["info_nce"]).parameters["temperature"].default == 1.0
 
 
 def test_it_is_short_and_needs_torch_alone():

@@ -127,7 +127,7 @@ def info_nce(
     memory=None,
     memory_labels=None,
     *,
-    temperature=0.2,
+    temperature=1.0,
     negatives="all",
     hardness=0.0,
     debias=0.0,
@@ -232,6 +232,7 @@ def pgcl_contrast(views, prototypes_of_heads, labels=None, memory=None, memory_l
     options = ("weighting", "exclude_same_cluster")
     of_weights = {name: mode.pop(name) for name in options if name in mode}
     weights = family_weights(torch.cat(balanced), q_of_heads, prototypes_of_heads, **of_weights)
+    mode = {"temperature": 0.5, **mode}
     return info_nce(views, labels, memory, memory_labels, weights=weights, **mode)
 
 
@@ -247,9 +248,9 @@ def pgcl(
     prototypes_of_heads,
     *,
     contrast_weight=1.0,
-    consistency_weight=6.0,
+    consistency_weight=0.3,
     reduction="mean",
-    temperature=0.2,
+    temperature=0.5,
     balance_predictions=False,
     **mode,
 ):
