@@ -67,8 +67,8 @@ SETS = {
     # About 200 steps each.
     "ENZYMES": Set(40),
     "MSRC_21": Set(40),
-    "Letter-low": Set(12),
-    "Letter-med": Set(12),
+    "Letter-low": Set(12, is_tuned=False),
+    "Letter-med": Set(12, is_tuned=False),
     "Letter-high": Set(12),
     "COIL-DEL": Set(7, seeds=range(610, 615), is_tuned=False),
     "COIL-RAG": Set(7, seeds=range(610, 615), is_tuned=False),

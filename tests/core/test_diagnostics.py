@@ -50,7 +50,7 @@ def test_diagnostics_of_terms_include_the_losses(reduction):
     numbers = diagnostics(terms)
     assert numbers == pytest.approx(diagnostics(terms, pgcl.prototypes.weight))
     assert numbers["contrast"] == pytest.approx(terms.contrast.mean().item())
-    assert numbers["loss"] == pytest.approx(numbers["contrast"] + 6 * numbers["consistency"])
+    assert numbers["loss"] == pytest.approx(numbers["contrast"] + 0.3 * numbers["consistency"])
     assert numbers["consistency_ratio"] == pytest.approx(numbers["consistency"] / math.log(3))
     assert numbers["mean_cosine"] == pytest.approx(terms.mean_cosine.item())
     assert {type(value) for value in numbers.values()} == {float, int}

@@ -95,7 +95,7 @@ def test_numbers_tensors_and_parameters_may_replace_each_other(make):
     "value", [torch.full((2, 2), 0.2), torch.tensor(True), torch.tensor(0.2 + 0j), "0.2", -0.2]
 )
 def test_invalid_temperatures_are_not_assigned(make, value):
-    loss = make()
+    loss = make(temperature=0.2)
     with pytest.raises((TypeError, ValueError), match="temperature"):
         loss.temperature = value
     assert loss.temperature == 0.2
