@@ -50,12 +50,13 @@ class PGCLLoss(LossWithMemory):
         dim (int): the embedding dimension D.
         num_prototypes (int or sequence of int): the number of prototypes K, or several numbers, one
             for each head. A head is a set of prototypes with a balanced assignment of its own.
-        consistency_weight (float): lambda, the weight of the consistency. With 0, the module
-            ``consistency`` is not called, and the prototypes are frozen, as by ``freeze_steps``.
+        consistency_weight (float): lambda, the weight of the consistency; the paper has 6. With 0,
+            the module ``consistency`` is not called, and the prototypes are frozen, as by
+            ``freeze_steps``.
         contrast_weight (float): the weight of the contrast. With 0, the module ``contrast`` is not
             called.
         temperature (float or Tensor): tau of both the contrast and the prediction, as in
-            :class:`InfoNCE`.
+            :class:`InfoNCE`; the paper has 0.2.
         epsilon (float): the sharpness of the balanced targets. A smaller value is closer to hard
             clusters.
         iterations (int): the number of Sinkhorn-Knopp iterations. With more iterations, the

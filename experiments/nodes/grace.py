@@ -39,6 +39,7 @@ LOSSES: dict[str, dict[str, Any]] = {  # options of PGCLLoss
         "consistency_weight": 1,
         "predictions": BALANCED,
     },
+    "PGCLLoss(dim)": {"num_prototypes": 10, "consistency_weight": 0.3, "temperature": 0.5},
 }
 # Of the defaults of both losses: those of few_labels.
 CANDIDATES: dict[str, dict[str, Any]] = {
