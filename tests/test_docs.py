@@ -65,7 +65,7 @@ def test_the_quickstart_prints_what_it_shows(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (block,) = blocks(QUICKSTART)
     assert len(block.splitlines()) <= 90
-    for whole, little in (("EPOCHS = 20", "EPOCHS = 1"), (".images", ".images[:200]")):
+    for whole, little in (("EPOCHS = 3, 20", "EPOCHS = 1, 1"), (".images", ".images[:200]")):
         assert block.count(whole) == 1
         block = block.replace(whole, little)
     exec(block, {"__name__": "page"})
