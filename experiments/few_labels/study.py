@@ -62,7 +62,7 @@ class Set(NamedTuple):
 
 
 SETS = {
-    "digits": Set(20, perturb=0.1, standardise=False, seeds=range(610, 650), in_depth=True),
+    "digits": Set(20, perturb=0.1, standardise=False, seeds=range(610, 630), in_depth=True),
     "MSRC_9": Set(60, seeds=range(610, 630), in_depth=True),
     # About 200 steps each.
     "ENZYMES": Set(40),
@@ -70,8 +70,6 @@ SETS = {
     "Letter-low": Set(12, is_tuned=False),
     "Letter-med": Set(12, is_tuned=False),
     "Letter-high": Set(12),
-    "COIL-DEL": Set(7, seeds=range(610, 615), is_tuned=False),
-    "COIL-RAG": Set(7, seeds=range(610, 615), is_tuned=False),
 }
 
 
