@@ -63,7 +63,8 @@ def main() -> None:
         elif study.SETS[name].in_depth:
             for row in (INFO_NCE, PGCL):
                 if part == "temperatures":
-                    complete(study.at_temperatures(name, row, study.CURVE, times=1), few)
+                    at_temperatures = study.at_temperatures(name, row, study.CURVE, times=1)
+                    complete(at_temperatures, few[: study.OF_CURVE])
                     continue
                 for times in study.LONGER:
                     candidates = study.of_length(name, row, times)

@@ -55,7 +55,8 @@ class Results:
     def at(self, row: str, temperature: float) -> Seeds:
         """One-shot accuracy of a loss with its defaults at another temperature."""
         (config,) = study.at_temperatures(self.name, row, [temperature], times=1)
-        return values(self.runs, config, "held_out", "labels_1")
+        by_seed = values(self.runs, config, "held_out", "labels_1")
+        return {seed: by_seed[seed] for seed in SETS[self.name].seeds[: study.OF_CURVE]}
 
     def longer(self, row: str, times: int) -> tuple[float, Seeds]:
         """The best temperature after so many times the epochs, and one-shot accuracy there."""

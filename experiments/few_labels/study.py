@@ -46,7 +46,7 @@ PAPER = dict(zip(OPTIONS, (0.2, 6.0, PLAIN, 10), strict=True))
 PROTOTYPES = 20, 50  # K, in place of the paper's 10
 CURVE = (0.1, 0.2, 0.5, 1.0, 2.0, 4.0)
 LONGER, OF_LENGTHS = (1, 2, 4), (0.2, 0.5, 1.0, 2.0, 4.0)  # times the epochs; temperatures
-FEW = 10  # seeds, where not all of a set run
+FEW, OF_CURVE = 10, 5  # seeds, where not all of a set run
 AT_BEST, OF_PAPER = "at its best", "PGCL, the paper's options"
 
 

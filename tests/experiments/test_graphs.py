@@ -128,6 +128,7 @@ def test_few_labels_run_what_the_tables_need(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(few_labels, "CHOOSING_SEEDS", range(600, 601))
     monkeypatch.setattr(few_labels, "RECORDS", tmp_path / "runs")
     monkeypatch.setattr(few_labels, "FEW", 3)
+    monkeypatch.setattr(few_labels, "OF_CURVE", 3)
     small = {"TEMPERATURES": (0.5, 2.0), "WEIGHTS": (1.0,), "OF_PGCL": (0.5,), "CURVE": (0.5, 2.0)}
     small |= {"OF_LENGTHS": (0.5, 2.0), "LONGER": (1, 2)}
     for name, value in small.items():
