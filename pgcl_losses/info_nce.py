@@ -214,11 +214,11 @@ class InfoNCE(WeightedInfoNCE, LossWithMemory):
         >>> z1 = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
         >>> z2 = torch.tensor([[1.0, 0.0], [0.6, 0.8]])
         >>> InfoNCE()(z1, z2)
-        tensor(0.2133)
+        tensor(0.7588)
         >>> captions = torch.tensor([[1.0, 0.0], [0.6, 0.8], [0.0, 1.0]])
         >>> labels = torch.tensor([0, 1]), torch.tensor([0, 1, 1])  # of images, of captions
         >>> InfoNCE(negatives="cross")(z1, captions, labels=labels)
-        tensor(0.0944)
+        tensor(0.4558)
         >>> InfoNCE(over_positives="supcon")(captions, labels=torch.tensor([0, 1, 1]))
         tensor(0.1657)
         >>> edges = torch.tensor([[0, 1], [1, 0]])  # nodes 0 and 1 are positives of each other

@@ -17,7 +17,7 @@ from pgcl_losses import InfoNCE, PGCLLoss
 
 def model_of(framework, augment1, augment2, encoder=None):
     encoder = framework.Encoder() if encoder is None else encoder
-    parts = encoder, augment1, augment2, PGCLLoss(DIM, 4)
+    parts = encoder, augment1, augment2, PGCLLoss(DIM, 4, temperature=0.2, consistency_weight=6)
     return framework.adapter.ContrastiveModel(*parts).double()
 
 

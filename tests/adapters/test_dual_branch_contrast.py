@@ -47,7 +47,7 @@ def test_each_positive_of_a_graph_by_itself():
         for i, row in enumerate(powers):
             negatives = row[batch != i].sum()
             losses.append(-(row / (row + negatives)).log()[batch == i].mean())
-    model = DualBranchContrast(InfoNCE(), "G2L")
+    model = DualBranchContrast(InfoNCE(temperature=0.2), "G2L")
     torch.testing.assert_close(called(model, g, h, batch)[0], torch.stack(losses).mean())
 
 
@@ -81,7 +81,7 @@ def test_samples_and_masks_are_those_of_pygcl(mode, num_graphs, has_masks):
         positive, negative = own | extra, ~(own | extra) & (torch.rand(own.shape) < 0.6)
         masks = {"extra_pos_mask": extra, "extra_neg_mask": negative}
     losses = [loss_of_anchors(*branch, positive, negative) for branch in branches]
-    model = DualBranchContrast(InfoNCE(over_positives="supcon"), mode)
+    model = DualBranchContrast(InfoNCE(temperature=0.2, over_positives="supcon"), mode)
     expected = sum(losses) / 2
     gradients = torch.autograd.grad(expected, [g, h], materialize_grads=True)
     torch.testing.assert_close(called(model, g, h, batch, **masks), (expected, *gradients))

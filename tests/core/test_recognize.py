@@ -144,7 +144,8 @@ def supcon(z, labels):
 
 
 def by_labels(**options):
-    return lambda z, labels: InfoNCE(engine="dense", **options)(z, labels=labels)
+    loss_of = InfoNCE(**{"temperature": 0.2, "engine": "dense", **options})
+    return lambda z, labels: loss_of(z, labels=labels)
 
 
 WITH_LABELS = {
