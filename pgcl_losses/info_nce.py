@@ -220,7 +220,7 @@ class InfoNCE(WeightedInfoNCE, LossWithMemory):
         >>> InfoNCE(negatives="cross")(z1, captions, labels=labels)
         tensor(0.4558)
         >>> InfoNCE(over_positives="supcon")(captions, labels=torch.tensor([0, 1, 1]))
-        tensor(0.1657)
+        tensor(0.4846)
         >>> edges = torch.tensor([[0, 1], [1, 0]])  # nodes 0 and 1 are positives of each other
         >>> InfoNCE()(captions, positives=edges)
         tensor(0.6809)
