@@ -11,7 +11,7 @@ from torch.distributions import Beta
 
 from pgcl_losses import InfoNCE
 
-N, TAU = 128, 0.2
+N, TAU = 128, 1.0
 
 
 @pytest.fixture(scope="module")

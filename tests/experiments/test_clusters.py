@@ -35,7 +35,7 @@ def test_measures_are_of_one_half_each():
     development, _ = study.halves(labels)
     clusters = np.zeros_like(labels)
     clusters[development] = labels[development]
-    measures = study.measured(points, clusters, labels, seed=0)
+    measures = study.agreement(points, clusters, labels, seed=0)
     assert measures["development"] == {"nmi": 100.0, "ari": 100.0}
     assert measures["held_out"] == {"nmi": 0.0, "ari": 0.0}
     assert measures["largest"] == 62.5  # all of the second half, and a quarter of the first
