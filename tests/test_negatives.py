@@ -71,7 +71,7 @@ def test_masks_by_cosine(page):
     expected = literal(z1, z2, lambda i, cosines: torch.where(cosines > 0.9, -math.inf, 0.0))
     found = page["loss_of"]("below_a_cosine", z1, z2)
     torch.testing.assert_close(found, expected)
-    assert (found - InfoNCE()(z1, z2)).abs() > 1e-3
+    assert (found - InfoNCE()(z1, z2)).abs() > 1e-4
 
     def hardest(i, cosines):
         others = sorted(cosines[j] for j in range(2 * N) if j not in (i, (i + N) % (2 * N)))
@@ -100,8 +100,8 @@ def test_adnce(page):
     for i in range(N):
         s = torch.cat([cosines[i, :i], cosines[i, i + 1 :]])
         w = torch.exp(-((s - 0.7) ** 2) / (2 * 1.0**2)) / math.sqrt(2 * math.pi)
-        of_negatives = ((s / TAU).exp() * w / w.mean()).mean()
-        losses.append(-(cosines[i, i] / TAU) + of_negatives.log())
+        of_negatives = ((s / 0.2).exp() * w / w.mean()).mean()
+        losses.append(-(cosines[i, i] / 0.2) + of_negatives.log())
     found = InfoNCE.like("GraphCL", score_mod=page["adnce"])(z1, z2) - math.log(N - 1)
     torch.testing.assert_close(found, torch.stack(losses).mean())
 
