@@ -10,7 +10,7 @@ from helpers.tu_sets import write_tu_set
 from matplotlib.figure import Figure
 from torch_geometric.data import Batch
 
-from experiments.common import results
+from experiments.common import probes, results
 from experiments.common.probes import few_labels, halves
 from experiments.common.tu import fetch
 from experiments.false_negatives import __main__ as program
@@ -140,7 +140,7 @@ def test_the_program_runs_what_the_tables_need(root, monkeypatch):
     """On a small set, and again on what is finished; the tables have a cell for each."""
     monkeypatch.setattr(study, "CHOOSING_SEEDS", range(400, 401))
     monkeypatch.setattr(study, "RECORDS", root / "runs")
-    monkeypatch.setattr(study, "few_labels", partial(few_labels, draws=5))
+    monkeypatch.setattr(probes, "few_labels", partial(few_labels, draws=5))
     given = [f"--root={root}", f"--cache={root / 'c'}", f"--output={root / 'runs'}", "--workers=1"]
     given += ["--datasets", "MUTAG"]
     parts = "masks", "trainings"
