@@ -88,7 +88,7 @@ points on average. The difference of few seeds may be outside the interval of
 def main() -> None:
     parser = parser_of("digits", __doc__)
     add = parser.add_argument
-    add("--seeds", type=count, default=5, help="the first ones of the record's 40 (default: 5)")
+    add("--seeds", type=count, default=5, help="the first ones of the record (default: 5)")
     add("--workers", type=count, default=2, help="runs at a time")
     add("--threads", type=count, default=1, help="of each run")
     add("--output", type=Path, default=Path("runs/digits.jsonl"), help="finished runs")
