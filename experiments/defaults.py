@@ -13,10 +13,9 @@ from docs.tables import markdown
 
 from .common.graphs import INFO_NCE, PGCL
 from .common.results import Run, read
-from .common.tables import CHOOSING, difference
+from .common.tables import CHOOSING, difference, paragraph
 from .few_labels import study
 
-GRAPHS = Path(study.__file__).parent
 NODES = Path(__file__).parent / "nodes" / "defaults.jsonl"
 CHOOSE_ON = "digits", "MSRC_9", "ENZYMES", "Cora", "Photo"
 CONFIRM_ON = "MSRC_21", "Letter-high"  # with all candidates
@@ -62,28 +61,28 @@ def distances(loss: str, sets: Iterable[str], half: str, of: Collection[Options]
         seeds = study.CHOOSING_SEEDS
         runs = [run for run in runs_of(loss, name) if run["config"]["seed"] in seeds]
         for measure, value in measures_of(name, half).items():
-            there = {c: np.mean([value(run) for run in runs if matches(run, c)]) for c in of}
-            top = max(there.values())
-            found[name, measure] = {c: float(top - mean) for c, mean in there.items()}
+            means = {options: np.mean([*by_seed(runs, options, value).values()]) for options in of}
+            top = max(means.values())
+            found[name, measure] = {options: float(top - mean) for options, mean in means.items()}
     return found
 
 
 def runs_of(loss: str, name: str) -> list[Run]:
     """All runs of a loss on a set, with as many epochs as the set has."""
     if name in study.SETS:
-        runs = read(GRAPHS / f"{name}.jsonl").values()
-        epochs = study.SETS[name].epochs
-        return [
-            run
-            for run in runs
-            if run["config"]["row"] == loss and run["config"]["epochs"] == epochs
-        ]
-    runs = read(NODES).values()
-    return [
-        run
-        for run in runs
-        if run["config"]["dataset"] == name and run["config"]["loss"].startswith(loss)
-    ]
+        wanted = {"row": loss, "epochs": study.SETS[name].epochs}.items()
+        runs = read(study.RECORDS / f"{name}.jsonl").values()
+        return [run for run in runs if wanted <= run["config"].items()]
+    runs = [run for run in read(NODES).values() if run["config"]["dataset"] == name]
+    return [run for run in runs if run["config"]["loss"].startswith(loss)]
+
+
+def by_seed(
+    runs: Iterable[Run], options: Options, value: Callable[[Run], float]
+) -> dict[int, float]:
+    """A measure of the runs with these options; of a seed that ran twice, the later run."""
+    runs = [run for run in runs if options_of(run["config"]) == options]
+    return {run["config"]["seed"]: value(run) for run in runs}
 
 
 def measures_of(name: str, half: str) -> dict[str, Callable[[Run], float]]:
@@ -126,65 +125,65 @@ def choice(loss: str) -> Options:
     return chosen(distances(loss, CHOOSE_ON, "development", of), of, PAPER[loss])
 
 
-def table() -> str:
-    """Mean and worst distance of some candidates, on the sets that chose, and on others."""
+def table(choices: Mapping[str, Options]) -> str:
+    """Mean and worst distance of some candidates, on development sets and on held-out sets."""
     lines = []
-    for loss in (INFO_NCE, PGCL):
+    for loss, best in choices.items():
         of = candidates(loss)
-        choosing = distances(loss, CHOOSE_ON, "development", of)
-        confirming = distances(loss, CONFIRM_ON, "held_out", of)
-        ranked = sorted(of, key=lambda options: summary(choosing, options).mean)
-        shown = ranked if loss == INFO_NCE else [*ranked[:4], choice(loss), PAPER[loss]]
+        development = distances(loss, CHOOSE_ON, "development", of)
+        held_out = distances(loss, CONFIRM_ON, "held_out", of)
+        ranked = sorted(of, key=lambda options: summary(development, options).mean)
+        shown = ranked if loss == INFO_NCE else [*ranked[:4], best, PAPER[loss]]
         for options in dict.fromkeys(shown):
             cells = [
                 f"{s.mean:.1f}, {s.worst:.1f} ({s.where})"
-                for s in (summary(found, options) for found in (choosing, confirming))
+                for s in (summary(found, options) for found in (development, held_out))
             ]
             name = f"{loss}, {options}"
-            lines.append([f"**{name}**" if options == choice(loss) else name, *cells])
-    return markdown(["mean and worst distance in points", "sets that chose", "other sets"], lines)
+            lines.append([f"**{name}**" if options == best else name, *cells])
+    head = "mean and worst distance in points", "development sets", "held-out sets"
+    return markdown(head, lines)
 
 
-def confirmation() -> str:
-    """The chosen options minus the paper's on sets that did not choose, over all seeds."""
+def confirmation(choices: Mapping[str, Options]) -> str:
+    """The selected options minus the paper's on held-out sets, over all seeds."""
     lines = []
     for name in (*study.SETS, "CiteSeer", "DBLP"):
         if name in CHOOSE_ON:
             continue
         cells = []
-        for loss in (INFO_NCE, PGCL):
+        for loss, best in choices.items():
             runs = runs_of(loss, name)
-            for measure in measures_of(name, "held_out").values():
-                ours, paper = (
-                    {run["config"]["seed"]: measure(run) for run in runs if matches(run, options)}
-                    for options in (choice(loss), PAPER[loss])
-                )
-                cells.append(difference(ours, paper))
+            for value in measures_of(name, "held_out").values():
+                pair = (by_seed(runs, options, value) for options in (best, PAPER[loss]))
+                cells.append(difference(*pair))
         lines.append([name, *cells])
-    head = [f"{loss}, {words}" for loss in (INFO_NCE, PGCL) for words in ("1 label", "all labels")]
-    return markdown(["chosen minus the paper's", *head], lines)
-
-
-def matches(run: Run, options: Options) -> bool:
-    return options_of(run["config"]) == options
+    head = [f"{loss}, {words}" for loss in choices for words in ("1 label", "all labels")]
+    return markdown(["selected minus the paper's", *head], lines)
 
 
 def pages() -> dict[Path, dict[str, str]]:
-    chosen = f"`PGCLLoss` has {choice(PGCL)}, and `InfoNCE` {choice(INFO_NCE)}."
-    tables = {"defaults": table(), "confirmation": confirmation(), "chosen": chosen}
-    return {CHOOSING: tables}
+    """Tables and a sentence by page and marker."""
+    choices = {loss: choice(loss) for loss in (INFO_NCE, PGCL)}
+    pgcl = choices[PGCL]
+    chosen = (
+        f"`PGCLLoss` has temperature {pgcl.temperature:g}, lambda {pgcl.consistency_weight:g}, "
+        f"K={pgcl.num_prototypes} and {pgcl.predictions} predictions, and `InfoNCE` temperature "
+        f"{choices[INFO_NCE].temperature:g}."
+    )
+    tables = {"defaults": table(choices), "confirmation": confirmation(choices)}
+    return {CHOOSING: {**tables, "chosen": paragraph(chosen)}}
 
 
 def main() -> None:
     for loss in (INFO_NCE, PGCL):
         of = candidates(loss)
         found = distances(loss, CHOOSE_ON, "development", of)
-        print(f"\n{loss}: {choice(loss)}")
+        print(f"\n{loss}: {chosen(found, of, PAPER[loss])}")
         for options in sorted(of, key=lambda options: summary(found, options).mean):
             cells = (f"{by[options]:6.1f}" for by in found.values())
             mean, worst, where = summary(found, options)
             print(f"{options!s:45} {mean:5.2f} {worst:5.1f} {where:8}", *cells)
-    print(table())
 
 
 if __name__ == "__main__":

@@ -41,7 +41,7 @@ SETTING: dict[str, Any] = {
     "perturb": 0.2,
     "lr": 0.01,
 }
-OF_PROTOTYPES = ("num_prototypes", "consistency_weight", "freeze_epochs", "predictions")
+OF_PROTOTYPES = ("num_prototypes", "consistency_weight", "freeze_epochs")
 PLAIN, CENTRED, BALANCED = "plain", "centred", "balanced"  # predictions of PGCL
 
 
@@ -77,14 +77,11 @@ class Projected(nn.Module):
         return self.head(self.encoder(batch))
 
 
-class CentredPrototypes(SinkhornPrototypes):
-    """Predictions whose logits have mean 0 over each view, for each prototype."""
-
-    def forward(self, batch: Embeddings) -> Embeddings:
-        assigned = super().forward(batch)
-        of_views = assigned.views(assigned.log_probs)  # [V, N, K]
-        centred = (of_views - of_views.mean(1, keepdim=True)).log_softmax(-1)
-        return assigned._replace(log_probs=centred.view_as(assigned.log_probs))
+def centre(prototypes: SinkhornPrototypes, given: tuple[Any, ...], batch: Embeddings) -> Embeddings:
+    """A forward hook: the logits of predictions get mean 0 over each view, for each prototype."""
+    of_views = batch.views(batch.log_probs)  # [V, N, K]
+    centred = (of_views - of_views.mean(1, keepdim=True)).log_softmax(-1)
+    return batch._replace(log_probs=centred.view_as(batch.log_probs))
 
 
 def pgcl_of(dim: int, num_prototypes: int, predictions: str = PLAIN, **options: Any) -> PGCLLoss:
@@ -92,11 +89,7 @@ def pgcl_of(dim: int, num_prototypes: int, predictions: str = PLAIN, **options: 
     is_balanced = predictions == BALANCED
     pgcl = PGCLLoss(dim, num_prototypes, balance_predictions=is_balanced, **options)
     if predictions == CENTRED:
-        freeze_steps = options.get("freeze_steps", 0)
-        of_prototypes = {"temperature": pgcl.temperature, "freeze_steps": freeze_steps}
-        centred = CentredPrototypes(dim, num_prototypes, **of_prototypes)
-        centred.load_state_dict(pgcl.prototypes.state_dict())
-        pgcl.prototypes = centred
+        pgcl.prototypes.register_forward_hook(centre)
     return pgcl
 
 

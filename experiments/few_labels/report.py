@@ -30,6 +30,7 @@ from . import study
 from .study import AT_BEST, MEASURES, OF_PAPER, SETS, values
 
 BOTH = INFO_NCE, PGCL
+DEFAULT, TUNED = (PGCL, INFO_NCE), (f"{PGCL} {AT_BEST}", f"{INFO_NCE} {AT_BEST}")
 MINUS = f"{PGCL} minus {INFO_NCE}"
 IN_DEPTH = [name for name, of_set in SETS.items() if of_set.in_depth]
 ROUNDING = {"two threads": "threads", "no vector instructions": "vectors"}
@@ -43,11 +44,12 @@ class Results:
         self.name, self.record = name, [*read(study.RECORDS / f"{name}.jsonl").values()]
         of_seeds = self.record if runs is None else runs
         self.runs = [run for run in of_seeds if run["config"]["seed"] in SETS[name].seeds]
+        selected_by = "labels_1", "all"
+        self.rows = {m: study.rows(name, self.record, m) for m in selected_by}
 
     def config(self, row: str, measure: str = "labels_1") -> Config:
         """The options of a row, of which the best are the best by all labels for that measure."""
-        chooses = measure if measure == "all" else "labels_1"
-        return study.rows(self.name, self.record, chooses)[row]
+        return self.rows["all" if measure == "all" else "labels_1"][row]
 
     def of(self, row: str, measure: str = "labels_1") -> Seeds:
         return values(self.runs, self.config(row, measure), "held_out", measure)
@@ -74,24 +76,24 @@ class Verdict(NamedTuple):
     ties: list[str]
 
     def __str__(self) -> str:
-        signed = {"above": self.above, "below": self.below}
-        parts = []
-        for word, by_set in signed.items():
-            named = [f"{name} ({delta.mean:+.1f})" for name, delta in by_set.items()]
-            parts.append(f"{word} on {listed(named)}" if named else f"{word} on no set")
-        return f"{parts[0]}, {parts[1]}, and not significantly different on {listed(self.ties)}"
+        above, below = (
+            listed([f"{name} ({delta.mean:+.1f})" for name, delta in by_set.items()])
+            for by_set in (self.above, self.below)
+        )
+        ties = listed(self.ties)
+        return f"above on {above}, below on {below}, and not significantly different on {ties}"
 
 
 def listed(names: Sequence[str]) -> str:
-    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names) or "none"
+    """Names in a sentence: "a, b and c"."""
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names) or "no set"
 
 
 def verdict(every: Iterable[Results], ours: str, other: str, measure: str = "labels_1") -> Verdict:
     """One row minus another, on all sets that have both."""
     found = Verdict({}, {}, [])
     for results in every:
-        rows = study.rows(results.name, results.record)
-        if ours in rows and other in rows:
+        if {ours, other} <= results.rows["labels_1"].keys():
             delta = paired(results.of(ours, measure), results.of(other, measure))
             if delta is None:
                 raise ValueError(f"the record of {results.name} has fewer than three seeds")
@@ -165,9 +167,6 @@ def moved(again: Results, record: Results, row: str) -> float:
     return float(np.mean([abs(ours[seed] - theirs[seed]) for seed in ours]))
 
 
-DEFAULT, TUNED = (PGCL, INFO_NCE), (f"{PGCL} {AT_BEST}", f"{INFO_NCE} {AT_BEST}")
-
-
 def claim(every: Sequence[Results]) -> str:
     """What README says."""
     one, with_all = (verdict(every, *DEFAULT, measure) for measure in ("labels_1", "all"))
@@ -176,7 +175,7 @@ def claim(every: Sequence[Results]) -> str:
         f"Not on most sets. With one label per class, `PGCLLoss(dim)` against `InfoNCE()` is {one} "
         f"(points of accuracy). On digits, {difference(*of_long)} remain after "
         f"{study.LONGER[-1]} times the epochs. With all labels, PGCL is above on "
-        f"{listed([*with_all.above]) if with_all.above else 'no set'}."
+        f"{listed([*with_all.above])}."
     )
 
 

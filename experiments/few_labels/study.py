@@ -100,7 +100,7 @@ def candidates(name: str, row: str) -> list[Config]:
     if row == PGCL:
         others = (defaults()[option] for option in ("predictions", "num_prototypes"))
         return [config_of(name, row, **options) for options in grid(*others)]
-    return [config_of(name, row, temperature=tau) for tau in TEMPERATURES]
+    return at_temperatures(name, row, TEMPERATURES, times=1)
 
 
 def choosing(name: str) -> Iterator[Config]:

@@ -151,7 +151,7 @@ def test_few_labels_run_what_the_tables_need(tmp_path, monkeypatch, capsys):
     assert all("nan" not in text for text in [*tables, *(of(every) for of in sentences)])
 
 
-def test_a_verdict_counts_an_interval_that_touches_0_as_a_tie(monkeypatch):
+def test_a_verdict_counts_an_interval_that_touches_0_as_a_tie():
     accuracies = {
         "up": ({0: 3.0, 1: 4.0, 2: 5.0}, {0: 1.0, 1: 2.1, 2: 2.9}),
         "down": ({0: 1.0, 1: 2.1, 2: 2.9}, {0: 3.0, 1: 4.0, 2: 5.0}),
@@ -159,15 +159,12 @@ def test_a_verdict_counts_an_interval_that_touches_0_as_a_tie(monkeypatch):
     }
 
     class Made:
-        record = ()
-
         def __init__(self, name):
-            self.name = name
+            self.name, self.rows = name, {"labels_1": dict.fromkeys(("ours", "other"))}
 
         def of(self, row, measure):
             return accuracies[self.name][row == "other"]
 
-    monkeypatch.setattr(few_labels, "rows", lambda name, record: {"ours", "other"})
     found = few_labels_report.verdict(map(Made, accuracies), "ours", "other")
     assert (
         str(found) == "above on up (+2.0), below on down (-2.0), and not significantly "
