@@ -65,7 +65,7 @@ def test_info_nce_is_pygcls(
 def test_a_single_graph_needs_no_batch():
     g, h = embeddings(1, 6)
     values = [
-        called(DualBranchContrast(InfoNCE(over_positives="supcon"), "G2L"), g, h),
+        called(DualBranchContrast(InfoNCE(temperature=0.2, over_positives="supcon"), "G2L"), g, h),
         called(PyGCLsContrast(L.InfoNCE(tau=0.2), "G2L"), g, h),
     ]
     torch.testing.assert_close(*values)
@@ -74,7 +74,7 @@ def test_a_single_graph_needs_no_batch():
 def test_a_graph_without_nodes_is_left_out():
     """PyGCL's value is NaN there: it is called without this graph."""
     g, h = embeddings(4, 6)
-    ours = DualBranchContrast(InfoNCE(over_positives="supcon"), "G2L")
+    ours = DualBranchContrast(InfoNCE(temperature=0.2, over_positives="supcon"), "G2L")
     theirs = PyGCLsContrast(L.InfoNCE(tau=0.2), "G2L")
     value, by_g, by_h = called(ours, g, h, torch.tensor([0, 2, 2, 0, 3, 3]))
     has_nodes = [0, 2, 3]
