@@ -185,8 +185,8 @@ class SinkhornPrototypes(LossModule):
         check.finite("z", z)
         dtype = computing_dtype(self.weight, z)
         with torch.no_grad(), full_precision(z.device):
-            scores = unit_vectors(z, dtype) @ self._unit_prototypes(dtype).T
-            nearest: Tensor = self._by_head(partial(torch.argmax, dim=-1, keepdim=True), scores)
+            scores = self._unit_prototypes(dtype) @ unit_vectors(z, dtype).T
+            nearest = self._by_head(partial(torch.argmax, dim=0, keepdim=True), scores).T
         return nearest if len(self.heads) > 1 else nearest.squeeze(-1)
 
     @torch.no_grad()
@@ -236,36 +236,39 @@ class SinkhornPrototypes(LossModule):
         with full_precision(embeddings.device):
             prototypes = processes.average_gradient(self._unit_prototypes(embeddings.dtype))
             temperature = processes.temperature(self.temperature, embeddings.dtype)
-            scores = embeddings @ prototypes.T  # [M, K]
+            # The samples of a prototype lie side by side, see `balance`.
+            scores = prototypes @ embeddings.T  # [K, M]
+            by_view = len(scores), len(processes.counts), -1  # [K, V, N]
             logits = scores / temperature
             if self.balance_predictions:
-                of_views = batch.views(logits)  # [V, N, K]
-                logits = (of_views - of_views.logsumexp(1, keepdim=True)).view(logits.shape)
-            log_probs = self._by_head(partial(torch.log_softmax, dim=-1), logits)
+                of_views = logits.view(by_view)
+                logits = (of_views - of_views.logsumexp(-1, keepdim=True)).view(scores.shape)
+            log_probs = self._by_head(partial(torch.log_softmax, dim=0), logits)
             with torch.no_grad():
                 # In forward mode, detaching also removes the tangents.
-                cosines, columns = scores.detach(), prototypes.detach().T
-                of_views, filled = batch.views(cosines), None  # [V, N, K]
-                num_graphs = of_views.shape[1]
+                cosines, rows = scores.detach(), prototypes.detach()
+                of_views, filled = cosines.view(by_view), None
+                num_graphs = of_views.shape[-1]
                 if self.queue is not None:
                     # The past embeddings help to balance. Only the targets of this batch are kept.
-                    past = self.queue.embeddings.to(cosines.dtype) @ columns  # [V, Q, K]
-                    of_views = torch.cat([of_views, past], dim=1)
-                    filled = self.queue.filled(num_graphs).unsqueeze(1)  # [N + Q, 1]
-                log_q = self._by_head(self._balanced(filled), of_views)  # [V, N + Q, K]
-                log_q = log_q[:, :num_graphs].reshape(cosines.shape)
-                targets = probabilities(log_q)  # [M, K]
+                    past = rows @ self.queue.embeddings.to(cosines.dtype).mT  # [V, K, Q]
+                    of_views = torch.cat([of_views, past.transpose(0, 1)], dim=-1)
+                    filled = self.queue.filled(num_graphs)  # [N + Q]
+                log_q = self._by_head(self._balanced(filled), of_views)  # [K, V, N + Q]
+                log_q = log_q[..., :num_graphs].reshape(cosines.shape)
+                targets = probabilities(log_q)  # [K, M]
                 if batch.memory is not None and batch.filled is not None:  # balanced like a view
-                    filled = batch.filled[len(embeddings) :].unsqueeze(1)  # [B, 1]
-                    past = batch.memory @ columns  # [B, K]
-                    log_q = torch.cat([log_q, self._by_head(self._balanced(filled), past)])
-                    cosines = torch.cat([cosines, past])
-                ranking = rank_clusters(log_q, cosines, self.epsilon)  # [M + B, K]
+                    past = rows @ batch.memory.T  # [K, B]
+                    balanced = self._balanced(batch.filled[len(embeddings) :])
+                    log_q = torch.cat([log_q, self._by_head(balanced, past)], dim=1)
+                    cosines = torch.cat([cosines, past], dim=1)
+                ranking = rank_clusters(log_q, cosines, self.epsilon)  # [K, M + B]
+                clusters = self._by_head(partial(torch.argmax, dim=0, keepdim=True), ranking)
         batch = batch._replace(
             prototypes=prototypes,
-            log_probs=log_probs,
-            targets=targets,
-            clusters=self._by_head(partial(torch.argmax, dim=-1, keepdim=True), ranking),
+            log_probs=log_probs.T,
+            targets=targets.T,
+            clusters=clusters.T,
             heads=self.heads,
         )
         if self._watch.counts(self, batch, log_probs.requires_grad):
@@ -278,10 +281,10 @@ class SinkhornPrototypes(LossModule):
         return partial(balance, epsilon=self.epsilon, iterations=self.iterations, filled=filled)
 
     def _by_head(self, function: Callable[[Tensor], Tensor], scores: Tensor) -> Tensor:
-        """Apply a function to the columns ``[..., K_h]`` of each head, and join the results."""
+        """Apply a function to the rows ``[K_h, ...]`` of each head, and join the results."""
         if len(self.heads) == 1:
             return function(scores)
-        return torch.cat([function(x) for x in scores.split_with_sizes(self.heads, -1)], -1)
+        return torch.cat([function(x) for x in scores.split_with_sizes(self.heads)])
 
     def _unit_prototypes(self, dtype: torch.dtype) -> Tensor:
         """The unit prototypes ``[K, D]``. While prototypes are frozen, their gradient is zero."""
@@ -290,7 +293,6 @@ class SinkhornPrototypes(LossModule):
             weight = torch.where(self.step < self.freeze_steps, weight.detach(), weight)
         return unit_vectors(weight, dtype)
 
-    @torch.no_grad()
     def advance(self, batch: Batch) -> None:
         """Count a training forward, and store its embeddings in the queue.
 

@@ -11,10 +11,8 @@ from torch import Tensor
 from pgcl_losses.base import checks as check
 from pgcl_losses.base.normalize import computing_dtype, full_precision
 
-# An iteration can raise an entry by a factor of N * K relative to the others. For N * K up to 1e9,
-# an entry that is too small for float32 stays negligible over three iterations. After these, u and
-# v are absorbed into the exponents.
-_ITERATIONS_PER_ABSORPTION = 3
+# A sample whose e^{s / epsilon} is e^-100 of what other samples have does not change their sum.
+_FAR = 100.0
 
 # This fraction of the cosine, divided by epsilon like the cosine in log q, breaks ties. It lies far
 # above the rounding errors of float32, and far below most differences between prototypes.
@@ -55,45 +53,34 @@ def sinkhorn(scores: Tensor, *, epsilon: float = 0.05, iterations: int = 3) -> T
     epsilon = check.scale("epsilon", epsilon)
     iterations = check.count("iterations", iterations, minimum=1)
     with full_precision(scores.device):
-        # Halve scores and epsilon: the difference of two halved numbers is always finite.
+        # Quotients may overflow, so differences are divided, which are finite if halved. The first
+        # log-softmax ignores a constant of a column, and later ones a constant of a row. So let the
+        # largest number of each column be 0, and the largest of each row no less than -_FAR.
         halves = scores.detach().to(computing_dtype(scores)) / 2
-        return probabilities(balance(halves, epsilon / 2, iterations))
+        halves = halves - halves.amax(0)
+        halves -= (halves.amax(1, keepdim=True) + _FAR * epsilon / 2).clamp_max_(0)
+        return probabilities(balance(halves.T, epsilon / 2, iterations)).T
 
 
 def balance(
     scores: Tensor, epsilon: float, iterations: int, filled: Tensor | None = None
 ) -> Tensor:
-    """Compute log q of scores ``[N, K]``, or of a stack of them ``[V, N, K]``, without gradient.
+    """Compute log q of scores ``[K, N]``, or of a stack of them ``[K, V, N]``, without gradient.
 
-    q is diag(u) E diag(v) for a fixed matrix E, so an iteration is two products of a matrix with a
-    vector. ``filled``: ``[N, 1]`` bool; samples where it is False are ignored, and their q is
-    uniform.
+    An iteration is a log-softmax over samples and one over prototypes. The factors 1/K and 1/N of
+    the totals are left out, since the next scaling undoes a constant factor. ``filled``: ``[N]``
+    bool; samples where it is False are ignored, and their q is uniform.
+
+    The samples of a prototype lie side by side, and not the prototypes of a sample: on a CPU, a
+    log-softmax of many rows with ten numbers each takes ten times as long.
     """
-    # The smallest exponent x for which e^x is still a normal number when multiplied by about 1e-4.
-    smallest = math.log(torch.finfo(scores.dtype).tiny) + 9
-    # Shift the exponents of E so that the largest exponent of every column and every row is 0. Then
-    # nothing overflows, and no sum over a row or column vanishes, however small epsilon is.
-    shift = scores if filled is None else scores.masked_fill(~filled, -torch.inf)
-    exponent = scores - shift.amax(-2, keepdim=True)  # [V, N, K]
-    row_peaks = exponent.amax(-1, keepdim=True)  # [V, N, 1], above 0 in rows that are not filled
-    exponent = exponent.sub_(row_peaks).mul_(1 / epsilon)
-    u = row_peaks.mul_(1 / epsilon).clamp_(smallest, 0).exp_()  # this undoes the shift of rows
-    product = torch.mm if scores.dim() == 2 else torch.bmm
-    kernel, v = exponent, u  # the first iteration sets both
-    for iteration in range(iterations):
-        if iteration > 0:
-            u = product(kernel, v).reciprocal_()  # [V, N, 1]
-        if iteration % _ITERATIONS_PER_ABSORPTION == 0:
-            if iteration > 0:
-                exponent += u.log_() + v.mT.log()
-                u = torch.ones_like(u)
-            # Leave denormal numbers out: they make matrix products slow on a CPU.
-            kernel = torch.threshold(exponent, smallest, -math.inf).exp_()
-        v = product(kernel.mT, u if filled is None else u * filled).reciprocal_()  # [V, K, 1]
-    exponent += v.mT.log()
-    log_q = exponent.log_softmax(-1)
-    if filled is not None:  # without any filled sample, q is NaN
-        log_q = log_q.masked_fill_(~filled, -math.log(scores.shape[-1]))
+    log_q = scores / epsilon
+    for _ in range(iterations):
+        if filled is not None:
+            log_q = log_q.masked_fill(~filled, -math.inf)
+        log_q = log_q.log_softmax(-1).log_softmax(0)
+    if filled is not None:  # there log q is NaN
+        log_q = log_q.masked_fill(~filled, -math.log(len(scores)))
     return log_q
 
 
@@ -103,7 +90,7 @@ def probabilities(log_q: Tensor) -> Tensor:
 
 
 def rank_clusters(log_q: Tensor, scores: Tensor, epsilon: float) -> Tensor:
-    """Compute numbers ``[..., K]`` that sort the clusters of a sample as q does, best is largest.
+    """Compute numbers ``[K, N]`` that sort the clusters of a sample as q does, best is largest.
 
     q itself cannot be sorted: many of its entries underflow to 0. If two clusters have the same q
     up to rounding, as for a sample between two prototypes, rounding must not decide, since it

@@ -30,7 +30,7 @@ EPSILONS = st.floats(1e-4, 2.0)
 
 @given(scores=COSINES, epsilon=EPSILONS, iterations=st.integers(1, 8))
 def test_targets_and_their_ranking_agree_with_the_oracle(scores, epsilon, iterations):
-    log_q = balance(torch.tensor(scores), epsilon, iterations)
+    log_q = balance(torch.tensor(scores).T, epsilon, iterations).T
     q = sinkhorn(torch.tensor(scores), epsilon=epsilon, iterations=iterations)
     # An exponent of s / epsilon carries a rounding error of s / epsilon * 2e-16.
     tolerance = {"rtol": 1e-13 / epsilon, "atol": 1e-9}
@@ -60,6 +60,19 @@ def test_any_finite_scores_give_rows_that_sum_to_one(scores, epsilon, iterations
     assert q.isfinite().all()
     assert (q >= 0).all()
     torch.testing.assert_close(q.sum(1), torch.ones(len(q)), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("epsilon", [1e-30, 1e-4, 0.5])
+@pytest.mark.parametrize("size", [1.0, 1e10, 1.7e38])
+@pytest.mark.parametrize("iterations", [1, 3])
+def test_scores_whose_quotients_overflow(size, epsilon, iterations):
+    """The prototype of a sample that is far from all prototypes is the nearest one even then."""
+    scores = torch.rand(12, 4) * size
+    scores[3] -= size
+    scores[5, 1:] = scores[8, 0] = -math.inf
+    q = sinkhorn(scores, epsilon=epsilon, iterations=iterations)
+    expected = oracle.sinkhorn(scores, epsilon, iterations)
+    torch.testing.assert_close(q.double(), expected, rtol=0, atol=1e-5)
 
 
 def extreme_scores(kind):
@@ -94,9 +107,9 @@ def test_extreme_scores_in_float32(kind, epsilon, atol, iterations):
 def test_absent_samples_change_nothing(scores, extra, epsilon):
     n, k = scores.shape
     absent = torch.full((extra, k), 3.0, dtype=torch.float64)  # above every score
-    present = torch.cat([torch.ones(n, 1), torch.zeros(extra, 1)]).bool()
-    both = torch.cat([torch.tensor(scores), absent]).unsqueeze(0)
-    balanced = balance(both, epsilon, 5, present).exp().squeeze(0)
+    present = torch.arange(n + extra) < n
+    both = torch.cat([torch.tensor(scores), absent]).T.unsqueeze(1)
+    balanced = balance(both, epsilon, 5, present).exp().squeeze(1).T
     assert balanced.isfinite().all()
     expected = sinkhorn(torch.tensor(scores), epsilon=epsilon, iterations=5)
     torch.testing.assert_close(balanced[:n], expected)
