@@ -59,7 +59,7 @@ class Watch:
 
     def __init__(self) -> None:
         self.steps = 0
-        self.sizes: deque[int] = deque(maxlen=5)  # of the latest batches, in graphs
+        self.sizes: deque[int] = deque(maxlen=4)  # of the latest batches, in graphs
         self.last_batches: Counter[tuple[int, int]] = Counter()  # by their size and of the others
         self.start: tuple[int, Tensor] | None = None  # step and directions of prototypes, [K, D]
         self.gradients = 0  # how many backwards have reached the prototypes, up to _PATIENCE
@@ -82,38 +82,39 @@ class Watch:
         if not (module.training and learns and is_eager(batch.embeddings)):
             return False
         self.steps += 1
-        self._read_pending()
+        if self.pending:
+            self._read_pending()
         return True
 
     def is_due(self) -> bool:
         """Whether this training forward is one of those whose values are checked."""
         return 0 < self.steps % _EVERY < 4
 
-    @torch.no_grad()
     def check_embeddings(self, batch: Batch, views: Sequence[object] = ()) -> None:
         """Check the embeddings of a training forward, and the views or sets that they come from."""
-        self._check("gradient", _PATIENCE, not batch.embeddings.requires_grad)
-        self.sizes.append(batch.processes.lengths()[0])
-        if len(self.sizes) == 5:
-            *before, small, size = self.sizes
-            if before == [size] * 3 and _SMALL * small <= size:  # a new epoch has begun
+        if not batch.embeddings.requires_grad or self.bad_in_a_row["gradient"]:
+            self._check("gradient", _PATIENCE, not batch.embeddings.requires_grad)
+        sizes, size = self.sizes, batch.processes.lengths()[0]
+        if sizes and _SMALL * sizes[-1] <= size:
+            *before, small = sizes
+            if before == [size] * 3:  # a new epoch has begun
                 self.last_batches[small, size] += 1  # by chance it is not the same twice
                 self._check("last", 1, self.last_batches[small, size] > 1, small, size)
-        if not self.is_due():
-            return
-        self.check_views(views)
-        self._measure("finite", 1, lambda total: not math.isfinite(total), batch.embeddings.sum())
+        sizes.append(size)
+        if self.is_due():
+            self.check_views(views)
+            total = batch.embeddings.detach().sum()
+            self._measure("finite", 1, lambda total: not math.isfinite(total), total)
 
     def check_views(self, views: Sequence[object]) -> None:
         """Check whether two of the views or sets that a module is called with are one tensor."""
         if self.is_due():
             self._check("views", 3, len(set(map(id, views))) < len(views))
 
-    @torch.no_grad()
     def check_contrast(self, contrast: Tensor) -> None:
         """Check the value of a contrast. The last batch of an epoch may be small, and give 0."""
         if self.is_due():
-            self._measure("zero", 3, lambda total: total == 0, contrast.abs().sum())
+            self._measure("zero", 3, lambda total: total == 0, contrast.detach().abs().sum())
 
     def check_clusters(self, batch: Batch, prototypes: "SinkhornPrototypes") -> None:
         """Check a batch that the prototypes have assigned."""
