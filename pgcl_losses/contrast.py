@@ -141,18 +141,16 @@ class PrototypeReweightedNCE(WeightedInfoNCE):
             return batch.assigned(prototypes, clusters)
         return batch.assigned_as(assignments.batch)
 
-    def pairs_of(self, batch: Batch) -> Pairs:
-        pairs = super().pairs_of(batch)
+    def pairs_of(self, batch: Batch, **more: Any) -> Pairs:
         with torch.no_grad():
             if self._needs_clusters():
-                pairs = pairs._replace(weights=self._weights(batch))
+                more["weights"] = self._weights(batch)
             if self.weighting == "sample":
                 samples = batch.embeddings.detach()  # also from the tangents of forward mode
                 if batch.memory is not None:
                     samples = torch.cat([samples, batch.memory])
-                pair_weight = Gaussian(*cosine_moments(samples, batch.filled))
-                pairs = pairs._replace(pair_weight=pair_weight)
-        return pairs
+                more["pair_weight"] = Gaussian(*cosine_moments(samples, batch.filled))
+        return super().pairs_of(batch, **more)
 
     def _weights(self, batch: Batch) -> Table:
         """Make a table of M w by the clusters of both embeddings; excluded pairs have weight 0."""

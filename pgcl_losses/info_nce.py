@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pgcl_losses.base import checks as check
 from pgcl_losses.base.module import LossModule, called_by_all
-from pgcl_losses.base.normalize import full_precision
+from pgcl_losses.base.normalize import finite_or_nan, full_precision, unit_vectors
 from pgcl_losses.base.options import (
     Debias,
     Dimension,
@@ -52,8 +52,8 @@ class WeightedInfoNCE(LossModule):
     def __post_init__(self) -> None:
         self._watch = Watch()
 
-    def pairs_of(self, batch: Batch) -> Pairs:
-        """Say which pairs of a batch count. Subclasses add how much they count."""
+    def pairs_of(self, batch: Batch, *, debias: float = 0.0, **more: Any) -> Pairs:
+        """Say which pairs of a batch count. Subclasses add how much, as ``more`` fields."""
         return Pairs(
             batch.processes.lengths(),
             self.negatives,
@@ -66,7 +66,8 @@ class WeightedInfoNCE(LossModule):
             score_mod=self.score_mod,
             learns=torch.is_grad_enabled(),
             metadata=batch.metadata,
-            form=Form(self.over_positives, self.decoupled),
+            form=Form(self.over_positives, self.decoupled, debias),
+            **more,
         )
 
     def pairs_and_inputs(self, batch: Batch) -> tuple[Pairs, Inputs]:
@@ -298,13 +299,15 @@ class InfoNCE(WeightedInfoNCE, LossWithMemory):
     def batch_of(self, views: Sequence[Any], given: Given) -> Batch:
         """Check what the loss is called with, and make a batch of it."""
         processes = self.agree("forward", views, lambda: self._check(views, given))
-        is_unit = self.similarity == "cosine"
-        return self.with_memory(Batch.from_views(views, processes, given, is_unit=is_unit))
+        prepare: Any = finite_or_nan
+        if self.similarity == "cosine":  # if nothing else needs unit vectors, the loss makes them
+            prepare = Tensor.to if self.memory is None else unit_vectors
+        return self.with_memory(Batch.from_views(views, processes, given, prepare=prepare))
 
-    def pairs_of(self, batch: Batch) -> Pairs:
-        pairs = super().pairs_of(batch)
-        form = pairs.form._replace(debias=self.debias)
-        return pairs._replace(hardness=self.hardness, form=form)
+    def pairs_of(self, batch: Batch, **more: Any) -> Pairs:
+        more |= {"hardness": self.hardness, "debias": self.debias}
+        normalize = self.similarity == "cosine" and not batch.is_unit
+        return super().pairs_of(batch, normalize=normalize, **more)
 
     @classmethod
     def like(cls, name: str, **options: Any) -> "Self":

@@ -210,9 +210,10 @@ def repulsion(
         batch: Batch = alone.batch_of(views, **given)
         pairs, inputs = contrast.pairs_and_inputs(batch)
         pairs = pairs._replace(learns=True)
+        is_unit, inputs = batch.is_unit or pairs.normalize, inputs.prepared(pairs)
         inputs = inputs._replace(z=inputs.z.detach(), temperature=float(inputs.temperature))
         of_class = _classes(pairs, views, classes, inputs.z.device)
-        return _measure(contrast, pairs, inputs, of_class, num_hardest, batch.is_unit)
+        return _measure(contrast, pairs, inputs, of_class, num_hardest, is_unit)
 
 
 def _classes(

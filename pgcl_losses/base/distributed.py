@@ -56,8 +56,8 @@ class Processes(NamedTuple):
 
         ``call``: the method that got the sets, whose names the message shows.
         """
-        for number, length in enumerate(self.lengths(), 1):
-            if length == 0:
+        for number, counts in enumerate(self.counts, 1):
+            if not any(counts):
                 name = f"z{number}" if call.endswith("forward") else "embeddings"
                 where = " on every rank" if self.num_ranks() > 1 else ""
                 raise ValueError(f"{name} must not be empty{where}, but got 0 embeddings")

@@ -174,10 +174,10 @@ class LossModule(nn.Module):
         which all processes must agree. ``compare_state``: whether parameters and buffers must be
         the same on all processes.
         """
-        call = f"{type(self).__name__}.{call}"
         if not self.is_distributed():
             check()
-            return Processes([(len(part),) for part in sets]).check_not_empty(call)
+            return Processes([(part.shape[0],) for part in sets]).check_not_empty(call)
+        call = f"{type(self).__name__}.{call}"
         claims = self.all_options()
         claims |= {"training": self.training, "gradients enabled": torch.is_grad_enabled()}
         if compare_state:

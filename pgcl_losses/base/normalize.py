@@ -56,8 +56,7 @@ class _UnitVectors(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, z: Tensor) -> Tensor:
-        lengths = torch.linalg.vector_norm(z, dim=-1, keepdim=True)
-        lengths = torch.threshold_(lengths, _SHORTEST, math.inf)
+        lengths = lengths_of(z)
         units = z / lengths
         ctx.save_for_backward(z, units, lengths)
         return units
@@ -69,16 +68,27 @@ class _UnitVectors(torch.autograd.Function):
             d_z: Tensor
             (d_z,) = torch.autograd.grad(_by_operations(z), z, d_units, create_graph=True)
             return d_z
-        along = (units * d_units).sum(-1, keepdim=True)
-        return torch.addcmul(d_units, units, along, value=-1).div_(lengths)
+        return through_lengths(d_units, units, lengths)
 
 
-def finite_or_nan(z: Tensor) -> Tensor:
-    """Replace inf in embeddings ``[N, D]`` by NaN.
+def lengths_of(z: Tensor) -> Tensor:
+    """The lengths ``[..., 1]`` that vectors are divided by: infinity if they are below 1e-12."""
+    return torch.threshold_(torch.linalg.vector_norm(z, dim=-1, keepdim=True), _SHORTEST, math.inf)
+
+
+def through_lengths(d_units: Tensor, units: Tensor, lengths: Tensor) -> Tensor:
+    """Compute the gradient by vectors from the gradient by their directions, the unit vectors."""
+    along = (units * d_units).sum(-1, keepdim=True)
+    return torch.addcmul(d_units, units, along, value=-1).div_(lengths)
+
+
+def finite_or_nan(z: Tensor, dtype: torch.dtype) -> Tensor:
+    """Convert embeddings ``[N, D]`` to a dtype, and replace inf by NaN.
 
     An embedding with inf may have scores of -inf, which would silently count as negligible
     negatives.
     """
+    z = z.to(dtype)
     return z + (z - z)
 
 

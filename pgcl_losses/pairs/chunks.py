@@ -34,6 +34,7 @@ from pgcl_losses.pairs.sums import (
     raise_if_differentiated_twice,
     sums_in_place,
 )
+from pgcl_losses.pairs.two_views import blocks_of, losses_of_block
 
 Engine = Literal["auto", "dense", "chunks", "fused"]
 # A form computes with several numbers for each positive, of which a chunk counts so many, so that
@@ -248,8 +249,12 @@ def own_losses(
     pairs: Pairs, inputs: Inputs, own: list[Span] | None, is_sum: bool, engine: str
 ) -> tuple[Tensor, Tensor | int]:
     """Compute the losses ``[Q]`` of this process, or maybe their sum; how many have positives."""
-    rows = all_rows(pairs, own, whole=True)
     is_dense = engine == "dense"
+    if own is None and engine in ("auto", "chunks") and pairs.are_two_views():
+        blocks = blocks_of(pairs, inputs.temperature)
+        if sum([math.prod(block.shape) for block in blocks]) <= chunk_size(inputs.z.device):
+            return joined([(losses_of_block(pairs, x, inputs), None) for x in blocks], inputs)
+    inputs, rows = inputs.prepared(pairs), all_rows(pairs, own)
     if is_dense or (engine != "fused" and is_one_chunk(pairs, rows, inputs.z)):
         sums: Sums = matrix_sums if is_dense else sums_in_place
         if pairs.negative_pairs is not None:

@@ -80,7 +80,7 @@ class Form(NamedTuple):
         """
         w = positives.weights
         if w is None and x.shape[1] == 1 and self.debias == 0:
-            return self._against(log_s - x.squeeze(1)), None  # all forms agree
+            return self.against(log_s - x.squeeze(1)), None  # all forms agree
         w = torch.ones_like(x) if w is None else w
         total = positives.sum(w)  # [I]
         exist = total > 0
@@ -88,18 +88,22 @@ class Form(NamedTuple):
         if self.debias > 0 and log_count is not None:
             log_s = self._debiased(log_s, x, share, positives, temperature, log_count)
         if self.over_positives == "mean":
-            losses = positives.sum(self._against(positives.spread(log_s) - x) * share)
+            losses = positives.sum(self.against(positives.spread(log_s) - x) * share)
         elif self.over_positives == "sum":
-            losses = self._against(log_s - _log_sum(x, w, positives))
+            losses = self.against(log_s - _log_sum(x, w, positives))
         else:
             losses = _supcon(log_s, x, w, share, positives)
         return losses.where(exist, log_s.detach().where(log_s.isnan(), 0.0)), exist
 
-    def _against(self, gaps: Tensor) -> Tensor:
+    def against(self, gaps: Tensor) -> Tensor:
         """The loss of gaps log S - x: log(1 + S / e^x), or log(S / e^x) if decoupled."""
         if self.decoupled:
             return gaps.masked_fill(gaps == -math.inf, 0.0)  # without negatives the loss is 0
         return F.softplus(gaps, threshold=_LINEAR_FROM)
+
+    def slopes(self, gaps: Tensor) -> Tensor:
+        """The derivatives of `against`."""
+        return (gaps != -math.inf).to(gaps.dtype) if self.decoupled else gaps.sigmoid()
 
     def _debiased(
         self,

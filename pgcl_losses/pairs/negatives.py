@@ -11,14 +11,18 @@ from pgcl_losses.pairs.score_mod import Pair, modified
 
 
 def add_log_weights(
-    pairs: Pairs, rows: Rows, logits: Tensor, partners: Partners, temperature: float | Tensor
+    pairs: Pairs,
+    rows: Rows,
+    logits: Tensor,
+    partners: Partners | None,
+    temperature: float | Tensor,
 ) -> Tensor:
     """Add log W_ij to logits ``[I, K]``: how much key j counts as a negative of query i.
 
     The logits are scores / temperature, and become -inf where a key is not a negative. No other
     function decides this, except that partners are left out afterwards. Logits are changed in
     place, so what depends on the scores comes first: the weights of pairs by their cosine, and the
-    user's `score_mod`.
+    user's `score_mod`, which alone needs to know the partners.
     """
     log_weights = []  # [I, K] each
     if pairs.pair_weight is not None:  # a constant for the gradient
@@ -28,7 +32,7 @@ def add_log_weights(
         log_weights.append(weight)
     if pairs.weights is not None:
         log_weights.append(pairs.weights.rows(rows.pick))
-    if pairs.score_mod is not None:
+    if pairs.score_mod is not None and partners is not None:
         is_negative = fill_others(rows, partners, torch.ones_like(logits, dtype=torch.bool), False)
         for log_w in log_weights:
             is_negative &= log_w != -math.inf

@@ -115,6 +115,23 @@ def _views(pairs: Pairs, rows: Rows, z: Tensor) -> Partners:
     return Partners(Positives(num_rows, None), columns, of_positives)
 
 
+Strides = tuple[tuple[int, ...], tuple[int, ...], int]  # the size, stride and offset of a view
+
+
+def diagonals(num: int, num_rows: int, num_keys: int, start: int) -> tuple[Strides, Strides]:
+    """Find the partners, and the positives among them, of all queries of one or both of two views.
+
+    The matrix ``[I, K]`` has a block ``[N, N]`` for each view of queries and each view of keys, and
+    partners lie in the diagonals of blocks. ``start``: the position of the first query.
+    """
+    size, stride = (num_rows // num, num_keys // num, num), (num * num_keys, num, num_keys + 1)
+    # With keys of both views, the queries of the first one have their positives in the second block
+    # of keys, and the queries of the second one in the first block.
+    back, first = (num, num * (start == 0)) if size[1] == 2 else (0, 0)
+    of_positives = (size[0], num), (stride[0] - back, stride[2]), first
+    return (size, stride, 0), of_positives
+
+
 def _padded(pairs: Pairs, rows: Rows, z: Tensor) -> Partners | None:
     """Find partners by label, as many in each row; None if too many of them would be padding."""
     (start, stop), num_keys, by_label = rows.queries, rows.shape()[1], rows.by_label

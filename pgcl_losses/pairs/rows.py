@@ -14,6 +14,7 @@ from torch import Tensor
 
 from pgcl_losses.base.distributed import Span
 from pgcl_losses.base.modes import can_be_read
+from pgcl_losses.base.normalize import unit_vectors
 from pgcl_losses.pairs.forms import Form
 from pgcl_losses.pairs.score_mod import ScoreMod
 from pgcl_losses.pairs.weights import Gaussian, Table
@@ -105,6 +106,7 @@ class Pairs(NamedTuple):
     metadata: Tensor | None = None  # [M, ...] what that function may know of each embedding
     form: Form = Form()  # the loss of a query from its negatives and positives
     learns: bool = True  # whether gradients are enabled where the loss is called
+    normalize: bool = False  # whether scores are cosines of embeddings that have any length
 
     def num_embeddings(self) -> int:
         """M, the number of embeddings of the batch."""
@@ -119,17 +121,22 @@ class Pairs(NamedTuple):
         """Whether the positives of an embedding are row n of all other sets."""
         return self.labels is None and self.positives is None
 
-    def is_plain(self) -> bool:
-        """Whether pairs are views, of which nothing is looked up by query or by key."""
-        looked_up = self.weights, self.pair_weight, self.score_mod, self.memory, self.negative_pairs
-        return self.are_views() and looked_up.count(None) == len(looked_up)
+    def are_plain(self) -> bool:
+        """Whether pairs are views, and log S is the log-sum-exp of scores with constant weights."""
+        others = self.score_mod, self.memory, self.negative_pairs
+        is_sum = others.count(None) == len(others) and self.hardness == self.form.debias == 0
+        return is_sum and self.are_views() and len(self.lengths) > 1
+
+    def are_two_views(self) -> bool:
+        """Whether pairs are plain, and each query has one positive."""
+        # With a weight by the cosine of a pair, all embeddings are keys of each query.
+        by_pair = self.pair_weight is not None and self.negatives == "cross"
+        return len(self.lengths) == 2 and not by_pair and self.are_plain()
 
     def can_be_fused(self) -> bool:
         """Whether kernels know which keys are negatives, and how much they count."""
-        others = self.pair_weight, self.score_mod, self.memory, self.negative_pairs
-        is_plain = others.count(None) == len(others) and self.hardness == self.form.debias == 0
         has_one_table = self.weights is None or len(self.weights.log_weights) == 1
-        return is_plain and has_one_table and self.are_views() and len(self.lengths) > 1
+        return has_one_table and self.pair_weight is None and self.are_plain()
 
     def log_sum_terms(self) -> list[tuple[float, float]]:
         """List the log-sum-exps in log S: how often each of them adds the scores to the logits.
@@ -150,6 +157,10 @@ class Inputs(NamedTuple):
     temperature: Any  # a number or a Tensor []
     weights: Tensor | None  # [P] one for each of `Pairs.positives`
 
+    def prepared(self, pairs: Pairs) -> "Inputs":
+        """Normalise the embeddings, if the batch holds them as they came."""
+        return self._replace(z=unit_vectors(self.z, self.z.dtype)) if pairs.normalize else self
+
     def map(self, function: Callable[[Tensor], Tensor]) -> "Inputs":
         """Apply a function to each of the tensors."""
         weights = None if self.weights is None else function(self.weights)
@@ -168,13 +179,12 @@ class Rows(NamedTuple):
     keys: tuple[Span, ...]  # embeddings of the batch, and then of the memory
     own_set: Span | None = None  # the set of the queries, if positives and negatives lie in others
     gap: int = 0  # the length of `own_set`, if it is not among the keys
-    both_ways: bool = False  # whether the rows of the transposed matrix follow, see `all_rows`
     by_label: KeysByLabel | None = None  # the keys that labels can make positives, if readable
 
     def shape(self) -> tuple[int, int]:
         """I and K, the numbers of rows and of keys."""
         (start, stop), num_keys = self.queries, sum([stop - start for start, stop in self.keys])
-        return stop - start + (num_keys if self.both_ways else 0), num_keys
+        return stop - start, num_keys
 
     def embeddings(self, pairs: Pairs, z: Tensor) -> tuple[Tensor, list[Tensor]]:
         """Pick the embeddings of the queries, and those of the keys: one matrix for each span."""
@@ -186,8 +196,6 @@ class Rows(NamedTuple):
 
     def pick(self, values: Tensor) -> tuple[Tensor, Tensor]:
         """Pick the values of the queries and of the keys from ``[M + B, ...]``."""
-        # A row of the transposed matrix has other keys, so `all_rows` must not choose this layout.
-        assert not self.both_ways, "Pairs.is_plain must know what is looked up for each key"
         (start, stop), parts = self.queries, [values[first:end] for first, end in self.keys]
         return values[start:stop], parts[0] if len(parts) == 1 else torch.cat(parts)
 
@@ -196,15 +204,14 @@ class Rows(NamedTuple):
         return self.own_set is not None and self.gap == 0
 
 
-def all_rows(pairs: Pairs, own: list[Span] | None = None, whole: bool = False) -> list[Rows]:
-    """All queries with their keys, in one of four layouts.
+def all_rows(pairs: Pairs, own: list[Span] | None = None) -> list[Rows]:
+    """All queries with their keys, in one of three layouts.
 
     A query is compared with the sets that its positives and negatives lie in. With
     ``negatives="all"`` all embeddings are keys of all queries. Otherwise the queries of each set
-    are compared with the other sets, for two views perhaps both ways at once.
+    are compared with the other sets.
 
-    ``own``: the queries of this process, in each set; None: all embeddings. ``whole``: whether the
-    rows are computed at once.
+    ``own``: the queries of this process, in each set; None: all embeddings.
     """
     sets, count = pairs.sets(), pairs.num_embeddings()
     memory = () if pairs.memory is None else (Span(count, count + len(pairs.memory)),)
@@ -213,9 +220,6 @@ def all_rows(pairs: Pairs, own: list[Span] | None = None, whole: bool = False) -
     if pairs.negatives == "all":
         together = [Span(0, queries[-1].stop)] if own is None else queries
         rows = [Rows(some, every) for some in together]
-    elif whole and own is None and pairs.is_plain() and len(sets) == len(queries) == 2:
-        # One product of matrices serves both: the rows of its transpose are the second view.
-        return [Rows(sets[0], (sets[1],), sets[0], pairs.lengths[0], both_ways=True)]
     else:
         rows = []
         for some, own_set in zip(queries, sets, strict=False):

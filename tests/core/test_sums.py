@@ -13,7 +13,7 @@ from helpers.marks import few_graphs
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pgcl_losses import InfoNCE, PrototypeReweightedNCE
-from pgcl_losses.pairs import chunks, sums
+from pgcl_losses.pairs import sums, two_views
 
 pytestmark = few_graphs
 in_chunks_or_not = pytest.mark.parametrize(
@@ -57,7 +57,10 @@ def test_a_mask_in_any_line_has_one_value_in_every_way(position, num, kind):
             loss_of_views = PrototypeReweightedNCE(**by_sample, **options)
         else:
             loss_of_views = InfoNCE(hardness=float(kind == "hard"), **options)
-        with in_chunks(way.chunk), mock.patch.object(sums, "add_log_weights", with_mask):
+        used = [
+            mock.patch.object(module, "add_log_weights", with_mask) for module in (sums, two_views)
+        ]
+        with in_chunks(way.chunk), used[0], used[1]:
             loss = loss_of_views(*views)
             results.append([loss, *gradients(loss, [views])])
     for result in results[1:]:
@@ -171,13 +174,19 @@ def test_a_backward_may_be_repeated(name, engine):
 
 @pytest.mark.parametrize("name", ["InfoNCE", "cross", "SupCon", "given negatives"])
 def test_a_batch_of_one_chunk_is_computed_at_once(name):
-    """And listed negatives take the time of their pairs, not of a matrix that nobody needs."""
+    """And listed negatives take the time of their pairs, not of a matrix that nobody needs.
+
+    Two products more have the gradient, by queries and by keys, and nobody else computes them.
+    """
     z = torch.randn(2, 3000 if name == "given negatives" else 400, DIM, requires_grad=True)
     given = {"negative_pairs": torch.stack([torch.arange(100), torch.arange(100) + 500])}
     given = given if name == "given negatives" else {}
     if name == "SupCon":
         given["labels"] = torch.arange(400) // 2
     loss_of_views = InfoNCE(negatives="cross" if name == "cross" else "all")
-    with mock.patch.object(chunks, "row_losses", wraps=chunks.row_losses) as row_losses:
-        loss_of_views(*z, **given).backward()
-    assert row_losses.call_count == 1
+    is_list = name == "given negatives"
+    with Products() as products:
+        loss = loss_of_views(*z, **given)
+        assert products.num_products == (0 if is_list else 1)
+        loss.backward()
+    assert products.num_products == (0 if is_list else 3)

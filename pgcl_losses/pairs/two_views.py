@@ -1,0 +1,144 @@
+"""Two views of a small batch: InfoNCE on one screen, in few operations.
+
+A step of 128 graphs takes the time of starting operations and of calling Python, not of arithmetic.
+So for autograd one operation leads from the embeddings to the losses, and its gradient is written
+here. What counts is decided where it is for all batches: `all_rows` says with which keys queries
+are compared, `partners` which keys are positives, and `add_log_weights` which are negatives.
+"""
+
+import functools
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from pgcl_losses.base.modes import may_overwrite
+from pgcl_losses.base.normalize import full_precision, lengths_of, through_lengths
+from pgcl_losses.pairs.negatives import add_log_weights
+from pgcl_losses.pairs.partners import Strides, diagonals, lowest
+from pgcl_losses.pairs.rows import Inputs, Pairs, Rows, all_rows
+from pgcl_losses.pairs.sums import (
+    Total,
+    are_small,
+    exponentiate_,
+    log_sum,
+    log_totals,
+    raise_if_differentiated_twice,
+)
+
+
+class Block(NamedTuple):
+    """A matrix of scores: all queries of one view, or of both, with their keys."""
+
+    rows: Rows
+    shape: tuple[int, int]  # I and K, with the rows that are stacked
+    are_small: bool  # whether no peak has to be taken out of the powers of logits
+    # A product of matrices may serve the queries of both views. Those of the second view are then
+    # the columns of the matrix; or the transposed matrix is stacked below it, if rows have peaks.
+    by_columns: bool
+    stacked: bool
+    partners: Strides  # where the queries themselves and their positives are
+    positives: Strides  # where the positives are, [S, N] for S views of queries
+
+
+def blocks_of(pairs: Pairs, temperature: float | Tensor) -> tuple[Block, ...]:
+    """The matrices for the losses of all queries."""
+    is_plain = pairs.weights is None and pairs.pair_weight is None
+    options = pairs.negatives, pairs.first_queries, is_plain, are_small(pairs, temperature)
+    return _blocks(pairs.lengths[0], *options)
+
+
+@functools.lru_cache
+def _blocks(
+    num: int, negatives: str, first_queries: bool, is_plain: bool, are_small: bool
+) -> tuple[Block, ...]:
+    rows = all_rows(Pairs((num, num), negatives, first_queries))
+    is_shared = is_plain and len(rows) == 2
+    by_columns, stacked = is_shared and are_small, is_shared and not are_small
+    blocks = []
+    for some in rows[:1] if is_shared else rows:
+        num_rows, num_keys = some.shape()
+        shape = num_rows * (1 + stacked), num_keys
+        strides = diagonals(num, *shape, some.queries.start)
+        blocks.append(Block(some, shape, are_small, by_columns, stacked, *strides))
+    return tuple(blocks)
+
+
+def losses_of_block(pairs: Pairs, block: Block, inputs: Inputs) -> Tensor:
+    """Compute the losses ``[I]`` of the queries of a block."""
+    losses: Tensor = _TwoViews.apply(*inputs[:2], pairs, block)  # type: ignore[no-untyped-call]  # torch has no type there
+    return losses
+
+
+class _TwoViews(torch.autograd.Function):
+    """The matrix ``[I, K]`` holds scores, then powers e^x, then the derivatives by scores."""
+
+    @staticmethod
+    def forward(ctx: Any, z: Tensor, temperature: Any, pairs: Pairs, block: Block) -> Tensor:
+        lengths = None
+        if pairs.normalize:
+            lengths = lengths_of(z)
+            z = z / lengths
+        queries, keys = _picked(z, block)
+        scores = queries / temperature @ keys.T
+        if block.stacked:
+            scores = torch.cat([scores, scores.T])
+        x = scores.as_strided(*block.positives).clone()  # [S, N]
+        logits = add_log_weights(pairs, block.rows, scores, None, temperature)
+        logits.as_strided(*block.partners).fill_(lowest(z.dtype))
+        peaks = exponentiate_(logits, block.are_small)
+        total = logits.sum(1)
+        if block.by_columns:
+            total = torch.cat([total, logits.sum(0)])
+        log_s = log_sum([log_totals(total, peaks)], None)
+        gaps = (log_s.view(-1, x.shape[1]) - x).view(-1)
+        tau = temperature if isinstance(temperature, Tensor) else None
+        ctx.save_for_backward(z, lengths, tau, logits, total, gaps)
+        ctx.rest = temperature if tau is None else None, pairs, block
+        return pairs.form.against(gaps)
+
+    @staticmethod
+    def backward(ctx: Any, d_losses: Tensor) -> tuple[Any, ...]:
+        raise_if_differentiated_twice()
+        z, lengths, tau, powers, total, gaps = ctx.saved_tensors
+        temperature, pairs, block = ctx.rest
+        temperature = temperature if tau is None else tau
+        sums = Total(z, temperature)
+        d_gaps = pairs.form.slopes(gaps) * (d_losses * sums.scale)
+        factors = (d_gaps / total).unsqueeze(1)  # [I, 1]
+        if block.by_columns:  # a pair is in a row and in a column
+            of_rows, of_columns = factors.view(2, -1)
+            factors, d_gaps = of_rows.unsqueeze(1) + of_columns, d_gaps.view(2, -1).sum(0)
+        multiply = torch.Tensor.mul_ if may_overwrite(d_losses) else torch.mul
+        d = multiply(powers, factors)
+        d.as_strided(*block.positives).sub_(d_gaps.view(block.positives[0]))
+        if block.stacked:
+            d, below = d.chunk(2)
+            d = d + below.T
+        queries, keys = _picked(z, block)
+        with full_precision(d.device):
+            d_queries, d_keys = d @ keys, d.T @ queries
+        if d_keys.shape == d_queries.shape == z.shape:
+            d_z = d_keys.add_(d_queries)
+        elif d_keys.shape == z.shape:  # the queries are the first view
+            d_z = d_keys
+            d_z[: d_queries.shape[0]] += d_queries
+        else:
+            is_first = block.rows.queries.start == 0
+            d_z = torch.cat((d_queries, d_keys) if is_first else (d_keys, d_queries))
+        d_tau = None
+        if ctx.needs_input_grad[1]:  # each score is counted twice: by its query, and by its key
+            d_tau = (z * d_z).sum() / (-2 * sums.unit * temperature)
+        if lengths is None:
+            return d_z.div_(sums.unit), d_tau, None, None
+        return through_lengths(d_z, z, lengths * sums.unit), d_tau, None, None
+
+
+def _picked(z: Tensor, block: Block) -> tuple[Tensor, Tensor]:
+    """Pick the embeddings of queries and of keys; all of them without an operation."""
+    (start, stop), (keys,) = block.rows.queries, block.rows.keys
+    count = z.shape[0]
+    return (
+        z if stop - start == count else z[start:stop],
+        z if keys.stop - keys.start == count else z[keys.start : keys.stop],
+    )

@@ -1,0 +1,120 @@
+"""Two views at once: the values and gradients of chunks, at any size, temperature and dtype."""
+
+import math
+
+import pytest
+import torch
+from helpers.cases import CUT, NOT_CUT, in_chunks, upstream
+from helpers.losses import DIM, gradients, of_seed
+from helpers.marks import NEGATIVES, few_graphs
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pgcl_losses import InfoNCE, PrototypeReweightedNCE
+from pgcl_losses.contrast import WEIGHTINGS
+from pgcl_losses.pairs import chunks
+
+pytestmark = few_graphs
+# 0.05 is the lowest temperature at which no peak of a row is taken out of the powers.
+TEMPERATURES = (0.01, math.nextafter(0.05, 0), 0.05, 0.2, 1.0)
+
+
+def views_of(kind, num, generator):
+    """Random views, views that agree as after training, or views with zeros and huge numbers."""
+    z1, z2 = torch.randn(2, num, DIM, generator=generator, dtype=torch.float64)
+    if kind == "aligned":
+        z2 = z1 + 0.2 * z2
+    if kind == "extreme":
+        z1[0], z2[-1] = 0.0, 1e18 * z2[-1]
+    return z1, z2
+
+
+@st.composite
+def losses(draw):
+    options = {
+        "negatives": draw(st.sampled_from(["all", "cross"])),
+        "queries": draw(st.sampled_from(["all", "first"])),
+        "decoupled": draw(st.booleans()),
+        "over_positives": draw(st.sampled_from(["mean", "sum"])),
+    }
+    num = draw(st.one_of(st.integers(1, 6), st.integers(100, 512)))
+    if draw(st.booleans()):
+        similarity = draw(st.sampled_from(["cosine", "dot"]))
+        return InfoNCE(similarity=similarity, **options), {}, num
+    weighting, excluded = draw(st.sampled_from(WEIGHTINGS)), draw(st.booleans())
+    generator = of_seed(draw(st.integers(0, 99)))
+    clusters = torch.randint(3, (2, num), generator=generator)
+    given = {"clusters": clusters.unbind(), "prototypes": torch.randn(3, DIM, generator=generator)}
+    contrast = PrototypeReweightedNCE(weighting=weighting, exclude_same_cluster=excluded, **options)
+    return contrast, given if weighting == "prototype" or excluded else {}, num
+
+
+@given(
+    problem=losses(),
+    temperature=st.sampled_from(TEMPERATURES),
+    learns=st.booleans(),
+    kind=st.sampled_from(["random", "aligned", "extreme"]),
+    reduction=st.sampled_from(["mean", "sum", "none"]),
+    dtype=st.sampled_from([torch.float64, torch.float32]),
+    seed=st.integers(0, 10**6),
+)
+def test_value_and_gradient_are_those_of_chunks(
+    problem, temperature, learns, kind, reduction, dtype, seed
+):
+    loss, given, num = problem
+    views = [z.to(dtype).requires_grad_() for z in views_of(kind, num, of_seed(seed))]
+    if getattr(loss, "similarity", "cosine") == "dot":  # of any size that float32 can hold
+        views = [(z.detach() / z.detach().norm()).requires_grad_() for z in views]
+    tau = torch.nn.Parameter(torch.tensor(temperature, dtype=torch.float64))
+    loss.temperature, loss.reduction = tau if learns else temperature, reduction
+    results = []
+    for way in (NOT_CUT, CUT):
+        with in_chunks(1 << 20 if way == NOT_CUT else 20 * num):
+            value = loss(*views, **given)
+            leaves = [*views, tau] if learns else views
+            results.append([value, *gradients(upstream(value), leaves)])
+    for ours, expected in zip(*results, strict=True):
+        size = float(expected.detach().abs().max())
+        close = 1e-9 if dtype == torch.float64 else 2e-4
+        torch.testing.assert_close(ours, expected, rtol=close, atol=close * size + 1e-30)
+
+
+def test_what_is_computed_at_once(monkeypatch):
+    """What the test above compares with chunks is not computed in chunks."""
+    monkeypatch.delattr(chunks, "row_losses")
+    views = views_of("random", 6, of_seed(0))
+    for negatives in NEGATIVES[:2]:
+        for options in ({}, {"weighting": "sample"}, {"weighting": "uniform"}):
+            given = {"clusters": torch.zeros(2, 6).long().unbind()}
+            if options == {"weighting": "sample"} and negatives == "cross":
+                continue  # there a weight depends on all embeddings
+            kind = PrototypeReweightedNCE if options else InfoNCE
+            kind(negatives=negatives, **options)(*views, **(given if options else {}))
+
+
+@pytest.mark.parametrize("negatives", ["all", "cross"])
+@pytest.mark.parametrize("temperature", [0.01, 0.2])
+def test_what_is_saved_may_be_elsewhere_until_the_backward(negatives, temperature):
+    views = [z.requires_grad_() for z in views_of("random", 20, of_seed(0))]
+    loss, kept = InfoNCE(temperature=temperature, negatives=negatives), []
+    expected = gradients(loss(*views), views)
+
+    def pack(x):
+        kept.append(x.clone())
+        return len(kept) - 1
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, kept.__getitem__):
+        value = loss(*views)
+    shared = negatives == "cross" and temperature == 0.2  # the second view takes no more memory
+    assert max(x.numel() for x in kept) == (1600 if negatives == "all" else 800 - 400 * shared)
+    torch.testing.assert_close(gradients(value, views), expected)
+
+
+@pytest.mark.parametrize("temperature", [0.01, 0.2])
+def test_nan_in_one_embedding_is_nan_in_the_losses_that_see_it(temperature):
+    z1, z2 = (z.float() for z in views_of("random", 5, of_seed(0)))
+    z2[3] = math.nan
+    values = InfoNCE(temperature=temperature, negatives="cross", queries="first", reduction="none")
+    assert values(z1, z2).isnan().all()
+    both = InfoNCE(temperature=temperature, negatives="cross", reduction="none")(z1, z2)
+    assert both.isnan().tolist() == [True] * 5 + [False] * 3 + [True, False]
