@@ -301,7 +301,7 @@ class InfoNCE(WeightedInfoNCE, LossWithMemory):
         processes = self.agree("forward", views, lambda: self._check(views, given))
         prepare: Any = finite_or_nan
         if self.similarity == "cosine":  # if nothing else needs unit vectors, the loss makes them
-            prepare = Tensor.to if self.memory is None else unit_vectors
+            prepare = Tensor.to if self.memory_size == 0 else unit_vectors
         return self.with_memory(Batch.from_views(views, processes, given, prepare=prepare))
 
     def pairs_of(self, batch: Batch, **more: Any) -> Pairs:
