@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+import torch.nn.functional as F
 from helpers.cases import CUT, NOT_CUT, in_chunks, upstream
 from helpers.losses import DIM, gradients, of_seed
 from helpers.marks import NEGATIVES, few_graphs
@@ -63,8 +64,8 @@ def test_value_and_gradient_are_those_of_chunks(
 ):
     loss, given, num = problem
     views = [z.to(dtype).requires_grad_() for z in views_of(kind, num, of_seed(seed))]
-    if getattr(loss, "similarity", "cosine") == "dot":  # of any size that float32 can hold
-        views = [(z.detach() / z.detach().norm()).requires_grad_() for z in views]
+    if getattr(loss, "similarity", "cosine") == "dot":  # float32 holds the scores at 0.01
+        views = [(3 * F.normalize(z.detach())).requires_grad_() for z in views]
     tau = torch.nn.Parameter(torch.tensor(temperature, dtype=torch.float64))
     loss.temperature, loss.reduction = tau if learns else temperature, reduction
     results = []
