@@ -252,7 +252,7 @@ def own_losses(
     is_dense = engine == "dense"
     if own is None and engine in ("auto", "chunks") and pairs.are_two_views():
         blocks = blocks_of(pairs, inputs.temperature)
-        if sum([math.prod(block.shape) for block in blocks]) <= chunk_size(inputs.z.device):
+        if sum([block.num_entries for block in blocks]) <= chunk_size(inputs.z.device):
             return joined([(losses_of_block(pairs, x, inputs), None) for x in blocks], inputs)
     inputs, rows = inputs.prepared(pairs), all_rows(pairs, own)
     if is_dense or (engine != "fused" and is_one_chunk(pairs, rows, inputs.z)):

@@ -188,9 +188,11 @@ class Rows(NamedTuple):
 
     def embeddings(self, pairs: Pairs, z: Tensor) -> tuple[Tensor, list[Tensor]]:
         """Pick the embeddings of the queries, and those of the keys: one matrix for each span."""
-        (start, stop), count, past = self.queries, len(z), pairs.memory
-        return z[start:stop], [
-            z[first:end] if past is None or end <= count else past[first - count : end - count]
+        count, past = len(z), pairs.memory
+        return part_of(z, self.queries), [
+            part_of(z, Span(first, end))
+            if past is None or end <= count
+            else part_of(past, Span(first - count, end - count))
             for first, end in self.keys
         ]
 
@@ -202,6 +204,12 @@ class Rows(NamedTuple):
     def has_own_set(self) -> bool:
         """Whether keys in the set of the queries, which are no negatives, must be masked."""
         return self.own_set is not None and self.gap == 0
+
+
+def part_of(values: Tensor, span: Span) -> Tensor:
+    """Pick the values of a span; all of them without an operation, as slicing takes its time."""
+    start, stop = span
+    return values if stop - start == len(values) else values[start:stop]
 
 
 def all_rows(pairs: Pairs, own: list[Span] | None = None) -> list[Rows]:

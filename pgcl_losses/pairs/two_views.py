@@ -16,11 +16,11 @@ from pgcl_losses.base.modes import may_overwrite
 from pgcl_losses.base.normalize import full_precision, lengths_of, through_lengths
 from pgcl_losses.pairs.negatives import add_log_weights
 from pgcl_losses.pairs.partners import Strides, diagonals, lowest
-from pgcl_losses.pairs.rows import Inputs, Pairs, Rows, all_rows
+from pgcl_losses.pairs.rows import Inputs, Pairs, Rows, all_rows, part_of
 from pgcl_losses.pairs.sums import (
     Total,
-    are_small,
     exponentiate_,
+    has_small_logits,
     log_sum,
     log_totals,
     raise_if_differentiated_twice,
@@ -31,10 +31,11 @@ class Block(NamedTuple):
     """A matrix of scores: all queries of one view, or of both, with their keys."""
 
     rows: Rows
-    shape: tuple[int, int]  # I and K, with the rows that are stacked
-    are_small: bool  # whether no peak has to be taken out of the powers of logits
-    # A product of matrices may serve the queries of both views. Those of the second view are then
-    # the columns of the matrix; or the transposed matrix is stacked below it, if rows have peaks.
+    num_entries: int  # how many numbers the matrix takes, or both matrices of a pair of views
+    is_small: bool  # whether no peak has to be taken out of the powers of logits
+    # One product of matrices may serve the queries of both views. The queries of the second view
+    # are then the columns of the matrix, by which powers without peaks can be added up as well; or
+    # the transposed matrix is stacked below it.
     by_columns: bool
     stacked: bool
     partners: Strides  # where the queries themselves and their positives are
@@ -44,23 +45,22 @@ class Block(NamedTuple):
 def blocks_of(pairs: Pairs, temperature: float | Tensor) -> tuple[Block, ...]:
     """The matrices for the losses of all queries."""
     is_plain = pairs.weights is None and pairs.pair_weight is None
-    options = pairs.negatives, pairs.first_queries, is_plain, are_small(pairs, temperature)
+    options = pairs.negatives, pairs.first_queries, is_plain, has_small_logits(pairs, temperature)
     return _blocks(pairs.lengths[0], *options)
 
 
 @functools.lru_cache
 def _blocks(
-    num: int, negatives: str, first_queries: bool, is_plain: bool, are_small: bool
+    num: int, negatives: str, first_queries: bool, is_plain: bool, is_small: bool
 ) -> tuple[Block, ...]:
-    rows = all_rows(Pairs((num, num), negatives, first_queries))
+    rows, blocks = all_rows(Pairs((num, num), negatives, first_queries)), []
     is_shared = is_plain and len(rows) == 2
-    by_columns, stacked = is_shared and are_small, is_shared and not are_small
-    blocks = []
+    by_columns, stacked = is_shared and is_small, is_shared and not is_small
     for some in rows[:1] if is_shared else rows:
         num_rows, num_keys = some.shape()
-        shape = num_rows * (1 + stacked), num_keys
-        strides = diagonals(num, *shape, some.queries.start)
-        blocks.append(Block(some, shape, are_small, by_columns, stacked, *strides))
+        num_entries = num_rows * num_keys * (1 + is_shared)
+        strides = diagonals(num, num_rows * (1 + stacked), num_keys, some.queries.start)
+        blocks.append(Block(some, num_entries, is_small, by_columns, stacked, *strides))
     return tuple(blocks)
 
 
@@ -79,14 +79,14 @@ class _TwoViews(torch.autograd.Function):
         if pairs.normalize:
             lengths = lengths_of(z)
             z = z / lengths
-        queries, keys = _picked(z, block)
+        queries, (keys,) = block.rows.embeddings(pairs, z)
         scores = queries / temperature @ keys.T
         if block.stacked:
             scores = torch.cat([scores, scores.T])
         x = scores.as_strided(*block.positives).clone()  # [S, N]
         logits = add_log_weights(pairs, block.rows, scores, None, temperature)
         logits.as_strided(*block.partners).fill_(lowest(z.dtype))
-        peaks = exponentiate_(logits, block.are_small)
+        peaks = exponentiate_(logits, block.is_small)
         total = logits.sum(1)
         if block.by_columns:
             total = torch.cat([total, logits.sum(0)])
@@ -115,14 +115,12 @@ class _TwoViews(torch.autograd.Function):
         if block.stacked:
             d, below = d.chunk(2)
             d = d + below.T
-        queries, keys = _picked(z, block)
+        queries, (keys,) = block.rows.embeddings(pairs, z)
         with full_precision(d.device):
             d_queries, d_keys = d @ keys, d.T @ queries
-        if d_keys.shape == d_queries.shape == z.shape:
-            d_z = d_keys.add_(d_queries)
-        elif d_keys.shape == z.shape:  # the queries are the first view
+        if d_keys.shape == z.shape:
             d_z = d_keys
-            d_z[: d_queries.shape[0]] += d_queries
+            part_of(d_z, block.rows.queries).add_(d_queries)
         else:
             is_first = block.rows.queries.start == 0
             d_z = torch.cat((d_queries, d_keys) if is_first else (d_keys, d_queries))
@@ -132,13 +130,3 @@ class _TwoViews(torch.autograd.Function):
         if lengths is None:
             return d_z.div_(sums.unit), d_tau, None, None
         return through_lengths(d_z, z, lengths * sums.unit), d_tau, None, None
-
-
-def _picked(z: Tensor, block: Block) -> tuple[Tensor, Tensor]:
-    """Pick the embeddings of queries and of keys; all of them without an operation."""
-    (start, stop), (keys,) = block.rows.queries, block.rows.keys
-    count = z.shape[0]
-    return (
-        z if stop - start == count else z[start:stop],
-        z if keys.stop - keys.start == count else z[keys.start : keys.stop],
-    )
