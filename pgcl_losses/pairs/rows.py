@@ -209,7 +209,7 @@ class Rows(NamedTuple):
 def part_of(values: Tensor, span: Span) -> Tensor:
     """Pick the values of a span; all of them without an operation, as slicing takes its time."""
     start, stop = span
-    return values if stop - start == len(values) else values[start:stop]
+    return values if stop - start == values.shape[0] else values[start:stop]
 
 
 def all_rows(pairs: Pairs, own: list[Span] | None = None) -> list[Rows]:

@@ -79,7 +79,7 @@ class _TwoViews(torch.autograd.Function):
         if pairs.normalize:
             lengths = lengths_of(z)
             z = z / lengths
-        queries, (keys,) = block.rows.embeddings(pairs, z)
+        queries, keys = part_of(z, block.rows.queries), part_of(z, block.rows.keys[0])
         scores = queries / temperature @ keys.T
         if block.stacked:
             scores = torch.cat([scores, scores.T])
@@ -115,7 +115,7 @@ class _TwoViews(torch.autograd.Function):
         if block.stacked:
             d, below = d.chunk(2)
             d = d + below.T
-        queries, (keys,) = block.rows.embeddings(pairs, z)
+        queries, keys = part_of(z, block.rows.queries), part_of(z, block.rows.keys[0])
         with full_precision(d.device):
             d_queries, d_keys = d @ keys, d.T @ queries
         if d_keys.shape == z.shape:
