@@ -397,7 +397,8 @@ BENCHMARKS = {
 if __name__ == "__main__":
     parser = measure.parser(__doc__, rounds=41)
     parser.add_argument("--only", choices=BENCHMARKS, help="one of them instead of all")
-    sizes, compiled, cold = [32, 128, 512, 4096], [512], [128, 512, 1024]
+    sizes, compiled = [32, 128, 512, 1024, 4096], [512]
+    cold = [128, 512, 1024]
     parser.add_argument("--sizes", type=count, nargs="+", default=sizes, help="N, for losses")
     parser.add_argument("--compile-at", type=count, nargs="*", default=compiled, metavar="N")
     pair = {"metavar": ("QUERIES", "KEYS"), "help": "instead of three sizes"}

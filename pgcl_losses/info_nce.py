@@ -1,6 +1,7 @@
 """InfoNCE (Eq. 3), and its base class, which also allows weights for negatives.
 
-`forms` has the formula of a query's loss. `rows` decides which keys are positives and negatives.
+`pairs/forms.py` has the formula of a query's loss, `pairs/partners.py` and `pairs/negatives.py` say
+which keys are its positives and its negatives.
 """
 
 from collections.abc import Sequence

@@ -86,7 +86,7 @@ class Batch(NamedTuple):
     positive_weights: Tensor | None = None  # [P] one for each pair of `positives`
     negative_pairs: Listed | None = None  # [P] pairs as in `positives`
     metadata: Tensor | None = None  # [M, ...] what a score_mod may know of each embedding
-    is_unit: bool = True  # whether embeddings and memory have unit length
+    is_unit: bool = True  # whether embeddings and memory have unit length; InfoNCE may wait with it
 
     @classmethod
     def from_views(

@@ -1,10 +1,10 @@
 """Which keys are positives of a query, and how much each counts.
 
 Positives lie in one of three layouts. Views have the same number of positives in each row, in known
-columns. Labels and listed pairs give each query a number of its own, so the positives of some rows
-are one list, which takes what there are of them. If a list would be longer than a quarter of the
-matrix of scores, or if Python cannot read how long it is, every key gets a weight, which is 0 for
-keys that are no positives.
+columns; of two views at once they are diagonals. Labels and listed pairs give each query a number
+of its own: the positives of some rows are their places in the matrix of scores, padded to the
+largest class if that is little, and else a list. If Python cannot read how many there are, every
+key gets a weight, which is 0 for keys that are no positives.
 """
 
 from typing import NamedTuple

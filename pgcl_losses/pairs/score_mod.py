@@ -2,7 +2,7 @@
 
 It has the form of torch's FlexAttention: `score_mod(scores, pair)` gets the scores s / tau of some
 queries with all their keys, ``[I, K]``, and returns the scores with which the keys count as
-negatives. `add_log_weights` in `rows` calls it, once for each chunk of rows.
+negatives. `add_log_weights` in `negatives` calls it, once for each chunk of rows.
 """
 
 import inspect
