@@ -187,7 +187,7 @@ class SinkhornPrototypes(LossModule):
         with torch.no_grad(), full_precision(z.device):
             scores = self._unit_prototypes(dtype) @ unit_vectors(z, dtype).T
             nearest = self._by_head(partial(torch.argmax, dim=0, keepdim=True), scores).T
-        return nearest if len(self.heads) > 1 else nearest.squeeze(-1)
+        return nearest.contiguous() if len(self.heads) > 1 else nearest.squeeze(-1)
 
     @torch.no_grad()
     @called_by_all("start_from_")

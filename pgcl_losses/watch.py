@@ -92,8 +92,9 @@ class Watch:
 
     def check_embeddings(self, batch: Batch, views: Sequence[object] = ()) -> None:
         """Check the embeddings of a training forward, and the views or sets that they come from."""
-        if not batch.embeddings.requires_grad or self.bad_in_a_row["gradient"]:
-            self._check("gradient", _PATIENCE, not batch.embeddings.requires_grad)
+        is_constant = not batch.embeddings.requires_grad
+        if is_constant or self.bad_in_a_row["gradient"]:
+            self._check("gradient", _PATIENCE, is_constant)
         sizes, size = self.sizes, batch.processes.lengths()[0]
         if sizes and _SMALL * sizes[-1] <= size:
             *before, small = sizes

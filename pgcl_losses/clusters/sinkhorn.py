@@ -58,8 +58,9 @@ def sinkhorn(scores: Tensor, *, epsilon: float = 0.05, iterations: int = 3) -> T
         # largest number of each column be 0, and the largest of each row no less than -_FAR.
         halves = scores.detach().to(computing_dtype(scores)) / 2
         halves = halves - halves.amax(0)
-        halves -= (halves.amax(1, keepdim=True) + _FAR * epsilon / 2).clamp_max_(0)
-        return probabilities(balance(halves.T, epsilon / 2, iterations)).T
+        peaks = halves.amax(1, keepdim=True)
+        halves = halves - peaks + peaks.clamp_min(-_FAR * epsilon / 2)
+        return probabilities(balance(halves.T, epsilon / 2, iterations)).T.contiguous()
 
 
 def balance(
@@ -79,7 +80,7 @@ def balance(
         if filled is not None:
             log_q = log_q.masked_fill(~filled, -math.inf)
         log_q = log_q.log_softmax(-1).log_softmax(0)
-    if filled is not None:  # there log q is NaN
+    if filled is not None:  # samples that are not filled have NaN here
         log_q = log_q.masked_fill(~filled, -math.log(len(scores)))
     return log_q
 

@@ -104,8 +104,9 @@ class Batch(NamedTuple):
         process, and become positions in the gathered embeddings. Pairs are not gathered, since each
         process computes the losses of its own queries.
 
-        ``prepare``: normalises the embeddings, or leaves that to the loss. ``dtype``: the dtype in
-        which the loss is computed; by default float64 if the views are float64, else float32.
+        ``prepare``: converts embeddings to the dtype in which the loss is computed, and normalises
+        them; `Tensor.to` leaves that to the loss. ``dtype``: by default float64 if the views are
+        float64, else float32.
         """
         device, dtype = views[0].device, dtype or computing_dtype(views[0])
         if given.labels is not None or given.positives is not None:  # sets may differ in length
@@ -229,7 +230,7 @@ class Assignments(Sequence[Assignment]):
             for part in (batch.log_probs, batch.targets, clusters)
         ]
         for p, q, c in zip(*parts, strict=True):
-            yield Assignment(p, q, c, batch.heads)
+            yield Assignment(p.contiguous(), q.contiguous(), c.contiguous(), batch.heads)
 
     def check(self, module: LossModule) -> None:
         """Raise an error if the processes of a module are not the processes of the assignment."""

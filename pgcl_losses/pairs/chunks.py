@@ -3,7 +3,7 @@
 A row is one query with all its keys, and rows are independent. So a large batch is cut: the losses
 and the gradient of a chunk of rows are finished before the next chunk begins. No matrix of all
 pairs exists, and the backward of a mean or a sum has nothing to compute again. A batch that fits
-into one chunk is not cut, and autograd differentiates it in the user's backward.
+into one chunk is not cut, and its gradient is computed in the user's backward.
 """
 
 import functools
@@ -113,7 +113,7 @@ def losses_of_chunks(
     losses, exist = z.new_empty(sum(num_rows)), None
     num_exist = torch.zeros((), dtype=torch.long, device=z.device)
     gradient = inputs.map(torch.zeros_like) if any(learns) else None
-    total = None if gradient is None else Total(gradient.z, inputs.temperature)
+    total = None if gradient is None else Total(gradient.z, pairs, inputs.temperature)
     # On a GPU, backward has a thread of its own, and each chunk would wait for it.
     is_here = torch.autograd.set_multithreading_enabled(False)
     with is_here, torch.set_grad_enabled(gradient is not None):

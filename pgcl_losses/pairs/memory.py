@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from pgcl_losses.base import checks as check
 from pgcl_losses.base.module import LossModule, called_by_all
-from pgcl_losses.base.normalize import unit_vectors
+from pgcl_losses.base.normalize import finite_or_nan, unit_vectors
 from pgcl_losses.pairs.batch import Batch
 from pgcl_losses.pairs.given import Given, check_labels
 from pgcl_losses.pairs.rows import NO_LABEL
@@ -134,14 +134,15 @@ class LossWithMemory(LossModule):
 
         processes = self.agree("remember", (embeddings,), check_inputs)
         assert memory is not None  # it has been checked
-        prepare = unit_vectors if getattr(self, "similarity", "cosine") == "cosine" else Tensor.to
+        is_unit = getattr(self, "similarity", "cosine") == "cosine"
+        prepare = unit_vectors if is_unit else finite_or_nan
         with torch.no_grad():
             batch = Batch.from_views((embeddings,), processes, Given(labels), prepare=prepare)
         memory.store_batch(batch, manually=True)
 
     def with_memory(self, batch: Batch) -> Batch:
         """Add the past embeddings to the batch, if this loss has a memory."""
-        if self.memory_size == 0 or self.memory is None:
+        if self.memory is None:
             return batch
         past = self.memory.embeddings.to(batch.embeddings.dtype)
         filled = self.memory.filled(len(batch.embeddings))

@@ -32,7 +32,8 @@ def add_log_weights(
         log_weights.append(weight)
     if pairs.weights is not None:
         log_weights.append(pairs.weights.rows(rows.pick))
-    if pairs.score_mod is not None and partners is not None:
+    if pairs.score_mod is not None:
+        assert partners is not None
         is_negative = fill_others(rows, partners, torch.ones_like(logits, dtype=torch.bool), False)
         for log_w in log_weights:
             is_negative &= log_w != -math.inf

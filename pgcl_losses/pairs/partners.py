@@ -132,6 +132,12 @@ def diagonals(num: int, num_rows: int, num_keys: int, start: int) -> tuple[Strid
     return (size, stride, 0), of_positives
 
 
+def strided(matrix: Tensor, strides: Strides) -> Tensor:
+    """View some places of a contiguous matrix, which may be part of a larger storage."""
+    size, stride, start = strides
+    return matrix.as_strided(size, stride, matrix.storage_offset() + start)
+
+
 def _padded(pairs: Pairs, rows: Rows, z: Tensor) -> Partners | None:
     """Find partners by label, as many in each row; None if too many of them would be padding."""
     (start, stop), num_keys, by_label = rows.queries, rows.shape()[1], rows.by_label

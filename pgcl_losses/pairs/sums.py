@@ -76,6 +76,16 @@ def log_sum(terms: Sequence[Tensor], log_count: Tensor | None) -> Tensor:
     return torch.threshold(log_s, lowest(log_s.dtype) / 2, -math.inf)
 
 
+def scale_of(temperature: float | Tensor, is_small: bool) -> float | Tensor:
+    """The factor of derivatives by scores, see `Total`.
+
+    ``is_small``: whether all logits are small. Then sums of powers may be far below 1, by which a
+    larger factor could overflow.
+    """
+    scale: float | Tensor = 2.0 ** (32 if is_small else 64) / (1 + temperature)
+    return scale
+
+
 class Total:
     """The gradient by embeddings ``[M, D]``, to which products of matrices are added.
 
@@ -85,8 +95,8 @@ class Total:
     ``unit`` times as large. Neither factor exceeds 2^64, however small or large the temperature is.
     """
 
-    def __init__(self, zeros: Tensor, temperature: float | Tensor) -> None:
-        self.scale = 2.0**64 / (1 + temperature)
+    def __init__(self, zeros: Tensor, pairs: Pairs, temperature: float | Tensor) -> None:
+        self.scale = scale_of(temperature, has_small_logits(pairs, temperature))
         self.unit = self.scale * temperature
         self.scaled = zeros
 
@@ -163,11 +173,11 @@ def exponentiate_(logits: Tensor, is_small: bool) -> Tensor | None:
 
 
 def log_totals(total: Tensor, peaks: Tensor | None) -> Tensor:
-    """Compute log-sum-exps ``[I]`` from the sums of powers, by which one may divide afterwards."""
+    """Compute log-sum-exps ``[I]`` from sums of powers, and replace a sum of 0 by a tiny number."""
     log_total = total.log()
     if peaks is not None:
         return log_total.add_(peaks)
-    total.clamp_min_(torch.finfo(total.dtype).tiny)  # without negatives it is 0
+    total.clamp_min_(torch.finfo(total.dtype).tiny)  # 0 without negatives
     return log_total
 
 
@@ -254,7 +264,7 @@ class _SumsInPlace(torch.autograd.Function):
         z, tau, *saved = ctx.saved_tensors
         temperature, pairs, rows, partners, space, score_mod = ctx.rest
         temperature = temperature if tau is None else tau
-        total = space.total if space else Total(d_log_s.new_zeros(z.shape), temperature)
+        total = space.total if space else Total(d_log_s.new_zeros(z.shape), pairs, temperature)
         queries, keys = rows.embeddings(pairs, z)
         number, passes = len(saved) // 2, space.passes if space else PLAIN
         made = Powers(saved[:number], saved[number:], score_mod)

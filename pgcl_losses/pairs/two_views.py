@@ -15,15 +15,15 @@ from torch import Tensor
 from pgcl_losses.base.modes import may_overwrite
 from pgcl_losses.base.normalize import full_precision, lengths_of, through_lengths
 from pgcl_losses.pairs.negatives import add_log_weights
-from pgcl_losses.pairs.partners import Strides, diagonals, lowest
+from pgcl_losses.pairs.partners import Strides, diagonals, lowest, strided
 from pgcl_losses.pairs.rows import Inputs, Pairs, Rows, all_rows, part_of
 from pgcl_losses.pairs.sums import (
-    Total,
     exponentiate_,
     has_small_logits,
     log_sum,
     log_totals,
     raise_if_differentiated_twice,
+    scale_of,
 )
 
 
@@ -33,34 +33,35 @@ class Block(NamedTuple):
     rows: Rows
     num_entries: int  # how many numbers the matrix takes, or both matrices of a pair of views
     is_small: bool  # whether no peak has to be taken out of the powers of logits
-    # One product of matrices may serve the queries of both views. The queries of the second view
-    # are then the columns of the matrix, by which powers without peaks can be added up as well; or
-    # the transposed matrix is stacked below it.
-    by_columns: bool
-    stacked: bool
+    # Whether one product of matrices serves the queries of both views. Without peaks, powers are
+    # also added up by columns, which are the queries of the second view. With peaks, the transposed
+    # matrix is stacked below the matrix.
+    is_shared: bool
     partners: Strides  # where the queries themselves and their positives are
     positives: Strides  # where the positives are, [S, N] for S views of queries
 
 
 def blocks_of(pairs: Pairs, temperature: float | Tensor) -> tuple[Block, ...]:
     """The matrices for the losses of all queries."""
-    is_plain = pairs.weights is None and pairs.pair_weight is None
-    options = pairs.negatives, pairs.first_queries, is_plain, has_small_logits(pairs, temperature)
-    return _blocks(pairs.lengths[0], *options)
+    num, is_unweighted = pairs.lengths[0], pairs.weights is None and pairs.pair_weight is None
+    # A number of graphs that is a symbol, as of a FakeTensor, has no hash.
+    blocks = _blocks if isinstance(num, int) else _blocks.__wrapped__
+    is_small = has_small_logits(pairs, temperature)
+    return blocks(num, pairs.negatives, pairs.first_queries, is_unweighted, is_small)
 
 
 @functools.lru_cache
 def _blocks(
-    num: int, negatives: str, first_queries: bool, is_plain: bool, is_small: bool
+    num: int, negatives: str, first_queries: bool, is_unweighted: bool, is_small: bool
 ) -> tuple[Block, ...]:
     rows, blocks = all_rows(Pairs((num, num), negatives, first_queries)), []
-    is_shared = is_plain and len(rows) == 2
-    by_columns, stacked = is_shared and is_small, is_shared and not is_small
+    is_shared = is_unweighted and len(rows) == 2
     for some in rows[:1] if is_shared else rows:
         num_rows, num_keys = some.shape()
         num_entries = num_rows * num_keys * (1 + is_shared)
-        strides = diagonals(num, num_rows * (1 + stacked), num_keys, some.queries.start)
-        blocks.append(Block(some, num_entries, is_small, by_columns, stacked, *strides))
+        num_rows *= 1 + (is_shared and not is_small)
+        strides = diagonals(num, num_rows, num_keys, some.queries.start)
+        blocks.append(Block(some, num_entries, is_small, is_shared, *strides))
     return tuple(blocks)
 
 
@@ -81,14 +82,14 @@ class _TwoViews(torch.autograd.Function):
             z = z / lengths
         queries, keys = part_of(z, block.rows.queries), part_of(z, block.rows.keys[0])
         scores = queries / temperature @ keys.T
-        if block.stacked:
+        if block.is_shared and not block.is_small:
             scores = torch.cat([scores, scores.T])
-        x = scores.as_strided(*block.positives).clone()  # [S, N]
+        x = strided(scores, block.positives).clone()  # [S, N]
         logits = add_log_weights(pairs, block.rows, scores, None, temperature)
-        logits.as_strided(*block.partners).fill_(lowest(z.dtype))
+        strided(logits, block.partners).fill_(lowest(z.dtype))
         peaks = exponentiate_(logits, block.is_small)
         total = logits.sum(1)
-        if block.by_columns:
+        if block.is_shared and block.is_small:
             total = torch.cat([total, logits.sum(0)])
         log_s = log_sum([log_totals(total, peaks)], None)
         gaps = (log_s.view(-1, x.shape[1]) - x).view(-1)
@@ -103,16 +104,16 @@ class _TwoViews(torch.autograd.Function):
         z, lengths, tau, powers, total, gaps = ctx.saved_tensors
         temperature, pairs, block = ctx.rest
         temperature = temperature if tau is None else tau
-        sums = Total(z, temperature)
-        d_gaps = pairs.form.slopes(gaps) * (d_losses * sums.scale)
+        scale = scale_of(temperature, block.is_small)
+        d_gaps = pairs.form.slopes(gaps) * (d_losses * scale)
         factors = (d_gaps / total).unsqueeze(1)  # [I, 1]
-        if block.by_columns:  # a pair is in a row and in a column
+        if block.is_shared and block.is_small:  # a pair is in a row and in a column
             of_rows, of_columns = factors.view(2, -1)
             factors, d_gaps = of_rows.unsqueeze(1) + of_columns, d_gaps.view(2, -1).sum(0)
         multiply = torch.Tensor.mul_ if may_overwrite(d_losses) else torch.mul
-        d = multiply(powers, factors)
-        d.as_strided(*block.positives).sub_(d_gaps.view(block.positives[0]))
-        if block.stacked:
+        d = multiply(powers.contiguous(), factors)  # hooks may unpack them otherwise
+        strided(d, block.positives).sub_(d_gaps.view(block.positives[0]))
+        if block.is_shared and not block.is_small:
             d, below = d.chunk(2)
             d = d + below.T
         queries, keys = part_of(z, block.rows.queries), part_of(z, block.rows.keys[0])
@@ -126,7 +127,8 @@ class _TwoViews(torch.autograd.Function):
             d_z = torch.cat((d_queries, d_keys) if is_first else (d_keys, d_queries))
         d_tau = None
         if ctx.needs_input_grad[1]:  # each score is counted twice: by its query, and by its key
-            d_tau = (z * d_z).sum() / (-2 * sums.unit * temperature)
+            d_tau = (z * d_z).sum() / (-2 * scale * temperature**2)
+        unit = scale * temperature
         if lengths is None:
-            return d_z.div_(sums.unit), d_tau, None, None
-        return through_lengths(d_z, z, lengths * sums.unit), d_tau, None, None
+            return d_z.div_(unit), d_tau, None, None
+        return through_lengths(d_z, z, lengths * unit), d_tau, None, None

@@ -10,7 +10,7 @@ from helpers.marks import device_type, few_graphs
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pgcl_losses import PGCLLoss, SinkhornPrototypes
+from pgcl_losses import PGCLLoss, SinkhornPrototypes, sinkhorn
 
 
 @given(
@@ -151,3 +151,13 @@ def test_an_empty_memory_gives_no_nan():
     (batch,) = seen
     assert len(batch.targets) == 12
     assert len(batch.clusters) == 12 + 5
+
+
+def test_what_users_get_is_contiguous():
+    """So they may view it as they like, although we compute with samples side by side."""
+    views = torch.randn(2, 5, 4)
+    for heads in (3, (2, 3)):
+        prototypes = SinkhornPrototypes(dim=4, num_prototypes=heads)
+        for part in (*prototypes(*views)[0][:3], prototypes.assign(views[0])):
+            assert part.is_contiguous()
+    assert sinkhorn(torch.rand(6, 3)).is_contiguous()

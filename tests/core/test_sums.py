@@ -176,7 +176,7 @@ def test_a_backward_may_be_repeated(name, engine):
 def test_a_batch_of_one_chunk_is_computed_at_once(name):
     """And listed negatives take the time of their pairs, not of a matrix that nobody needs.
 
-    Two products more have the gradient, by queries and by keys, and nobody else computes them.
+    The gradient takes two more products, by queries and by keys, in the backward.
     """
     z = torch.randn(2, 3000 if name == "given negatives" else 400, DIM, requires_grad=True)
     given = {"negative_pairs": torch.stack([torch.arange(100), torch.arange(100) + 500])}

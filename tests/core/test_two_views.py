@@ -10,6 +10,8 @@ from helpers.losses import DIM, gradients, of_seed
 from helpers.marks import NEGATIVES, few_graphs
 from hypothesis import given
 from hypothesis import strategies as st
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from pgcl_losses import InfoNCE, PrototypeReweightedNCE
 from pgcl_losses.contrast import WEIGHTINGS
@@ -93,22 +95,53 @@ def test_what_is_computed_at_once(monkeypatch):
             kind(negatives=negatives, **options)(*views, **(given if options else {}))
 
 
+# Where a hook keeps a tensor until the backward: elsewhere, with others, or in another order.
+HOOKS = {
+    "a copy": torch.clone,
+    "a part of a pool": lambda x: torch.cat([x.new_zeros(7), x.flatten()])[7:].view(x.shape),
+    "transposed": lambda x: x.T.contiguous().T if x.dim() == 2 else x.clone(),
+}
+
+
+@pytest.mark.parametrize("kept_as", HOOKS)
+@pytest.mark.parametrize("queries", ["all", "first"])
 @pytest.mark.parametrize("negatives", ["all", "cross"])
 @pytest.mark.parametrize("temperature", [0.01, 0.2])
-def test_what_is_saved_may_be_elsewhere_until_the_backward(negatives, temperature):
+def test_what_is_saved_may_be_elsewhere_until_the_backward(
+    negatives, queries, temperature, kept_as
+):
     views = [z.requires_grad_() for z in views_of("random", 20, of_seed(0))]
-    loss, kept = InfoNCE(temperature=temperature, negatives=negatives), []
-    expected = gradients(loss(*views), views)
+    loss = InfoNCE(temperature=temperature, negatives=negatives, queries=queries)
+    expected, sizes = gradients(loss(*views), views), []
 
     def pack(x):
-        kept.append(x.clone())
-        return len(kept) - 1
+        sizes.append(x.numel())
+        return HOOKS[kept_as](x)
 
-    with torch.autograd.graph.saved_tensors_hooks(pack, kept.__getitem__):
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda kept: kept):
         value = loss(*views)
-    shared = negatives == "cross" and temperature == 0.2  # the second view takes no more memory
-    assert max(x.numel() for x in kept) == (1600 if negatives == "all" else 800 - 400 * shared)
     torch.testing.assert_close(gradients(value, views), expected)
+    # With both views as queries, one matrix serves both where no row has a peak.
+    num_matrices = (1 + (negatives == "all")) * (1 + (queries == "all"))
+    shared = negatives == "cross" and queries == "all" and temperature == 0.2
+    assert max(sizes) == 400 * (1 if shared else num_matrices)
+
+
+def test_the_number_of_graphs_may_be_a_symbol():
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    views = [mode.from_tensor(torch.randn(12, DIM), static_shapes=False) for _ in range(2)]
+    with mode:
+        assert InfoNCE()(*views).shape == InfoNCE(negatives="cross")(*views).shape == ()
+
+
+def test_a_large_factor_of_the_loss_does_not_overflow():
+    """As of a GradScaler, where the sum over negatives is as small as it can be."""
+    x = torch.tensor([[1.0, 0.0], [-1.0, 1e-3]], requires_grad=True)
+    loss_of = InfoNCE(negatives="cross", temperature=0.05, decoupled=True)
+    (plain,) = gradients(loss_of(x, x.detach()), [x])
+    for factor in (1e-15, 1e15):
+        (scaled,) = gradients(loss_of(x, x.detach()) * factor, [x])
+        torch.testing.assert_close(scaled / factor, plain)
 
 
 @pytest.mark.parametrize("temperature", [0.01, 0.2])
