@@ -211,6 +211,7 @@ def repulsion(
         pairs, inputs = contrast.pairs_and_inputs(batch)
         pairs = pairs._replace(learns=True)
         is_unit, inputs = batch.is_unit or pairs.normalize, inputs.prepared(pairs)
+        del batch  # the embeddings as they came
         inputs = inputs._replace(z=inputs.z.detach(), temperature=float(inputs.temperature))
         of_class = _classes(pairs, views, classes, inputs.z.device)
         return _measure(contrast, pairs, inputs, of_class, num_hardest, is_unit)

@@ -251,7 +251,7 @@ def own_losses(
     """Compute the losses ``[Q]`` of this process, or maybe their sum; how many have positives."""
     is_dense = engine == "dense"
     if own is None and engine in ("auto", "chunks") and pairs.are_two_views():
-        blocks = blocks_of(pairs, inputs.temperature)
+        blocks = blocks_of(pairs, inputs)
         if sum([block.num_entries for block in blocks]) <= chunk_size(inputs.z.device):
             return joined([(losses_of_block(pairs, x, inputs), None) for x in blocks], inputs)
     inputs, rows = inputs.prepared(pairs), all_rows(pairs, own)

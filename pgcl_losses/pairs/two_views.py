@@ -18,6 +18,7 @@ from pgcl_losses.pairs.negatives import add_log_weights
 from pgcl_losses.pairs.partners import Strides, diagonals, lowest, strided
 from pgcl_losses.pairs.rows import Inputs, Pairs, Rows, all_rows, part_of
 from pgcl_losses.pairs.sums import (
+    chunk_size,
     exponentiate_,
     has_small_logits,
     log_sum,
@@ -41,21 +42,23 @@ class Block(NamedTuple):
     positives: Strides  # where the positives are, [S, N] for S views of queries
 
 
-def blocks_of(pairs: Pairs, temperature: float | Tensor) -> tuple[Block, ...]:
+def blocks_of(pairs: Pairs, inputs: Inputs) -> tuple[Block, ...]:
     """The matrices for the losses of all queries."""
-    num, is_unweighted = pairs.lengths[0], pairs.weights is None and pairs.pair_weight is None
+    num, is_small = pairs.lengths[0], has_small_logits(pairs, inputs.temperature)
+    is_shared = pairs.weights is None and pairs.pair_weight is None
+    if not is_small:  # together, two matrices that are stacked stay in the cache
+        is_shared &= 2 * num**2 <= chunk_size(inputs.z.device) // 2
     # A number of graphs that is a symbol, as of a FakeTensor, has no hash.
     blocks = _blocks if isinstance(num, int) else _blocks.__wrapped__
-    is_small = has_small_logits(pairs, temperature)
-    return blocks(num, pairs.negatives, pairs.first_queries, is_unweighted, is_small)
+    return blocks(num, pairs.negatives, pairs.first_queries, is_small, is_shared)
 
 
 @functools.lru_cache
 def _blocks(
-    num: int, negatives: str, first_queries: bool, is_unweighted: bool, is_small: bool
+    num: int, negatives: str, first_queries: bool, is_small: bool, is_shared: bool
 ) -> tuple[Block, ...]:
     rows, blocks = all_rows(Pairs((num, num), negatives, first_queries)), []
-    is_shared = is_unweighted and len(rows) == 2
+    is_shared &= len(rows) == 2
     for some in rows[:1] if is_shared else rows:
         num_rows, num_keys = some.shape()
         num_entries = num_rows * num_keys * (1 + is_shared)
