@@ -164,6 +164,7 @@ def costs() -> str:
         if (row["metric"], row["provider"]) == ("ratio to temperature=0.2", "temperature=0.01")
     ]
     several = [row for row in cold if "over_positives" in row["mode"]]
+    shared = [row for row in cold if "cross" in row["mode"]]
     positives = [row for row in rows_of("scripts", "positives") if row["metric"] == "milliseconds"]
     pairs = {row["size"]: {} for row in rows_of("scripts", "lists")}
     for row in rows_of("scripts", "lists"):
@@ -182,8 +183,10 @@ def costs() -> str:
         f"PGCL's contrast of 4,096 graphs takes {', '.join(changed[:-1])} and {changed[-1]}, as a "
         "ratio to its time with the default options. "
         "At temperature 0.01, with views aligned as after training, a step takes "
-        f"{spread(row for row in cold if row not in several)} of its time at 0.2, and with "
-        f'"supcon" and "sum" {spread(several)}. 100,000 listed positives take {spent[0]:.0f} to '
+        f"{spread(row for row in cold if row not in several + shared)} of its time at 0.2, with "
+        f'"supcon" and "sum" {spread(several)}, and with `negatives="cross"` {spread(shared)}, as '
+        "from 0.05 on both views share their powers. "
+        f"100,000 listed positives take {spent[0]:.0f} to "
         f"{text('milliseconds', spent[-1])}, whether they are spread over all queries or belong to "
         f"one. With two listed negatives for each, {' and '.join(listed)}. `repulsion` of 10,000 "
         "graphs takes "
