@@ -127,7 +127,7 @@ def diagonals(num: int, num_rows: int, num_keys: int, start: int) -> tuple[Strid
     size, stride = (num_rows // num, num_keys // num, num), (num * num_keys, num, num_keys + 1)
     # With keys of both views, the queries of the first one have their positives in the second block
     # of keys, and the queries of the second one in the first block.
-    back, first = (num, num * (start == 0)) if size[1] == 2 else (0, 0)
+    back, first = (num, num if start == 0 else 0) if size[1] == 2 else (0, 0)
     of_positives = (size[0], num), (stride[0] - back, stride[2]), first
     return (size, stride, 0), of_positives
 
