@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pgcl_losses.base import checks as check
 from pgcl_losses.base.module import LossModule, called_by_all
-from pgcl_losses.base.normalize import finite_or_nan, full_precision, unit_vectors
+from pgcl_losses.base.normalize import finite_or_nan, full_precision
 from pgcl_losses.base.options import (
     Debias,
     Dimension,
@@ -300,10 +300,12 @@ class InfoNCE(WeightedInfoNCE, LossWithMemory):
     def batch_of(self, views: Sequence[Any], given: Given) -> Batch:
         """Check what the loss is called with, and make a batch of it."""
         processes = self.agree("forward", views, lambda: self._check(views, given))
-        prepare: Any = finite_or_nan
-        if self.similarity == "cosine":  # if nothing else needs unit vectors, the loss makes them
-            prepare = Tensor.to if self.memory_size == 0 else unit_vectors
-        return self.with_memory(Batch.from_views(views, processes, given, prepare=prepare))
+        is_dot = self.similarity == "dot"
+        is_unit = self.memory_size > 0 and not is_dot  # without a memory, the loss normalises
+        batch = Batch.from_views(views, processes, given, is_unit=is_unit)
+        if is_dot:
+            batch = batch._replace(embeddings=finite_or_nan(batch.embeddings))
+        return self.with_memory(batch)
 
     def pairs_of(self, batch: Batch, **more: Any) -> Pairs:
         more |= {"hardness": self.hardness, "debias": self.debias}

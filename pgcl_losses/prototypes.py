@@ -236,26 +236,23 @@ class SinkhornPrototypes(LossModule):
         with full_precision(embeddings.device):
             prototypes = processes.average_gradient(self._unit_prototypes(embeddings.dtype))
             temperature = processes.temperature(self.temperature, embeddings.dtype)
-            # The samples of a prototype lie side by side, see `balance`.
-            scores = prototypes @ embeddings.T  # [K, M]
-            by_view = len(scores), len(processes.counts), -1  # [K, V, N]
+            scores = prototypes @ embeddings.T  # [K, M]: samples side by side, see `balance`
+            scores = scores.view(len(scores), len(processes.counts), -1)  # [K, V, N]
             logits = scores / temperature
             if self.balance_predictions:
-                of_views = logits.view(by_view)
-                logits = (of_views - of_views.logsumexp(-1, keepdim=True)).view(scores.shape)
-            log_probs = self._by_head(partial(torch.log_softmax, dim=0), logits)
+                logits = logits - logits.logsumexp(-1, keepdim=True)
+            log_probs = self._by_head(partial(torch.log_softmax, dim=0), logits).flatten(1)
             with torch.no_grad():
                 # In forward mode, detaching also removes the tangents.
                 cosines, rows = scores.detach(), prototypes.detach()
-                of_views, filled = cosines.view(by_view), None
-                num_graphs = of_views.shape[-1]
+                with_past, filled, num_graphs = cosines, None, cosines.shape[-1]
                 if self.queue is not None:
                     # The past embeddings help to balance. Only the targets of this batch are kept.
                     past = rows @ self.queue.embeddings.to(cosines.dtype).mT  # [V, K, Q]
-                    of_views = torch.cat([of_views, past.transpose(0, 1)], dim=-1)
+                    with_past = torch.cat([cosines, past.transpose(0, 1)], dim=-1)
                     filled = self.queue.filled(num_graphs)  # [N + Q]
-                log_q = self._by_head(self._balanced(filled), of_views)  # [K, V, N + Q]
-                log_q = log_q[..., :num_graphs].reshape(cosines.shape)
+                log_q = self._by_head(self._balanced(filled), with_past)  # [K, V, N + Q]
+                log_q, cosines = log_q[..., :num_graphs].flatten(1), cosines.flatten(1)
                 targets = probabilities(log_q)  # [K, M]
                 if batch.memory is not None and batch.filled is not None:  # balanced like a view
                     past = rows @ batch.memory.T  # [K, B]

@@ -82,8 +82,7 @@ class Watch:
         if not (module.training and learns and is_eager(batch.embeddings)):
             return False
         self.steps += 1
-        if self.pending:
-            self._read_pending()
+        self._read_pending()
         return True
 
     def is_due(self) -> bool:
@@ -92,9 +91,7 @@ class Watch:
 
     def check_embeddings(self, batch: Batch, views: Sequence[object] = ()) -> None:
         """Check the embeddings of a training forward, and the views or sets that they come from."""
-        is_constant = not batch.embeddings.requires_grad
-        if is_constant or self.bad_in_a_row["gradient"]:
-            self._check("gradient", _PATIENCE, is_constant)
+        self._check("gradient", _PATIENCE, not batch.embeddings.requires_grad)
         sizes, size = self.sizes, batch.processes.lengths()[0]
         if sizes and _SMALL * sizes[-1] <= size:
             *before, small = sizes

@@ -82,13 +82,12 @@ def through_lengths(d_units: Tensor, units: Tensor, lengths: Tensor) -> Tensor:
     return torch.addcmul(d_units, units, along, value=-1).div_(lengths)
 
 
-def finite_or_nan(z: Tensor, dtype: torch.dtype) -> Tensor:
-    """Convert embeddings ``[N, D]`` to a dtype, and replace inf by NaN.
+def finite_or_nan(z: Tensor) -> Tensor:
+    """Replace inf in embeddings ``[N, D]`` by NaN.
 
     An embedding with inf may have scores of -inf, which would silently count as negligible
     negatives.
     """
-    z = z.to(dtype)
     return z + (z - z)
 
 

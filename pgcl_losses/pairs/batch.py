@@ -1,6 +1,6 @@
 """The batch that the modules of a loss pass to each other, and the assignment of one view."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, overload
 
@@ -95,7 +95,7 @@ class Batch(NamedTuple):
         processes: Processes,
         given: Given,
         *,
-        prepare: Callable[[Tensor, torch.dtype], Tensor] = unit_vectors,
+        is_unit: bool = True,
         dtype: torch.dtype | None = None,
     ) -> "Batch":
         """Make a batch from views (or sets): gather them and what is given from all processes.
@@ -104,9 +104,8 @@ class Batch(NamedTuple):
         process, and become positions in the gathered embeddings. Pairs are not gathered, since each
         process computes the losses of its own queries.
 
-        ``prepare``: converts embeddings to the dtype in which the loss is computed, and normalises
-        them; `Tensor.to` leaves that to the loss. ``dtype``: by default float64 if the views are
-        float64, else float32.
+        ``is_unit``: whether to normalise the embeddings. ``dtype``: the dtype in which the loss is
+        computed; by default float64 if the views are float64, else float32.
         """
         device, dtype = views[0].device, dtype or computing_dtype(views[0])
         if given.labels is not None or given.positives is not None:  # sets may differ in length
@@ -114,10 +113,11 @@ class Batch(NamedTuple):
             processes.check_not_empty()
         labels = None if given.labels is None else of_all_sets(given.labels, len(views))
         with full_precision(device):
-            z = prepare(torch.cat(tuple(views)), dtype)
+            z = torch.cat(tuple(views))
+            z = unit_vectors(z, dtype) if is_unit else z.to(dtype)
             if labels is not None and not can_be_read(labels):  # elsewhere it is an error
                 z = z.masked_fill(is_unknown(labels).unsqueeze(1), torch.nan)
-            batch = cls(processes, processes.gather(z), is_unit=prepare is unit_vectors)
+            batch = cls(processes, processes.gather(z), is_unit=is_unit)
         if labels is not None:
             batch = batch._replace(labels=processes.gather(labels))
         if given.metadata is not None:

@@ -254,7 +254,7 @@ def own_losses(
         blocks = blocks_of(pairs, inputs)
         if sum([block.num_entries for block in blocks]) <= chunk_size(inputs.z.device):
             return joined([(losses_of_block(pairs, x, inputs), None) for x in blocks], inputs)
-    inputs, rows = inputs.prepared(pairs), all_rows(pairs, own)
+    inputs, rows = inputs.normalized(pairs), all_rows(pairs, own)
     if is_dense or (engine != "fused" and is_one_chunk(pairs, rows, inputs.z)):
         sums: Sums = matrix_sums if is_dense else sums_in_place
         if pairs.negative_pairs is not None:

@@ -101,7 +101,7 @@ class Form(NamedTuple):
             return gaps.masked_fill(gaps == -math.inf, 0.0)  # without negatives the loss is 0
         return F.softplus(gaps, threshold=_LINEAR_FROM)
 
-    def slopes(self, gaps: Tensor) -> Tensor:
+    def derivatives(self, gaps: Tensor) -> Tensor:
         """The derivatives of `against`."""
         return (gaps != -math.inf).to(gaps.dtype) if self.decoupled else gaps.sigmoid()
 

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from pgcl_losses.base import checks as check
 from pgcl_losses.base.module import LossModule, called_by_all
-from pgcl_losses.base.normalize import finite_or_nan, unit_vectors
 from pgcl_losses.pairs.batch import Batch
 from pgcl_losses.pairs.given import Given, check_labels
 from pgcl_losses.pairs.rows import NO_LABEL
@@ -135,9 +134,8 @@ class LossWithMemory(LossModule):
         processes = self.agree("remember", (embeddings,), check_inputs)
         assert memory is not None  # it has been checked
         is_unit = getattr(self, "similarity", "cosine") == "cosine"
-        prepare = unit_vectors if is_unit else finite_or_nan
         with torch.no_grad():
-            batch = Batch.from_views((embeddings,), processes, Given(labels), prepare=prepare)
+            batch = Batch.from_views((embeddings,), processes, Given(labels), is_unit=is_unit)
         memory.store_batch(batch, manually=True)
 
     def with_memory(self, batch: Batch) -> Batch:

@@ -124,12 +124,15 @@ def diagonals(num: int, num_rows: int, num_keys: int, start: int) -> tuple[Strid
     The matrix ``[I, K]`` has a block ``[N, N]`` for each view of queries and each view of keys, and
     partners lie in the diagonals of blocks. ``start``: the position of the first query.
     """
-    size, stride = (num_rows // num, num_keys // num, num), (num * num_keys, num, num_keys + 1)
-    # With keys of both views, the queries of the first one have their positives in the second block
-    # of keys, and the queries of the second one in the first block.
-    back, first = (num, num if start == 0 else 0) if size[1] == 2 else (0, 0)
-    of_positives = (size[0], num), (stride[0] - back, stride[2]), first
-    return (size, stride, 0), of_positives
+    next_queries, next_keys, along = num * num_keys, num, num_keys + 1  # the steps between places
+    by_queries, by_keys = num_rows // num, num_keys // num
+    partners = (by_queries, by_keys, num), (next_queries, next_keys, along), 0
+    if by_keys == 1:
+        return partners, ((by_queries, num), (next_queries, along), 0)
+    # The queries of the first view have their positives in the second block of keys, and the
+    # queries of the second view, one block of keys before, in the first block.
+    first = next_keys if start == 0 else 0
+    return partners, ((by_queries, num), (next_queries - next_keys, along), first)
 
 
 def strided(matrix: Tensor, strides: Strides) -> Tensor:

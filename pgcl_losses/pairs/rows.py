@@ -157,7 +157,7 @@ class Inputs(NamedTuple):
     temperature: Any  # a number or a Tensor []
     weights: Tensor | None  # [P] one for each of `Pairs.positives`
 
-    def prepared(self, pairs: Pairs) -> "Inputs":
+    def normalized(self, pairs: Pairs) -> "Inputs":
         """Normalise the embeddings, if the batch holds them as they came."""
         return self._replace(z=unit_vectors(self.z, self.z.dtype)) if pairs.normalize else self
 

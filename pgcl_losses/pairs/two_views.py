@@ -34,10 +34,11 @@ class Block(NamedTuple):
     rows: Rows
     num_entries: int  # how many numbers the matrix takes, or both matrices of a pair of views
     is_small: bool  # whether no peak has to be taken out of the powers of logits
-    # Whether one product of matrices serves the queries of both views. Without peaks, powers are
-    # also added up by columns, which are the queries of the second view. With peaks, the transposed
-    # matrix is stacked below the matrix.
-    is_shared: bool
+    # One product of matrices may serve the queries of both views. Without peaks, powers are added
+    # up by rows and by columns, which are the queries of the second view. With peaks, the
+    # transposed matrix is stacked below the matrix.
+    by_columns: bool
+    is_stacked: bool
     partners: Strides  # where the queries themselves and their positives are
     positives: Strides  # where the positives are, [S, N] for S views of queries
 
@@ -59,12 +60,12 @@ def _blocks(
 ) -> tuple[Block, ...]:
     rows, blocks = all_rows(Pairs((num, num), negatives, first_queries)), []
     is_shared &= len(rows) == 2
+    by_columns, is_stacked = is_shared and is_small, is_shared and not is_small
     for some in rows[:1] if is_shared else rows:
         num_rows, num_keys = some.shape()
         num_entries = num_rows * num_keys * (1 + is_shared)
-        num_rows *= 1 + (is_shared and not is_small)
-        strides = diagonals(num, num_rows, num_keys, some.queries.start)
-        blocks.append(Block(some, num_entries, is_small, is_shared, *strides))
+        strides = diagonals(num, num_rows * (1 + is_stacked), num_keys, some.queries.start)
+        blocks.append(Block(some, num_entries, is_small, by_columns, is_stacked, *strides))
     return tuple(blocks)
 
 
@@ -85,14 +86,14 @@ class _TwoViews(torch.autograd.Function):
             z = z / lengths
         queries, keys = part_of(z, block.rows.queries), part_of(z, block.rows.keys[0])
         scores = queries / temperature @ keys.T
-        if block.is_shared and not block.is_small:
+        if block.is_stacked:
             scores = torch.cat([scores, scores.T])
         x = strided(scores, block.positives).clone()  # [S, N]
         logits = add_log_weights(pairs, block.rows, scores, None, temperature)
         strided(logits, block.partners).fill_(lowest(z.dtype))
         peaks = exponentiate_(logits, block.is_small)
         total = logits.sum(1)
-        if block.is_shared and block.is_small:
+        if block.by_columns:
             total = torch.cat([total, logits.sum(0)])
         log_s = log_sum([log_totals(total, peaks)], None)
         gaps = (log_s.view(-1, x.shape[1]) - x).view(-1)
@@ -108,15 +109,16 @@ class _TwoViews(torch.autograd.Function):
         temperature, pairs, block = ctx.rest
         temperature = temperature if tau is None else tau
         scale = scale_of(temperature, block.is_small)
-        d_gaps = pairs.form.slopes(gaps) * (d_losses * scale)
+        d_gaps = pairs.form.derivatives(gaps) * (d_losses * scale)
         factors = (d_gaps / total).unsqueeze(1)  # [I, 1]
-        if block.is_shared and block.is_small:  # a pair is in a row and in a column
-            of_rows, of_columns = factors.view(2, -1)
-            factors, d_gaps = of_rows.unsqueeze(1) + of_columns, d_gaps.view(2, -1).sum(0)
+        if block.by_columns:  # a pair counts in its row, and in its column
+            of_rows, of_columns = factors.chunk(2)
+            factors = of_rows + of_columns.T
+            d_gaps = d_gaps.view(2, -1).sum(0)
         multiply = torch.Tensor.mul_ if may_overwrite(d_losses) else torch.mul
         d = multiply(powers.contiguous(), factors)  # hooks may unpack them otherwise
         strided(d, block.positives).sub_(d_gaps.view(block.positives[0]))
-        if block.is_shared and not block.is_small:
+        if block.is_stacked:
             d, below = d.chunk(2)
             d = d + below.T
         queries, keys = part_of(z, block.rows.queries), part_of(z, block.rows.keys[0])
