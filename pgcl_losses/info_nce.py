@@ -22,9 +22,9 @@ from pgcl_losses.base.options import (
     with_options,
 )
 from pgcl_losses.pairs.batch import Batch, OverPositives, Queries, Reduction, batch_argument
-from pgcl_losses.pairs.chunks import Engine, loss_of_pairs
 from pgcl_losses.pairs.forms import Form
 from pgcl_losses.pairs.given import Given, Labels
+from pgcl_losses.pairs.loss import Engine, loss_of_pairs
 from pgcl_losses.pairs.memory import LossWithMemory, Memory
 from pgcl_losses.pairs.rows import Inputs, Pairs
 from pgcl_losses.pairs.score_mod import Function

@@ -23,8 +23,8 @@ from pgcl_losses.pairs.batch import (
     Queries,
     Reduction,
 )
-from pgcl_losses.pairs.chunks import Engine
 from pgcl_losses.pairs.given import Given, Labels
+from pgcl_losses.pairs.loss import Engine
 from pgcl_losses.pairs.memory import LossWithMemory, Memory
 from pgcl_losses.pairs.score_mod import ScoreMod
 from pgcl_losses.prototypes import SinkhornPrototypes

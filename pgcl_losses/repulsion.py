@@ -16,9 +16,9 @@ from pgcl_losses.base.normalize import full_precision
 from pgcl_losses.contrast import PrototypeReweightedNCE
 from pgcl_losses.info_nce import InfoNCE, WeightedInfoNCE
 from pgcl_losses.pairs.batch import Batch, of_all_sets
-from pgcl_losses.pairs.chunks import cut, row_losses
+from pgcl_losses.pairs.chunks import cut
 from pgcl_losses.pairs.given import Given, Labels, of_sets
-from pgcl_losses.pairs.lists import list_sums, plain_products, products_in_parts
+from pgcl_losses.pairs.lists import losses_of_lists, plain_products, products_in_parts
 from pgcl_losses.pairs.partners import find_partners, lowest
 from pgcl_losses.pairs.rows import Inputs, Pairs, Rows, all_rows
 from pgcl_losses.pairs.sums import derivatives_by_scores, separated, sum_up
@@ -116,7 +116,8 @@ class _Rows:
             log_s = log_s.requires_grad_()
             losses, _ = pairs.form.losses(log_s, x, self.partners.positives, tau, log_count)
             (d_log_s,) = torch.autograd.grad(losses.sum(), log_s)
-        return derivatives_by_scores(pairs, self.rows, self.partners, powers, d_log_s, None, 1.0)[0]
+        given = pairs, self.rows, self.partners, powers, d_log_s, None, 1.0
+        return derivatives_by_scores(*given, may_overwrite=True)[0]
 
 
 class _List:
@@ -147,12 +148,11 @@ class _List:
     def _losses(self, pairs: Pairs, tau: float, scores: Tensor) -> tuple[Tensor, Tensor]:
         """The losses ``[Q]`` for scores ``[P]`` of the pairs, and which queries have positives."""
 
-        def products(z: Tensor, i: Any, j: Tensor | None) -> Tensor:
+        def products(z: Tensor, i: Tensor, j: Tensor) -> Tensor:
             return scores if j is self.key else plain_products(z, i, j)
 
         inputs = self.inputs._replace(temperature=tau)
-        pick = list_sums(pairs, inputs, products).pick
-        results = [row_losses(pairs, rows, inputs, pick) for rows in all_rows(pairs)]
+        results = losses_of_lists(pairs, inputs, all_rows(pairs), products)
         exist = [torch.ones_like(x, dtype=torch.bool) if e is None else e for x, e in results]
         return torch.cat([losses for losses, _ in results]), torch.cat(exist)
 
@@ -235,9 +235,8 @@ def _parts(pairs: Pairs, inputs: Inputs) -> Iterator[_Rows | _List]:
     if pairs.negative_pairs is not None:
         yield _List(pairs, inputs)
         return
-    for rows in all_rows(pairs):
-        for chunk in cut(pairs, rows, inputs.z):
-            yield _Rows(pairs, inputs, chunk)
+    for chunk in cut(pairs, all_rows(pairs), inputs.z):
+        yield _Rows(pairs, inputs, chunk)
 
 
 def _hardest(part: _Rows | _List, push: Tensor, positions: Tensor, num: int) -> list[Tensor]:

@@ -27,6 +27,10 @@ from pgcl_losses.base.modes import is_transformed
 _LINEAR_FROM = 40.0
 
 
+# The losses of some rows [I], and which queries have positives [I]; None: all have.
+LossesOfRows = tuple[Tensor, Tensor | None]
+
+
 class Positives(NamedTuple):
     """How much each positive of some rows counts, and to which row it belongs.
 
@@ -73,7 +77,7 @@ class Form(NamedTuple):
         positives: Positives,
         temperature: float | Tensor,
         log_count: Tensor | None,  # [I] log of the number of negatives, for debias
-    ) -> tuple[Tensor, Tensor | None]:
+    ) -> LossesOfRows:
         """Compute the losses ``[I]``, and which queries have positives ``[I]`` (None: all have).
 
         A query without positives has loss 0, or NaN if its log S is NaN.

@@ -20,7 +20,7 @@ except ImportError as error:
         "choose engine='chunks'"
     ) from error
 
-from pgcl_losses.pairs.partners import Partners
+from pgcl_losses.pairs.partners import Columns
 from pgcl_losses.pairs.rows import Pairs, Rows
 from pgcl_losses.pairs.sums import Passes, Powers, SumsOfRows
 
@@ -29,14 +29,12 @@ _NUM_KEYS, _NUM_WARPS = 2048, 8
 
 
 def sum_up(
-    pairs: Pairs, rows: Rows, scores: Tensor, partners: Partners, *_: Any
+    pairs: Pairs, rows: Rows, scores: Tensor, partners: Columns, *_: Any
 ) -> tuple[SumsOfRows, Powers]:
     """Compute the sums from scores ``[I, K]``, which stay as they are."""
-    assert partners.columns is not None
-    assert partners.of_positives is not None
     # As in plain torch, the largest logit and the sum of powers are kept, and not log S alone: of
     # large scores log S has lost the digits that the derivative needs.
-    num_rows, num_partners = partners.columns.shape
+    num_rows, num_partners = partners.partner_columns.shape
     shapes = (num_rows,), (num_rows, num_partners), (num_rows, 2)
     log_s, x, peak_and_total = map(scores.new_empty, shapes)
     negatives = _negatives(pairs, rows, partners)
@@ -44,18 +42,19 @@ def sum_up(
         _log_sums[(len(scores),)](
             log_s, x, peak_and_total, scores, *negatives, block=_NUM_KEYS, num_warps=_NUM_WARPS
         )
-    x = x[:, num_partners - partners.of_positives.shape[1] :]
+    x = x[:, num_partners - partners.positive_columns.shape[1] :]
     return (x, log_s, None), Powers([scores], [peak_and_total], None)
 
 
 def derivatives_by_scores(
     pairs: Pairs,
     rows: Rows,
-    partners: Partners,
+    partners: Columns,
     powers: Powers,
     d_log_s: Tensor,
     d_x: Tensor,
     scale: Tensor,
+    _: bool,
 ) -> tuple[Tensor, tuple[()]]:
     """Overwrite the scores ``[I, K]`` by the derivatives by them."""
     scores, peak_and_total = powers.powers[0], powers.totals[0]
@@ -79,15 +78,14 @@ def try_on(device: torch.device) -> None:
         _log_sums[(1,)](*outputs, one, 1, column, 1, 1, 1, None, 0, None, None, block=1)
 
 
-def _negatives(pairs: Pairs, rows: Rows, partners: Partners) -> tuple[Any, ...]:
+def _negatives(pairs: Pairs, rows: Rows, partners: Columns) -> tuple[Any, ...]:
     """What `_logits` needs besides scores."""
     table: tuple[Any, ...] = None, 0, None, None
-    columns = partners.columns
-    assert columns is not None
     if pairs.weights is not None:
         log_w = pairs.weights.log_weights[0].contiguous()
         clusters = rows.pick(pairs.weights.clusters[:, 0].to(torch.int32).contiguous())
         table = log_w, len(log_w), *clusters
+    columns = partners.partner_columns
     return rows.shape()[1], columns, *columns.stride(), columns.shape[1], *table
 
 

@@ -55,13 +55,13 @@ def add_log_weights(
             past += past.new_zeros(size).masked_fill_(~pairs.filled[-size:], -math.inf)
         if pairs.negatives == "memory":
             logits[:, :-size].add_(-math.inf)
-    if rows.own_set is not None and rows.has_own_set():
-        logits[:, slice(*rows.own_set)].add_(-math.inf)
+    if rows.masked is not None:
+        logits[:, slice(*rows.masked)].add_(-math.inf)
     return logits
 
 
 def fill_others(rows: Rows, partners: Partners, values: Tensor, value: float) -> Tensor:
     """Set the values ``[I, K]`` of keys that are no negatives, whatever their weights."""
-    if rows.own_set is not None and rows.has_own_set():
-        values[:, slice(*rows.own_set)] = value
+    if rows.masked is not None:
+        values[:, slice(*rows.masked)] = value
     return partners.fill(values, value)

@@ -1,10 +1,20 @@
 """Which keys are positives of a query, and how much each counts.
 
-Positives lie in one of three layouts. Views have the same number of positives in each row, in known
-columns; of two views at once they are diagonals. Labels and listed pairs give each query a number
-of its own: the positives of some rows are their places in the matrix of scores, padded to the
-largest class if that is little, and else a list. If Python cannot read how many there are, every
-key gets a weight, which is 0 for keys that are no positives.
+Partners of a query are the keys that are no negatives: its positives and, as positives of weight 0,
+the query itself and past embeddings with its label. They lie in one of three layouts:
+
+=====================  ================  ==========================================================
+what makes positives   layout            what it holds
+=====================  ================  ==========================================================
+views                  `Columns`         the same number of columns for each row; all weights are 1
+labels, listed pairs   `Places`          places in the matrix of scores and their weights: as many
+                                         for each row, padded to the largest class, if that is
+                                         little padding, and else a list
+the same, if Python    `AllKeys`         a weight for each key of each row, which is 0 for keys that
+cannot read them                         are no positives: nothing has to be counted
+=====================  ================  ==========================================================
+
+Of two views at once, which are computed in `two_views`, positives are diagonals.
 """
 
 from typing import NamedTuple
@@ -23,56 +33,79 @@ def lowest(dtype: torch.dtype) -> float:
     return torch.finfo(dtype).min / 2
 
 
-class Partners(NamedTuple):
-    """The keys of some rows that are no negatives, and how much each counts as a positive."""
+class Columns(NamedTuple):
+    """Views: the same number of partners in each row, of which the last P are its positives."""
 
     positives: Positives
-    # Either columns of all partners [I, C] and of positives [I, P],
-    columns: Tensor | None = None
-    of_positives: Tensor | None = None
-    # or a list of partners [p] by their places row * K + column in the matrix,
-    places: Tensor | None = None
-    # or all keys: [I, K] 1 for partners, and 0 for others.
-    mask: Tensor | None = None
+    partner_columns: Tensor  # [I, C]
+    positive_columns: Tensor  # [I, P]
 
     def scores(self, scores: Tensor) -> Tensor:
         """Copy the scores of positives from the scores of all keys ``[I, K]``."""
-        if self.of_positives is not None:
-            return scores.gather(1, self.of_positives)
-        if self.places is not None:
-            return scores.view(-1).index_select(0, self.places.view(-1)).view_as(self.places)
-        return scores.clone()
+        return scores.gather(1, self.positive_columns)
 
     def add_back(self, d_scores: Tensor, d_x: Tensor) -> None:
         """Add the derivatives by the scores of positives to those by all scores, in place."""
-        if self.of_positives is not None:
-            d_scores.scatter_add_(1, self.of_positives, d_x)
-        elif self.places is not None:
-            d_scores.view(-1).scatter_add_(0, self.places.view(-1), d_x.reshape(-1))
-        else:
-            d_scores += d_x
+        d_scores.scatter_add_(1, self.positive_columns, d_x)
 
     def fill(self, values: Tensor, value: float) -> Tensor:
         """Set the values ``[I, K]`` of partners; maybe in place."""
-        if self.columns is not None:
-            scatter = values.scatter if is_transformed(values) else values.scatter_  # for vmap
-            return scatter(1, self.columns, value)
-        if self.places is not None:
-            return values.view(-1).index_fill_(0, self.places.view(-1), value).view_as(values)
-        assert self.mask is not None
-        return values.masked_fill(self.mask == 1, value)
+        scatter = values.scatter if is_transformed(values) else values.scatter_  # for vmap
+        return scatter(1, self.partner_columns, value)
 
-    def leave_out(self, logits: Tensor) -> Tensor:
-        """Make the logits ``[I, K]`` of partners so low that they do not count; maybe in place.
 
-        They stay finite, and each row has one at least: a row of nothing but -inf has no softmax.
-        """
-        low = lowest(logits.dtype)
-        if self.mask is not None:  # added, as masked_fill takes ten times as long on a CPU
-            add = logits.add if is_transformed(logits) else logits.add_
-            return add(self.mask, alpha=low).clamp_min_(low)
-        logits = self.fill(logits, low)
-        return logits if self.positives.row is None else logits.clamp_min_(low)
+class Places(NamedTuple):
+    """Labels and listed pairs: the places row * K + column of partners in the matrix ``[I, K]``."""
+
+    positives: Positives
+    places: Tensor  # [I, P], or a list [p]
+
+    def scores(self, scores: Tensor) -> Tensor:
+        """Copy the scores of partners from the scores of all keys ``[I, K]``."""
+        return scores.view(-1).index_select(0, self.places.view(-1)).view_as(self.places)
+
+    def add_back(self, d_scores: Tensor, d_x: Tensor) -> None:
+        """Add the derivatives by the scores of partners to those by all scores, in place."""
+        d_scores.view(-1).scatter_add_(0, self.places.view(-1), d_x.reshape(-1))
+
+    def fill(self, values: Tensor, value: float) -> Tensor:
+        """Set the values ``[I, K]`` of partners, in place."""
+        return values.view(-1).index_fill_(0, self.places.view(-1), value).view_as(values)
+
+
+class AllKeys(NamedTuple):
+    """Labels and listed pairs that Python cannot read: each key has a weight in each row."""
+
+    positives: Positives
+    are_partners: Tensor  # [I, K] 1 for partners, and 0 for others
+
+    def scores(self, scores: Tensor) -> Tensor:
+        """Copy the scores of all keys ``[I, K]``."""
+        return scores.clone()
+
+    def add_back(self, d_scores: Tensor, d_x: Tensor) -> None:
+        """Add the derivatives by the copied scores, in place."""
+        d_scores += d_x
+
+    def fill(self, values: Tensor, value: float) -> Tensor:
+        """Set the values ``[I, K]`` of partners."""
+        return values.masked_fill(self.are_partners == 1, value)
+
+
+Partners = Columns | Places | AllKeys
+
+
+def leave_out(partners: Partners, logits: Tensor) -> Tensor:
+    """Make the logits ``[I, K]`` of partners so low that they do not count; maybe in place.
+
+    They stay finite, and each row has one at least: a row of nothing but -inf has no softmax.
+    """
+    low = lowest(logits.dtype)
+    if isinstance(partners, AllKeys):  # added, as masked_fill takes ten times as long on a CPU
+        add = logits.add if is_transformed(logits) else logits.add_
+        return add(partners.are_partners, alpha=low).clamp_min_(low)
+    logits = partners.fill(logits, low)
+    return logits if partners.positives.row is None else logits.clamp_min_(low)
 
 
 def find_partners(pairs: Pairs, rows: Rows, z: Tensor, weights: Tensor | None) -> Partners:
@@ -100,19 +133,18 @@ def num_listed(pairs: Pairs, rows: Rows) -> int:
     return number
 
 
-def _views(pairs: Pairs, rows: Rows, z: Tensor) -> Partners:
+def _views(pairs: Pairs, rows: Rows, z: Tensor) -> Columns:
     """Find the columns of the same graph in all sets of keys; the query itself comes first."""
     num, num_rows, start = pairs.lengths[0], rows.shape()[0], rows.queries.start
-    num_sets = len(pairs.lengths) - (rows.gap > 0)
+    num_sets = len(pairs.lengths) - (rows.left_out is not None)
     # Query i has i + num * v in column v, modulo the number of keys in the batch. A sum of i and
     # num * v would take more operations, 3 % of a small step.
     i = torch.arange(start, start + num_rows + num * (num_sets - 1), device=z.device)
-    columns = (i % (num * num_sets)).as_strided((num_rows, num_sets), (1, num))
-    if num_sets == 1 and rows.gap == 0:  # a single view: no positives
-        none = Positives(num_rows, z.new_zeros(columns.shape))
-        return Partners(none, columns, columns)
-    of_positives = columns if rows.gap > 0 else columns[:, 1:]
-    return Partners(Positives(num_rows, None), columns, of_positives)
+    partners = (i % (num * num_sets)).as_strided((num_rows, num_sets), (1, num))
+    if len(pairs.lengths) == 1:  # no positives, but a column of weight 0
+        return Columns(Positives(num_rows, z.new_zeros(partners.shape)), partners, partners)
+    columns = partners[:, 1:] if rows.left_out is None else partners
+    return Columns(Positives(num_rows, None), partners, columns)
 
 
 Strides = tuple[tuple[int, ...], tuple[int, ...], int]  # the size, stride and offset of a view
@@ -141,32 +173,34 @@ def strided(matrix: Tensor, strides: Strides) -> Tensor:
     return matrix.as_strided(size, stride, matrix.storage_offset() + start)
 
 
-def _padded(pairs: Pairs, rows: Rows, z: Tensor) -> Partners | None:
+def _padded(pairs: Pairs, rows: Rows, z: Tensor) -> Places | None:
     """Find partners by label, as many in each row; None if too many of them would be padding."""
     (start, stop), num_keys, by_label = rows.queries, rows.shape()[1], rows.by_label
     if by_label is None or by_label.padded is None or pairs.labels is None:
         return None
     labels = pairs.labels[start:stop]
     number = by_label.find(labels)
-    if rows.own_set is not None and not torch.equal(by_label.labels[number], labels):
+    own_set = rows.own_set()
+    if own_set is not None and not torch.equal(by_label.labels[number], labels):
         return None  # a query that has no partner cannot be padded by one
     columns, is_positive = by_label.padded
     columns, w = columns.index_select(0, number), is_positive.to(z.dtype).index_select(0, number)
-    if rows.own_set is None:  # the query itself is among them
+    if own_set is None:  # the query itself is among them
         itself = torch.arange(start, stop, device=z.device)
         w.masked_fill_(columns == itself.unsqueeze(1), 0.0)
     first = torch.arange(0, (stop - start) * num_keys, num_keys, device=z.device)
     columns += first.unsqueeze(1)
-    return Partners(Positives(stop - start, w), places=columns)
+    return Places(Positives(stop - start, w), columns)
 
 
-def _listed(pairs: Pairs, rows: Rows, z: Tensor, weights: Tensor | None) -> Partners:
+def _listed(pairs: Pairs, rows: Rows, z: Tensor, weights: Tensor | None) -> Places:
     """List the partners of each query.
 
     The query itself is a partner with weight 0, and so are past embeddings with its label.
     """
     (start, stop), (num_rows, num_keys) = rows.queries, rows.shape()
-    row = torch.arange(num_rows if rows.own_set is None else 0, device=z.device)
+    is_among_keys = rows.own_set() is None
+    row = torch.arange(num_rows if is_among_keys else 0, device=z.device)
     places, w = row * (num_keys + 1) + start, z.new_zeros(len(row))
     if rows.by_label is not None and pairs.labels is not None:
         first, count = rows.by_label.first_and_size(pairs.labels[start:stop])
@@ -175,8 +209,8 @@ def _listed(pairs: Pairs, rows: Rows, z: Tensor, weights: Tensor | None) -> Part
         first = first - count.cumsum(0) + count
         number = torch.arange(len(row), device=z.device) + first.index_select(0, row)
         column = rows.by_label.columns.index_select(0, number)
-        is_positive = column < pairs.num_embeddings() - rows.gap
-        if rows.own_set is None:
+        is_positive = column < num_keys - pairs.num_past()
+        if is_among_keys:
             is_positive &= column != row + start
         places, w = row * num_keys + column, is_positive.to(z.dtype)
     if pairs.positives is not None and weights is not None:
@@ -190,10 +224,10 @@ def _listed(pairs: Pairs, rows: Rows, z: Tensor, weights: Tensor | None) -> Part
             w = w.masked_fill(torch.isin(places, listed), 0.0)
         row, places = torch.cat([row, query - start]), torch.cat([places, listed])
         w = torch.cat([w, listed_w])
-    return Partners(Positives(num_rows, w, row), places=places)
+    return Places(Positives(num_rows, w, row), places)
 
 
-def _weighted(pairs: Pairs, rows: Rows, z: Tensor, weights: Tensor | None) -> Partners:
+def _weighted(pairs: Pairs, rows: Rows, z: Tensor, weights: Tensor | None) -> AllKeys:
     """Give each key a weight: nothing has to be read."""
     (start, stop), (num_rows, num_keys) = rows.queries, rows.shape()
     if pairs.labels is None:
@@ -202,14 +236,14 @@ def _weighted(pairs: Pairs, rows: Rows, z: Tensor, weights: Tensor | None) -> Pa
         of_queries, of_keys = rows.pick(pairs.labels)
         mask = (of_queries.unsqueeze(1) == of_keys).to(z.dtype)
     w = mask.clone()
-    w[:, pairs.num_embeddings() - rows.gap :] = 0.0  # past embeddings are no positives
-    if rows.own_set is None:  # nor is the query itself, which is no negative either
+    w[:, num_keys - pairs.num_past() :] = 0.0  # past embeddings are no positives
+    if rows.own_set() is None:  # nor is the query itself, which is no negative either
         columns = torch.arange(num_keys, device=z.device)
         itself = columns == columns[start:stop].unsqueeze(1)
         w.masked_fill_(itself, 0.0)
         mask.masked_fill_(itself, 1.0)
-    elif rows.has_own_set():
-        w[:, slice(*rows.own_set)] = 0.0
+    elif rows.masked is not None:
+        w[:, slice(*rows.masked)] = 0.0
     if pairs.positives is not None and weights is not None:
         query, key = pairs.positives
         column, may_be = _columns(pairs, rows, key)
@@ -221,7 +255,7 @@ def _weighted(pairs: Pairs, rows: Rows, z: Tensor, weights: Tensor | None) -> Pa
         mask = mask.index_put(at, mask.new_ones(()))[:, :-1]
         w = w.index_put(at, w.new_zeros(()))  # the weight of a listed pair replaces the 1
         w = w.index_put(at, weights.where(is_here, 0.0).to(w.dtype), accumulate=True)[:, :-1]
-    return Partners(Positives(num_rows, w), mask=mask)
+    return AllKeys(Positives(num_rows, w), mask)
 
 
 def _columns(pairs: Pairs, rows: Rows, key: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -230,7 +264,7 @@ def _columns(pairs: Pairs, rows: Rows, key: Tensor) -> tuple[Tensor, Tensor | No
     With ``negatives="cross"`` none may be in the set of the query. Where Python can read the
     positions, such a pair is an error, unless its weight is 0. The column is then any number.
     """
-    if rows.own_set is None or pairs.negatives == "memory":
+    own_set = rows.own_set()
+    if own_set is None or pairs.negatives == "memory":
         return key, None
-    is_after = key >= rows.own_set.stop
-    return key - rows.gap * is_after, is_after | (key < rows.own_set.start)
+    return rows.column(key), (key < own_set.start) | (key >= own_set.stop)

@@ -112,6 +112,10 @@ class Pairs(NamedTuple):
         """M, the number of embeddings of the batch."""
         return sum(self.lengths)
 
+    def num_past(self) -> int:
+        """B, the number of past embeddings in the memory."""
+        return 0 if self.memory is None else len(self.memory)
+
     def sets(self) -> list[Span]:
         """The positions of the embeddings in each set."""
         ends = itertools.accumulate(self.lengths)
@@ -170,16 +174,62 @@ class Inputs(NamedTuple):
 class Rows(NamedTuple):
     """Some queries, and the K keys that they are compared with: a matrix with a row for each query.
 
-    Keys lie in the matrix in the order of their positions. The set of the queries may be left out
-    of it; the columns of the keys after that set are then smaller than their positions by its
-    length, the ``gap``.
+    The columns of the matrix are the keys in the order of their positions, and past embeddings come
+    last. There are three layouts: `with_all`, `with_own_set_masked` and `with_other_sets`.
     """
 
     queries: Span
     keys: tuple[Span, ...]  # embeddings of the batch, and then of the memory
-    own_set: Span | None = None  # the set of the queries, if positives and negatives lie in others
-    gap: int = 0  # the length of `own_set`, if it is not among the keys
+    masked: Span | None = None  # the queries' set, if it is among the keys and does not count
+    left_out: Span | None = None  # the queries' set, if it is not among the keys
     by_label: KeysByLabel | None = None  # the keys that labels can make positives, if readable
+
+    @classmethod
+    def with_all(cls, queries: Span, every: tuple[Span, ...]) -> "Rows":
+        """Compare queries with all embeddings, here the queries of set 2.
+
+        .. code-block:: text
+
+            key of   set 1   set 2   set 3   memory
+            counts     x       x       x       x
+        """
+        return cls(queries, every)
+
+    @classmethod
+    def with_own_set_masked(cls, queries: Span, every: tuple[Span, ...], own_set: Span) -> "Rows":
+        """Compare queries with all embeddings; the queries' own set does not count.
+
+        .. code-block:: text
+
+            key of   set 1   set 2   set 3   memory
+            counts     x               x       x
+        """
+        return cls(queries, every, masked=own_set)
+
+    @classmethod
+    def with_other_sets(cls, queries: Span, every: tuple[Span, ...], own_set: Span) -> "Rows":
+        """Compare queries with the other sets alone, whose columns close up.
+
+        .. code-block:: text
+
+            key of   set 1   set 3   memory
+            counts     x       x       x
+        """
+        (first, end), *memory = every
+        others = Span(first, own_set.start), Span(own_set.stop, end)
+        keys = (*[some for some in others if some.start < some.stop], *memory)
+        return cls(queries, keys, left_out=own_set)
+
+    def own_set(self) -> Span | None:
+        """The set of the queries, if its keys do not count; the queries themselves are in it."""
+        return self.masked or self.left_out
+
+    def column(self, position: Tensor) -> Tensor:
+        """The columns of keys at some positions; any numbers for keys that are left out."""
+        if self.left_out is None:
+            return position
+        start, stop = self.left_out
+        return position - (stop - start) * (position >= stop)
 
     def shape(self) -> tuple[int, int]:
         """I and K, the numbers of rows and of keys."""
@@ -201,10 +251,6 @@ class Rows(NamedTuple):
         (start, stop), parts = self.queries, [values[first:end] for first, end in self.keys]
         return values[start:stop], parts[0] if len(parts) == 1 else torch.cat(parts)
 
-    def has_own_set(self) -> bool:
-        """Whether keys in the set of the queries, which are no negatives, must be masked."""
-        return self.own_set is not None and self.gap == 0
-
 
 def part_of(values: Tensor, span: Span) -> Tensor:
     """Pick the values of a span; all of them without an operation, as slicing takes its time."""
@@ -213,49 +259,42 @@ def part_of(values: Tensor, span: Span) -> Tensor:
 
 
 def all_rows(pairs: Pairs, own: list[Span] | None = None) -> list[Rows]:
-    """All queries with their keys, in one of three layouts.
+    """List all queries with their keys: the sets that their positives and negatives lie in.
 
-    A query is compared with the sets that its positives and negatives lie in. With
-    ``negatives="all"`` all embeddings are keys of all queries. Otherwise the queries of each set
-    are compared with the other sets.
+    With ``negatives="all"`` all embeddings are keys of all queries. Otherwise the queries of each
+    set are compared with the other sets.
 
     ``own``: the queries of this process, in each set; None: all embeddings.
     """
     sets, count = pairs.sets(), pairs.num_embeddings()
-    memory = () if pairs.memory is None else (Span(count, count + len(pairs.memory)),)
-    every = (Span(0, count), *memory)
+    every = (Span(0, count), *[Span(count, count + pairs.num_past())] * (pairs.memory is not None))
     queries = (own or sets)[: 1 if pairs.first_queries else None]
     if pairs.negatives == "all":
         together = [Span(0, queries[-1].stop)] if own is None else queries
-        rows = [Rows(some, every) for some in together]
+        rows = [Rows.with_all(some, every) for some in together]
     else:
-        rows = []
-        for some, own_set in zip(queries, sets, strict=False):
-            others = [x for x in (Span(0, own_set.start), Span(own_set.stop, count)) if x[0] < x[1]]
-            # A pair weight has a mean of 1 over all embeddings, of a list no matrix is made, and
-            # with negatives="memory" listed positives may be in the set of the queries.
-            needs_all = pairs.pair_weight is not None or pairs.negative_pairs is not None
-            needs_all |= pairs.negatives == "memory" and pairs.positives is not None
-            if needs_all or not others:
-                rows.append(Rows(some, every, own_set))
-            else:
-                gap = own_set.stop - own_set.start
-                rows.append(Rows(some, (*others, *memory), own_set, gap))
+        # A pair weight has a mean of 1 over all embeddings, of a list no matrix is made, and with
+        # negatives="memory" listed positives may be in the set of the queries.
+        needs_all = pairs.pair_weight is not None or pairs.negative_pairs is not None
+        needs_all |= pairs.negatives == "memory" and pairs.positives is not None
+        needs_all |= count in pairs.lengths  # no other set has an embedding
+        layout = Rows.with_own_set_masked if needs_all else Rows.with_other_sets
+        rows = [layout(some, every, own_set) for some, own_set in zip(queries, sets, strict=False)]
     rows = [some for some in rows if some.queries.start < some.queries.stop]
     if pairs.labels is None or not can_be_read(pairs.labels):
         return rows
-    layouts = {(some.keys, some.own_set): some for some in rows}
+    layouts = {(some.keys, some.masked): some for some in rows}
     by_label = {x: _keys_by_label(pairs, pairs.labels, some) for x, some in layouts.items()}
-    return [some._replace(by_label=by_label[some.keys, some.own_set]) for some in rows]
+    return [some._replace(by_label=by_label[some.keys, some.masked]) for some in rows]
 
 
 def _keys_by_label(pairs: Pairs, labels: Tensor, rows: Rows) -> KeysByLabel | None:
     """Sort all keys but those in the set of the queries; None if there are no others."""
     _, of_keys = rows.pick(labels)
     columns = torch.arange(len(of_keys), device=labels.device)
-    if rows.own_set is not None and rows.has_own_set():
-        start, stop = rows.own_set
+    num_batch = len(columns) - pairs.num_past()
+    if rows.masked is not None:
+        start, stop = rows.masked
         columns = torch.cat([columns[:start], columns[stop:]])
         of_keys = of_keys[columns]
-    num_batch = pairs.num_embeddings() - rows.gap
     return KeysByLabel.sort(of_keys, columns, num_batch) if len(columns) else None

@@ -1,9 +1,10 @@
 """The sums of rows: log S, the log-sum-exp of a query's negatives, and the scores of its positives.
 
-There are three ways to compute them, with one signature (`Sums`). `matrix_sums` is plain torch, for
-``engine="dense"``, torch.func and torch.compile. `sums_in_place` computes the same with one matrix,
-which is overwritten, and can be differentiated once. Listed negatives, which need no matrix, are in
-`lists`.
+`matrix_sums` computes them in plain torch, for ``engine="dense"``, torch.func and torch.compile.
+`sums_in_place` computes the same in one matrix, which is overwritten, so that the sums can be
+differentiated once. Its two halves are `sum_up`, from scores to sums, and `Gradient.add`, back from
+sums to embeddings; `chunks` calls them for one chunk after the other. Listed negatives, which need
+no matrix, are in `lists`.
 """
 
 import math
@@ -16,7 +17,7 @@ from torch import Tensor
 from pgcl_losses.base.modes import can_be_read, is_transformed, may_overwrite
 from pgcl_losses.base.normalize import full_precision
 from pgcl_losses.pairs.negatives import add_log_weights, fill_others
-from pgcl_losses.pairs.partners import Partners, lowest
+from pgcl_losses.pairs.partners import Partners, leave_out, lowest
 from pgcl_losses.pairs.rows import Inputs, Pairs, Rows
 from pgcl_losses.pairs.score_mod import Differentiated
 
@@ -24,9 +25,6 @@ from pgcl_losses.pairs.score_mod import Differentiated
 # -inf without negatives; the log of the number of negatives [I], or None if no formula needs it.
 SumsOfRows = tuple[Tensor, Tensor, Tensor | None]
 Sums = Callable[[Pairs, Rows, Inputs, Partners], SumsOfRows]
-# On a CPU a chunk should stay in the cache. On other devices it is larger, since starting the
-# operations of a chunk takes a millisecond, and a GPU computes 2^24 scores in half of it.
-_CHUNK_SIZES = {"cpu": 1 << 21, "other": 1 << 26}
 # The cosine divided by this temperature is 20. In float32 not even a product of four powers e^20 or
 # e^-20 overflows or is denormal.
 _HIGH_TEMPERATURE = 0.05
@@ -56,7 +54,7 @@ def separated(
     """
     x, log_count = partners.scores(scores), None
     logits = add_log_weights(pairs, rows, logits, partners, temperature)
-    logits = partners.leave_out(logits)
+    logits = leave_out(partners, logits)
     if pairs.form.debias > 0 or pairs.hardness > 0:
         is_negative = (logits <= lowest(logits.dtype) / 2).logical_not_()  # also a NaN
         log_count = is_negative.sum(1).to(logits.dtype).log()
@@ -77,32 +75,13 @@ def log_sum(terms: Sequence[Tensor], log_count: Tensor | None) -> Tensor:
 
 
 def scale_of(temperature: float | Tensor, is_small: bool) -> float | Tensor:
-    """The factor of derivatives by scores, see `Total`.
+    """The factor of derivatives by scores, see `Gradient`.
 
     ``is_small``: whether all logits are small. Then sums of powers may be far below 1, by which a
     larger factor could overflow.
     """
     scale: float | Tensor = 2.0 ** (32 if is_small else 64) / (1 + temperature)
     return scale
-
-
-class Total:
-    """The gradient by embeddings ``[M, D]``, to which products of matrices are added.
-
-    Denormal numbers, in float32 below 1e-38, make matrix products up to 25 times slower on some
-    CPUs. At low temperatures the derivative by log S may be 1e-35, so its products with a softmax
-    would all be denormal. So derivatives by scores are ``scale`` times as large, and the total is
-    ``unit`` times as large. Neither factor exceeds 2^64, however small or large the temperature is.
-    """
-
-    def __init__(self, zeros: Tensor, pairs: Pairs, temperature: float | Tensor) -> None:
-        self.scale = scale_of(temperature, has_small_logits(pairs, temperature))
-        self.unit = self.scale * temperature
-        self.scaled = zeros
-
-    def divide(self) -> Tensor:
-        """Divide by the unit, and return the gradient; nothing can be added afterwards."""
-        return self.scaled.div_(self.unit)
 
 
 class Powers(NamedTuple):
@@ -189,13 +168,14 @@ def derivatives_by_scores(
     d_log_s: Tensor,
     d_x: Tensor | None,
     scale: Any,
+    may_overwrite: bool,
 ) -> tuple[Tensor, Sequence[Tensor]]:
     """Compute the derivatives by scores ``[I, K]``, times a scale, from those by log S and by x.
 
     Without ``d_x`` they are those of negatives alone. Also return the derivative by the temperature
-    that the user's function reads, if it learns.
+    that the user's function reads, if it learns. ``may_overwrite``: whether to do so with powers.
     """
-    multiply = torch.Tensor.mul_ if may_overwrite(d_log_s) else torch.mul
+    multiply = torch.Tensor.mul_ if may_overwrite else torch.mul
     d: Any = None
     each = zip(powers.powers, powers.totals, pairs.log_sum_terms(), strict=True)
     for power, total, (_, factor) in each:
@@ -224,19 +204,53 @@ class Passes(NamedTuple):
 PLAIN = Passes(sum_up, derivatives_by_scores)
 
 
-class Workspace(NamedTuple):
-    """What chunks share, one after the other. A chunk has one backward."""
+class Gradient:
+    """The gradient by embeddings ``[M, D]`` and by the temperature, to which rows add their parts.
 
-    buffer: Tensor  # the memory of the matrix [I, K]
-    total: Total | None  # None: no gradient
-    passes: Passes
+    Denormal numbers, in float32 below 1e-38, make matrix products up to 25 times slower on some
+    CPUs. At low temperatures the derivative by log S may be 1e-35, so its products with a softmax
+    would all be denormal. So derivatives by scores are ``scale`` times as large, and the sum of
+    their products is ``unit`` times as large. Neither factor exceeds 2^64, however small or large
+    the temperature is.
+    """
+
+    def __init__(self, pairs: Pairs, inputs: Inputs, zeros: Tensor, learns: Sequence[bool]) -> None:
+        self.pairs, self.z, self.temperature = pairs, inputs.z, inputs.temperature
+        self.scale = scale_of(self.temperature, has_small_logits(pairs, self.temperature))
+        self.unit = self.scale * self.temperature
+        self.products = zeros  # [M, D]
+        # By the temperature and by the weights of positives, if they learn.
+        self.others = [
+            torch.zeros_like(x) if learns_x else None
+            for x, learns_x in zip(inputs[1:], learns[1:], strict=True)
+        ]
+
+    def add(self, rows: Rows, d: Tensor, by_tau: Sequence[Tensor]) -> None:
+        """Add what `derivatives_by_scores` has returned for some rows."""
+        z, products, by_temperature = self.z, self.products, self.others[0]
+        queries, keys = rows.embeddings(self.pairs, z)
+        own = products[slice(*rows.queries)]
+        d_queries = own if by_temperature is None else torch.zeros_like(own)
+        with full_precision(d.device):
+            parts = [d] if len(keys) == 1 else d.split_with_sizes([*map(len, keys)], 1)
+            for part, some in zip(parts, keys, strict=True):
+                add_product(d_queries, part, some)
+            for part, (start, stop) in zip(parts, rows.keys, strict=True):
+                if stop <= len(z):  # the memory has no gradient
+                    add_product(products[start:stop], part.T, queries)
+        if by_temperature is not None:
+            own.add_(d_queries)
+            by_scores = (queries * d_queries).sum() / -self.unit / self.temperature
+            self.others[0] = sum(by_tau, by_temperature + by_scores)
+
+    def by_inputs(self) -> Inputs:
+        """Return the gradient, None for inputs that do not learn; nothing can be added then."""
+        return Inputs(self.products.div_(self.unit), *self.others)
 
 
-def sums_in_place(
-    pairs: Pairs, rows: Rows, inputs: Inputs, partners: Partners, space: Workspace | None = None
-) -> SumsOfRows:
+def sums_in_place(pairs: Pairs, rows: Rows, inputs: Inputs, partners: Partners) -> SumsOfRows:
     """Compute the sums as `matrix_sums` does, but overwrite the matrix of scores ``[I, K]``."""
-    sums: SumsOfRows = _SumsInPlace.apply(*inputs[:2], pairs, rows, partners, space)  # type: ignore[no-untyped-call]  # torch has no type there
+    sums: SumsOfRows = _SumsInPlace.apply(*inputs[:2], pairs, rows, partners)  # type: ignore[no-untyped-call]  # torch has no type there
     return sums
 
 
@@ -245,12 +259,12 @@ class _SumsInPlace(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, z: Tensor, temperature: float | Tensor, *rest: Any) -> SumsOfRows:
-        pairs, rows, partners, space = rest
+        pairs, rows, partners = rest
         queries, keys = rows.embeddings(pairs, z)
-        scores = scores_of(queries / temperature, keys, space)  # [I, K]
-        learns_temperature = ctx.needs_input_grad[1]
-        passes = space.passes if space else PLAIN
-        sums, made = passes.sum_up(pairs, rows, scores, partners, temperature, learns_temperature)
+        queries = queries / temperature
+        parts = [queries @ some.T for some in keys]
+        scores = parts[0] if len(parts) == 1 else torch.cat(parts, 1)  # [I, K]
+        sums, made = sum_up(pairs, rows, scores, partners, temperature, ctx.needs_input_grad[1])
         tau = temperature if isinstance(temperature, Tensor) else None
         ctx.save_for_backward(z, tau, *made.powers, *made.totals)
         ctx.rest = temperature, *rest, made.score_mod
@@ -262,30 +276,16 @@ class _SumsInPlace(torch.autograd.Function):
     def backward(ctx: Any, d_x: Tensor, d_log_s: Tensor, _: Any) -> tuple[Any, ...]:
         raise_if_differentiated_twice()
         z, tau, *saved = ctx.saved_tensors
-        temperature, pairs, rows, partners, space, score_mod = ctx.rest
-        temperature = temperature if tau is None else tau
-        total = space.total if space else Total(d_log_s.new_zeros(z.shape), pairs, temperature)
-        queries, keys = rows.embeddings(pairs, z)
-        number, passes = len(saved) // 2, space.passes if space else PLAIN
-        made = Powers(saved[:number], saved[number:], score_mod)
-        d, by_tau = passes.derivatives_by_scores(
-            pairs, rows, partners, made, d_log_s, d_x, total.scale
+        temperature, pairs, rows, partners, score_mod = ctx.rest
+        inputs = Inputs(z, temperature if tau is None else tau, None)
+        learns = *ctx.needs_input_grad[:2], False
+        gradient = Gradient(pairs, inputs, d_log_s.new_zeros(z.shape), learns)
+        powers = Powers(saved[: len(saved) // 2], saved[len(saved) // 2 :], score_mod)
+        d, by_tau = derivatives_by_scores(
+            pairs, rows, partners, powers, d_log_s, d_x, gradient.scale, may_overwrite(d_log_s)
         )
-        own, learns_temperature = total.scaled[slice(*rows.queries)], ctx.needs_input_grad[1]
-        d_queries = torch.zeros_like(own) if learns_temperature else own
-        with full_precision(d.device):
-            parts = [d] if len(keys) == 1 else d.split_with_sizes([*map(len, keys)], 1)
-            for part, some in zip(parts, keys, strict=True):
-                add_product(d_queries, part, some)
-            for part, (start, stop) in zip(parts, rows.keys, strict=True):
-                if stop <= len(z):  # the memory has no gradient
-                    add_product(total.scaled[start:stop], part.T, queries)
-        d_temperature = None
-        if learns_temperature:
-            own.add_(d_queries)
-            d_temperature = (queries * d_queries).sum() / -total.unit / temperature
-            d_temperature += sum(by_tau)
-        return total.divide() if space is None else None, d_temperature, *[None] * 4
+        gradient.add(rows, d, by_tau)
+        return *gradient.by_inputs()[:2], None, None, None
 
 
 def add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
@@ -303,20 +303,3 @@ def raise_if_differentiated_twice() -> None:
             "with engine='chunks' the loss is differentiable once: engine='dense', in one process, "
             "is differentiable any number of times"
         )
-
-
-def scores_of(queries: Tensor, keys: Sequence[Tensor], space: Workspace | None) -> Tensor:
-    """Multiply queries by the matrices of keys: ``[I, K]``."""
-    if space is None:  # few operations, as a small batch takes as long as it takes to start them
-        parts = [queries @ some.T for some in keys]
-        return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
-    sizes = [*map(len, keys)]
-    scores = space.buffer[: len(queries) * sum(sizes)].view(len(queries), -1)
-    for some, out in zip(keys, scores.split_with_sizes(sizes, 1), strict=True):
-        torch.mm(queries, some.T, out=out)
-    return scores
-
-
-def chunk_size(device: torch.device) -> int:
-    """How many numbers a matrix of the loss has at most, in all engines but dense."""
-    return _CHUNK_SIZES["cpu" if device.type == "cpu" else "other"]

@@ -7,6 +7,7 @@ are compared, `partners` which keys are positives, and `add_log_weights` which a
 """
 
 import functools
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -14,11 +15,11 @@ from torch import Tensor
 
 from pgcl_losses.base.modes import may_overwrite
 from pgcl_losses.base.normalize import full_precision, lengths_of, through_lengths
+from pgcl_losses.pairs.chunks import chunk_size
 from pgcl_losses.pairs.negatives import add_log_weights
 from pgcl_losses.pairs.partners import Strides, diagonals, lowest, strided
-from pgcl_losses.pairs.rows import Inputs, Pairs, Rows, all_rows, part_of
+from pgcl_losses.pairs.rows import Inputs, Pairs, Rows, part_of
 from pgcl_losses.pairs.sums import (
-    chunk_size,
     exponentiate_,
     has_small_logits,
     log_sum,
@@ -32,7 +33,6 @@ class Block(NamedTuple):
     """A matrix of scores: all queries of one view, or of both, with their keys."""
 
     rows: Rows
-    num_entries: int  # how many numbers the matrix takes, or both matrices of a pair of views
     is_small: bool  # whether no peak has to be taken out of the powers of logits
     # One product of matrices may serve the queries of both views. Without peaks, powers are added
     # up by rows and by columns, which are the queries of the second view. With peaks, the
@@ -43,29 +43,24 @@ class Block(NamedTuple):
     positives: Strides  # where the positives are, [S, N] for S views of queries
 
 
-def blocks_of(pairs: Pairs, inputs: Inputs) -> tuple[Block, ...]:
-    """The matrices for the losses of all queries."""
+def blocks_of(pairs: Pairs, inputs: Inputs, rows: Sequence[Rows]) -> tuple[Block, ...]:
+    """The matrices for the losses of all queries, which are in ``rows``."""
     num, is_small = pairs.lengths[0], has_small_logits(pairs, inputs.temperature)
-    is_shared = pairs.weights is None and pairs.pair_weight is None
+    is_shared = len(rows) == 2 and pairs.weights is None and pairs.pair_weight is None
     if not is_small:  # together, two matrices that are stacked stay in the cache
         is_shared &= 2 * num**2 <= chunk_size(inputs.z.device) // 2
     # A number of graphs that is a symbol, as of a FakeTensor, has no hash.
     blocks = _blocks if isinstance(num, int) else _blocks.__wrapped__
-    return blocks(num, pairs.negatives, pairs.first_queries, is_small, is_shared)
+    return blocks(num, tuple(rows), is_small, is_shared)
 
 
 @functools.lru_cache
-def _blocks(
-    num: int, negatives: str, first_queries: bool, is_small: bool, is_shared: bool
-) -> tuple[Block, ...]:
-    rows, blocks = all_rows(Pairs((num, num), negatives, first_queries)), []
-    is_shared &= len(rows) == 2
-    by_columns, is_stacked = is_shared and is_small, is_shared and not is_small
+def _blocks(num: int, rows: tuple[Rows, ...], is_small: bool, is_shared: bool) -> tuple[Block, ...]:
+    by_columns, is_stacked, blocks = is_shared and is_small, is_shared and not is_small, []
     for some in rows[:1] if is_shared else rows:
         num_rows, num_keys = some.shape()
-        num_entries = num_rows * num_keys * (1 + is_shared)
         strides = diagonals(num, num_rows * (1 + is_stacked), num_keys, some.queries.start)
-        blocks.append(Block(some, num_entries, is_small, by_columns, is_stacked, *strides))
+        blocks.append(Block(some, is_small, by_columns, is_stacked, *strides))
     return tuple(blocks)
 
 

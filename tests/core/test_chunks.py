@@ -26,9 +26,9 @@ from hypothesis import strategies as st
 from pgcl_losses import InfoNCE
 from pgcl_losses.base.distributed import Processes
 from pgcl_losses.pairs import chunks, partners, rows, sums
-from pgcl_losses.pairs.chunks import loss_of_pairs
 from pgcl_losses.pairs.forms import Form
-from pgcl_losses.pairs.rows import Inputs
+from pgcl_losses.pairs.loss import choose_way, loss_of_pairs
+from pgcl_losses.pairs.rows import Inputs, Listed, Pairs, all_rows
 
 pytestmark = few_graphs
 close = functools.partial(torch.testing.assert_close, rtol=1e-8, atol=1e-8)
@@ -93,6 +93,44 @@ def test_losses_and_gradients(problem, temperature, way, learned, readable, redu
     )
 
 
+# What is asked for, how the pairs differ from two plain views of 4 graphs, and which way it takes.
+WHICH_WAY = [
+    ("auto", {}, "two views"),
+    ("chunks", {"negatives": "cross"}, "two views"),
+    ("dense", {}, "dense"),
+    ("auto", {"lengths": (4, 4, 4)}, "one chunk"),
+    ("auto", {"labels": torch.arange(8)}, "one chunk"),
+    ("auto", {"memory": torch.zeros(3, DIM)}, "chunks"),
+    ("auto", {"negative_pairs": Listed(torch.tensor([0]), torch.tensor([1]))}, "lists"),
+    ("dense", {"negative_pairs": Listed(torch.tensor([0]), torch.tensor([1]))}, "dense"),
+]
+
+
+@pytest.mark.parametrize(("engine", "more", "way"), WHICH_WAY)
+def test_the_table_of_ways(engine, more, way):
+    pairs = Pairs((4, 4))._replace(**more)
+    inputs, rows = Inputs(torch.zeros(pairs.num_embeddings(), DIM), 0.2, None), all_rows(pairs)
+    assert choose_way(engine, pairs, inputs, rows, 1) == way
+    on_two_processes = {"two views": "one chunk"}.get(way, way)
+    if engine != "dense":
+        assert choose_way(engine, pairs, inputs, rows, 2) == on_two_processes
+    if way in ("two views", "one chunk"):
+        with in_chunks(20):
+            assert choose_way(engine, pairs, inputs, rows, 1) == "chunks"
+
+
+def test_what_is_listed_is_not_read():
+    """A GPU would have to be waited for, and a matrix of all embeddings would be large."""
+    z = torch.randn(100, DIM, requires_grad=True)
+    pairs, _ = random_pairs(100, 100, 60)
+    given = {"positives": pairs[:, :30], "negative_pairs": pairs[:, 30:]}
+    (expected,) = gradients(InfoNCE()(z, **given), [z])
+    with as_on(False), mock.patch.object(Listed, "of_queries", side_effect=AssertionError):
+        loss = InfoNCE()(z, **given)
+        assert largest_tensor(lambda: loss.backward()) <= z.numel()
+    torch.testing.assert_close(z.grad, expected)
+
+
 def views_of(num, dtype=torch.float64):
     return torch.randn(2, num, DIM, dtype=dtype).requires_grad_()
 
@@ -108,17 +146,18 @@ def test_chunks_make_and_keep_no_matrix_of_all_pairs(name, temperature):
     assert kept < 400 * 200
 
 
-@pytest.mark.parametrize("name", ARITHMETIC)
+# Listed negatives are computed at once: chunks are positives by label alone.
+@pytest.mark.parametrize("name", [name for name in ARITHMETIC if name != "given negatives"])
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 def test_a_chunk_leaves_no_tensor_behind(name, reduction):
     """A small one keeps the matrices that the chunk frees apart, and the process grows."""
-    views, counts, row_losses = views_of(40, torch.float32), [], chunks.row_losses
+    views, counts, of_chunk = views_of(40, torch.float32), [], chunks.losses_of_chunk
 
     def counted(*args):
         counts.append(alive.count())
-        return row_losses(*args)
+        return of_chunk(*args)
 
-    patched = mock.patch.object(chunks, "row_losses", counted)
+    patched = mock.patch.object(chunks, "losses_of_chunk", counted)
     with in_chunks(400), patched, AliveTensors() as alive:
         loss_of(name, views, engine="chunks", reduction=reduction).sum().backward()
     assert len(counts) > 8

@@ -21,9 +21,9 @@ from hypothesis import strategies as st
 
 from pgcl_losses import InfoNCE, PGCLLoss
 from pgcl_losses.base.distributed import Processes
-from pgcl_losses.pairs import chunks
-from pgcl_losses.pairs.chunks import loss_of_pairs
+from pgcl_losses.pairs import loss
 from pgcl_losses.pairs.forms import Form
+from pgcl_losses.pairs.loss import loss_of_pairs
 from pgcl_losses.pairs.rows import Inputs, Pairs
 from pgcl_losses.pairs.weights import Table
 
@@ -256,12 +256,12 @@ def test_kernels_need_a_gpu():
 def test_where_no_kernel_can_be_compiled_a_warning_says_so_once():
     """On the kind of GPU on which kernels have run; on others there is nothing to warn of."""
     cpu, name = torch.device("cpu"), "get_device_capability"
-    chunks.kernels_run_on.cache_clear()
+    loss.kernels_run_on.cache_clear()
     with mock.patch.object(torch.cuda, name, return_value=(8, 0)):
-        assert not chunks.kernels_run_on(cpu)
-    chunks.kernels_run_on.cache_clear()
+        assert not loss.kernels_run_on(cpu)
+    loss.kernels_run_on.cache_clear()
     with mock.patch.object(torch.cuda, name, return_value=(9, 0)):
         with pytest.warns(UserWarning, match="Triton compiles no kernels here"):
-            assert not chunks.kernels_run_on(cpu)
-        assert not chunks.kernels_run_on(cpu)
-    chunks.kernels_run_on.cache_clear()
+            assert not loss.kernels_run_on(cpu)
+        assert not loss.kernels_run_on(cpu)
+    loss.kernels_run_on.cache_clear()

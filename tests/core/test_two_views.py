@@ -15,7 +15,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from pgcl_losses import InfoNCE, PrototypeReweightedNCE
 from pgcl_losses.contrast import WEIGHTINGS
-from pgcl_losses.pairs import chunks
+from pgcl_losses.pairs import loss
 
 pytestmark = few_graphs
 # 0.05 is the lowest temperature at which no peak of a row is taken out of the powers.
@@ -84,7 +84,7 @@ def test_value_and_gradient_are_those_of_chunks(
 
 def test_what_is_computed_at_once(monkeypatch):
     """What the test above compares with chunks is not computed in chunks."""
-    monkeypatch.delattr(chunks, "row_losses")
+    monkeypatch.delattr(loss, "row_losses")
     views = views_of("random", 6, of_seed(0))
     for negatives in NEGATIVES[:2]:
         for options in ({}, {"weighting": "sample"}, {"weighting": "uniform"}):

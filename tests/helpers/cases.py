@@ -13,7 +13,7 @@ from helpers.losses import DIM, of_seed
 from helpers.marks import NEGATIVES
 from helpers.score_mods import SCORE_MODS, random_metadata
 from pgcl_losses.contrast import WEIGHTINGS
-from pgcl_losses.pairs import sums
+from pgcl_losses.pairs import chunks
 from pgcl_losses.pairs.rows import NO_LABEL, Listed, Pairs
 from pgcl_losses.pairs.weights import Gaussian, Table, mean_of_one
 
@@ -46,7 +46,7 @@ WAYS = st.sampled_from([DENSE, NOT_CUT, CUT, Way("chunks", 1)])
 
 def in_chunks(pairs):
     """Chunks of another number of pairs than their own, on every device."""
-    return mock.patch.dict(sums._CHUNK_SIZES, cpu=pairs, other=pairs)
+    return mock.patch.dict(chunks._CHUNK_SIZES, cpu=pairs, other=pairs)
 
 
 def random_sets(lengths, seed=0, num_labels=4):

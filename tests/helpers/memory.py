@@ -70,4 +70,5 @@ def kept_for_backward(function):
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda kept: kept.tensor):
         result = function()
-    return result, sum(kept.tensor.numel() for kept in alive)
+    sizes = {x.tensor.untyped_storage().data_ptr(): x.tensor.numel() for x in alive}
+    return result, sum(sizes.values())
