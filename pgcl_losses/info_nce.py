@@ -21,7 +21,14 @@ from pgcl_losses.base.options import (
     Temperature,
     with_options,
 )
-from pgcl_losses.pairs.batch import Batch, OverPositives, Queries, Reduction, batch_argument
+from pgcl_losses.pairs.batch import (
+    Batch,
+    Negatives,
+    OverPositives,
+    Queries,
+    Reduction,
+    batch_argument,
+)
 from pgcl_losses.pairs.forms import Form
 from pgcl_losses.pairs.given import Given, Labels
 from pgcl_losses.pairs.loss import Engine, loss_of_pairs
@@ -34,15 +41,13 @@ from pgcl_losses.watch import Watch
 if TYPE_CHECKING:
     from typing_extensions import Self  # Python 3.10 has none; torch requires the package
 
-AnyNegatives = Literal["all", "cross", "memory"]
-
 
 @with_options
 class WeightedInfoNCE(LossModule):
     """The base class of InfoNCE and of PGCL's contrast: each negative may have a weight."""
 
     temperature: Temperature = 1.0
-    negatives: AnyNegatives = "all"
+    negatives: Negatives = "all"
     queries: Queries = "all"
     over_positives: OverPositives = "mean"
     decoupled: bool = False

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pgcl_losses.base import checks as check
-from pgcl_losses.base.module import check_arguments
+from pgcl_losses.base.arguments import check_arguments
 from pgcl_losses.base.normalize import full_precision
 from pgcl_losses.contrast import PrototypeReweightedNCE
 from pgcl_losses.info_nce import InfoNCE, WeightedInfoNCE

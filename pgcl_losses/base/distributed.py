@@ -19,6 +19,7 @@ from torch.distributed import ProcessGroup
 
 from pgcl_losses.base.modes import is_transformed
 
+_MOST_SETS = 64  # of so many sets, at most, processes exchange the lengths
 _SAMPLE = 1 << 14  # how many numbers of a tensor processes compare; larger tensors are sampled
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by their bytes
 
@@ -62,16 +63,6 @@ class Processes(NamedTuple):
                 where = " on every rank" if self.num_ranks() > 1 else ""
                 raise ValueError(f"{name} must not be empty{where}, but got 0 embeddings")
         return self
-
-    def with_sets(self, lengths: Sequence[int], device: torch.device) -> "Processes":
-        """Return the same processes with the lengths of several sets, which are all-gathered.
-
-        ``lengths``: how many embeddings of each set this process has.
-        """
-        if self.num_ranks() == 1:
-            return Processes([(length,) for length in lengths], self.rank, self.group)
-        by_rank = gathered(torch.tensor(lengths, device=device), self.group, "lengths")
-        return Processes(by_rank.T.tolist(), self.rank, self.group)
 
     def gather(self, own: Tensor) -> Tensor:
         """Gather the concatenated sets from all processes, ``[m, ...] -> [M, ...]``.
@@ -170,9 +161,13 @@ def agree(
 
     ``sets``: the arguments by position; Tensors, if ``check`` raises no error.
     """
-    error, state, length = None, {}, 0
+    error, state, lengths = None, {}, []
     try:
         claims = {"call": call, **claims, **check()}
+        if len(sets) > _MOST_SETS:
+            raise ValueError(
+                f"several processes take {_MOST_SETS} sets at most, but got {len(sets)}"
+            )
         if is_transformed(*sets):
             raise ValueError(
                 "torch.func and forward mode differentiate the loss of one process alone: make the "
@@ -182,7 +177,7 @@ def agree(
         # All processes raise an error anyway, so no state is compared.
         error, claims = raised, {"call": call, "problem": f"{type(raised).__name__}: {raised}"}
     else:
-        length = len(sets[0])
+        lengths = [len(part) for part in sets]
         state = {name: x for name, x in claims.items() if isinstance(x, Tensor)}
         claims = {
             **{name: described(x) for name, x in claims.items()},
@@ -194,9 +189,10 @@ def agree(
     # NCCL exchanges tensors on a GPU. Some of the inputs may be on a CPU, by mistake.
     devices = [x.device for x in [*state.values(), *sets] if isinstance(x, Tensor)]
     device = max(devices, key=lambda d: d.type != "cpu", default=torch.device("cpu"))
-    own = torch.tensor([length, zlib.crc32(repr(claims).encode())], device=device)
-    own = torch.cat([own, checksum(state.values(), device).view(1)])
-    lengths, hashes, states = gathered(own, group, "batch sizes").T.tolist()
+    lengths += [0] * (_MOST_SETS - len(lengths))
+    own = torch.tensor([zlib.crc32(repr(claims).encode()), *lengths], device=device)
+    own = torch.cat([checksum(state.values(), device).view(1), own])
+    states, hashes, *counts = gathered(own, group, "batch sizes").T.tolist()
     if len(set(hashes)) > 1:
         raise ValueError(differences(claims, group)) from error
     if error is not None:
@@ -207,8 +203,8 @@ def agree(
             "all ranks: put the loss into the module that DistributedDataParallel wraps, or "
             "give all ranks one seed, one checkpoint and the same steps of an optimizer"
         )
-    counts, rank = [lengths] * len(sets), distributed.get_rank(group)
-    return Processes(counts, rank, group).check_not_empty(call)
+    rank = distributed.get_rank(group)
+    return Processes(counts[: len(sets)], rank, group).check_not_empty(call)
 
 
 def described(claim: object) -> object:

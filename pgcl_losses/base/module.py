@@ -1,6 +1,5 @@
 """The base class of all modules: it checks options, and makes sure that processes agree."""
 
-import difflib
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -9,35 +8,13 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor, nn
 
-from pgcl_losses.base import checks as check
+from pgcl_losses.base.arguments import RIGHT_NAMES, check_arguments
 from pgcl_losses.base.distributed import Processes, agree, count_ranks
 from pgcl_losses.base.modes import is_transformed
 from pgcl_losses.base.options import COMMON, Check, Group, with_options
 
 _IS_BEFORE_2_9 = torch.__version__ < "2.9"
 Function = TypeVar("Function", bound=Callable[..., Any])
-Module = TypeVar("Module", bound="LossModule")
-
-# What papers and other libraries call each argument. The message about an unknown argument uses it.
-_OTHER_NAMES = {
-    "temperature": "tau temp T",
-    "num_prototypes": "K n_clusters num_clusters",
-    "consistency_weight": "lambda_ lambd lmbda lam",
-    "epsilon": "eps",
-    "dim": "embedding_dim embed_dim emb_dim hidden_dim",
-    "memory_size": "memory memory_bank_size",
-    "gather": "gather_distributed",
-    "labels": "label targets target y ids items item",
-    "positives": "edge_index pairs",
-    "metadata": "features meta",
-    "score_mod": "weight_fn mask_fn mask mask_mod",
-}
-_RIGHT_NAMES = {other: right for right, others in _OTHER_NAMES.items() for other in others.split()}
-_HINTS = {
-    "similarity": "clusters are assigned by cosine; similarity='dot' is an option of InfoNCE",
-    "warm": "for a warm-up, train with InfoNCE first and with PGCLLoss later, see docs/swap.md",
-    "anchor": "pgcl_losses.adapters.pygcl.DualBranchContrast takes this loss, PyGCL's own does not",
-}
 
 
 def _with_collectives_or_before_torch_2_9(method: Any, *args: Any, **given: Any) -> Any:
@@ -105,36 +82,51 @@ class LossModule(nn.Module):
     gather: bool = True
     process_group: Group = None
 
-    def __new__(cls: type[Module], *args: Any, **options: Any) -> Module:
-        check_arguments(cls.__name__, cls.__init__, options, args)
-        module: Module = super().__new__(cls)
-        nn.Module.__init__(module)  # the constructor that dataclass generates does not
-        return module
-
     def __setattr__(self, name: str, value: Any) -> None:
         if isinstance(getattr(type(self), name, None), property):
             object.__setattr__(self, name, value)
             return
-        if check := self.options.get(name):
-            value = check(name, value)
-            for owned in (self._parameters, self._modules):
-                owned.pop(name, None)  # a number may replace a Parameter, a function a Module
-        elif owners := [child for child, m in self.named_children() if name in _options_of(m)]:
-            fix = f"set its {' and '.join(f'{child}.{name}' for child in owners)}"
-            if all(name in getattr(getattr(self, child), "fixed", ()) for child in owners):
-                fix = "it cannot change, make a new one"
-            raise AttributeError(f"{name} cannot be assigned to {type(self).__name__}: {fix}")
+        if name in self.options:
+            value = self._checked_option(name, value)
+        else:
+            self._refuse_option_of_child(name)
+        self._refuse_change(name, value)
+        self._refuse_other_name(name, value)
+        super().__setattr__(name, value)
+
+    def _checked_option(self, name: str, value: Any) -> Any:
+        """Check the value of an option, and make room for it."""
+        value = self.options[name](name, value)
+        for owned in (self._parameters, self._modules):
+            owned.pop(name, None)  # a number may replace a Parameter, a function a Module
+        return value
+
+    def _refuse_option_of_child(self, name: str) -> None:
+        """Raise an error if modules of this module have an option that this module lacks."""
+        children = self.__dict__.get("_modules", {})  # none before nn.Module is initialised
+        owners = [child for child, module in children.items() if name in _options_of(module)]
+        if not owners:
+            return
+        fix = f"set its {' and '.join(f'{child}.{name}' for child in owners)}"
+        if all(name in getattr(getattr(self, child), "fixed", ()) for child in owners):
+            fix = "it cannot change, make a new one"
+        raise AttributeError(f"{name} cannot be assigned to {type(self).__name__}: {fix}")
+
+    def _refuse_change(self, name: str, value: Any) -> None:
+        """Raise an error if an option that cannot change is to get another value."""
         if name in self.fixed and self.__dict__.get(name, value) != value:
             raise AttributeError(
                 f"{name} is {getattr(self, name)!r} and cannot change in this "
                 f"{type(self).__name__}, but {value!r} was assigned: make a new one"
             )
-        right = _RIGHT_NAMES.get(name, "")
+
+    def _refuse_other_name(self, name: str, value: Any) -> None:
+        """Raise an error for the name that other libraries have for an option, such as tau."""
+        right = RIGHT_NAMES.get(name, "")
         is_own = type(self).__module__.startswith("pgcl_losses.")  # no subclass of a user's
         is_new = not hasattr(self, name) and not isinstance(value, nn.Module)
         if is_own and is_new and hasattr(self, right):
             raise AttributeError(f"{type(self).__name__} has no {name}: set {right}")
-        super().__setattr__(name, value)
 
     def extra_repr(self) -> str:
         """Show the temperature, and the options that differ from their defaults."""
@@ -206,35 +198,3 @@ def named(value: Any) -> Any:
     """Return a function's qualified name, or that of a callable's class; other values unchanged."""
     owner = value if hasattr(value, "__qualname__") else type(value)
     return f"{owner.__module__}.{owner.__qualname__}" if callable(value) else value
-
-
-def check_arguments(owner: str, function: Any, given: Mapping[str, Any], args: Any = ()) -> Any:
-    """Raise an error for an argument that a constructor or a call does not have, with a hint.
-
-    ``owner`` describes the constructor or call in the message.
-    """
-    has = inspect.getfullargspec(function)
-    if has.kwonlyargs and not has.varargs and len(args) >= len(has.args):
-        option, came = has.kwonlyargs[0], check.shown(args[len(has.args) - 1])
-        raise TypeError(f"{owner} takes options by name, such as {option}=, but got {came}")
-    names = [name for name in (*has.args, *has.kwonlyargs) if name != "self"]
-    names = [f"{has.varargs} (by position)", *names] if has.varargs else names
-    for name in given:
-        if hint := _hint(name, names, has.varkw is None):
-            raise TypeError(f"{owner} has no argument {name}: {hint}") from None
-
-
-def _hint(name: str, names: Sequence[str], is_wrong: bool) -> str:
-    """Suggest what an unknown argument could mean, given the ``names`` of the existing arguments.
-
-    The hint is empty if the argument exists, or if nothing is suggested and ``is_wrong`` is False:
-    then the function takes any keyword, and the name may be the caller's own.
-    """
-    if name in names:
-        return ""
-    meant = [_RIGHT_NAMES.get(name, "")]
-    meant += difflib.get_close_matches(name, names, 1, cutoff=0.75)
-    if right := next((right for right in meant if right in names), ""):
-        return f"did you mean {right}?"
-    hints = [hint for start, hint in _HINTS.items() if name.startswith(start)]
-    return (hints or [f"it has {', '.join(names)}"])[0] if is_wrong else ""

@@ -1,5 +1,19 @@
-"""Options of modules: one line of a class declares an option's name, type, check and default."""
+"""Options of modules: one line of a class declares an option's name, type, check and default.
 
+Where the class is defined, `with_options` makes a dataclass of it, whose constructor has an
+argument for each option. When somebody then writes ``InfoNCE(temperature=0.1)``,
+
+1. `check_arguments` raises an error for an argument that the constructor does not have;
+2. ``nn.Module.__init__`` prepares the module;
+3. the constructor of the dataclass assigns the options one by one, as in
+   ``self.temperature = 0.1``, and `LossModule.__setattr__` calls the check of each;
+4. ``__post_init__``, if the class has one, checks options that contradict each other, and makes
+   buffers and parameters.
+
+Later assignments, as in ``loss.temperature = 0.2``, are checked like those of step 3.
+"""
+
+import functools
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
@@ -12,6 +26,7 @@ from torch.distributed import ProcessGroup
 from typing_extensions import dataclass_transform  # torch requires it
 
 from pgcl_losses.base import checks as check
+from pgcl_losses.base.arguments import check_arguments
 from pgcl_losses.base.modes import is_transformed
 
 Check = Callable[[str, Any], Any]  # takes an option's name and value; returns the value
@@ -24,17 +39,27 @@ COMMON = ("gather", "process_group")  # options of all modules, the last in a si
 def with_options(module: type[Module]) -> type[Module]:
     """Decorate a module class: its annotated attributes become options, as in a dataclass.
 
-    The annotation of an option also says how a value is checked, which happens at each assignment.
+    The annotation of an option also says how a value is checked. A class may write its constructor
+    out, with an argument for each option.
     """
     made: Any = dataclass(kw_only=True, eq=False, repr=False)(module)
     kinds = {option.name: _type_and_check(option.type) for option in fields(made)}
     made.options = {name: kinds[name][1] for name in sorted(kinds, key=COMMON.__contains__)}
     for name in kinds.keys() & vars(module).keys():
         delattr(module, name)  # a class attribute would hide a Parameter
+    assign_options = made.__init__
+
+    @functools.wraps(assign_options)
+    def constructor(self: nn.Module, *args: Any, **options: Any) -> None:
+        check_arguments(type(self).__name__, constructor, options, args)
+        nn.Module.__init__(self)
+        assign_options(self, *args, **options)
+
     # help() shows this signature: without checks, and with the options of all modules at the end.
-    signature = inspect.signature(made.__init__)
+    signature = inspect.signature(assign_options)
     ordered = sorted(signature.parameters.values(), key=lambda option: option.name in COMMON)
     shown = [x.replace(annotation=kinds.get(x.name, [x.annotation])[0]) for x in ordered]
+    made.__init__ = constructor
     made.__init__.__signature__ = signature.replace(parameters=shown)
     return module
 

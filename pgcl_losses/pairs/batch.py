@@ -108,9 +108,6 @@ class Batch(NamedTuple):
         computed; by default float64 if the views are float64, else float32.
         """
         device, dtype = views[0].device, dtype or computing_dtype(views[0])
-        if given.labels is not None or given.positives is not None:  # sets may differ in length
-            processes = processes.with_sets([len(view) for view in views], device)
-            processes.check_not_empty()
         labels = None if given.labels is None else of_all_sets(given.labels, len(views))
         with full_precision(device):
             z = torch.cat(tuple(views))

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from pgcl_losses.base.distributed import Span
-from pgcl_losses.base.modes import can_be_read
+from pgcl_losses.base.modes import can_be_read, is_batched
 from pgcl_losses.base.normalize import full_precision
 from pgcl_losses.pairs.forms import LossesOfRows
 from pgcl_losses.pairs.partners import find_partners, num_listed
@@ -139,7 +139,7 @@ def losses_of_chunks(
         for x, learns_x in zip(inputs[1:], learns[1:], strict=True)
     ]
     inputs = Inputs(z, *leaves)
-    gradient = Gradient(pairs, inputs, torch.zeros_like(z), learns) if any(learns) else None
+    gradient = Gradient(pairs, inputs, learns, d_losses) if any(learns) else None
     each = zip(
         chunks,
         losses.split_with_sizes(num_rows),
@@ -186,7 +186,7 @@ def losses_of_chunk(
         losses, exist = form.losses(log_s, x, partners.positives, tau, log_count)
         d_x, d_log_s, *d_others = torch.autograd.grad(losses, leaves, d, materialize_grads=True)
     given = pairs, rows, partners, powers, d_log_s, d_x, gradient.scale
-    gradient.add(rows, *passes.derivatives_by_scores(*given, may_overwrite=True))
+    gradient.add(rows, *passes.derivatives_by_scores(*given, not is_batched(d)))
     for total, d_other in zip([x for x in gradient.others if x is not None], d_others, strict=True):
         total += d_other
     return losses.detach(), exist

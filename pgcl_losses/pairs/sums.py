@@ -214,14 +214,15 @@ class Gradient:
     the temperature is.
     """
 
-    def __init__(self, pairs: Pairs, inputs: Inputs, zeros: Tensor, learns: Sequence[bool]) -> None:
+    def __init__(self, pairs: Pairs, inputs: Inputs, learns: Sequence[bool], like: Tensor) -> None:
+        """``learns``: which inputs have a gradient. ``like``: a derivative, which may be many."""
         self.pairs, self.z, self.temperature = pairs, inputs.z, inputs.temperature
         self.scale = scale_of(self.temperature, has_small_logits(pairs, self.temperature))
         self.unit = self.scale * self.temperature
-        self.products = zeros  # [M, D]
+        self.products = like.new_zeros(inputs.z.shape)  # [M, D]
         # By the temperature and by the weights of positives, if they learn.
         self.others = [
-            torch.zeros_like(x) if learns_x else None
+            like.new_zeros(x.shape) if learns_x else None
             for x, learns_x in zip(inputs[1:], learns[1:], strict=True)
         ]
 
@@ -279,7 +280,7 @@ class _SumsInPlace(torch.autograd.Function):
         temperature, pairs, rows, partners, score_mod = ctx.rest
         inputs = Inputs(z, temperature if tau is None else tau, None)
         learns = *ctx.needs_input_grad[:2], False
-        gradient = Gradient(pairs, inputs, d_log_s.new_zeros(z.shape), learns)
+        gradient = Gradient(pairs, inputs, learns, d_log_s)
         powers = Powers(saved[: len(saved) // 2], saved[len(saved) // 2 :], score_mod)
         d, by_tau = derivatives_by_scores(
             pairs, rows, partners, powers, d_log_s, d_x, gradient.scale, may_overwrite(d_log_s)
