@@ -1,9 +1,15 @@
 """How code runs: eagerly, compiled, captured or transformed; and whether Python may read values."""
 
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar
+
 import torch
 from torch import Tensor
 from torch._subclasses import FakeTensor
 from torch.autograd import forward_ad
+
+Result = TypeVar("Result")
 
 
 def is_transformed(*values: object) -> bool:
@@ -55,3 +61,23 @@ def may_overwrite(d: Tensor) -> bool:
 def is_batched(d: Tensor) -> bool:
     """Whether a derivative stands for many, which vmap computes at once (``is_grads_batched``)."""
     return is_transformed(d) or torch._C._functorch.is_legacy_batchedtensor(d)
+
+
+def remembered(function: Callable[..., Result]) -> Callable[..., Result]:
+    """Decorate a pure function of numbers and names: it computes the results of latest calls once.
+
+    A number of graphs may be a symbol, as of a FakeTensor, which has no hash; and torch.compile
+    warns of a cache, which it does not trace.
+    """
+    cached = functools.lru_cache(function)
+
+    @functools.wraps(function)
+    def wrapped(*args: Any) -> Result:
+        if torch.compiler.is_compiling():
+            return function(*args)
+        try:
+            return cached(*args)
+        except TypeError:
+            return function(*args)
+
+    return wrapped

@@ -6,14 +6,14 @@ and `negatives` which keys are negatives, and how much each counts.
 """
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from pgcl_losses.base.distributed import Span
-from pgcl_losses.base.modes import can_be_read
+from pgcl_losses.base.modes import can_be_read, remembered
 from pgcl_losses.base.normalize import unit_vectors
 from pgcl_losses.pairs.forms import Form
 from pgcl_losses.pairs.score_mod import ScoreMod
@@ -115,11 +115,6 @@ class Pairs(NamedTuple):
     def num_past(self) -> int:
         """B, the number of past embeddings in the memory."""
         return 0 if self.memory is None else len(self.memory)
-
-    def sets(self) -> list[Span]:
-        """The positions of the embeddings in each set."""
-        ends = itertools.accumulate(self.lengths)
-        return [Span(end - length, end) for end, length in zip(ends, self.lengths, strict=True)]
 
     def are_views(self) -> bool:
         """Whether the positives of an embedding are row n of all other sets."""
@@ -258,7 +253,7 @@ def part_of(values: Tensor, span: Span) -> Tensor:
     return values if stop - start == values.shape[0] else values[start:stop]
 
 
-def all_rows(pairs: Pairs, own: list[Span] | None = None) -> list[Rows]:
+def all_rows(pairs: Pairs, own: Sequence[Span] | None = None) -> Sequence[Rows]:
     """List all queries with their keys: the sets that their positives and negatives lie in.
 
     With ``negatives="all"`` all embeddings are keys of all queries. Otherwise the queries of each
@@ -266,26 +261,45 @@ def all_rows(pairs: Pairs, own: list[Span] | None = None) -> list[Rows]:
 
     ``own``: the queries of this process, in each set; None: all embeddings.
     """
-    sets, count = pairs.sets(), pairs.num_embeddings()
-    every = (Span(0, count), *[Span(count, count + pairs.num_past())] * (pairs.memory is not None))
-    queries = (own or sets)[: 1 if pairs.first_queries else None]
-    if pairs.negatives == "all":
-        together = [Span(0, queries[-1].stop)] if own is None else queries
-        rows = [Rows.with_all(some, every) for some in together]
-    else:
-        # A pair weight has a mean of 1 over all embeddings, of a list no matrix is made, and with
-        # negatives="memory" listed positives may be in the set of the queries.
-        needs_all = pairs.pair_weight is not None or pairs.negative_pairs is not None
-        needs_all |= pairs.negatives == "memory" and pairs.positives is not None
-        needs_all |= count in pairs.lengths  # no other set has an embedding
-        layout = Rows.with_own_set_masked if needs_all else Rows.with_other_sets
-        rows = [layout(some, every, own_set) for some, own_set in zip(queries, sets, strict=False)]
-    rows = [some for some in rows if some.queries.start < some.queries.stop]
+    # A pair weight has a mean of 1 over all embeddings, of a list no matrix is made, and with
+    # negatives="memory" listed positives may be in the set of the queries.
+    needs_all = pairs.pair_weight is not None or pairs.negative_pairs is not None
+    needs_all |= pairs.negatives == "memory" and pairs.positives is not None
+    sets, is_all = pairs.lengths, pairs.negatives == "all"
+    num_past = None if pairs.memory is None else len(pairs.memory)
+    own = own if own is None else tuple(own)
+    rows = _rows_of_sets(sets, num_past, is_all, pairs.first_queries, needs_all, own)
     if pairs.labels is None or not can_be_read(pairs.labels):
         return rows
     layouts = {(some.keys, some.masked): some for some in rows}
     by_label = {x: _keys_by_label(pairs, pairs.labels, some) for x, some in layouts.items()}
     return [some._replace(by_label=by_label[some.keys, some.masked]) for some in rows]
+
+
+@remembered
+def _rows_of_sets(
+    lengths: tuple[int, ...],
+    num_past: int | None,
+    is_all: bool,
+    first_queries: bool,
+    needs_all: bool,
+    own: Sequence[Span] | None,
+) -> tuple[Rows, ...]:
+    """List the rows of sets of embeddings, and of past embeddings; None: there is no memory."""
+    count = sum(lengths)
+    ends = itertools.accumulate(lengths)
+    sets = [Span(end - length, end) for end, length in zip(ends, lengths, strict=True)]
+    memory = () if num_past is None else (Span(count, count + num_past),)
+    every = (Span(0, count), *memory)
+    queries = (own or sets)[: 1 if first_queries else None]
+    if is_all:
+        together = [Span(0, queries[-1].stop)] if own is None else queries
+        rows = [Rows.with_all(some, every) for some in together]
+    else:
+        needs_all |= count in lengths  # no other set has an embedding
+        layout = Rows.with_own_set_masked if needs_all else Rows.with_other_sets
+        rows = [layout(some, every, own_set) for some, own_set in zip(queries, sets, strict=False)]
+    return tuple([some for some in rows if some.queries.start < some.queries.stop])
 
 
 def _keys_by_label(pairs: Pairs, labels: Tensor, rows: Rows) -> KeysByLabel | None:

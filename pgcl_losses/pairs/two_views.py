@@ -6,14 +6,13 @@ here. What counts is decided where it is for all batches: `all_rows` says with w
 are compared, `partners` which keys are positives, and `add_log_weights` which are negatives.
 """
 
-import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from pgcl_losses.base.modes import may_overwrite
+from pgcl_losses.base.modes import may_overwrite, remembered
 from pgcl_losses.base.normalize import full_precision, lengths_of, through_lengths
 from pgcl_losses.pairs.chunks import chunk_size
 from pgcl_losses.pairs.negatives import add_log_weights
@@ -49,12 +48,10 @@ def blocks_of(pairs: Pairs, inputs: Inputs, rows: Sequence[Rows]) -> tuple[Block
     is_shared = len(rows) == 2 and pairs.weights is None and pairs.pair_weight is None
     if not is_small:  # together, two matrices that are stacked stay in the cache
         is_shared &= 2 * num**2 <= chunk_size(inputs.z.device) // 2
-    # A number of graphs that is a symbol, as of a FakeTensor, has no hash.
-    blocks = _blocks if isinstance(num, int) else _blocks.__wrapped__
-    return blocks(num, tuple(rows), is_small, is_shared)
+    return _blocks(num, tuple(rows), is_small, is_shared)
 
 
-@functools.lru_cache
+@remembered
 def _blocks(num: int, rows: tuple[Rows, ...], is_small: bool, is_shared: bool) -> tuple[Block, ...]:
     by_columns, is_stacked, blocks = is_shared and is_small, is_shared and not is_small, []
     for some in rows[:1] if is_shared else rows:
