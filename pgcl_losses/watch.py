@@ -41,7 +41,7 @@ _TEXTS = {
     "last": "a batch of {} comes among batches of {}, and its step counts as much as any "
     "other, which costs accuracy: give the loader drop_last=True, or make batches of equal size",
     "size": "{} graphs of a batch and {} of the queue are balanced over {} prototypes, which is "
-    "too many: use fewer prototypes, larger batches or a larger queue_size",
+    "too many: use fewer prototypes or larger batches",
     "finite": "the embeddings hold NaN or inf: check the input of the encoder and its gradients",
     "zero": "the contrast is 0, as no query has both positives and negatives: use larger batches, "
     "memory_size or more than one prototype; give one label to all embeddings of a graph or class, "
