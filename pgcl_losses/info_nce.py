@@ -56,6 +56,7 @@ class WeightedInfoNCE(LossModule):
     engine: Engine = "auto"
 
     def __post_init__(self) -> None:
+        self.check_options()
         self._watch = Watch()
 
     def pairs_of(self, batch: Batch, *, debias: float = 0.0, **more: Any) -> Pairs:
@@ -256,7 +257,6 @@ class InfoNCE(WeightedInfoNCE, LossWithMemory):
         if self.memory_size == 0 and self.dim is not None:
             raise ValueError(f"dim={self.dim} is for a memory, but memory_size is 0: leave dim out")
         check.negatives_of_memory(self.negatives, self.memory_size)
-        self.check_options()
         # None is registered as a buffer: load_state_dict ignores the keys of a module that is None.
         self.register_buffer("memory", None)
         if self.dim is not None and self.memory_size > 0:

@@ -92,7 +92,7 @@ class _Rows:
     def __init__(self, pairs: Pairs, inputs: Inputs, rows: Rows) -> None:
         queries, keys = rows.embeddings(pairs, inputs.z)
         self.rows, self.scores = rows, queries @ torch.cat(keys).T  # [I, K]
-        self.partners = find_partners(pairs, rows, inputs.z, inputs.weights)
+        self.partners = find_partners(pairs, rows, inputs.z, inputs.positive_weights)
 
     def pick(self, values: Tensor) -> tuple[Tensor, Tensor]:
         """Pick the values of queries ``[I, 1]`` and of keys ``[K]``."""

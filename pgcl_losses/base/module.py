@@ -95,7 +95,7 @@ class LossModule(nn.Module):
         super().__setattr__(name, value)
 
     def _checked_option(self, name: str, value: Any) -> Any:
-        """Check the value of an option, and make room for it."""
+        """Check the value of an option, and forget the Parameter or Module that it replaces."""
         value = self.options[name](name, value)
         for owned in (self._parameters, self._modules):
             owned.pop(name, None)  # a number may replace a Parameter, a function a Module
@@ -125,7 +125,7 @@ class LossModule(nn.Module):
         right = RIGHT_NAMES.get(name, "")
         is_own = type(self).__module__.startswith("pgcl_losses.")  # no subclass of a user's
         is_new = not hasattr(self, name) and not isinstance(value, nn.Module)
-        if is_own and is_new and hasattr(self, right):
+        if is_own and is_new and any(right in _options_of(module) for module in self.modules()):
             raise AttributeError(f"{type(self).__name__} has no {name}: set {right}")
 
     def extra_repr(self) -> str:

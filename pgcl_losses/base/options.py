@@ -3,14 +3,17 @@
 Where the class is defined, `with_options` makes a dataclass of it, whose constructor has an
 argument for each option. When somebody then writes ``InfoNCE(temperature=0.1)``,
 
-1. `check_arguments` raises an error for an argument that the constructor does not have;
+1. `check_arguments` raises an error for an argument that the constructor does not have, and for an
+   option by position;
 2. ``nn.Module.__init__`` prepares the module;
 3. the constructor of the dataclass assigns the options one by one, as in
    ``self.temperature = 0.1``, and `LossModule.__setattr__` calls the check of each;
-4. ``__post_init__``, if the class has one, checks options that contradict each other, and makes
-   buffers and parameters.
+4. ``__post_init__``, if the class has one, makes buffers and parameters, and checks options that
+   contradict each other.
 
-Later assignments, as in ``loss.temperature = 0.2``, are checked like those of step 3.
+`PGCLLoss` writes its constructor out, which takes the place of steps 3 and 4. Later assignments, as
+in ``loss.temperature = 0.2``, are checked like those of step 3, and each call of a loss checks
+options that contradict each other again.
 """
 
 import functools
@@ -39,8 +42,8 @@ COMMON = ("gather", "process_group")  # options of all modules, the last in a si
 def with_options(module: type[Module]) -> type[Module]:
     """Decorate a module class: its annotated attributes become options, as in a dataclass.
 
-    The annotation of an option also says how a value is checked. A class may write its constructor
-    out, with an argument for each option.
+    The annotation of an option also says how a value is checked. A class that writes its
+    constructor out, with an argument for each option, keeps it.
     """
     made: Any = dataclass(kw_only=True, eq=False, repr=False)(module)
     kinds = {option.name: _type_and_check(option.type) for option in fields(made)}

@@ -149,8 +149,8 @@ def losses_of_chunks(
     # On a GPU, backward has a thread of its own, and each chunk would wait for it.
     with torch.autograd.set_multithreading_enabled(False):
         for chunk, out, d in each:
-            some, exist = losses_of_chunk(pairs, inputs, chunk, passes, matrix, d, gradient)
-            out.copy_(some)
+            of_chunk, exist = losses_of_chunk(pairs, inputs, chunk, passes, matrix, d, gradient)
+            out.copy_(of_chunk)
             count += len(out) if exist is None else exist.sum()
     return losses, count, gradient.by_inputs() if gradient else None
 
@@ -169,13 +169,14 @@ def losses_of_chunk(
     ``inputs``: those that learn require grad. ``matrix``: the memory for the scores.
     """
     z, tau, form = inputs.z, inputs.temperature, pairs.form
-    with torch.set_grad_enabled(gradient is not None):
-        partners = find_partners(pairs, rows, z, inputs.weights)
+    with torch.set_grad_enabled(gradient is not None):  # weights of positives may learn
+        partners = find_partners(pairs, rows, z, inputs.positive_weights)
     queries, keys = rows.embeddings(pairs, z)
     queries, sizes = queries / tau, [*map(len, keys)]
     scores = matrix[: len(queries) * sum(sizes)].view(len(queries), -1)  # [I, K]
     for some, out in zip(keys, scores.split_with_sizes(sizes, 1), strict=True):
         torch.mm(queries, some.T, out=out)
+    # From here on the matrix holds powers.
     sums, powers = passes.sum_up(pairs, rows, scores, partners, tau, tau.requires_grad)
     x, log_s, log_count = sums
     if gradient is None:
@@ -185,8 +186,11 @@ def losses_of_chunk(
     with torch.enable_grad():
         losses, exist = form.losses(log_s, x, partners.positives, tau, log_count)
         d_x, d_log_s, *d_others = torch.autograd.grad(losses, leaves, d, materialize_grads=True)
-    given = pairs, rows, partners, powers, d_log_s, d_x, gradient.scale
-    gradient.add(rows, *passes.derivatives_by_scores(*given, not is_batched(d)))
-    for total, d_other in zip([x for x in gradient.others if x is not None], d_others, strict=True):
+    d_scores, by_tau = passes.derivatives_by_scores(
+        pairs, rows, partners, powers, d_log_s, d_x, gradient.scale, not is_batched(d)
+    )
+    gradient.add(rows, d_scores, by_tau)
+    totals = [total for total in gradient.others if total is not None]
+    for total, d_other in zip(totals, d_others, strict=True):
         total += d_other
     return losses.detach(), exist

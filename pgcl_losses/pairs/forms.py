@@ -63,7 +63,8 @@ class Positives(NamedTuple):
 class Form(NamedTuple):
     """The loss of a query as a function of log S and of its positives.
 
-    To add a loss of several positives, add a value of ``over_positives`` and its formula below.
+    To add a loss of several positives, add a value of ``over_positives`` and its formula below. For
+    one positive of weight 1 it must be InfoNCE, which `losses` and `two_views` compute without it.
     """
 
     over_positives: str = "mean"

@@ -32,8 +32,8 @@ def losses_of_lists(
     log_s, log_count = _log_sums(pairs, inputs, products)
     form, tau = pairs.form, inputs.temperature
     if pairs.labels is None and pairs.positives is not None:
-        (query, key), weights = pairs.positives, inputs.weights
-        for start, stop in filter(None, [some.own_set() for some in rows]):
+        (query, key), weights = pairs.positives, inputs.positive_weights
+        for start, stop in filter(None, [some.excluded_set() for some in rows]):
             is_within = (query >= start) & (query < stop) & (key >= start) & (key < stop)
             weights = weights if weights is None else weights.masked_fill(is_within, 0.0)
         positives = Positives(pairs.num_embeddings(), weights, query)
@@ -43,7 +43,10 @@ def losses_of_lists(
         return [(losses[some], None if exist is None else exist[some]) for some in here]
 
     def losses_of(some: Rows, z: Tensor, log_s: Tensor) -> LossesOfRows:
-        partners, here = find_partners(pairs, some, z, inputs.weights), slice(*some.queries)
+        partners, here = (
+            find_partners(pairs, some, z, inputs.positive_weights),
+            slice(*some.queries),
+        )
         x = _scores_of_positives(pairs, some, z, partners, products) / tau
         return form.losses(log_s[here], x, partners.positives, tau, log_count[here])
 

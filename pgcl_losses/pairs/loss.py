@@ -16,7 +16,7 @@ from pgcl_losses.pairs.forms import LossesOfRows
 from pgcl_losses.pairs.lists import losses_of_lists, plain_products, products_in_parts
 from pgcl_losses.pairs.partners import find_partners
 from pgcl_losses.pairs.rows import Inputs, Pairs, Rows, all_rows
-from pgcl_losses.pairs.sums import PLAIN, Sums, matrix_sums, sums_in_place
+from pgcl_losses.pairs.sums import PLAIN, SumsFunction, matrix_sums, sums_in_place
 from pgcl_losses.pairs.two_views import blocks_of, losses_of_block
 
 Engine = Literal["auto", "dense", "chunks", "fused"]
@@ -69,12 +69,10 @@ def reduced(losses: Tensor, count: Tensor | int, reduction: str) -> Tensor:
     return losses.sum() / count.clamp_min(1) if isinstance(count, Tensor) else losses.mean()
 
 
-def choose_way(
-    engine: Engine, pairs: Pairs, inputs: Inputs, rows: Sequence[Rows], num_ranks: int
-) -> Way:
-    """Choose how to compute the losses of rows. A table in docs/architecture.md says the same."""
-    z, transformed = inputs.z, is_transformed(*inputs)
-    if engine == "chunks" and transformed:
+def check_engine(engine: Engine, inputs: Inputs, num_ranks: int) -> None:
+    """Raise an error for an engine that cannot compute these inputs."""
+    z, may_interpret = inputs.z, os.environ.get("TRITON_INTERPRET") == "1"
+    if engine == "chunks" and is_transformed(*inputs):
         raise ValueError(
             "engine='chunks' is for backward alone, but torch.func or forward mode differentiates "
             "the loss: choose engine='auto' or 'dense'"
@@ -84,14 +82,20 @@ def choose_way(
             f"engine='dense' computes one matrix in one process, but {num_ranks} processes hold a "
             "batch together: choose engine='auto' or 'chunks', or gather=False"
         )
-    needs_plain_torch = torch.compiler.is_compiling() or transformed
-    if engine == "dense" or (needs_plain_torch and engine != "chunks" and num_ranks == 1):
-        return "dense"
-    if engine == "fused" and not (z.is_cuda or os.environ.get("TRITON_INTERPRET") == "1"):
+    if engine == "fused" and not (z.is_cuda or may_interpret):
         raise ValueError(
             f"engine='fused' is for embeddings on a GPU, but they are on {z.device.type}: choose "
             "engine='auto'"
         )
+
+
+def choose_way(
+    engine: Engine, pairs: Pairs, inputs: Inputs, rows: Sequence[Rows], num_ranks: int
+) -> Way:
+    """Choose how to compute the losses of rows. A table in docs/architecture.md says the same."""
+    z, needs_plain_torch = inputs.z, torch.compiler.is_compiling() or is_transformed(*inputs)
+    if engine == "dense" or (needs_plain_torch and engine != "chunks" and num_ranks == 1):
+        return "dense"
     if pairs.negative_pairs is not None:
         return "lists"
     # Rows that are computed at once wait for a backward. With a memory they cannot, because the
@@ -110,6 +114,7 @@ def losses_of_queries(
     """Compute the losses ``[Q]`` of this process, or maybe their sum; how many have positives."""
     num_ranks = processes.num_ranks()
     rows = all_rows(pairs, processes.own_spans() if num_ranks > 1 else None)
+    check_engine(engine, inputs, num_ranks)
     way = choose_way(engine, pairs, inputs, rows, num_ranks)
     if way == "two views":
         blocks = blocks_of(pairs, inputs, rows)
@@ -127,12 +132,12 @@ def losses_of_queries(
     return losses_by_chunks(pairs, inputs, rows, passes, is_sum=reduction != "none")
 
 
-def row_losses(pairs: Pairs, rows: Rows, inputs: Inputs, sums: Sums) -> LossesOfRows:
+def row_losses(pairs: Pairs, rows: Rows, inputs: Inputs, sums: SumsFunction) -> LossesOfRows:
     """Compute the losses ``[I]`` of some rows, and which queries have positives (None: all have).
 
     ``sums`` is one of the functions of `sums`, which says what can be differentiated how often.
     """
-    partners = find_partners(pairs, rows, inputs.z, inputs.weights)
+    partners = find_partners(pairs, rows, inputs.z, inputs.positive_weights)
     x, log_s, log_count = sums(pairs, rows, inputs, partners)
     return pairs.form.losses(log_s, x, partners.positives, inputs.temperature, log_count)
 

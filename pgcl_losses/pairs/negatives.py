@@ -19,10 +19,12 @@ def add_log_weights(
 ) -> Tensor:
     """Add log W_ij to logits ``[I, K]``: how much key j counts as a negative of query i.
 
-    The logits are scores / temperature, and become -inf where a key is not a negative. No other
-    function decides this, except that partners are left out afterwards. Logits are changed in
-    place, so what depends on the scores comes first: the weights of pairs by their cosine, and the
-    user's `score_mod`, which alone needs to know the partners.
+    The logits are scores / temperature, and become -inf where a key is not a negative. Of a matrix
+    no other function decides this, except that partners are left out afterwards, and that kernels
+    repeat the rule for plain views (`fused._logits`). Listed negatives are added up in `lists`.
+
+    Logits are changed in place, so what depends on the scores comes first: the weights of pairs by
+    their cosine, and the user's `score_mod`, which alone needs to know the partners.
     """
     log_weights = []  # [I, K] each
     if pairs.pair_weight is not None:  # a constant for the gradient

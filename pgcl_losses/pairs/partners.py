@@ -1,7 +1,8 @@
 """Which keys are positives of a query, and how much each counts.
 
-Partners of a query are the keys that are no negatives: its positives and, as positives of weight 0,
-the query itself and past embeddings with its label. They lie in one of three layouts:
+Partners of a query are the keys that its graph, its label or a list takes out of the negatives: its
+positives and, as positives of weight 0, the query itself and past embeddings with its label. They
+lie in one of three layouts:
 
 =====================  ================  ==========================================================
 what makes positives   layout            what it holds
@@ -14,7 +15,7 @@ the same, if Python    `AllKeys`         a weight for each key of each row, whic
 cannot read them                         are no positives: nothing has to be counted
 =====================  ================  ==========================================================
 
-Of two views at once, which are computed in `two_views`, positives are diagonals.
+Of two views at once, which `two_views` computes, partners lie on diagonals (`diagonals`).
 """
 
 from typing import NamedTuple
@@ -53,6 +54,13 @@ class Columns(NamedTuple):
         scatter = values.scatter if is_transformed(values) else values.scatter_  # for vmap
         return scatter(1, self.partner_columns, value)
 
+    def leave_out(self, logits: Tensor) -> Tensor:
+        """Make the logits ``[I, K]`` of partners so low that they do not count; maybe in place.
+
+        They stay finite, and each row has one: a row of nothing but -inf has no softmax.
+        """
+        return self.fill(logits, lowest(logits.dtype))
+
 
 class Places(NamedTuple):
     """Labels and listed pairs: the places row * K + column of partners in the matrix ``[I, K]``."""
@@ -72,12 +80,19 @@ class Places(NamedTuple):
         """Set the values ``[I, K]`` of partners, in place."""
         return values.view(-1).index_fill_(0, self.places.view(-1), value).view_as(values)
 
+    def leave_out(self, logits: Tensor) -> Tensor:
+        """Make the logits ``[I, K]`` of partners so low that they do not count, in place."""
+        logits = self.fill(logits, lowest(logits.dtype))
+        # In a list a query may have no partner, and a row of nothing but -inf has no softmax.
+        is_list = self.positives.row is not None
+        return logits.clamp_min_(lowest(logits.dtype)) if is_list else logits
+
 
 class AllKeys(NamedTuple):
     """Labels and listed pairs that Python cannot read: each key has a weight in each row."""
 
     positives: Positives
-    are_partners: Tensor  # [I, K] 1 for partners, and 0 for others
+    mask: Tensor  # [I, K] 1 for partners, and 0 for others
 
     def scores(self, scores: Tensor) -> Tensor:
         """Copy the scores of all keys ``[I, K]``."""
@@ -89,23 +104,16 @@ class AllKeys(NamedTuple):
 
     def fill(self, values: Tensor, value: float) -> Tensor:
         """Set the values ``[I, K]`` of partners."""
-        return values.masked_fill(self.are_partners == 1, value)
+        return values.masked_fill(self.mask == 1, value)
+
+    def leave_out(self, logits: Tensor) -> Tensor:
+        """Make the logits ``[I, K]`` of partners so low that they do not count; maybe in place."""
+        # Added, as masked_fill takes ten times as long on a CPU.
+        low, add = lowest(logits.dtype), logits.add if is_transformed(logits) else logits.add_
+        return add(self.mask, alpha=low).clamp_min_(low)
 
 
 Partners = Columns | Places | AllKeys
-
-
-def leave_out(partners: Partners, logits: Tensor) -> Tensor:
-    """Make the logits ``[I, K]`` of partners so low that they do not count; maybe in place.
-
-    They stay finite, and each row has one at least: a row of nothing but -inf has no softmax.
-    """
-    low = lowest(logits.dtype)
-    if isinstance(partners, AllKeys):  # added, as masked_fill takes ten times as long on a CPU
-        add = logits.add if is_transformed(logits) else logits.add_
-        return add(partners.are_partners, alpha=low).clamp_min_(low)
-    logits = partners.fill(logits, low)
-    return logits if partners.positives.row is None else logits.clamp_min_(low)
 
 
 def find_partners(pairs: Pairs, rows: Rows, z: Tensor, weights: Tensor | None) -> Partners:
@@ -136,7 +144,7 @@ def num_listed(pairs: Pairs, rows: Rows) -> int:
 def _views(pairs: Pairs, rows: Rows, z: Tensor) -> Columns:
     """Find the columns of the same graph in all sets of keys; the query itself comes first."""
     num, num_rows, start = pairs.lengths[0], rows.shape()[0], rows.queries.start
-    num_sets = len(pairs.lengths) - (rows.left_out is not None)
+    num_sets = (rows.shape()[1] - pairs.num_past()) // num  # with keys
     # Query i has i + num * v in column v, modulo the number of keys in the batch. A sum of i and
     # num * v would take more operations, 3 % of a small step.
     i = torch.arange(start, start + num_rows + num * (num_sets - 1), device=z.device)
@@ -180,12 +188,12 @@ def _padded(pairs: Pairs, rows: Rows, z: Tensor) -> Places | None:
         return None
     labels = pairs.labels[start:stop]
     number = by_label.find(labels)
-    own_set = rows.own_set()
-    if own_set is not None and not torch.equal(by_label.labels[number], labels):
+    excluded = rows.excluded_set()
+    if excluded is not None and not torch.equal(by_label.labels[number], labels):
         return None  # a query that has no partner cannot be padded by one
     columns, is_positive = by_label.padded
     columns, w = columns.index_select(0, number), is_positive.to(z.dtype).index_select(0, number)
-    if own_set is None:  # the query itself is among them
+    if excluded is None:  # the query itself is among them
         itself = torch.arange(start, stop, device=z.device)
         w.masked_fill_(columns == itself.unsqueeze(1), 0.0)
     first = torch.arange(0, (stop - start) * num_keys, num_keys, device=z.device)
@@ -199,7 +207,7 @@ def _listed(pairs: Pairs, rows: Rows, z: Tensor, weights: Tensor | None) -> Plac
     The query itself is a partner with weight 0, and so are past embeddings with its label.
     """
     (start, stop), (num_rows, num_keys) = rows.queries, rows.shape()
-    is_among_keys = rows.own_set() is None
+    is_among_keys = rows.excluded_set() is None
     row = torch.arange(num_rows if is_among_keys else 0, device=z.device)
     places, w = row * (num_keys + 1) + start, z.new_zeros(len(row))
     if rows.by_label is not None and pairs.labels is not None:
@@ -237,7 +245,7 @@ def _weighted(pairs: Pairs, rows: Rows, z: Tensor, weights: Tensor | None) -> Al
         mask = (of_queries.unsqueeze(1) == of_keys).to(z.dtype)
     w = mask.clone()
     w[:, num_keys - pairs.num_past() :] = 0.0  # past embeddings are no positives
-    if rows.own_set() is None:  # nor is the query itself, which is no negative either
+    if rows.excluded_set() is None:  # nor is the query itself, which is no negative either
         columns = torch.arange(num_keys, device=z.device)
         itself = columns == columns[start:stop].unsqueeze(1)
         w.masked_fill_(itself, 0.0)
@@ -264,7 +272,7 @@ def _columns(pairs: Pairs, rows: Rows, key: Tensor) -> tuple[Tensor, Tensor | No
     With ``negatives="cross"`` none may be in the set of the query. Where Python can read the
     positions, such a pair is an error, unless its weight is 0. The column is then any number.
     """
-    own_set = rows.own_set()
-    if own_set is None or pairs.negatives == "memory":
+    excluded = rows.excluded_set()
+    if excluded is None or pairs.negatives == "memory":
         return key, None
-    return rows.column(key), (key < own_set.start) | (key >= own_set.stop)
+    return rows.column(key), (key < excluded.start) | (key >= excluded.stop)

@@ -154,7 +154,7 @@ class Inputs(NamedTuple):
 
     z: Tensor  # [M, D] embeddings
     temperature: Any  # a number or a Tensor []
-    weights: Tensor | None  # [P] one for each of `Pairs.positives`
+    positive_weights: Tensor | None  # [P] one for each of `Pairs.positives`
 
     def normalized(self, pairs: Pairs) -> "Inputs":
         """Normalise the embeddings, if the batch holds them as they came."""
@@ -162,7 +162,7 @@ class Inputs(NamedTuple):
 
     def map(self, function: Callable[[Tensor], Tensor]) -> "Inputs":
         """Apply a function to each of the tensors."""
-        weights = None if self.weights is None else function(self.weights)
+        weights = None if self.positive_weights is None else function(self.positive_weights)
         return Inputs(function(self.z), function(self.temperature), weights)
 
 
@@ -177,7 +177,7 @@ class Rows(NamedTuple):
     keys: tuple[Span, ...]  # embeddings of the batch, and then of the memory
     masked: Span | None = None  # the queries' set, if it is among the keys and does not count
     left_out: Span | None = None  # the queries' set, if it is not among the keys
-    by_label: KeysByLabel | None = None  # the keys that labels can make positives, if readable
+    by_label: KeysByLabel | None = None  # the keys that count, if Python may read their labels
 
     @classmethod
     def with_all(cls, queries: Span, every: tuple[Span, ...]) -> "Rows":
@@ -215,8 +215,8 @@ class Rows(NamedTuple):
         keys = (*[some for some in others if some.start < some.stop], *memory)
         return cls(queries, keys, left_out=own_set)
 
-    def own_set(self) -> Span | None:
-        """The set of the queries, if its keys do not count; the queries themselves are in it."""
+    def excluded_set(self) -> Span | None:
+        """The set of the queries, if its keys do not count; None if they do."""
         return self.masked or self.left_out
 
     def column(self, position: Tensor) -> Tensor:
@@ -254,7 +254,7 @@ def part_of(values: Tensor, span: Span) -> Tensor:
 
 
 def all_rows(pairs: Pairs, own: Sequence[Span] | None = None) -> Sequence[Rows]:
-    """List all queries with their keys: the sets that their positives and negatives lie in.
+    """List the queries with their keys: the sets that their positives and negatives lie in.
 
     With ``negatives="all"`` all embeddings are keys of all queries. Otherwise the queries of each
     set are compared with the other sets.
@@ -263,12 +263,12 @@ def all_rows(pairs: Pairs, own: Sequence[Span] | None = None) -> Sequence[Rows]:
     """
     # A pair weight has a mean of 1 over all embeddings, of a list no matrix is made, and with
     # negatives="memory" listed positives may be in the set of the queries.
-    needs_all = pairs.pair_weight is not None or pairs.negative_pairs is not None
-    needs_all |= pairs.negatives == "memory" and pairs.positives is not None
-    sets, is_all = pairs.lengths, pairs.negatives == "all"
+    keeps_columns = pairs.pair_weight is not None or pairs.negative_pairs is not None
+    keeps_columns |= pairs.negatives == "memory" and pairs.positives is not None
+    sets, own_set_counts = pairs.lengths, pairs.negatives == "all"
     num_past = None if pairs.memory is None else len(pairs.memory)
     own = own if own is None else tuple(own)
-    rows = _rows_of_sets(sets, num_past, is_all, pairs.first_queries, needs_all, own)
+    rows = _rows_of_sets(sets, num_past, own_set_counts, keeps_columns, pairs.first_queries, own)
     if pairs.labels is None or not can_be_read(pairs.labels):
         return rows
     layouts = {(some.keys, some.masked): some for some in rows}
@@ -280,9 +280,9 @@ def all_rows(pairs: Pairs, own: Sequence[Span] | None = None) -> Sequence[Rows]:
 def _rows_of_sets(
     lengths: tuple[int, ...],
     num_past: int | None,
-    is_all: bool,
+    own_set_counts: bool,
+    keeps_columns: bool,
     first_queries: bool,
-    needs_all: bool,
     own: Sequence[Span] | None,
 ) -> tuple[Rows, ...]:
     """List the rows of sets of embeddings, and of past embeddings; None: there is no memory."""
@@ -292,18 +292,18 @@ def _rows_of_sets(
     memory = () if num_past is None else (Span(count, count + num_past),)
     every = (Span(0, count), *memory)
     queries = (own or sets)[: 1 if first_queries else None]
-    if is_all:
+    if own_set_counts:
         together = [Span(0, queries[-1].stop)] if own is None else queries
         rows = [Rows.with_all(some, every) for some in together]
     else:
-        needs_all |= count in lengths  # no other set has an embedding
-        layout = Rows.with_own_set_masked if needs_all else Rows.with_other_sets
+        keeps_columns |= count in lengths  # no other set has an embedding
+        layout = Rows.with_own_set_masked if keeps_columns else Rows.with_other_sets
         rows = [layout(some, every, own_set) for some, own_set in zip(queries, sets, strict=False)]
     return tuple([some for some in rows if some.queries.start < some.queries.stop])
 
 
 def _keys_by_label(pairs: Pairs, labels: Tensor, rows: Rows) -> KeysByLabel | None:
-    """Sort all keys but those in the set of the queries; None if there are no others."""
+    """Sort the keys by label, without those of a masked set; None if there are no others."""
     _, of_keys = rows.pick(labels)
     columns = torch.arange(len(of_keys), device=labels.device)
     num_batch = len(columns) - pairs.num_past()

@@ -2,9 +2,9 @@
 
 `matrix_sums` computes them in plain torch, for ``engine="dense"``, torch.func and torch.compile.
 `sums_in_place` computes the same in one matrix, which is overwritten, so that the sums can be
-differentiated once. Its two halves are `sum_up`, from scores to sums, and `Gradient.add`, back from
-sums to embeddings; `chunks` calls them for one chunk after the other. Listed negatives, which need
-no matrix, are in `lists`.
+differentiated once: `sum_up` leads from scores to sums, `derivatives_by_scores` leads back to
+scores, and `Gradient.add` from there to embeddings. `chunks` calls these three for one chunk after
+the other. Listed negatives, which need no matrix, are in `lists`.
 """
 
 import math
@@ -17,14 +17,14 @@ from torch import Tensor
 from pgcl_losses.base.modes import can_be_read, is_transformed, may_overwrite
 from pgcl_losses.base.normalize import full_precision
 from pgcl_losses.pairs.negatives import add_log_weights, fill_others
-from pgcl_losses.pairs.partners import Partners, leave_out, lowest
+from pgcl_losses.pairs.partners import Partners, lowest
 from pgcl_losses.pairs.rows import Inputs, Pairs, Rows
 from pgcl_losses.pairs.score_mod import Differentiated
 
 # Of some rows: x, the scores / temperature of positives, in the layout of `Partners`; log S [I],
 # -inf without negatives; the log of the number of negatives [I], or None if no formula needs it.
 SumsOfRows = tuple[Tensor, Tensor, Tensor | None]
-Sums = Callable[[Pairs, Rows, Inputs, Partners], SumsOfRows]
+SumsFunction = Callable[[Pairs, Rows, Inputs, Partners], SumsOfRows]
 # The cosine divided by this temperature is 20. In float32 not even a product of four powers e^20 or
 # e^-20 overflows or is denormal.
 _HIGH_TEMPERATURE = 0.05
@@ -54,7 +54,7 @@ def separated(
     """
     x, log_count = partners.scores(scores), None
     logits = add_log_weights(pairs, rows, logits, partners, temperature)
-    logits = leave_out(partners, logits)
+    logits = partners.leave_out(logits)
     if pairs.form.debias > 0 or pairs.hardness > 0:
         is_negative = (logits <= lowest(logits.dtype) / 2).logical_not_()  # also a NaN
         log_count = is_negative.sum(1).to(logits.dtype).log()
@@ -205,20 +205,20 @@ PLAIN = Passes(sum_up, derivatives_by_scores)
 
 
 class Gradient:
-    """The gradient by embeddings ``[M, D]`` and by the temperature, to which rows add their parts.
+    """The gradient by all inputs, to which rows add their parts.
 
     Denormal numbers, in float32 below 1e-38, make matrix products up to 25 times slower on some
     CPUs. At low temperatures the derivative by log S may be 1e-35, so its products with a softmax
     would all be denormal. So derivatives by scores are ``scale`` times as large, and the sum of
-    their products is ``unit`` times as large. Neither factor exceeds 2^64, however small or large
-    the temperature is.
+    their products is divided by ``divisor`` at the end. Neither exceeds 2^64, however small or
+    large the temperature is.
     """
 
     def __init__(self, pairs: Pairs, inputs: Inputs, learns: Sequence[bool], like: Tensor) -> None:
         """``learns``: which inputs have a gradient. ``like``: a derivative, which may be many."""
         self.pairs, self.z, self.temperature = pairs, inputs.z, inputs.temperature
         self.scale = scale_of(self.temperature, has_small_logits(pairs, self.temperature))
-        self.unit = self.scale * self.temperature
+        self.divisor = self.scale * self.temperature
         self.products = like.new_zeros(inputs.z.shape)  # [M, D]
         # By the temperature and by the weights of positives, if they learn.
         self.others = [
@@ -231,6 +231,7 @@ class Gradient:
         z, products, by_temperature = self.z, self.products, self.others[0]
         queries, keys = rows.embeddings(self.pairs, z)
         own = products[slice(*rows.queries)]
+        # The derivative by the temperature follows from the queries' part alone.
         d_queries = own if by_temperature is None else torch.zeros_like(own)
         with full_precision(d.device):
             parts = [d] if len(keys) == 1 else d.split_with_sizes([*map(len, keys)], 1)
@@ -241,12 +242,12 @@ class Gradient:
                     add_product(products[start:stop], part.T, queries)
         if by_temperature is not None:
             own.add_(d_queries)
-            by_scores = (queries * d_queries).sum() / -self.unit / self.temperature
-            self.others[0] = sum(by_tau, by_temperature + by_scores)
+            by_scores = (queries * d_queries).sum() / -self.divisor / self.temperature
+            self.others[0] = sum([by_scores, *by_tau], by_temperature)
 
     def by_inputs(self) -> Inputs:
         """Return the gradient, None for inputs that do not learn; nothing can be added then."""
-        return Inputs(self.products.div_(self.unit), *self.others)
+        return Inputs(self.products.div_(self.divisor), *self.others)
 
 
 def sums_in_place(pairs: Pairs, rows: Rows, inputs: Inputs, partners: Partners) -> SumsOfRows:
@@ -301,6 +302,6 @@ def raise_if_differentiated_twice() -> None:
     """Raise an error in a backward with ``create_graph=True``."""
     if torch.is_grad_enabled():
         raise RuntimeError(
-            "with engine='chunks' the loss is differentiable once: engine='dense', in one process, "
-            "is differentiable any number of times"
+            "the loss is differentiable once: engine='dense', in one process, is differentiable "
+            "any number of times"
         )
