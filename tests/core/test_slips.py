@@ -125,6 +125,8 @@ VALUE_ERRORS = [
     (lambda: InfoNCE.like(""), "no script ''", "names are GraphCL"),
     # Options that contradict each other are an error of the constructor.
     (lambda: InfoNCE(decoupled=True, over_positives="supcon"), "decoupled=False"),
+    (lambda: contrast(decoupled=True, over_positives="supcon"), "decoupled=False"),
+    (lambda: pgcl(decoupled=True, over_positives="supcon"), "decoupled=False"),
     (lambda: InfoNCE(similarity="dot", debias=0.1), "debias=0.1", "cosines"),
     (lambda: InfoNCE(dim=4), "dim=4", "memory_size is 0"),
     (
@@ -297,6 +299,7 @@ def test_a_weight_of_no_positive(weight):
         (InfoNCE(), "tau", "temperature"),
         (pgcl(), "tau", "temperature"),
         (pgcl(), "lam", "consistency_weight"),
+        (pgcl(), "K", "num_prototypes"),
         (prototypes(), "eps", "epsilon"),
     ],
 )
