@@ -21,7 +21,7 @@ from pgcl_losses.recognition.probe import labels_of
 GRIDS = {
     "temperature": (5e-4, 5e2, 50),
     "hardness": (0.1, 10.0, 5),
-    "debias": (0.03, 0.7, 5),
+    "debias": (0.01, 0.8, 10),
     "denominator": (1e-8, 1e2, 11),
     "logarithm": (1e-8, 1e-1, 8),
     "positives": (0.25, 4.0, 5),

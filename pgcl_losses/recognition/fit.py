@@ -11,6 +11,7 @@ from functools import partial
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from pgcl_losses.recognition.candidates import GRIDS, Candidate
@@ -18,7 +19,7 @@ from pgcl_losses.recognition.probe import Probe, labels_of
 
 _HOPELESS = 0.3  # a candidate with a larger error on the grid is not fitted, unless it is the first
 _SLOW = 0.98  # a fit ends with a step that makes the error less than 2 % smaller
-_STARTS = 6  # the number of places of the grid from which further numbers are fitted
+_STARTS = 12  # the number of places of the grid from which further numbers are fitted
 
 
 class Growth(NamedTuple):
@@ -75,16 +76,21 @@ class Search(NamedTuple):
         return sorted(found, key=lambda fit: fit.error)
 
     def on_grid(self, candidate: Candidate) -> tuple[float, Tensor]:
-        """The smallest error on the first batch, and the best places ``[S, P]`` of the grid."""
+        """The smallest error on the first batch, and the places ``[S, P]`` where a fit starts.
+
+        A fit starts from the best places of the grid that have a smaller error than the next
+        temperatures: hard and debiased losses have local minima.
+        """
         axes = [
             torch.linspace(math.log(low), math.log(high), num, dtype=torch.float64)
             for low, high, num in (GRIDS[name] for name in candidate.names())
         ]
-        grid = torch.cartesian_prod(*axes).view(len(axes[0]), -1, len(axes))
-        errors = self.left(candidate, grid.flatten(0, 1)).norm(dim=1).view(grid.shape[:2])
-        errors, places = errors.min(0)  # at the best temperature, for all further numbers
-        order = errors.argsort()[:_STARTS]
-        return float(errors.min()), grid[places[order], order]
+        grid = torch.cartesian_prod(*axes).view(-1, len(axes))
+        errors = self.left(candidate, grid).norm(dim=1)
+        lines = F.pad(errors.view(len(axes[0]), -1).T, (1, 1), value=math.inf)
+        is_lowest = (lines[:, 1:-1] <= lines[:, 2:]) & (lines[:, 1:-1] <= lines[:, :-2])
+        lowest = errors.where(is_lowest.T.flatten(), math.inf)
+        return float(errors.min()), grid[lowest.argsort()[: min(_STARTS, int(is_lowest.sum()))]]
 
     def fit(self, candidate: Candidate, starts: Tensor) -> Fit:
         """Fit the numbers to the first batch, with a round temperature if that one is right."""

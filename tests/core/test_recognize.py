@@ -13,6 +13,7 @@ from pytorch_metric_learning.losses import SupConLoss
 from torch import arange, nn
 
 from pgcl_losses import InfoNCE, recognize
+from pgcl_losses.presets import PRESETS
 
 
 def unit(z):
@@ -205,6 +206,25 @@ def test_what_few_graphs_do_not_show(function):
     assert found.kind == "none"
     few = 'for few graphs it is InfoNCE(temperature=0.2, negatives="cross", queries="first")'
     assert f"{few}, but not for 100" in str(found)
+
+
+ROWS = {
+    name: preset
+    for name, preset in PRESETS.items()
+    if "view2" in preset.expression() and "labels" not in preset.expression()
+}
+
+
+@pytest.mark.parametrize("preset", ROWS.values(), ids=ROWS)
+def test_rows_of_the_catalogue(preset):
+    loss_of = InfoNCE(engine="dense", **preset.options)
+
+    def function(view1, view2):
+        return eval(preset.expression(), {"loss_of": loss_of, "view1": view1, "view2": view2})
+
+    found = recognize(function)
+    assert found.kind == "exact"
+    assert_line_is(found.line, function)
 
 
 # Functions with labels.
