@@ -1,6 +1,6 @@
 """Which loss of this package a function of a user's is.
 
-`probe` calls the function on small random batches. `fit` finds which of the `candidates` has its
+`probe` calls the function on random batches. `fit` finds which of the `candidates` has the same
 gradient. `line` writes a fit as code and in words, and `answer` decides what to say.
 """
 

@@ -1,161 +1,146 @@
-"""The candidates: contrastive losses with given options, and what scripts do besides.
+"""The candidates: contrastive losses with numbers that are fitted, such as the temperature.
 
-`InfoNCE` itself is asked where it can be. The losses of two views are written once more, in a form
-that has what `InfoNCE` does not do: an epsilon, a diagonal that is not masked, a positive that
-counts twice.
+The losses of two views are written once more, in a form that has what ``InfoNCE`` does not do, such
+as an epsilon or a diagonal that is not masked. With labels ``InfoNCE`` itself is called.
 """
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from pgcl_losses.info_nce import InfoNCE
 from pgcl_losses.recognition.probe import labels_of
 
-# Options that are fitted, from which values, and up to which.
-OPTIONS = {
-    "hardness": ((0.0, 0.2, 0.5, 1.0, 2.0, 4.0, 8.0), 100.0),
-    "debias": ((0.0, 0.03, 0.06, 0.1, 0.2, 0.3, 0.4, 0.5, 0.7), 0.99),
+# Where the search for each number begins: the first value, the last one, and how many there are.
+# The values between them grow by a constant factor.
+GRIDS = {
+    "temperature": (5e-4, 5e2, 50),
+    "hardness": (0.1, 10.0, 5),
+    "debias": (0.01, 0.8, 10),
+    "denominator": (1e-8, 1e2, 11),
+    "logarithm": (1e-8, 1e-1, 8),
+    "positives": (0.25, 4.0, 5),
 }
-# What scripts do besides, with the number that is fitted (its logarithm), and where the fit starts.
+# What ``InfoNCE`` does not do, by the number that is fitted.
 DIFFERENCES = {
-    "denominator": ("it adds {:.3g} to the denominator", 1e-4),
-    "logarithm": ("it adds {:.3g} within the logarithm", 1e-4),
-    "norm": ("it adds {:.3g} to the norm of each embedding", 1e-4),
-    "norms": ("it adds {:.3g} to the product of two norms", 1e-4),
-    "positives": ("the positive is {:.3g} times in the denominator", 1.5),
+    "denominator": "it adds {:.3g} to the denominator",
+    "logarithm": "it adds {:.3g} within the logarithm",
+    "positives": "the positive is {:.3g} times in the denominator",
 }
-# Terms that are added, whose weight follows by least squares.
-TERMS = {
-    "smoothing": "it has a label smoothing of {:.3g}",
-    "lengths": "it adds {:.3g} times the mean square of the embeddings' lengths",
-}
+NOT_MASKED = "each embedding is its own negative: the diagonal is not masked"
 
-Given = dict[str, Tensor]  # the parameters [B] of B losses, by name
-
-
-class Structure(NamedTuple):
-    """A contrastive loss of two views, by what is in the denominator of a query."""
-
-    similarity: str
-    within: bool  # whether keys of the query's own view are negatives
-    itself: bool  # whether the query is its own negative: nobody masked the diagonal
-    decoupled: bool
-
-    def scores(self, x: Tensor, y: Tensor, given: Given) -> Tensor:
-        """Compute the scores / temperature of queries and keys, ``[B, N, N]``."""
-        products = x @ y.mT
-        if self.similarity == "cosine":
-            a, b = (z.norm(dim=2, keepdim=True) + given.get("norm", 0.0) for z in (x, y))
-            products = products / (a * b.mT + given.get("norms", 0.0))
-        return products / given["temperature"]
-
-    def one_way(self, x: Tensor, y: Tensor, given: Given, extra: str) -> list[Tensor]:
-        """The mean loss ``[B]`` of queries x, whose positives are the same rows of y; an extra."""
-        eye, cross = torch.eye(x.shape[1], dtype=torch.bool), self.scores(x, y, given)
-        keys, positive = [cross.masked_fill(eye, -math.inf)], cross.diagonal(dim1=1, dim2=2)
-        if self.within:
-            within = self.scores(x, x, given)
-            keys.append(within if self.itself else within.masked_fill(eye, -math.inf))
-        logits = torch.cat(keys, 2)
-        log_sum = logits.logsumexp(2, keepdim=True)  # [B, N, 1]
-        if "hardness" in given:  # Robinson et al. 2021, with debiasing where debias is given
-            is_no_key = logits == -math.inf
-            count = (~is_no_key).to(x.dtype).sum(2, keepdim=True).log()
-            weights = (given["hardness"] * logits).masked_fill(is_no_key, -math.inf)
-            log_sum = (logits + weights).logsumexp(2, keepdim=True) + count
-            log_sum = log_sum - weights.logsumexp(2, keepdim=True)
-            if "debias" in given:
-                debias, own = given["debias"], positive.unsqueeze(2)
-                sums = (log_sum.exp() - debias * (count + own).exp()) / (1 - debias)
-                log_sum = sums.maximum((count - 1 / given["temperature"]).exp()).log()
-        if not self.decoupled:
-            own = positive.unsqueeze(2)
-            own = own + given["positives"].log() if "positives" in given else own
-            log_sum = torch.logaddexp(log_sum, own)
-        if "denominator" in given:
-            log_sum = torch.logaddexp(log_sum, given["denominator"].log())
-        losses = log_sum - positive.unsqueeze(2)
-        if "logarithm" in given:
-            losses = -((-losses).exp() + given["logarithm"]).log()
-        terms = [losses.mean((1, 2))]
-        if extra == "lengths":
-            terms.append(x.square().sum(2).mean(1))
-        if extra == "smoothing":  # the mean score of keys, by that of the positive
-            is_key = logits > -math.inf
-            total = logits.masked_fill(~is_key, 0.0).sum(2) + positive
-            terms.append((total / (is_key.sum(2) + 1) - positive).mean(1))
-        return terms
-
-    def terms(self, views: Sequence[Tensor], given: Given, extra: str = "") -> Tensor:
-        """Both directions, each of which has a weight of its own; then extra terms ``[B, T]``."""
-        given = {name: x.view(-1, 1, 1) for name, x in given.items()}
-        (first, *one), (second, *other) = (
-            self.one_way(x, y, given, extra) for x, y in (views, views[::-1])
-        )
-        return torch.stack([first, second, *one, *other], 1)
-
-    def candidate(self, *fitted: str) -> "Candidate":
-        """Return this loss by options of ``InfoNCE``, and by what ``InfoNCE`` does not do."""
-        options: dict[str, Any] = {} if self.within else {"negatives": "cross"}
-        options |= {"decoupled": True} if self.decoupled else {}
-        options |= {} if self.similarity == "cosine" else {"similarity": self.similarity}
-        itself = ["each embedding is its own negative: the diagonal is not masked"]
-        return Candidate(options, self.terms, fitted, tuple(itself * self.itself))
-
-
-def _with_labels(views: Sequence[Tensor], given: Given, options: dict[str, Any]) -> Tensor:
-    """``InfoNCE`` of embeddings ``[B, N, D]`` with labels."""
-    labels = labels_of(views[0].shape[1])
-
-    def value(temperature: Tensor, z: Tensor) -> Tensor:
-        return InfoNCE(temperature=temperature, engine="dense", **options)(z, labels=labels)
-
-    values: Tensor = torch.func.vmap(value)(given["temperature"], views[0])
-    return values.unsqueeze(1)
+Numbers = dict[str, Tensor]  # the numbers of B losses by name, each [B, 1, 1]
 
 
 class Candidate(NamedTuple):
-    """A loss of which the temperature is fitted, and perhaps further parameters."""
+    """A loss with a temperature, and perhaps further numbers, that are fitted."""
 
-    options: dict[str, Any]  # of `InfoNCE`
-    terms: Callable[..., Tensor]  # [B, T] of its value, by views [B, N, D] and by parameters
-    fitted: tuple[str, ...] = ()  # the other parameters: names of options or of differences
-    differences: tuple[str, ...] = ()  # what `InfoNCE` does not do
+    options: dict[str, Any]  # the options of ``InfoNCE`` that are not fitted
+    further: tuple[str, ...] = ()  # the numbers besides the temperature
+    is_masked: bool = True  # whether an embedding is not its own negative
 
     def names(self) -> tuple[str, ...]:
-        return ("temperature", *self.fitted)
+        """The names of the numbers, in the order of the parameters."""
+        return ("temperature", *self.further)
 
-    def given(self, parameters: Tensor) -> Given:
-        """The parameters ``[B, P]`` by name. But for those of options they are logarithms."""
-        return {
-            name: x if name in OPTIONS else x.exp()
-            for name, x in zip(self.names(), parameters.unbind(1), strict=True)
-        }
+    def terms(self, views: Sequence[Tensor], parameters: Tensor) -> Tensor:
+        """Compute the losses ``[B, T]`` of both directions, or of embeddings with labels.
+
+        Args:
+            views (sequence of Tensor): the embeddings ``[B, N, D]`` of one or two views.
+            parameters (Tensor): the logarithms ``[B, P]`` of the numbers.
+
+        """
+        columns = parameters.exp().unbind(1)
+        if len(views) == 1:
+            return self._with_labels(views[0], columns[0])
+        numbers = {name: x.view(-1, 1, 1) for name, x in zip(self.names(), columns, strict=True)}
+        ways = views, views[::-1]
+        return torch.stack([self._one_way(x, y, numbers) for x, y in ways], 1)
+
+    def _one_way(self, x: Tensor, y: Tensor, numbers: Numbers) -> Tensor:
+        """The mean loss ``[B]`` of queries ``x``, whose positives are the same rows of ``y``."""
+        if "similarity" not in self.options:
+            x, y = F.normalize(x, dim=2), F.normalize(y, dim=2)
+        eye = torch.eye(x.shape[1], dtype=torch.bool)
+        cross = x @ y.mT / numbers["temperature"]  # [B, N, N]
+        positive = cross.diagonal(dim1=1, dim2=2).unsqueeze(2)  # [B, N, 1]
+        negatives = [cross.masked_fill(eye, -math.inf)]
+        if "negatives" not in self.options:
+            within = x @ x.mT / numbers["temperature"]
+            negatives.append(within.masked_fill(eye & self.is_masked, -math.inf))
+        log_sum = _log_sum(torch.cat(negatives, 2), positive, numbers)
+        if "decoupled" not in self.options:
+            times = numbers.get("positives", torch.ones(1, dtype=x.dtype))
+            log_sum = torch.logaddexp(log_sum, positive + times.log())
+        if "denominator" in numbers:
+            log_sum = torch.logaddexp(log_sum, numbers["denominator"].log())
+        losses = log_sum - positive
+        if "logarithm" in numbers:
+            losses = -((-losses).exp() + numbers["logarithm"]).log()
+        return losses.mean((1, 2))
+
+    def _with_labels(self, z: Tensor, temperatures: Tensor) -> Tensor:
+        labels = labels_of(z.shape[1])
+
+        def value(temperature: Tensor, z: Tensor) -> Tensor:
+            loss = InfoNCE(temperature=temperature, engine="dense", **self.options)
+            return loss(z, labels=labels)
+
+        values: Tensor = torch.func.vmap(value)(temperatures, z)
+        return values.unsqueeze(1)
+
+    def is_ours(self) -> bool:
+        """Whether ``InfoNCE`` does all that this loss does."""
+        return self.is_masked and not set(self.further) & set(DIFFERENCES)
+
+    def changed(self) -> list["Candidate"]:
+        """This loss with one difference more."""
+        is_decoupled = "decoupled" in self.options
+        names = [name for name in DIFFERENCES if not (name == "positives" and is_decoupled)]
+        return [self._replace(further=(name,)) for name in names]
 
 
-TWO_VIEWS = [
-    Structure(similarity, *keys, decoupled).candidate()
-    for similarity, keys, decoupled in itertools.product(
-        ("cosine", "dot"), ((False, False), (True, False), (True, True)), (False, True)
-    )
-]
+def _log_sum(logits: Tensor, positive: Tensor, numbers: Numbers) -> Tensor:
+    """The logarithm ``[B, N, 1]`` of the sum of the negatives, of which hard ones may count more.
+
+    Hardness is of Robinson et al. (2021), debiasing of Chuang et al. (2020), as in ``InfoNCE``.
+    """
+    log_sum = logits.logsumexp(2, keepdim=True)
+    log_count = (logits > -math.inf).to(logits.dtype).sum(2, keepdim=True).log()
+    if "hardness" in numbers:
+        weights = numbers["hardness"] * logits
+        log_mean = (logits + weights).logsumexp(2, keepdim=True)
+        log_sum = log_mean - weights.logsumexp(2, keepdim=True) + log_count
+    if "debias" in numbers:
+        debias = numbers["debias"].clamp(max=0.99)
+        sums = (log_sum.exp() - debias * (log_count + positive).exp()) / (1 - debias)
+        log_sum = sums.maximum((log_count - 1 / numbers["temperature"]).exp()).log()
+    return log_sum
+
+
+def _options(*choices: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """All combinations of one choice each."""
+    each = itertools.product(*choices)
+    return [{name: x for part in parts for name, x in part.items()} for parts in each]
+
+
+_CROSS, _DOT, _DECOUPLED = {"negatives": "cross"}, {"similarity": "dot"}, {"decoupled": True}
+_SUM, _SUPCON = {"over_positives": "sum"}, {"over_positives": "supcon"}
+TWO_VIEWS = [Candidate(x) for x in _options([{}, _CROSS], [{}, _DECOUPLED], [{}, _DOT])]
+UNMASKED = [Candidate(x, (), False) for x in _options([{}, _DECOUPLED], [{}, _DOT])]
 HARD = [
-    Structure(similarity, within, False, decoupled).candidate(*fitted)
-    for similarity, fitted in (("cosine", ("hardness", "debias")), ("dot", ("hardness",)))
-    for within, decoupled in itertools.product((True, False), (False, True))
+    Candidate(x, further)
+    for further in (("hardness",), ("debias",), ("hardness", "debias"))
+    for x in _options([{}, _CROSS], [{}, _DECOUPLED], [{}, _DOT])
+    if "similarity" not in x or further == ("hardness",)  # debiasing needs cosines
 ]
 WITH_LABELS = [
-    Candidate(options, partial(_with_labels, options=options))
-    for similarity in ({}, {"similarity": "dot"})
-    for form in (
-        *({}, {"over_positives": "supcon"}, {"over_positives": "sum"}),
-        *({"decoupled": True}, {"over_positives": "sum", "decoupled": True}),
-    )
-    for options in [{**form, **similarity}]
+    Candidate(x)
+    for x in _options([{}, _SUPCON, _SUM, _DECOUPLED, {**_SUM, **_DECOUPLED}], [{}, _DOT])
 ]

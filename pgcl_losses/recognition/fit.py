@@ -1,8 +1,8 @@
-"""The parameters that turn the gradient of a candidate nearest to a function's.
+"""The numbers that turn the gradient of a candidate nearest to the gradient of a function.
 
 The direction of a gradient does not change if a loss is multiplied by a factor, or if a constant is
-added. So one number is fitted for most candidates: the temperature. How much each direction of the
-loss counts follows by least squares over all batches.
+added. So only the temperature is fitted for most candidates. How much each direction of the loss
+counts follows by least squares over all batches.
 """
 
 import math
@@ -11,38 +11,40 @@ from functools import partial
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from pgcl_losses.recognition.candidates import DIFFERENCES, OPTIONS, TERMS, Candidate
-from pgcl_losses.recognition.probe import Probe
+from pgcl_losses.recognition.candidates import GRIDS, Candidate
+from pgcl_losses.recognition.probe import Probe, labels_of
 
-_LOWEST, _HIGHEST = math.log(0.002), math.log(100)  # logarithms of temperatures
-_HOPELESS = 0.3  # the error of a start from which no fit begins, unless it is the best one
-
-
-class Fit(NamedTuple):
-    """A candidate with the parameters that turn its gradient nearest to the function's."""
-
-    candidate: Candidate
-    parameters: tuple[float, ...]
-    error: float  # relative, of the gradient: the largest one of all batches
-    weights: Tensor  # [T] of its terms, in all batches
-    growth: "Growth"  # how the factor grows with the batch
-    values: Tensor  # [batches] its value with these weights
-    error_alone: float  # the error if each batch may have weights of its own
-
-    def given(self) -> dict[str, float]:
-        """The parameters by name."""
-        row = torch.tensor([self.parameters], dtype=torch.float64)
-        return {name: float(x) for name, x in self.candidate.given(row).items()}
+_HOPELESS = 0.3  # a candidate with a larger error on the grid is not fitted, unless it is the first
+_SLOW = 0.98  # a fit ends with a step that makes the error less than 2 % smaller
+_STARTS = 12  # the number of places of the grid from which further numbers are fitted
 
 
 class Growth(NamedTuple):
-    """A factor of N to a power, or of the number of queries."""
+    """How the factor of a function grows with the batch."""
 
-    power: float
     factors: Tensor  # [batches]
-    difference: str = ""
+    power: float = 0.0  # of N, as the line writes it
+    is_sum: bool = False  # whether it is ``reduction="sum"``
+    differences: tuple[str, ...] = ()
+
+
+class Fit(NamedTuple):
+    """A candidate with the numbers that turn its gradient nearest to the function's."""
+
+    candidate: Candidate
+    numbers: dict[str, float]
+    growth: Growth
+    weights: Tensor  # [T], how much each of the candidate's terms counts in all batches
+    values: Tensor  # [batches], the value with these weights
+    errors: Tensor  # [batches], relative errors of the gradient
+    alone: Tensor  # [batches], the errors if each batch has weights of its own
+
+    @property
+    def error(self) -> float:
+        return float(self.errors.max())
 
 
 class Search(NamedTuple):
@@ -50,142 +52,116 @@ class Search(NamedTuple):
 
     probes: list[Probe]
     growths: list[Growth]
-    tolerance: float  # the relative error of a gradient by rounding
+    is_single: bool  # whether the function computes in float32
+
+    @property
+    def tolerance(self) -> float:
+        """The relative error of a gradient by rounding."""
+        return 3e-5 if self.is_single else 1e-9
 
     def fits(self, candidates: Sequence[Candidate]) -> list[Fit]:
-        """Fit the candidates that are near enough somewhere on a grid, the best one first."""
-        on_grid = []
-        for candidate in candidates:
-            temperatures = torch.linspace(_LOWEST, _HIGHEST, num := 40)
-            further = [torch.tensor(OPTIONS[name][0]) for name in candidate.fitted]
-            grid = torch.cartesian_prod(temperatures, *further).double()
-            grid = grid.view(num, -1, 1 + len(further))
-            left = self.left(candidate, grid.flatten(0, 1))
-            errors, places = left.norm(dim=1).view(num, -1).min(0)  # of the best temperature
-            near = int((errors < _HOPELESS).sum().clamp(1, 6))
-            starts = grid[places, torch.arange(len(places))][errors.argsort()[:near]]
-            on_grid.append((float(errors.min()), candidate, starts))
-        on_grid.sort(key=lambda x: x[0])
-        found = [
-            self.fit(candidate, starts)
-            for number, (error, candidate, starts) in enumerate(on_grid)
-            if error < _HOPELESS or number == 0
-        ]
+        """Fit the candidates that are near enough on the first batch, the best fit first.
+
+        The search begins with the candidates that have the fewest numbers, and ends with a fit that
+        is right to rounding.
+        """
+        found: list[Fit] = []
+        on_grid = [(*self.on_grid(candidate), candidate) for candidate in candidates]
+        on_grid.sort(key=lambda x: (len(x[2].further), x[0]))
+        for error, starts, candidate in on_grid:
+            if not found or error < _HOPELESS:
+                found.append(self.fit(candidate, starts))
+                if found[-1].error <= self.tolerance:
+                    break
         return sorted(found, key=lambda fit: fit.error)
 
+    def on_grid(self, candidate: Candidate) -> tuple[float, Tensor]:
+        """The smallest error on the first batch, and the places ``[S, P]`` where a fit starts.
+
+        A fit starts from the best places of the grid that have a smaller error than the next
+        temperatures: hard and debiased losses have local minima.
+        """
+        axes = [
+            torch.linspace(math.log(low), math.log(high), num, dtype=torch.float64)
+            for low, high, num in (GRIDS[name] for name in candidate.names())
+        ]
+        grid = torch.cartesian_prod(*axes).view(-1, len(axes))
+        errors = self.left(candidate, grid).norm(dim=1)
+        lines = F.pad(errors.view(len(axes[0]), -1).T, (1, 1), value=math.inf)
+        is_lowest = (lines[:, 1:-1] <= lines[:, 2:]) & (lines[:, 1:-1] <= lines[:, :-2])
+        lowest = errors.where(is_lowest.T.flatten(), math.inf)
+        return float(errors.min()), grid[lowest.argsort()[: min(_STARTS, int(is_lowest.sum()))]]
+
     def fit(self, candidate: Candidate, starts: Tensor) -> Fit:
-        """Fit the parameters to the first batch, from each start until the candidate is right."""
-        limits = {name: (0.0, high) for name, (_, high) in OPTIONS.items()}
-        limits["temperature"] = _LOWEST, _HIGHEST
-        bounds = [limits.get(name, (-40.0, 5.0)) for name in candidate.names()]
-        low, high = torch.tensor(bounds, dtype=torch.float64).unbind(1)
-
-        def residuals(x: Tensor) -> Tensor:
-            return self.left(candidate, x.clamp(low, high))
-
-        fits = []
-        for start in starts.tolist():
-            found = torch.tensor(_minimise(residuals, start), dtype=torch.float64).clamp(low, high)
-            log_tau, *more = found.tolist()
-            rounded = math.log(float(f"{math.exp(log_tau):.6g}"))
-            for parameters in ((rounded, *more), (log_tau, *more)):
-                fits.append(self.at(candidate, parameters))
-                if fits[-1].error <= self.tolerance:
-                    return fits[-1]
-        return min(fits, key=lambda fit: fit.error)
+        """Fit the numbers to the first batch, with a round temperature if that one is right."""
+        found = _minimise(partial(self.left, candidate), starts)
+        best = found[self.left(candidate, found).norm(dim=1).argmin()]
+        numbers = dict(zip(candidate.names(), best.exp().tolist(), strict=True))
+        temperature = float(f"{numbers['temperature']:.6g}")
+        rounded = self.at(candidate, {**numbers, "temperature": temperature})
+        return rounded if rounded.error < self.tolerance else self.at(candidate, numbers)
 
     def left(self, candidate: Candidate, parameters: Tensor) -> Tensor:
-        """What is left of the gradient of the first batch for B sets of parameters ``[B, M]``."""
+        """What is left of the gradient of the first batch for parameters ``[B, P]``."""
         basis, _ = _basis(self.probes[0], candidate, parameters)
-        return self.weigh([basis], [self.probes[0].direction()])[1][0]
+        return self.weigh(basis, self.probes[0].direction())[1]
 
-    def at(self, candidate: Candidate, parameters: Sequence[float]) -> Fit:
-        """A candidate with given parameters, on all batches."""
-        row = torch.tensor([parameters], dtype=torch.float64)
-        each = [_basis(probe, candidate, row) for probe in self.probes]
+    def at(self, candidate: Candidate, numbers: dict[str, float]) -> Fit:
+        """A candidate with given numbers, on all batches."""
+        parameters = torch.tensor([[*numbers.values()]], dtype=torch.float64).log()
+        each = [_basis(probe, candidate, parameters) for probe in self.probes]
         targets = [probe.direction() for probe in self.probes]
-        alone = [self.weigh([x], [y])[1][0].norm() for (x, _), y in zip(each, targets, strict=True)]
+        alone = [self.weigh(x, y)[1].norm() for (x, _), y in zip(each, targets, strict=True)]
         fits = []
         for growth in self.growths:
-            grown = [
-                basis * factor for (basis, _), factor in zip(each, growth.factors, strict=True)
-            ]
-            weights, left = self.weigh(grown, targets)
-            error = max(float(x.norm()) for x in left)
+            grown = [x * factor for (x, _), factor in zip(each, growth.factors, strict=True)]
+            weights, left = self.weigh(torch.cat(grown, 2), torch.cat(targets))
+            errors = [x.norm() for x in torch.split(left[0], [len(y) for y in targets])]
             values = torch.stack([(weights * x).sum() for _, x in each]) * growth.factors
-            fit = Fit(
-                candidate, tuple(parameters), error, weights[0], growth, values, float(max(alone))
-            )
-            if error <= self.tolerance:
-                return fit
-            fits.append(fit)
+            of_batches = torch.stack(errors), torch.stack(alone)
+            fits.append(Fit(candidate, numbers, growth, weights[0], values, *of_batches))
+            if fits[-1].error <= self.tolerance:
+                break
         return min(fits, key=lambda fit: fit.error)
 
-    def weigh(
-        self, basis: Sequence[Tensor], targets: Sequence[Tensor]
-    ) -> tuple[Tensor, list[Tensor]]:
-        """Weigh terms ``[B, T, M]``, so that their gradients are nearest to those of all batches.
+    def weigh(self, basis: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        """Weigh terms ``[B, T, M]``, so that their gradient is nearest to the target ``[M]``.
 
-        Return the weights ``[B, T]``, and what is left of each batch ``[B, M]``.
+        Return the weights ``[B, T]``, and what is left of the target ``[B, M]``.
         """
-        joined = torch.cat(list(basis), 2)  # [B, T, all M]
-        scale = joined.norm(dim=2, keepdim=True).clamp_min(1e-300)
-        columns = (joined / scale).nan_to_num().mT
-        target = torch.cat(list(targets)).view(1, -1, 1).expand(len(joined), -1, -1)
-        weights = torch.linalg.lstsq(columns, target, driver="gelsd").solution.squeeze(2)
+        scale = basis.norm(dim=2, keepdim=True).clamp_min(1e-300)
+        columns = (basis / scale).nan_to_num().mT
+        y = target.view(1, -1, 1).expand(len(basis), -1, -1)
+        weights = torch.linalg.lstsq(columns, y, driver="gelsd").solution  # [B, T, 1]
         # Both directions of a loss of ours have the same sign. What is as good as 0 or has the
         # other sign is left out, and the rest is weighed again.
-        ways = weights[:, :2]
-        largest = ways.gather(1, ways.abs().argmax(1, keepdim=True))
+        largest = weights.gather(1, weights.abs().argmax(1, keepdim=True))
         kept = weights * largest.sign() > 100 * self.tolerance * largest.abs()
-        kept[:, 2:] = True
-        columns = columns * kept.unsqueeze(1)
-        weights = torch.linalg.lstsq(columns, target, driver="gelsd").solution.squeeze(2)
-        weights = weights.where(kept, 0.0) / scale.squeeze(2)
-        left = [
-            (y - (weights.unsqueeze(1) @ x).squeeze(1)).nan_to_num(nan=1e9)
-            for x, y in zip(basis, targets, strict=True)
-        ]
-        return weights, left
+        columns = columns * kept.mT
+        weights = torch.linalg.lstsq(columns, y, driver="gelsd").solution * kept
+        left = (y - columns @ weights).squeeze(2).nan_to_num(nan=1e9)
+        return (weights / scale).squeeze(2), left
 
     def is_determined(self, fit: Fit) -> bool:
-        """Whether the temperature is within its range, and another one would not do as well."""
-        log_tau, *more = fit.parameters
-        other = self.at(fit.candidate, (log_tau - math.log(1.5), *more))
-        is_inside = _LOWEST + 1e-3 < log_tau < _HIGHEST - 1e-3
-        return is_inside and other.error > max(2 * fit.error, self.tolerance)
-
-    def with_differences(self, fit: Fit, number: int = 2) -> Fit:
-        """Add what scripts do besides, one after the other, as long as it brings a fit nearer."""
-        best = fit
-        for name, (_, start) in DIFFERENCES.items():
-            if name not in fit.candidate.fitted:
-                candidate = fit.candidate._replace(fitted=(*fit.candidate.fitted, name))
-                starts = [[*fit.parameters, math.log(start * x)] for x in (1.0, 1e3)]
-                found = self.fit(candidate, torch.tensor(starts, dtype=torch.float64))
-                best = found if found.error < best.error else best
-        if not fit.candidate.fitted:
-            for extra in TERMS:
-                terms = partial(fit.candidate.terms, extra=extra)
-                here = torch.tensor([fit.parameters], dtype=torch.float64)
-                found = self.fit(fit.candidate._replace(terms=terms), here)
-                ours = found.weights[:2].sum()
-                is_reason = extra != "smoothing" or float(found.weights[2:].sum() / ours) <= 0
-                best = found if is_reason and found.error < best.error else best
-        if number == 1 or best.error <= self.tolerance or best.error > 0.3 * fit.error:
-            return best
-        return self.with_differences(best, number - 1)
+        """Whether no other value of any of the numbers would do as well."""
+        others = [{**fit.numbers, name: x / 1.5} for name, x in fit.numbers.items()]
+        errors = [self.at(fit.candidate, numbers).error for numbers in others]
+        return min(errors) > max(2 * fit.error, self.tolerance)
 
 
-def differences(fit: Fit) -> list[str]:
-    """Say what a function does besides a loss of ours."""
-    given, extra = fit.given(), getattr(fit.candidate.terms, "keywords", {}).get("extra", "")
-    found = [text.format(given[name]) for name, (text, _) in DIFFERENCES.items() if name in given]
-    if extra:
-        more, ours = fit.weights[2:], fit.weights[:2].sum()
-        number = more.abs().sum() if extra == "lengths" else -more.sum() / ours
-        found.append(TERMS[extra].format(float(number)))
-    return [*fit.candidate.differences, *found]
+def search_for(probes: list[Probe], labels: bool) -> Search:
+    """Prepare a search for the function that was probed."""
+    sizes = queries = torch.tensor([len(x.views[0]) for x in probes]).double()
+    if labels:  # our mean is over queries with a positive
+        every = [labels_of(len(x.views[0])) for x in probes]
+        queries = torch.tensor([float((x.bincount()[x] > 1).sum()) for x in every]).double()
+    growths = [Growth(torch.ones_like(sizes)), Growth(queries, is_sum=True)]
+    growths += [Growth(sizes**power, power) for power in (0.5, -1.0, -0.5, 2.0)]
+    if not torch.equal(queries, sizes):
+        over_all = ("a query without a positive is 0 in its mean",)
+        growths.append(Growth(queries / sizes, differences=over_all))
+    is_single = all(x.is_single() for x in probes)
+    return Search([x.in_span() for x in probes], growths, is_single)
 
 
 def _basis(probe: Probe, candidate: Candidate, parameters: Tensor) -> tuple[Tensor, Tensor]:
@@ -196,7 +172,7 @@ def _basis(probe: Probe, candidate: Candidate, parameters: Tensor) -> tuple[Tens
     views = [
         z.detach().expand(len(parameters), -1, -1).clone().requires_grad_() for z in probe.views
     ]
-    terms = candidate.terms(views, candidate.given(parameters))
+    terms = candidate.terms(views, parameters)
     learned = [views[place] for place in probe.learned]
     gradients = [
         torch.autograd.grad(term.sum(), learned, retain_graph=True, materialize_grads=True)
@@ -206,27 +182,35 @@ def _basis(probe: Probe, candidate: Candidate, parameters: Tensor) -> tuple[Tens
     return basis / probe.gradient.norm(), terms.detach()
 
 
-def _minimise(residuals: Callable[[Tensor], Tensor], start: Sequence[float]) -> list[float]:
-    """Find parameters with the smallest sum of squares, by Levenberg and Marquardt.
+def _minimise(residuals: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """Find the parameters with the smallest sum of squares, by Levenberg and Marquardt.
 
-    ``residuals``: a function of some sets of parameters ``[B, P]``, which returns ``[B, M]``.
+    Args:
+        residuals (callable): a function of parameters ``[B, P]`` that returns ``[B, M]``.
+        x (Tensor): the starts ``[S, P]``, each of which is followed by itself.
+
     """
-    num, h = len(start), 1e-6
-    steps = h * torch.eye(num, dtype=torch.float64)
-    around = torch.cat([torch.zeros_like(steps[:1]), steps, -steps])
-    x, damping = torch.tensor(start, dtype=torch.float64), 1e-3
-    left = residuals(x + around)
+    num, h = x.shape[1], 1e-6
+    steps = h * torch.eye(num, dtype=x.dtype)
+    around = torch.cat([torch.zeros_like(steps[:1]), steps, -steps])  # [1 + 2 P, P]
+
+    def nearby(x: Tensor) -> Tensor:  # [S, 1 + 2 P, M]
+        left = residuals((x.unsqueeze(1) + around).flatten(0, 1))
+        return left.view(len(x), len(around), -1)
+
+    left, damping = nearby(x), torch.full_like(x[:, :1, None], 1e-3)
     for _ in range(40):
-        jacobian = ((left[1 : num + 1] - left[num + 1 :]) / (2 * h)).T  # [M, P]
-        gram = jacobian.T @ jacobian
-        damped = gram + damping * gram.diagonal().clamp_min(1e-30).diag()
-        new = x - torch.linalg.solve(damped, jacobian.T @ left[0])
-        left_there = residuals(new + around)
-        before, after = float(left[0].norm()), float(left_there[0].norm())
-        if after < before:
-            x, left, damping = new, left_there, damping / 10
-        else:
-            damping *= 10
-        if after < 1e-14 or damping > 100 or before * (1 - 1e-6) < after < before:
+        jacobian = (left[:, 1 : num + 1] - left[:, num + 1 :]) / (2 * h)  # [S, P, M]
+        gram = jacobian @ jacobian.mT
+        damped = gram + damping * gram.diagonal(dim1=1, dim2=2).clamp_min(1e-30).diag_embed()
+        step = torch.linalg.solve(damped, jacobian @ left[:, :1].mT).squeeze(2)
+        new = x - step.clamp(-2, 2)
+        left_there = nearby(new)
+        before, after = left[:, 0].norm(dim=1), left_there[:, 0].norm(dim=1)
+        is_better = (after < before).view(-1, 1, 1)
+        x, left = new.where(is_better[:, 0], x), left_there.where(is_better, left)
+        damping = torch.where(is_better, damping / 10, damping * 10).clamp_min(1e-5)
+        is_slow = (after > _SLOW * before) & (after < before) | (damping.flatten() > 10)
+        if is_slow.all() or left[:, 0].norm(dim=1).min() < 1e-13:
             break
-    return x.tolist()
+    return x

@@ -12,24 +12,35 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-# N and D of the batches. Candidates are fitted to the first one; the last one has another dimension
-# and, with labels, classes of one member.
-SIZES = ((9, 6), (8, 6), (10, 6), (12, 9))
+# N and D of the batches. Candidates are fitted to the first one. In the third one two labels have
+# one embedding. The last one is large, with similar embeddings: there a function differs that
+# takes the hardest negatives alone, leaves out similar ones, or cuts its batch.
+SIZES = ((9, 6), (8, 6), (12, 9), (100, 6))
 
 Function = Callable[..., Any]
+Facts = tuple[list[str], list[str]]
 
 
 def labels_of(n: int) -> Tensor:
     """The labels of a batch."""
+    if n == SIZES[-1][0]:
+        return torch.arange(n) % 7  # so that similar embeddings have other labels
     return torch.tensor([0, 0, 0, 1, 1, 1, 2, 2, 2, 2, 3, 4][:n])
 
 
 def batch(seed: int, n: int, dim: int) -> list[Tensor]:
-    """Two views of random embeddings, which have any lengths."""
+    """Two views of random embeddings, which have any lengths.
+
+    In the large batch each embedding of the second half is similar to one of the first half.
+    """
     generator = torch.Generator().manual_seed(seed)
     first, noise = torch.randn(2, n, dim, dtype=torch.float64, generator=generator)
+    if n == SIZES[-1][0]:
+        first[n // 2 :] = first[: n // 2] + 0.1 * first[n // 2 :]
+        noise = 0.1 * noise
     lengths = 0.5 + torch.rand(2, n, 1, dtype=torch.float64, generator=generator)
     return [first * lengths[0], (first + 0.7 * noise) * lengths[1]]
 
@@ -56,6 +67,22 @@ class Probe(NamedTuple):
         gradient = self.gradient
         is_rounded = torch.equal(gradient.float().double(), gradient)
         return is_rounded or float(np.float32(self.value)) == self.value
+
+    def in_span(self) -> "Probe":
+        """The probe with fewer coordinates, if the embeddings have more than they span.
+
+        A rotation changes no score. One more coordinate, in which embeddings and gradients of our
+        losses are 0, keeps the length of what the gradient has outside of the span.
+        """
+        dim = self.views[0].shape[1]
+        basis = torch.linalg.qr(torch.cat(self.views).detach().T).Q  # [D, R]
+        if basis.shape[1] >= dim - 1:
+            return self
+        gradient = self.gradient.view(-1, dim)
+        inside = gradient @ basis
+        outside = (gradient - inside @ basis.T).norm(dim=1, keepdim=True)
+        views = [F.pad(z.detach() @ basis, (0, 1)) for z in self.views]
+        return self._replace(views=views, gradient=torch.cat([inside, outside], 1).flatten())
 
 
 def probe(function: Function, views: Sequence[Tensor], labels: bool) -> Probe:
@@ -84,7 +111,7 @@ def probe(function: Function, views: Sequence[Tensor], labels: bool) -> Probe:
     parts = [d.flatten() for d in gradients if d is not None]
     gradient = torch.cat([views[0].new_zeros(0), *parts])
     if not value.isfinite().all() or not gradient.isfinite().all():
-        where = ", of which two labels have one embedding" * (labels and n == SIZES[-1][0])
+        where = ", of which two labels have one embedding" * (labels and n == SIZES[-2][0])
         raise NotFiniteError(f"value or gradient is not finite on a batch of {n}{where}")
     learned = [place for place, d in enumerate(gradients) if d is not None]
     return Probe(views, value.item(), gradient, learned)
@@ -111,7 +138,7 @@ def _advice(function: Function, error: str, labels: bool) -> str:
             return f"its second argument is {second}: give labels=True"
     advice += "" if labels else "; if its second argument are labels, give labels=True"
     fixed = "of a loss with a batch size: lambda z1, z2: Loss(len(z1))(z1, z2)"
-    return f"{advice}; it must take 8 to 12 rows ({fixed}); if it takes one D alone, give dim="
+    return f"{advice}; it must take 8 to 100 rows ({fixed}); if it takes one D alone, give dim="
 
 
 @contextmanager
@@ -168,15 +195,8 @@ def changing(function: Function, first: Probe, labels: bool) -> str:
     return "it is random: two calls with one batch differ"
 
 
-class Facts(NamedTuple):
-    """What helps a person whose function is no loss of ours."""
-
-    excluding: tuple[str, ...]  # what no loss of ours has, whatever is added to it
-    others: tuple[str, ...]
-
-
 def facts(function: Function, first: Probe, labels: bool) -> Facts:
-    """Look at a function that is no plain loss of ours."""
+    """Facts about a function: what no loss of ours has, whatever is added to it, and others."""
     n, dim = first.views[0].shape
     generator = torch.Generator().manual_seed(9)
     noise = [torch.randn(z.shape, dtype=z.dtype, generator=generator) for z in first.views]
@@ -194,34 +214,45 @@ def facts(function: Function, first: Probe, labels: bool) -> Facts:
         both = enumerate(zip(first.views, noise, strict=True))
         return value(*[z + step * dz if place in first.learned else z for place, (z, dz) in both])
 
-    step = 1e-3 if first.is_single() else 1e-4
-    slope = (moved(step) - moved(-step)) / (2 * step)
+    def difference(step: float) -> float:
+        return moved(step) - moved(-step)
+
+    def has_negatives() -> bool:
+        """Whether the gradient of four graphs has another direction without the other graphs."""
+        with suppress(TypeError, NotFiniteError):
+            part = probe(function, [z[:4] for z in first.views], labels).gradient
+            of_all = first.gradient.view(-1, n, dim)[:, :4].flatten()
+            return float(F.cosine_similarity(part, of_all, 0)) < 1 - 1e-6
+        return True
+
+    step = 1e-3 if first.is_single() else 1e-4  # of a difference of fourth order
+    slope = (8 * difference(step) - difference(2 * step)) / (12 * step)
     directions = torch.cat([noise[place].flatten() for place in first.learned])
     off = abs(slope - float(first.gradient @ directions))
-    rounding = 1e-3 * (1 + abs(first.value)) if first.is_single() else 0.0
-    one, other = (value(*[z[part] for z in first.views]) for part in (slice(4), slice(4, None)))
-    apart = (4 * one + (n - 4) * other) / n
+    rounding = (1e-3 if first.is_single() else 1e-10) * (1 + abs(first.value))
     lengths = torch.linspace(0.5, 2, n, dtype=torch.float64).unsqueeze(1)
-    order = torch.randperm(n, generator=generator)
+    order, columns = (torch.randperm(num, generator=generator) for num in (n, dim))
     rotation = torch.linalg.qr(torch.randn(dim, dim, dtype=torch.float64, generator=generator)).Q
+    is_rotated = not same(lambda z: z @ rotation)
+    by_column = is_rotated and same(lambda z: z[:, columns])
     excluding = {
         "its gradient is not the derivative of its value: a part is detached, or it rounds to half "
         "precision": off > 1e-3 * float(first.gradient.norm()) + rounding,
         "its value depends on the order of the graphs": not labels and not same(lambda z: z[order]),
         "its value changes if all embeddings are rotated: it has a layer such as a projection "
-        "head, prototypes, or keys of its own such as a queue": not same(lambda z: z @ rotation),
+        "head, prototypes, or keys of its own such as a queue": is_rotated and not by_column,
+        "its value changes if all embeddings are rotated, but not if their columns change places: "
+        "it compares columns, or changes each coordinate, as an activation does": by_column,
         "it has no negatives: no graph is compared with another": not labels
-        and abs(apart - first.value) <= 1e-4 * abs(first.value),
+        and not has_negatives(),
     }
     others = {
         "one of its views has no gradient": len(first.learned) < len(first.views),
         "its value depends on the lengths of embeddings: it has no cosines": not same(
             lambda z: z * lengths
         ),
-        "it centres the embeddings: a vector that is added to all changes nothing": same(
-            lambda z: z + 0.3
-        )
-        and not same(torch.square),
+        "a vector that is added to all embeddings changes nothing: it has distances, or centres "
+        "the embeddings": same(lambda z: z + 0.3) and not same(torch.square),
     }
-    chosen = ([fact for fact, holds in x.items() if holds] for x in (excluding, others))
-    return Facts(*map(tuple, chosen))
+    holding, more = ([fact for fact, holds in x.items() if holds] for x in (excluding, others))
+    return holding, more
