@@ -15,6 +15,7 @@ from pgcl_losses.base.options import COMMON, Check, Group, with_options
 
 _IS_BEFORE_2_9 = torch.__version__ < "2.9"
 Function = TypeVar("Function", bound=Callable[..., Any])
+Module = TypeVar("Module", bound="LossModule")
 
 
 def _with_collectives_or_before_torch_2_9(method: Any, *args: Any, **given: Any) -> Any:
@@ -82,6 +83,11 @@ class LossModule(nn.Module):
     gather: bool = True
     process_group: Group = None
 
+    def __new__(cls: type[Module], *_: Any, **__: Any) -> Module:
+        module: Module = super().__new__(cls)
+        nn.Module.__init__(module)
+        return module
+
     def __setattr__(self, name: str, value: Any) -> None:
         if isinstance(getattr(type(self), name, None), property):
             object.__setattr__(self, name, value)
@@ -103,8 +109,7 @@ class LossModule(nn.Module):
 
     def _refuse_option_of_child(self, name: str) -> None:
         """Raise an error if modules of this module have an option that this module lacks."""
-        children = self.__dict__.get("_modules", {})  # none before nn.Module is initialised
-        owners = [child for child, module in children.items() if name in _options_of(module)]
+        owners = [child for child, m in self.named_children() if name in _options_of(m)]
         if not owners:
             return
         fix = f"set its {' and '.join(f'{child}.{name}' for child in owners)}"

@@ -3,9 +3,10 @@
 Where the class is defined, `with_options` makes a dataclass of it, whose constructor has an
 argument for each option. When somebody then writes ``InfoNCE(temperature=0.1)``,
 
-1. `check_arguments` raises an error for an argument that the constructor does not have, and for an
+1. `LossModule.__new__` prepares the module by ``nn.Module.__init__``, which the constructor of a
+   dataclass does not call;
+2. `check_arguments` raises an error for an argument that the constructor does not have, and for an
    option by position;
-2. ``nn.Module.__init__`` prepares the module;
 3. the constructor of the dataclass assigns the options one by one, as in
    ``self.temperature = 0.1``, and `LossModule.__setattr__` calls the check of each;
 4. ``__post_init__``, if the class has one, makes buffers and parameters, and checks options that
@@ -55,7 +56,6 @@ def with_options(module: type[Module]) -> type[Module]:
     @functools.wraps(assign_options)
     def constructor(self: nn.Module, *args: Any, **options: Any) -> None:
         check_arguments(type(self).__name__, constructor, options, args)
-        nn.Module.__init__(self)
         assign_options(self, *args, **options)
 
     # help() shows this signature: without checks, and with the options of all modules at the end.

@@ -41,11 +41,11 @@ def num_entries(pairs: Pairs, rows: Rows, z: Tensor) -> int:
     num_rows, num_keys = rows.shape()
     is_matrix = pairs.negative_pairs is None
     if pairs.are_views():
-        return num_rows * (num_keys if is_matrix else len(pairs.lengths))
+        return num_rows * num_keys
     if not can_be_read(z):
         return num_rows * num_keys * (1 + _NUMBERS_OF_ANY_PAIR)
     most = num_rows * num_keys * (1 + _NUMBERS_OF_A_POSITIVE)  # each key may be a positive
-    if is_matrix and most <= chunk_size(z.device):
+    if most <= chunk_size(z.device):
         return most
     own = num_rows * num_keys if is_matrix else num_rows
     return own + _NUMBERS_OF_A_POSITIVE * num_listed(pairs, rows)

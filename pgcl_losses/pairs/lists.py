@@ -1,23 +1,25 @@
 """The losses of listed negatives (`negative_pairs=`), from products of pairs: no matrix exists."""
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
+from pgcl_losses.base.modes import can_be_read
+from pgcl_losses.base.normalize import full_precision
 from pgcl_losses.pairs.chunks import chunk_size, cut
 from pgcl_losses.pairs.forms import LossesOfRows, Positives
-from pgcl_losses.pairs.partners import AllKeys, Columns, Partners, find_partners, lowest
+from pgcl_losses.pairs.partners import Columns, Places, find_partners, lowest
 from pgcl_losses.pairs.rows import Inputs, Pairs, Rows
-from pgcl_losses.pairs.sums import log_sum, more, raise_if_differentiated_twice
+from pgcl_losses.pairs.sums import log_sum, more, raise_if_differentiated_twice, scale_of
 
 # The dot products z_i . z_j of two lists i and j [P], from z [M, D].
 Products = Callable[[Tensor, Tensor, Tensor], Tensor]
 # A part of a list starts few operations, so it may be smaller than a chunk of a large matrix.
 _LARGEST_PART = 1 << 24
+# A product of matrices computes so many scores in the time of one product of a list.
+_SCORES_OF_A_PRODUCT = 128
 
 
 def losses_of_lists(
@@ -25,52 +27,120 @@ def losses_of_lists(
 ) -> list[LossesOfRows]:
     """Compute the losses of rows whose negatives are listed.
 
-    Positives that are listed are computed at once: nothing has to be read. Labels may give each
-    query very many positives, so with labels some rows are computed at a time, and once more in the
-    backward.
+    The positives of all queries are computed at once, unless they are very many. Where Python may
+    not read how many they are, listed positives are computed at once, and with labels each key has
+    a weight, so some rows are computed at a time.
     """
     log_s, log_count = _log_sums(pairs, inputs, products)
-    form, tau = pairs.form, inputs.temperature
-    if pairs.labels is None and pairs.positives is not None:
-        (query, key), weights = pairs.positives, inputs.positive_weights
-        for start, stop in filter(None, [some.excluded_set() for some in rows]):
-            is_within = (query >= start) & (query < stop) & (key >= start) & (key < stop)
-            weights = weights if weights is None else weights.masked_fill(is_within, 0.0)
-        positives = Positives(pairs.num_embeddings(), weights, query)
-        x = products(inputs.z, query, key) / tau
-        losses, exist = form.losses(log_s, x, positives, tau, log_count)
+    is_readable, are_listed = can_be_read(inputs.z), pairs.labels is None and not pairs.are_views()
+    is_whole = pairs.are_views() or (are_listed and not is_readable)
+    chunks = rows if is_whole else cut(pairs, rows, inputs.z)
+    if are_listed and len(chunks) == len(rows):
+        losses, exist = _with_listed_positives(pairs, inputs, rows, log_s, log_count, products)
         here = [slice(*some.queries) for some in rows]
         return [(losses[some], None if exist is None else exist[some]) for some in here]
-
-    def losses_of(some: Rows, z: Tensor, log_s: Tensor) -> LossesOfRows:
-        partners, here = (
-            find_partners(pairs, some, z, inputs.positive_weights),
-            slice(*some.queries),
-        )
-        x = _scores_of_positives(pairs, some, z, partners, products) / tau
-        return form.losses(log_s[here], x, partners.positives, tau, log_count[here])
-
-    chunks = cut(pairs, rows, inputs.z)
-    if products is products_in_parts and len(chunks) > len(rows):
-        again: Any = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
-        return [again(losses_of, some, inputs.z, log_s) for some in chunks]
-    return [losses_of(some, inputs.z, log_s) for some in chunks]
+    can_wait = pairs.are_views() or (len(chunks) == len(rows) and is_readable)
+    if can_wait or products is not products_in_parts:
+        return [losses_of_chunk(pairs, inputs, x, log_s, log_count, products) for x in chunks]
+    if not isinstance(inputs.temperature, Tensor):
+        inputs = inputs._replace(temperature=inputs.z.new_full((), inputs.temperature))
+    return [_ChunksOfLists.apply(pairs, chunks, log_count, log_s, *inputs)]  # type: ignore[no-untyped-call]  # torch has no type there
 
 
-def _scores_of_positives(
-    pairs: Pairs, rows: Rows, z: Tensor, partners: Partners, products: Products
-) -> Tensor:
-    """Multiply queries by their positives; by all embeddings, if positives cannot be read."""
-    (start, stop), row = rows.queries, partners.positives.row
-    if isinstance(partners, AllKeys):
-        return z[start:stop] @ z.T
+def _with_listed_positives(
+    pairs: Pairs,
+    inputs: Inputs,
+    rows: Sequence[Rows],
+    log_s: Tensor,
+    log_count: Tensor,
+    products: Products,
+) -> LossesOfRows:
+    """Compute the losses ``[M]`` of all queries, whose positives are listed as well."""
+    assert pairs.positives is not None
+    (query, key), weights = pairs.positives, inputs.positive_weights
+    for start, stop in filter(None, [some.excluded_set() for some in rows]):
+        is_within = (query >= start) & (query < stop) & (key >= start) & (key < stop)
+        weights = weights if weights is None else weights.masked_fill(is_within, 0.0)
+    x = products(inputs.z, query, key) / inputs.temperature
+    positives = Positives(pairs.num_embeddings(), weights, query)
+    return pairs.form.losses(log_s, x, positives, inputs.temperature, log_count)
+
+
+def losses_of_chunk(
+    pairs: Pairs,
+    inputs: Inputs,
+    rows: Rows,
+    log_s: Tensor,
+    log_count: Tensor,
+    products: Products | None,
+) -> LossesOfRows:
+    """Compute the losses ``[I]`` of some rows, whose positives are views or have labels.
+
+    ``products``: None for what takes less time, products of pairs or of matrices.
+    """
+    z, tau, (start, stop) = inputs.z, inputs.temperature, rows.queries
+    partners, here = find_partners(pairs, rows, z, inputs.positive_weights), slice(start, stop)
+    row, key = partners.positives.row, None
     row = torch.arange(stop - start, device=z.device).unsqueeze(1) if row is None else row
     if isinstance(partners, Columns):  # all embeddings are keys
         key = partners.positive_columns
+    elif isinstance(partners, Places):
+        most = (stop - start) * len(z) // _SCORES_OF_A_PRODUCT
+        if products is not None or partners.places.numel() <= most:
+            key = partners.places - row * len(z)
+    if key is None:
+        x = partners.scores(z[here] @ z.T)
     else:
-        key = partners.places - row * pairs.num_embeddings()
-    query = (row + start).expand_as(key)
-    return products(z, query.flatten(), key.flatten()).view_as(key)
+        query, products = (row + start).expand_as(key), products or products_in_parts
+        x = products(z, query.flatten(), key.flatten()).view_as(key)
+    return pairs.form.losses(log_s[here], x / tau, partners.positives, tau, log_count[here])
+
+
+class _ChunksOfLists(torch.autograd.Function):
+    """The losses ``[Q]`` of some rows at a time, and which queries have positives.
+
+    The backward computes them again. As in `losses_of_chunks`, nothing of a chunk is kept.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, pairs: Pairs, chunks: Sequence[Rows], log_count: Tensor, *inputs: Any
+    ) -> LossesOfRows:
+        ctx.save_for_backward(log_count, *inputs)
+        ctx.rest, sizes = (pairs, chunks), [chunk.shape()[0] for chunk in chunks]
+        log_s, *others = inputs
+        losses = log_s.new_empty(sum(sizes))
+        exist = torch.empty_like(losses, dtype=torch.bool)
+        outs = zip(losses.split_with_sizes(sizes), exist.split_with_sizes(sizes), strict=True)
+        for chunk, out in zip(chunks, outs, strict=True):
+            of_chunk = losses_of_chunk(pairs, Inputs(*others), chunk, log_s, log_count, None)
+            for values, some in zip(out, of_chunk, strict=True):
+                values.copy_(some)
+        ctx.mark_non_differentiable(exist)
+        return losses, exist
+
+    @staticmethod
+    def backward(ctx: Any, d: Tensor, _: Any) -> tuple[Any, ...]:
+        raise_if_differentiated_twice()
+        (pairs, chunks), (log_count, *saved) = ctx.rest, ctx.saved_tensors
+        learns = ctx.needs_input_grad[3:]
+        leaves: list[Any] = [
+            None if x is None else x.detach().requires_grad_(learns_x)
+            for x, learns_x in zip(saved, learns, strict=True)
+        ]
+        log_s, *others = leaves
+        wanted = [x for x in leaves if x is not None and x.requires_grad]
+        totals = [torch.zeros_like(x) for x in wanted]
+        scale = scale_of(saved[2], is_small=False) * saved[2]  # by the temperature, see `Gradient`
+        d_of_chunks = (d * scale).split_with_sizes([chunk.shape()[0] for chunk in chunks])
+        is_here = torch.autograd.set_multithreading_enabled(False)
+        with torch.enable_grad(), full_precision(d.device), is_here:
+            for chunk, d_chunk in zip(chunks, d_of_chunks, strict=True):
+                losses, _ = losses_of_chunk(pairs, Inputs(*others), chunk, log_s, log_count, None)
+                parts = torch.autograd.grad(losses, wanted, d_chunk, materialize_grads=True)
+                totals = [total + part for total, part in zip(totals, parts, strict=True)]
+        found = iter(totals)
+        return None, None, None, *[next(found) / scale if x else None for x in learns]
 
 
 def _log_sums(pairs: Pairs, inputs: Inputs, products: Products) -> tuple[Tensor, Tensor]:

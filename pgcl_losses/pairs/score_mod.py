@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from pgcl_losses.base.checks import shown
-from pgcl_losses.base.modes import is_transformed, keeps_graph
+from pgcl_losses.base.modes import is_transformed
 from pgcl_losses.base.normalize import full_precision
 
 
@@ -134,14 +134,14 @@ class Differentiated:
             )
         return self.result.detach()
 
-    def gradients(self, d: Tensor) -> Sequence[Tensor]:
+    def gradients(self, d: Tensor, retain_graph: bool) -> Sequence[Tensor]:
         """Compute the gradient by scores and, if the temperature is learned, by tau.
 
-        The gradient by scores of keys that are no negatives is to be ignored.
+        The gradient by scores of keys that are no negatives is to be ignored. ``retain_graph``:
+        whether it is computed again, as compilers of functions do.
         """
         if not self.result.requires_grad:
             return [torch.zeros_like(x) for x in self.leaves]
-        # Keep autograd's graph if this backward keeps its own, which compilers of functions need.
-        options = {"retain_graph": keeps_graph(), "materialize_grads": True}
+        options = {"retain_graph": retain_graph, "materialize_grads": True}
         with full_precision(d.device):
             return torch.autograd.grad(self.result, self.leaves, d.to(self.result), **options)

@@ -173,7 +173,8 @@ def derivatives_by_scores(
     """Compute the derivatives by scores ``[I, K]``, times a scale, from those by log S and by x.
 
     Without ``d_x`` they are those of negatives alone. Also return the derivative by the temperature
-    that the user's function reads, if it learns. ``may_overwrite``: whether to do so with powers.
+    that the user's function reads, if it learns. ``may_overwrite``: whether powers and the graph of
+    the user's function are not needed again.
     """
     multiply = torch.Tensor.mul_ if may_overwrite else torch.mul
     d: Any = None
@@ -184,7 +185,7 @@ def derivatives_by_scores(
     by_tau: Sequence[Tensor] = ()
     if powers.score_mod is not None:
         # The user's function gets derivatives as they are, since it may use float16.
-        d, *by_tau = powers.score_mod.gradients(d / scale)
+        d, *by_tau = powers.score_mod.gradients(d / scale, not may_overwrite)
         d = d * scale
         if pairs.weights is not None:  # they may leave out any keys
             d = d.where(powers.score_mod.is_negative, 0.0)

@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 
 from pgcl_losses import InfoNCE
 from pgcl_losses.base.distributed import Processes
-from pgcl_losses.pairs import chunks, partners, rows, sums
+from pgcl_losses.pairs import chunks, lists, partners, rows, sums
 from pgcl_losses.pairs.forms import Form
 from pgcl_losses.pairs.loss import choose_way, loss_of_pairs
 from pgcl_losses.pairs.rows import Inputs, Listed, Pairs, all_rows
@@ -38,7 +38,7 @@ close = functools.partial(torch.testing.assert_close, rtol=1e-8, atol=1e-8)
 def as_on(readable):
     """On a CPU, or on a device that Python must not read."""
     with ExitStack() as patched:
-        for module in () if readable else (rows, partners, chunks):
+        for module in () if readable else (rows, partners, chunks, lists):
             patched.enter_context(mock.patch.object(module, "can_be_read", return_value=False))
         yield
 
@@ -146,23 +146,38 @@ def test_chunks_make_and_keep_no_matrix_of_all_pairs(name, temperature):
     assert kept < 400 * 200
 
 
-# Listed negatives are computed at once: chunks are positives by label alone.
-@pytest.mark.parametrize("name", [name for name in ARITHMETIC if name != "given negatives"])
+@pytest.mark.parametrize("name", ARITHMETIC)
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 def test_a_chunk_leaves_no_tensor_behind(name, reduction):
     """A small one keeps the matrices that the chunk frees apart, and the process grows."""
-    views, counts, of_chunk = views_of(40, torch.float32), [], chunks.losses_of_chunk
+    are_listed, views, counts = name == "given negatives", views_of(40, torch.float32), []
+    module = lists if are_listed else chunks
+    of_chunk = module.losses_of_chunk
 
     def counted(*args):
         counts.append(alive.count())
         return of_chunk(*args)
 
-    patched = mock.patch.object(chunks, "losses_of_chunk", counted)
+    patched = mock.patch.object(module, "losses_of_chunk", counted)
     with in_chunks(400), patched, AliveTensors() as alive:
         loss_of(name, views, engine="chunks", reduction=reduction).sum().backward()
     assert len(counts) > 8
-    half = len(counts) // (2 if reduction == "none" else 1)  # the backward computes chunks again
+    # The backward computes chunks again.
+    half = len(counts) // (2 if reduction == "none" or are_listed else 1)
     assert len({*counts[1:half]}) == 1
+
+
+@pytest.mark.parametrize("name", ["InfoNCE", "SupCon", "positives", "score_mod", "given negatives"])
+@pytest.mark.parametrize("readable", [True, False])
+@pytest.mark.parametrize("chunk", [1 << 19, 200])
+def test_a_backward_within_autocast_has_full_precision(name, readable, chunk):
+    views, found = views_of(12, torch.float32), []
+    for enabled in (False, True):
+        with as_on(readable), in_chunks(chunk):
+            loss = loss_of(name, views, reduction="none").sum()
+            with torch.autocast(views.device.type, torch.bfloat16, enabled=enabled):
+                found += gradients(loss, [views])
+    assert torch.equal(*found)
 
 
 def test_embeddings_of_listed_pairs_are_gathered_in_parts():

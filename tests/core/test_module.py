@@ -1,6 +1,7 @@
 """Modules of PGCLLoss: hooks, subclasses, options that change, and errors on all ranks."""
 
 import copy
+import dataclasses
 import pickle
 from functools import partial
 
@@ -135,6 +136,20 @@ class TestOptions:
         loss = InfoNCE()
         loss._x, loss.z = 3, torch.zeros(2)
         assert (loss._x, loss.z.shape) == (3, (2,))
+
+    def test_a_subclass_may_be_a_dataclass_or_assign_before_it_calls_our_constructor(self):
+        @dataclasses.dataclass(kw_only=True, eq=False, repr=False)
+        class Scaled(InfoNCE):
+            scale: float = 2.0
+
+        assert (Scaled(scale=3.0).scale, Scaled(temperature=0.5).temperature) == (3.0, 0.5)
+
+        class WithHead(InfoNCE):
+            def __init__(self):
+                self.head = torch.nn.Linear(2, 2)
+                super().__init__(temperature=0.5)
+
+        assert len([*WithHead().parameters()]) == 2
 
 
 @with_options
