@@ -71,7 +71,6 @@ def reduced(losses: Tensor, count: Tensor | int, reduction: str) -> Tensor:
 
 def check_engine(engine: Engine, inputs: Inputs, num_ranks: int) -> None:
     """Raise an error for an engine that cannot compute these inputs."""
-    z, may_interpret = inputs.z, os.environ.get("TRITON_INTERPRET") == "1"
     if engine == "chunks" and is_transformed(*inputs):
         raise ValueError(
             "engine='chunks' is for backward alone, but torch.func or forward mode differentiates "
@@ -82,10 +81,11 @@ def check_engine(engine: Engine, inputs: Inputs, num_ranks: int) -> None:
             f"engine='dense' computes one matrix in one process, but {num_ranks} processes hold a "
             "batch together: choose engine='auto' or 'chunks', or gather=False"
         )
-    if engine == "fused" and not (z.is_cuda or may_interpret):
+    is_interpreted = engine == "fused" and os.environ.get("TRITON_INTERPRET") == "1"
+    if engine == "fused" and not (inputs.z.is_cuda or is_interpreted):
         raise ValueError(
-            f"engine='fused' is for embeddings on a GPU, but they are on {z.device.type}: choose "
-            "engine='auto'"
+            "engine='fused' is for embeddings on a GPU, but they are on "
+            f"{inputs.z.device.type}: choose engine='auto'"
         )
 
 
