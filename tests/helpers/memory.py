@@ -70,5 +70,5 @@ def kept_for_backward(function):
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda kept: kept.tensor):
         result = function()
-    sizes = {x.tensor.untyped_storage().data_ptr(): x.tensor.numel() for x in alive}
+    sizes = {StorageWeakRef(x.tensor.untyped_storage()): x.tensor.numel() for x in alive}
     return result, sum(sizes.values())
