@@ -12,6 +12,7 @@ from pgcl_losses.recognition.candidates import HARD, TWO_VIEWS, UNMASKED, WITH_L
 from pgcl_losses.recognition.fit import Fit, Search, search_for
 from pgcl_losses.recognition.line import CONSTANT, Recognized, described, loss_of
 from pgcl_losses.recognition.probe import (
+    NUM_LARGE,
     SIZES,
     Facts,
     Function,
@@ -163,12 +164,12 @@ def _further(fits: list[Fit], search: Search) -> Fit | None:
 def _of_few(fits: list[Fit], search: Search, labels: bool) -> str:
     """Why a function is none that agrees with a loss of ours on each of the small batches."""
     for fit in fits:
-        if fit.alone[:-1].max() <= search.tolerance:
+        if fit.alone[:-NUM_LARGE].max() <= search.tolerance:
             first = search_for(search.probes[:1], labels)
             there = first.at(fit.candidate, fit.numbers)
             if not first.is_determined(there):
                 return _UNDETERMINED
-            if fit.alone[-1] <= search.tolerance:
+            if fit.alone.max() <= search.tolerance:
                 why = "its factor or its value depends on the batch; up to that it is"
                 return f"{why} {loss_of(there, first)}"
             few = f"for few graphs it is {loss_of(there, first)}"

@@ -70,7 +70,7 @@ def _options_and_numbers(fit: Fit, search: Search) -> tuple[dict[str, Any], list
     fitted = {name: _rounded(x, fit.error) for name, x in fit.numbers.items()}
     options: dict[str, Any] = {name: x for name, x in fitted.items() if name not in DIFFERENCES}
     options |= fit.candidate.options
-    weights, near = fit.weights.tolist(), max(100 * search.tolerance, 10 * fit.error)
+    weights, near = fit.weights.tolist(), max(10 * search.tolerance, min(10 * fit.error, 0.02))
     factor = sum(weights) or math.nan
     shares = [x / factor if abs(x / factor) > near else 0.0 for x in weights]
     if fit.growth.is_sum:

@@ -8,17 +8,22 @@ import inspect
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
-# N and D of the batches. Candidates are fitted to the first one. In the third one two labels have
-# one embedding. The last one is large, with similar embeddings: there a function differs that
-# takes the hardest negatives alone, leaves out similar ones, or cuts its batch.
-SIZES = ((9, 6), (8, 6), (12, 9), (100, 6))
+# N and D of the batches. Candidates are fitted to the first one. In the second and fourth one the
+# views of half of the graphs are opposite: there a function differs that clamps a loss or a cosine.
+# In the third one two labels have one embedding. The last two are large, one of them with similar
+# embeddings: there a function differs that takes the hardest negatives alone, leaves out similar
+# ones, or cuts its batch.
+SIZES = ((9, 6), (8, 6), (12, 9), (90, 32), (100, 6))
+NUM_LARGE = 2
 
 Function = Callable[..., Any]
 Facts = tuple[list[str], list[str]]
@@ -26,23 +31,28 @@ Facts = tuple[list[str], list[str]]
 
 def labels_of(n: int) -> Tensor:
     """The labels of a batch."""
-    if n == SIZES[-1][0]:
-        return torch.arange(n) % 7  # so that similar embeddings have other labels
-    return torch.tensor([0, 0, 0, 1, 1, 1, 2, 2, 2, 2, 3, 4][:n])
+    few = [0, 0, 0, 1, 1, 1, 2, 2, 2, 2, 3, 4]
+    # In a large batch, similar embeddings have other labels.
+    return torch.tensor(few[:n]) if n <= len(few) else torch.arange(n) % 7
 
 
 def batch(seed: int, n: int, dim: int) -> list[Tensor]:
     """Two views of random embeddings, which have any lengths.
 
-    In the large batch each embedding of the second half is similar to one of the first half.
+    In two of the batches the views of half of the graphs are opposite, and in the last batch each
+    embedding of the second half is similar to one of the first half.
     """
     generator = torch.Generator().manual_seed(seed)
     first, noise = torch.randn(2, n, dim, dtype=torch.float64, generator=generator)
+    first, noise = first * (6 / dim) ** 0.5, noise * (6 / dim) ** 0.5  # dot products of any D alike
     if n == SIZES[-1][0]:
         first[n // 2 :] = first[: n // 2] + 0.1 * first[n // 2 :]
         noise = 0.1 * noise
     lengths = 0.5 + torch.rand(2, n, 1, dtype=torch.float64, generator=generator)
-    return [first * lengths[0], (first + 0.7 * noise) * lengths[1]]
+    second = first + 0.7 * noise
+    if n in (SIZES[1][0], SIZES[3][0]):
+        second[::2] = noise[::2] - first[::2]
+    return [first * lengths[0], second * lengths[1]]
 
 
 class NotFiniteError(Exception):
@@ -111,7 +121,7 @@ def probe(function: Function, views: Sequence[Tensor], labels: bool) -> Probe:
     parts = [d.flatten() for d in gradients if d is not None]
     gradient = torch.cat([views[0].new_zeros(0), *parts])
     if not value.isfinite().all() or not gradient.isfinite().all():
-        where = ", of which two labels have one embedding" * (labels and n == SIZES[-2][0])
+        where = ", of which two labels have one embedding" * (labels and n == SIZES[2][0])
         raise NotFiniteError(f"value or gradient is not finite on a batch of {n}{where}")
     learned = [place for place, d in enumerate(gradients) if d is not None]
     return Probe(views, value.item(), gradient, learned)
@@ -147,14 +157,15 @@ def untouched(function: Function) -> Iterator[None]:
 
     In the block torch has one thread, since batches are small, and threads wait for each other.
     """
-    owners = [function, getattr(function, "__self__", None), *getattr(function, "args", ())]
-    owners += getattr(function, "keywords", {}).values()  # of a partial
+    owners = [function, getattr(function, "__self__", None)]
+    if isinstance(function, partial):
+        owners += [function.func, *function.args, *function.keywords.values()]
     if inspect.isfunction(function):
         captured = inspect.getclosurevars(function)
         owners += [*captured.nonlocals.values(), *captured.globals.values()]
     modules = {m for owner in owners if isinstance(owner, nn.Module) for m in owner.modules()}
     training = [(module, module.training) for module in modules]
-    tensors = {x for m in modules for x in (*m.parameters(), *m.buffers())}
+    tensors = {x for m in modules for x in (*m.parameters(), *m.buffers()) if not is_lazy(x)}
     before = [(x, x.detach().clone(), x.grad) for x in tensors]
     states, threads = (random.getstate(), np.random.get_state()), torch.get_num_threads()  # noqa: NPY002  # scripts use it
     try:

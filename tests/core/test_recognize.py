@@ -385,7 +385,7 @@ NEARLY = {
         SMALL,
     ),
     "lengths": (
-        lambda a, b: formulas.graphcl(a, b, 0.2) + 1e-4 * a.square().sum(1).mean(),
+        lambda a, b: formulas.graphcl(a, b, 0.2) + 5e-5 * a.square().sum(1).mean(),
         SMALL,
     ),
     "mean of negatives": (
@@ -638,6 +638,38 @@ def with_a_queue(a, b):
     x, y = unit(a), unit(b)
     logits = torch.cat([(x * y).sum(1, keepdim=True), x @ queue], 1) / 0.2
     return F.cross_entropy(logits, torch.zeros(len(a), dtype=torch.long))
+
+
+def of_queries(a, b, tau):
+    return F.cross_entropy(unit(a) @ unit(b).T / tau, arange(len(a)), reduction="none")
+
+
+# What changes a loss only where the views of a graph are far apart.
+CLAMPED = {
+    "losses": lambda a, b: of_queries(a, b, 0.1).clamp(max=10).mean(),
+    "probabilities": lambda a, b: -(-of_queries(a, b, 0.05)).exp().clamp(min=1e-8).log().mean(),
+    "positives": lambda a, b: (of_queries(a, b, 0.2) * (F.cosine_similarity(a, b) > 0.3)).mean(),
+}
+
+
+@pytest.mark.parametrize("function", CLAMPED.values(), ids=CLAMPED)
+def test_a_clamp_is_seen(function):
+    assert recognize(function).kind == "none"
+
+
+class WithArguments(nn.Module):
+    """A module of a script: its options, and a layer that has no shape yet."""
+
+    def __init__(self):
+        super().__init__()
+        self.args, self.keywords, self.lazy = object(), ["a"], nn.LazyLinear(4)
+
+    def forward(self, a, b):
+        return formulas.gcc(a, b, 0.2)
+
+
+def test_a_module_may_have_any_attributes():
+    assert recognize(WithArguments()).kind == "exact"
 
 
 class Queue(nn.Module):
