@@ -39,7 +39,6 @@ def chunk_size(device: torch.device) -> int:
 def num_entries(pairs: Pairs, rows: Rows, z: Tensor) -> int:
     """Return how many numbers the rows take: of the matrix ``[I, K]`` and of positives."""
     num_rows, num_keys = rows.shape()
-    is_matrix = pairs.negative_pairs is None
     if pairs.are_views():
         return num_rows * num_keys
     if not can_be_read(z):
@@ -47,7 +46,7 @@ def num_entries(pairs: Pairs, rows: Rows, z: Tensor) -> int:
     most = num_rows * num_keys * (1 + _NUMBERS_OF_A_POSITIVE)  # each key may be a positive
     if most <= chunk_size(z.device):
         return most
-    own = num_rows * num_keys if is_matrix else num_rows
+    own = num_rows * num_keys if pairs.negative_pairs is None else num_rows
     return own + _NUMBERS_OF_A_POSITIVE * num_listed(pairs, rows)
 
 
@@ -149,8 +148,8 @@ def losses_of_chunks(
     # On a GPU, backward has a thread of its own, and each chunk would wait for it.
     with torch.autograd.set_multithreading_enabled(False):
         for chunk, out, d in each:
-            of_chunk, exist = losses_of_chunk(pairs, inputs, chunk, passes, matrix, d, gradient)
-            out.copy_(of_chunk)
+            values, exist = losses_of_chunk(pairs, inputs, chunk, passes, matrix, d, gradient)
+            out.copy_(values)
             count += len(out) if exist is None else exist.sum()
     return losses, count, gradient.by_inputs() if gradient else None
 

@@ -26,7 +26,6 @@ from pgcl_losses.base.modes import is_transformed
 # log(1 + e^x) is x from here on, even for float64.
 _LINEAR_FROM = 40.0
 
-
 # The losses of some rows [I], and which queries have positives [I]; None: all have.
 LossesOfRows = tuple[Tensor, Tensor | None]
 

@@ -111,11 +111,11 @@ class _ChunksOfLists(torch.autograd.Function):
         log_s, *others = inputs
         losses = log_s.new_empty(sum(sizes))
         exist = torch.empty_like(losses, dtype=torch.bool)
-        outs = zip(losses.split_with_sizes(sizes), exist.split_with_sizes(sizes), strict=True)
-        for chunk, out in zip(chunks, outs, strict=True):
-            of_chunk = losses_of_chunk(pairs, Inputs(*others), chunk, log_s, log_count, None)
-            for values, some in zip(out, of_chunk, strict=True):
-                values.copy_(some)
+        parts = losses.split_with_sizes(sizes), exist.split_with_sizes(sizes)
+        for chunk, *outs in zip(chunks, *parts, strict=True):
+            results = losses_of_chunk(pairs, Inputs(*others), chunk, log_s, log_count, None)
+            for out, result in zip(outs, results, strict=True):
+                out.copy_(result)
         ctx.mark_non_differentiable(exist)
         return losses, exist
 
@@ -133,7 +133,7 @@ class _ChunksOfLists(torch.autograd.Function):
         totals = [torch.zeros_like(x) for x in wanted]
         scale = scale_of(saved[2], is_small=False) * saved[2]  # by the temperature, see `Gradient`
         d_of_chunks = (d * scale).split_with_sizes([chunk.shape()[0] for chunk in chunks])
-        is_here = torch.autograd.set_multithreading_enabled(False)
+        is_here = torch.autograd.set_multithreading_enabled(False)  # see `losses_of_chunks`
         with torch.enable_grad(), full_precision(d.device), is_here:
             for chunk, d_chunk in zip(chunks, d_of_chunks, strict=True):
                 losses, _ = losses_of_chunk(pairs, Inputs(*others), chunk, log_s, log_count, None)

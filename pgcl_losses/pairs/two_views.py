@@ -104,8 +104,8 @@ class _TwoViews(torch.autograd.Function):
         d_gaps = pairs.form.derivatives(gaps) * (d_losses * scale)
         factors = (d_gaps / total).unsqueeze(1)  # [I, 1]
         if block.by_columns:  # a pair counts in its row, and in its column
-            of_rows, of_columns = factors.chunk(2)
-            factors = of_rows + of_columns.T
+            row_factors, column_factors = factors.chunk(2)
+            factors = row_factors + column_factors.T
             d_gaps = d_gaps.view(2, -1).sum(0)
         multiply = torch.Tensor.mul_ if may_overwrite(d_losses) else torch.mul
         d = multiply(powers.contiguous(), factors)  # hooks may unpack them otherwise

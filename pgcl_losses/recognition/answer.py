@@ -107,11 +107,11 @@ def _none(*reasons: str) -> Recognized:
 def _of_units(function: Function, batches: list[list[Tensor]], labels: bool) -> Recognized | None:
     """Look for a plain loss that the function is for embeddings of length 1."""
 
-    def of_units(z: Tensor, *others: Tensor) -> Any:
+    def on_unit_vectors(z: Tensor, *others: Tensor) -> Any:
         return function(*[F.normalize(x) if x.is_floating_point() else x for x in (z, *others)])
 
     try:
-        search = search_for([probe(of_units, views, labels) for views in batches], labels)
+        search = search_for([probe(on_unit_vectors, views, labels) for views in batches], labels)
     except (NotFiniteError, TypeError):
         return None
     best = search.fits(WITH_LABELS if labels else TWO_VIEWS)[0]
@@ -172,6 +172,8 @@ def _of_few(fits: list[Fit], search: Search, labels: bool) -> str:
             if fit.alone.max() <= search.tolerance:
                 why = "its factor or its value depends on the batch; up to that it is"
                 return f"{why} {loss_of(there, first)}"
+            errors = zip(search.probes, fit.alone, strict=True)
+            most = max(len(x.views[0]) for x, error in errors if error > search.tolerance)
             few = f"for few graphs it is {loss_of(there, first)}"
-            return f"{few}, but not for {len(search.probes[-1].views[0])}: {_LARGE}"
+            return f"{few}, but not for {most}: {_LARGE}"
     return ""

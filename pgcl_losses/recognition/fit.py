@@ -118,8 +118,8 @@ class Search(NamedTuple):
             weights, left = self.weigh(torch.cat(grown, 2), torch.cat(targets))
             errors = [x.norm() for x in torch.split(left[0], [len(y) for y in targets])]
             values = torch.stack([(weights * x).sum() for _, x in each]) * growth.factors
-            of_batches = torch.stack(errors), torch.stack(alone)
-            fits.append(Fit(candidate, numbers, growth, weights[0], values, *of_batches))
+            both = torch.stack(errors), torch.stack(alone)
+            fits.append(Fit(candidate, numbers, growth, weights[0], values, *both))
             if fits[-1].error <= self.tolerance:
                 break
         return min(fits, key=lambda fit: fit.error)
