@@ -25,6 +25,7 @@ from pgcl_losses.pairs.sums import derivatives_by_scores, separated, sum_up
 from pgcl_losses.pgcl import PGCLLoss
 
 TEMPERATURES = (0.1, 0.2, 0.5, 1.0, 2.0)
+WITHIN, BETWEEN, UNKNOWN = 2, 3, 4  # groups of pairs: the places of their totals
 _NUM_BINS = 20
 # So many queries, evenly spaced, tell of other temperatures and of cosines, which take most time.
 _MOST_QUERIES = 2048
@@ -34,7 +35,8 @@ class Repulsion(NamedTuple):
     """How the push of a loss spreads over its negatives: the result of :func:`repulsion`.
 
     A share is a fraction of the push that all negatives of all queries get together. It is NaN
-    without negatives, without classes, and if pushes and pulls of negatives cancel out.
+    without negatives, without classes, and if pushes and pulls of negatives cancel out. What is
+    left out within or between classes is NaN where no negative lies there.
 
     Example:
         >>> report = repulsion(InfoNCE(), torch.randn(64, 8), torch.randn(64, 8))
@@ -64,19 +66,19 @@ class Repulsion(NamedTuple):
         return numbers | {f"within at {tau:g}": x for tau, x in self.by_temperature.items()}
 
     def __str__(self) -> str:
-        text = f"{self.loss}, {self.num_embeddings} embeddings in {self.num_classes} classes\n"
+        text = f"{self.loss}, {self.num_embeddings} embeddings"
         if self.num_classes == 0:
-            return text + "without classes, look at `hardest` and `by_cosine`"
+            return f"{text}\nNo class is known: look at `hardest` and `by_cosine`."
+        text += f" in {self.num_classes} {'class' if self.num_classes == 1 else 'classes'}\n"
         if math.isnan(self.within):
             return text + "no negatives, or no net push"
         text += f"{self.of_negatives:.0%} of the negatives have the query's class, and get "
         text += f"{self.within:.0%} of the push.\n"
-        if self.left_out_within > 0 or self.left_out_between > 0:
-            text += (
-                f"Without weights and masks they get {self.plain_within:.0%}. The loss leaves out "
-            )
-            text += f"{self.left_out_within:.0%} of that push within classes,\nand "
-            text += f"{self.left_out_between:.0%} between classes.\n"
+        left_out = {"within": self.left_out_within, "between": self.left_out_between}
+        if any(fraction > 0 for fraction in left_out.values()):
+            parts = (f"{x:.0%} {name} classes" for name, x in left_out.items() if x == x)  # no NaN
+            text += f"Without weights and masks they get {self.plain_within:.0%}. Of that push the "
+            text += f"loss leaves out\n{' and '.join(parts)}.\n"
         if self.unknown > 0:
             text += f"{self.unknown:.0%} of the push is on pairs of unknown classes.\n"
         if self.pulled > 0:
@@ -261,25 +263,22 @@ def _measure(
     plain = pairs._replace(weights=None, pair_weight=None, score_mod=None, hardness=0.0, form=form)
     can_pull = pairs.score_mod is not None or max(pairs.hardness, pairs.form.debias) > 0
     is_plain = pairs.weights is None and pairs.pair_weight is None and not can_pull
-    has_unknown = bool((of_class < 0).any())
-    nothing = z.new_zeros(())
-    # Totals by name: of all pairs, within classes, of unknown classes, and of values below 0.
-    totals = defaultdict[Any, Tensor](lambda: z.new_zeros(4, dtype=torch.float64))
+    # Totals by name: of all pairs, of values below 0, and of each group of pairs. No total is a
+    # difference of others: where a group has no pairs, it would be what was rounded.
+    totals = defaultdict[Any, Tensor](lambda: z.new_zeros(5, dtype=torch.float64))
     by_cosine = z.new_zeros(_NUM_BINS if is_unit else 0)
     hardest = [z.new_zeros(0), z.new_zeros(0), of_class.new_zeros(0, 2)]
     positions = torch.arange(len(of_class), device=z.device)
     for number, part in enumerate(_parts(pairs, inputs)):
         query, key = part.pick(of_class)
-        within = (query.where(query >= 0, -2) == key).to(z.dtype).flatten()
-        unknown = ((query < 0) | (key < 0)).to(z.dtype).flatten() if has_unknown else None
+        unknown = (query < 0) | (key < 0)
+        within = (query == key) & ~unknown
+        is_in = [x.to(z.dtype).flatten() for x in (within, ~(within | unknown), unknown)]
 
-        def add(
-            name: Any, values: Tensor, within: Tensor = within, unknown: Tensor | None = unknown
-        ) -> Tensor:
+        def add(name: Any, values: Tensor, is_in: list[Tensor] = is_in) -> Tensor:
             flat = values.flatten()
-            of_unknown = nothing if unknown is None else flat.dot(unknown)
-            below_0 = flat.clamp_max(0.0).sum() if can_pull else nothing
-            totals[name] += torch.stack([flat.sum(), flat.dot(within), of_unknown, below_0])
+            below_0 = flat.clamp_max(0.0).sum() if can_pull else flat.new_zeros(())
+            totals[name] += torch.stack([flat.sum(), below_0, *map(flat.dot, is_in)])
             return values
 
         push, are_negatives = add("loss", part.push(pairs, tau)), part.are_negatives(pairs, tau)
@@ -300,25 +299,24 @@ def _measure(
 
     num_classes = len(torch.unique(of_class[of_class >= 0]))
 
-    def share(name: Any, group: int = 1) -> float:
+    def share(name: Any, group: int = WITHIN) -> float:
         """Divide the total of a group by that of all pairs; NaN if pushes and pulls cancel out."""
-        every, below_0 = float(totals[name][0]), float(totals[name][3])
+        every, below_0 = totals[name][:2].tolist()
         is_net = every > 1e-5 * (every - 2 * below_0)
         return float(totals[name][group]) / every if is_net and num_classes > 0 else math.nan
 
-    every, _, _, below_0 = totals["loss"].tolist()
-    left_out = totals["left out"] / totals["plain"].clamp_min(1e-30)
-    between, left_out_between = (x[0] - x[1] - x[2] for x in (totals["plain"], totals["left out"]))
+    every, below_0 = totals["loss"][:2].tolist()
+    left_out = totals["left out"] / totals["plain"]
     return Repulsion(
         loss=f"{type(loss).__name__}({loss.extra_repr()})",
         num_embeddings=len(z),
         num_classes=num_classes,
         of_negatives=share("negatives"),
         within=share("loss"),
-        unknown=share("loss", 2),
+        unknown=share("loss", UNKNOWN),
         plain_within=share("plain"),
-        left_out_within=float(left_out[1]),
-        left_out_between=float(left_out_between / between.clamp_min(1e-30)),
+        left_out_within=float(left_out[WITHIN]),
+        left_out_between=float(left_out[BETWEEN]),
         pulled=abs(below_0) / (every - below_0) if every > below_0 else 0.0,
         by_temperature={other: share(other) for other in TEMPERATURES},
         by_cosine=by_cosine / by_cosine.sum(),

@@ -2,6 +2,7 @@
 
 import copy
 import math
+import re
 
 import pytest
 import torch
@@ -105,7 +106,9 @@ def test_shares_are_those_of_literal_loops(problem, tau, form, chunk, seed):
         ]
         whole = sum(float(of_plain[pair]) for pair in group)
         out = sum(float(of_plain[pair]) for pair in {*group} - {*negatives})
-        if whole > 1e-9:
+        if not group:
+            assert math.isnan(share)
+        elif whole > 1e-9:
             agree(share, out / whole)
     if pairs.negative_pairs is None and pairs.memory is None:
         hardest = sorted((float(push[pair]) for pair in negatives), reverse=True)[:5]
@@ -167,8 +170,30 @@ def test_a_mask_of_all_false_negatives_leaves_no_push_within_classes():
     assert (found.left_out_within, found.left_out_between) == (1, 0)
     plain = repulsion(InfoNCE(temperature=0.2), *views, classes=classes)
     assert found.plain_within == pytest.approx(plain.within)
-    assert "leaves out 100% of that push within classes,\nand 0% between" in str(found)
+    assert "the loss leaves out\n100% within classes and 0% between classes." in str(found)
     assert found.numbers()["within at 0.5"] == 0
+
+
+@pytest.mark.parametrize("make", [InfoNCE, lambda: InfoNCE(dim=DIM, memory_size=7)])
+@pytest.mark.parametrize("known", [1.0, 0.5])
+def test_between_classes_nothing_is_left_out_where_nothing_lies(make, known):
+    """One class, and others of which nothing is known, in float32, which rounds."""
+    loss, (_, views) = make(), clusters_and_views()
+    views = [view.float() for view in views]
+    loss(*views)
+    classes = torch.zeros(40, dtype=torch.long).where(torch.arange(40) < 40 * known, -1)
+    found = repulsion(loss, *views, classes=classes)
+    assert math.isnan(found.left_out_between)
+    assert found.left_out_within == 0
+    assert "in 1 class\n" in str(found)
+
+    masked = InfoNCE(score_mod=lambda s, pair: s.masked_fill(pair.query == pair.key, -torch.inf))
+    text = str(repulsion(masked, *views, classes=classes, metadata=torch.arange(40) % 2))
+    assert re.search(r"the loss leaves out\n\d+% within classes\.\n", text)
+
+
+def test_without_classes_the_text_names_none():
+    assert "in 0 classes" not in str(repulsion(InfoNCE(), *clusters_and_views()[1]))
 
 
 def test_without_a_net_push_a_share_is_nan():
