@@ -228,10 +228,11 @@ class PGCLLoss(LossWithMemory):
     ) -> tuple[Tensor, Tensor, Tensor, Batch]:
         """Compute the loss, its contrast and its consistency; also return the batch."""
         batch = self.batch_of(views, given)
-        z = batch.embeddings
-        contrast = self.contrast(batch) if self.contrast_weight > 0 else z.new_zeros(())
-        consistency = self.consistency(batch) if self.consistency_weight > 0 else z.new_zeros(())
-        loss = self.contrast_weight * contrast
+        z, zero = batch.embeddings, batch.embeddings.new_zeros(())
+        contrast = self.contrast(batch) if self.contrast_weight > 0 else zero
+        consistency = self.consistency(batch) if self.consistency_weight > 0 else zero
+        # In forward mode, a Python number times a float32 scalar has a tangent in float64.
+        loss = torch.add(zero, contrast, alpha=self.contrast_weight)
         loss = torch.add(loss, consistency, alpha=self.consistency_weight)
         if self.contrast_weight == 0 or self.consistency_weight == 0:
             loss = self._with_all_gradients(loss, z)

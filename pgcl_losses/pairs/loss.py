@@ -99,8 +99,10 @@ def choose_way(
     if pairs.negative_pairs is not None:
         return "lists"
     # Rows that are computed at once wait for a backward. With a memory they cannot, because the
-    # same step overwrites the memory.
-    if engine != "fused" and pairs.memory is None and is_one_chunk(pairs, rows, z):
+    # same step overwrites the memory. Nor can a user's function that other processes wait for: an
+    # error in its backward must be raised in the forward, where all of them hear of it.
+    can_wait = pairs.memory is None and (num_ranks == 1 or pairs.score_mod is None)
+    if engine != "fused" and can_wait and is_one_chunk(pairs, rows, z):
         return "two views" if num_ranks == 1 and pairs.are_two_views() else "one chunk"
     can_be_fused = engine != "chunks" and is_eager(z) and pairs.can_be_fused()
     if can_be_fused and (engine == "fused" or (z.is_cuda and kernels_run_on(z.device))):

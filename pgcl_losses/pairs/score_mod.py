@@ -141,7 +141,7 @@ class Differentiated:
         whether it is computed again, as compilers of functions do.
         """
         if not self.result.requires_grad:
-            return [torch.zeros_like(x) for x in self.leaves]
+            return [d.new_zeros(x.shape) for x in self.leaves]
         options = {"retain_graph": retain_graph, "materialize_grads": True}
         with full_precision(d.device):
             return torch.autograd.grad(self.result, self.leaves, d.to(self.result), **options)

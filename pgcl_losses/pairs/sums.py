@@ -80,7 +80,7 @@ def scale_of(temperature: float | Tensor, is_small: bool) -> float | Tensor:
     ``is_small``: whether all logits are small. Then sums of powers may be far below 1, by which a
     larger factor could overflow.
     """
-    scale: float | Tensor = 2.0 ** (32 if is_small else 64) / (1 + temperature)
+    scale: float | Tensor = 2.0 ** (32 if is_small else 48) / (1 + temperature)
     return scale
 
 
@@ -211,8 +211,8 @@ class Gradient:
     Denormal numbers, in float32 below 1e-38, make matrix products up to 25 times slower on some
     CPUs. At low temperatures the derivative by log S may be 1e-35, so its products with a softmax
     would all be denormal. So derivatives by scores are ``scale`` times as large, and the sum of
-    their products is divided by ``divisor`` at the end. Neither exceeds 2^64, however small or
-    large the temperature is.
+    their products is divided by ``divisor`` at the end. Neither exceeds 2^48, however small or
+    large the temperature is, so that gradients of up to 1e23 remain finite.
     """
 
     def __init__(self, pairs: Pairs, inputs: Inputs, learns: Sequence[bool], like: Tensor) -> None:
@@ -243,7 +243,7 @@ class Gradient:
                     add_product(products[start:stop], part.T, queries)
         if by_temperature is not None:
             own.add_(d_queries)
-            by_scores = (queries * d_queries).sum() / -self.divisor / self.temperature
+            by_scores = (queries / -self.divisor * d_queries).sum() / self.temperature
             self.others[0] = sum([by_scores, *by_tau], by_temperature)
 
     def by_inputs(self) -> Inputs:

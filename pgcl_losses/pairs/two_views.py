@@ -124,7 +124,7 @@ class _TwoViews(torch.autograd.Function):
             d_z = torch.cat((d_queries, d_keys) if is_first else (d_keys, d_queries))
         d_tau = None
         if ctx.needs_input_grad[1]:  # each score is counted twice: by its query, and by its key
-            d_tau = (z * d_z).sum() / (-2 * scale * temperature**2)
+            d_tau = (z / (-2 * scale * temperature) * d_z).sum() / temperature
         unit = scale * temperature
         if lengths is None:
             return d_z.div_(unit), d_tau, None, None

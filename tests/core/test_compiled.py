@@ -118,6 +118,13 @@ def test_functional_transforms_have_the_gradient_and_move_no_state(name):
     torch.testing.assert_close(slope, total)
 
 
+@pytest.mark.parametrize("options", [{}, {"contrast_weight": 2.0}, {"consistency_weight": 0.0}])
+def test_the_tangent_of_a_float32_loss_is_float32(options):
+    views, pgcl = torch.randn(2, 6, 3), PGCLLoss(3, 2, **options)
+    loss, tangent = torch.func.jvp(lambda z: pgcl(*z), (views,), (views,))
+    assert loss.dtype == tangent.dtype == torch.float32
+
+
 @pytest.mark.filterwarnings("ignore:There is a performance drop")  # of torch's own vmap
 @pytest.mark.parametrize(
     "make",

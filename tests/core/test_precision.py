@@ -147,6 +147,30 @@ def test_sums_that_are_denormal_have_finite_gradients(engine, num, temperature):
     torch.testing.assert_close(*results, rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.parametrize(
+    ("length", "upstream", "options"),
+    [
+        (1e18, 1.0, {"similarity": "dot", "temperature": 0.3}),
+        (1.0, 1e22, {"temperature": 0.01}),
+        (1.0, 1e22, {"temperature": 0.3}),
+        (1e18, 1e18, {"temperature": 0.3}),
+    ],
+)
+def test_large_embeddings_and_gradients_stay_finite(reduction, length, upstream, options, engine):
+    """Also the gradient by a temperature that is learned."""
+    views, results = length * z, []
+    for dtype in (torch.float32, torch.float64):
+        leaf = views.to(dtype).requires_grad_()
+        tau = nn.Parameter(torch.tensor(options["temperature"], dtype=dtype))
+        given = {**options, "temperature": tau, "reduction": reduction, "engine": engine}
+        loss = upstream * InfoNCE(**given)(*leaf).sum()
+        results.append([x.double() for x in gradients(loss, [leaf, tau])])
+    for ours, exact in zip(*results, strict=True):
+        size = float(exact.abs().max())
+        torch.testing.assert_close(ours / size, exact / size, rtol=1e-3, atol=1e-3)
+
+
 SCALED = {
     "InfoNCE": lambda: InfoNCE(memory_size=30, dim=DIM, temperature=0.05),
     "PGCL": lambda: PGCLLoss(DIM, 3, memory_size=30, queue_size=16, freeze_steps=2),

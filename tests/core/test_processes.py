@@ -2,6 +2,7 @@
 
 import copy
 import datetime
+import itertools
 import os
 import re
 from contextlib import nullcontext
@@ -335,15 +336,21 @@ def test_ranks_that_differ_raise_the_same_error():
     assert first == second
 
 
+def no_such_slide(*_):
+    raise KeyError("no such slide")
+
+
 def fails_on(rank, reason):
     """A function of scores that fails in one process."""
 
     def function(scores, pair):
         if rank == 1 and reason == "shape":
             return scores[:1, :1]
-        if rank == 1:
-            raise KeyError("no such slide")
-        return scores
+        if rank == 1 and reason == "backward":
+            scores.register_hook(no_such_slide)
+        elif rank == 1:
+            no_such_slide()
+        return scores * 2
 
     function.__qualname__ = "function"
     return function
@@ -363,8 +370,10 @@ def failures_of_score_mod(rank, num_ranks, reason, reduction, lengths, way):
 
 @pytest.mark.parametrize("way", [NOT_CUT, CUT], ids=["not cut", "cut"])
 @pytest.mark.parametrize("lengths", [(4, 3), (0, 3)])
-@pytest.mark.parametrize("reduction", ["mean", "none"])
-@pytest.mark.parametrize("reason", ["shape", "error"])
+@pytest.mark.parametrize(
+    ("reason", "reduction"),  # the backward of losses [Q] runs after the forward
+    [*itertools.product(["shape", "error"], ["mean", "none"]), ("backward", "mean")],
+)
 def test_a_function_that_fails_on_one_rank_is_an_error_on_all(reason, reduction, lengths, way):
     first, second = on_ranks(failures_of_score_mod, 2, reason, reduction, lengths, way)
     assert first == second

@@ -167,6 +167,21 @@ def test_many_gradients_at_once(name, engine, reduction):
     torch.testing.assert_close(torch.tensordot(factors, jacobian, loss.dim()), batched)
 
 
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_many_gradients_at_once_of_scores_that_are_replaced(engine, reduction):
+    """The user's function returns scores that do not depend on its own."""
+    views = torch.randn(2, 5, DIM, dtype=torch.float64, requires_grad=True)
+    loss = InfoNCE(score_mod=zero_scores, engine=engine, reduction=reduction)(*views)
+    factors, options = torch.randn(3, *loss.shape, dtype=torch.float64), {"retain_graph": True}
+    (batched,) = torch.autograd.grad(loss, views, factors, is_grads_batched=True, **options)
+    plain = [torch.autograd.grad(loss, views, d, **options)[0] for d in factors]
+    torch.testing.assert_close(batched, torch.stack(plain))
+
+
+def zero_scores(scores, pair):
+    return torch.zeros_like(scores)
+
+
 @pytest.mark.parametrize("name", ["InfoNCE", "hard and debiased", "SupCon", "given negatives"])
 def test_a_backward_may_be_repeated(name, engine):
     views = torch.randn(2, 6, DIM, requires_grad=True)
