@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from pgcl_losses.base import checks as check
@@ -175,6 +175,25 @@ class PGCLLoss(LossWithMemory):
     def temperature(self, value: float | Tensor) -> None:
         _ = self.temperature  # an error if the contrast has none
         self.contrast.temperature = self.prototypes.temperature = value
+
+    def _learned_temperature(self) -> nn.Parameter | None:
+        """The Parameter that is the temperature of both contrast and prediction, if it is one."""
+        tau, other = (getattr(x, "temperature", None) for x in (self.prototypes, self.contrast))
+        return tau if isinstance(tau, nn.Parameter) and tau is other else None
+
+    def state_dict(self, *args: Any, prefix: str = "", **given: Any) -> Any:
+        """Return the state. A learned temperature has one name, as in ``named_parameters()``."""
+        state = super().state_dict(*args, prefix=prefix, **given)
+        if self._learned_temperature() is not None:
+            del state[f"{prefix}contrast.temperature"]
+        return state
+
+    def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *given: Any) -> None:
+        tau, name = self._learned_temperature(), f"{prefix}prototypes.temperature"
+        if tau is not None and name in state:  # one Parameter, also with assign=True
+            state[name] = nn.Parameter(state[name], tau.requires_grad)
+            state[f"{prefix}contrast.temperature"] = state[name]
+        super()._load_from_state_dict(state, prefix, *given)
 
     @called_by_all("forward")
     def forward(

@@ -61,6 +61,27 @@ def test_a_copy_continues_bit_for_bit(name):
     assert [tensor.shape for tensor in model.state_dict().values()] == shapes
 
 
+@pytest.mark.parametrize("assign", [False, True])
+def test_a_learned_temperature_is_saved_once(assign):
+    """Formats that refuse tensors with one memory, such as safetensors, can save the state."""
+
+    def make(temperature):
+        tau = torch.nn.Parameter(torch.tensor(temperature), requires_grad=assign)
+        return torch.nn.ModuleDict({"loss": PGCLLoss(DIM, 3, temperature=tau)})
+
+    state, model = make(0.3).state_dict(), make(0.7)
+    assert {name for name, _ in model.named_parameters()} <= state.keys()
+    addresses = [x.untyped_storage().data_ptr() for x in state.values()]
+    assert len(set(addresses)) == len(addresses)
+    model.load_state_dict(state, assign=assign)
+    loss = model["loss"]
+    assert loss.temperature is loss.prototypes.temperature
+    assert loss.temperature.item() == pytest.approx(0.3)
+    assert loss.temperature.requires_grad == assign
+    loss.contrast.temperature = torch.nn.Parameter(torch.tensor(0.2))
+    assert "loss.contrast.temperature" in model.state_dict()
+
+
 @every_loss
 def test_averages_of_parameters_and_buffers(name):
     model = model_of(LOSSES[name][0])
