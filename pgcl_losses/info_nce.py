@@ -61,15 +61,16 @@ class WeightedInfoNCE(LossModule):
 
     def pairs_of(self, batch: Batch, *, debias: float = 0.0, **more: Any) -> Pairs:
         """Say which pairs of a batch count. Subclasses add how much, as ``more`` fields."""
+        context = batch.context
         return Pairs(
-            batch.processes.lengths(),
+            context.processes.lengths(),
             self.negatives,
             first_queries=self.queries == "first",
             labels=batch.labels,
-            positives=batch.positives,
-            negative_pairs=batch.negative_pairs,
+            positives=context.positives,
+            negative_pairs=context.negative_pairs,
             memory=batch.memory,
-            filled=batch.filled,
+            filled=context.filled,
             score_mod=self.score_mod,
             learns=torch.is_grad_enabled(),
             metadata=batch.metadata,
@@ -89,9 +90,9 @@ class WeightedInfoNCE(LossModule):
             for name in [name for name, other in others.items() if other is not None]:
                 why = "it can weigh and leave out negatives itself, but only those of the batch"
                 raise ValueError(f"score_mod and {name} cannot be combined, choose one: {why}")
-        z = batch.embeddings
-        temperature = batch.processes.temperature(self.temperature, z.dtype)
-        return pairs, Inputs(z, temperature, batch.positive_weights)
+        z, context = batch.embeddings, batch.context
+        temperature = context.processes.temperature(self.temperature, z.dtype)
+        return pairs, Inputs(z, temperature, context.positive_weights)
 
     def loss_of_batch(self, batch: Batch, views: Sequence[object] | None = None) -> Tensor:
         """Compute the loss of a batch, which has what the weights of negatives depend on.
@@ -101,7 +102,8 @@ class WeightedInfoNCE(LossModule):
         """
         with full_precision(batch.embeddings.device):
             pairs, inputs = self.pairs_and_inputs(batch)
-            loss = loss_of_pairs(pairs, inputs, self.reduction, self.engine, batch.processes)
+            processes = batch.context.processes
+            loss = loss_of_pairs(pairs, inputs, self.reduction, self.engine, processes)
         prototypes = batch.prototypes  # learn beside this loss, which may have no gradient
         learn = torch.is_grad_enabled() and prototypes is not None and prototypes.requires_grad
         if self._watch.counts(self, batch, loss.requires_grad or learn):
@@ -289,7 +291,7 @@ class InfoNCE(WeightedInfoNCE, LossWithMemory):
         given = Given(labels, positives, positive_weights, metadata, negative_pairs)
         batch, is_unit = batch_argument(self, views, given), self.similarity == "cosine"
         if batch is not None:
-            if self.memory is not None or batch.is_unit != is_unit:
+            if self.memory is not None or batch.context.is_unit != is_unit:
                 own = "a memory and a similarity of its own"
                 raise TypeError(f"a batch has {own}: call this InfoNCE with tensors")
             return self.loss_of_batch(batch)
@@ -314,7 +316,7 @@ class InfoNCE(WeightedInfoNCE, LossWithMemory):
 
     def pairs_of(self, batch: Batch, **more: Any) -> Pairs:
         more |= {"hardness": self.hardness, "debias": self.debias}
-        normalize = self.similarity == "cosine" and not batch.is_unit
+        normalize = self.similarity == "cosine" and not batch.context.is_unit
         return super().pairs_of(batch, normalize=normalize, **more)
 
     @classmethod

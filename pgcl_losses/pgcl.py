@@ -232,7 +232,7 @@ class PGCLLoss(LossWithMemory):
         loss, contrast, consistency, batch = self._compute(views, given)
         cosine = mean_cosine(batch.embeddings.detach())
         # The memory already holds this batch, so it must not be seen again.
-        assigned = Assignments(Batch(batch.processes, batch.embeddings).assigned_as(batch))
+        assigned = Assignments(Batch(batch.embeddings, batch.context).assigned_as(batch))
         return PGCLTerms(loss, contrast, consistency, assigned, cosine)
 
     def batch_of(self, views: tuple[Any, ...], given: Given) -> Batch:
@@ -247,12 +247,15 @@ class PGCLLoss(LossWithMemory):
     ) -> tuple[Tensor, Tensor, Tensor, Batch]:
         """Compute the loss, its contrast and its consistency; also return the batch."""
         batch = self.batch_of(views, given)
-        z, zero = batch.embeddings, batch.embeddings.new_zeros(())
-        contrast = self.contrast(batch) if self.contrast_weight > 0 else zero
-        consistency = self.consistency(batch) if self.consistency_weight > 0 else zero
-        # In forward mode, a Python number times a float32 scalar has a tangent in float64.
-        loss = torch.add(zero, contrast, alpha=self.contrast_weight)
-        loss = torch.add(loss, consistency, alpha=self.consistency_weight)
+        z = batch.embeddings
+        loss = contrast = consistency = z.new_zeros(())
+        # In forward mode, a Python number times a float32 scalar would have a tangent in float64.
+        if self.contrast_weight > 0:
+            contrast = self.contrast(batch)
+            loss = torch.add(loss, contrast, alpha=self.contrast_weight)
+        if self.consistency_weight > 0:
+            consistency = self.consistency(batch)
+            loss = torch.add(loss, consistency, alpha=self.consistency_weight)
         if self.contrast_weight == 0 or self.consistency_weight == 0:
             loss = self._with_all_gradients(loss, z)
         if self.moves_state(z):  # state changes only here

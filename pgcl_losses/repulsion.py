@@ -212,7 +212,7 @@ def repulsion(
         batch: Batch = alone.batch_of(views, **given)
         pairs, inputs = contrast.pairs_and_inputs(batch)
         pairs = pairs._replace(learns=True)
-        is_unit, inputs = batch.is_unit or pairs.normalize, inputs.normalized(pairs)
+        is_unit, inputs = batch.context.is_unit or pairs.normalize, inputs.normalized(pairs)
         del batch  # the embeddings as they came
         inputs = inputs._replace(z=inputs.z.detach(), temperature=float(inputs.temperature))
         of_class = _classes(pairs, views, classes, inputs.z.device)

@@ -52,12 +52,23 @@ class Assignment(NamedTuple):
         return self.heads or (self.targets.shape[1],)
 
 
+class Context(NamedTuple):
+    """What the modules of this package know of a batch besides its public fields."""
+
+    processes: Processes
+    is_unit: bool = True  # whether embeddings and memory have unit length; InfoNCE may wait with it
+    filled: Tensor | None = None  # [M + B] bool, False for empty slots of the memory; None: all
+    positives: Listed | None = None  # [P] pairs of embeddings; the queries are of this process
+    positive_weights: Tensor | None = None  # [P] one for each pair of `positives`
+    negative_pairs: Listed | None = None  # [P] pairs as in `positives`
+
+
 class Batch(NamedTuple):
     """The embeddings of all views (or sets), of all processes, with what the modules add to them.
 
-    A training loop needs no batch: losses make it from the views. It is for those who call the
-    modules of :class:`PGCLLoss` themselves or replace one of them. All modules but PGCLLoss itself
-    take a batch in place of tensors.
+    A training loop needs no batch: losses make it from the views. It is for those who replace a
+    module of :class:`PGCLLoss` by one of their own. All modules but PGCLLoss itself take a batch in
+    place of tensors. ``context`` is for this package alone.
 
     The M embeddings lie one set after the other, and the B past embeddings of a memory follow them:
     ``[M + B]``. :class:`SinkhornPrototypes` fills the fields from ``prototypes`` to ``heads``.
@@ -72,21 +83,16 @@ class Batch(NamedTuple):
         torch.Size([128, 32])
     """
 
-    processes: Processes
     embeddings: Tensor  # [M, D]
+    context: Context
     labels: Tensor | None = None  # [M + B] int64; None: row i of every view is graph i
+    metadata: Tensor | None = None  # [M, ...] what a score_mod may know of each embedding
     memory: Tensor | None = None  # [B, D] past embeddings, as negatives; empty slots are 0
-    filled: Tensor | None = None  # [M + B] bool, False for empty slots of the memory; None: all
     prototypes: Tensor | None = None  # [K, D] of unit length, one head after the other
     log_probs: Tensor | None = None  # [M, K] log p, the prediction, with gradient
     targets: Tensor | None = None  # [M, K] q, the balanced assignment, no gradient
     clusters: Tensor | None = None  # [M + B, H] numbered from 0 in each head
     heads: tuple[int, ...] = ()  # how many of the K prototypes each head has
-    positives: Listed | None = None  # [P] pairs of embeddings; the queries are of this process
-    positive_weights: Tensor | None = None  # [P] one for each pair of `positives`
-    negative_pairs: Listed | None = None  # [P] pairs as in `positives`
-    metadata: Tensor | None = None  # [M, ...] what a score_mod may know of each embedding
-    is_unit: bool = True  # whether embeddings and memory have unit length; InfoNCE may wait with it
 
     @classmethod
     def from_views(
@@ -108,31 +114,32 @@ class Batch(NamedTuple):
         computed; by default float64 if the views are float64, else float32.
         """
         device, dtype = views[0].device, dtype or computing_dtype(views[0])
+        context, metadata = Context(processes, is_unit), None
         labels = None if given.labels is None else of_all_sets(given.labels, len(views))
         with full_precision(device):
             z = torch.cat(tuple(views))
             z = unit_vectors(z, dtype) if is_unit else z.to(dtype)
             if labels is not None and not can_be_read(labels):  # elsewhere it is an error
                 z = z.masked_fill(is_unknown(labels).unsqueeze(1), torch.nan)
-            batch = cls(processes, processes.gather(z), is_unit=is_unit)
+            embeddings = processes.gather(z)
         if labels is not None:
-            batch = batch._replace(labels=processes.gather(labels))
+            labels = processes.gather(labels)
         if given.metadata is not None:
             metadata = of_all_sets(given.metadata, len(views))
             if processes.num_ranks() > 1:  # as bytes: backends do not know all dtypes
                 own = metadata.unsqueeze(-1).contiguous().view(torch.uint8)
                 metadata = processes.gather(own).view(metadata.dtype).squeeze(-1)
-            batch = batch._replace(metadata=metadata)
         if given.positives is not None:
             weights = given.positive_weights
             if weights is None:
                 weights = z.new_ones(given.positives.shape[1])
             listed, order = Listed.by_query(*processes.positions_of_own(device)[given.positives])
-            batch = batch._replace(positives=listed, positive_weights=weights[order].to(dtype))
+            weights = weights[order].to(dtype)
+            context = context._replace(positives=listed, positive_weights=weights)
         if given.negative_pairs is not None:
             listed, _ = Listed.by_query(*processes.positions_of_own(device)[given.negative_pairs])
-            batch = batch._replace(negative_pairs=listed)
-        return batch
+            context = context._replace(negative_pairs=listed)
+        return cls(embeddings, context, labels, metadata)
 
     def assigned(self, prototypes: Tensor | None, clusters: Sequence[Tensor] | None) -> "Batch":
         """Add prototypes, and the clusters of this process's views, to the batch.
@@ -145,7 +152,7 @@ class Batch(NamedTuple):
                 units = unit_vectors(prototypes.detach(), dtype)
             batch = batch._replace(prototypes=units, heads=(len(units),))
         if clusters is not None:
-            numbers, heads = self.processes.gather(torch.cat(tuple(clusters))), batch.heads
+            numbers, heads = self.context.processes.gather(torch.cat(tuple(clusters))), batch.heads
             if not heads:  # no argument says how many clusters exist: count them
                 different, numbers = torch.unique(numbers, return_inverse=True)
                 heads = (len(different),)
@@ -169,7 +176,7 @@ class Batch(NamedTuple):
         If ``values`` also has rows for the memory, ``[M + B, ...]``, these rows are left out.
         """
         values = values[: len(self.embeddings)]
-        return values.view(len(self.processes.counts), -1, *values.shape[1:])
+        return values.view(len(self.context.processes.counts), -1, *values.shape[1:])
 
     def is_finite(self) -> Tensor:
         """Whether all embeddings are free of NaN and inf, as a bool tensor ``[]``."""
@@ -218,12 +225,12 @@ class Assignments(Sequence[Assignment]):
         return self._by_view
 
     def _split(self) -> Iterator[Assignment]:
-        batch = self.batch
+        batch, processes = self.batch, self.batch.context.processes
         if batch.log_probs is None or batch.targets is None or batch.clusters is None:
             return
         clusters = batch.clusters.squeeze(-1) if len(batch.heads) == 1 else batch.clusters
         parts = [
-            batch.processes.own(part).tensor_split(len(batch.processes.counts))
+            processes.own(part).tensor_split(len(processes.counts))
             for part in (batch.log_probs, batch.targets, clusters)
         ]
         for p, q, c in zip(*parts, strict=True):
@@ -231,7 +238,7 @@ class Assignments(Sequence[Assignment]):
 
     def check(self, module: LossModule) -> None:
         """Raise an error if the processes of a module are not the processes of the assignment."""
-        processes, owner = self.batch.processes, type(module).__name__
+        processes, owner = self.batch.context.processes, type(module).__name__
         group = module.process_group if module.is_distributed() else None
         if (processes.num_ranks() > 1, processes.group) != (module.is_distributed(), group):
             raise ValueError(

@@ -145,4 +145,5 @@ class LossWithMemory(LossModule):
         past = self.memory.embeddings.to(batch.embeddings.dtype)
         filled = self.memory.filled(len(batch.embeddings))
         labels = None if batch.labels is None else torch.cat([batch.labels, self.memory.labels])
-        return batch._replace(labels=labels, memory=past, filled=filled)
+        context = batch.context._replace(filled=filled)
+        return batch._replace(labels=labels, memory=past, context=context)
