@@ -177,7 +177,7 @@ class Watch:
         self.bad_in_a_row[name] = self.bad_in_a_row[name] + 1 if is_bad else 0
         if self.bad_in_a_row[name] >= patience and name not in self.reported:
             self.reported.add(name)
-            warn("pgcl_losses: " + _TEXTS[name].format(*values))
+            warn(_TEXTS[name].format(*values))
 
     def _measure(self, name: str, patience: int, is_bad: IsBad, *values: Tensor) -> None:
         """Check values ``[]`` on a device, after they have been copied to the host."""

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pgcl_losses.base import checks as check
+from pgcl_losses.base.warnings import warn
 
 # What papers and other libraries call each argument. The message about an unknown argument uses it.
 _OTHER_NAMES = {
@@ -22,11 +23,21 @@ _OTHER_NAMES = {
     "score_mod": "weight_fn mask_fn mask mask_mod",
 }
 RIGHT_NAMES = {other: right for right, others in _OTHER_NAMES.items() for other in others.split()}
+# What the last release called options and arguments of this one; they still work, with a warning.
+OLD_NAMES: dict[str, str] = {}
 _HINTS = {
     "similarity": "clusters are assigned by cosine; similarity='dot' is an option of InfoNCE",
     "warm": "for a warm-up, train with InfoNCE first and with PGCLLoss later, see docs/swap.md",
     "anchor": "pgcl_losses.adapters.pygcl.DualBranchContrast takes this loss, PyGCL's own does not",
 }
+
+
+def present_name(name: str) -> str:
+    """Return the present name of an option or argument; warn if this was its last release's."""
+    if name in OLD_NAMES:
+        now = f"is called {OLD_NAMES[name]} now, and the next release does not know the old name"
+        warn(f"{name} {now}", FutureWarning)
+    return OLD_NAMES.get(name, name)
 
 
 def check_arguments(owner: str, function: Any, given: Mapping[str, Any], args: Any = ()) -> Any:

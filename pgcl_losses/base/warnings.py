@@ -7,7 +7,7 @@ import warnings
 NOT_THE_USER = {"pgcl_losses", "torch"}
 
 
-def warn(message: str) -> None:
+def warn(message: str, kind: type[Warning] = UserWarning) -> None:
     """Warn, and point to the line of the user's code that called this package."""
     level, frame = 1, sys._getframe()
     while frame.f_back is not None:
@@ -15,4 +15,4 @@ def warn(message: str) -> None:
         if package not in NOT_THE_USER:
             break
         level, frame = level + 1, frame.f_back
-    warnings.warn(message, stacklevel=level)
+    warnings.warn(f"pgcl_losses: {message}", kind, stacklevel=level)

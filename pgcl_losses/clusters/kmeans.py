@@ -33,7 +33,7 @@ def spherical_kmeans(embeddings: Tensor, initial: Tensor, draws: Tensor | None =
     seeds = _seeds(embeddings, draws)
     if len(seeds) < len(initial):
         warn(
-            f"SinkhornPrototypes: {len(seeds)} different embeddings initialise {len(initial)} "
+            f"{len(seeds)} different embeddings initialise {len(initial)} "
             f"prototypes, so {len(initial) - len(seeds)} prototypes stay as they were: use more "
             "embeddings or fewer prototypes"
         )

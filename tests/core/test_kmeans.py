@@ -19,7 +19,7 @@ from pgcl_losses.clusters import kmeans
 from pgcl_losses.clusters.kmeans import spherical_kmeans
 
 DIM = 5
-FEW = pytest.mark.filterwarnings("ignore:SinkhornPrototypes. . different embed:UserWarning")
+FEW = pytest.mark.filterwarnings("ignore:pgcl_losses. . different embed:UserWarning")
 
 
 def unit(z):
@@ -115,7 +115,7 @@ class TestFewEmbeddings:
     def test_unused_prototypes_stay_where_they_are(self, z, different):
         prototypes = SinkhornPrototypes(DIM, 6)
         before = prototypes.weight.detach().clone()
-        with pytest.warns(UserWarning, match=f"^SinkhornPrototypes: {different} different"):
+        with pytest.warns(UserWarning, match=f"^pgcl_losses: {different} different"):
             prototypes.start_from_(z)
         after = prototypes.weight.detach()
         moved = unit(after[:different]).sum(0)

@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import pickle
+import warnings
 from functools import partial
 
 import pytest
@@ -17,6 +18,7 @@ from pgcl_losses import (
     PrototypeReweightedNCE,
     SinkhornPrototypes,
 )
+from pgcl_losses.base import arguments
 from pgcl_losses.base.options import with_options
 
 MODULES = ("prototypes", "contrast", "consistency")
@@ -111,6 +113,25 @@ class TestOptions:
         with pytest.raises(ValueError, match="temperature must be"):
             pgcl.temperature = -1
         assert pgcl.temperature == 0.5
+
+    def test_a_name_of_the_last_release_works_and_warns(self, monkeypatch):
+        """In constructors, assignments and calls; the warning points to the line of the user."""
+        views, labels = views_of(2), torch.arange(len(views_of(2)[0])) // 2
+        expected = InfoNCE(temperature=0.3)(*views, labels=labels)
+        monkeypatch.setattr(arguments, "OLD_NAMES", {"heat": "temperature", "kinds": "labels"})
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            loss = InfoNCE(heat=0.2)
+            loss.heat = 0.3
+            ours = loss(*views, kinds=labels)
+        torch.testing.assert_close(ours, expected)
+        names = ["heat is called temperature"] * 2 + ["kinds is called labels"]
+        for warning, name in zip(caught, names, strict=True):
+            assert str(warning.message).startswith(f"pgcl_losses: {name} now")
+            assert (warning.category, warning.filename) == (FutureWarning, __file__)
+        assert not hasattr(loss, "heat")
+        with pytest.raises(TypeError, match="no argument warmth"):
+            InfoNCE(warmth=0.2)
 
     def test_what_is_shown_differs_from_the_defaults(self):
         assert repr(InfoNCE()) == "InfoNCE(temperature=1.0)"
