@@ -7,7 +7,8 @@ backward of a mean or a sum has nothing to compute again.
 
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -73,84 +74,104 @@ def losses_by_chunks(
     """Compute the losses ``[Q]`` of rows, or their sum, and how many queries have positives."""
     if not is_sum and pairs.memory is not None:  # the backward reads it again
         pairs = pairs._replace(memory=pairs.memory.clone())
-    if not isinstance(inputs.temperature, Tensor):
-        inputs = inputs._replace(temperature=inputs.z.new_full((), inputs.temperature))
-    losses: tuple[Tensor, Tensor] = _Chunks.apply(*inputs, pairs, rows, passes, is_sum)  # type: ignore[no-untyped-call]  # torch has no type there
+    return with_gradient(partial(losses_of_chunks, pairs, rows, passes), inputs, is_sum)
+
+
+# Computes losses [Q], how many queries have positives, and the gradient of sum(d_losses * losses):
+# from inputs, from d_losses, a scalar or [Q], and from which of the inputs learn. The gradient is
+# None if none of them does.
+Gradients = Sequence[Tensor | None]
+Compute = Callable[[Gradients, Tensor, Sequence[bool]], tuple[Tensor, Tensor, Gradients | None]]
+
+
+def with_gradient(
+    compute: Compute, inputs: Sequence[Tensor | float | None], is_sum: bool
+) -> tuple[Tensor, Tensor]:
+    """Make what computes losses with their gradient one operation for autograd.
+
+    Return the losses ``[Q]`` or their sum, and how many queries have positives. Numbers among the
+    inputs become tensors; the first input is a tensor.
+    """
+    z: Any = inputs[0]
+    tensors = [z.new_full((), x) if isinstance(x, (int, float)) else x for x in inputs]
+    losses: tuple[Tensor, Tensor] = _WithGradient.apply(compute, is_sum, *tensors)  # type: ignore[no-untyped-call]  # torch has no type there
     return losses
 
 
-class _Chunks(torch.autograd.Function):
-    """The losses ``[Q]`` by chunks, or their sum; and how many queries have positives.
+class _WithGradient(torch.autograd.Function):
+    """The gradient of a sum is computed with the sum, in the forward.
 
-    The gradient of the sum is computed with the sum, in the forward; the backward multiplies it by
-    a number. For the losses ``[Q]`` the backward computes the chunks again.
+    The backward multiplies it by a number. For losses ``[Q]`` the backward computes again.
     """
 
     @staticmethod
-    def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
-        *differentiated, pairs, rows, passes, is_sum = arguments
-        inputs, learns = Inputs(*differentiated).map(Tensor.detach), ctx.needs_input_grad[:3]
-        ctx.learns, ctx.rest = learns, None if is_sum else (pairs, rows, passes)
-        one, never = inputs.z.new_ones(()), (False,) * 3
-        losses, count, gradient = losses_of_chunks(
-            pairs, inputs, rows, passes, one, learns if is_sum else never
-        )
-        ctx.save_for_backward(*(gradient if is_sum and gradient else inputs))
+    def forward(ctx: Any, compute: Compute, is_sum: bool, *inputs: Any) -> tuple[Tensor, Tensor]:
+        inputs = tuple(None if x is None else x.detach() for x in inputs)
+        ctx.learns, ctx.compute = ctx.needs_input_grad[2:], None if is_sum else compute
+        learns = ctx.learns if is_sum else [False] * len(inputs)
+        losses, count, gradient = compute(inputs, inputs[0].new_ones(()), learns)
+        ctx.save_for_backward(*(gradient or inputs))
         ctx.mark_non_differentiable(count)
         return losses.sum() if is_sum else losses, count
 
     @staticmethod
     def backward(ctx: Any, d: Tensor, _: Any) -> tuple[Any, ...]:
         raise_if_differentiated_twice()
-        saved = Inputs(*ctx.saved_tensors)
-        if ctx.rest is None:
-            return *[None if x is None else x * d for x in saved], *[None] * 4
+        if ctx.compute is None:
+            return None, None, *[None if x is None else x * d for x in ctx.saved_tensors]
         with full_precision(d.device):
-            pairs, rows, passes = ctx.rest
-            _, _, gradient = losses_of_chunks(pairs, saved, rows, passes, d, ctx.learns)
-        return *(gradient or saved), *[None] * 4
+            return None, None, *ctx.compute(ctx.saved_tensors, d, ctx.learns)[2]
+
+
+def leaves_of(inputs: Gradients, learns: Sequence[bool]) -> list[Any]:
+    """Detach inputs, and let those that learn require grad."""
+    each = zip(inputs, learns, strict=True)
+    return [None if x is None else x.detach().requires_grad_(learns_x) for x, learns_x in each]
+
+
+def for_each_chunk(
+    chunks: Sequence[Rows], d_losses: Tensor, compute: Callable[[Rows, Tensor], LossesOfRows]
+) -> tuple[Tensor, Tensor]:
+    """Compute the losses ``[Q]`` chunk by chunk, and how many queries have positives.
+
+    ``compute``: makes the losses of a chunk, given d loss / d losses of its rows.
+    """
+    num_rows = [chunk.shape()[0] for chunk in chunks]
+    # One tensor has the losses of all chunks. If each chunk left a tensor of its own behind, the
+    # matrices that it frees could not be joined, and the memory of the process would grow.
+    losses = d_losses.new_empty(sum(num_rows))
+    count = torch.zeros((), dtype=torch.long, device=losses.device)
+    d_of_chunks = d_losses.expand(len(losses)).split_with_sizes(num_rows)
+    each = zip(chunks, losses.split_with_sizes(num_rows), d_of_chunks, strict=True)
+    # On a GPU, backward has a thread of its own, and each chunk would wait for it.
+    with torch.autograd.set_multithreading_enabled(False):
+        for chunk, out, d in each:
+            values, exist = compute(chunk, d)
+            out.copy_(values)
+            count += len(out) if exist is None else exist.sum()
+    return losses, count
 
 
 def losses_of_chunks(
     pairs: Pairs,
-    inputs: Inputs,
     rows: Sequence[Rows],
     passes: Passes,
+    inputs: Gradients,
     d_losses: Tensor,
     learns: Sequence[bool],
 ) -> tuple[Tensor, Tensor, Inputs | None]:
-    """Compute the losses ``[Q]`` of rows chunk by chunk, how many have positives, the gradient.
-
-    ``d_losses``: d loss / d losses, a scalar or ``[Q]``. ``learns``: which of the inputs have a
-    gradient. The gradient is that of sum(d_losses * losses); None if no input has one.
-    """
-    z, chunks = inputs.z, cut(pairs, rows, inputs.z)
-    shapes = [chunk.shape() for chunk in chunks]
-    num_rows = [num for num, _ in shapes]
-    # One tensor has the losses of all chunks. If each chunk left a tensor of its own behind, the
-    # matrices that it frees could not be joined, and the memory of the process would grow.
-    losses = z.new_empty(sum(num_rows))
-    count = torch.zeros((), dtype=torch.long, device=z.device)
+    """Compute the losses ``[Q]`` of rows and their gradient, as `Compute` says, from matrices."""
+    z: Any = inputs[0]
+    chunks = cut(pairs, rows, z)
     # All chunks share a matrix: new memory pages for each would take a tenth of the time.
-    matrix = z.new_empty(max(map(math.prod, shapes), default=0))
-    leaves: list[Any] = [
-        None if x is None else x.detach().requires_grad_(learns_x)
-        for x, learns_x in zip(inputs[1:], learns[1:], strict=True)
-    ]
-    inputs = Inputs(z, *leaves)
-    gradient = Gradient(pairs, inputs, learns, d_losses) if any(learns) else None
-    each = zip(
-        chunks,
-        losses.split_with_sizes(num_rows),
-        d_losses.expand(len(losses)).split_with_sizes(num_rows),
-        strict=True,
-    )
-    # On a GPU, backward has a thread of its own, and each chunk would wait for it.
-    with torch.autograd.set_multithreading_enabled(False):
-        for chunk, out, d in each:
-            values, exist = losses_of_chunk(pairs, inputs, chunk, passes, matrix, d, gradient)
-            out.copy_(values)
-            count += len(out) if exist is None else exist.sum()
+    matrix = z.new_empty(max([math.prod(chunk.shape()) for chunk in chunks], default=0))
+    leaves = Inputs(z, *leaves_of(inputs[1:], learns[1:]))
+    gradient = Gradient(pairs, leaves, learns, d_losses) if any(learns) else None
+
+    def compute(chunk: Rows, d: Tensor) -> LossesOfRows:
+        return losses_of_chunk(pairs, leaves, chunk, passes, matrix, d, gradient)
+
+    losses, count = for_each_chunk(chunks, d_losses, compute)
     return losses, count, gradient.by_inputs() if gradient else None
 
 

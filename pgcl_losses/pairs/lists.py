@@ -1,14 +1,14 @@
 """The losses of listed negatives (`negative_pairs=`), from products of pairs: no matrix exists."""
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from pgcl_losses.base.modes import can_be_read
-from pgcl_losses.base.normalize import full_precision
-from pgcl_losses.pairs.chunks import chunk_size, cut
+from pgcl_losses.pairs.chunks import chunk_size, cut, for_each_chunk, leaves_of, with_gradient
 from pgcl_losses.pairs.forms import LossesOfRows, Positives
 from pgcl_losses.pairs.partners import Columns, Places, find_partners, lowest
 from pgcl_losses.pairs.rows import Inputs, Pairs, Rows
@@ -23,9 +23,13 @@ _SCORES_OF_A_PRODUCT = 128
 
 
 def losses_of_lists(
-    pairs: Pairs, inputs: Inputs, rows: Sequence[Rows], products: Products
+    pairs: Pairs,
+    inputs: Inputs,
+    rows: Sequence[Rows],
+    products: Products,
+    is_sum: bool = False,
 ) -> list[LossesOfRows]:
-    """Compute the losses of rows whose negatives are listed.
+    """Compute the losses of rows whose negatives are listed; with ``is_sum`` maybe their sum.
 
     The positives of all queries are computed at once, unless they are very many. Where Python may
     not read how many they are, listed positives are computed at once, and with labels each key has
@@ -41,10 +45,9 @@ def losses_of_lists(
         return [(losses[some], None if exist is None else exist[some]) for some in here]
     can_wait = pairs.are_views() or (len(chunks) == len(rows) and is_readable)
     if can_wait or products is not products_in_parts:
-        return [losses_of_chunk(pairs, inputs, x, log_s, log_count, products) for x in chunks]
-    if not isinstance(inputs.temperature, Tensor):
-        inputs = inputs._replace(temperature=inputs.z.new_full((), inputs.temperature))
-    return [_ChunksOfLists.apply(pairs, chunks, log_count, log_s, *inputs)]  # type: ignore[no-untyped-call]  # torch has no type there
+        return [_losses_of_rows(pairs, inputs, x, log_s, log_count, products) for x in chunks]
+    compute = partial(_losses_of_chunks, pairs, chunks, log_count)
+    return [with_gradient(compute, (*inputs, log_s), is_sum)]
 
 
 def _with_listed_positives(
@@ -66,7 +69,7 @@ def _with_listed_positives(
     return pairs.form.losses(log_s, x, positives, inputs.temperature, log_count)
 
 
-def losses_of_chunk(
+def _losses_of_rows(
     pairs: Pairs,
     inputs: Inputs,
     rows: Rows,
@@ -96,51 +99,34 @@ def losses_of_chunk(
     return pairs.form.losses(log_s[here], x / tau, partners.positives, tau, log_count[here])
 
 
-class _ChunksOfLists(torch.autograd.Function):
-    """The losses ``[Q]`` of some rows at a time, and which queries have positives.
+def _losses_of_chunks(
+    pairs: Pairs,
+    chunks: Sequence[Rows],
+    log_count: Tensor,
+    inputs: Sequence[Tensor | None],
+    d_losses: Tensor,
+    learns: Sequence[bool],
+) -> tuple[Tensor, Tensor, Sequence[Tensor | None] | None]:
+    """Compute losses ``[Q]`` and their gradient, by `Inputs` and log S, some rows at a time."""
+    *leaves, log_s = leaves_of(inputs, learns)
+    given, tau = Inputs(*leaves), leaves[1].detach()
+    wanted = [x for x in (*leaves, log_s) if x is not None and x.requires_grad]
+    totals = [d_losses.new_zeros(x.shape) for x in wanted]
+    scale = scale_of(tau, is_small=False) * tau  # see `Gradient`
 
-    The backward computes them again. As in `losses_of_chunks`, nothing of a chunk is kept.
-    """
+    def compute(chunk: Rows, d: Tensor) -> LossesOfRows:
+        with torch.set_grad_enabled(any(learns)):
+            losses, exist = _losses_of_rows(pairs, given, chunk, log_s, log_count, None)
+        if wanted:
+            parts = torch.autograd.grad(losses, wanted, d * scale, materialize_grads=True)
+            for total, part in zip(totals, parts, strict=True):
+                total += part
+        return losses.detach(), exist
 
-    @staticmethod
-    def forward(
-        ctx: Any, pairs: Pairs, chunks: Sequence[Rows], log_count: Tensor, *inputs: Any
-    ) -> LossesOfRows:
-        ctx.save_for_backward(log_count, *inputs)
-        ctx.rest, sizes = (pairs, chunks), [chunk.shape()[0] for chunk in chunks]
-        log_s, *others = inputs
-        losses = log_s.new_empty(sum(sizes))
-        exist = torch.empty_like(losses, dtype=torch.bool)
-        parts = losses.split_with_sizes(sizes), exist.split_with_sizes(sizes)
-        for chunk, *outs in zip(chunks, *parts, strict=True):
-            results = losses_of_chunk(pairs, Inputs(*others), chunk, log_s, log_count, None)
-            for out, result in zip(outs, results, strict=True):
-                out.copy_(result)
-        ctx.mark_non_differentiable(exist)
-        return losses, exist
-
-    @staticmethod
-    def backward(ctx: Any, d: Tensor, _: Any) -> tuple[Any, ...]:
-        raise_if_differentiated_twice()
-        (pairs, chunks), (log_count, *saved) = ctx.rest, ctx.saved_tensors
-        learns = ctx.needs_input_grad[3:]
-        leaves: list[Any] = [
-            None if x is None else x.detach().requires_grad_(learns_x)
-            for x, learns_x in zip(saved, learns, strict=True)
-        ]
-        log_s, *others = leaves
-        wanted = [x for x in leaves if x is not None and x.requires_grad]
-        totals = [torch.zeros_like(x) for x in wanted]
-        scale = scale_of(saved[2], is_small=False) * saved[2]  # by the temperature, see `Gradient`
-        d_of_chunks = (d * scale).split_with_sizes([chunk.shape()[0] for chunk in chunks])
-        is_here = torch.autograd.set_multithreading_enabled(False)  # see `losses_of_chunks`
-        with torch.enable_grad(), full_precision(d.device), is_here:
-            for chunk, d_chunk in zip(chunks, d_of_chunks, strict=True):
-                losses, _ = losses_of_chunk(pairs, Inputs(*others), chunk, log_s, log_count, None)
-                parts = torch.autograd.grad(losses, wanted, d_chunk, materialize_grads=True)
-                totals = [total + part for total, part in zip(totals, parts, strict=True)]
-        found = iter(totals)
-        return None, None, None, *[next(found) / scale if x else None for x in learns]
+    losses, count = for_each_chunk(chunks, d_losses, compute)
+    found = iter(totals)
+    gradient = [next(found).div_(scale) if learns_x else None for learns_x in learns]
+    return losses, count, gradient if wanted else None
 
 
 def _log_sums(pairs: Pairs, inputs: Inputs, products: Products) -> tuple[Tensor, Tensor]:

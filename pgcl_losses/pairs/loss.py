@@ -121,17 +121,17 @@ def losses_of_queries(
     if way == "two views":
         blocks = blocks_of(pairs, inputs, rows)
         return joined([(losses_of_block(pairs, x, inputs), None) for x in blocks], inputs)
-    inputs = inputs.normalized(pairs)
+    inputs, is_sum = inputs.normalized(pairs), reduction != "none"
     if pairs.negative_pairs is not None:
         products = plain_products if way == "dense" else products_in_parts
-        return joined(losses_of_lists(pairs, inputs, rows, products), inputs)
+        return joined(losses_of_lists(pairs, inputs, rows, products, is_sum), inputs)
     if way in ("dense", "one chunk"):
         sums = matrix_sums if way == "dense" else sums_in_place
         return joined([row_losses(pairs, some, inputs, sums) for some in rows], inputs)
     passes = PLAIN
     if way == "fused":
         from pgcl_losses.pairs.fused import KERNELS as passes
-    return losses_by_chunks(pairs, inputs, rows, passes, is_sum=reduction != "none")
+    return losses_by_chunks(pairs, inputs, rows, passes, is_sum=is_sum)
 
 
 def row_losses(pairs: Pairs, rows: Rows, inputs: Inputs, sums: SumsFunction) -> LossesOfRows:

@@ -150,20 +150,20 @@ def test_chunks_make_and_keep_no_matrix_of_all_pairs(name, temperature):
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 def test_a_chunk_leaves_no_tensor_behind(name, reduction):
     """A small one keeps the matrices that the chunk frees apart, and the process grows."""
-    are_listed, views, counts = name == "given negatives", views_of(40, torch.float32), []
-    module = lists if are_listed else chunks
-    of_chunk = module.losses_of_chunk
+    views, counts = views_of(40, torch.float32), []
+    place = (lists, "_losses_of_rows") if name == "given negatives" else (chunks, "losses_of_chunk")
+    of_chunk = getattr(*place)
 
     def counted(*args):
         counts.append(alive.count())
         return of_chunk(*args)
 
-    patched = mock.patch.object(module, "losses_of_chunk", counted)
+    patched = mock.patch.object(*place, counted)
     with in_chunks(400), patched, AliveTensors() as alive:
         loss_of(name, views, engine="chunks", reduction=reduction).sum().backward()
     assert len(counts) > 8
     # The backward computes chunks again.
-    half = len(counts) // (2 if reduction == "none" or are_listed else 1)
+    half = len(counts) // (2 if reduction == "none" else 1)
     assert len({*counts[1:half]}) == 1
 
 
