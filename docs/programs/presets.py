@@ -1,14 +1,14 @@
 """Write the tables of docs/catalogue.md from the presets in pgcl_losses/presets.py.
 
-python -m docs.presets
+python -m docs.programs.presets
 """
 
 from pathlib import Path
 
-from docs.tables import fill, markdown
+from docs.programs.tables import fill, markdown
 from pgcl_losses.presets import GROUPS, PRESETS, Preset, as_written
 
-PAGE = Path(__file__).parent / "catalogue.md"
+PAGE = Path(__file__).parents[1] / "catalogue.md"
 NEGATIVES = {"all": "all other embeddings", "cross": "the other set", "memory": "the memory"}
 # What an option, or the value of an option, changes in the formula of the page.
 CHANGES = {
