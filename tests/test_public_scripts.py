@@ -1,47 +1,52 @@
-"""The record of public scripts answers the rows, and its lines are losses."""
+"""docs/public_scripts.md: its lines are losses, and `recognize` answers with the very line."""
 
-import json
+import re
 
 import pytest
+from helpers.scripts import ROOT
+from test_docs import run_blocks
 
-from docs import public_scripts
+from pgcl_losses import InfoNCE, recognize
 
-ANSWERS = json.loads(public_scripts.RECORD.read_text())["rows"]
-ROWS = [row for rows in public_scripts.SCRIPTS.values() for row in rows]
-
-
-def test_the_record_answers_the_rows():
-    assert [(found["source"], found["place"]) for found in ANSWERS] == [row[:2] for row in ROWS]
-    assert [found["line"] for found in ANSWERS if found["kind"] == "checked"] == [
-        row.line for row in ROWS if row.line
-    ]
-    assert len({found["source"] for found in ANSWERS if found["kind"] != "none"}) >= 15
-    kinds = [found["kind"] for found in ANSWERS]
-    count = f"Of {len(kinds)} functions, {kinds.count('exact')} are exact and"
-    page = (public_scripts.DOCS / "public_scripts.md").read_text()
-    assert f"{count} {kinds.count('nearly')} nearly" in page
+DOCS = ROOT / "docs"
+PAGE = DOCS / "public_scripts.md"
+OTHERS, CATALOGUE = (
+    re.findall(r"^\| \[.*?\): `\w+` \| (?:`(.*?)`|.*?) \| (\w+)", part, flags=re.MULTILINE)
+    for part in PAGE.read_text().split("## Functions of the catalogue")
+)  # of each function: the line that replaces it, and the first word of the answer
+LINES = sorted({line for line, _ in OTHERS + CATALOGUE if line})
+LINES_OF_VIEWS = [line for line in LINES if re.fullmatch(r"[^()]*\([^()]*\)\([^=-]*\)", line)]
 
 
 @pytest.fixture(scope="module")
 def names():
-    return public_scripts.names() | vars(public_scripts.given())
+    return run_blocks(DOCS / "negatives.md") | run_blocks(PAGE)
 
 
-@pytest.mark.parametrize("line", sorted({x["line"] for x in ANSWERS if x["kind"] != "none"}))
-def test_lines_are_losses_of_this_package(line, names):
+@pytest.mark.parametrize("line", LINES)
+def test_a_line_is_a_loss_of_what_the_page_names(line, names):
     value = eval(line, names)
     assert value.shape == ()
     assert value.isfinite()
 
 
-def test_the_guide_has_the_figures_of_the_record():
-    """Functions of the guide are recognised by name; DCL and SupContrast also have a factor."""
-    guide = json.loads(public_scripts.RECORD.read_text())["guide"]
-    kinds = [found["kind"] for found in guide]
-    exact, nearly = kinds.count("exact"), kinds.count("nearly")
-    assert exact + nearly == len(kinds) == len(public_scripts.GUIDE)
-    others = {found["name"] for found in guide if found["name"] not in found["names"]}
-    assert others == {"DCL", "SupContrast"}
-    page = (public_scripts.DOCS / "swap.md").read_text().replace("\n", " ")
-    assert f"**{len(kinds)} functions of the catalogue**" in page
-    assert f"as they stand in their repositories, {exact} are exact" in page
+@pytest.mark.parametrize("line", LINES_OF_VIEWS)
+def test_recognize_answers_with_the_line(line):
+    said = recognize(lambda z1, z2: eval(line, {"InfoNCE": InfoNCE, "z1": z1, "z2": z2}))
+    assert (said.kind, said.line) == ("exact", line)
+
+
+def test_the_pages_count_the_answers():
+    page = PAGE.read_text().replace("\n", " ")
+    kinds, of_catalogue = ([kind for _, kind in rows] for rows in (OTHERS, CATALOGUE))
+    exact, nearly, checked = (kinds.count(kind) for kind in ("exact", "nearly", "checked"))
+    assert f"Of {len(kinds)} functions, {exact} are exact and {nearly} nearly." in page
+    assert f"The other {checked} have further inputs" in page
+    exact, nearly = of_catalogue.count("exact"), of_catalogue.count("nearly")
+    assert exact + nearly == len(of_catalogue)
+    count = f"{exact} are exact and {nearly} nearly"
+    assert f"{len(of_catalogue)} functions of the catalogue, as they stand" in page
+    assert count in page
+    guide = (DOCS / "swap.md").read_text().replace("\n", " ")
+    assert f"Of [{len(of_catalogue)} functions of the catalogue]" in guide
+    assert count in guide
