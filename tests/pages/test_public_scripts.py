@@ -11,7 +11,7 @@ from pgcl_losses import InfoNCE, recognize
 DOCS = ROOT / "docs"
 PAGE = DOCS / "public_scripts.md"
 OTHERS, CATALOGUE = (
-    re.findall(r"^\| \[.*?\): `\w+` \| (?:`(.*?)`|.*?) \| (\w+)", part, flags=re.MULTILINE)
+    re.findall(r"^\| \[.*?\)<br>`\w+` \| (?:`(.*?)`|.*?) \| (\w+)", part, flags=re.MULTILINE)
     for part in PAGE.read_text().split("## Functions of the catalogue")
 )  # of each function: the line that replaces it, and the first word of the answer
 LINES = sorted({line for line, _ in OTHERS + CATALOGUE if line})
