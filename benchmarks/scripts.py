@@ -87,7 +87,7 @@ SCRIPTS: dict[str, tuple[Loss, Loss]] = {
     "PyGCL's InfoNCE": (pygcl, InfoNCE(temperature=TAU)),
 }
 # The same lines beside a loss that does more.
-BESIDE = {"PyGCL's InfoNCE and our PGCLLoss": (pygcl, PGCLLoss(DIM, temperature=TAU))}
+BESIDE = {"PGCLLoss in place of PyGCL's InfoNCE": (pygcl, PGCLLoss(DIM, temperature=TAU))}
 
 
 def over_all_keys(own: Tensor, num_keys: int) -> dict[str, Loss]:

@@ -1,1 +1,1 @@
-"""The pages, and the programs that write their tables and pictures."""
+"""The pages of the site; `docs.programs` writes their tables and pictures."""

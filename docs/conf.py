@@ -34,6 +34,7 @@ autodoc_mock_imports = ["dgl", "torch_geometric"]
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_inherit_docstrings = False
+toc_object_entries_show_parents = "hide"  # forward(), not SinkhornPrototypes.forward()
 maximum_signature_line_length = 88  # longer ones have one parameter a line
 exclude_patterns = ["_build"]
 
@@ -47,7 +48,7 @@ def as_with_frameworks(
     app: Sphinx, what: str, name: str, thing: Any, options: Any, signature: str | None, returns: Any
 ) -> tuple[str | None, Any]:
     """Signatures of constructors, not of a base that takes anything; and no whole paths."""
-    if what == "class" and signature and signature.startswith("(*args: "):
+    if what == "class" and signature and signature.startswith("(*_: "):
         real = inspect.signature(thing.__init__)
         real = real.replace(
             parameters=[*real.parameters.values()][1:], return_annotation=real.empty

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from docs.tables import markdown
+from docs.programs.tables import markdown
 
 from .common.graphs import INFO_NCE, PGCL
 from .common.results import Run, read

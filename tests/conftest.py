@@ -66,7 +66,7 @@ def leave_out_other_frameworks(config):
     chosen, root = config.option.markexpr, Path(__file__).parents[1]
     is_one = chosen in FRAMEWORKS
     others = FRAMEWORKS.keys() - {chosen} if is_one else re.findall(r"not (\w+)", chosen)
-    places = "tests/adapters/{0} tests/helpers/{0}_cases.py tests/test_{0}.py"
+    places = "tests/adapters/{0} tests/helpers/{0}_cases.py tests/programs/test_{0}.py"
     left_out = [str(root / place) for name in others for place in places.format(name).split()]
     if importlib.util.find_spec("triton") is None:  # its doctests would import it
         left_out.append(str(root / "pgcl_losses" / "pairs" / "fused.py"))

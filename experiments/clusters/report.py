@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from docs.tables import markdown
+from docs.programs.tables import markdown
 from experiments.common.results import Run, read
 from experiments.common.tables import CLUSTERS, RESULTS, difference, sourced, spread
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy import stats
 
-from docs.tables import fill
+from docs.programs.tables import fill
 
 from .results import Run, write
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from pathlib import Path
 
-from docs.tables import markdown
+from docs.programs.tables import markdown
 from experiments.common.results import Run, read
 from experiments.common.tables import DOCS, difference, spread
 

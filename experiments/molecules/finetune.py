@@ -14,7 +14,7 @@ import rdkit
 import torch
 from torch import nn
 
-from docs.tables import markdown
+from docs.programs.tables import markdown
 from examples.molecules import TEST, TRAIN, VALID, at_best_epoch, finetune
 from experiments.common import results
 from experiments.common.arguments import count, program

@@ -17,7 +17,7 @@ import torch
 from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import scale
 
-from docs.tables import markdown
+from docs.programs.tables import markdown
 from examples.molecules import TEST, TRAIN, VALID, has_both, outputs, roc_auc
 from experiments.common import results
 from experiments.common.arguments import count, program

@@ -16,7 +16,7 @@ import torch
 from sklearn.preprocessing import normalize
 from torch import nn
 
-from docs.tables import markdown
+from docs.programs.tables import markdown
 from experiments.common import results
 from experiments.common.arguments import count, parser_of, program
 from experiments.common.graphs import BALANCED, CENTRED, PLAIN, pgcl_of

@@ -3,7 +3,7 @@
 from collections.abc import Collection
 from pathlib import Path
 
-from docs.tables import markdown
+from docs.programs.tables import markdown
 from experiments.common import results
 from experiments.common.tables import DOCS, difference, sourced, spread
 

@@ -91,11 +91,15 @@ def test_a_spread_at_rounding_level_gives_equal_weights():
     torch.testing.assert_close(ours, plain)
 
 
-def test_inputs_that_the_weighting_does_not_need_are_optional():
-    z, clusters = torch.randn(4, 3), torch.tensor([0, 1, 2, 0])
-    for weighting in ("uniform", "sample"):
-        PrototypeReweightedNCE(weighting=weighting, exclude_same_cluster=False)(z, z)
-        PrototypeReweightedNCE(weighting=weighting)(z, z, clusters=(clusters, clusters))
+@pytest.mark.parametrize("weighting", ["uniform", "sample"])
+def test_inputs_that_the_weighting_does_not_need_are_optional(weighting):
+    """The loss without them equals the loss with them, which the oracle checks above."""
+    views, clusters = torch.randn(2, 4, 3), torch.tensor([[0, 1, 2, 0]] * 2)
+    given = {"clusters": clusters, "prototypes": torch.randn(3, 3)}
+    loss = PrototypeReweightedNCE(weighting=weighting)
+    assert loss(*views, clusters=clusters) == loss(*views, **given) > 0
+    loss.exclude_same_cluster = False
+    assert loss(*views) == loss(*views, **given) > 0
 
 
 def test_weights_below_the_numbers_of_float32_count_in_a_decoupled_loss(engine):

@@ -1,14 +1,14 @@
 """Write the tables of docs/catalogue.md from the presets in pgcl_losses/presets.py.
 
-python -m docs.presets
+python -m docs.programs.presets
 """
 
 from pathlib import Path
 
-from docs.tables import fill, markdown
+from docs.programs.tables import fill, markdown
 from pgcl_losses.presets import GROUPS, PRESETS, Preset, as_written
 
-PAGE = Path(__file__).parent / "catalogue.md"
+PAGE = Path(__file__).parents[1] / "catalogue.md"
 NEGATIVES = {"all": "all other embeddings", "cross": "the other set", "memory": "the memory"}
 # What an option, or the value of an option, changes in the formula of the page.
 CHANGES = {
@@ -22,19 +22,18 @@ CHANGES = {
 
 
 def row(name: str, preset: Preset) -> list[str]:
-    """A script, the line that makes ``loss_of``, and what the script computes with it."""
+    """A script and its function, the line that makes ``loss_of`` and its call, what differs."""
     repository, path, function = preset.where.split()
-    there, file = f"https://github.com/{repository}", path.rsplit("/", 1)[-1]
+    there = f"https://github.com/{repository}"
     dim = ", dim=D" if "memory_size" in preset.options else ""
     by_name, by_options = f'like("{name}"{dim})', f"({as_written(preset.options)})"
+    made = f"`InfoNCE{by_options}`" if preset.value else f"`InfoNCE.{by_name}`"
     value = preset.expression()
     return [
-        f"[`{name}`]({there})",
+        f"[{name}]({there})<br>[`{function}`]({there}/blob/HEAD/{path})",
         f"{preset.options['temperature']:.4g}",
-        f"`InfoNCE{by_options}`" if preset.value else f"`InfoNCE.{by_name}`",
-        "" if value == "loss_of(view1, view2)" else f"`{value}`",
+        made if value == "loss_of(view1, view2)" else f"{made}<br>`{value}`",
         preset.note,
-        f"[`{file}`]({there}/blob/HEAD/{path}): `{function}`",
     ]
 
 
@@ -54,7 +53,7 @@ def formula(preset: Preset) -> tuple[str, ...]:
 
 def filled(text: str) -> str:
     """The page with the table of each group, and the table of formulas."""
-    head = "script", "temperature", "`loss_of`", "its loss", "what differs", "its code"
+    head = "script", "τ", "`loss_of`, its call", "what differs"
     tables = {
         f"presets: {group}": markdown(head, (row(*each) for each in presets.items()))
         for group, presets in GROUPS.items()

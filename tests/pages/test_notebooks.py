@@ -51,7 +51,7 @@ def test_a_notebook_runs(name, monkeypatch):
 
 @each_notebook
 def test_a_notebook_has_its_outputs(name):
-    """After a change, `python docs/run_notebooks.py` writes them."""
+    """After a change, `python -m docs.programs.run_notebooks` writes them."""
     cells = cells_of(name, "code")
     assert [cell["execution_count"] for cell in cells] == [*range(1, len(cells) + 1)]
     outputs = [output for cell in cells for output in cell["outputs"]]

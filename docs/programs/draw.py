@@ -1,6 +1,6 @@
 """Draws the negatives of a query.
 
-python docs/draw.py  # writes docs/images/how.png
+python -m docs.programs.draw  # writes docs/images/how.png
 """
 
 import argparse
@@ -105,7 +105,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    images = Path(__file__).parent / "images"
+    images = Path(__file__).parents[1] / "images"
     parser.add_argument("--output", type=Path, default=images, help="a new folder")
     args = parser.parse_args()
     if args.output.exists() and args.output != images:

@@ -1,7 +1,7 @@
 """Execute the notebooks of examples/notebooks, and write them with their outputs.
 
 pip install -e '.[notebooks]'
-python docs/run_notebooks.py  # or with the names of some of them
+python -m docs.programs.run_notebooks  # or with the names of some of them
 
 Pictures are reduced to a palette of 128 colours, and what Jupyter notes of the machine is left out.
 """
@@ -16,7 +16,7 @@ import nbformat
 from nbclient import NotebookClient
 from PIL import Image
 
-NOTEBOOKS = Path(__file__).parents[1] / "examples" / "notebooks"
+NOTEBOOKS = Path(__file__).parents[2] / "examples" / "notebooks"
 METADATA = {
     "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
     "language_info": {"name": "python"},

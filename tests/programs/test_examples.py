@@ -125,7 +125,7 @@ def test_cluster_graphs_warns_of_one_cluster(tmp_path, printed_by):
         ("examples/ddp.py", "--checkpoint=no/new", "--checkpoint needs an existing folder without"),
         ("examples/nodes.py", "--epochs=0", "--epochs must be 1 or more"),
         ("examples/molecules.py", "--seeds=1", "must be 1 or more, --seeds 2 or more"),
-        ("docs/draw.py", "--output=there", "--output there is there already: choose another"),
+        ("docs/programs/draw.py", "--output=there", "--output there is there already"),
     ],
 )
 def test_an_invalid_option_is_an_error(script, given, message, monkeypatch, capsys, tmp_path):
