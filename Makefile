@@ -10,11 +10,15 @@ DGL := $(shell $(PYTHON) -c "import sys; print('dgl' if sys.version_info < (3, 1
 help:  # this list
 	@sed -n 's/^\([a-z-]*\):[^#]*#* *\(.*\)/make \1\t\2/p' $(MAKEFILE_LIST)
 
-.venv/%: setup.cfg  # a file for each extra that is there; torch first, as any that is there will do
+.venv/%: setup.cfg pyproject.toml requirements.txt  # a file for each group that is there; torch first, as any that is there will do
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -c 'import torch' 2>/dev/null || $(BIN)/pip install --quiet $(TORCH)
-	$(BIN)/pip install --quiet -e '.[$*]'
+	$(BIN)/python -m pip install --quiet 'pip >= 25.1'
+	$(BIN)/pip install --quiet $(or $(NEEDS),-e . --group $*)
 	touch $@
+
+.venv/test: NEEDS = -r requirements.txt --group test
+.venv/dgl: NEEDS = -e '.[dgl]'
 
 lint: .venv/lint  # style and types
 	$(BIN)/ruff check
@@ -36,8 +40,9 @@ setup:  # an environment with everything; compiles two dependencies of PyGCL, on
 	@test '$(DGL)' || { echo 'PyGCL needs dgl 1.1.3 and Python 3.11 or older: make $(MAKECMDGOALS) PYTHON=python3.11'; exit 1; }
 	@command -v $${CXX:-c++} >/dev/null || { echo 'PyGCL needs torch-scatter and torch-sparse, which need a C++ compiler'; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet $(TORCH) wheel setuptools ninja
-	$(BIN)/pip install --quiet -e '.[dev,docs,dgl]'
+	$(BIN)/python -m pip install --quiet $(TORCH) 'pip >= 25.1' wheel setuptools ninja
+	$(BIN)/pip install --quiet -r requirements.txt --group dev --group docs
+	$(BIN)/pip install --quiet -e '.[dgl]'
 	$(BIN)/pip install --quiet --no-build-isolation torch-scatter torch-sparse PyGCL==0.1.2
 
 test-rest: setup  # what make test leaves out
@@ -62,6 +67,6 @@ benchmarks:  # the records of time and memory, and their tables and figures
 
 gpu:  # on a GPU, with the torch of .venv: the tests of the core, and the benchmark of ten minutes
 	@$(BIN)/python -c 'import pytest, hypothesis, torch; assert torch.cuda.is_available()' 2>/dev/null || { \
-		echo "$(BIN)/python needs a torch that sees the GPU (https://pytorch.org/get-started/locally/), and then: pip install -e '.[dev]'"; exit 1; }
+		echo "$(BIN)/python needs a torch that sees the GPU (https://pytorch.org/get-started/locally/), and then: pip install -r requirements.txt --group dev"; exit 1; }
 	$(BIN)/python -m pytest -q -n 4 --dist worksteal -m "not slow" -rs --device cuda tests/core; tested=$$?; \
 		$(BIN)/python -m benchmarks.gpu && exit $$tested

@@ -11,15 +11,15 @@ import argparse
 import math
 
 import torch
-from sklearn.linear_model import LogisticRegression  # pip install -e '.[experiments]'
+from sklearn.linear_model import LogisticRegression  # pip install -r requirements.txt
 from sklearn.model_selection import cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
-from torch_geometric.datasets import TUDataset  # pip install -e '.[experiments]'
+from torch_geometric.datasets import TUDataset  # pip install -r requirements.txt
 from torch_geometric.loader import DataLoader
 from torch_geometric.nn import GIN, MLP, global_add_pool
 from torch_geometric.transforms import Constant
-from tqdm import tqdm  # pip install -e '.[experiments]'
+from tqdm import tqdm  # pip install -r requirements.txt
 
 from pgcl_losses import InfoNCE, PGCLLoss
 from pgcl_losses.adapters.pyg import AttributeMask, EdgePerturb, NodeDrop, RandomChoice, Subgraph

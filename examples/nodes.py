@@ -15,7 +15,7 @@ import argparse
 
 import numpy as np
 import torch
-from sklearn.linear_model import LogisticRegression  # pip install -e '.[experiments]'
+from sklearn.linear_model import LogisticRegression  # pip install -r requirements.txt
 from sklearn.preprocessing import normalize
 from torch_geometric import seed_everything
 from torch_geometric.datasets import Amazon, CitationFull, Coauthor, Planetoid

@@ -7,14 +7,13 @@ imports pieces of examples/molecules.py.
 import importlib.util
 
 
-def require(*modules: str, extra: str = "experiments") -> None:
-    """An error that names the extra, if one of the modules is not installed."""
+def require(*modules: str, command: str = "pip install -r requirements.txt") -> None:
+    """An error with the command that installs it, if one of the modules is not installed."""
     for module in modules:
         if importlib.util.find_spec(module) is None:
             raise ModuleNotFoundError(
-                f"this program needs {module}: in the checkout, pip install -e '.[{extra}]'",
-                name=module,
+                f"this program needs {module}: in the checkout, {command}", name=module
             )
 
 
-require("matplotlib", "sklearn", "torch_geometric", "tqdm")
+require("matplotlib", "scipy", "sklearn", "torch_geometric", "tqdm")

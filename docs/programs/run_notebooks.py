@@ -1,6 +1,6 @@
 """Execute the notebooks of examples/notebooks, and write them with their outputs.
 
-pip install -e '.[notebooks]'
+pip install -r requirements.txt jupyterlab
 python -m docs.programs.run_notebooks  # or with the names of some of them
 
 Pictures are reduced to a palette of 128 colours, and what Jupyter notes of the machine is left out.

@@ -2,4 +2,4 @@
 
 from experiments import require
 
-require("rdkit", extra="molecules")
+require("rdkit", command="pip install -r requirements.txt rdkit")

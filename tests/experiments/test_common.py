@@ -138,7 +138,7 @@ def test_few_labels_against_a_literal_loop(seed, each):
     assert few_labels(z, labels, each, 4, draws=5) == pytest.approx(100 * np.mean(accuracies))
 
 
-def test_the_error_of_a_missing_package_names_the_extra():
+def test_the_error_of_a_missing_package_names_the_command():
     code = """
 import sys
 sys.modules["rdkit"] = None
@@ -149,4 +149,4 @@ import experiments.molecules.probe
     command = [sys.executable, "-c", code]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert (ended.stdout, ended.returncode) == ("digits need no rdkit\n", 1)
-    assert "needs rdkit: in the checkout, pip install -e '.[molecules]'" in ended.stderr
+    assert "needs rdkit: in the checkout, pip install -r requirements.txt rdkit" in ended.stderr

@@ -165,18 +165,21 @@ def test_one_version():
     assert f"\n## [{heading}" in (ROOT / "CHANGELOG.md").read_text()
 
 
-def test_extras_that_pages_and_programs_name_exist():
+def test_extras_and_groups_that_pages_and_programs_name_exist():
+    """A wheel has the extras of its adapters alone; a checkout has groups."""
     config = configparser.ConfigParser(interpolation=None)
     config.read(ROOT / "setup.cfg")
     extras = set(config["options.extras_require"])
+    assert extras == {"pyg", "dgl"}
+    groups = (ROOT / "pyproject.toml").read_text().partition("[dependency-groups]")[2]
+    groups = set(re.findall(r"^(\w+) = \[", groups.partition("\n[")[0], flags=re.MULTILINE))
     folders = ("adapters", "examples", "experiments", "benchmarks", ".ci", ".github")
     files = [path for folder in folders for path in (ROOT / folder).rglob("*") if path.is_file()]
     for place in [*TEXTS, ROOT / "Makefile", *files]:
         text = place.read_text() if place.suffix in ("", ".md", ".py", ".yml") else ""
         for named in re.findall(r"pip install [^\n]*?(?:\.|whl)\[([\w,]+)\]", text):
             assert {*named.split(",")} <= extras, place
-    table = (DOCS / "install.md").read_text()
-    assert set(re.findall(r"^\| `(\w+)` \|", table, flags=re.MULTILINE)) == extras
+        assert {*re.findall(r"--group (\w+)", text)} <= groups, place
 
 
 def test_the_pages_count_the_scripts():
