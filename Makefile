@@ -56,14 +56,13 @@ docs: .venv/docs  # into docs/_build
 ci:  # everything, from nothing, as a release does it
 	.ci/run
 
-benchmarks:  # the records of time and memory, and their tables and figures
-	$(BIN)/python -m benchmarks.run
+benchmarks:  # the records of time and memory, and their tables
+	$(BIN)/python -m benchmarks.options
 	$(BIN)/python -m benchmarks.scripts
 	$(BIN)/python -m benchmarks.loop
 	$(BIN)/python -m benchmarks.nodes
 	$(BIN)/python -m benchmarks.libraries
 	$(BIN)/python -m benchmarks.tables
-	$(BIN)/python -m benchmarks.plot
 
 gpu:  # on a GPU, with the torch of .venv: the tests of the core, and the benchmark of ten minutes
 	@$(BIN)/python -c 'import pytest, hypothesis, torch; assert torch.cuda.is_available()' 2>/dev/null || { \

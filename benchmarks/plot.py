@@ -1,6 +1,6 @@
-"""Draw time and memory over N from the records.
+"""Draw time and memory over N on a GPU, from the record of `benchmarks.gpu`.
 
-python -m benchmarks.plot                     # docs/images/batch-size.png and gpu.png
+python -m benchmarks.plot                     # docs/images/gpu.png
 python -m benchmarks.plot figures.json --output figure.png
 """
 
@@ -18,35 +18,18 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 ROOT = Path(__file__).parents[1]
-Looks = dict[str, tuple[str, str, str, str]]
-# By benchmark, its losses in the order of drawing: mode, color, line, marker.
-LOOKS: dict[str, Looks] = {
-    "contrast": {
-        "dense": ("prototype", "#1f77b4", "-", "o"),
-        "chunks": ("prototype", "#d62728", "-", "s"),
-        "torch.compile of dense": ("prototype", "#17becf", "--", "^"),
-        "PyGCL's InfoNCE": ("uniform", "#ff7f0e", "--", "v"),
-        "pytorch-metric-learning's NTXentLoss": ("uniform", "#2ca02c", "--", "P"),
-        "double loop, as published": ("prototype", "#8c564b", "--", "X"),
-        "GEMM limit": ("prototype", "#999999", "-", ""),
-    },
-    "scripts": {
-        "the script's lines": ("NT-Xent", "#ff7f0e", "--", "v"),
-        "our loss": ("NT-Xent", "#d62728", "-", "s"),
-    },
-}
-DRAWN = {"contrast.json": "batch-size.png", "gpu.json": "gpu.png"}
+# The losses in the order of drawing: color, line, marker.
+LOOKS = {"the script's lines": ("#ff7f0e", "--", "v"), "our loss": ("#d62728", "-", "s")}
+BENCHMARK, SCRIPT = "scripts", "NT-Xent"
 PANELS = {
     "milliseconds": "forward + backward, ms",
     "peak MiB": "peak memory beyond the inputs, MiB",
 }
 
 
-def points(
-    rows: list[dict[str, Any]], benchmark: str, provider: str, mode: str, metric: str
-) -> list[tuple[int, float]]:
+def points(rows: list[dict[str, Any]], provider: str, metric: str) -> list[tuple[int, float]]:
     """(N, value) of one loss."""
-    wanted = (benchmark, provider, mode, metric)
+    wanted = (BENCHMARK, provider, SCRIPT, metric)
     return sorted(
         (int(re.search(r"N=(\d+)", row["size"])[1]), row["value"])
         for row in rows
@@ -54,15 +37,12 @@ def points(
     )
 
 
-def panel(axes: Axes, benchmark: str, rows: list[dict[str, Any]], metric: str, label: str) -> None:
+def panel(axes: Axes, rows: list[dict[str, Any]], metric: str, label: str) -> None:
     """Draw one metric of all losses over N."""
-    looks = LOOKS[benchmark]
-    every = {
-        loss: points(rows, benchmark, loss, mode, metric) for loss, (mode, *_) in looks.items()
-    }
+    every = {loss: points(rows, loss, metric) for loss in LOOKS}
     lines = {loss: line for loss, line in every.items() if line}
     for loss, line in lines.items():
-        _, color, style, marker = looks[loss]
+        color, style, marker = LOOKS[loss]
         axes.plot(*zip(*line, strict=True), style, color=color, marker=marker, ms=5, label=loss)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
@@ -85,12 +65,11 @@ def panel(axes: Axes, benchmark: str, rows: list[dict[str, Any]], metric: str, l
 
 def picture(record: dict[str, Any]) -> Figure:
     """Draw time and memory side by side."""
-    benchmark = next((x for x in LOOKS if x in {row["benchmark"] for row in record["rows"]}), None)
-    if benchmark is None:
-        raise SystemExit(f"the record has none of the benchmarks {', '.join(LOOKS)}")
+    if not all(points(record["rows"], loss, metric) for loss in LOOKS for metric in PANELS):
+        raise SystemExit(f"no time and memory of {SCRIPT} in the record: measure them on a GPU")
     figure, both = plt.subplots(1, 2, figsize=(11, 4.6), layout="constrained")
     for axes, (metric, label) in zip(both, PANELS.items(), strict=True):
-        panel(axes, benchmark, record["rows"], metric, label)
+        panel(axes, record["rows"], metric, label)
     machine = record["machine"]
     where = machine.get("gpu") or f"{machine['cpu']}, {machine['threads']} threads"
     figure.suptitle(f"{where} · torch {machine['torch']} · float32", fontsize=8, color="#666666")
@@ -108,8 +87,7 @@ if __name__ == "__main__":
     args = parser.parse_args()
     if bool(args.record) != bool(args.output) or (args.output and args.output.exists()):
         parser.error("RECORD and --output, a new file, come together")
-    results, images = ROOT / "benchmarks" / "results", ROOT / "docs" / "images"
-    drawn = {results / record: images / image for record, image in DRAWN.items()}
-    for record, path in ({args.record: args.output} if args.record else drawn).items():
-        picture(json.loads(record.read_text())).savefig(path, dpi=150)
-        print(f"written to {path}")
+    record = args.record or ROOT / "benchmarks" / "results" / "gpu.json"
+    output = args.output or ROOT / "docs" / "images" / "gpu.png"
+    picture(json.loads(record.read_text())).savefig(output, dpi=150)
+    print(f"written to {output}")
