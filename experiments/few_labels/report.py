@@ -30,7 +30,7 @@ from . import study
 from .study import AT_BEST, MEASURES, OF_PAPER, SETS, values
 
 BOTH = INFO_NCE, PGCL
-DEFAULT, TUNED = (PGCL, INFO_NCE), (f"{PGCL} {AT_BEST}", f"{INFO_NCE} {AT_BEST}")
+DEFAULT = PGCL, INFO_NCE
 MINUS = f"{PGCL} minus {INFO_NCE}"
 IN_DEPTH = [name for name, of_set in SETS.items() if of_set.in_depth]
 ROUNDING = {"two threads": "threads", "no vector instructions": "vectors"}
@@ -179,16 +179,6 @@ def claim(every: Sequence[Results]) -> str:
     )
 
 
-def verdicts(every: Sequence[Results]) -> str:
-    """PGCL minus InfoNCE, for few labels and for all."""
-    lines = []
-    for measure in ("labels_1", "labels_5", "all"):
-        for words, pair in (("at their defaults", DEFAULT), ("each at its best", TUNED)):
-            found = verdict(every, *pair, measure)
-            lines.append(f"- **{MEASURES[measure]}, {words}**: PGCL is {found}.")
-    return "\n".join(paragraph(line, "  ") for line in lines)
-
-
 def answers(every: Sequence[Results]) -> str:
     """What to train with few labels and with all, at which temperature, and what to hope for."""
     lines = []
@@ -230,7 +220,7 @@ def pages() -> dict[Path, dict[str, str]]:
     in_depth = [results for results in every if results.name in IN_DEPTH]
     tables = {"few labels": table(every), "further": further(every), "lengths": lengths(in_depth)}
     tables |= {"answers": answers(every), "rounding": rounding()}
-    of_negatives = {"temperatures": over_temperatures(in_depth), "verdicts": verdicts(every)}
+    of_negatives = {"temperatures": over_temperatures(in_depth)}
     return {RESULTS: tables, FALSE_NEGATIVES: of_negatives, README: {"claim": claim(every)}}
 
 

@@ -147,7 +147,7 @@ def test_few_labels_run_what_the_tables_need(tmp_path, monkeypatch, capsys):
     for head, _, *lines in (table.split("\n\n")[0].splitlines() for table in tables):
         assert all(line.count("|") == head.count("|") for line in lines)
     assert "|  |" not in tables[0] + tables[3]
-    sentences = (few_labels_report.claim, few_labels_report.verdicts, few_labels_report.answers)
+    sentences = (few_labels_report.claim, few_labels_report.answers)
     assert all("nan" not in text for text in [*tables, *(of(every) for of in sentences)])
 
 
