@@ -122,7 +122,9 @@ def test_cluster_graphs_warns_of_one_cluster(tmp_path, printed_by):
             "--checkpoint=there",
             "--checkpoint there is not a file of this script",
         ),
-        ("examples/ddp.py", "--checkpoint=no/new", "--checkpoint needs an existing folder without"),
+        ("examples/ddp.py", "--checkpoint=no/new", "must be in a folder that can be written, but"),
+        ("examples/ddp.py", "--checkpoint=/proc/new", "a folder that can be written, but .*proc/"),
+        ("examples/ddp.py", "--checkpoint=new --root=there", "--root must be a folder with PROT"),
         ("examples/nodes.py", "--epochs=0", "--epochs must be 1 or more"),
         ("examples/molecules.py", "--seeds=1", "must be 1 or more, --seeds 2 or more"),
         ("docs/draw.py", "--output=there", "--output there is there already: choose another"),
@@ -252,6 +254,36 @@ def test_ddp_says_how_large_a_batch_may_be(tmp_path, monkeypatch, capsys):
         script_here(monkeypatch, *ddp_in(tmp_path), "--batch-size=42")
     assert "--batch-size must be at most 40" in capsys.readouterr().err
     assert not (tmp_path / "last.pt").exists()
+
+
+@pytest.mark.parametrize("epochs", [1, 2, 5])
+def test_ddp_trains_for_few_steps(epochs, tmp_path, printed_by):
+    """Two steps an epoch; a tenth of ten steps is one."""
+    _, *command = ddp_in(tmp_path)
+    printed = printed_by("ddp", *command, f"--epochs={epochs}")
+    assert len(re.findall(r"^Epoch: \d+, Loss: \d", printed, re.M)) == epochs
+
+
+@pytest.mark.parametrize("content", [torch.ones(2), [1], {"model": 1}])
+def test_a_file_of_something_else_is_no_checkpoint(content, tmp_path, printed_by, capsys):
+    _, *command = ddp_in(tmp_path)
+    torch.save(content, tmp_path / "last.pt")
+    with pytest.raises(SystemExit, match=r"^2$"):
+        printed_by("ddp", *command)
+    assert "last.pt is not a file of this script" in capsys.readouterr().err
+
+
+def test_what_a_killed_save_left_goes_and_other_files_stay(ended, tmp_path, printed_by, capsys):
+    _, *command = ddp_in(tmp_path)
+    part = tmp_path / "last.pt.part"
+    part.write_text("half of a file")
+    with pytest.raises(SystemExit, match=r"^2$"):
+        printed_by("ddp", *command)
+    assert "File exists" in capsys.readouterr().err
+    assert part.read_text() == "half of a file"
+    torch.save(ended[1], tmp_path / "last.pt")
+    assert "linear probe" in printed_by("ddp", *command)
+    assert not part.exists()
 
 
 @pytest.mark.slow
