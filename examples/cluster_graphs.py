@@ -61,6 +61,9 @@ if args.restarts < 1 or args.epochs < 0 or (args.clusters is not None and args.c
     parser.error("--restarts must be 1 or more, --epochs 0 or more, and --clusters 2 or more")
 if args.new and not args.folder:
     parser.error("--new needs --folder: the digits have features that the files do not have")
+for folder in filter(None, [args.folder, args.new]):
+    if args.output.resolve().is_relative_to(folder.resolve()):
+        parser.error(f"--output {args.output} must be outside of {folder}, which has the graphs")
 HEADERS = ["source", "target"], ["src", "dst"], ["from", "to"]
 device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 

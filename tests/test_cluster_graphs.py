@@ -125,6 +125,8 @@ def test_all_faults_are_one_error(folder, error_of):
         ("--new=in", "--new needs --folder"),
         ("--folder=in --clusters=50", "at most 11 clusters .* can tell 12 of 12 graphs apart"),
         ("--folder=in --clusters=12", "at most 11 clusters .* can tell 12 of 12 graphs apart"),
+        ("--folder=in --output=in/out", "--output in/out must be outside of in, which has the gr"),
+        ("--folder=in --new=new --output=new/out", "new/out must be outside of new, which has"),
         ("--folder=in --output=in", "--output must be a new folder .* exists"),
         ("--folder=in --output=link", "--output must be a new folder .* exists"),
         ("--folder=in --output=absent/out", "--output must be a new folder .* No such file"),
@@ -135,6 +137,7 @@ def test_all_faults_are_one_error(folder, error_of):
 def test_what_cannot_be_done_is_an_error(given, message, folder, error_of, monkeypatch):
     monkeypatch.chdir(folder.parent)
     os.symlink("nowhere", "link")
+    os.mkdir("new")
     assert re.search(message, error_of(*given.split()).splitlines()[-1])
 
 

@@ -61,6 +61,16 @@ def test_compare(tmp_path, printed_by):
         assert low <= gain <= high
 
 
+@pytest.mark.parametrize("labels", [1, 19, 1000])
+def test_labels_that_the_probe_cannot_use_are_an_error(labels, tmp_path, printed_by, capsys):
+    """Each half has 20 graphs of two classes, of which the probe trains on 2 to 18."""
+    write_tu_set(tmp_path / "TINY" / "raw", "TINY", [0, 1] * 20)
+    with pytest.raises(SystemExit, match=r"^2$"):
+        printed_by("compare", "--dataset=TINY", f"--root={tmp_path}", f"--labels={labels}")
+    expected = f"--labels {labels} must leave a graph of each class .* 40 graphs in 2 classes: "
+    assert re.search(expected, capsys.readouterr().err)
+
+
 def write_edges(folder, networks):
     """A file for each network, with separators of both kinds."""
     folder.mkdir()
@@ -115,7 +125,6 @@ def test_cluster_graphs_warns_of_one_cluster(tmp_path, printed_by):
         ("examples/cluster_graphs.py", "--output=there", "--output must be a new folder"),
         ("examples/cluster_graphs.py", "--output=new --restarts=0", "--restarts must be 1 or more"),
         ("examples/cluster_graphs.py", "--output=new --clusters=0", "--clusters 2 or more"),
-        ("examples/cluster_graphs.py", "--output=new --folder=.", "a folder of 3 files .* has 1"),
         ("examples/ddp.py", "--checkpoint=new --epochs=0", "--epochs must be 1 or more"),
         (
             "examples/ddp.py",
@@ -126,6 +135,14 @@ def test_cluster_graphs_warns_of_one_cluster(tmp_path, printed_by):
         ("examples/ddp.py", "--checkpoint=/proc/new", "a folder that can be written, but .*proc/"),
         ("examples/ddp.py", "--checkpoint=new --root=there", "--root must be a folder with PROT"),
         ("examples/nodes.py", "--epochs=0", "--epochs must be 1 or more"),
+        ("examples/nodes.py", "--temperature=0", "--temperature above 0"),
+        ("examples/nodes.py", "--root=there", "--root must be a folder with Cora, or where PyG"),
+        ("examples/graphcl_swap.py", "--root=there", "--root must be a folder with MUTAG, or wh"),
+        ("examples/compare.py", "--root=there", "--root must be a folder with MUTAG, or where"),
+        ("examples/compare.py", "--seeds=1", "--seeds must be 2 or more, --epochs 0 or more"),
+        ("examples/compare.py", "--epochs=-1", "--epochs 0 or more, and --temperatures above 0"),
+        ("examples/compare.py", "--temperatures 1 0", "--temperatures above 0"),
+        ("examples/compare.py", "--temperatures nan", "--temperatures above 0"),
         ("examples/molecules.py", "--seeds=1", "must be 1 or more, --seeds 2 or more"),
         ("docs/draw.py", "--output=there", "--output there is there already: choose another"),
     ],
