@@ -5,11 +5,11 @@ the view is always made from graph i of the batch, because a graph that has node
 of them.
 
 Attributes stay with their nodes and edges. PyG remembers how many entries of an attribute each
-graph of a batch has, which tells attributes of nodes, edges and graphs apart. For a single ``Data``
-the length of an attribute decides. Where several are possible, the name decides: an attribute of
-edges has "edge" in its name, and ``y`` never belongs to edges. Give a single graph T labels as a
-``y`` of shape ``[1, T]``, because a ``y`` of shape ``[T]`` looks like labels of nodes if the graph
-has T nodes.
+graph of a batch has, which tells attributes of nodes, edges and graphs apart. The length decides
+for a single ``Data``, and for an attribute that was added to the batch itself. Where several are
+possible, the name decides: an attribute of edges has a word in its name that begins with "edge",
+and ``y`` does not belong to edges. Give a single graph T labels as a ``y`` of shape ``[1, T]``,
+because a ``y`` of shape ``[T]`` looks like labels of nodes if the graph has T nodes.
 
 Examples:
     >>> import torch
@@ -24,6 +24,7 @@ Examples:
 
 """
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -201,24 +202,27 @@ def _num_graphs(data: Any) -> int:
 
 def _node_and_edge_keys(data: Any) -> tuple[list[str], list[str]]:
     """Return the names of the attributes with an entry for each node, and for each edge."""
-    counts = data.num_nodes, data.num_edges
+    counts = data.num_nodes, data.num_edges, _num_graphs(data)
     # Private: where the entries of each graph begin. By the length alone, several entries for each
     # graph may look like one entry for each node.
     slices = getattr(data, "_slice_dict", {})
-    ptrs = (data.ptr.cpu() if "ptr" in data else None), slices.get("edge_index")
+    node_ptr = data.ptr.cpu() if "ptr" in data else None
+    ptrs = node_ptr, slices.get("edge_index"), torch.arange(counts[2] + 1)
     node_keys, edge_keys = [], []
     for key, value in data:
         if key.endswith("ptr") or "edge_label" in key:  # these are links to predict
             continue
-        length, own = _length(data, key, value), slices.get(key.removesuffix("_batch"))
-        is_node, is_edge = (  # by the length alone, if there are no slices or they are outdated
-            length == count
-            and (own is None or own[-1] != count or ptr is None or torch.equal(own, ptr))
+        own = slices.get(key.removesuffix("_batch"))  # of a list of tensors, a list of slices
+        length = -1 if isinstance(own, list) else _length(data, key, value)
+        if not isinstance(own, Tensor) or own[-1] != length:
+            own = None  # there are no slices or they are outdated: the length alone decides
+        is_node, is_edge, is_graph = (
+            length == count and (own is None or ptr is None or torch.equal(own, ptr))
             for count, ptr in zip(counts, ptrs, strict=True)
         )
-        # If several are possible, the name decides. In PyG, `y` belongs to nodes or graphs.
-        is_other = is_node or length == _num_graphs(data) or key == "y"
-        if is_edge and ("edge" in key or not is_other):
+        # If several are possible, the name decides. By its name, `y` belongs to nodes or graphs.
+        is_other = is_node or is_graph or (key == "y" and own is None)
+        if is_edge and (re.search("(?<![a-z])edge", key) or not is_other):
             edge_keys.append(key)
         elif is_node:
             node_keys.append(key)
@@ -226,8 +230,8 @@ def _node_and_edge_keys(data: Any) -> tuple[list[str], list[str]]:
             parts = [*value.values()] if isinstance(value, dict) else value
             tensors = {_length(data, key, part) for part in parts if isinstance(part, Tensor)}
             lists = [len(part) for part in parts if isinstance(part, list | tuple)]
-            sizes = [ptr.diff().tolist() for ptr in ptrs if ptr is not None]  # of each graph
-            if not tensors.isdisjoint(counts) or lists in sizes:
+            sizes = [ptr.diff().tolist() for ptr in ptrs[:2] if ptr is not None]  # of each graph
+            if not tensors.isdisjoint(counts[:2]) or lists in sizes:
                 kind = type(value).__name__
                 raise ValueError(f"{key} has entries of nodes or edges in a {kind}: use a tensor")
     return node_keys, edge_keys

@@ -8,11 +8,10 @@ minute on two cores:
     python examples/cluster_graphs.py --output clusters
     python examples/cluster_graphs.py --folder graphs --new further_graphs --output clusters
 
-The files are text in UTF-8. A comma, a semicolon, a tab or spaces separate the two names, the same
-in all lines of a file, and names that contain a separator stand in double quotes. The script skips
-hidden files, blank lines and lines that begin with #. It also skips a header (source,target or
-src,dst or from,to, or words above nodes that are numbers), and prints that it did. Anything else in
-a file is an error before the training. Edges have no direction, and repeated edges count once.
+The files are text in UTF-8 without a header. White space or a comma separates the two names, which
+contain neither. The script skips hidden files, blank lines and lines that begin with #. Anything
+else in a file is an error before the training. Edges have no direction, and repeated edges count
+once.
 """
 
 import argparse
@@ -61,77 +60,32 @@ if args.restarts < 1 or args.epochs < 0 or (args.clusters is not None and args.c
     parser.error("--restarts must be 1 or more, --epochs 0 or more, and --clusters 2 or more")
 if args.new and not args.folder:
     parser.error("--new needs --folder: the digits have features that the files do not have")
-HEADERS = ["source", "target"], ["src", "dst"], ["from", "to"]
+for folder in filter(None, [args.folder, args.new]):
+    if args.output.resolve().is_relative_to(folder.resolve()):
+        parser.error(f"--output {args.output} must be outside of {folder}, which has the graphs")
 device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def read(folder: Path, least: int) -> list[Data]:
-    """The graphs of the files of a folder; all faults of its files together are one error."""
-    graphs, headers, first_lines, faults = [], [], set(), []
+    """The graphs of the files of a folder, with the same feature, 1, for each node."""
+    graphs = []
     for file in sorted(folder.glob("[!.]*")):
         try:
-            edges = edges_of_file(file)
-            kind = kind_of_first_line(edges)
-            if kind == "header":
-                headers.append(edges.pop(0))
-            graphs.append(graph_of_edges(edges, file.name))
-            first_lines.add((kind, *edges[0]))
-        except (OSError, ValueError, csv.Error) as error:
-            faults.append(f"{file}: {error}")
-    if faults:
-        parser.error("\n".join([f"files of {folder} with a fault: {len(faults)}", *faults[:10]]))
+            lines = [line.strip() for line in file.read_text("utf-8-sig").split("\n")]
+        except (OSError, ValueError) as error:
+            parser.error(f"{file} must be a text file in UTF-8, but {error}")
+        edges = [line for line in lines if line and line[0] != "#"]
+        wrong = [edge for edge in edges if not re.fullmatch(r"[^\s,]+(\s+|\s*,\s*)[^\s,]+", edge)]
+        if wrong or not edges:
+            expected = "two names in each line, with white space or a comma between them"
+            got = repr(wrong[0][:60]) if wrong else "no edge"
+            parser.error(f"{file} must have {expected}, but has {got}")
+        names, index = np.unique([re.split(r"[\s,]+", edge) for edge in edges], return_inverse=True)
+        edge_index = to_undirected(torch.from_numpy(index.reshape(-1, 2).T))
+        graphs.append(Data(x=torch.ones(len(names), 1), edge_index=edge_index, name=file.name))
     if len(graphs) < least:
         parser.error(f"{folder} must be a folder of {least} files or more, but has {len(graphs)}")
-    if len(graphs) > 1 and len(first_lines) == 1 and kind == "unclear":
-        parser.error(
-            f"{folder}: all files begin with {edges[0]}, names that no other line has: remove the "
-            "line if it is a header, or else move it down"
-        )
-    if headers:
-        print(f"{folder}: skipped the header of {len(headers)} files, such as {headers[0]}")
     return graphs
-
-
-def edges_of_file(file: Path) -> list[list[str]]:
-    """The two names of each line; a line with anything else is an error."""
-    # Bytes that are not UTF-8 become surrogates, and the check of their line finds them.
-    lines = file.read_text("utf-8-sig", errors="surrogateescape").split("\n")
-    edges, separator = [], None
-    for number, line in enumerate(map(str.strip, lines), 1):
-        if line and not line.startswith("#"):
-            unquoted = re.sub('"[^"]*"', "", line)
-            separators = re.findall("\t", unquoted) or re.findall("[,;]", unquoted) or [" "]
-            separator = separator or separators[0]
-            (names,) = csv.reader([line], delimiter=separator, skipinitialspace=True)
-            edges.append([name.strip() for name in names])
-            is_edge = separators == [separator] and len(names) == 2 and all(edges[-1])
-            if not is_edge or re.search("[\0\ufeff\ud800-\udfff]|\\s#", line):
-                raise ValueError(
-                    f"line {number}: expected the names of two nodes in UTF-8, separated as in the "
-                    f"first line, by a comma, semicolon, tab or spaces, but it is {line[:60]!r}"
-                )
-    return edges
-
-
-def kind_of_first_line(edges: list[list[str]]) -> str:
-    """``edge``, ``header``, or ``unclear`` if no other line has a name of the first one."""
-    first = edges[0] if edges else []
-    below = {name for edge in edges[1:] for name in edge}
-    if not below.isdisjoint(first):
-        return "edge"
-    are_numbers = [{*map(str.isdecimal, names)} for names in (first, below)]
-    if [name.lower() for name in first] in HEADERS or are_numbers == [{False}, {True}]:
-        return "header"
-    return "unclear" if below else "edge"
-
-
-def graph_of_edges(edges: list[list[str]], name: str) -> Data:
-    """A graph with the same feature, 1, for each node."""
-    if not edges:
-        raise ValueError("expected one edge or more, but it has none")
-    names, index = np.unique(edges, return_inverse=True)
-    edge_index = to_undirected(torch.from_numpy(index.reshape(-1, 2).T))
-    return Data(x=torch.ones(len(names), 1), edge_index=edge_index, name=name)
 
 
 def graph_of_digit(number, image, digit):
@@ -273,9 +227,8 @@ describe(z, kmeans, best, labels if len(labels) == len(graphs) else [])
 with TemporaryDirectory(dir=args.output.parent, prefix="unfinished_") as temporary:
     results = Path(temporary) / "results"
     results.mkdir()
-    # File names that are not UTF-8 are written as they are.
-    options = {"newline": "", "encoding": "utf-8", "errors": "surrogateescape"}
-    with (results / "clusters.csv").open("w", **options) as file:
+    table = results / "clusters.csv"
+    with table.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file:
         writer = csv.writer(file)
         writer.writerow(["graph", "trained", "cluster", "distance"])
         for some in every:

@@ -35,11 +35,32 @@ parser.add_argument("--seeds", type=int, default=5, help="2 or more")
 parser.add_argument("--epochs", type=int, default=20)
 parser.add_argument("--temperatures", type=float, nargs="+", default=[0.2, 0.5, 1.0, 2.0, 4.0])
 args = parser.parse_args()
+if args.seeds < 2 or args.epochs < 0 or not all(0 < t < math.inf for t in args.temperatures):
+    parser.error("--seeds must be 2 or more, --epochs 0 or more, and --temperatures above 0")
 DIM, device = 32, torch.device("cuda" if torch.cuda.is_available() else "cpu")
-# Or a list of your own graphs, with x, edge_index and y.
-graphs = list(TUDataset(args.root, args.dataset, transform=Constant(), use_node_attr=True))
+try:  # or a list of your own graphs, with x, edge_index and y
+    graphs = list(TUDataset(args.root, args.dataset, transform=Constant(), use_node_attr=True))
+except OSError as error:
+    parser.error(f"--root must be a folder with {args.dataset}, or where PyG can store it: {error}")
 y = np.array([int(graph.y) for graph in graphs])
-halves = train_test_split(range(len(y)), test_size=0.5, stratify=y, random_state=0)
+probe = LogisticRegression(C=0.1, max_iter=1000)
+draws = StratifiedShuffleSplit(50, train_size=args.labels, random_state=0)
+
+
+def score(z):
+    """Accuracy in % of a linear probe on each half, the mean over 50 draws of its labels."""
+    options = {"cv": draws, "error_score": "raise"}
+    return [100 * cross_val_score(probe, scale(z[i]), y[i], **options).mean() for i in halves]
+
+
+try:
+    halves = train_test_split(range(len(y)), test_size=0.5, stratify=y, random_state=0)
+    score(np.zeros([len(y), 1]))  # an error now, and not after a training
+except ValueError as error:
+    parser.error(
+        f"--labels {args.labels} must leave a graph of each class to train and to test the probe, "
+        f"in each half of {len(y)} graphs in {len(np.unique(y))} classes: {error}"
+    )
 
 
 class Encoder(GIN):
@@ -67,12 +88,8 @@ def train(make_loss, seed, graphs=graphs, epochs=args.epochs, given=lambda data:
 
 @torch.no_grad()
 def test(model):
-    """Accuracy in % of a linear probe on each half, the mean over 50 draws of its labels."""
     encoder, loader = model.encoder[0], DataLoader(graphs, 256)
-    z = torch.cat([encoder(data.to(device)).cpu() for data in loader]).double()
-    draws = StratifiedShuffleSplit(50, train_size=args.labels, random_state=0)
-    probe = LogisticRegression(C=0.1, max_iter=1000)
-    return [100 * cross_val_score(probe, scale(z[i]), y[i], cv=draws).mean() for i in halves]
+    return score(torch.cat([encoder(data.to(device)).cpu() for data in loader]).double())
 
 
 print(f"{args.dataset}: accuracy in % with {args.labels} labels, {args.seeds} seeds")

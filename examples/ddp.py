@@ -9,15 +9,15 @@ PyG downloads the TU set unless it is in --root:
     torchrun --nproc-per-node=2 examples/ddp.py --dataset PROTEINS --checkpoint proteins.pt
 
 The file --checkpoint has the training after the last complete epoch. A file beside it that ends in
-.jsonl has the loss and the diagnostics of each epoch. If the training is killed, the same command
-continues it, and ends as if it had not stopped. Only the linear probe at the end uses labels. On
-PROTEINS, which takes 95 seconds on two cores, its accuracy was 0.745 and 0.748 (two machines).
+.jsonl has the loss and the diagnostics of each epoch, and one that ends in .part is a file that is
+being written. If the training is killed, the same command continues it, and ends as if it had not
+stopped. Only the linear probe at the end uses labels. On PROTEINS, which takes 95 seconds on two
+cores, its accuracy was 0.745 and 0.748 (two machines).
 """
 
 import argparse
 import json
 import os
-import pickle
 from pathlib import Path
 
 import torch
@@ -60,6 +60,7 @@ if args.epochs < 1 or args.batch_size < 2 or args.batch_size % world_size:
 if args.precision == "float16" and device.type == "cpu":
     parser.error("--precision float16 needs a GPU")
 log_file = args.checkpoint.with_name(f"{args.checkpoint.name}.jsonl")
+part_file = args.checkpoint.with_name(f"{args.checkpoint.name}.part")
 here = "root", "workers", "checkpoint"  # may differ when the training continues
 config = {name: value for name, value in vars(args).items() if name not in here}
 state = {}
@@ -67,12 +68,18 @@ if args.checkpoint.exists():
     try:
         state = torch.load(args.checkpoint, map_location="cpu", weights_only=True)
         made_by = state["config"]
-    except (pickle.UnpicklingError, RuntimeError, OSError, EOFError, KeyError, TypeError):
+    except Exception:  # a file of something else can raise anything
         parser.error(f"--checkpoint {args.checkpoint} is not a file of this script")
     if made_by != config:
         parser.error(f"--checkpoint {args.checkpoint} is of another training: {made_by}")
-elif log_file.exists() or not args.checkpoint.parent.is_dir():
-    parser.error(f"--checkpoint needs an existing folder without {log_file.name}: {log_file}")
+elif log_file.exists():
+    parser.error(f"--checkpoint {args.checkpoint} is new, but {log_file} is there: choose another")
+if rank == 0:
+    try:  # a checkpoint of this training may have a part beside it that a killed save left
+        part_file.touch(exist_ok=bool(state))
+        part_file.unlink()
+    except OSError as error:
+        parser.error(f"--checkpoint must be in a folder that can be written, but {error}")
 if world_size > 1:
     distributed.init_process_group("nccl" if device.type == "cuda" else "gloo")
 
@@ -142,18 +149,20 @@ def test():
 
 
 def save():
-    """Each file is written whole or not at all: a temporary file is renamed when it is complete."""
+    """Each file is written whole or not at all: the part is renamed when it is complete."""
     states = {name: part.state_dict() for name, part in parts.items()}
-    temporary = args.checkpoint.with_name(f"{args.checkpoint.name}.{os.getpid()}.part")
-    torch.save({"config": config, "log": log, **states}, temporary)
-    temporary.replace(args.checkpoint)
-    temporary.write_text("".join(json.dumps(line) + "\n" for line in log))
-    temporary.replace(log_file)
+    torch.save({"config": config, "log": log, **states}, part_file)
+    part_file.replace(args.checkpoint)
+    part_file.write_text("".join(json.dumps(line) + "\n" for line in log))
+    part_file.replace(log_file)
 
 
 if rank > 0:
     distributed.barrier()  # rank 0 downloads
-dataset = TUDataset(args.root, args.dataset)
+try:
+    dataset = TUDataset(args.root, args.dataset)
+except OSError as error:
+    parser.error(f"--root must be a folder with {args.dataset}, or where PyG can store it: {error}")
 if rank == 0 and world_size > 1:
     distributed.barrier()
 if dataset.num_features == 0:
@@ -170,8 +179,9 @@ torch.manual_seed(args.seed)  # the same model on all processes
 model = Model(dataset.num_features).to(device)
 wrapped = DistributedDataParallel(model) if world_size > 1 else model
 optimizer = torch.optim.Adam(model.parameters(), lr=args.lr)
+steps = max(args.epochs * len(loader), 3)  # with fewer OneCycleLR cannot warm up
 schedule = torch.optim.lr_scheduler.OneCycleLR(  # warm-up in a tenth of the steps, then a cosine
-    optimizer, args.lr, args.epochs * len(loader), pct_start=0.1, cycle_momentum=False
+    optimizer, args.lr, steps, pct_start=max(0.1, 2 / steps), cycle_momentum=False
 )
 scaler = torch.amp.GradScaler(device.type, enabled=args.precision == "float16")
 parts = {"model": model, "optimizer": optimizer, "schedule": schedule, "scaler": scaler}

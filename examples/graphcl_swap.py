@@ -58,7 +58,10 @@ def evaluate():
 
 
 torch.manual_seed(args.seed)
-dataset = TUDataset(args.root, args.dataset)  # writes to --root: copy a read-only set first
+try:
+    dataset = TUDataset(args.root, args.dataset)  # writes to --root: copy a read-only set first
+except OSError as error:
+    parser.error(f"--root must be a folder with {args.dataset}, or where PyG can store it: {error}")
 if dataset.num_features == 0:
     dataset.transform = Constant()
 augment = RandomChoice([NodeDrop(), EdgePerturb(), AttributeMask(), Subgraph()])

@@ -50,15 +50,19 @@ parser.add_argument("--batch-size", type=int, help="nodes in a loss; without it,
 parser.add_argument("--temperature", type=float, help="without it, GRACE's")
 parser.add_argument("--seed", type=int, default=0)
 args = parser.parse_args()
-if args.epochs < 1 or (args.batch_size is not None and args.batch_size < 2):
-    parser.error("--epochs must be 1 or more, and --batch-size 2 or more")
+options = OPTIONS.get(args.dataset, CORA)
+tau = options["tau"] if args.temperature is None else args.temperature
+if args.epochs < 1 or (args.batch_size is not None and args.batch_size < 2) or not tau > 0:
+    parser.error("--epochs must be 1 or more, --batch-size 2 or more, and --temperature above 0")
 if args.batch_size and not (WITH_PYG_LIB or WITH_TORCH_SPARSE):
     parser.error("--batch-size needs pyg-lib or torch-sparse, which sample the neighbours")
 
 seed_everything(args.seed)
 device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-options = OPTIONS.get(args.dataset, CORA)
-data = SETS[args.dataset](args.root, args.dataset, transform=NormalizeFeatures())[0]
+try:
+    data = SETS[args.dataset](args.root, args.dataset, transform=NormalizeFeatures())[0]
+except OSError as error:
+    parser.error(f"--root must be a folder with {args.dataset}, or where PyG can store it: {error}")
 batches = [data]
 if args.batch_size:
     batches = NeighborLoader(data, [10, 10], batch_size=args.batch_size, shuffle=True)
@@ -69,7 +73,7 @@ augments = [
 dim = options["dim"]
 encoder = GCN(data.num_features, 2 * dim, num_layers=2, out_channels=dim).to(device)
 head = MLP([dim, dim, dim], act="elu", norm=None).to(device)
-criterion = InfoNCE.like("GRACE", temperature=args.temperature or options["tau"])
+criterion = InfoNCE.like("GRACE", temperature=tau)
 parameters = [*encoder.parameters(), *head.parameters()]
 optimizer = torch.optim.Adam(parameters, lr=options["lr"], weight_decay=1e-5)
 

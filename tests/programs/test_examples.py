@@ -61,6 +61,16 @@ def test_compare(tmp_path, printed_by):
         assert low <= gain <= high
 
 
+@pytest.mark.parametrize("labels", [1, 19, 1000])
+def test_labels_that_the_probe_cannot_use_are_an_error(labels, tmp_path, printed_by, capsys):
+    """Each half has 20 graphs of two classes, of which the probe trains on 2 to 18."""
+    write_tu_set(tmp_path / "TINY" / "raw", "TINY", [0, 1] * 20)
+    with pytest.raises(SystemExit, match=r"^2$"):
+        printed_by("compare", "--dataset=TINY", f"--root={tmp_path}", f"--labels={labels}")
+    expected = f"--labels {labels} must leave a graph of each class .* 40 graphs in 2 classes: "
+    assert re.search(expected, capsys.readouterr().err)
+
+
 def write_edges(folder, networks):
     """A file for each network, with separators of both kinds."""
     folder.mkdir()
@@ -115,15 +125,24 @@ def test_cluster_graphs_warns_of_one_cluster(tmp_path, printed_by):
         ("examples/cluster_graphs.py", "--output=there", "--output must be a new folder"),
         ("examples/cluster_graphs.py", "--output=new --restarts=0", "--restarts must be 1 or more"),
         ("examples/cluster_graphs.py", "--output=new --clusters=0", "--clusters 2 or more"),
-        ("examples/cluster_graphs.py", "--output=new --folder=.", "a folder of 3 files .* has 1"),
         ("examples/ddp.py", "--checkpoint=new --epochs=0", "--epochs must be 1 or more"),
         (
             "examples/ddp.py",
             "--checkpoint=there",
             "--checkpoint there is not a file of this script",
         ),
-        ("examples/ddp.py", "--checkpoint=no/new", "--checkpoint needs an existing folder without"),
+        ("examples/ddp.py", "--checkpoint=no/new", "must be in a folder that can be written, but"),
+        ("examples/ddp.py", "--checkpoint=/proc/new", "a folder that can be written, but .*proc/"),
+        ("examples/ddp.py", "--checkpoint=new --root=there", "--root must be a folder with PROT"),
         ("examples/nodes.py", "--epochs=0", "--epochs must be 1 or more"),
+        ("examples/nodes.py", "--temperature=0", "--temperature above 0"),
+        ("examples/nodes.py", "--root=there", "--root must be a folder with Cora, or where PyG"),
+        ("examples/graphcl_swap.py", "--root=there", "--root must be a folder with MUTAG, or wh"),
+        ("examples/compare.py", "--root=there", "--root must be a folder with MUTAG, or where"),
+        ("examples/compare.py", "--seeds=1", "--seeds must be 2 or more, --epochs 0 or more"),
+        ("examples/compare.py", "--epochs=-1", "--epochs 0 or more, and --temperatures above 0"),
+        ("examples/compare.py", "--temperatures 1 0", "--temperatures above 0"),
+        ("examples/compare.py", "--temperatures nan", "--temperatures above 0"),
         ("examples/molecules.py", "--seeds=1", "must be 1 or more, --seeds 2 or more"),
         ("docs/programs/draw.py", "--output=there", "--output there is there already"),
     ],
@@ -252,6 +271,36 @@ def test_ddp_says_how_large_a_batch_may_be(tmp_path, monkeypatch, capsys):
         script_here(monkeypatch, *ddp_in(tmp_path), "--batch-size=42")
     assert "--batch-size must be at most 40" in capsys.readouterr().err
     assert not (tmp_path / "last.pt").exists()
+
+
+@pytest.mark.parametrize("epochs", [1, 2, 5])
+def test_ddp_trains_for_few_steps(epochs, tmp_path, printed_by):
+    """Two steps an epoch; a tenth of ten steps is one."""
+    _, *command = ddp_in(tmp_path)
+    printed = printed_by("ddp", *command, f"--epochs={epochs}")
+    assert len(re.findall(r"^Epoch: \d+, Loss: \d", printed, re.M)) == epochs
+
+
+@pytest.mark.parametrize("content", [torch.ones(2), [1], {"model": 1}])
+def test_a_file_of_something_else_is_no_checkpoint(content, tmp_path, printed_by, capsys):
+    _, *command = ddp_in(tmp_path)
+    torch.save(content, tmp_path / "last.pt")
+    with pytest.raises(SystemExit, match=r"^2$"):
+        printed_by("ddp", *command)
+    assert "last.pt is not a file of this script" in capsys.readouterr().err
+
+
+def test_what_a_killed_save_left_goes_and_other_files_stay(ended, tmp_path, printed_by, capsys):
+    _, *command = ddp_in(tmp_path)
+    part = tmp_path / "last.pt.part"
+    part.write_text("half of a file")
+    with pytest.raises(SystemExit, match=r"^2$"):
+        printed_by("ddp", *command)
+    assert "File exists" in capsys.readouterr().err
+    assert part.read_text() == "half of a file"
+    torch.save(ended[1], tmp_path / "last.pt")
+    assert "linear probe" in printed_by("ddp", *command)
+    assert not part.exists()
 
 
 @pytest.mark.slow

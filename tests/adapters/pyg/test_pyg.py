@@ -168,6 +168,24 @@ def test_as_many_labels_as_nodes_or_edges_in_all_graphs(kind):
     assert len(kind(1.0)(empty).y) == 2
 
 
+@pytest.mark.parametrize("kind", [*DROPPING, EdgeDrop])
+@pytest.mark.parametrize("in_batch", [True, False])
+def test_as_many_edges_as_graphs(kind, in_batch):
+    """Where PyG knows the entries of each graph, they decide; else a word of the name, "edge"."""
+    graphs = apart(batch_of([(3, [(0, 1), (1, 2)]), (1, [])] if in_batch else [(2, [(0, 1)])]))
+    for data in graphs:
+        data.edges = data.my_edge_type = data.weight = data.y = data.edge_id
+        data.bond = data.edge_id.view(-1, 1).expand(-1, 3)
+        data.knowledge, data.parts = torch.tensor([[0.5, 0.5]]), [torch.ones(3), torch.ones(4)]
+    data = Batch.from_data_list(graphs) if in_batch else graphs[0]
+    view = kind(1.0)(data)
+    names = "edges", "my_edge_type", "weight", "y", "bond"
+    lengths = [len(view[name]) for name in names]
+    assert lengths == ([0] * 5 if in_batch else [0, 0, 1, 1, 1])
+    assert len(view.knowledge) == len(graphs)
+    assert not in_batch or [len(part) for part in view.parts] == [6, 8]
+
+
 @pytest.mark.parametrize("kind", DROPPING)
 def test_lists_by_node(kind):
     names = [["C", "N", "O"], ["C", "H"]]
