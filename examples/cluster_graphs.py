@@ -27,7 +27,7 @@ import networkx as nx
 import numpy as np
 import torch
 from scipy.optimize import linear_sum_assignment
-from sklearn.cluster import KMeans  # pip install -e '.[experiments]'
+from sklearn.cluster import KMeans  # pip install -r requirements.txt
 from sklearn.datasets import load_digits
 from sklearn.manifold import TSNE
 from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score, silhouette_score

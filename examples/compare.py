@@ -15,7 +15,7 @@ from functools import partial
 import numpy as np
 import torch
 from scipy.stats import ttest_1samp
-from sklearn.linear_model import LogisticRegression  # pip install -e '.[experiments]'
+from sklearn.linear_model import LogisticRegression  # pip install -r requirements.txt
 from sklearn.model_selection import StratifiedShuffleSplit, cross_val_score, train_test_split
 from sklearn.preprocessing import scale
 from torch_geometric.datasets import TUDataset

@@ -21,7 +21,7 @@ import os
 from pathlib import Path
 
 import torch
-from sklearn.linear_model import LogisticRegression  # pip install -e '.[experiments]'
+from sklearn.linear_model import LogisticRegression  # pip install -r requirements.txt
 from sklearn.model_selection import cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler

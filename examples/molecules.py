@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from rdkit.Chem.Scaffolds import MurckoScaffold as murcko  # pip install -e '.[molecules]'
+from rdkit.Chem.Scaffolds import MurckoScaffold as murcko  # pip install -r requirements.txt rdkit
 from sklearn.metrics import roc_auc_score
 from torch import Tensor, nn
 from torch_geometric.data import Batch, Data
