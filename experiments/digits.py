@@ -10,42 +10,29 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
-import torch
-import torch.nn.functional as F
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
-from sklearn.manifold import TSNE
-from threadpoolctl import threadpool_limits
-from torch_geometric.data import Data
-
-from pgcl_losses.adapters.pyg import ContrastiveModel
 
 from .common import results
 from .common.arguments import count, parser_of, program
 from .common.digits import graphs_of_digits
-from .common.graphs import INFO_NCE, PGCL, UNTRAINED, embed, trained
+from .common.graphs import INFO_NCE, PGCL, UNTRAINED
+from .common.pictures import flat
 from .common.tables import aligned, difference, made_by, spread
 from .few_labels.report import BOTH, MINUS, Results, moved, rounded
-from .few_labels.study import MEASURES, SETS, run, setting_of
+from .few_labels.study import MEASURES, SETS, run
 
 PICTURE = Path("runs/digits.png")
 COLOURS = plt.get_cmap("tab10")
 ROWS = UNTRAINED, INFO_NCE, PGCL
 
 
-def draw(axes: Axes, model: ContrastiveModel, graphs: list[Data]) -> None:
-    """t-SNE of all projections, coloured by digit, with the prototypes, if any, as stars."""
-    points = F.normalize(torch.from_numpy(embed(model.encoder, graphs)))
-    prototypes = getattr(model.loss, "prototypes", None)
-    stars = points[:0] if prototypes is None else F.normalize(prototypes.weight.detach())
-    flat = TSNE(metric="cosine", init="pca", random_state=0).fit_transform(
-        torch.cat([points, stars]).numpy()
-    )
-    digits = [int(graph.y) for graph in graphs]
-    axes.scatter(*flat[: len(points)].T, c=COLOURS(digits), s=4, linewidths=0)
-    axes.scatter(
-        *flat[len(points) :].T, marker="*", s=140, c="black", edgecolors="white", linewidths=0.8
-    )
+def draw(axes: Axes, points: np.ndarray, digits: list[int]) -> None:
+    """The points ``[N, 2]`` of all graphs, coloured by digit; prototypes behind them are stars."""
+    graphs, prototypes = np.split(points, [len(digits)])
+    axes.scatter(*graphs.T, c=COLOURS(digits), s=4, linewidths=0)
+    star = {"marker": "*", "s": 140, "c": "black", "edgecolors": "white", "linewidths": 0.8}
+    axes.scatter(*prototypes.T, **star)
     axes.set(xticks=[], yticks=[])
 
 
@@ -99,16 +86,19 @@ def main() -> None:
 
     record, seeds = Results("digits"), SETS["digits"].seeds
     rows = {row: record.config(row) for row in ROWS}
-    jobs = [(row | {"seed": seed}, None) for seed in seeds[: args.seeds] for row in rows.values()]
+    jobs = [
+        (row | {"seed": seed}, None, flat if seed == seeds[0] else None)  # the first are drawn
+        for seed in seeds[: args.seeds]
+        for row in rows.values()
+    ]
     runs = results.complete(args.output, jobs, run, args.workers, args.threads)
     print(tables(Results("digits", runs), record))
 
-    graphs = graphs_of_digits()
+    digits = [int(graph.y) for graph in graphs_of_digits()]
     figure, panels = plt.subplots(2, 2, figsize=(8, 8), layout="constrained")
-    with threadpool_limits(args.threads):  # as in the runs
-        for axes, (row, options) in zip(panels.flat, rows.items(), strict=False):
-            draw(axes, trained(setting_of(options | {"seed": seeds[0]}), graphs), graphs)
-            axes.set_title(row)
+    for axes, row, made in zip(panels.flat, rows, runs, strict=False):
+        draw(axes, np.array(made["kept"]), digits)
+        axes.set_title(row)
     legend(panels[1, 1])
     picture = args.picture or PICTURE
     picture.parent.mkdir(parents=True, exist_ok=True)

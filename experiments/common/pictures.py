@@ -1,9 +1,17 @@
-"""Curves of means over seeds, with their standard deviations."""
+"""Curves of means over seeds, with their standard deviations, and embeddings by t-SNE."""
 
 from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
+import torch
+import torch.nn.functional as F
 from matplotlib.axes import Axes
+from sklearn.manifold import TSNE
+from torch_geometric.data import Data
+
+from pgcl_losses.adapters.pyg import ContrastiveModel
+
+from .graphs import embed
 
 
 def curves(
@@ -17,3 +25,12 @@ def curves(
         axes.errorbar(range(len(ticks)), means, deviations, fmt="o-", capsize=3, label=label)
     axes.set_xticks(range(len(ticks)), ticks)
     axes.spines[["top", "right"]].set_visible(False)
+
+
+def flat(model: ContrastiveModel, graphs: list[Data]) -> list[list[float]]:
+    """t-SNE of the projections of all graphs, and behind them of the prototypes, if any."""
+    points = F.normalize(torch.from_numpy(embed(model.encoder, graphs)))
+    prototypes = getattr(model.loss, "prototypes", None)
+    stars = points[:0] if prototypes is None else F.normalize(prototypes.weight.detach())
+    tsne = TSNE(metric="cosine", init="pca", random_state=0)
+    return tsne.fit_transform(torch.cat([points, stars]).numpy()).astype(float).round(2).tolist()

@@ -3,7 +3,7 @@
 import functools
 import itertools
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -151,22 +151,23 @@ def graphs_of(file: Path | None) -> list[Data]:
     return graphs_of_digits() if file is None else load(file)
 
 
-def setting_of(config: Config) -> Config:
-    """All options of a training."""
-    return SETTING | {"freeze_epochs": 0} | config
+def run(config: Config, file: Path | None, keep: Callable[..., Any] | None = None) -> Run:
+    """Train with these options, and measure the embeddings of both halves.
 
-
-def run(config: Config, file: Path | None) -> Run:
-    """Train with these options, and measure the embeddings of both halves."""
+    The run also has what ``keep`` makes of the model and the graphs.
+    """
     started = time.perf_counter()
     graphs = graphs_of(file)
     labels = np.array([int(graph.y) for graph in graphs])
-    z = embed(trained(setting_of(config), graphs).encoder.encoder, graphs)
+    model = trained(SETTING | {"freeze_epochs": 0} | config, graphs)
+    z = embed(model.encoder.encoder, graphs)
     if SETS[config["set"]].standardise:
         z = scale(z.astype(float))
     found: Run = {"config": config}
     for name, half in zip(("development", "held_out"), halves(labels), strict=True):
         found[name] = measured(z[half], labels[half], config["seed"], *MEASURES)
+    if keep:
+        found["kept"] = keep(model, graphs)
     return found | {"seconds": round(time.perf_counter() - started, 1)}
 
 

@@ -90,15 +90,15 @@ def test_centred_predictions_against_a_loop():
 
 
 def test_the_main_job_trains_and_draws(tmp_path, monkeypatch, capsys):
-    made = graphs_of_digits()
+    made, train, trainings = graphs_of_digits(), graphs.train, []
 
-    def trained(config, some):
-        return graphs.trained(config | {"epochs": 1}, some)
+    def train_briefly(model, loader, config):
+        trainings.append(config["epochs"])
+        train(model, loader, config | {"epochs": min(config["epochs"], 1)})
 
     monkeypatch.setattr(few_labels, "graphs_of", lambda file: made[:200])
     monkeypatch.setattr(digits, "graphs_of_digits", lambda: made[:200])
-    for module in (few_labels, digits):
-        monkeypatch.setattr(module, "trained", trained)
+    monkeypatch.setattr(graphs, "train", train_briefly)
     picture = tmp_path / "digits.png"
     given = ["--seeds=1", "--workers=1", f"--output={tmp_path / 'runs'}", f"--picture={picture}"]
     main_here(monkeypatch, digits, *given)
@@ -111,6 +111,7 @@ def test_the_main_job_trains_and_draws(tmp_path, monkeypatch, capsys):
     assert [len(re.findall(r"\b\d+\.\d\b", line)) for line in means] == [3, 3]
     assert all(re.search(r" [+-]\d+\.\d  +[+-]\d+\.\d \(.* to .*\)$", line) for line in deltas)
     assert picture.read_bytes().startswith(b"\x89PNG")
+    assert sorted(trainings) == [0, 20, 20]  # and no further ones for the picture
     with pytest.raises(SystemExit, match="2"):
         main_here(monkeypatch, digits, *given)
 
