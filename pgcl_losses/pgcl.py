@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from pgcl_losses.base import checks as check
@@ -17,6 +17,7 @@ from pgcl_losses.info_nce import WeightedInfoNCE
 from pgcl_losses.pairs.batch import (
     Assignments,
     Batch,
+    Context,
     Negatives,
     OverPositives,
     PGCLTerms,
@@ -176,24 +177,18 @@ class PGCLLoss(LossWithMemory):
         _ = self.temperature  # an error if the contrast has none
         self.contrast.temperature = self.prototypes.temperature = value
 
-    def _learned_temperature(self) -> nn.Parameter | None:
-        """The Parameter that is the temperature of both contrast and prediction, if it is one."""
-        tau, other = (getattr(x, "temperature", None) for x in (self.prototypes, self.contrast))
-        return tau if isinstance(tau, nn.Parameter) and tau is other else None
+    def state_dict(
+        self, *args: Any, prefix: str = "", keep_vars: bool = False, **given: Any
+    ) -> Any:
+        """Return the state, in which no two tensors share memory, as safetensors wants it.
 
-    def state_dict(self, *args: Any, prefix: str = "", **given: Any) -> Any:
-        """Return the state. A learned temperature has one name, as in ``named_parameters()``."""
-        state = super().state_dict(*args, prefix=prefix, **given)
-        if self._learned_temperature() is not None:
-            del state[f"{prefix}contrast.temperature"]
+        A learned temperature is one Parameter of two modules, and has a name in each.
+        """
+        state = super().state_dict(*args, prefix=prefix, keep_vars=keep_vars, **given)
+        name = f"{prefix}contrast.temperature"
+        if name in state and not keep_vars:
+            state[name] = state[name].clone()
         return state
-
-    def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *given: Any) -> None:
-        tau, name = self._learned_temperature(), f"{prefix}prototypes.temperature"
-        if tau is not None and name in state:  # one Parameter, also with assign=True
-            state[name] = nn.Parameter(state[name], tau.requires_grad)
-            state[f"{prefix}contrast.temperature"] = state[name]
-        super()._load_from_state_dict(state, prefix, *given)
 
     @called_by_all("forward")
     def forward(
@@ -232,7 +227,8 @@ class PGCLLoss(LossWithMemory):
         loss, contrast, consistency, batch = self._compute(views, given)
         cosine = mean_cosine(batch.embeddings.detach())
         # The memory already holds this batch, so it must not be seen again.
-        assigned = Assignments(Batch(batch.embeddings, batch.context).assigned_as(batch))
+        alone = Batch(batch.embeddings, Context(batch.context.processes))
+        assigned = Assignments(alone.assigned_as(batch))
         return PGCLTerms(loss, contrast, consistency, assigned, cosine)
 
     def batch_of(self, views: tuple[Any, ...], given: Given) -> Batch:

@@ -2,8 +2,10 @@
 
 import difflib
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
+
+import torch
 
 from pgcl_losses.base import checks as check
 from pgcl_losses.base.warnings import warn
@@ -32,12 +34,26 @@ _HINTS = {
 }
 
 
-def present_name(name: str) -> str:
-    """Return the present name of an option or argument; warn if this was its last release's."""
-    if name in OLD_NAMES:
-        now = f"is called {OLD_NAMES[name]} now, and the next release does not know the old name"
-        warn(f"{name} {now}", FutureWarning)
-    return OLD_NAMES.get(name, name)
+def present_name(name: str, names: Container[str]) -> str:
+    """Return the present name of an option or argument, which is among the ``names``.
+
+    Warn if it has the name of the last release. Other names are returned as they are.
+    """
+    present = OLD_NAMES.get(name, name)
+    if present == name or present not in names:
+        return name
+    if not torch.compiler.is_compiling():
+        rest = f"is called {present} now, and the next release does not know the old name"
+        warn(f"{name} {rest}", FutureWarning)
+    return present
+
+
+def with_present_names(given: dict[str, Any], names: Container[str]) -> dict[str, Any]:
+    """Give all options or arguments their present names."""
+    for old in given.keys() & OLD_NAMES.keys():
+        if OLD_NAMES[old] in given:
+            raise TypeError(f"{OLD_NAMES[old]} is given twice, also by its old name {old}")
+    return {present_name(name, names): value for name, value in given.items()}
 
 
 def check_arguments(owner: str, function: Any, given: Mapping[str, Any], args: Any = ()) -> Any:

@@ -8,7 +8,12 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor, nn
 
-from pgcl_losses.base.arguments import RIGHT_NAMES, check_arguments, present_name
+from pgcl_losses.base.arguments import (
+    RIGHT_NAMES,
+    check_arguments,
+    present_name,
+    with_present_names,
+)
 from pgcl_losses.base.distributed import Processes, agree, count_ranks
 from pgcl_losses.base.modes import is_transformed
 from pgcl_losses.base.options import COMMON, Check, Group, with_options
@@ -51,7 +56,7 @@ def called_by_all(call: str) -> Callable[[Function], Function]:
 
         @functools.wraps(method)
         def wrapped(self: "LossModule", *args: Any, **given: Any) -> Any:
-            given = {present_name(name): value for name, value in given.items()}
+            given = with_present_names(given, names)
             if not given.keys() <= names or not (
                 has.varargs or len(args) + len(given.keys() & positional) == len(positional)
             ):
@@ -90,7 +95,7 @@ class LossModule(nn.Module):
         return module
 
     def __setattr__(self, name: str, value: Any) -> None:
-        name = present_name(name)
+        name = present_name(name, self.options)
         if isinstance(getattr(type(self), name, None), property):
             object.__setattr__(self, name, value)
             return

@@ -30,7 +30,7 @@ from torch.distributed import ProcessGroup
 from typing_extensions import dataclass_transform  # torch requires it
 
 from pgcl_losses.base import checks as check
-from pgcl_losses.base.arguments import check_arguments, present_name
+from pgcl_losses.base.arguments import check_arguments, with_present_names
 from pgcl_losses.base.modes import is_transformed
 
 Check = Callable[[str, Any], Any]  # takes an option's name and value; returns the value
@@ -55,7 +55,7 @@ def with_options(module: type[Module]) -> type[Module]:
 
     @functools.wraps(assign_options)
     def constructor(self: nn.Module, *args: Any, **options: Any) -> None:
-        options = {present_name(name): value for name, value in options.items()}
+        options = with_present_names(options, signature.parameters)
         check_arguments(type(self).__name__, constructor, options, args)
         assign_options(self, *args, **options)
 

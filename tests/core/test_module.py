@@ -130,6 +130,11 @@ class TestOptions:
             assert str(warning.message).startswith(f"pgcl_losses: {name} now")
             assert (warning.category, warning.filename) == (FutureWarning, __file__)
         assert not hasattr(loss, "heat")
+        with pytest.raises(TypeError, match="temperature is given twice, also by its old name"):
+            InfoNCE(heat=0.2, temperature=0.2)
+        consistency = ConsistencyLoss()
+        consistency.heat = 3  # an attribute of its own: it has no temperature
+        assert consistency.heat == 3
         with pytest.raises(TypeError, match="no argument warmth"):
             InfoNCE(warmth=0.2)
 

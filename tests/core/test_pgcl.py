@@ -313,6 +313,17 @@ def test_modules_called_by_themselves_give_the_terms(options, weighting):
         torch.testing.assert_close(by_clusters, terms.contrast)
 
 
+@pytest.mark.parametrize("weighting", WEIGHTINGS)
+def test_the_assignments_of_terms_are_of_the_views_alone(weighting):
+    """Without the memory and the positives that the loss was called with."""
+    pgcl, views = PGCLLoss(DIM, 3, memory_size=8, weighting=weighting), torch.randn(2, 6, DIM)
+    pgcl(*views.requires_grad_())
+    pairs, plain = torch.tensor([[0, 1, 2], [3, 4, 9]]), pgcl.contrast(pgcl.prototypes(*views))
+    terms = pgcl.terms(*views, positives=pairs, positive_weights=torch.rand(3) + 1)
+    for contrast in (pgcl.contrast(terms.assignments), pgcl.contrast(*views, terms.assignments)):
+        torch.testing.assert_close(contrast, plain)
+
+
 def test_each_head_is_assigned_and_queued_by_itself():
     both = SinkhornPrototypes(DIM, (4, 6), queue_size=5)
     single = [SinkhornPrototypes(DIM, size, queue_size=5) for size in (4, 6)]

@@ -10,6 +10,7 @@ import pytest
 import torch
 from helpers.losses import DIM, LOSSES, model_of, pgcl, portions_of
 from helpers.marks import few_graphs
+from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.checkpoint import checkpoint
 
@@ -31,6 +32,10 @@ def train(model, name, seed, after_step=lambda: None):
         optimizer.step()
         after_step()
     return losses
+
+
+def parameter(value):
+    return torch.nn.Parameter(torch.tensor(value))
 
 
 def through_a_file(model, name):
@@ -61,25 +66,33 @@ def test_a_copy_continues_bit_for_bit(name):
     assert [tensor.shape for tensor in model.state_dict().values()] == shapes
 
 
-@pytest.mark.parametrize("assign", [False, True])
-def test_a_learned_temperature_is_saved_once(assign):
-    """Formats that refuse tensors with one memory, such as safetensors, can save the state."""
+def test_no_two_tensors_of_a_state_share_memory():
+    """safetensors refuses them. A learned temperature keeps the names of both modules."""
 
     def make(temperature):
-        tau = torch.nn.Parameter(torch.tensor(temperature), requires_grad=assign)
-        return torch.nn.ModuleDict({"loss": PGCLLoss(DIM, 3, temperature=tau)})
+        return torch.nn.ModuleDict({"loss": PGCLLoss(DIM, 3, temperature=parameter(temperature))})
 
     state, model = make(0.3).state_dict(), make(0.7)
-    assert {name for name, _ in model.named_parameters()} <= state.keys()
     addresses = [x.untyped_storage().data_ptr() for x in state.values()]
     assert len(set(addresses)) == len(addresses)
-    model.load_state_dict(state, assign=assign)
     loss = model["loss"]
-    assert loss.temperature is loss.prototypes.temperature
-    assert loss.temperature.item() == pytest.approx(0.3)
-    assert loss.temperature.requires_grad == assign
-    loss.contrast.temperature = torch.nn.Parameter(torch.tensor(0.2))
-    assert "loss.contrast.temperature" in model.state_dict()
+    for options in ({}, {"assign": True}):
+        model.load_state_dict(state, **options)
+        assert loss.temperature.item() == loss.prototypes.temperature.item() == pytest.approx(0.3)
+    loss.temperature = tau = parameter(0.4)
+    kept = model.state_dict(keep_vars=True)
+    names = [name for name, x in kept.items() if x is tau]
+    assert names == ["loss.prototypes.temperature", "loss.contrast.temperature"]
+
+
+@pytest.mark.parametrize("wrap", [lambda module: module, partial(torch.compile, backend="eager")])
+def test_a_wrapped_model_loads_what_it_saves(wrap):
+    """torch.distributed.checkpoint wants every name of a module that is wrapped."""
+    model = wrap(model_of(partial(PGCLLoss, DIM, 3, temperature=parameter(0.3))))
+    set_model_state_dict(model, get_model_state_dict(model))
+    loss = PGCLLoss(DIM, 3, temperature=parameter(0.3))
+    loss.prototypes, loss.contrast = wrap(loss.prototypes), wrap(loss.contrast)
+    loss.load_state_dict(loss.state_dict())
 
 
 @every_loss
