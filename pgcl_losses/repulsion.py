@@ -25,7 +25,7 @@ from pgcl_losses.pairs.sums import derivatives_by_scores, separated, sum_up
 from pgcl_losses.pgcl import PGCLLoss
 
 TEMPERATURES = (0.1, 0.2, 0.5, 1.0, 2.0)
-WITHIN, BETWEEN, UNKNOWN = 2, 3, 4  # groups of pairs: the places of their totals
+_WITHIN, _OTHERS = 2, 3  # groups of pairs: the places of their totals
 _NUM_BINS = 20
 # So many queries, evenly spaced, tell of other temperatures and of cosines, which take most time.
 _MOST_QUERIES = 2048
@@ -263,29 +263,36 @@ def _measure(
     plain = pairs._replace(weights=None, pair_weight=None, score_mod=None, hardness=0.0, form=form)
     can_pull = pairs.score_mod is not None or max(pairs.hardness, pairs.form.debias) > 0
     is_plain = pairs.weights is None and pairs.pair_weight is None and not can_pull
-    # Totals by name: of all pairs, of values below 0, and of each group of pairs. No total is a
-    # difference of others: where a group has no pairs, it would be what was rounded.
-    totals = defaultdict[Any, Tensor](lambda: z.new_zeros(5, dtype=torch.float64))
+    # Totals by name: of all pairs, of values below 0, within classes, and of one other group. No
+    # total is a difference of others: where a group has no pairs, it would be what was rounded.
+    totals = defaultdict[Any, Tensor](lambda: z.new_zeros(4, dtype=torch.float64))
+    has_unknown, nothing = bool((of_class < 0).any()), z.new_zeros(())
     by_cosine = z.new_zeros(_NUM_BINS if is_unit else 0)
     hardest = [z.new_zeros(0), z.new_zeros(0), of_class.new_zeros(0, 2)]
     positions = torch.arange(len(of_class), device=z.device)
     for number, part in enumerate(_parts(pairs, inputs)):
         query, key = part.pick(of_class)
-        unknown = (query < 0) | (key < 0)
-        within = (query == key) & ~unknown
-        is_in = [x.to(z.dtype).flatten() for x in (within, ~(within | unknown), unknown)]
+        is_within = (query.where(query >= 0, -2) == key).to(z.dtype).flatten()
+        is_between, is_unknown = 1 - is_within, None
+        if has_unknown:
+            is_unknown = ((query < 0) | (key < 0)).to(z.dtype).flatten()
+            is_between -= is_unknown
 
-        def add(name: Any, values: Tensor, is_in: list[Tensor] = is_in) -> Tensor:
+        def add(
+            name: Any, values: Tensor, others: Tensor | None = None, is_within: Tensor = is_within
+        ) -> Tensor:
             flat = values.flatten()
-            below_0 = flat.clamp_max(0.0).sum() if can_pull else flat.new_zeros(())
-            totals[name] += torch.stack([flat.sum(), below_0, *map(flat.dot, is_in)])
+            below_0 = flat.clamp_max(0.0).sum() if can_pull else nothing
+            of_others = nothing if others is None else flat.dot(others)
+            totals[name] += torch.stack([flat.sum(), below_0, flat.dot(is_within), of_others])
             return values
 
-        push, are_negatives = add("loss", part.push(pairs, tau)), part.are_negatives(pairs, tau)
+        push = add("loss", part.push(pairs, tau), is_unknown)
+        are_negatives = part.are_negatives(pairs, tau)
         add("negatives", are_negatives.to(z.dtype))
-        of_plain = add("plain", push if is_plain else part.push(plain, tau))
+        of_plain = add("plain", push if is_plain else part.push(plain, tau), is_between)
         if not is_plain:
-            add("left out", of_plain.masked_fill_(are_negatives, 0.0))
+            add("left out", of_plain.masked_fill_(are_negatives, 0.0), is_between)
         if number % (1 + len(z) // _MOST_QUERIES) == 0:
             for other in TEMPERATURES:
                 add(other, part.push(pairs, other))
@@ -299,7 +306,7 @@ def _measure(
 
     num_classes = len(torch.unique(of_class[of_class >= 0]))
 
-    def share(name: Any, group: int = WITHIN) -> float:
+    def share(name: Any, group: int = _WITHIN) -> float:
         """Divide the total of a group by that of all pairs; NaN if pushes and pulls cancel out."""
         every, below_0 = totals[name][:2].tolist()
         is_net = every > 1e-5 * (every - 2 * below_0)
@@ -313,10 +320,10 @@ def _measure(
         num_classes=num_classes,
         of_negatives=share("negatives"),
         within=share("loss"),
-        unknown=share("loss", UNKNOWN),
+        unknown=share("loss", _OTHERS),
         plain_within=share("plain"),
-        left_out_within=float(left_out[WITHIN]),
-        left_out_between=float(left_out[BETWEEN]),
+        left_out_within=float(left_out[_WITHIN]),
+        left_out_between=float(left_out[_OTHERS]),
         pulled=abs(below_0) / (every - below_0) if every > below_0 else 0.0,
         by_temperature={other: share(other) for other in TEMPERATURES},
         by_cosine=by_cosine / by_cosine.sum(),
