@@ -1,7 +1,6 @@
 """The programs that made the results: ``python -m experiments.digits``, ``.few_labels``, ...
 
-Each folder imports from `experiments.common`, and not from the other folders. `molecules` also
-imports pieces of examples/molecules.py.
+Each folder imports from `experiments.common`, and not from the other folders.
 """
 
 import importlib.util

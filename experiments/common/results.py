@@ -51,15 +51,10 @@ def digest_of_source(folders: Iterable[Path]) -> str:
 
 
 def code_of(module: str) -> str:
-    """A digest of what a run depends on: the package, `experiments.common`, the module's folder.
-
-    A program that imports from the example of its name also depends on that.
-    """
-    program = Path(str(sys.modules[module].__file__))
+    """A digest of what a run depends on: the package, `experiments.common`, the module's folder."""
+    program = str(sys.modules[module].__file__)
     files = (pgcl_losses.__file__, pgcl_losses.adapters.__file__, __file__, program)
-    code = digest_of_source(Path(file).parent for file in files)
-    example = sys.modules.get(f"examples.{program.parent.name}")
-    return digest([code.encode(), Path(str(example.__file__)).read_bytes()]) if example else code
+    return digest_of_source(Path(file).parent for file in files)
 
 
 ROUNDS = {  # what rounds, beside the code

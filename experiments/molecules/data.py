@@ -1,22 +1,24 @@
-"""Molecules as graphs, from files of SMILES and from tables with labels."""
+"""Molecules as graphs, from files of SMILES and from tables; their scaffold split and ROC-AUC."""
 
 import csv
 import gzip
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple, TextIO
 
 import numpy as np
 import torch
+from rdkit.Chem.Scaffolds import MurckoScaffold as murcko
+from sklearn.metrics import roc_auc_score
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.utils import from_smiles
 from tqdm import tqdm
 
-from examples.molecules import has_both, split
 from experiments.common.results import digest
 
-PARTS = ("training", "validation", "test")
+TRAIN, VALID, TEST = 0, 1, 2
 SMILES_COLUMNS = ("smiles", "mol")
 LABELS = {"": torch.nan, "0": 0.0, "1": 1.0, "0.0": 0.0, "1.0": 1.0}
 MAX_INVALID = 0.1  # of the lines of a file; below 0.01 in the sets used here
@@ -80,6 +82,34 @@ def graphs_of(path: Path, smiles: list[str]) -> dict[int, Data]:
     return graphs
 
 
+def split(smiles: Sequence[str]) -> np.ndarray:
+    """The part of each molecule ``[N]``: 80 per cent to train, 10 to validate, 10 to test.
+
+    Molecules of one Bemis-Murcko scaffold stay together. Parts get scaffolds from the most frequent
+    to the least, of equally frequent ones the last in the file first. A scaffold that would make a
+    part too large goes to the next part.
+    """
+    members: dict[str, list[int]] = {}
+    for index, text in enumerate(tqdm(smiles, desc="scaffolds", unit="molecule", leave=False)):
+        scaffold = murcko.MurckoScaffoldSmiles(text, includeChirality=True)
+        members.setdefault(scaffold, []).append(index)
+    parts = np.full(len(smiles), TEST)
+    trained, validated = 0, 0
+    for group in sorted(members.values(), key=lambda group: (len(group), group[0]), reverse=True):
+        if trained + len(group) <= 0.8 * len(smiles):
+            parts[group] = TRAIN
+            trained += len(group)
+        elif trained + validated + len(group) <= 0.9 * len(smiles):
+            parts[group] = VALID
+            validated += len(group)
+    return parts
+
+
+def has_both(labels: np.ndarray) -> bool:
+    """Whether both classes were measured."""
+    return bool((labels == 0).any() and (labels == 1).any())
+
+
 @lru_cache(1)  # programs run all encoders on one set, then on the next
 def labelled(path: Path) -> LabelledSet:
     """The molecules of a table, split."""
@@ -91,7 +121,7 @@ def labelled(path: Path) -> LabelledSet:
         graph.y = of_molecule[None]
     content = repr((tasks, smiles)).encode() + labels.numpy().tobytes()
     data = LabelledSet([*graphs.values()], labels, split(smiles), digest([content]))
-    for part, name in enumerate(PARTS):
+    for part, name in {TRAIN: "training", VALID: "validation", TEST: "test"}.items():
         of_part = labels.numpy()[data.parts == part]
         if not any(map(has_both, of_part.T)):
             raise ValueError(
@@ -109,3 +139,18 @@ def labels_of(path: Path, line: int, row: dict[str, str], tasks: list[str]) -> l
                 f"is {row[name]!r}"
             )
     return [LABELS[(row[name] or "").strip()] for name in tasks]
+
+
+def roc_auc(logits: np.ndarray, labels: np.ndarray) -> float:
+    """In per cent, the mean over the tasks ``[N, tasks]`` that have both classes.
+
+    Labels are 0, 1, or nan where nothing was measured.
+    """
+    if np.isnan(logits).any():
+        raise ValueError("logits are nan, as training has diverged")
+    scores = []
+    for values, answers in zip(logits.T, labels.T, strict=True):
+        if has_both(answers):
+            measured = ~np.isnan(answers)
+            scores.append(roc_auc_score(answers[measured], values[measured]))
+    return 100 * float(np.mean(scores)) if scores else float("nan")

@@ -8,21 +8,58 @@ are not run again.
 """
 
 import time
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
+import numpy as np
 import rdkit
 import torch
-from torch import nn
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch_geometric.data import Batch, Data
+from torch_geometric.loader import DataLoader
 
 from docs.programs.tables import markdown
-from examples.molecules import TEST, TRAIN, VALID, at_best_epoch, finetune
 from experiments.common import results
 from experiments.common.arguments import count, program
 from experiments.common.tables import difference, spread
 
-from .data import labelled
+from .data import TEST, TRAIN, VALID, labelled, roc_auc
 from .inputs import Encoder, comparison_parser, complete, origin
-from .model import NONE, WIDTH, encoder_of
+from .model import NONE, WIDTH, encoder_of, outputs, train_epoch
+
+
+def loss_of_labels(model: nn.Module, batch: Batch) -> Tensor:
+    """The mean binary cross-entropy of all tasks, over the measured labels."""
+    measured = ~batch.y.isnan()
+    losses = F.binary_cross_entropy_with_logits(
+        model(batch)[measured], batch.y[measured], reduction="sum"
+    )
+    return losses / measured.sum().clamp(min=1)
+
+
+def finetune(
+    model: nn.Module, parts: Sequence[Sequence[Data]], epochs: int, batch_size: int, lr: float
+) -> dict[str, list[float]]:
+    """The ROC-AUC of the validation and the test part after each epoch."""
+    (train, *others), device = parts, next(model.parameters()).device
+    # Batch normalisation cannot train on a last batch of one molecule.
+    loader = DataLoader(train, batch_size, shuffle=True, drop_last=len(train) > batch_size)
+    optimizer = torch.optim.Adam(model.parameters(), lr=lr)
+    auc: dict[str, list[float]] = {"valid": [], "test": []}
+    for _ in range(epochs):
+        model.train()
+        train_epoch(partial(loss_of_labels, model), loader, optimizer, device)
+        for scores, graphs in zip(auc.values(), others, strict=True):
+            labels = torch.cat([graph.y for graph in graphs]).numpy()
+            scores.append(round(roc_auc(outputs(model, graphs).numpy(), labels), 3))
+    return auc
+
+
+def at_best_epoch(auc: dict[str, list[float]]) -> float:
+    """Test score at the first epoch with the best validation score."""
+    return auc["test"][int(np.argmax(auc["valid"]))]
 
 
 def run(config: results.Config, table: Path, encoder: Path | None, device: str) -> results.Run:

@@ -10,14 +10,13 @@ import torch
 from torch_geometric.loader import DataLoader
 from tqdm import tqdm
 
-from examples.molecules import MoleculeGIN, projected, train_epoch
 from experiments.common import results
 from experiments.common.arguments import at_least, count, device, file, parser_of, program
 from pgcl_losses import InfoNCE, PGCLLoss
 from pgcl_losses.adapters.pyg import ContrastiveModel, EdgePerturb, NodeDrop
 
 from .data import graphs_of, smiles_of
-from .model import PGCL, ROWS, WIDTH
+from .model import PGCL, ROWS, WIDTH, MoleculeGIN, projected, train_epoch
 
 # The fraction is of nodes dropped, and of edges perturbed.
 SETTING = {"lr": 1e-3, "drop": 0.2, "freeze_epochs": 1}

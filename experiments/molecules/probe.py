@@ -18,14 +18,13 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import scale
 
 from docs.programs.tables import markdown
-from examples.molecules import TEST, TRAIN, VALID, has_both, outputs, roc_auc
 from experiments.common import results
 from experiments.common.arguments import count, program
 from experiments.common.tables import spread
 
-from .data import labelled
+from .data import TEST, TRAIN, VALID, has_both, labelled, roc_auc
 from .inputs import Encoder, comparison_parser, complete, origin
-from .model import NONE, WIDTH, encoder_of
+from .model import NONE, WIDTH, encoder_of, outputs
 
 SETTING: dict[str, Any] = {
     "few": [10, 100],  # labelled molecules of a task

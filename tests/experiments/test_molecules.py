@@ -5,7 +5,6 @@ import json
 import os
 import re
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,11 +16,10 @@ from sklearn.metrics import roc_auc_score
 from sklearn.preprocessing import normalize
 from torch_geometric.data import Batch
 
-from examples import molecules
-from examples.molecules import MoleculeGIN, at_best_epoch, roc_auc
 from experiments.common import results
 from experiments.molecules import data, finetune, pretrain, probe
-from experiments.molecules.model import ROWS, checkpoint, encoder_of
+from experiments.molecules.data import roc_auc
+from experiments.molecules.model import ROWS, MoleculeGIN, checkpoint, encoder_of, train_epoch
 
 RINGS = ("C1CC1", "C1CCC1", "C1CCCC1", "C1CCCCC1", "C1CCNC1", "C1CCNCC1", "C1CCSC1", "C1CCOC1")
 SMILES = [f"{'C' * n}{ring}{end}" for n in range(1, 6) for ring in RINGS for end in ("", "O")]
@@ -113,17 +111,6 @@ def test_a_checkpoint_that_would_run_code_is_refused(tmp_path):
     assert not (tmp_path / "owned").exists()
 
 
-def test_an_encoder_of_another_example_is_another(tmp_path, monkeypatch):
-    """The pieces of the example that the programs import count as their code."""
-    before = results.code_of(pretrain.__name__)
-    copy = tmp_path / "molecules.py"
-    copy.write_bytes(Path(molecules.__file__).read_bytes())
-    monkeypatch.setattr(molecules, "__file__", str(copy))
-    assert results.code_of(pretrain.__name__) == before
-    copy.write_text(copy.read_text() + "# a comment")
-    assert results.code_of(pretrain.__name__) != before
-
-
 def test_scaffold_split():
     """Against a literal one: groups in order, each to the first part that has room."""
     smiles = np.random.default_rng(0).choice(SMILES, 60).tolist()
@@ -137,7 +124,7 @@ def test_scaffold_split():
             (test if len(train) + len(valid) + len(group) > 54 else valid).extend(group)
         else:
             train.extend(group)
-    parts = molecules.split(smiles)
+    parts = data.split(smiles)
     for number, part in enumerate((train, valid, test)):
         assert sorted(part) == np.flatnonzero(parts == number).tolist()
 
@@ -152,7 +139,7 @@ def test_roc_auc():
     assert roc_auc(logits, labels) == pytest.approx(100 * np.mean(scores))
     with pytest.raises(ValueError, match=r"logits are nan, as training has diverged"):
         roc_auc(logits * np.nan, labels)
-    assert at_best_epoch({"valid": [1.0, 2.0, 2.0], "test": [7.0, 8.0, 9.0]}) == 8.0
+    assert finetune.at_best_epoch({"valid": [1.0, 2.0, 2.0], "test": [7.0, 8.0, 9.0]}) == 8.0
 
 
 def test_unmeasured_labels_have_no_gradient():
@@ -162,8 +149,8 @@ def test_unmeasured_labels_have_no_gradient():
         graph.y = torch.tensor([[label, torch.nan, 1 - label]])
     before = model[1].weight.detach().clone()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    loss_of = partial(molecules.loss_of_labels, model)
-    molecules.train_epoch(loss_of, [Batch.from_data_list(graphs)], optimizer, "cpu")
+    loss_of = partial(finetune.loss_of_labels, model)
+    train_epoch(loss_of, [Batch.from_data_list(graphs)], optimizer, "cpu")
     assert (model[1].weight != before).any(1).tolist() == [True, False, True]
 
 
