@@ -1,10 +1,11 @@
-# What people do, each by one word. All but benchmarks make the environment that they need.
+# What people do, each by one word. All but benchmarks and gpu make the environment that they need.
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
 BIN := .venv/bin
 PYTEST = $(BIN)/python -m pytest -q -n auto --dist worksteal
 DGL := $(shell $(PYTHON) -c "import sys; print('dgl' if sys.version_info < (3, 12) else '')")
 
+.NOTPARALLEL:
 .PHONY: help setup lint format check test test-rest test-all docs ci benchmarks gpu
 
 help:  # this list
@@ -40,7 +41,8 @@ setup:  # an environment with everything; compiles two dependencies of PyGCL, on
 	@test '$(DGL)' || { echo 'PyGCL needs dgl 1.1.3 and Python 3.11 or older: make $(MAKECMDGOALS) PYTHON=python3.11'; exit 1; }
 	@command -v $${CXX:-c++} >/dev/null || { echo 'PyGCL needs torch-scatter and torch-sparse, which need a C++ compiler'; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet $(TORCH) 'pip >= 25.1' wheel setuptools ninja
+	$(BIN)/python -c 'import torch' 2>/dev/null || $(BIN)/pip install --quiet $(TORCH)
+	$(BIN)/python -m pip install --quiet 'pip >= 25.1' wheel setuptools ninja
 	$(BIN)/pip install --quiet -r requirements.txt --group dev --group docs
 	$(BIN)/pip install --quiet -e '.[dgl]'
 	$(BIN)/pip install --quiet --no-build-isolation torch-scatter torch-sparse PyGCL==0.1.2
@@ -66,6 +68,6 @@ benchmarks:  # the records of time and memory, and their tables
 
 gpu:  # on a GPU, with the torch of .venv: the tests of the core, and the benchmark of ten minutes
 	@$(BIN)/python -c 'import pytest, hypothesis, torch; assert torch.cuda.is_available()' 2>/dev/null || { \
-		echo "$(BIN)/python needs a torch that sees the GPU (https://pytorch.org/get-started/locally/), and then: pip install -r requirements.txt --group dev"; exit 1; }
+		echo "$(BIN)/python needs a torch that sees the GPU (https://pytorch.org/get-started/locally/), and then: pip install 'pip >= 25.1' && pip install -r requirements.txt --group dev"; exit 1; }
 	$(BIN)/python -m pytest -q -n 4 --dist worksteal -m "not slow" -rs --device cuda tests/core; tested=$$?; \
 		$(BIN)/python -m benchmarks.gpu && exit $$tested

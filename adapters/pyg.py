@@ -7,9 +7,9 @@ of them.
 Attributes stay with their nodes and edges. PyG remembers how many entries of an attribute each
 graph of a batch has, which tells attributes of nodes, edges and graphs apart. The length decides
 for a single ``Data``, and for an attribute that was added to the batch itself. Where several are
-possible, the name decides: an attribute of edges has a word in its name that begins with "edge",
-and ``y`` does not belong to edges. Give a single graph T labels as a ``y`` of shape ``[1, T]``,
-because a ``y`` of shape ``[T]`` looks like labels of nodes if the graph has T nodes.
+possible, the name decides: an attribute of edges is ``e_id`` or has a word in its name that begins
+with "edge", and ``y`` does not belong to edges. Give a graph T labels as a ``y`` of shape
+``[1, T]``, because a ``y`` of shape ``[T]`` looks like labels of nodes if the graph has T nodes.
 
 Examples:
     >>> import torch
@@ -210,9 +210,11 @@ def _node_and_edge_keys(data: Any) -> tuple[list[str], list[str]]:
     ptrs = node_ptr, slices.get("edge_index"), torch.arange(counts[2] + 1)
     node_keys, edge_keys = [], []
     for key, value in data:
-        if key.endswith("ptr") or "edge_label" in key:  # these are links to predict
+        name = key.removesuffix("_batch")
+        is_other_graph = "index" in name and name != "edge_index"  # such as a second edge_index
+        if key.endswith("ptr") or "edge_label" in key or is_other_graph:  # labels: links to predict
             continue
-        own = slices.get(key.removesuffix("_batch"))  # of a list of tensors, a list of slices
+        own = slices.get(name)  # of a list of tensors, a list of slices
         length = -1 if isinstance(own, list) else _length(data, key, value)
         if not isinstance(own, Tensor) or own[-1] != length:
             own = None  # there are no slices or they are outdated: the length alone decides
@@ -222,7 +224,7 @@ def _node_and_edge_keys(data: Any) -> tuple[list[str], list[str]]:
         )
         # If several are possible, the name decides. By its name, `y` belongs to nodes or graphs.
         is_other = is_node or is_graph or (key == "y" and own is None)
-        if is_edge and (re.search("(?<![a-z])edge", key) or not is_other):
+        if is_edge and (re.search("(?<![a-z])edge|^e_id$", key) or not is_other):
             edge_keys.append(key)
         elif is_node:
             node_keys.append(key)

@@ -207,8 +207,10 @@ every = [graphs, read(args.new, least=1)] if args.new else [graphs]
 different = count_different(graphs, args.clusters or 20)
 most = min(different, len(graphs) - 1)
 if most < (args.clusters or 2):
-    known = f"the encoder can tell {different} of {len(graphs)} graphs apart"
-    parser.error(f"at most {most} clusters are possible, because {known}")
+    reason = f"the encoder can tell {different} of {len(graphs)} graphs apart"
+    if most < different:
+        reason = f"there are {len(graphs)} graphs"
+    parser.error(f"at most {most} clusters are possible, because {reason}")
 best, numbers = -2.0, []
 for seed in range(args.restarts):
     encoder = train(seed)

@@ -56,7 +56,11 @@ if torch.cuda.is_available():
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
     torch.cuda.set_device(device)
 if args.epochs < 1 or args.batch_size < 2 or args.batch_size % world_size:
-    parser.error(f"--epochs must be 1 or more, and --batch-size a multiple of {world_size}")
+    parser.error(
+        f"--epochs must be 1 or more, --batch-size 2 or more and a multiple of {world_size}"
+    )
+if not 0 < args.lr < float("inf") or args.workers < 0 or not args.checkpoint.name:
+    parser.error("--lr must be above 0, --workers 0 or more, and --checkpoint the name of a file")
 if args.precision == "float16" and device.type == "cpu":
     parser.error("--precision float16 needs a GPU")
 log_file = args.checkpoint.with_name(f"{args.checkpoint.name}.jsonl")
@@ -78,6 +82,8 @@ if rank == 0:
     try:  # a checkpoint of this training may have a part beside it that a killed save left
         part_file.touch(exist_ok=bool(state))
         part_file.unlink()
+    except FileExistsError:
+        parser.error(f"--checkpoint is new, but {part_file} is there: remove it if it is of no use")
     except OSError as error:
         parser.error(f"--checkpoint must be in a folder that can be written, but {error}")
 if world_size > 1:

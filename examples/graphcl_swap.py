@@ -31,6 +31,8 @@ parser.add_argument("--root", default="data", help="folder of TU sets")
 parser.add_argument("--epochs", type=int, default=20)
 parser.add_argument("--seed", type=int, default=0)
 args = parser.parse_args()
+if args.epochs < 0:
+    parser.error("--epochs must be 0 or more")
 
 DIM = 32
 device = torch.device("cuda" if torch.cuda.is_available() else "cpu")

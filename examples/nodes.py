@@ -52,7 +52,11 @@ parser.add_argument("--seed", type=int, default=0)
 args = parser.parse_args()
 options = OPTIONS.get(args.dataset, CORA)
 tau = options["tau"] if args.temperature is None else args.temperature
-if args.epochs < 1 or (args.batch_size is not None and args.batch_size < 2) or not tau > 0:
+if (
+    args.epochs < 1
+    or (args.batch_size is not None and args.batch_size < 2)
+    or not 0 < tau < float("inf")
+):
     parser.error("--epochs must be 1 or more, --batch-size 2 or more, and --temperature above 0")
 if args.batch_size and not (WITH_PYG_LIB or WITH_TORCH_SPARSE):
     parser.error("--batch-size needs pyg-lib or torch-sparse, which sample the neighbours")

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from pgcl_losses.base import checks as check
+from pgcl_losses.base.arguments import with_present_names
 from pgcl_losses.base.module import LossModule, called_by_all
 from pgcl_losses.base.normalize import finite_or_nan, full_precision
 from pgcl_losses.base.options import (
@@ -343,7 +344,7 @@ class InfoNCE(WeightedInfoNCE, LossWithMemory):
 
         """
         name, preset = find_preset(name)
-        options = {**preset.options, **options}
+        options = {**preset.options, **with_present_names(options, cls.options)}
         if preset.value:
             raise ValueError(
                 f"the loss of {name} is more than one call of InfoNCE: write {preset.value}, with "

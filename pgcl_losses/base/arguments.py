@@ -25,7 +25,7 @@ _OTHER_NAMES = {
     "score_mod": "weight_fn mask_fn mask mask_mod",
 }
 RIGHT_NAMES = {other: right for right, others in _OTHER_NAMES.items() for other in others.split()}
-# What the last release called options and arguments of this one; they still work, with a warning.
+# What options and arguments of modules were called before; these names still work, with a warning.
 OLD_NAMES: dict[str, str] = {}
 _HINTS = {
     "similarity": "clusters are assigned by cosine; similarity='dot' is an option of InfoNCE",
@@ -37,13 +37,13 @@ _HINTS = {
 def present_name(name: str, names: Container[str]) -> str:
     """Return the present name of an option or argument, which is among the ``names``.
 
-    Warn if it has the name of the last release. Other names are returned as they are.
+    Warn if it is an old name. Other names are returned as they are.
     """
     present = OLD_NAMES.get(name, name)
     if present == name or present not in names:
         return name
     if not torch.compiler.is_compiling():
-        rest = f"is called {present} now, and the next release does not know the old name"
+        rest = f"is called {present} now, and the next major release does not know the old name"
         warn(f"{name} {rest}", FutureWarning)
     return present
 

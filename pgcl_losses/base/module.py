@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from pgcl_losses.base.arguments import (
+    OLD_NAMES,
     RIGHT_NAMES,
     check_arguments,
     present_name,
@@ -95,7 +96,9 @@ class LossModule(nn.Module):
         return module
 
     def __setattr__(self, name: str, value: Any) -> None:
-        name = present_name(name, self.options)
+        if name in OLD_NAMES:
+            of_children = [_options_of(child) for child in self.children()]
+            name = present_name(name, {*self.options, *dir(type(self))}.union(*of_children))
         if isinstance(getattr(type(self), name, None), property):
             object.__setattr__(self, name, value)
             return

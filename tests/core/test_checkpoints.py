@@ -1,6 +1,6 @@
 """Checkpoints of earlier releases load, and the losses go on with the values of that release.
 
-After a release that adds a state, add its checkpoint: python tests/core/test_checkpoints.py
+Each release adds its checkpoint: .venv/bin/python tests/core/test_checkpoints.py
 """
 
 from functools import partial

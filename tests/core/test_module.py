@@ -18,7 +18,7 @@ from pgcl_losses import (
     PrototypeReweightedNCE,
     SinkhornPrototypes,
 )
-from pgcl_losses.base import arguments
+from pgcl_losses.base.arguments import OLD_NAMES
 from pgcl_losses.base.options import with_options
 
 MODULES = ("prototypes", "contrast", "consistency")
@@ -114,22 +114,33 @@ class TestOptions:
             pgcl.temperature = -1
         assert pgcl.temperature == 0.5
 
-    def test_a_name_of_the_last_release_works_and_warns(self, monkeypatch):
+    def test_an_old_name_works_and_warns(self, monkeypatch):
         """In constructors, assignments and calls; the warning points to the line of the user."""
         views, labels = views_of(2), torch.arange(len(views_of(2)[0])) // 2
         expected = InfoNCE(temperature=0.3)(*views, labels=labels)
-        monkeypatch.setattr(arguments, "OLD_NAMES", {"heat": "temperature", "kinds": "labels"})
+        for old in ("heat temperature", "kinds labels", "steps iterations"):
+            monkeypatch.setitem(OLD_NAMES, *old.split())
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             loss = InfoNCE(heat=0.2)
             loss.heat = 0.3
             ours = loss(*views, kinds=labels)
+            pgcl = pgcl_of()
+            pgcl.heat = 0.3  # the option of two modules
+            like = InfoNCE.like("GraphCL", heat=0.3)
         torch.testing.assert_close(ours, expected)
-        names = ["heat is called temperature"] * 2 + ["kinds is called labels"]
+        assert pgcl.prototypes.temperature == pgcl.contrast.temperature == like.temperature == 0.3
+        heat, kinds = "heat is called temperature", "kinds is called labels"
+        names = [heat, heat, kinds, heat, heat]
         for warning, name in zip(caught, names, strict=True):
             assert str(warning.message).startswith(f"pgcl_losses: {name} now")
             assert (warning.category, warning.filename) == (FutureWarning, __file__)
         assert not hasattr(loss, "heat")
+        with (
+            pytest.warns(FutureWarning, match="steps is called iterations"),
+            pytest.raises(AttributeError, match=r"set its prototypes\.iterations"),
+        ):
+            pgcl.steps = 5
         with pytest.raises(TypeError, match="temperature is given twice, also by its old name"):
             InfoNCE(heat=0.2, temperature=0.2)
         consistency = ConsistencyLoss()

@@ -135,7 +135,12 @@ def test_cluster_graphs_warns_of_one_cluster(tmp_path, printed_by):
         ("examples/ddp.py", "--checkpoint=/proc/new", "a folder that can be written, but .*proc/"),
         ("examples/ddp.py", "--checkpoint=new --root=there", "--root must be a folder with PROT"),
         ("examples/nodes.py", "--epochs=0", "--epochs must be 1 or more"),
+        ("examples/ddp.py", "--checkpoint=new --batch-size=1", "--batch-size 2 or more and a mult"),
+        ("examples/ddp.py", "--checkpoint=new --lr=-1", "--lr must be above 0"),
+        ("examples/ddp.py", "--checkpoint=.", "--checkpoint the name of a file"),
+        ("examples/graphcl_swap.py", "--epochs=-1", "--epochs must be 0 or more"),
         ("examples/nodes.py", "--temperature=0", "--temperature above 0"),
+        ("examples/nodes.py", "--temperature=inf", "--temperature above 0"),
         ("examples/nodes.py", "--root=there", "--root must be a folder with Cora, or where PyG"),
         ("examples/graphcl_swap.py", "--root=there", "--root must be a folder with MUTAG, or wh"),
         ("examples/compare.py", "--root=there", "--root must be a folder with MUTAG, or where"),
@@ -287,7 +292,7 @@ def test_what_a_killed_save_left_goes_and_other_files_stay(ended, tmp_path, prin
     part.write_text("half of a file")
     with pytest.raises(SystemExit, match=r"^2$"):
         printed_by("ddp", *command)
-    assert "File exists" in capsys.readouterr().err
+    assert "last.pt.part is there: remove it" in capsys.readouterr().err
     assert part.read_text() == "half of a file"
     torch.save(ended[1], tmp_path / "last.pt")
     assert "linear probe" in printed_by("ddp", *command)

@@ -186,6 +186,16 @@ def test_as_many_edges_as_graphs(kind, in_batch):
     assert not in_batch or [len(part) for part in view.parts] == [6, 8]
 
 
+def test_names_of_edges_and_of_other_graphs():
+    """`e_id` of a NeighborLoader belongs to edges, also of a ring, which has as many nodes."""
+    ring = torch.tensor([[0, 1, 2], [1, 2, 0]])
+    data = Data(x=torch.eye(3), edge_index=ring, edge_index_s=ring, e_id=torch.arange(3))
+    data.n_id = torch.arange(3)
+    view = EdgeDrop(1.0)(data)
+    assert (view.num_edges, len(view.e_id), len(view.n_id)) == (0, 0, 3)
+    assert torch.equal(view.edge_index_s, ring)
+
+
 @pytest.mark.parametrize("kind", DROPPING)
 def test_lists_by_node(kind):
     names = [["C", "N", "O"], ["C", "H"]]
