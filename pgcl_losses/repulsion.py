@@ -25,7 +25,7 @@ from pgcl_losses.pairs.sums import derivatives_by_scores, separated, sum_up
 from pgcl_losses.pgcl import PGCLLoss
 
 TEMPERATURES = (0.1, 0.2, 0.5, 1.0, 2.0)
-_WITHIN, _OTHERS = 2, 3  # groups of pairs: the places of their totals
+_WITHIN, _GROUP = 2, 3  # the places of the totals of two groups of pairs
 _NUM_BINS = 20
 # So many queries, evenly spaced, tell of other temperatures and of cosines, which take most time.
 _MOST_QUERIES = 2048
@@ -266,7 +266,8 @@ def _measure(
     # Totals by name: of all pairs, of values below 0, within classes, and of one other group. No
     # total is a difference of others: where a group has no pairs, it would be what was rounded.
     totals = defaultdict[Any, Tensor](lambda: z.new_zeros(4, dtype=torch.float64))
-    has_unknown, nothing = bool((of_class < 0).any()), z.new_zeros(())
+    nothing = z.new_zeros(())
+    has_unknown = bool((of_class < 0).any())
     by_cosine = z.new_zeros(_NUM_BINS if is_unit else 0)
     hardest = [z.new_zeros(0), z.new_zeros(0), of_class.new_zeros(0, 2)]
     positions = torch.arange(len(of_class), device=z.device)
@@ -279,20 +280,22 @@ def _measure(
             is_between -= is_unknown
 
         def add(
-            name: Any, values: Tensor, others: Tensor | None = None, is_within: Tensor = is_within
+            name: Any, values: Tensor, group: Tensor | None = None, is_within: Tensor = is_within
         ) -> Tensor:
+            """Add values to their totals; ``group`` says which pairs are in the other group."""
             flat = values.flatten()
             below_0 = flat.clamp_max(0.0).sum() if can_pull else nothing
-            of_others = nothing if others is None else flat.dot(others)
-            totals[name] += torch.stack([flat.sum(), below_0, flat.dot(is_within), of_others])
+            of_group = nothing if group is None else flat.dot(group)
+            totals[name] += torch.stack([flat.sum(), below_0, flat.dot(is_within), of_group])
             return values
 
         push = add("loss", part.push(pairs, tau), is_unknown)
         are_negatives = part.are_negatives(pairs, tau)
         add("negatives", are_negatives.to(z.dtype))
-        of_plain = add("plain", push if is_plain else part.push(plain, tau), is_between)
+        plain_push = push if is_plain else part.push(plain, tau)
+        add("plain", plain_push, is_between)
         if not is_plain:
-            add("left out", of_plain.masked_fill_(are_negatives, 0.0), is_between)
+            add("left out", plain_push.masked_fill_(are_negatives, 0.0), is_between)
         if number % (1 + len(z) // _MOST_QUERIES) == 0:
             for other in TEMPERATURES:
                 add(other, part.push(pairs, other))
@@ -320,10 +323,10 @@ def _measure(
         num_classes=num_classes,
         of_negatives=share("negatives"),
         within=share("loss"),
-        unknown=share("loss", _OTHERS),
+        unknown=share("loss", _GROUP),
         plain_within=share("plain"),
         left_out_within=float(left_out[_WITHIN]),
-        left_out_between=float(left_out[_OTHERS]),
+        left_out_between=float(left_out[_GROUP]),
         pulled=abs(below_0) / (every - below_0) if every > below_0 else 0.0,
         by_temperature={other: share(other) for other in TEMPERATURES},
         by_cosine=by_cosine / by_cosine.sum(),

@@ -5,8 +5,6 @@ import inspect
 from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
-import torch
-
 from pgcl_losses.base import checks as check
 from pgcl_losses.base.warnings import warn
 
@@ -42,9 +40,8 @@ def present_name(name: str, names: Container[str]) -> str:
     present = OLD_NAMES.get(name, name)
     if present == name or present not in names:
         return name
-    if not torch.compiler.is_compiling():
-        rest = f"is called {present} now, and the next major release does not know the old name"
-        warn(f"{name} {rest}", FutureWarning)
+    rest = f"is called {present} now, and the next major release does not know the old name"
+    warn(f"{name} {rest}", FutureWarning)
     return present
 
 

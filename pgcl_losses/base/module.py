@@ -97,8 +97,7 @@ class LossModule(nn.Module):
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in OLD_NAMES:
-            of_children = [_options_of(child) for child in self.children()]
-            name = present_name(name, {*self.options, *dir(type(self))}.union(*of_children))
+            name = self._present_name(name)
         if isinstance(getattr(type(self), name, None), property):
             object.__setattr__(self, name, value)
             return
@@ -109,6 +108,11 @@ class LossModule(nn.Module):
         self._refuse_change(name, value)
         self._refuse_other_name(name, value)
         super().__setattr__(name, value)
+
+    def _present_name(self, name: str) -> str:
+        """Return the present name of an option of this module, or of the modules in it."""
+        modules = self, *self.children()
+        return present_name(name, {option for each in modules for option in _options_of(each)})
 
     def _checked_option(self, name: str, value: Any) -> Any:
         """Check the value of an option, and forget the Parameter or Module that it replaces."""

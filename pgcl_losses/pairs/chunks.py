@@ -77,11 +77,12 @@ def losses_by_chunks(
     return with_gradient(partial(losses_of_chunks, pairs, rows, passes), inputs, is_sum)
 
 
-# Computes losses [Q], how many queries have positives, and the gradient of sum(d_losses * losses):
-# from inputs, from d_losses, a scalar or [Q], and from which of the inputs learn. The gradient is
-# None if none of them does.
-Gradients = Sequence[Tensor | None]
-Compute = Callable[[Gradients, Tensor, Sequence[bool]], tuple[Tensor, Tensor, Gradients | None]]
+Tensors = Sequence[Tensor | None]  # the inputs, or the gradient by each of them
+# The losses [Q], how many queries have positives, and the gradient of sum(d_losses * losses), which
+# is None if no input learns.
+LossesWithGradient = tuple[Tensor, Tensor, Tensors | None]
+# Computes them from the inputs, from d_losses, a scalar or [Q], and from which inputs learn.
+Compute = Callable[[Tensors, Tensor, Sequence[bool]], LossesWithGradient]
 
 
 def with_gradient(
@@ -123,7 +124,7 @@ class _WithGradient(torch.autograd.Function):
             return None, None, *ctx.compute(ctx.saved_tensors, d, ctx.learns)[2]
 
 
-def leaves_of(inputs: Gradients, learns: Sequence[bool]) -> list[Any]:
+def leaves_of(inputs: Tensors, learns: Sequence[bool]) -> list[Any]:
     """Detach inputs, and let those that learn require grad."""
     each = zip(inputs, learns, strict=True)
     return [None if x is None else x.detach().requires_grad_(learns_x) for x, learns_x in each]
@@ -156,11 +157,11 @@ def losses_of_chunks(
     pairs: Pairs,
     rows: Sequence[Rows],
     passes: Passes,
-    inputs: Gradients,
+    inputs: Tensors,
     d_losses: Tensor,
     learns: Sequence[bool],
-) -> tuple[Tensor, Tensor, Inputs | None]:
-    """Compute the losses ``[Q]`` of rows and their gradient, as `Compute` says, from matrices."""
+) -> LossesWithGradient:
+    """Compute the losses of rows from matrices, a chunk at a time, with their gradient."""
     z: Any = inputs[0]
     chunks = cut(pairs, rows, z)
     # All chunks share a matrix: new memory pages for each would take a tenth of the time.

@@ -8,7 +8,15 @@ import torch
 from torch import Tensor
 
 from pgcl_losses.base.modes import can_be_read
-from pgcl_losses.pairs.chunks import chunk_size, cut, for_each_chunk, leaves_of, with_gradient
+from pgcl_losses.pairs.chunks import (
+    LossesWithGradient,
+    Tensors,
+    chunk_size,
+    cut,
+    for_each_chunk,
+    leaves_of,
+    with_gradient,
+)
 from pgcl_losses.pairs.forms import LossesOfRows, Positives
 from pgcl_losses.pairs.partners import Columns, Places, find_partners, lowest
 from pgcl_losses.pairs.rows import Inputs, Pairs, Rows
@@ -46,7 +54,7 @@ def losses_of_lists(
     can_wait = pairs.are_views() or (len(chunks) == len(rows) and is_readable)
     if can_wait or products is not products_in_parts:
         return [_losses_of_rows(pairs, inputs, x, log_s, log_count, products) for x in chunks]
-    compute = partial(_losses_of_chunks, pairs, chunks, log_count)
+    compute = partial(_losses_with_gradient, pairs, chunks, log_count)
     return [with_gradient(compute, (*inputs, log_s), is_sum)]
 
 
@@ -99,15 +107,18 @@ def _losses_of_rows(
     return pairs.form.losses(log_s[here], x / tau, partners.positives, tau, log_count[here])
 
 
-def _losses_of_chunks(
+def _losses_with_gradient(
     pairs: Pairs,
     chunks: Sequence[Rows],
     log_count: Tensor,
-    inputs: Sequence[Tensor | None],
+    inputs: Tensors,
     d_losses: Tensor,
     learns: Sequence[bool],
-) -> tuple[Tensor, Tensor, Sequence[Tensor | None] | None]:
-    """Compute losses ``[Q]`` and their gradient, by `Inputs` and log S, some rows at a time."""
+) -> LossesWithGradient:
+    """Compute the losses of chunks of rows, one at a time, with their gradient.
+
+    ``inputs``: the fields of `Inputs`, and log S ``[M]``.
+    """
     *leaves, log_s = leaves_of(inputs, learns)
     given, tau = Inputs(*leaves), leaves[1].detach()
     wanted = [x for x in (*leaves, log_s) if x is not None and x.requires_grad]

@@ -14,7 +14,9 @@ import pgcl_losses
 from pgcl_losses import InfoNCE, PGCLLoss
 
 FOLDER = Path(__file__).with_name("checkpoints")
-DIM, NUM = 4, 6
+FILES = sorted(FOLDER.glob("*.pt"))
+assert FILES, f"{FOLDER} has no checkpoint"
+DIM = 4
 
 
 def learned(loss, *dim, **options):
@@ -32,28 +34,31 @@ LOSSES = {
 }
 
 
+def numbers():
+    return torch.arange(48.0, dtype=torch.float64).view(2, 6, DIM)
+
+
 def trained(loss):
     """The loss after two steps, in which its temperature and prototypes move."""
     loss, parameters = loss.double(), [*loss.parameters()]
     for step in range(2):
-        z = torch.arange(2.0 * NUM * DIM, dtype=torch.float64).view(2, NUM, DIM)
-        value = loss(*(z * (step + 1.7)).sin().requires_grad_())
+        value = loss(*(numbers() * (step + 1.7)).sin().requires_grad_())
         for x, d in zip(parameters, torch.autograd.grad(value, parameters), strict=True):
             x.data -= 0.1 * d
     return loss
 
 
 def value_of(loss):
-    views = torch.arange(2.0 * NUM * DIM, dtype=torch.float64).view(2, NUM, DIM).cos()
-    return loss.eval()(*views).detach()
+    return loss.eval()(*numbers().cos()).detach()
 
 
-@pytest.mark.parametrize("file", sorted(FOLDER.glob("*.pt")), ids=lambda file: file.stem)
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 @pytest.mark.parametrize("name", LOSSES)
 def test_a_checkpoint_loads(name, file):
     saved = torch.load(file, weights_only=True)
     loss = LOSSES[name]().double()
-    before, expected = value_of(loss), saved[name]["value"].to(value_of(loss))
+    before = value_of(loss)
+    expected = saved[name]["value"].to(before)
     assert not torch.allclose(before, expected, rtol=1e-3)
     loss.load_state_dict(saved[name]["state"])
     torch.testing.assert_close(value_of(loss), expected)

@@ -150,6 +150,15 @@ def test_what_is_left_out_of_a_softmax_is_below_rounding(options, temperature, e
     torch.testing.assert_close(*results, rtol=1e-3, atol=near_its_bound * size)
 
 
+def many_gradients(loss, views):
+    """Derivatives of the loss, and the gradients of all at once, which are those of each."""
+    factors, options = torch.randn(3, *loss.shape, dtype=torch.float64), {"retain_graph": True}
+    (batched,) = torch.autograd.grad(loss, views, factors, is_grads_batched=True, **options)
+    plain = [torch.autograd.grad(loss, views, d, **options)[0] for d in factors]
+    torch.testing.assert_close(batched, torch.stack(plain))
+    return factors, batched
+
+
 @in_chunks_or_not
 @pytest.mark.parametrize("name", ARITHMETIC)
 @pytest.mark.parametrize("reduction", ["mean", "none"])
@@ -158,11 +167,7 @@ def test_many_gradients_at_once(name, engine, reduction):
     views = torch.randn(2, 5, DIM, dtype=torch.float64, requires_grad=True)
     value = functools.partial(loss_of, name, engine=engine, reduction=reduction)
     loss = value(views)
-    factors = torch.randn(3, *loss.shape, dtype=torch.float64)
-    options = {"retain_graph": True}
-    (batched,) = torch.autograd.grad(loss, views, factors, is_grads_batched=True, **options)
-    plain = [torch.autograd.grad(loss, views, d, **options)[0] for d in factors]
-    torch.testing.assert_close(batched, torch.stack(plain))
+    factors, batched = many_gradients(loss, views)
     jacobian = torch.autograd.functional.jacobian(value, views, vectorize=True)
     torch.testing.assert_close(torch.tensordot(factors, jacobian, loss.dim()), batched)
 
@@ -172,10 +177,7 @@ def test_many_gradients_at_once_of_scores_that_are_replaced(engine, reduction):
     """The user's function returns scores that do not depend on its own."""
     views = torch.randn(2, 5, DIM, dtype=torch.float64, requires_grad=True)
     loss = InfoNCE(score_mod=zero_scores, engine=engine, reduction=reduction)(*views)
-    factors, options = torch.randn(3, *loss.shape, dtype=torch.float64), {"retain_graph": True}
-    (batched,) = torch.autograd.grad(loss, views, factors, is_grads_batched=True, **options)
-    plain = [torch.autograd.grad(loss, views, d, **options)[0] for d in factors]
-    torch.testing.assert_close(batched, torch.stack(plain))
+    many_gradients(loss, views)
 
 
 def zero_scores(scores, pair):
