@@ -14,11 +14,12 @@ from .sets import downloaded
 FOLDS = 10
 
 
-def fetch(name: str, root: Path | None, cache: Path) -> tuple[Path, str]:
+def fetch(name: str, root: Path | None, cache: Path, least: int = FOLDS) -> tuple[Path, str]:
     """A folder in ``cache`` with a set as PyG reads it, made if it does not exist, and a digest.
 
     The set comes from ``root``, which is only read, or, without one, from the network. Its files
-    identify it: if they change, so do the folder and the digest.
+    identify it: if they change, so do the folder and the digest. ``least``: how many graphs each of
+    its classes must have.
     """
     root = downloaded(TUDataset, name, cache) if root is None else root
     folders = [root / name / "raw", root / name]
@@ -38,12 +39,12 @@ def fetch(name: str, root: Path | None, cache: Path) -> tuple[Path, str]:
             there.mkdir(parents=True)
             for file, text in files.items():
                 (there / file).write_bytes(text)
-            check(name, there.parents[1])
+            check(name, there.parents[1], least)
             os.rename(there.parents[1], folder)
     return folder, of_files
 
 
-def check(name: str, folder: Path) -> None:
+def check(name: str, folder: Path, least: int) -> None:
     """An error before any run, if PyG cannot read a set, or the evaluation cannot split it."""
     try:
         graphs = list(TUDataset(str(folder), name))
@@ -53,10 +54,10 @@ def check(name: str, folder: Path) -> None:
             "the raw layout of TU"
         ) from error
     counts = torch.cat([graph.y for graph in graphs]).bincount().tolist()
-    if len(counts) < 2 or min(counts) < FOLDS:
+    if len(counts) < 2 or min(counts) < least:
         raise ValueError(
             f"{name} has classes of {counts} graphs: the evaluation needs at least two classes, "
-            f"and {FOLDS} graphs of each"
+            f"and {least} graphs of each"
         )
 
 
