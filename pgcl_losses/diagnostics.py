@@ -53,6 +53,15 @@ def diagnostics(
 
         The last two assume negatives from all views. They are nan without negatives.
 
+        From PGCLTerms and Assignments, which know the embeddings of all processes, and also for
+        each head:
+
+        - within: the fraction of the variance of the unit embeddings, of all views, that lies
+          inside their clusters. It falls towards 0 as clusters collapse to points. More clusters
+          and fewer embeddings also make it smaller: without any structure it is about 0.9 for 10
+          clusters of 1,000 embeddings, and 0.1 for 50 clusters of 60. So compare it with itself
+          over a training, or between losses at the same K and batch size.
+
     Examples:
         >>> import torch
         >>> from pgcl_losses import Assignment, diagnostics
@@ -69,8 +78,9 @@ def diagnostics(
         assignments = source.assignments
         for name in ("loss", "contrast", "consistency", "mean_cosine"):
             numbers[name] = getattr(source, name).mean().item()
-    if isinstance(assignments, Assignments) and prototypes is None:
-        prototypes = assignments.batch.prototypes
+    batch = assignments.batch if isinstance(assignments, Assignments) else None
+    if batch is not None and prototypes is None:
+        prototypes = batch.prototypes
     if not isinstance(assignments, Sequence) or len(assignments) == 0:
         expected, came = "PGCLTerms or a sequence of Assignments", type(source).__name__
         raise TypeError(f"source must be {expected}, but got {came}")
@@ -89,7 +99,22 @@ def diagnostics(
     for h, head in enumerate(zip(clusters.unbind(-1), heads, centers, strict=True)):
         prefix = f"head{h}/" if len(heads) > 1 else ""
         numbers |= {prefix + name: value for name, value in _numbers_of_head(*head).items()}
+        if batch is not None and batch.clusters is not None:
+            of_head = batch.clusters[: len(batch.embeddings), h]
+            numbers[f"{prefix}within"] = _within(batch.embeddings, of_head, heads[h])
     return numbers
+
+
+def _within(embeddings: Tensor, clusters: Tensor, num_prototypes: int) -> float:
+    """Compute the share of the variance of embeddings ``[M, D]`` that is inside clusters ``[M]``.
+
+    It is nan if all embeddings are the same.
+    """
+    z, counts = embeddings.double(), cluster_counts(clusters, num_prototypes).double()  # [M, D]
+    means = z.new_zeros(num_prototypes, z.shape[1]).index_add_(0, clusters, z)
+    means = means / counts.clamp_min(1).unsqueeze(1)  # [K, D]
+    inside = (z - means[clusters]).square().sum()
+    return (inside / (z - z.mean(0)).square().sum()).item()
 
 
 def _numbers_of_head(

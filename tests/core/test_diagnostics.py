@@ -9,7 +9,7 @@ from helpers.losses import of_seed
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pgcl_losses import Assignment, PGCLLoss, diagnostics
+from pgcl_losses import Assignment, PGCLLoss, SinkhornPrototypes, diagnostics
 
 
 def assignment_of(clusters, k):
@@ -61,3 +61,36 @@ def test_agreement_is_the_mean_over_pairs_of_views():
     # First and second agree on three of four graphs, first and third on two, the others on two.
     assert diagnostics(views)["agreement"] == pytest.approx(7 / 12)
     assert math.isnan(diagnostics(views[:1])["agreement"])
+
+
+@given(
+    n=st.integers(1, 6),
+    heads=st.sampled_from([3, (2, 4)]),
+    views=st.integers(1, 3),
+    seed=st.integers(0, 10**6),
+)
+def test_within_against_a_loop(n, heads, views, seed):
+    """Each embedding's distance from the mean of its cluster, and from the mean of all."""
+    random = of_seed(seed)
+    torch.manual_seed(seed)
+    prototypes = SinkhornPrototypes(4, heads).double()
+    z = torch.randn(views, n, 4, dtype=torch.float64, generator=random)
+    a = prototypes(*z)
+    numbers, units = diagnostics(a), [row / row.norm() for row in z.flatten(0, 1)]
+    several = isinstance(heads, tuple)
+    for h in range(2 if several else 1):
+        clusters = [c for view in a for c in view.clusters.view(n, -1)[:, h].tolist()]
+        inside = total = 0.0
+        for unit, cluster in zip(units, clusters, strict=True):
+            others = [u for u, c in zip(units, clusters, strict=True) if c == cluster]
+            inside += float(((unit - sum(others) / len(others)) ** 2).sum())
+            total += float(((unit - sum(units) / len(units)) ** 2).sum())
+        name = f"head{h}/within" if several else "within"
+        expected = inside / total if total else math.nan
+        assert numbers[name] == pytest.approx(expected, abs=1e-9, nan_ok=True)
+    assert "within" not in diagnostics([*a])  # of which the embeddings are not known
+    if not several and views > 1:
+        pgcl = PGCLLoss(4, heads).double()
+        pgcl.prototypes = prototypes
+        of_terms = diagnostics(pgcl.terms(*z))["within"]
+        assert of_terms == pytest.approx(numbers["within"], nan_ok=True)
