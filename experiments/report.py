@@ -16,6 +16,7 @@ from .few_labels import report as few_labels
 from .graphcl import report as graphcl
 from .nodes import report as nodes
 from .tu_sets import report as tu_sets
+from .warm_up import report as warm_up
 
 PICTURES: dict[str, Callable[[], Figure]] = {
     "temperature.png": few_labels.draw,
@@ -27,7 +28,16 @@ PICTURES: dict[str, Callable[[], Figure]] = {
 def pages() -> dict[Path, dict[str, str]]:
     """All tables by page and marker."""
     tables: dict[Path, dict[str, str]] = {}
-    for report in (defaults, few_labels, false_negatives, clusters, tu_sets, nodes, graphcl):
+    for report in (
+        defaults,
+        few_labels,
+        warm_up,
+        false_negatives,
+        clusters,
+        tu_sets,
+        nodes,
+        graphcl,
+    ):
         for page, of_page in report.pages().items():
             tables.setdefault(page, {}).update(of_page)
     return tables

@@ -47,6 +47,34 @@ def paired(seeds: Mapping[int, float], others: Mapping[int, float]) -> Delta | N
     return Delta(mean, mean - reach, mean + reach)
 
 
+class Verdict(NamedTuple):
+    """On which sets a difference has an interval above 0, below 0, or neither."""
+
+    above: dict[str, Delta]
+    below: dict[str, Delta]
+    ties: list[str]
+
+    @classmethod
+    def of(cls, deltas: Mapping[str, Delta]) -> "Verdict":
+        """Sort the sets by their intervals. One that touches 0 is a tie."""
+        above = {name: delta for name, delta in deltas.items() if delta.low > 0}
+        below = {name: delta for name, delta in deltas.items() if delta.high < 0}
+        return cls(above, below, [name for name in deltas if name not in above | below])
+
+    def __str__(self) -> str:
+        above, below = (
+            listed([f"{name} ({delta.mean:+.1f})" for name, delta in by_set.items()])
+            for by_set in (self.above, self.below)
+        )
+        ties = listed(self.ties)
+        return f"above on {above}, below on {below}, and not significantly different on {ties}"
+
+
+def listed(names: Sequence[str]) -> str:
+    """Names in a sentence: "a, b and c"."""
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names) or "no set"
+
+
 def difference(seeds: Mapping[int, float], others: Mapping[int, float]) -> str:
     """A cell: `paired`; the mean alone of fewer seeds; empty for a row and itself."""
     both = seeds.keys() & others.keys()

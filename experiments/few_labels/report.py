@@ -3,7 +3,6 @@
 import itertools
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -15,10 +14,10 @@ from experiments.common.pictures import curves
 from experiments.common.results import Config, Run, read
 from experiments.common.tables import (
     FALSE_NEGATIVES,
-    README,
     RESULTS,
-    Delta,
+    Verdict,
     difference,
+    listed,
     paired,
     paragraph,
     sourced,
@@ -68,40 +67,16 @@ class Results:
         return config["temperature"], {seed: by_seed[seed] for seed in few}
 
 
-class Verdict(NamedTuple):
-    """On which sets a difference has an interval above 0, below 0, or neither."""
-
-    above: dict[str, Delta]
-    below: dict[str, Delta]
-    ties: list[str]
-
-    def __str__(self) -> str:
-        above, below = (
-            listed([f"{name} ({delta.mean:+.1f})" for name, delta in by_set.items()])
-            for by_set in (self.above, self.below)
-        )
-        ties = listed(self.ties)
-        return f"above on {above}, below on {below}, and not significantly different on {ties}"
-
-
-def listed(names: Sequence[str]) -> str:
-    """Names in a sentence: "a, b and c"."""
-    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names) or "no set"
-
-
 def verdict(every: Iterable[Results], ours: str, other: str, measure: str = "labels_1") -> Verdict:
     """One row minus another, on all sets that have both."""
-    found = Verdict({}, {}, [])
+    deltas = {}
     for results in every:
         if {ours, other} <= results.rows["labels_1"].keys():
             delta = paired(results.of(ours, measure), results.of(other, measure))
             if delta is None:
                 raise ValueError(f"the record of {results.name} has fewer than three seeds")
-            if delta.low <= 0 <= delta.high:
-                found.ties.append(results.name)
-            else:
-                (found.above if delta.mean > 0 else found.below)[results.name] = delta
-    return found
+            deltas[results.name] = delta
+    return Verdict.of(deltas)
 
 
 def table(every: Iterable[Results]) -> str:
@@ -167,18 +142,6 @@ def moved(again: Results, record: Results, row: str) -> float:
     return float(np.mean([abs(ours[seed] - theirs[seed]) for seed in ours]))
 
 
-def claim(every: Sequence[Results]) -> str:
-    """What README says."""
-    one, with_all = (verdict(every, *DEFAULT, measure) for measure in ("labels_1", "all"))
-    of_long = (every[0].longer(row, study.LONGER[-1])[1] for row in (PGCL, INFO_NCE))
-    return paragraph(
-        f"Not on most sets. With one label per class, `PGCLLoss(dim)` against `InfoNCE()` is {one} "
-        f"(points of accuracy). On digits, {difference(*of_long)} remain after "
-        f"{study.LONGER[-1]} times the epochs. With all labels, PGCL is above on "
-        f"{listed([*with_all.above])}."
-    )
-
-
 def answers(every: Sequence[Results]) -> str:
     """What to train with few labels and with all, at which temperature, and what to hope for."""
     lines = []
@@ -221,7 +184,7 @@ def pages() -> dict[Path, dict[str, str]]:
     tables = {"few labels": table(every), "further": further(every), "lengths": lengths(in_depth)}
     tables |= {"answers": answers(every), "rounding": rounding()}
     of_negatives = {"temperatures": over_temperatures(in_depth)}
-    return {RESULTS: tables, FALSE_NEGATIVES: of_negatives, README: {"claim": claim(every)}}
+    return {RESULTS: tables, FALSE_NEGATIVES: of_negatives}
 
 
 def draw() -> Figure:

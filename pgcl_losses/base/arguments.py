@@ -27,7 +27,7 @@ RIGHT_NAMES = {other: right for right, others in _OTHER_NAMES.items() for other 
 OLD_NAMES: dict[str, str] = {}
 _HINTS = {
     "similarity": "clusters are assigned by cosine; similarity='dot' is an option of InfoNCE",
-    "warm": "for a warm-up, train with InfoNCE first and with PGCLLoss later, see docs/swap.md",
+    "warm": "for a warm-up, train with InfoNCE first and with PGCLLoss later, see docs/pgcl.md",
     "anchor": "pgcl_losses.adapters.pygcl.DualBranchContrast takes this loss, PyGCL's own does not",
 }
 

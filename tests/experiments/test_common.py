@@ -108,6 +108,18 @@ def test_the_interval_is_that_of_a_paired_t_test(values):
     assert tables.paired({0: 1.0, 1: 2.0}, theirs) is None
 
 
+def test_a_verdict_counts_an_interval_that_touches_0_as_a_tie():
+    deltas = {
+        "up": tables.Delta(2.0, 0.1, 3.9),
+        "down": tables.Delta(-2.0, -3.9, -0.1),
+        "tie": tables.Delta(1.0, 0.0, 2.0),
+    }
+    assert (
+        str(tables.Verdict.of(deltas)) == "above on up (+2.0), below on down (-2.0), and not "
+        "significantly different on tie"
+    )
+
+
 def test_a_page_without_the_marker_is_not_written(tmp_path):
     page, other = tmp_path / "page.md", tmp_path / "other.md"
     page.write_text("<!-- a -->\nold\n<!-- end -->\n")

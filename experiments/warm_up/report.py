@@ -1,0 +1,225 @@
+"""Tables of PGCL after a warm-up, from the records beside this file."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from scipy import stats
+
+from docs.programs.tables import markdown
+from experiments.common import results
+from experiments.common.results import Config
+from experiments.common.tables import (
+    DOCS,
+    README,
+    RESULTS,
+    Delta,
+    Verdict,
+    difference,
+    paired,
+    paragraph,
+    sourced,
+    spread,
+)
+
+from . import choice, study
+from .choice import LONGER, chosen
+
+LEVEL = 0.05  # of Holm's correction
+TODAY, FORM = "PGCL from the first step on", "warm-up, then PGCL"
+Seeds = dict[int, float]
+
+
+class Results:
+    """One-shot accuracy on the held-out half of a set."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.form = name, chosen(name)
+        self.runs = [r for r in choice.runs_of(name) if r["config"]["seed"] in study.SEEDS]
+
+    def of(self, config: Config, measure: str = "labels_1") -> Seeds:
+        return study.values(self.runs, config, "held_out", measure)
+
+    def info_nce(self) -> Seeds:
+        return self.of(study.info_nce(self.name))
+
+    def ours(self) -> Seeds:
+        return self.of(self.form)
+
+    def today(self) -> Seeds:
+        return self.of(study.pgcl(self.name, 10))
+
+
+def trained() -> list[Results]:
+    """The sets that have been confirmed, in the groups of the plan."""
+    order = (*study.CHOOSE_ON, *study.EXPLORED, *study.NEW)
+    return [of for of in map(Results, order) if of.ours() and of.info_nce()]
+
+
+def holm(p_values: Mapping[str, float], level: float = LEVEL) -> set[str]:
+    """The names that Holm's step-down correction rejects."""
+    rejected: set[str] = set()
+    for number, name in enumerate(sorted(p_values, key=lambda name: p_values[name])):
+        if p_values[name] > level / (len(p_values) - number):
+            break
+        rejected.add(name)
+    return rejected
+
+
+def significant(every: Iterable[Results]) -> set[str]:
+    """The sets where the form differs from InfoNCE after Holm's correction."""
+    p_values = {}
+    for of in every:
+        ours, others = of.ours(), of.info_nce()
+        seeds = sorted(ours.keys() & others.keys())
+        test = stats.ttest_rel([ours[seed] for seed in seeds], [others[seed] for seed in seeds])
+        p_values[of.name] = float(test.pvalue)
+    return holm(p_values)
+
+
+def group_of(name: str) -> str:
+    if name in study.CHOOSE_ON:
+        return "chose"
+    return "new" if name in study.NEW else "explored"
+
+
+def table(every: Sequence[Results]) -> str:
+    """What the form and PGCL from the first step on gain over InfoNCE."""
+    after_holm, lines = significant(every), []
+    for of in every:
+        rows = of.info_nce(), of.today(), of.ours()
+        mark = "yes" if of.name in after_holm else "no"
+        deltas = [difference(row, rows[0]) for row in rows[1:]]
+        means = [spread(row.values()) for row in rows]
+        lines.append([of.name, group_of(of.name), len(rows[0]), *means, *deltas, mark])
+    minus = [f"{row} minus InfoNCE" for row in (TODAY, FORM)]
+    head = ["set", "group", "seeds", "InfoNCE", TODAY, FORM, *minus, "significant after Holm"]
+    return sourced(markdown(head, lines), [run for of in every for run in of.runs])
+
+
+def label(config: Config) -> str:
+    """A candidate in words."""
+    if "num_prototypes" not in config:
+        return "InfoNCE"
+    start = f"warm-up, {config['form']}" if "form" in config else TODAY
+    return f"{start}, K={config['num_prototypes']}"
+
+
+def candidates() -> str:
+    """Accuracy of all candidates on the development halves, and their distances."""
+    by_set, distances = [], choice.distances()
+    for name in study.CHOOSE_ON:
+        by_set.append(choice.means(choice.runs_of(name), study.candidates(name)))
+    lines = []
+    best = label(chosen(study.CHOOSE_ON[0]))
+    for number, config in enumerate(study.candidates(study.CHOOSE_ON[0])):
+        name = label(config)
+        of_candidate = distances[:, number]
+        means = [f"{of_set[number]:.1f}" for of_set in by_set]
+        cells = [*means, f"{of_candidate.mean():.1f}", f"{of_candidate.max():.1f}"]
+        lines.append([f"**{name}**" if name == best else name, *cells])
+    return markdown(["", *study.CHOOSE_ON, "mean distance", "worst distance"], lines)
+
+
+def controls(every: Sequence[Results]) -> str:
+    """The form, its placebo, and temperatures alone, minus InfoNCE, over the same seeds."""
+    lines = []
+    for of in every:
+        if of.name not in study.CHOOSE_ON:
+            continue
+        few = {seed: value for seed, value in of.ours().items() if seed in study.FEW}
+        placebo = of.of(of.form | {"part": study.PLACEBO})
+        cells = [difference(row, of.info_nce()) for row in (few, placebo)]
+        cells.append(difference(few, placebo))
+        for config in study.schedules(of.name):
+            cells.append(difference(of.of(config), of.info_nce()))
+        lines.append([of.name, *cells])
+    temperatures = [
+        f"InfoNCE, {config['first']:g} then {config['temperature']:g}"
+        for config in study.schedules(study.CHOOSE_ON[0])
+    ]
+    return markdown(
+        ["minus InfoNCE", FORM, "clusters permuted", "real minus permuted", *temperatures], lines
+    )
+
+
+def longer(every: Sequence[Results]) -> str:
+    """The form minus InfoNCE after four times the epochs; no line if nothing has run so long."""
+    lines = []
+    for of in every:
+        rows = of.of(study.info_nce(of.name, LONGER)), of.of(chosen(of.name, times=LONGER))
+        if rows[0] and rows[1]:
+            means = [spread(row.values()) for row in rows]
+            epochs = f"{LONGER * study.SETS[of.name].epochs} epochs"
+            lines.append([f"{of.name}, {epochs}", *means, difference(rows[1], rows[0])])
+    return markdown(["1 label per class", "InfoNCE", FORM, f"{FORM} minus InfoNCE"], lines)
+
+
+def deltas(every: Iterable[Results]) -> dict[str, Delta]:
+    """The form minus InfoNCE by set."""
+    found = {of.name: paired(of.ours(), of.info_nce()) for of in every}
+    return {name: delta for name, delta in found.items() if delta is not None}
+
+
+def placebo_minus_real(every: Iterable[Results]) -> float:
+    """The mean over sets of the placebo minus the form."""
+    means = []
+    for of in every:
+        placebo, real = of.of(of.form | {"part": study.PLACEBO}), of.ours()
+        if placebo:
+            means.append(np.mean([placebo[seed] - real[seed] for seed in placebo]))
+    return float(np.mean(means))
+
+
+def refuted(every: Sequence[Results]) -> list[str]:
+    """The reasons for which the plan calls the warm-up refuted."""
+    reasons, of_sets = [], deltas(every)
+    after_holm = significant(every)
+    if below := [name for name in after_holm if of_sets[name].mean < 0]:
+        reasons.append(f"below InfoNCE on {', '.join(below)}")
+    if not [name for name in after_holm if of_sets[name].mean > 0]:
+        reasons.append("above InfoNCE on no set")
+    if placebo_minus_real(every) >= 0:
+        reasons.append("the placebo is not below real clusters")
+    return reasons
+
+
+def collapse(every: Sequence[Results]) -> str:
+    """Which share of the variance of projections is inside ten clusters, by k-means."""
+    lines = []
+    for of in every:
+        configs = study.info_nce(of.name), study.pgcl(of.name, 10), of.form
+        runs = [results.matching(of.runs, config).values() for config in configs]
+        half = spread([100 * run["within_at_half"] for run in runs[0]])
+        ends = [spread([100 * run["within"] for run in found]) for found in runs]
+        lines.append([of.name, half, *ends, difference(of.today(), of.info_nce())])
+    head = ["set", "InfoNCE, half of the epochs", "InfoNCE", TODAY, FORM]
+    return markdown([*head, f"{TODAY} minus InfoNCE, accuracy"], lines)
+
+
+def claim(every: Sequence[Results]) -> str:
+    """What README and the page of results say of PGCL as a user would write it."""
+    ours = Verdict.of(deltas(every))
+    today = Verdict.of(
+        {of.name: delta for of in every if (delta := paired(of.today(), of.info_nce())) is not None}
+    )
+    (form,) = {of.form["num_prototypes"] for of in every}
+    return paragraph(
+        f"After a warm-up by `InfoNCE()` for half of the epochs, `PGCLLoss(dim, {form})` is {ours}"
+        ", against `InfoNCE()` for all epochs, with one label per class (points of accuracy, "
+        f"{len(study.SEEDS)} seeds). Without the warm-up, `PGCLLoss(dim)` is {today}."
+    )
+
+
+def pages() -> dict[Path, dict[str, str]]:
+    """Tables by page and marker."""
+    every = trained()
+    tables = {
+        "warm-up": table(every),
+        "warm-up candidates": candidates(),
+        "warm-up controls": controls(every),
+        "warm-up longer": longer(every),
+        "warm-up claim": claim(every),
+    }
+    of_clusters = {"warm-up collapse": collapse([of for of in every if of.today()])}
+    return {RESULTS: tables, DOCS / "pgcl.md": of_clusters, README: {"claim": claim(every)}}
