@@ -8,6 +8,8 @@ import torch
 from helpers.formulas import grace, graphcl
 from helpers.scripts import ROOT
 
+from pgcl_losses import InfoNCE
+
 # What the dependencies of PyGCL warn of.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
@@ -44,14 +46,16 @@ def after(diff, **names):
 
 
 def test_the_optimizer_of_a_script_moves_the_prototypes():
-    names = names_after(PGCL[0], the_one(PGCL, "info_nce if epoch"))
-    assert names["optimizer"].state[names["pgcl"].prototypes.weight]["exp_avg"].any()
+    names = names_after(PGCL[0], the_one(PGCL, "warm=epoch < epochs // 2"))
+    weight = names["model"].pgcl.prototypes.weight
+    assert names["optimizer"].state[weight]["exp_avg"].any()
+    assert names["optimizer"].state[weight]["step"] == 16  # of 32: not in the warm-up
 
 
 @pytest.mark.parametrize("block", ["1. load both", '\noptimizer.add_param_group({"params": pgcl'])
 def test_an_optimizer_takes_the_prototypes_later(block):
     names = names_after(*PGCL[: PGCL.index(the_one(PGCL, block)) + 1])
-    encoder = names.get("model", names["encoder"])
+    encoder = names["model" if "load both" in block else "encoder"]
     pgcl, optimizer = getattr(encoder, "pgcl", names["pgcl"]), names["optimizer"]
     before = pgcl.prototypes.weight.detach().clone()
     pgcl(*map(encoder, torch.randn(2, 64, 32))).backward()
@@ -86,15 +90,13 @@ def given_by_a_script(x, x_aug):
 @pytest.mark.parametrize(
     ("page", "own_loss", "line", "tau"),
     [
-        ("README.md", graphcl, "-loss = model.loss_cal", 0.2),
         ("docs/swap.md", graphcl, "-loss = model.loss_cal", 0.2),
         ("docs/swap.md", grace, "model.projection(z1)", 0.4),
     ],
 )
 def test_a_diff_keeps_the_value_and_the_gradient_of_the_scripts_loss(page, own_loss, line, tau):
     x, x_aug = leaves = embeddings()
-    diff = the_one(blocks_of(page, "diff"), line).replace("+# model.loss", "+model.loss")
-    names = after(diff, **given_by_a_script(x, x_aug))
+    names = after(the_one(blocks_of(page, "diff"), line), **given_by_a_script(x, x_aug))
     loss, head = names["loss"], names["model"].projection
     views = leaves
     if own_loss is grace:
@@ -116,10 +118,14 @@ def test_a_diff_keeps_the_value_and_the_gradient_of_the_scripts_loss(page, own_l
 def test_a_diff_trains_by_pgcl(page, line):
     """The optimizer that the script makes afterwards has the prototypes."""
     x, x_aug = embeddings()
-    names = after(the_one(blocks_of(page, "diff"), line), **given_by_a_script(x, x_aug))
+    diff = the_one(blocks_of(page, "diff"), line)
+    first = after(diff, **given_by_a_script(x, x_aug), epoch=10, epochs=20)
+    if "info_nce" in diff:  # the warm-up
+        torch.testing.assert_close(first["loss"], InfoNCE()(x, x_aug))
+    names = after(diff, **given_by_a_script(x, x_aug), epoch=11, epochs=20)
     model, views = names["model"], (x, x_aug)
-    pgcl = getattr(model, "pgcl", model.loss if hasattr(model, "loss") else None)
-    if "projection" in the_one(blocks_of(page, "diff"), line):
+    pgcl = model.pgcl
+    if "projection" in diff:
         views = map(model.projection, views)
     torch.testing.assert_close(names["loss"], pgcl.eval()(*views))
     names["loss"].backward()

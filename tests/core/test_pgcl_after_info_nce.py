@@ -1,0 +1,93 @@
+"""InfoNCE first, PGCL later, as the page shows it: across the switch, and on two processes."""
+
+import copy
+
+import pytest
+import torch
+from helpers.ranks import on_ranks
+from torch.nn.parallel import DistributedDataParallel
+
+from pgcl_losses import InfoNCE, PGCLLoss
+
+DIM, EPOCHS = 6, 4
+
+
+class Model(torch.nn.Module):
+    def __init__(self, **options):
+        super().__init__()
+        self.encoder = torch.nn.Linear(5, DIM)
+        self.info_nce = InfoNCE(gather=options.get("gather", True))
+        self.pgcl = PGCLLoss(DIM, 4, **options)
+
+    def forward(self, x1, x2, warm):
+        return (self.info_nce if warm else self.pgcl)(self.encoder(x1), self.encoder(x2))
+
+
+def made(**options):
+    torch.manual_seed(0)
+    model = Model(**options).double()
+    return model, torch.optim.Adam(model.parameters(), lr=0.05)
+
+
+def views_of(epoch):
+    random = torch.Generator().manual_seed(epoch)
+    return torch.randn(2, 12, 5, dtype=torch.float64, generator=random)
+
+
+def train(model, optimizer, epochs, views=views_of):
+    losses = []
+    for epoch in epochs:
+        loss = model(*views(epoch), warm=epoch < EPOCHS // 2)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach())
+    return losses
+
+
+@pytest.mark.parametrize("options", [{}, {"memory_size": 8}, {"queue_size": 6}])
+@pytest.mark.parametrize("saved_after", [1, 2, 3])
+def test_a_checkpoint_of_either_phase_resumes(options, saved_after):
+    model, optimizer = made(**options)
+    prototypes = model.pgcl.prototypes.weight.detach().clone()
+    expected = train(model, optimizer, range(saved_after))
+    assert torch.equal(model.pgcl.prototypes.weight, prototypes) == (saved_after <= EPOCHS // 2)
+    state = copy.deepcopy([model.state_dict(), optimizer.state_dict()])
+    expected += train(model, optimizer, range(saved_after, EPOCHS))
+    resumed, again = made(**options)
+    resumed.load_state_dict(state[0])
+    again.load_state_dict(state[1])
+    found = train(resumed, again, range(saved_after, EPOCHS))
+    assert torch.equal(torch.stack(found), torch.stack(expected[saved_after:]))
+    assert not torch.equal(model.pgcl.prototypes.weight, prototypes)
+
+
+def trains_as_one_process(rank, num_ranks):
+    whole, of_whole = made(gather=False)
+    model, optimizer = made()
+    wrapped = DistributedDataParallel(model, find_unused_parameters=True)
+    train(wrapped, optimizer, range(EPOCHS), lambda epoch: views_of(epoch).chunk(2, 1)[rank])
+    train(whole, of_whole, range(EPOCHS))
+    torch.testing.assert_close([*model.parameters()], [*whole.parameters()], rtol=1e-6, atol=1e-8)
+
+
+def test_two_processes_train_as_one():
+    on_ranks(trains_as_one_process, 2)
+
+
+def train_60_steps(optimizer_of, model):
+    optimizer = optimizer_of(model)
+    for step in range(60):
+        loss = model(*views_of(step), warm=step < 30)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+def test_no_warning_before_or_after_the_switch():
+    train_60_steps(lambda model: torch.optim.Adam(model.parameters(), lr=0.05), made()[0])
+
+
+def test_prototypes_that_the_optimizer_does_not_have_are_seen_after_the_switch():
+    with pytest.warns(UserWarning, match="the prototypes have not moved"):
+        train_60_steps(lambda model: torch.optim.Adam(model.encoder.parameters()), made()[0])
