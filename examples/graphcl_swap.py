@@ -1,6 +1,7 @@
 """GraphCL on a TU set, with InfoNCE or PGCL in place of its `loss_cal`.
 
-InfoNCE with these options has the value of `loss_cal`; --pgcl trains with PGCL instead.
+InfoNCE with these options has the value of `loss_cal`; --pgcl trains with PGCL instead, after
+InfoNCE for half of the epochs.
 PyG downloads the set unless it is in --root. MUTAG takes less than ten seconds on a CPU:
 
     python examples/graphcl_swap.py --dataset MUTAG
@@ -25,7 +26,7 @@ from pgcl_losses import InfoNCE, PGCLLoss
 from pgcl_losses.adapters.pyg import AttributeMask, EdgePerturb, NodeDrop, RandomChoice, Subgraph
 
 parser = argparse.ArgumentParser()
-parser.add_argument("--pgcl", action="store_true", help="PGCL instead of InfoNCE")
+parser.add_argument("--pgcl", action="store_true", help="InfoNCE() first, PGCL later")
 parser.add_argument("--dataset", default="MUTAG")
 parser.add_argument("--root", default="data", help="folder of TU sets")
 parser.add_argument("--epochs", type=int, default=20)
@@ -68,20 +69,21 @@ if dataset.num_features == 0:
     dataset.transform = Constant()
 augment = RandomChoice([NodeDrop(), EdgePerturb(), AttributeMask(), Subgraph()])
 model = GraphCL(dataset.num_features)
-model.loss = InfoNCE.like("GraphCL")
+model.loss = model.later = InfoNCE.like("GraphCL")
 if args.pgcl:
-    model.loss = PGCLLoss(DIM)
+    model.loss, model.later = InfoNCE(), PGCLLoss(DIM, 50)
 model.to(device)
 optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)  # PGCL's prototypes as well
 
 # At most 128 graphs, and equal batches: the step of a small last one would count as much as others.
 batch_size = math.ceil(len(dataset) / math.ceil(len(dataset) / 128))
 before = evaluate()
-for _ in tqdm(range(args.epochs), unit="epoch"):
+for epoch in tqdm(range(args.epochs), unit="epoch"):
     model.train()
+    loss_of = model.loss if epoch < args.epochs // 2 else model.later
     for data in DataLoader(dataset, batch_size, shuffle=True):
         x, x_aug = model(data.to(device)), model(augment(data.to(device)))
-        loss = model.loss(x, x_aug)  # was: model.loss_cal(x, x_aug)
+        loss = loss_of(x, x_aug)  # was: model.loss_cal(x, x_aug)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

@@ -62,6 +62,12 @@ def test_the_table_against_the_record():
         assert len(of) == 20
 
 
+def test_the_pages_say_what_the_plan_calls_refuted():
+    refuted = report.refuted(report.trained())
+    page = (ROOT / "docs" / "results.md").read_text()
+    assert ("The warm-up is not refuted" in page) == (not refuted)
+
+
 def test_within_against_a_loop():
     random = np.random.default_rng(0)
     z, clusters = random.normal(size=(30, 4)), random.integers(0, 3, 30)
