@@ -355,6 +355,7 @@ def test_diagnostics_of_each_head():
         prefix = f"head{h}/"
         ours = {k.removeprefix(prefix): v for k, v in numbers.items() if k.startswith(prefix)}
         del expected["consistency_ratio"]
+        del ours["within"]  # which needs the embeddings
         assert ours == pytest.approx(expected)
 
 

@@ -38,6 +38,7 @@ from pgcl_losses import (
     PGCLLoss,
     PrototypeReweightedNCE,
     SinkhornPrototypes,
+    diagnostics,
 )
 from pgcl_losses.base.distributed import checksum
 
@@ -575,3 +576,17 @@ def subgroup(rank, num_ranks):
 
 def test_a_process_group_of_some_ranks():
     on_ranks(subgroup, 3)
+
+
+def within_of_all_processes(rank, num_ranks):
+    whole = SinkhornPrototypes(DIM, 3, gather=False).double()
+    mine = SinkhornPrototypes(DIM, 3).double()
+    nn.init.normal_(whole.weight, generator=of_seed(1))
+    mine.load_state_dict(whole.state_dict())
+    z = torch.randn(2, 12, DIM, dtype=torch.float64, generator=of_seed(0))
+    expected = diagnostics(whole(*z))["within"]
+    assert diagnostics(mine(*z.chunk(num_ranks, 1)[rank]))["within"] == pytest.approx(expected)
+
+
+def test_within_is_of_the_embeddings_of_all_processes():
+    on_ranks(within_of_all_processes, 2)

@@ -103,7 +103,7 @@ def phases(config):
     found = [loss(z1, z2).item() for loss in warm_up.losses_of(config | {"seed": 3})]
     torch.manual_seed(3)
     z1, z2 = torch.randn(2, 12, warm_up.DIM).double()
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[]):
         prototypes = PGCLLoss(warm_up.DIM, config.get("num_prototypes", 2)).prototypes.weight
     return found, z1, z2, prototypes
 
