@@ -12,7 +12,7 @@ import numpy as np
 from docs.programs.tables import markdown
 
 from .common.graphs import INFO_NCE, PGCL
-from .common.results import Run, read
+from .common.results import Run, read, tied
 from .common.tables import CHOOSING, difference, paragraph
 from .few_labels import study
 
@@ -20,7 +20,6 @@ NODES = Path(__file__).parent / "nodes" / "defaults.jsonl"
 CHOOSE_ON = "digits", "MSRC_9", "ENZYMES", "Cora", "Photo"
 CONFIRM_ON = "MSRC_21", "Letter-high"  # with all candidates
 NODE_MEASURES = "1 label after 70", "probe after 70"
-TIED, WORST_TIED = 0.5, 1.0  # points
 TEMPERATURES = 0.1, 0.2, 0.5, 1.0, 2.0  # of InfoNCE, on graphs and on nodes
 
 
@@ -112,12 +111,8 @@ def of_paper(options: Options, paper: Options) -> int:
 
 def chosen(found: Distances, of: Collection[Options], paper: Options) -> Options:
     """The rule of the plan."""
-    by = {options: summary(found, options) for options in of}
-    least = min(s.mean for s in by.values())
-    tied = [options for options in of if by[options].mean <= least + TIED]
-    worst = min(by[options].worst for options in tied)
-    tied = [options for options in tied if by[options].worst <= worst + WORST_TIED]
-    return max(tied, key=lambda options: (of_paper(options, paper), -by[options].mean))
+    equal = tied({options: [by[options] for by in found.values()] for options in of})
+    return max(equal, key=lambda o: (of_paper(o, paper), -summary(found, o).mean))
 
 
 def choice(loss: str) -> Options:

@@ -100,8 +100,8 @@ def diagnostics(
         prefix = f"head{h}/" if len(heads) > 1 else ""
         numbers |= {prefix + name: value for name, value in _numbers_of_head(*head).items()}
         if batch is not None and batch.clusters is not None:
-            of_head = batch.clusters[: len(batch.embeddings), h]
-            numbers[f"{prefix}within"] = _within(batch.embeddings, of_head, heads[h])
+            clusters_of_all = batch.clusters[: len(batch.embeddings), h]  # [M], of all processes
+            numbers[f"{prefix}within"] = _within(batch.embeddings, clusters_of_all, heads[h])
     return numbers
 
 

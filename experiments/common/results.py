@@ -7,7 +7,7 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import suppress
 from pathlib import Path
@@ -26,6 +26,7 @@ import pgcl_losses.adapters
 Config = dict[str, Any]
 Run = dict[str, Any]  # a configuration under "config", its results, and "versions"
 Candidate = TypeVar("Candidate")
+TIED, WORST_TIED = 0.5, 1.0  # points
 
 
 def commit() -> str:
@@ -109,6 +110,18 @@ def best(
         return float(np.mean(found))
 
     return max(candidates, key=mean)
+
+
+def tied(distances: Mapping[Candidate, Collection[float]]) -> list[Candidate]:
+    """The candidates that count as equally good, from how far each is below the best of each set.
+
+    Those within 0.5 points of the smallest mean distance are tied; of these, those stay that are
+    within 1 point of the smallest worst distance.
+    """
+    means = {candidate: float(np.mean([*of])) for candidate, of in distances.items()}
+    near = [c for c, mean in means.items() if mean <= min(means.values()) + TIED]
+    worst = min(max(distances[candidate]) for candidate in near)
+    return [candidate for candidate in near if max(distances[candidate]) <= worst + WORST_TIED]
 
 
 def write(path: Path, fill: Callable[[Path], Any]) -> None:

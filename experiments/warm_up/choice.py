@@ -11,7 +11,6 @@ from experiments.common.results import Config, Run
 from . import study
 from .study import CHOOSE_ON, CHOOSING_SEEDS, FEW, FEWEST, SEEDS
 
-TIED, WORST_TIED = 0.5, 1.0  # points
 LONGER, IN_DEPTH = 4, ("digits", "MSRC_21")
 FRACTIONS = 0.25, 0.75
 PARTS = (
@@ -48,15 +47,8 @@ def distances(*folders: Path) -> np.ndarray:
 
 
 def rule(distances: np.ndarray) -> int:
-    """The position of the chosen candidate, of candidates ``[sets, C]`` from the simplest on.
-
-    Those within 0.5 points of the smallest mean distance are tied; of these, those stay that are
-    within 1 point of the smallest worst distance; the first of them is the simplest.
-    """
-    mean, worst = distances.mean(0), distances.max(0)
-    tied = mean <= mean.min() + TIED
-    stay = tied & (worst <= worst[tied].min() + WORST_TIED)
-    return int(np.flatnonzero(stay)[0])
+    """The position of the first of the tied candidates ``[sets, C]``: the simplest comes first."""
+    return results.tied(dict(enumerate(distances.T.tolist())))[0]
 
 
 def chosen(name: str, *folders: Path, times: int = 1) -> Config:

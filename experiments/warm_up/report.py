@@ -156,9 +156,16 @@ def longer(every: Sequence[Results]) -> str:
     return markdown(["1 label per class", "InfoNCE", FORM, f"{FORM} minus InfoNCE"], lines)
 
 
-def deltas(every: Iterable[Results]) -> dict[str, Delta]:
-    """The form minus InfoNCE by set."""
-    found = {of.name: paired(of.ours(), of.info_nce()) for of in every}
+def deltas(
+    every: Iterable[Results],
+    config: Callable[[Results], Config] = lambda of: of.form,
+    measure: str = "labels_1",
+) -> dict[str, Delta]:
+    """The form, or PGCL in another one, minus InfoNCE, on the sets that have the measure."""
+    found = {
+        of.name: paired(*(of.of(c, measure) for c in (config(of), study.info_nce(of.name))))
+        for of in every
+    }
     return {name: delta for name, delta in found.items() if delta is not None}
 
 
@@ -203,19 +210,10 @@ def collapse(every: Sequence[Results]) -> str:
     return markdown([*head, f"{TODAY} minus InfoNCE, accuracy"], lines)
 
 
-def verdict(every: Iterable[Results], form: Callable[[Results], Config], measure: str) -> Verdict:
-    """A form of PGCL minus InfoNCE, on the sets that have the measure."""
-    rows = ((of, of.of(form(of), measure)) for of in every)
-    found = {
-        of.name: paired(row, of.of(study.info_nce(of.name), measure)) for of, row in rows if row
-    }
-    return Verdict.of({name: delta for name, delta in found.items() if delta is not None})
-
-
 def claim(every: Sequence[Results]) -> str:
     """What README and the page of results say of PGCL as a user would write it."""
-    today = verdict(every, lambda of: study.pgcl(of.name, 10), "labels_1")
-    ours, with_all = (verdict(every, lambda of: of.form, m) for m in ("labels_1", "all"))
+    today = Verdict.of(deltas(every, lambda of: study.pgcl(of.name, 10)))
+    ours, with_all = (Verdict.of(deltas(every, measure=m)) for m in ("labels_1", "all"))
     (number,) = {of.form["num_prototypes"] for of in every}
     return paragraph(
         f"On {len(ours.above)} of {len(every)} sets. After a warm-up by `InfoNCE()` for half of "

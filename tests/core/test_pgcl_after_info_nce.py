@@ -34,10 +34,10 @@ def views_of(epoch):
     return torch.randn(2, 12, 5, dtype=torch.float64, generator=random)
 
 
-def train(model, optimizer, epochs, views=views_of):
+def train(model, optimizer, epochs, views=views_of, switch=EPOCHS // 2):
     losses = []
     for epoch in epochs:
-        loss = model(*views(epoch), warm=epoch < EPOCHS // 2)
+        loss = model(*views(epoch), warm=epoch < switch)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -75,19 +75,12 @@ def test_two_processes_train_as_one():
     on_ranks(trains_as_one_process, 2)
 
 
-def train_60_steps(optimizer_of, model):
-    optimizer = optimizer_of(model)
-    for step in range(60):
-        loss = model(*views_of(step), warm=step < 30)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-
-
 def test_no_warning_before_or_after_the_switch():
-    train_60_steps(lambda model: torch.optim.Adam(model.parameters(), lr=0.05), made()[0])
+    train(*made(), range(60), switch=30)
 
 
 def test_prototypes_that_the_optimizer_does_not_have_are_seen_after_the_switch():
+    model, _ = made()
+    of_encoder = torch.optim.Adam(model.encoder.parameters())
     with pytest.warns(UserWarning, match="the prototypes have not moved"):
-        train_60_steps(lambda model: torch.optim.Adam(model.encoder.parameters()), made()[0])
+        train(model, of_encoder, range(60), switch=30)

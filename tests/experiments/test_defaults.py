@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from experiments import defaults
 from experiments.common.graphs import INFO_NCE, PGCL
-from experiments.defaults import TIED, WORST_TIED, Options
+from experiments.common.results import TIED, WORST_TIED
+from experiments.defaults import Options
 from pgcl_losses import InfoNCE, PGCLLoss
 
 SETS = "digits", "MSRC_9", "Cora"
