@@ -5,6 +5,7 @@ which keys are its positives and its negatives.
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -32,7 +33,7 @@ from pgcl_losses.pairs.batch import (
 )
 from pgcl_losses.pairs.forms import Form
 from pgcl_losses.pairs.given import Given, Labels
-from pgcl_losses.pairs.loss import Engine, loss_of_pairs
+from pgcl_losses.pairs.loss import Engine, loss_of_pairs, num_compared
 from pgcl_losses.pairs.memory import LossWithMemory, Memory
 from pgcl_losses.pairs.rows import Inputs, Pairs
 from pgcl_losses.pairs.score_mod import Function
@@ -110,7 +111,8 @@ class WeightedInfoNCE(LossModule):
         if self._watch.counts(self, batch, loss.requires_grad or learn):
             if views is not None:
                 self._watch.check_embeddings(batch, views)
-            self._watch.check_contrast(loss)
+            count = partial(num_compared, pairs, inputs, self.engine, processes)
+            self._watch.check_contrast(loss, count)
         return loss
 
     def check_options(self) -> None:

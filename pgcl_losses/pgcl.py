@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from pgcl_losses.base import checks as check
@@ -189,6 +189,28 @@ class PGCLLoss(LossWithMemory):
         if name in state and not keep_vars:
             state[name] = state[name].clone()
         return state
+
+    def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *args: Any) -> None:
+        """Load a learned temperature as one Parameter, which ``assign=True`` assigns to both."""
+        names = [f"{prefix}{module}.temperature" for module in ("prototypes", "contrast")]
+        given = [state[name] for name in names if name in state]
+        if self._shares_temperature() and given:
+            one = nn.Parameter(given[-1], requires_grad=False)
+            state.update(dict.fromkeys(names, one))
+        super()._load_from_state_dict(state, prefix, *args)
+
+    def _apply(self, *args: Any, **kwargs: Any) -> "PGCLLoss":
+        """Convert as any module; ``to_empty`` makes a new Parameter in each of the modules."""
+        is_shared = self._shares_temperature()
+        super()._apply(*args, **kwargs)  # type: ignore[no-untyped-call]  # torch has no type there
+        if is_shared:
+            self.contrast.temperature = self.prototypes.temperature
+        return self
+
+    def _shares_temperature(self) -> bool:
+        """Whether the contrast and the prototypes have one learned temperature."""
+        tau = getattr(self.contrast, "temperature", None)
+        return isinstance(tau, nn.Parameter) and tau is self.prototypes.temperature
 
     @called_by_all("forward")
     def forward(

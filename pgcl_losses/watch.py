@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 _PATIENCE = 16
 _EVERY = 20  # of this many training forwards, the first three are checked
 _SMALL = 8  # a last batch is small if it has no more than this part of the other batches
+_FULL = 2  # so many batches of one size come before it; with one, two loaders may take turns
 
 IsBad = Callable[..., bool]  # takes the values of a check; returns whether they are bad
 
@@ -46,11 +47,15 @@ _TEXTS = {
     "zero": "the contrast is 0, as no query has both positives and negatives: use larger batches, "
     "memory_size or more than one prototype; give one label to all embeddings of a graph or class, "
     "and another label to others. If all embeddings are in one cluster, normalise in the encoder",
+    "far": "the contrast is 0 and teaches nothing, as the positives of all queries are far above "
+    "their negatives: use a higher temperature, or cosines in place of dot products",
     "motion": f"the prototypes have not moved in {_PATIENCE} training forwards: does the optimizer "
-    "have them? Adam([*encoder.parameters(), *pgcl.parameters()]), or *prototypes.parameters()",
+    "have them? Adam([*encoder.parameters(), *pgcl.parameters()]), or *prototypes.parameters(). If "
+    "you set their gradient to None to freeze them: give freeze_steps",
     "collapse": "the embeddings are collapsed: their mean cosine is {:.2f} and does not fall, and "
-    "no prototype tells them apart (the consistency is {:.0%} of log K). Initialise the prototypes "
-    "from embeddings, before training, by start_from_(embeddings), or set balance_predictions=True",
+    "no prototype tells them apart (the consistency is {:.0%} of log K). Train with InfoNCE first, "
+    "and then with PGCL; or initialise the prototypes from embeddings, before training, by "
+    "start_from_(embeddings), or set balance_predictions=True",
 }
 
 
@@ -59,13 +64,14 @@ class Watch:
 
     def __init__(self) -> None:
         self.steps = 0
-        self.sizes: deque[int] = deque(maxlen=4)  # of the latest batches, in graphs
+        self.sizes: deque[int] = deque(maxlen=_FULL + 1)  # of the latest batches, in graphs
         self.last_batches: Counter[tuple[int, int]] = Counter()  # by their size and of the others
         self.start: tuple[int, Tensor] | None = None  # step and directions of prototypes, [K, D]
         self.gradients = 0  # how many backwards have reached the prototypes, up to _PATIENCE
-        self.pushed = torch.zeros(())  # the sum of the absolute values of these gradients
+        self.pushed: Tensor | None = None  # [] the sum of the absolute values of these gradients
         self.is_motion_known = False
         self.first_cosine = math.nan  # the mean cosine when it was first measured
+        self.is_zero = False  # whether the contrast was 0 when it was last checked
         self.bad_in_a_row: Counter[str] = Counter()
         self.reported: set[str] = set()
         self.pending: list[tuple[str, int, IsBad, Tensor, torch.cuda.Event | None]] = []
@@ -95,7 +101,7 @@ class Watch:
         sizes, size = self.sizes, batch.context.processes.lengths()[0]
         if sizes and _SMALL * sizes[-1] <= size:
             *before, small = sizes
-            if before == [size] * 3:  # a new epoch has begun
+            if before == [size] * _FULL:  # a new epoch has begun
                 self.last_batches[small, size] += 1  # by chance it is not the same twice
                 self._check("last", 1, self.last_batches[small, size] > 1, small, size)
         sizes.append(size)
@@ -109,10 +115,24 @@ class Watch:
         if self.is_due():
             self._check("views", 3, len(set(map(id, views))) < len(views))
 
-    def check_contrast(self, contrast: Tensor) -> None:
-        """Check the value of a contrast. The last batch of an epoch may be small, and give 0."""
-        if self.is_due():
-            self._measure("zero", 3, lambda total: total == 0, contrast.detach().abs().sum())
+    def check_contrast(self, contrast: Tensor, num_compared: Callable[[], Tensor]) -> None:
+        """Check the value of a contrast. The last batch of an epoch may be small, and give 0.
+
+        ``num_compared``: counts the queries ``[]`` that have both positives and negatives, which
+        takes as long as the contrast. It is asked for the reason only where the contrast was 0.
+        """
+        if not self.is_due():
+            return
+        total = contrast.detach().abs().sum()
+        if self.is_zero:
+            values = total, num_compared().to(total)
+            self._measure("zero", 2, lambda total, number: total == number == 0, *values)
+            self._measure("far", 2, lambda total, number: total == 0 < number, *values)
+        self._measure("value", 1, self._remember_zero, total)
+
+    def _remember_zero(self, total: float) -> bool:
+        self.is_zero = total == 0
+        return False  # the reason is not known yet
 
     def check_clusters(self, batch: Batch, prototypes: "SinkhornPrototypes") -> None:
         """Check a batch that the prototypes have assigned."""
@@ -134,7 +154,7 @@ class Watch:
                 ratio = consistency_ratio(log_probs, targets, batch.heads)
                 # Where all embeddings are in one cluster, the contrast is 0, which is reported.
                 several = (batch.clusters != batch.clusters[:1]).any()
-                pushed = self.pushed if self.gradients else ratio.new_zeros(())
+                pushed = ratio.new_zeros(()) if self.pushed is None else self.pushed.to(ratio)
                 values = mean_cosine(batch.embeddings.detach()), ratio, several, pushed
                 self._measure("collapse", 3, self._is_collapsed, *values)
 
@@ -154,7 +174,8 @@ class Watch:
         if is_batched(d_prototypes):  # outside of vmap it means nothing
             return
         self.gradients += 1
-        self.pushed = self.pushed.to(d_prototypes.device) + d_prototypes.detach().abs().sum()
+        pushed = d_prototypes.detach().abs().sum()
+        self.pushed = pushed if self.pushed is None else pushed + self.pushed.to(pushed)
 
     @torch.no_grad()
     def _check_motion(self, prototypes: "SinkhornPrototypes") -> None:
@@ -166,7 +187,7 @@ class Watch:
             self.start = self.steps, unit_vectors(prototypes.weight, torch.float32)
         first, start = self.start
         is_time = self.steps - first >= _PATIENCE + prototypes.freeze_steps
-        if is_time and self.gradients >= _PATIENCE:
+        if is_time and self.gradients >= _PATIENCE and self.pushed is not None:
             self.is_motion_known, self.start = True, None
             directions = unit_vectors(prototypes.weight, torch.float32)
             moved = (directions - start.to(directions.device)).abs().max()

@@ -134,6 +134,13 @@ class Form(NamedTuple):
         return least.where((ratio >= 1) | (corrected < least), corrected) + log_count
 
 
+class Compared(Form):
+    """No loss: 1 for a query that has both positives and negatives, and 0 for another."""
+
+    def against(self, gaps: Tensor) -> Tensor:
+        return (gaps > -math.inf).to(gaps.dtype)
+
+
 def _log_sum(x: Tensor, w: Tensor, positives: Positives) -> Tensor:
     """Compute log E = log sum_p w_p e^{x_p}; any finite number for a query without positives."""
     is_constant = not (w.requires_grad or is_transformed(w))  # transforms hide requires_grad

@@ -12,7 +12,7 @@ from pgcl_losses.base.distributed import Processes
 from pgcl_losses.base.modes import is_eager, is_transformed
 from pgcl_losses.base.warnings import warn
 from pgcl_losses.pairs.chunks import is_one_chunk, losses_by_chunks
-from pgcl_losses.pairs.forms import LossesOfRows
+from pgcl_losses.pairs.forms import Compared, LossesOfRows
 from pgcl_losses.pairs.lists import losses_of_lists, plain_products, products_in_parts
 from pgcl_losses.pairs.partners import find_partners
 from pgcl_losses.pairs.rows import Inputs, Pairs, Rows, all_rows
@@ -132,6 +132,13 @@ def losses_of_queries(
     if way == "fused":
         from pgcl_losses.pairs.fused import KERNELS as passes
     return losses_by_chunks(pairs, inputs, rows, passes, is_sum=is_sum)
+
+
+@torch.no_grad()
+def num_compared(pairs: Pairs, inputs: Inputs, engine: Engine, processes: Processes) -> Tensor:
+    """Count the queries of this process that have both positives and negatives."""
+    pairs = pairs._replace(form=Compared(), hardness=0.0, learns=False)
+    return losses_of_queries(pairs, inputs, "none", engine, processes)[0].sum()
 
 
 def row_losses(pairs: Pairs, rows: Rows, inputs: Inputs, sums: SumsFunction) -> LossesOfRows:

@@ -5,6 +5,7 @@ import math
 import torch
 from torch import Tensor
 
+from pgcl_losses.base.modes import is_transformed
 from pgcl_losses.pairs.partners import Partners
 from pgcl_losses.pairs.rows import Pairs, Rows
 from pgcl_losses.pairs.score_mod import Pair, modified
@@ -47,8 +48,10 @@ def add_log_weights(
         if log_weights:  # inf - inf would be NaN
             return sum(log_weights, logits).where(is_negative, -math.inf)
         return fill_others(rows, partners, logits.clone(), -math.inf)
+    # In place, but vmap may have many weights for scores that all share.
+    add = torch.add if is_transformed(logits) else torch.Tensor.add_
     for log_w in log_weights:
-        logits += log_w
+        logits = add(logits, log_w)
     # -inf is added and not assigned, because NaN must stay NaN.
     if pairs.memory is not None:
         size = len(pairs.memory)

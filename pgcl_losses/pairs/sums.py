@@ -283,6 +283,7 @@ class _SumsInPlace(torch.autograd.Function):
         inputs = Inputs(z, temperature if tau is None else tau, None)
         learns = *ctx.needs_input_grad[:2], False
         gradient = Gradient(pairs, inputs, learns, d_log_s)
+        saved = [x.contiguous() for x in saved]  # hooks may unpack them otherwise
         powers = Powers(saved[: len(saved) // 2], saved[len(saved) // 2 :], score_mod)
         d, by_tau = derivatives_by_scores(
             pairs, rows, partners, powers, d_log_s, d_x, gradient.scale, may_overwrite(d_log_s)

@@ -10,7 +10,8 @@ from helpers.losses import LOSSES, gradients, gradients_of, model_of, portions_o
 from helpers.marks import HAS_ONE_GRAPH, compiling, few_graphs, one_graph
 from torch.utils._pytree import tree_map
 
-from pgcl_losses import InfoNCE, PGCLLoss
+from pgcl_losses import InfoNCE, PGCLLoss, PrototypeReweightedNCE
+from pgcl_losses.contrast import WEIGHTINGS
 
 pytestmark = few_graphs
 every_loss = pytest.mark.parametrize("name", LOSSES)
@@ -141,6 +142,32 @@ def test_vmap_of_a_gradient(make):
     of_batch = torch.func.grad(lambda views: loss(*views))
     expected = torch.stack([of_batch(batch) for batch in batches])
     torch.testing.assert_close(torch.func.vmap(of_batch)(batches), expected)
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+@pytest.mark.parametrize("exclude_same_cluster", [True, False])
+@pytest.mark.parametrize("weighting", WEIGHTINGS)
+@pytest.mark.parametrize("many", ["prototypes", "clusters"])
+def test_vmap_over_prototypes_or_clusters_of_embeddings_that_all_share(
+    many, weighting, exclude_same_cluster
+):
+    contrast = PrototypeReweightedNCE(
+        weighting=weighting, exclude_same_cluster=exclude_same_cluster
+    )
+    views = torch.randn(2, 7, 3, dtype=torch.float64)
+    stacks = {
+        "prototypes": torch.randn(5, 4, 3, dtype=torch.float64),
+        "clusters": torch.randint(4, (5, 2, 7)),
+    }
+
+    def of_one(views, one):
+        given = {name: one if name == many else stack[0] for name, stack in stacks.items()}
+        return contrast(*views, **given | {"clusters": tuple(given["clusters"])})
+
+    for function in (of_one, torch.func.grad(of_one)):
+        found = torch.vmap(function, in_dims=(None, 0))(views, stacks[many])
+        expected = torch.stack([function(views, one) for one in stacks[many]])
+        torch.testing.assert_close(found, expected)
 
 
 @every_loss

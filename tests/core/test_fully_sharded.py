@@ -151,6 +151,30 @@ def test_a_checkpoint_of_a_sharded_model_holds_the_queue():
     on_ranks(resuming, 2)
 
 
+def from_meta(rank, num_ranks):
+    """A model that is made on meta and sharded there takes its values from a state."""
+    alone = model_of(pgcl, queue_size=16, gather=False)
+    with torch.device("meta"):
+        model = fully_shard(model_of(pgcl, queue_size=16))
+    model.to_empty(device="cpu")
+    for module in model.modules():
+        if hasattr(module, "reset_parameters"):
+            module.reset_parameters()
+    set_model_state_dict(model, alone.state_dict(), options=WHOLE)
+    optimizers = [torch.optim.Adam(each.parameters(), lr=1e-2) for each in (model, alone)]
+    for views, *of_ranks in batches():
+        losses = model(*of_ranks[rank]), alone(*views)
+        torch.testing.assert_close(*losses, **CLOSE)
+        for loss, optimizer in zip(losses, optimizers, strict=True):
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def test_a_model_that_begins_on_meta_trains_as_one_process_does():
+    on_ranks(from_meta, 2)
+
+
 def in_bfloat16(rank, num_ranks):
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     model, _ = sharded(partial(whole, mp_policy=policy))

@@ -66,6 +66,60 @@ def test_a_copy_continues_bit_for_bit(name):
     assert [tensor.shape for tensor in model.state_dict().values()] == shapes
 
 
+@every_loss
+def test_a_loss_that_begins_on_meta_trains_on(name):
+    """Without the values of what it has learned, which a checkpoint brings."""
+    model = model_of(LOSSES[name][0])
+    with torch.device("meta"):
+        later = model_of(LOSSES[name][0])
+    later.to_empty(device="cpu")
+    for module in later.modules():
+        if hasattr(module, "reset_parameters"):
+            module.reset_parameters()
+    later.load_state_dict(model.state_dict())
+    assert_same(train(later, name, 1), train(model, name, 1))
+    assert_same(later.state_dict(), model.state_dict())
+
+
+LOADINGS = {
+    "copied": lambda loss, state: loss.load_state_dict(state),
+    "assigned": lambda loss, state: loss.load_state_dict(state, assign=True),
+    "assigned within a model": lambda loss, state: torch.nn.ModuleDict(
+        {"of": loss}
+    ).load_state_dict({f"of.{key}": value for key, value in state.items()}, assign=True),
+    # As a file of safetensors has it, which keeps one name of a shared tensor.
+    "by one name": lambda loss, state: loss.load_state_dict(
+        {key: value for key, value in state.items() if key != "contrast.temperature"}, assign=True
+    ),
+    "from meta": lambda loss, state: loss.to("meta").to_empty(device="cpu").load_state_dict(state),
+}
+
+
+@pytest.mark.parametrize("load", LOADINGS)
+def test_a_learned_temperature_stays_one_parameter_of_two_modules(load):
+    tied, later = (PGCLLoss(DIM, 3, temperature=parameter(tau)) for tau in (0.2, 0.9))
+    LOADINGS[load](later, copy.deepcopy(tied.state_dict()))
+    assert_same(later.state_dict(), tied.state_dict())
+    views = torch.randn(2, 8, DIM)
+    for loss in (tied, later):
+        optimizer = torch.optim.Adam(loss.parameters(), lr=0.05)
+        for _ in range(3):
+            optimizer.zero_grad()
+            loss(*views).backward()
+            optimizer.step()
+    assert later.prototypes.temperature is later.contrast.temperature is later.temperature
+    assert later.temperature.item() == tied.temperature.item() != pytest.approx(0.2)
+
+
+def test_two_temperatures_stay_two():
+    apart, later = (PGCLLoss(DIM, 3, temperature=parameter(tau)) for tau in (0.2, 0.9))
+    for loss in (apart, later):
+        loss.contrast.temperature = parameter(0.4)
+    later.to("meta").to_empty(device="cpu").load_state_dict(apart.state_dict(), assign=True)
+    assert_same(later.state_dict(), apart.state_dict())
+    assert later.prototypes.temperature is not later.contrast.temperature
+
+
 def test_no_two_tensors_of_a_state_share_memory():
     """safetensors refuses them. A learned temperature keeps the names of both modules."""
 

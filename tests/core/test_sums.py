@@ -184,6 +184,22 @@ def zero_scores(scores, pair):
     return torch.zeros_like(scores)
 
 
+@in_chunks_or_not
+@pytest.mark.parametrize("name", ARITHMETIC)
+def test_hooks_may_unpack_what_was_saved_in_another_layout(name, engine):
+    views = torch.randn(2, 6, DIM, requires_grad=True)
+
+    def transposed(x):
+        return x.mT.contiguous().mT if x.dim() > 1 else x.clone()
+
+    results = []
+    for unpack in (torch.clone, transposed):
+        with torch.autograd.graph.saved_tensors_hooks(lambda x: x.detach(), unpack):
+            loss = loss_of(name, views, engine=engine, reduction="none").sum()
+        results.append(gradients(loss, [views]))
+    torch.testing.assert_close(*results)
+
+
 @pytest.mark.parametrize("name", ["InfoNCE", "hard and debiased", "SupCon", "given negatives"])
 def test_a_backward_may_be_repeated(name, engine):
     views = torch.randn(2, 6, DIM, requires_grad=True)

@@ -52,6 +52,12 @@ INFINITE = {"views_of": lambda z, step: (z.detach().abs() / 0).requires_grad_()}
 LEARNED = {"temperature": torch.nn.Parameter(torch.tensor(0.2))}
 LABELS = torch.arange(12)
 NOTHING_LEFT = "no query has both positives and negatives"
+FAR = "the positives of all queries are far above their negatives"
+WITHOUT_NOISE = {"views_of": lambda z, step: (100 * z[0], 100 * z[0] + 0)}
+
+
+def all_but_one(scores, pair):
+    return scores.masked_fill(pair.query == pair.key, -torch.inf)
 
 
 class ByHand(torch.nn.Module):
@@ -105,6 +111,18 @@ def test_one_warning(text, options, training, loss):
         (NOTHING_LEFT, {}, {"labels": 0 * LABELS}),
         ("two views are one tensor", {}, {"views_of": lambda z, step: (z[0],) * 2}),
         ("had no gradient", LEARNED, DETACHED),
+        # A value of 0 has two causes, and what is counted says which.
+        (FAR, {"similarity": "dot"}, WITHOUT_NOISE),
+        (FAR, {"temperature": 1e-5}, WITHOUT_NOISE),
+        (FAR, {"temperature": 1e-5, "hardness": 1.0, "debias": 0.01}, WITHOUT_NOISE),
+        (FAR, {"temperature": 1e-5}, {**WITHOUT_NOISE, "labels": LABELS}),
+        (FAR, {"temperature": 1e-5, "reduction": "sum", "over_positives": "sum"}, WITHOUT_NOISE),
+        (
+            FAR,
+            {"temperature": 1e-5, "score_mod": all_but_one},
+            {**WITHOUT_NOISE, "metadata": LABELS},
+        ),
+        (NOTHING_LEFT, {"score_mod": all_but_one}, {"metadata": 0 * LABELS}),
         (None, {}, {}),
         (None, {}, {"labels": (LABELS, LABELS.clamp_min(11))}),  # one positive in the batch
         (None, {}, {"labels": LABELS // 2, "views_of": lambda z, step: z[:1]}),
@@ -169,7 +187,7 @@ def epochs(*sizes):
         (epochs(40, 40, 40, 5), 1),
         (epochs(*[40] * 12, 1), 1),
         (epochs(40, 40, 40, 6), 0),  # more than an eighth
-        (epochs(40, 40, 2), 0),  # an epoch of two batches and a last one
+        (epochs(40, 40, 2), 1),
         (epochs(*[40] * 5, *[5] * 5), 0),  # two loaders, one after the other
         (epochs(40, 5), 0),  # and in turns
         (epochs(*[40] * 50, 5, *[40] * 50), 0),  # once, such as a validation in train mode
