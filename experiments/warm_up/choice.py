@@ -22,6 +22,8 @@ PARTS = (
     "parts",
     "fractions",
     "track",
+    "tune",
+    "best",
 )
 
 
@@ -57,6 +59,14 @@ def chosen(name: str, *folders: Path, times: int = 1) -> Config:
     return study.forms(name)[position] | {"epochs": times * study.SETS[name].epochs}
 
 
+def best(name: str, *folders: Path) -> dict[str, Config]:
+    """The best of nine settings of each loss, by the choosing seeds on the development half."""
+    runs, found = runs_of(name, *folders), {}
+    for row, configs in study.settings(name, chosen(name, *folders)).items():
+        found[row] = configs[int(np.argmax(means(runs, configs)))]
+    return found
+
+
 def jobs(part: str, name: str, folder: Path) -> tuple[list[Config], Sequence[int]]:
     """The configurations of a part of the study on a set, and their seeds; empty if it has none."""
     chooses, in_depth = name in CHOOSE_ON, name in IN_DEPTH
@@ -78,5 +88,10 @@ def jobs(part: str, name: str, folder: Path) -> tuple[list[Config], Sequence[int
         return ([ours | {"part": of} for of in study.PARTS] if chooses else []), FEWEST
     if part == "fractions":
         return ([ours | {"fraction": of} for of in FRACTIONS] if chooses else []), FEWEST
+    if part == "tune":
+        both = study.settings(name, ours).values()
+        return ([c for of in both for c in of] if chooses else []), CHOOSING_SEEDS
+    if part == "best":
+        return ([*best(name, folder).values()] if chooses else []), SEEDS
     configs = [study.info_nce(name), study.pgcl(name, 10), ours]
     return ([c | {"track": True} for c in configs] if in_depth else []), FEWEST

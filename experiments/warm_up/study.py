@@ -33,7 +33,7 @@ from experiments.common.graphs import (
 from experiments.common.probes import halves, measured
 from experiments.common.results import Config, Run
 from experiments.common.tu import load
-from experiments.few_labels.study import Set
+from experiments.few_labels.study import OF_PGCL, TEMPERATURES, Set
 from pgcl_losses import Batch as Embeddings
 from pgcl_losses import InfoNCE, PGCLLoss, PrototypeReweightedNCE
 from pgcl_losses.adapters.pyg import ContrastiveModel, EdgePerturb, NodeDrop
@@ -119,6 +119,15 @@ def candidates(name: str) -> list[Config]:
 
 def schedules(name: str) -> list[Config]:
     return [schedule(name, *pair) for pair in ((1.0, 0.5), (2.0, 0.5), (0.5, 1.0))]
+
+
+def settings(name: str, form: Config) -> dict[str, list[Config]]:
+    """Nine settings of InfoNCE and of PGCL after a warm-up, of which each has its best."""
+    pairs = itertools.product(OF_PGCL, (10, 20, 50))
+    return {
+        INFO_NCE: [config_of(name, INFO_NCE, temperature=tau) for tau in TEMPERATURES],
+        WARM_UP: [form | {"temperature": tau, "num_prototypes": number} for tau, number in pairs],
+    }
 
 
 def parts(name: str, form: str, number: int) -> list[Config]:
