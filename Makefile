@@ -54,6 +54,7 @@ test-all: setup test test-rest  # both
 
 docs: .venv/docs  # into docs/_build
 	$(BIN)/sphinx-build --fail-on-warning --quiet docs docs/_build
+	$(BIN)/python -m docs.programs.check_site docs/_build
 
 ci:  # everything, from nothing, as a release does it
 	.ci/run

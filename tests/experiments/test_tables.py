@@ -131,7 +131,7 @@ def test_nodes():
         )
         for loss in ("PGCLLoss(dim)", "InfoNCE")
     ]
-    shown = cell("pgcl.md", "grace", "CiteSeer, 200 epochs", column)
+    shown = cell("results.md", "grace", "CiteSeer, 200 epochs", column)
     assert shown == pytest.approx(minus(*of_rows), abs=0.051)
     assert shown < -5
 

@@ -1,4 +1,4 @@
-"""docs/public_scripts.md: its lines are losses, and `recognize` answers with the very line."""
+"""The lines of the catalogue for other repositories are losses, which `recognize` answers with."""
 
 import re
 
@@ -9,10 +9,10 @@ from test_docs import run_blocks
 from pgcl_losses import InfoNCE, recognize
 
 DOCS = ROOT / "docs"
-PAGE = DOCS / "public_scripts.md"
+PAGE = DOCS / "catalogue.md"
 OTHERS, CATALOGUE = (
     re.findall(r"^\| \[.*?\)<br>`\w+` \| (?:`(.*?)`|.*?) \| (\w+)", part, flags=re.MULTILINE)
-    for part in PAGE.read_text().split("## Functions of the catalogue")
+    for part in PAGE.read_text().split("### Functions of the catalogue")
 )  # of each function: the line that replaces it, and the first word of the answer
 LINES = sorted({line for line, _ in OTHERS + CATALOGUE if line})
 LINES_OF_VIEWS = [line for line in LINES if re.fullmatch(r"[^()]*\([^()]*\)\([^=-]*\)", line)]
