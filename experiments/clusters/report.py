@@ -1,5 +1,6 @@
 """Tables of clusters and classes, from the records beside this file."""
 
+import itertools
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -7,7 +8,16 @@ import numpy as np
 
 from docs.programs.tables import markdown
 from experiments.common.results import Run, read
-from experiments.common.tables import CLUSTERS, RESULTS, difference, sourced, spread
+from experiments.common.tables import (
+    CLUSTERS,
+    RESULTS,
+    difference,
+    listed,
+    paired,
+    paragraph,
+    sourced,
+    spread,
+)
 
 from . import study
 from .study import BY_KMEANS, BY_PROTOTYPES, CLASSES, SETS
@@ -46,6 +56,21 @@ def differences(results: Results) -> str:
     return markdown(["points of NMI", *(f"{a} minus {b}" for a, b in AGAINST)], lines)
 
 
+def scores(results: Results) -> str:
+    """On how many sets each method is above another one, minus those where it is below."""
+    score = dict.fromkeys(results.common, 0)
+    for name, (a, b) in itertools.product(SETS, itertools.permutations(score, 2)):
+        delta = paired(results.of(name, a), results.of(name, b))
+        if delta is not None:
+            score[a] += (delta.low > 0) - (delta.high < 0)
+    ordered = sorted(score, key=lambda label: -score[label])
+    named = listed([f"{label} {score[label]:+d}" for label in ordered])
+    return paragraph(
+        "By the plan, a method scores +1 for each set and each other method that it is "
+        f"significantly above, and -1 where it is below: {named}."
+    )
+
+
 def reliability(results: Results) -> str:
     """What the script does: its NMI beside no training, and how many clusters it chooses."""
     lines = []
@@ -64,5 +89,8 @@ def pages() -> dict[Path, dict[str, str]]:
     results = Results(runs)
     return {
         CLUSTERS: {"clusters": sourced(reliability(results), results.runs)},
-        RESULTS: {"clusters": sourced(differences(results), results.runs)},
+        RESULTS: {
+            "clusters": sourced(differences(results), results.runs),
+            "scores of clusters": scores(results),
+        },
     }

@@ -47,6 +47,28 @@ def paired(seeds: Mapping[int, float], others: Mapping[int, float]) -> Delta | N
     return Delta(mean, mean - reach, mean + reach)
 
 
+def holm(p_values: Mapping[str, float], level: float = 0.05) -> set[str]:
+    """The names that Holm's step-down correction rejects."""
+    rejected: set[str] = set()
+    for number, name in enumerate(sorted(p_values, key=lambda name: p_values[name])):
+        if p_values[name] > level / (len(p_values) - number):
+            break
+        rejected.add(name)
+    return rejected
+
+
+def significant_after_holm(
+    pairs: Mapping[str, tuple[Mapping[int, float], Mapping[int, float]]],
+) -> set[str]:
+    """The names whose two rows of seeds differ after Holm's correction over all names."""
+    p_values = {}
+    for name, (ours, others) in pairs.items():
+        seeds = sorted(ours.keys() & others.keys())
+        test = stats.ttest_rel([ours[seed] for seed in seeds], [others[seed] for seed in seeds])
+        p_values[name] = float(test.pvalue)
+    return holm(p_values)
+
+
 class Verdict(NamedTuple):
     """On which sets a difference has an interval above 0, below 0, or neither."""
 

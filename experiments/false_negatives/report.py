@@ -23,6 +23,7 @@ from experiments.common.tables import (
 from . import study
 from .study import ORACLE, SUPCON
 
+PROJECTIONS = "held_out after the head"  # every temperature is selected before the head
 Seeds = dict[int, float]
 
 
@@ -39,10 +40,10 @@ class Results:
         }
         self.best[UNTRAINED] = 1.0
 
-    def of(self, row: str, temperature: float | None = None) -> Seeds:
+    def of(self, row: str, temperature: float | None = None, place: str = "held_out") -> Seeds:
         """Accuracy by seed, at this temperature or at the best of the row."""
         config = study.config_of(self.name, row, temperature or self.best[row], "half")
-        values = study.values(self.runs, config)
+        values = study.values(self.runs, config, part=place)
         if not values:
             raise ValueError(f"the record has no runs of {config}")
         return values
@@ -69,9 +70,11 @@ def at_best(every: list[Results]) -> str:
     lines = [
         [of.name, len(of.of(INFO_NCE)), spread(of.of(INFO_NCE).values())]
         + [of.minus(*pair) for pair in pairs]
+        + [difference(*(of.of(row, place=PROJECTIONS) for row in (ORACLE, INFO_NCE)))]
         for of in every
     ]
-    head = "1 label per class", "seeds", INFO_NCE, *(f"{a} minus {b}" for a, b in pairs)
+    head = ["1 label per class", "seeds", INFO_NCE, *(f"{a} minus {b}" for a, b in pairs)]
+    head.append(f"{ORACLE} minus {INFO_NCE}, after the head")
     return markdown(head, lines)
 
 

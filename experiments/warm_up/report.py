@@ -1,10 +1,9 @@
 """Tables of PGCL after a warm-up, from the records beside this file."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
-from scipy import stats
 
 from docs.programs.tables import markdown
 from experiments.common import results
@@ -18,6 +17,7 @@ from experiments.common.tables import (
     difference,
     paired,
     paragraph,
+    significant_after_holm,
     sourced,
     spread,
 )
@@ -25,7 +25,6 @@ from experiments.common.tables import (
 from . import choice, study
 from .choice import LONGER, chosen
 
-LEVEL = 0.05  # of Holm's correction
 WORST_LONGER = -2.0  # points on MSRC_21 after longer trainings
 TODAY, FORM = "PGCL from the first step on", "warm-up, then PGCL"
 Seeds = dict[int, float]
@@ -57,25 +56,9 @@ def trained() -> list[Results]:
     return [of for of in map(Results, order) if of.ours() and of.info_nce()]
 
 
-def holm(p_values: Mapping[str, float], level: float = LEVEL) -> set[str]:
-    """The names that Holm's step-down correction rejects."""
-    rejected: set[str] = set()
-    for number, name in enumerate(sorted(p_values, key=lambda name: p_values[name])):
-        if p_values[name] > level / (len(p_values) - number):
-            break
-        rejected.add(name)
-    return rejected
-
-
 def significant(every: Iterable[Results]) -> set[str]:
     """The sets where the form differs from InfoNCE after Holm's correction."""
-    p_values = {}
-    for of in every:
-        ours, others = of.ours(), of.info_nce()
-        seeds = sorted(ours.keys() & others.keys())
-        test = stats.ttest_rel([ours[seed] for seed in seeds], [others[seed] for seed in seeds])
-        p_values[of.name] = float(test.pvalue)
-    return holm(p_values)
+    return significant_after_holm({of.name: (of.ours(), of.info_nce()) for of in every})
 
 
 def group_of(name: str) -> str:

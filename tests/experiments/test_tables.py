@@ -11,6 +11,8 @@ from statistics import mean
 import pytest
 from helpers.scripts import ROOT
 
+from experiments.common.tables import holm
+
 
 def runs_of(file, **wanted):
     """Runs of a record by the values of their configuration."""
@@ -173,3 +175,9 @@ def test_defaults():
         distances.append(max(means.values()) - means[1.0])
     shown = cell("choosing.md", "defaults", "InfoNCE, tau 1", "development sets")
     assert shown == pytest.approx(mean(distances), abs=0.051)
+
+
+def test_holm_stops_at_the_first_that_is_not_significant():
+    assert holm({"a": 0.01, "b": 0.02, "c": 0.03}) == {"a", "b", "c"}
+    assert holm({"a": 0.016, "b": 0.026, "c": 0.001, "d": 0.9}) == {"a", "c"}
+    assert holm({"a": 0.02, "b": 0.03, "c": 0.049}) == set()

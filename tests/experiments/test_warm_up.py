@@ -27,12 +27,6 @@ def test_the_rule_against_a_literal_one(of_candidates):
     assert of_candidates[position] == pytest.approx(expected)
 
 
-def test_holm_stops_at_the_first_that_is_not_significant():
-    assert report.holm({"a": 0.01, "b": 0.02, "c": 0.03}) == {"a", "b", "c"}
-    assert report.holm({"a": 0.016, "b": 0.026, "c": 0.001, "d": 0.9}) == {"a", "c"}
-    assert report.holm({"a": 0.02, "b": 0.03, "c": 0.049}) == set()
-
-
 def test_the_form_is_what_the_pages_show():
     form = study.warm_up("digits", study.RANDOM, 50)
     assert choice.chosen("digits") == form
