@@ -7,11 +7,15 @@ minute on two cores:
 
     python examples/cluster_graphs.py --output clusters
     python examples/cluster_graphs.py --folder graphs --new further_graphs --output clusters
+    python examples/cluster_graphs.py --graphs graphs.pt --new further.pt --output clusters
 
-The files are text in UTF-8 without a header. White space or a comma separates the two names, which
-contain neither. The script skips hidden files, blank lines and lines that begin with #. Anything
-else in a file is an error before the training. Edges have no direction, and repeated edges count
-once.
+The second command reads graphs with features: lists of PyG's Data with x, edge_index and maybe a
+name, a class y and positions pos, which torch.save(graphs, "graphs.pt") has written.
+
+The files of --folder are text in UTF-8 without a header. White space or a comma separates the two
+names, which contain neither. The script skips hidden files, blank lines and lines that begin with
+#. Anything else in a file is an error before the training. Edges have no direction, and repeated
+edges count once.
 """
 
 import argparse
@@ -35,6 +39,8 @@ from sklearn.metrics.cluster import contingency_matrix
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import Normalizer, StandardScaler
 from torch_geometric.data import Data
+from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
+from torch_geometric.data.storage import GlobalStorage
 from torch_geometric.loader import DataLoader
 from torch_geometric.nn import GIN, MLP, global_add_pool
 from torch_geometric.utils import to_networkx, to_undirected
@@ -46,7 +52,8 @@ from pgcl_losses.adapters.pyg import ContrastiveModel, EdgePerturb, NodeDrop
 parser = argparse.ArgumentParser(description="Cluster graphs without labels.")
 parser.add_argument("--output", type=Path, required=True, help="a new folder")
 parser.add_argument("--folder", type=Path, help="files with edges: the graphs that train")
-parser.add_argument("--new", type=Path, help="files with edges: graphs that do not train")
+parser.add_argument("--graphs", type=Path, help="in its place, a file of PyG's graphs")
+parser.add_argument("--new", type=Path, help="a folder or file of graphs that do not train")
 parser.add_argument("--clusters", type=int, help="without it, 2 to 20 are tried")
 parser.add_argument("--restarts", type=int, default=3, help="trainings, of which the best counts")
 parser.add_argument("--epochs", type=int, default=20, help="0: an untrained encoder")
@@ -58,8 +65,10 @@ except OSError as error:
     parser.error(f"--output must be a new folder that can be made, but {error}")
 if args.restarts < 1 or args.epochs < 0 or (args.clusters is not None and args.clusters < 2):
     parser.error("--restarts must be 1 or more, --epochs 0 or more, and --clusters 2 or more")
-if args.new and not args.folder:
-    parser.error("--new needs --folder: the digits have features that the files do not have")
+if args.new and not (args.folder or args.graphs):
+    parser.error("--new needs --folder or --graphs: digits have features of their own")
+if args.folder and args.graphs:
+    parser.error("--folder and --graphs are two ways to give the graphs: choose one")
 for folder in filter(None, [args.folder, args.new]):
     if args.output.resolve().is_relative_to(folder.resolve()):
         parser.error(f"--output {args.output} must be outside of {folder}, which has the graphs")
@@ -85,6 +94,26 @@ def read(folder: Path, least: int) -> list[Data]:
         graphs.append(Data(x=torch.ones(len(names), 1), edge_index=edge_index, name=file.name))
     if len(graphs) < least:
         parser.error(f"{folder} must be a folder of {least} files or more, but has {len(graphs)}")
+    return graphs
+
+
+def load(file: Path, least: int) -> list[Data]:
+    """The graphs of a file that torch.save has written."""
+    torch.serialization.add_safe_globals([Data, DataEdgeAttr, DataTensorAttr, GlobalStorage])
+    graphs = []
+    try:
+        for number, graph in enumerate(torch.load(file, weights_only=True)):
+            y = None if graph.y is None else int(graph.y)
+            pos = graph.pos if graph.pos is not None and graph.pos.shape[1] == 2 else None
+            others = {"pos": pos, "y": y, "name": graph.get("name", number)}
+            graphs.append(Data(x=graph.x.float(), edge_index=graph.edge_index, **others))
+    except Exception as error:  # whatever the file is
+        expected = "a list of PyG's Data with x and edge_index, written by torch.save"
+        parser.error(f"{file} must be {expected}, but {str(error).splitlines()[0]}")
+    if len(graphs) < least:
+        parser.error(f"{file} must be a list of {least} graphs or more, but has {len(graphs)}")
+    if len({graph.num_features for graph in graphs}) > 1:
+        parser.error(f"{file} must be a list of graphs with the same number of features")
     return graphs
 
 
@@ -197,13 +226,19 @@ def draw(z, kmeans, file):
     figure.savefig(file, dpi=120)
 
 
-if args.folder:
-    graphs = read(args.folder, least=3)  # or any list of PyG's graphs, with x, edge_index and name
+reader = load if args.graphs else read
+if args.folder or args.graphs:
+    graphs = reader(args.graphs or args.folder, least=3)
 else:
     digits = load_digits()
     images = torch.from_numpy(digits.images / 16).float()
     graphs = [*map(graph_of_digit, range(len(images)), images, digits.target.tolist())]
-every = [graphs, read(args.new, least=1)] if args.new else [graphs]
+every = [graphs, reader(args.new, least=1)] if args.new else [graphs]
+if every[-1][0].num_features != graphs[0].num_features:
+    parser.error(
+        f"--new must be graphs with {graphs[0].num_features} features, as those that train, but "
+        f"has {every[-1][0].num_features}"
+    )
 different = count_different(graphs, args.clusters or 20)
 most = min(different, len(graphs) - 1)
 if most < (args.clusters or 2):

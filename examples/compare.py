@@ -1,16 +1,21 @@
 """InfoNCE or PGCL for your graphs, each at its best of several temperatures.
 
-The accuracy is that of a linear probe with few labels. Half of the graphs choose the temperatures,
-the other half report: on the same graphs the best of several would look better than it is.
+PGCL follows InfoNCE(), which trains the first half of the epochs. The accuracy is that of a linear
+probe with few labels. Half of the graphs choose the temperatures, the other half report: on the
+same graphs the best of several would look better than it is.
 
 It also prints whether false negatives cost accuracy: what an oracle gains that leaves all of them
 out, and how much of the push they get (`repulsion`). MUTAG, which PyG downloads, takes two minutes
 on a CPU: python examples/compare.py --dataset MUTAG
+
+Your own graphs are a list of PyG's Data with x, edge_index and y (a class) in a file that
+torch.save(graphs, "graphs.pt") has written: python examples/compare.py --graphs graphs.pt
 """
 
 import argparse
 import math
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -18,6 +23,9 @@ from scipy.stats import ttest_1samp
 from sklearn.linear_model import LogisticRegression  # pip install -r requirements.txt
 from sklearn.model_selection import StratifiedShuffleSplit, cross_val_score, train_test_split
 from sklearn.preprocessing import scale
+from torch_geometric.data import Data
+from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
+from torch_geometric.data.storage import GlobalStorage
 from torch_geometric.datasets import TUDataset
 from torch_geometric.loader import DataLoader
 from torch_geometric.nn import GIN, MLP, global_add_pool
@@ -29,7 +37,8 @@ from pgcl_losses.adapters.pyg import ContrastiveModel, EdgePerturb, NodeDrop
 
 parser = argparse.ArgumentParser(description="InfoNCE or PGCL for your graphs.")
 parser.add_argument("--dataset", default="MUTAG", help="a TU set")
-parser.add_argument("--root", default="data", help="folder of TU sets")
+parser.add_argument("--root", default="data", help="folder of TU sets, as MUTAG/raw/MUTAG_A.txt")
+parser.add_argument("--graphs", type=Path, help="a file of your own graphs, in place of a TU set")
 parser.add_argument("--labels", type=int, default=20, help="of the probe; try a few and many")
 parser.add_argument("--seeds", type=int, default=5, help="2 or more")
 parser.add_argument("--epochs", type=int, default=20)
@@ -38,10 +47,29 @@ args = parser.parse_args()
 if args.seeds < 2 or args.epochs < 0 or not all(0 < t < math.inf for t in args.temperatures):
     parser.error("--seeds must be 2 or more, --epochs 0 or more, and --temperatures above 0")
 DIM, device = 32, torch.device("cuda" if torch.cuda.is_available() else "cpu")
-try:  # or a list of your own graphs, with x, edge_index and y
-    graphs = list(TUDataset(args.root, args.dataset, transform=Constant(), use_node_attr=True))
-except OSError as error:
-    parser.error(f"--root must be a folder with {args.dataset}, or where PyG can store it: {error}")
+
+
+def load(file):
+    torch.serialization.add_safe_globals([Data, DataEdgeAttr, DataTensorAttr, GlobalStorage])
+    try:
+        graphs = torch.load(file, weights_only=True)
+        return [Data(x=g.x.float(), edge_index=g.edge_index, y=int(g.y)) for g in graphs]
+    except Exception as error:  # whatever the file is
+        expected = "a list of PyG's Data with x, edge_index and y, written by torch.save"
+        parser.error(f"--graphs {file} must be {expected}, but {str(error).splitlines()[0]}")
+
+
+def download(root, name):
+    try:
+        return list(TUDataset(root, name, transform=Constant(), use_node_attr=True))
+    except OSError as error:
+        parser.error(
+            f"--root must be a folder with {name}, or where PyG can store it, as "
+            f"{name}/raw/{name}_A.txt, but {error}. For your own graphs, give --graphs FILE"
+        )
+
+
+graphs = load(args.graphs) if args.graphs else download(args.root, args.dataset)
 y = np.array([int(graph.y) for graph in graphs])
 probe = LogisticRegression(C=0.1, max_iter=1000)
 draws = StratifiedShuffleSplit(50, train_size=args.labels, random_state=0)
@@ -68,16 +96,20 @@ class Encoder(GIN):
         return global_add_pool(super().forward(data.x, data.edge_index), data.batch)
 
 
-def train(make_loss, seed, graphs=graphs, epochs=args.epochs, given=lambda data: {}):
+def train(make_loss, seed, graphs=graphs, epochs=args.epochs, given=lambda data: {}, later=None):
+    """Train an encoder, from half of the epochs on by the ``later`` loss, if there is one."""
     torch.manual_seed(seed)
     encoder = Encoder(graphs[0].num_features, DIM, num_layers=3, norm="batch_norm", jk="cat")
     projected = torch.nn.Sequential(encoder, MLP([DIM, DIM, DIM], norm=None))
     model = ContrastiveModel(projected, NodeDrop(), EdgePerturb(), make_loss()).to(device)
+    model.later = later and later().to(device)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)  # prototypes are among them
     # Equal batches of at most 64: the step of a small last one would count like the others.
     size = math.ceil(len(graphs) / math.ceil(len(graphs) / 64))
     torch.manual_seed(seed)  # the same batches and views for both losses
-    for _ in range(epochs):
+    for epoch in range(epochs):
+        if later is not None and epoch == epochs // 2:
+            model.loss = model.later
         for data in DataLoader(graphs, size, shuffle=True):
             loss = model(data.to(device), **given(data))
             optimizer.zero_grad()
@@ -92,16 +124,17 @@ def test(model):
     return score(torch.cat([encoder(data.to(device)).cpu() for data in loader]).double())
 
 
-print(f"{args.dataset}: accuracy in % with {args.labels} labels, {args.seeds} seeds")
+print(f"{args.graphs or args.dataset}: accuracy in % with {args.labels} labels, {args.seeds} seeds")
 untrained = [test(train(InfoNCE, seed, epochs=0))[1] for seed in range(args.seeds)]
 print(f"untrained: {np.mean(untrained):.1f} ± {np.std(untrained, ddof=1):.1f}")
 reported, best_of = {}, {}
-for name, loss in {
-    "InfoNCE": InfoNCE,
-    "PGCL": partial(PGCLLoss, DIM),
-}.items():
+losses = {  # at a temperature; PGCL has 20 prototypes, as a batch has at most 64 graphs
+    "InfoNCE": lambda t: {"make_loss": partial(InfoNCE, temperature=t)},
+    "PGCL": lambda t: {"make_loss": InfoNCE, "later": partial(PGCLLoss, DIM, 20, temperature=t)},
+}
+for name, at in losses.items():
     runs = [
-        [test(train(partial(loss, temperature=t), seed)) for seed in range(args.seeds)]
+        [test(train(**at(t), seed=seed)) for seed in range(args.seeds)]
         for t in tqdm(args.temperatures)
     ]
     accuracy = np.array(runs)  # [temperatures, seeds, halves]

@@ -18,7 +18,9 @@ import torch
 from helpers.node_sets import write_photo
 from helpers.scripts import ROOT, run, script_here
 from helpers.tu_sets import write_tu_set
+from torch_geometric.data import Data
 from torch_geometric.typing import WITH_PYG_LIB, WITH_TORCH_SPARSE
+from torch_geometric.utils import to_undirected
 
 from benchmarks import measure, nodes, peers, scripts
 from pgcl_losses import InfoNCE
@@ -43,12 +45,31 @@ def test_graphcl_swap(swap, loss, tmp_path, printed_by):
     assert re.fullmatch(line, printed_by("graphcl_swap", *given))
 
 
-def test_compare(tmp_path, printed_by):
+def rings_and_stars():
+    """Graphs of two classes, as users may have them: with features, classes and names."""
+    networks = [f(n) for n in range(5, 25) for f in (nx.cycle_graph, nx.star_graph)]
+    return [
+        Data(
+            x=torch.ones(len(network), 2, dtype=torch.long),
+            edge_index=to_undirected(torch.tensor([*network.edges]).T),
+            y=torch.tensor([number % 2]),
+            name=f"graph {number}",
+            pos=torch.zeros(len(network), 3),
+        )
+        for number, network in enumerate(networks)
+    ]
+
+
+@pytest.mark.parametrize("is_own", [False, True])
+def test_compare(is_own, tmp_path, printed_by):
     write_tu_set(tmp_path / "TINY" / "raw", "TINY", [0, 1] * 20)
-    given = ("--dataset=TINY", f"--root={tmp_path}", "--seeds=3", "--epochs=1", "--labels=8")
+    torch.save(rings_and_stars(), tmp_path / "TINY.pt")
+    file, of_set = (f"--graphs={tmp_path / 'TINY.pt'}",), ("--dataset=TINY", f"--root={tmp_path}")
+    given = *(file if is_own else of_set), "--seeds=3", "--epochs=2", "--labels=8"
     printed = printed_by("compare", *given, "--temperatures", "0.2", "0.5")
     accuracy, best = r"(\d+\.\d) ± \d+\.\d\n", r", temperature 0\.[25]: "
-    lines = f"TINY: accuracy in % with 8 labels, 3 seeds\nuntrained: {accuracy}"
+    name = tmp_path / "TINY.pt" if is_own else "TINY"
+    lines = f"{name}: accuracy in % with 8 labels, 3 seeds\nuntrained: {accuracy}"
     lines += "".join(f"{loss}{best}{accuracy}" for loss in ("InfoNCE", "PGCL"))
     interval = r"([+-]\d+\.\d) \(95 % interval ([+-]\d+\.\d) to ([+-]\d+\.\d)\)\n"
     lines += f"PGCL minus InfoNCE: {interval}half of the graphs, oracle minus InfoNCE: {interval}"
@@ -100,6 +121,61 @@ def test_cluster_graphs(tmp_path, printed_by):
     assert [row["cluster"] for row in rows] == [ring] * 20 + [star] * 20 + [star, ring]
     assert all(0 <= float(row["distance"]) < 2 for row in rows)
     assert (tmp_path / "out" / "clusters.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_cluster_graphs_of_a_file(tmp_path, printed_by):
+    graphs = rings_and_stars()
+    torch.save(graphs[4:], tmp_path / "a.pt")
+    torch.save(graphs[:4], tmp_path / "b.pt")
+    files = f"--graphs={tmp_path / 'a.pt'}", f"--new={tmp_path / 'b.pt'}"
+    given = *files, f"--output={tmp_path / 'out'}", "--clusters=2", "--restarts=1", "--epochs=10"
+    printed = printed_by("cluster_graphs", *given)
+    assert "Labels: NMI 1.000, ARI 1.000, accuracy 1.000" in printed
+    with (tmp_path / "out" / "clusters.csv").open() as file:
+        rows = [*csv.DictReader(file)]
+    names = [f"graph {number}" for number in [*range(4, 40), *range(4)]]
+    assert [row["graph"] for row in rows] == names
+    assert [row["trained"] for row in rows] == ["True"] * 36 + ["False"] * 4
+
+
+@pytest.mark.parametrize(
+    ("content", "got"),
+    [
+        (None, "No such file"),
+        ([object()], "Weights only load failed"),
+        ([Data(edge_index=torch.zeros(2, 0, dtype=torch.long), y=1)] * 3, "NoneType"),
+        ([Data(x=torch.ones(2, 1), y=torch.tensor([1, 2]))] * 3, "scalar"),
+        (torch.ones(3), "x"),
+    ],
+)
+@pytest.mark.parametrize("script", ["compare", "cluster_graphs"])
+def test_a_file_without_graphs_is_an_error(script, content, got, tmp_path, printed_by, capsys):
+    file = tmp_path / "graphs.pt"
+    if content is not None:
+        torch.save(content, file)
+    output = [f"--output={tmp_path / 'out'}"] if script == "cluster_graphs" else []
+    with pytest.raises(SystemExit, match=r"^2$"):
+        printed_by(script, f"--graphs={file}", *output)
+    message = " ".join(capsys.readouterr().err.split())
+    assert f"{file} must be a list of PyG's Data with x" in message
+    assert got in message
+
+
+@pytest.mark.parametrize(
+    ("graphs", "new", "message"),
+    [
+        (rings_and_stars()[:2], None, "a list of 3 graphs or more, but has 2"),
+        ([*rings_and_stars()[:3], *[Data(x=torch.ones(2, 1))]], None, "the same number of feat"),
+        (rings_and_stars(), [Data(x=torch.ones(2, 1))], "2 features, as those that train, but"),
+    ],
+)
+def test_graphs_that_do_not_fit_are_an_error(graphs, new, message, tmp_path, printed_by, capsys):
+    torch.save(graphs, tmp_path / "a.pt")
+    torch.save(new, tmp_path / "b.pt")
+    files = [f"--graphs={tmp_path / 'a.pt'}", *([f"--new={tmp_path / 'b.pt'}"] if new else [])]
+    with pytest.raises(SystemExit, match=r"^2$"):
+        printed_by("cluster_graphs", *files, f"--output={tmp_path / 'out'}")
+    assert message in " ".join(capsys.readouterr().err.split())
 
 
 @pytest.mark.slow
