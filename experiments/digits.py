@@ -1,9 +1,9 @@
-"""Train a GIN on digits as graphs, without labels, by InfoNCE and by PGCL.
+"""Train a GIN on digits as graphs, without labels: by InfoNCE, and by PGCL after a warm-up.
 
 python -m experiments.digits
 
-Prints two tables, and draws runs/digits.png. The settings were selected on the other half of the
-labels.
+Prints two tables, and draws runs/digits.png. The recipe was selected on the other half of the
+labels, by a plan: experiments/warm_up/plan.md.
 """
 
 from pathlib import Path
@@ -16,15 +16,18 @@ from matplotlib.lines import Line2D
 from .common import results
 from .common.arguments import count, parser_of, program
 from .common.digits import graphs_of_digits
-from .common.graphs import INFO_NCE, PGCL, UNTRAINED
+from .common.graphs import INFO_NCE, UNTRAINED
 from .common.pictures import flat
+from .common.probes import NAMES
+from .common.results import Config, Run
 from .common.tables import aligned, difference, made_by, spread
-from .few_labels.report import BOTH, MINUS, Results, moved, rounded
-from .few_labels.study import MEASURES, SETS, run
+from .few_labels import report as few_labels
+from .warm_up import study
+from .warm_up.report import Results
 
 PICTURE = Path("runs/digits.png")
 COLOURS = plt.get_cmap("tab10")
-ROWS = UNTRAINED, INFO_NCE, PGCL
+PGCL = "InfoNCE, then PGCL"
 
 
 def draw(axes: Axes, points: np.ndarray, digits: list[int]) -> None:
@@ -44,27 +47,31 @@ def legend(axes: Axes) -> None:
     axes.axis("off")
 
 
-def tables(ours: Results, record: Results) -> str:
-    """Means of this run, and its differences beside those of the record."""
+def tables(runs: list[Run], record: Results, rows: dict[str, Config]) -> str:
+    """Means of these runs, and their differences beside those of the record."""
     means, deltas = [], []
-    for name, label in MEASURES.items():
-        means.append([label, *(spread(ours.of(row, name).values()) for row in ROWS)])
-        pairs = [[of.of(PGCL, name), of.of(INFO_NCE, name)] for of in (ours, record)]
+    for name, label in NAMES.items():
+        by_row = {row: study.values(runs, c, "held_out", name) for row, c in rows.items()}
+        reported = [record.of(rows[row], name) for row in (PGCL, INFO_NCE)]
+        means.append([label, *(spread(seeds.values()) for seeds in by_row.values())])
+        pairs = [by_row[PGCL], by_row[INFO_NCE]], reported
         deltas.append([label, *(difference(*pair) for pair in pairs)])
-    seeds, most = len(ours.of(PGCL)), len(record.of(PGCL))
-    moves = np.mean([moved(again, record, row) for again in rounded().values() for row in BOTH])
+    seeds, most = len(by_row[PGCL]), len(reported[0])
+    again, digits = few_labels.rounded().values(), few_labels.Results("digits")
+    both = few_labels.BOTH
+    moves = np.mean([few_labels.moved(of, digits, row) for of in again for row in both])
     return f"""
 Held-out half of the labels, in %: accuracy of the nearest class mean with 1
 or 5 labels per class, NMI of k-means, accuracy of logistic regression with
 all labels. Mean ± standard deviation, {seeds} seeds.
 
-{aligned(["", *ROWS], means)}
+{aligned(["", *rows], means)}
 
-InfoNCE() and PGCLLoss(96), with their defaults.
+InfoNCE() for all epochs, or for half of them and then PGCLLoss(96, {rows[PGCL]["num_prototypes"]}).
 
 Points, with 95 % intervals over seeds:
 
-{aligned([MINUS, f"this run, {seeds} seeds", f"reported, {most} seeds"], deltas)}
+{aligned(["PGCL minus InfoNCE", f"this run, {seeds} seeds", f"reported, {most} seeds"], deltas)}
 
 The reported runs are of {made_by(record.runs)}, on another machine.
 Another CPU rounds differently and changes one-shot accuracy of a seed by {moves:.1f}
@@ -84,15 +91,19 @@ def main() -> None:
     if args.picture is not None and args.picture.exists():
         parser.error(f"--picture {args.picture} is there already: choose another")
 
-    record, seeds = Results("digits"), SETS["digits"].seeds
-    rows = {row: record.config(row) for row in ROWS}
+    record, seeds = Results("digits"), study.SEEDS
+    rows = {
+        UNTRAINED: study.untrained("digits"),
+        INFO_NCE: study.info_nce("digits"),
+        PGCL: record.form,
+    }
     jobs = [
         (row | {"seed": seed}, None, flat if seed == seeds[0] else None)  # the first are drawn
         for seed in seeds[: args.seeds]
         for row in rows.values()
     ]
-    runs = results.complete(args.output, jobs, run, args.workers, args.threads)
-    print(tables(Results("digits", runs), record))
+    runs = results.complete(args.output, jobs, study.run, args.workers, args.threads)
+    print(tables(runs, record, rows))
 
     digits = [int(graph.y) for graph in graphs_of_digits()]
     figure, panels = plt.subplots(2, 2, figsize=(8, 8), layout="constrained")

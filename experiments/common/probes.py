@@ -51,6 +51,12 @@ def nmi(embeddings: np.ndarray, labels: np.ndarray, seed: int) -> float:
     return 100 * normalized_mutual_info_score(labels, kmeans.fit_predict(normalize(embeddings)))
 
 
+NAMES = {
+    "labels_1": "1 label per class",
+    "labels_5": "5 labels per class",
+    "nmi": "k-means NMI",
+    "all": "all labels",
+}
 MEASURES: dict[str, Callable[[np.ndarray, np.ndarray, int], float]] = {
     "labels_1": lambda z, labels, seed: few_labels(z, labels, 1, seed),
     "labels_5": lambda z, labels, seed: few_labels(z, labels, 5, seed),

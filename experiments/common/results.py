@@ -23,6 +23,8 @@ from tqdm import tqdm
 import pgcl_losses
 import pgcl_losses.adapters
 
+from .probes import NAMES
+
 Config = dict[str, Any]
 Run = dict[str, Any]  # a configuration under "config", its results, and "versions"
 Candidate = TypeVar("Candidate")
@@ -147,11 +149,12 @@ def limit_threads(threads: int) -> None:
 
 
 def headline(run: Run) -> str:
-    """The row of a run and the first value that it measured, for a progress bar."""
-    name, value = next((item for item in run.items() if item[0] != "config"), ("", ""))
-    if isinstance(value, dict):
-        name, value = next(iter(value.items()), ("", ""))
-    return f"{run['config'].get('row', 'last')}: {name} {value}"
+    """The row of a run and what it measured first, for a progress bar."""
+    found = {name: value for name, value in run.items() if name != "config"}
+    parts = [value for value in found.values() if isinstance(value, dict)]
+    name, value = next(iter((parts or [found])[0].items()), ("", ""))
+    text = f"accuracy with {NAMES[name]} {value:.1f} %" if name in NAMES else f"{name} {value}"
+    return f"{run['config'].get('row', 'last')}: {text}"
 
 
 def complete(

@@ -26,19 +26,14 @@ from experiments.common.graphs import (
     embed,
     trained,
 )
-from experiments.common.probes import halves, measured
+from experiments.common.probes import NAMES, halves, measured
 from experiments.common.results import Config, Run, matching
 from experiments.common.tu import load
 from pgcl_losses import InfoNCE, PGCLLoss
 
 RECORDS = Path(__file__).parent
 CHOOSING_SEEDS = range(600, 602)
-MEASURES = {
-    "labels_1": "1 label per class",
-    "labels_5": "5 labels per class",
-    "nmi": "k-means NMI",
-    "all": "all labels",
-}
+MEASURES = NAMES
 TEMPERATURES = (0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0, 2.0, 4.0)  # of InfoNCE
 PREDICTIONS, WEIGHTS, OF_PGCL = (PLAIN, CENTRED, BALANCED), (0.3, 1.0, 6.0), (0.2, 0.5, 1.0)
 OPTIONS = "temperature", "consistency_weight", "predictions", "num_prototypes"

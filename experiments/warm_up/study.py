@@ -3,7 +3,7 @@
 import functools
 import itertools
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from experiments.common.graphs import (
     LAYERS,
     PGCL,
     SETTING,
+    UNTRAINED,
     WIDTH,
     Projected,
     batches_of,
@@ -85,6 +86,11 @@ def config_of(name: str, row: str, times: int = 1, **options: Any) -> Config:
 
 def info_nce(name: str, times: int = 1, **options: Any) -> Config:
     return config_of(name, INFO_NCE, times, temperature=InfoNCE().temperature, **options)
+
+
+def untrained(name: str) -> Config:
+    """The encoder as it is initialised, which the quick comparison of digits shows."""
+    return config_of(name, UNTRAINED, times=0, temperature=InfoNCE().temperature)
 
 
 def pgcl(name: str, num_prototypes: int, times: int = 1, **options: Any) -> Config:
@@ -184,7 +190,7 @@ def losses_of(config: Config) -> tuple[nn.Module, nn.Module]:
     torch's generator is left as it is: all losses of one seed get the same batches and views.
     """
     row, temperature = config["row"], config["temperature"]
-    if row == INFO_NCE:
+    if row in (INFO_NCE, UNTRAINED):
         loss: nn.Module = InfoNCE(temperature=temperature)
         return loss, loss
     if row == SCHEDULE:
@@ -229,8 +235,11 @@ def graphs_of(name: str, file: Path | None) -> list[Data]:
     return [graph for graph in graphs if counts[graph.y] >= SMALLEST.get(name, 0)]
 
 
-def run(config: Config, file: Path | None) -> Run:
-    """Train with these options, and measure the embeddings of both halves."""
+def run(config: Config, file: Path | None, keep: Callable[..., Any] | None = None) -> Run:
+    """Train with these options, and measure the embeddings of both halves.
+
+    The run also has what ``keep`` makes of the model and the graphs.
+    """
     started = time.perf_counter()
     name, seed, epochs = config["set"], config["seed"], config["epochs"]
     graphs = graphs_of(name, file)
@@ -281,6 +290,8 @@ def run(config: Config, file: Path | None) -> Run:
     found["within"] = within_k_means(embed(encoder, graphs), seed)
     if track:
         found["track"] = track
+    if keep:
+        found["kept"] = keep(model, graphs)
     return found | {"seconds": round(time.perf_counter() - started, 1)}
 
 

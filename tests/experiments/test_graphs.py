@@ -21,6 +21,7 @@ from experiments.few_labels import report as few_labels_report
 from experiments.few_labels import study as few_labels
 from experiments.tu_sets import __main__ as tu_program
 from experiments.tu_sets import evaluate, study
+from experiments.warm_up import study as warm_up
 from pgcl_losses import SinkhornPrototypes
 
 ROWS = (graphs.INFO_NCE, graphs.GRAPH_CL, *graphs.ABLATION)
@@ -90,15 +91,9 @@ def test_centred_predictions_against_a_loop():
 
 
 def test_the_main_job_trains_and_draws(tmp_path, monkeypatch, capsys):
-    made, train, trainings = graphs_of_digits(), graphs.train, []
-
-    def train_briefly(model, loader, config):
-        trainings.append(config["epochs"])
-        train(model, loader, config | {"epochs": min(config["epochs"], 1)})
-
-    monkeypatch.setattr(few_labels, "graphs_of", lambda file: made[:200])
-    monkeypatch.setattr(digits, "graphs_of_digits", lambda: made[:200])
-    monkeypatch.setattr(graphs, "train", train_briefly)
+    made = graphs_of_digits()[:200]
+    monkeypatch.setattr(warm_up, "graphs_of", lambda name, file: made)
+    monkeypatch.setattr(digits, "graphs_of_digits", lambda: made)
     picture = tmp_path / "digits.png"
     given = ["--seeds=1", "--workers=1", f"--output={tmp_path / 'runs'}", f"--picture={picture}"]
     main_here(monkeypatch, digits, *given)
@@ -111,7 +106,8 @@ def test_the_main_job_trains_and_draws(tmp_path, monkeypatch, capsys):
     assert [len(re.findall(r"\b\d+\.\d\b", line)) for line in means] == [3, 3]
     assert all(re.search(r" [+-]\d+\.\d  +[+-]\d+\.\d \(.* to .*\)$", line) for line in deltas)
     assert picture.read_bytes().startswith(b"\x89PNG")
-    assert sorted(trainings) == [0, 20, 20]  # and no further ones for the picture
+    lines = (tmp_path / "runs").read_text().splitlines()
+    assert sorted(json.loads(line)["config"]["epochs"] for line in lines) == [0, 20, 20]
     with pytest.raises(SystemExit, match="2"):
         main_here(monkeypatch, digits, *given)
 
