@@ -14,6 +14,8 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
+from pgcl_losses import InfoNCE
+
 if torch.__version__ < "2.6":
     pytest.skip("torch before 2.6 has no public fully_shard", allow_module_level=True)
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -173,6 +175,35 @@ def from_meta(rank, num_ranks):
 
 def test_a_model_that_begins_on_meta_trains_as_one_process_does():
     on_ranks(from_meta, 2)
+
+
+class Warm(Model):
+    """The recipe of a warm-up: `InfoNCE` in the first steps."""
+
+    steps = 0
+
+    def forward(self, *views):
+        self.steps += 1
+        loss = InfoNCE(gather=self.loss.gather) if self.steps <= len(COUNTS) // 2 else self.loss
+        return loss(*map(self.encoder, views))
+
+
+def after_a_warm_up(rank, num_ranks):
+    model, _ = sharded(partial(whole, kind=Warm))
+    alone = model_of(pgcl, gather=False)
+    alone = Warm(alone.loss, alone.encoder)
+    optimizers = [torch.optim.Adam(each.parameters(), lr=1e-2) for each in (model, alone)]
+    for views, *of_ranks in batches():
+        losses = model(*of_ranks[rank]), alone(*views)
+        torch.testing.assert_close(*losses, **CLOSE)
+        for loss, optimizer in zip(losses, optimizers, strict=True):
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def test_pgcl_after_a_warm_up():
+    on_ranks(after_a_warm_up, 2)
 
 
 def in_bfloat16(rank, num_ranks):

@@ -1,9 +1,11 @@
 """InfoNCE first, PGCL later, as the page shows it: across the switch, and on two processes."""
 
 import copy
+from functools import partial
 
 import pytest
 import torch
+from helpers.marks import compiling, one_graph
 from helpers.ranks import on_ranks
 from torch.nn.parallel import DistributedDataParallel
 
@@ -73,6 +75,59 @@ def trains_as_one_process(rank, num_ranks):
 
 def test_two_processes_train_as_one():
     on_ranks(trains_as_one_process, 2)
+
+
+class ByHand(Model):
+    """The recipe with the three modules."""
+
+    def forward(self, x1, x2, warm):
+        z1, z2 = self.encoder(x1), self.encoder(x2)
+        if warm:
+            return self.info_nce(z1, z2)
+        a = self.pgcl.prototypes(z1, z2)
+        weight = self.pgcl.consistency_weight
+        return self.pgcl.contrast(z1, z2, a) + weight * self.pgcl.consistency(a)
+
+
+def test_by_hand_it_trains_alike():
+    models = []
+    for kind in (Model, ByHand):
+        torch.manual_seed(0)
+        model = kind().double()
+        train(model, torch.optim.Adam(model.parameters(), lr=0.05), range(EPOCHS))
+        models.append(model.state_dict())
+    torch.testing.assert_close(*models)
+
+
+def test_under_autocast_both_phases_have_the_loss_of_the_embeddings():
+    """And a finite gradient, of the prototypes from the switch on."""
+    model, _ = made()
+    model.float()
+    views = views_of(0).float()
+    for warm in (True, False):
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = model(*views, warm=warm)
+            z = [model.encoder(x).detach() for x in views]
+        assert z[0].dtype == torch.bfloat16
+        loss_of = model.info_nce if warm else model.pgcl
+        torch.testing.assert_close(loss, loss_of(*(x.float() for x in z)))
+        model.zero_grad()
+        loss.backward()
+        assert model.encoder.weight.grad.isfinite().all()
+        assert (model.pgcl.prototypes.weight.grad is None) == warm
+
+
+@pytest.mark.slow
+@one_graph
+@compiling
+def test_compiled_it_trains_alike():
+    torch.compiler.reset()
+    models = []
+    for wrap in (lambda model: model, partial(torch.compile, fullgraph=True, backend="aot_eager")):
+        model, optimizer = made()
+        train(wrap(model), optimizer, range(EPOCHS))
+        models.append(model.state_dict())
+    torch.testing.assert_close(*models)
 
 
 def test_no_warning_before_or_after_the_switch():
