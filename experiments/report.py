@@ -22,6 +22,7 @@ PICTURES: dict[str, Callable[[], Figure]] = {
     "temperature.png": few_labels.draw,
     "figures-4-5.png": tu_sets.draw,
     "false-negatives.png": false_negatives.draw,
+    "warm-up.png": warm_up.draw,
 }
 
 

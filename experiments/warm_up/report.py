@@ -3,10 +3,14 @@
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
+import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.figure import Figure
 
 from docs.programs.tables import markdown
 from experiments.common import results
+from experiments.common.graphs import INFO_NCE
+from experiments.common.pictures import curves
 from experiments.common.results import Config
 from experiments.common.tables import (
     DOCS,
@@ -48,6 +52,11 @@ class Results:
 
     def today(self) -> Seeds:
         return self.of(study.pgcl(self.name, 10))
+
+    def compared(self) -> dict[str, Config]:
+        """InfoNCE, PGCL from the first step on, and the form."""
+        configs = study.info_nce(self.name), study.pgcl(self.name, 10), self.form
+        return dict(zip((INFO_NCE, TODAY, FORM), configs, strict=True))
 
 
 def trained() -> list[Results]:
@@ -139,6 +148,59 @@ def longer(every: Sequence[Results]) -> str:
     return markdown(["1 label per class", "InfoNCE", FORM, f"{FORM} minus InfoNCE"], lines)
 
 
+def others(every: Sequence[Results]) -> str:
+    """Other lengths of the warm-up, and parts of PGCL after it, minus InfoNCE, on five seeds."""
+    lines = []
+    for of in every:
+        changes = [{"fraction": fraction} for fraction in choice.FRACTIONS]
+        changes += [{"part": part} for part in study.PARTS]
+        rows = [of.of(of.form | change) for change in changes]
+        if any(rows):
+            same = {seed: value for seed, value in of.ours().items() if seed in study.FEWEST}
+            lines.append([of.name, *(difference(row, of.info_nce()) for row in (same, *rows))])
+    fractions = [f"{fraction:.0%} of the epochs" for fraction in choice.FRACTIONS]
+    head = ["minus InfoNCE", f"{FORM}: 50% of the epochs", *fractions]
+    return markdown([*head, *(f"{part} alone" for part in study.PARTS)], lines)
+
+
+def second_encoder(every: Sequence[Results]) -> str:
+    """The same comparison with a GAT."""
+    lines = []
+    for of in every:
+        rows = [of.of(config | {"encoder": "GAT"}) for config in of.compared().values()]
+        if all(rows):
+            deltas = [difference(row, rows[0]) for row in rows[1:]]
+            lines.append([of.name, *(spread(row.values()) for row in rows), *deltas])
+    head = ["GAT, 1 label per class", INFO_NCE, TODAY, FORM]
+    return markdown([*head, *(f"{row} minus InfoNCE" for row in (TODAY, FORM))], lines)
+
+
+def at_best(every: Sequence[Results]) -> dict[str, tuple[Seeds, Seeds]]:
+    """InfoNCE and the form by set, each at the best of nine settings, where they have run."""
+    pairs = {}
+    for of in every:
+        if of.name in study.CHOOSE_ON:
+            best = choice.best(of.name)
+            pairs[of.name] = of.of(best[INFO_NCE]), of.of(best[study.WARM_UP])
+    return {name: pair for name, pair in pairs.items() if all(pair)}
+
+
+def tuned(every: Sequence[Results]) -> str:
+    """What each loss has at its best, and the settings that development halves selected."""
+    lines = []
+    for name, pair in at_best(every).items():
+        best = choice.best(name)
+        of_pgcl = best[study.WARM_UP]
+        settings = (
+            f"tau={best[INFO_NCE]['temperature']:g}",
+            f"tau={of_pgcl['temperature']:g}, K={of_pgcl['num_prototypes']}",
+        )
+        cells = [f"{spread(x.values())} ({s})" for x, s in zip(pair, settings, strict=True)]
+        lines.append([name, *cells, difference(pair[1], pair[0])])
+    head = ["1 label per class", "InfoNCE at its best", f"{FORM} at its best"]
+    return markdown([*head, f"{FORM} minus InfoNCE"], lines)
+
+
 def deltas(
     every: Iterable[Results],
     config: Callable[[Results], Config] = lambda of: of.form,
@@ -184,8 +246,7 @@ def collapse(every: Sequence[Results]) -> str:
     """Which share of the variance of projections is inside ten clusters, by k-means."""
     lines = []
     for of in every:
-        configs = study.info_nce(of.name), study.pgcl(of.name, 10), of.form
-        runs = [results.matching(of.runs, config).values() for config in configs]
+        runs = [results.matching(of.runs, config).values() for config in of.compared().values()]
         half = spread([100 * run["within_at_half"] for run in runs[0]])
         ends = [spread([100 * run["within"] for run in found]) for found in runs]
         lines.append([of.name, half, *ends, difference(of.today(), of.info_nce())])
@@ -197,14 +258,43 @@ def claim(every: Sequence[Results]) -> str:
     """What README and the page of results say of PGCL as a user would write it."""
     today = Verdict.of(deltas(every, lambda of: study.pgcl(of.name, 10)))
     ours, with_all = (Verdict.of(deltas(every, measure=m)) for m in ("labels_1", "all"))
+    pairs = at_best(every)
+    best = Verdict.of({name: d for name, pair in pairs.items() if (d := paired(*pair[::-1]))})
     (number,) = {of.form["num_prototypes"] for of in every}
     return paragraph(
         f"On {len(ours.above)} of {len(every)} sets. After a warm-up by `InfoNCE()` for half of "
         f"the epochs, `PGCLLoss(dim, {number})` is {ours}, against `InfoNCE()` for all epochs, "
         f"with one label per class (points of accuracy, {len(study.SEEDS)} seeds). Without the "
-        f"warm-up, `PGCLLoss(dim)` is {today}. With all labels, PGCL after a warm-up is "
-        f"{with_all}, of the {sum(map(len, with_all))} sets that have enough graphs in each class."
+        f"warm-up, `PGCLLoss(dim)` is {today}. With each loss at the best of nine settings, PGCL "
+        f"after a warm-up is {best}. With all labels, it is {with_all}."
     )
+
+
+def draw() -> Figure:
+    """`within` and accuracy over the epochs, on two sets; whiskers are standard deviations."""
+    figure, panels = plt.subplots(2, 2, figsize=(8, 5), layout="constrained", sharex="col")
+    for of, (above, below) in zip(map(Results, choice.IN_DEPTH), panels.T, strict=True):
+        tracks: dict[str, list[list[list[float]]]] = {}
+        for row, config in of.compared().items():
+            runs = results.matching(of.runs, config | {"track": True}).values()
+            tracks[row] = [run["track"] for run in runs]
+        epochs = [epoch for epoch, *_ in tracks[INFO_NCE][0]]
+        for place, axes in enumerate((above, below), 1):
+            scale = 100 if place == 1 else 1
+            by_row = {
+                row: [
+                    [scale * point[place] for point in points]
+                    for points in zip(*of_row, strict=True)
+                ]
+                for row, of_row in tracks.items()
+            }
+            curves(axes, epochs, by_row)
+        above.set(title=of.name)
+        below.set(xlabel="epochs")
+    panels[0, 0].set(ylabel="variance within\nclusters, %")
+    panels[1, 0].set(ylabel="accuracy, %,\n1 label per class")
+    panels[1, 1].legend(frameon=False, fontsize="small")
+    return figure
 
 
 def pages() -> dict[Path, dict[str, str]]:
@@ -215,6 +305,9 @@ def pages() -> dict[Path, dict[str, str]]:
         "warm-up candidates": candidates(),
         "warm-up controls": controls(every),
         "warm-up longer": longer(every),
+        "warm-up others": others(every),
+        "warm-up encoder": second_encoder(every),
+        "warm-up tuned": tuned(every),
         "warm-up claim": claim(every),
     }
     of_clusters = {"warm-up collapse": collapse([of for of in every if of.today()])}
