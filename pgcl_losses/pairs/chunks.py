@@ -15,12 +15,18 @@ import torch
 from torch import Tensor
 
 from pgcl_losses.base.distributed import Span
-from pgcl_losses.base.modes import can_be_read, is_batched
+from pgcl_losses.base.modes import can_be_read
 from pgcl_losses.base.normalize import full_precision
 from pgcl_losses.pairs.forms import LossesOfRows
-from pgcl_losses.pairs.partners import find_partners, num_listed
+from pgcl_losses.pairs.partners import num_listed
 from pgcl_losses.pairs.rows import Inputs, Pairs, Rows
-from pgcl_losses.pairs.sums import Gradient, Passes, raise_if_differentiated_twice
+from pgcl_losses.pairs.sums import (
+    Gradient,
+    Passes,
+    raise_if_differentiated_twice,
+    row_losses,
+    sums_in_place,
+)
 
 # On a CPU a chunk should stay in the cache. On other devices it is larger, since starting the
 # operations of a chunk takes a millisecond, and a GPU computes 2^24 scores in half of it.
@@ -131,11 +137,15 @@ def leaves_of(inputs: Tensors, learns: Sequence[bool]) -> list[Any]:
 
 
 def for_each_chunk(
-    chunks: Sequence[Rows], d_losses: Tensor, compute: Callable[[Rows, Tensor], LossesOfRows]
-) -> tuple[Tensor, Tensor]:
-    """Compute the losses ``[Q]`` chunk by chunk, and how many queries have positives.
+    chunks: Sequence[Rows],
+    leaves: Tensors,
+    d_losses: Tensor,
+    losses_of: Callable[[Rows], LossesOfRows],
+) -> LossesWithGradient:
+    """Compute the losses ``[Q]`` and their gradient chunk by chunk.
 
-    ``compute``: makes the losses of a chunk, given d loss / d losses of its rows.
+    ``losses_of``: computes the losses of a chunk, which autograd differentiates by the ``leaves``
+    that require grad. The gradient by a leaf is None if autograd finds none.
     """
     num_rows = [chunk.shape()[0] for chunk in chunks]
     # One tensor has the losses of all chunks. If each chunk left a tensor of its own behind, the
@@ -144,13 +154,27 @@ def for_each_chunk(
     count = torch.zeros((), dtype=torch.long, device=losses.device)
     d_of_chunks = d_losses.expand(len(losses)).split_with_sizes(num_rows)
     each = zip(chunks, losses.split_with_sizes(num_rows), d_of_chunks, strict=True)
+    wanted = {n: x for n, x in enumerate(leaves) if x is not None and x.requires_grad}
+    gradient: list[Tensor | None] = [None] * len(leaves)
     # On a GPU, backward has a thread of its own, and each chunk would wait for it.
     with torch.autograd.set_multithreading_enabled(False):
         for chunk, out, d in each:
-            values, exist = compute(chunk, d)
-            out.copy_(values)
+            with torch.set_grad_enabled(len(wanted) > 0):
+                values, exist = losses_of(chunk)
+            out.copy_(values.detach())
             count += len(out) if exist is None else exist.sum()
-    return losses, count
+            if not wanted:
+                continue
+            parts = torch.autograd.grad(values, [*wanted.values()], d, allow_unused=True)
+            for n, part in zip(wanted, parts, strict=True):
+                if part is not None:
+                    total = gradient[n]
+                    gradient[n] = (
+                        part.clone(memory_format=torch.contiguous_format)
+                        if total is None
+                        else total.add_(part)
+                    )
+    return losses, count, gradient if wanted else None
 
 
 def losses_of_chunks(
@@ -162,56 +186,16 @@ def losses_of_chunks(
     learns: Sequence[bool],
 ) -> LossesWithGradient:
     """Compute the losses of rows from matrices, a chunk at a time, with their gradient."""
-    z: Any = inputs[0]
-    chunks = cut(pairs, rows, z)
+    leaves: Any = Inputs(*leaves_of(inputs, learns))
+    chunks = cut(pairs, rows, leaves.z)
     # All chunks share a matrix: new memory pages for each would take a tenth of the time.
-    matrix = z.new_empty(max([math.prod(chunk.shape()) for chunk in chunks], default=0))
-    leaves = Inputs(z, *leaves_of(inputs[1:], learns[1:]))
+    matrix = leaves.z.new_empty(max([math.prod(chunk.shape()) for chunk in chunks], default=0))
+    # And they share the gradient by the embeddings, to which each adds its part.
     gradient = Gradient(pairs, leaves, learns, d_losses) if any(learns) else None
-
-    def compute(chunk: Rows, d: Tensor) -> LossesOfRows:
-        return losses_of_chunk(pairs, leaves, chunk, passes, matrix, d, gradient)
-
-    losses, count = for_each_chunk(chunks, d_losses, compute)
-    return losses, count, gradient.by_inputs() if gradient else None
-
-
-def losses_of_chunk(
-    pairs: Pairs,
-    inputs: Inputs,
-    rows: Rows,
-    passes: Passes,
-    matrix: Tensor,
-    d: Tensor,
-    gradient: Gradient | None,
-) -> LossesOfRows:
-    """Compute the losses ``[I]`` of a chunk, and add its gradient, from d loss / d losses ``[I]``.
-
-    ``inputs``: those that learn require grad. ``matrix``: the memory for the scores.
-    """
-    z, tau, form = inputs.z, inputs.temperature, pairs.form
-    with torch.set_grad_enabled(gradient is not None):  # weights of positives may learn
-        partners = find_partners(pairs, rows, z, inputs.positive_weights)
-    queries, keys = rows.embeddings(pairs, z)
-    queries, sizes = queries / tau, [*map(len, keys)]
-    scores = matrix[: len(queries) * sum(sizes)].view(len(queries), -1)  # [I, K]
-    for some, out in zip(keys, scores.split_with_sizes(sizes, 1), strict=True):
-        torch.mm(queries, some.T, out=out)
-    # From here on the matrix holds powers.
-    sums, powers = passes.sum_up(pairs, rows, scores, partners, tau, tau.requires_grad)
-    x, log_s, log_count = sums
-    if gradient is None:
-        return form.losses(log_s, x, partners.positives, tau, log_count)
-    leaves = [x.requires_grad_(), log_s.requires_grad_()]
-    leaves += [leaf for leaf in inputs[1:] if leaf is not None and leaf.requires_grad]
-    with torch.enable_grad():
-        losses, exist = form.losses(log_s, x, partners.positives, tau, log_count)
-        d_x, d_log_s, *d_others = torch.autograd.grad(losses, leaves, d, materialize_grads=True)
-    d_scores, by_tau = passes.derivatives_by_scores(
-        pairs, rows, partners, powers, d_log_s, d_x, gradient.scale, not is_batched(d)
+    sums = partial(sums_in_place, passes=passes, matrix=matrix, gradient=gradient)
+    losses, count, others = for_each_chunk(
+        chunks, leaves, d_losses, lambda chunk: row_losses(pairs, chunk, leaves, sums)
     )
-    gradient.add(rows, d_scores, by_tau)
-    totals = [total for total in gradient.others if total is not None]
-    for total, d_other in zip(totals, d_others, strict=True):
-        total += d_other
-    return losses.detach(), exist
+    if gradient is None or others is None:
+        return losses, count, None
+    return losses, count, gradient.by_inputs(others[1:])

@@ -119,25 +119,25 @@ def _losses_with_gradient(
 
     ``inputs``: the fields of `Inputs`, and log S ``[M]``.
     """
-    *leaves, log_s = leaves_of(inputs, learns)
-    given, tau = Inputs(*leaves), leaves[1].detach()
-    wanted = [x for x in (*leaves, log_s) if x is not None and x.requires_grad]
-    totals = [d_losses.new_zeros(x.shape) for x in wanted]
+    leaves = leaves_of(inputs, learns)
+    given, log_s = Inputs(*leaves[:-1]), leaves[-1]
+    tau = given.temperature.detach()
     scale = scale_of(tau, is_small=False) * tau  # see `Gradient`
 
-    def compute(chunk: Rows, d: Tensor) -> LossesOfRows:
-        with torch.set_grad_enabled(any(learns)):
-            losses, exist = _losses_of_rows(pairs, given, chunk, log_s, log_count, None)
-        if wanted:
-            parts = torch.autograd.grad(losses, wanted, d * scale, materialize_grads=True)
-            for total, part in zip(totals, parts, strict=True):
-                total += part
-        return losses.detach(), exist
+    def losses_of(chunk: Rows) -> LossesOfRows:
+        return _losses_of_rows(pairs, given, chunk, log_s, log_count, None)
 
-    losses, count = for_each_chunk(chunks, d_losses, compute)
-    found = iter(totals)
-    gradient = [next(found).div_(scale) if learns_x else None for learns_x in learns]
-    return losses, count, gradient if wanted else None
+    losses, count, found = for_each_chunk(chunks, leaves, d_losses * scale, losses_of)
+    if found is None:
+        return losses, count, None
+    zeros = [
+        d_losses.new_zeros(x.shape) if learns_x else None
+        for x, learns_x in zip(leaves, learns, strict=True)
+    ]
+    gradient = [
+        zero if part is None else part.div_(scale) for part, zero in zip(found, zeros, strict=True)
+    ]
+    return losses, count, gradient
 
 
 def _log_sums(pairs: Pairs, inputs: Inputs, products: Products) -> tuple[Tensor, Tensor]:

@@ -14,9 +14,8 @@ from pgcl_losses.base.warnings import warn
 from pgcl_losses.pairs.chunks import is_one_chunk, losses_by_chunks
 from pgcl_losses.pairs.forms import Compared, LossesOfRows
 from pgcl_losses.pairs.lists import losses_of_lists, plain_products, products_in_parts
-from pgcl_losses.pairs.partners import find_partners
 from pgcl_losses.pairs.rows import Inputs, Pairs, Rows, all_rows
-from pgcl_losses.pairs.sums import PLAIN, SumsFunction, matrix_sums, sums_in_place
+from pgcl_losses.pairs.sums import PLAIN, matrix_sums, row_losses, sums_in_place
 from pgcl_losses.pairs.two_views import blocks_of, losses_of_block
 
 Engine = Literal["auto", "dense", "chunks", "fused"]
@@ -139,16 +138,6 @@ def num_compared(pairs: Pairs, inputs: Inputs, engine: Engine, processes: Proces
     """Count the queries of this process that have both positives and negatives."""
     pairs = pairs._replace(form=Compared(), hardness=0.0, learns=False)
     return losses_of_queries(pairs, inputs, "none", engine, processes)[0].sum()
-
-
-def row_losses(pairs: Pairs, rows: Rows, inputs: Inputs, sums: SumsFunction) -> LossesOfRows:
-    """Compute the losses ``[I]`` of some rows, and which queries have positives (None: all have).
-
-    ``sums`` is one of the functions of `sums`, which says what can be differentiated how often.
-    """
-    partners = find_partners(pairs, rows, inputs.z, inputs.positive_weights)
-    x, log_s, log_count = sums(pairs, rows, inputs, partners)
-    return pairs.form.losses(log_s, x, partners.positives, inputs.temperature, log_count)
 
 
 def joined(results: Sequence[LossesOfRows], inputs: Inputs) -> tuple[Tensor, Tensor | int]:

@@ -3,8 +3,8 @@
 `matrix_sums` computes them in plain torch, for ``engine="dense"``, torch.func and torch.compile.
 `sums_in_place` computes the same in one matrix, which is overwritten, so that the sums can be
 differentiated once: `sum_up` leads from scores to sums, `derivatives_by_scores` leads back to
-scores, and `Gradient.add` from there to embeddings. `chunks` calls these three for one chunk after
-the other. Listed negatives, which need no matrix, are in `lists`.
+scores, and `Gradient.add` from there to embeddings. All ways that keep a matrix call `row_losses`.
+Listed negatives, which need no matrix, are in `lists`.
 """
 
 import math
@@ -16,8 +16,9 @@ from torch import Tensor
 
 from pgcl_losses.base.modes import can_be_read, is_transformed, may_overwrite
 from pgcl_losses.base.normalize import full_precision
+from pgcl_losses.pairs.forms import LossesOfRows
 from pgcl_losses.pairs.negatives import add_log_weights, fill_others
-from pgcl_losses.pairs.partners import Partners, lowest
+from pgcl_losses.pairs.partners import Partners, find_partners, lowest
 from pgcl_losses.pairs.rows import Inputs, Pairs, Rows
 from pgcl_losses.pairs.score_mod import Differentiated
 
@@ -30,6 +31,16 @@ SumsFunction = Callable[[Pairs, Rows, Inputs, Partners], SumsOfRows]
 _HIGH_TEMPERATURE = 0.05
 # e^x is computed as 2^(x log2 e), which takes a third of the time on a CPU.
 _LOG2_E = math.log2(math.e)
+
+
+def row_losses(pairs: Pairs, rows: Rows, inputs: Inputs, sums: SumsFunction) -> LossesOfRows:
+    """Compute the losses ``[I]`` of some rows, and which queries have positives (None: all have).
+
+    ``sums``: `matrix_sums` or `sums_in_place`, which say what can be differentiated how often.
+    """
+    partners = find_partners(pairs, rows, inputs.z, inputs.positive_weights)
+    x, log_s, log_count = sums(pairs, rows, inputs, partners)
+    return pairs.form.losses(log_s, x, partners.positives, inputs.temperature, log_count)
 
 
 def matrix_sums(pairs: Pairs, rows: Rows, inputs: Inputs, partners: Partners) -> SumsOfRows:
@@ -246,14 +257,32 @@ class Gradient:
             by_scores = (queries / -self.divisor * d_queries).sum() / self.temperature
             self.others[0] = sum([by_scores, *by_tau], by_temperature)
 
-    def by_inputs(self) -> Inputs:
-        """Return the gradient, None for inputs that do not learn; nothing can be added then."""
-        return Inputs(self.products.div_(self.divisor), *self.others)
+    def by_inputs(self, others: Sequence[Tensor | None] = (None, None)) -> Inputs:
+        """Return the gradient, None for inputs that do not learn; nothing can be added then.
+
+        ``others``: what autograd has found by the temperature and by the weights of positives.
+        """
+        each = zip(self.others, others, strict=True)
+        totals = [total if total is None or part is None else total + part for total, part in each]
+        return Inputs(self.products.div_(self.divisor), *totals)
 
 
-def sums_in_place(pairs: Pairs, rows: Rows, inputs: Inputs, partners: Partners) -> SumsOfRows:
-    """Compute the sums as `matrix_sums` does, but overwrite the matrix of scores ``[I, K]``."""
-    sums: SumsOfRows = _SumsInPlace.apply(*inputs[:2], pairs, rows, partners)  # type: ignore[no-untyped-call]  # torch has no type there
+def sums_in_place(
+    pairs: Pairs,
+    rows: Rows,
+    inputs: Inputs,
+    partners: Partners,
+    passes: Passes = PLAIN,
+    matrix: Tensor | None = None,
+    gradient: Gradient | None = None,
+) -> SumsOfRows:
+    """Compute the sums as `matrix_sums` does, but overwrite the matrix of scores ``[I, K]``.
+
+    Chunks of rows share the memory of a ``matrix``, and a ``gradient``: the backward of each chunk
+    adds its part by the embeddings and the temperature there, instead of returning it.
+    """
+    rest = pairs, rows, partners, passes, matrix, gradient
+    sums: SumsOfRows = _SumsInPlace.apply(*inputs[:2], *rest)  # type: ignore[no-untyped-call]  # torch has no type there
     return sums
 
 
@@ -262,15 +291,18 @@ class _SumsInPlace(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, z: Tensor, temperature: float | Tensor, *rest: Any) -> SumsOfRows:
-        pairs, rows, partners = rest
+        pairs, rows, partners, passes, matrix, shared = rest
         queries, keys = rows.embeddings(pairs, z)
-        queries = queries / temperature
-        parts = [queries @ some.T for some in keys]
-        scores = parts[0] if len(parts) == 1 else torch.cat(parts, 1)  # [I, K]
-        sums, made = sum_up(pairs, rows, scores, partners, temperature, ctx.needs_input_grad[1])
-        tau = temperature if isinstance(temperature, Tensor) else None
-        ctx.save_for_backward(z, tau, *made.powers, *made.totals)
-        ctx.rest = temperature, *rest, made.score_mod
+        scores = product(queries / temperature, keys, matrix)
+        learns_tau = ctx.needs_input_grad[1]
+        sums: SumsOfRows
+        sums, powers = passes.sum_up(pairs, rows, scores, partners, temperature, learns_tau)
+        if shared is None:
+            tau = temperature if isinstance(temperature, Tensor) else None
+            ctx.save_for_backward(z, tau, *powers.powers, *powers.totals)
+            powers = powers.score_mod
+        # Else hooks of saved tensors, such as save_on_cpu, would copy the matrix of each chunk.
+        ctx.rest = temperature, powers, *rest
         if sums[2] is not None:
             ctx.mark_non_differentiable(sums[2])
         return sums
@@ -278,18 +310,31 @@ class _SumsInPlace(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, d_x: Tensor, d_log_s: Tensor, _: Any) -> tuple[Any, ...]:
         raise_if_differentiated_twice()
-        z, tau, *saved = ctx.saved_tensors
-        temperature, pairs, rows, partners, score_mod = ctx.rest
-        inputs = Inputs(z, temperature if tau is None else tau, None)
-        learns = *ctx.needs_input_grad[:2], False
-        gradient = Gradient(pairs, inputs, learns, d_log_s)
-        saved = [x.contiguous() for x in saved]  # hooks may unpack them otherwise
-        powers = Powers(saved[: len(saved) // 2], saved[len(saved) // 2 :], score_mod)
-        d, by_tau = derivatives_by_scores(
+        temperature, powers, pairs, rows, partners, passes, _, gradient = ctx.rest
+        is_shared = gradient is not None
+        if not is_shared:
+            z, tau, *saved = ctx.saved_tensors
+            inputs = Inputs(z, temperature if tau is None else tau, None)
+            gradient = Gradient(pairs, inputs, (*ctx.needs_input_grad[:2], False), d_log_s)
+            saved, half = [x.contiguous() for x in saved], len(saved) // 2  # hooks may change it
+            powers = Powers(saved[:half], saved[half:], powers)
+        d, by_tau = passes.derivatives_by_scores(
             pairs, rows, partners, powers, d_log_s, d_x, gradient.scale, may_overwrite(d_log_s)
         )
         gradient.add(rows, d, by_tau)
-        return *gradient.by_inputs()[:2], None, None, None
+        return *((None, None) if is_shared else gradient.by_inputs()[:2]), *[None] * 6
+
+
+def product(queries: Tensor, keys: Sequence[Tensor], matrix: Tensor | None) -> Tensor:
+    """Multiply queries by their keys ``[I, K]``, maybe in the memory of a larger matrix."""
+    if matrix is None:
+        parts = [queries @ some.T for some in keys]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+    sizes = [*map(len, keys)]
+    scores = matrix[: len(queries) * sum(sizes)].view(len(queries), -1)
+    for some, out in zip(keys, scores.split_with_sizes(sizes, 1), strict=True):
+        torch.mm(queries, some.T, out=out)
+    return scores
 
 
 def add_product(total: Tensor, a: Tensor, b: Tensor) -> None:

@@ -34,22 +34,20 @@ def largest_tensor(function):
 
 
 class AliveTensors(TorchDispatchMode):
-    """Counts the memories of tensors that were made within the block and are alive."""
+    """Counts the memories that tensors made within the block hold, and the ``most`` at a time."""
 
     def __init__(self):
         super().__init__()
-        self.made = {}
+        self.made, self.most = {}, 0
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         result = function(*args, **(kwargs or {}))
         for x in tree_leaves(result):
             if isinstance(x, torch.Tensor):
                 self.made[StorageWeakRef(x.untyped_storage())] = None
-        return result
-
-    def count(self):
         self.made = {ref: None for ref in self.made if not ref.expired()}
-        return len(self.made)
+        self.most = max(self.most, len(self.made))
+        return result
 
 
 class Kept:
