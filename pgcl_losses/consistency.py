@@ -80,7 +80,7 @@ class ConsistencyLoss(LossModule):
         elif batch.log_probs is None or batch.targets is None:
             raise ValueError(NOT_ASSIGNED)
         else:
-            processes, heads = batch.context.processes, batch.heads
+            processes, heads = batch.processes, batch.heads
             predicted, targets = batch.log_probs, batch.targets
         num_views, num_prototypes = len(processes.counts), sum(heads)
         if num_views < 2:

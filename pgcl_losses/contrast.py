@@ -107,12 +107,12 @@ class PrototypeReweightedNCE(WeightedInfoNCE):
         batch = batch_argument(self, views, (assignments, clusters, prototypes, metadata))
         if batch is None:
             batch = self.batch_of(views, assignments, clusters, prototypes, metadata)
-        elif (num_views := len(batch.context.processes.counts)) < 2:
+        elif (num_views := len(batch.processes.counts)) < 2:
             raise ValueError(f"views must be two or more, but the batch has {num_views}")
         if isinstance(views[0], Batch):
             return self.loss_of_batch(batch)
         # The prototypes have checked whether two of the views are one tensor.
-        return self.loss_of_batch(batch, views if assignments is None else ())
+        return self.loss_of_views(batch, views if assignments is None else ())
 
     if TYPE_CHECKING:
         __call__ = forward
@@ -149,7 +149,7 @@ class PrototypeReweightedNCE(WeightedInfoNCE):
                 samples = batch.embeddings.detach()  # also from the tangents of forward mode
                 if batch.memory is not None:
                     samples = torch.cat([samples, batch.memory])
-                more["pair_weight"] = Gaussian(*cosine_moments(samples, batch.context.filled))
+                more["pair_weight"] = Gaussian(*cosine_moments(samples, batch.pairs.filled))
         return super().pairs_of(batch, **more)
 
     def _weights(self, batch: Batch) -> Table:
@@ -162,7 +162,7 @@ class PrototypeReweightedNCE(WeightedInfoNCE):
         ):
             if self.weighting == "prototype" and batch.prototypes is not None:
                 prototypes = batch.prototypes.detach().split_with_sizes(batch.heads)[head]
-                dtype, filled = batch.embeddings.dtype, batch.context.filled
+                dtype, filled = batch.embeddings.dtype, batch.pairs.filled
                 counts = cluster_counts(clusters, size, dtype, filled)
                 table = prototype_log_weights(prototypes, counts / counts.sum())
             else:
@@ -221,7 +221,7 @@ class PrototypeReweightedNCE(WeightedInfoNCE):
         for name, other in (("clusters", clusters), ("prototypes", prototypes)):
             if other is not None:
                 raise TypeError(f"assignments already hold the {name}: leave {name}= out")
-        processes = assignments.batch.context.processes
+        processes = assignments.batch.processes
         own = [counts[processes.rank] for counts in processes.counts]
         if own != [len(view) for view in views]:
             came = f"{len(views)} views of {len(views[0])} graphs"

@@ -63,19 +63,11 @@ class WeightedInfoNCE(LossModule):
 
     def pairs_of(self, batch: Batch, *, debias: float = 0.0, **more: Any) -> Pairs:
         """Say which pairs of a batch count. Subclasses add how much, as ``more`` fields."""
-        context = batch.context
-        return Pairs(
-            context.processes.lengths(),
-            self.negatives,
+        return batch.pairs._replace(
+            negatives=self.negatives,
             first_queries=self.queries == "first",
-            labels=batch.labels,
-            positives=context.positives,
-            negative_pairs=context.negative_pairs,
-            memory=batch.memory,
-            filled=context.filled,
             score_mod=self.score_mod,
             learns=torch.is_grad_enabled(),
-            metadata=batch.metadata,
             form=Form(self.over_positives, self.decoupled, debias),
             **more,
         )
@@ -92,28 +84,38 @@ class WeightedInfoNCE(LossModule):
             for name in [name for name, other in others.items() if other is not None]:
                 why = "it can weigh and leave out negatives itself, but only those of the batch"
                 raise ValueError(f"score_mod and {name} cannot be combined, choose one: {why}")
-        z, context = batch.embeddings, batch.context
-        temperature = context.processes.temperature(self.temperature, z.dtype)
-        return pairs, Inputs(z, temperature, context.positive_weights)
+        z = batch.embeddings
+        temperature = batch.processes.temperature(self.temperature, z.dtype)
+        return pairs, Inputs(z, temperature, batch.positive_weights)
 
-    def loss_of_batch(self, batch: Batch, views: Sequence[object] | None = None) -> Tensor:
+    def loss_of_batch(self, batch: Batch) -> Tensor:
         """Compute the loss of a batch, which has what the weights of negatives depend on.
 
-        ``views``: what a user has called this loss with. The embeddings are then checked for silent
-        failures; without it, the module that made the batch checks them.
+        The module that made the batch has checked its embeddings for silent failures.
         """
+        return self._loss_and_whether_it_trains(batch)[0]
+
+    def loss_of_views(self, batch: Batch, views: Sequence[object]) -> Tensor:
+        """Compute the loss of the batch of ``views``, which this loss has been called with.
+
+        Its embeddings are checked for silent failures.
+        """
+        loss, trains = self._loss_and_whether_it_trains(batch)
+        if trains:
+            self._watch.check_embeddings(batch, views)
+        return loss
+
+    def _loss_and_whether_it_trains(self, batch: Batch) -> tuple[Tensor, bool]:
         with full_precision(batch.embeddings.device):
             pairs, inputs = self.pairs_and_inputs(batch)
-            processes = batch.context.processes
-            loss = loss_of_pairs(pairs, inputs, self.reduction, self.engine, processes)
+            loss = loss_of_pairs(pairs, inputs, self.reduction, self.engine, batch.processes)
         prototypes = batch.prototypes  # learn beside this loss, which may have no gradient
         learn = torch.is_grad_enabled() and prototypes is not None and prototypes.requires_grad
-        if self._watch.counts(self, batch, loss.requires_grad or learn):
-            if views is not None:
-                self._watch.check_embeddings(batch, views)
-            count = partial(num_compared, pairs, inputs, self.engine, processes)
+        trains = self._watch.counts(self, batch, loss.requires_grad or learn)
+        if trains:
+            count = partial(num_compared, pairs, inputs, self.engine, batch.processes)
             self._watch.check_contrast(loss, count)
-        return loss
+        return loss, trains
 
     def check_options(self) -> None:
         """Raise an error for options that contradict each other."""
@@ -292,14 +294,14 @@ class InfoNCE(WeightedInfoNCE, LossWithMemory):
             negative_pairs (Tensor): pairs (query, key) ``[2, P]`` that replace all other negatives.
         """
         given = Given(labels, positives, positive_weights, metadata, negative_pairs)
-        batch, is_unit = batch_argument(self, views, given), self.similarity == "cosine"
+        batch = batch_argument(self, views, given)
         if batch is not None:
-            if self.memory is not None or batch.context.is_unit != is_unit:
+            if self.memory is not None or self.similarity != "cosine":
                 own = "a memory and a similarity of its own"
                 raise TypeError(f"a batch has {own}: call this InfoNCE with tensors")
             return self.loss_of_batch(batch)
-        batch = self.batch_of(views, given)
-        loss = self.loss_of_batch(batch, views)
+        batch = self.batch_of(views, **given._asdict())
+        loss = self.loss_of_views(batch, views)
         if self.memory is not None and self.moves_state(batch.embeddings):
             self.memory.store_batch(batch, manually=False)
         return loss
@@ -307,20 +309,21 @@ class InfoNCE(WeightedInfoNCE, LossWithMemory):
     if TYPE_CHECKING:
         __call__ = forward
 
-    def batch_of(self, views: Sequence[Any], given: Given) -> Batch:
+    def batch_of(self, views: Sequence[Any], **call: Any) -> Batch:
         """Check what the loss is called with, and make a batch of it."""
+        given = Given(**call)
         processes = self.agree("forward", views, lambda: self._check(views, given))
-        is_dot = self.similarity == "dot"
-        is_unit = self.memory_size > 0 and not is_dot  # without a memory, the loss normalises
-        batch = Batch.from_views(views, processes, given, is_unit=is_unit)
-        if is_dot:
+        is_cosine = self.similarity == "cosine"
+        now = is_cosine and self.memory_size > 0  # without a memory, `Inputs.normalized` does it
+        batch = Batch.from_views(views, processes, given, normalize=now)
+        if not is_cosine:
             batch = batch._replace(embeddings=finite_or_nan(batch.embeddings))
+        elif not now:
+            batch = batch._replace(pairs=batch.pairs._replace(normalize=True))
         return self.with_memory(batch)
 
     def pairs_of(self, batch: Batch, **more: Any) -> Pairs:
-        more |= {"hardness": self.hardness, "debias": self.debias}
-        normalize = self.similarity == "cosine" and not batch.context.is_unit
-        return super().pairs_of(batch, normalize=normalize, **more)
+        return super().pairs_of(batch, hardness=self.hardness, debias=self.debias, **more)
 
     @classmethod
     def like(cls, name: str, **options: Any) -> "Self":

@@ -17,7 +17,6 @@ from pgcl_losses.info_nce import WeightedInfoNCE
 from pgcl_losses.pairs.batch import (
     Assignments,
     Batch,
-    Context,
     Negatives,
     OverPositives,
     PGCLTerms,
@@ -27,6 +26,7 @@ from pgcl_losses.pairs.batch import (
 from pgcl_losses.pairs.given import Given, Labels
 from pgcl_losses.pairs.loss import Engine
 from pgcl_losses.pairs.memory import LossWithMemory, Memory
+from pgcl_losses.pairs.rows import Pairs
 from pgcl_losses.pairs.score_mod import ScoreMod
 from pgcl_losses.prototypes import SinkhornPrototypes
 from pgcl_losses.watch import Watch
@@ -249,12 +249,13 @@ class PGCLLoss(LossWithMemory):
         loss, contrast, consistency, batch = self._compute(views, given)
         cosine = mean_cosine(batch.embeddings.detach())
         # The memory already holds this batch, so it must not be seen again.
-        alone = Batch(batch.embeddings, Context(batch.context.processes))
+        alone = Batch(batch.embeddings, batch.processes, Pairs(batch.pairs.lengths))
         assigned = Assignments(alone.assigned_as(batch))
         return PGCLTerms(loss, contrast, consistency, assigned, cosine)
 
-    def batch_of(self, views: tuple[Any, ...], given: Given) -> Batch:
+    def batch_of(self, views: tuple[Any, ...], **call: Any) -> Batch:
         """Check what the loss is called with, and make a batch of it, with its assignments."""
+        given = Given(**call)
         processes = self.agree("forward", views, lambda: self._check(views, given))
         dtype = computing_dtype(views[0], self.prototypes.weight)
         batch = Batch.from_views(views, processes, given, dtype=dtype)
@@ -264,7 +265,7 @@ class PGCLLoss(LossWithMemory):
         self, views: tuple[Tensor, ...], given: Given
     ) -> tuple[Tensor, Tensor, Tensor, Batch]:
         """Compute the loss, its contrast and its consistency; also return the batch."""
-        batch = self.batch_of(views, given)
+        batch = self.batch_of(views, **given._asdict())
         z = batch.embeddings
         loss = contrast = consistency = z.new_zeros(())
         # In forward mode, a Python number times a float32 scalar would have a tangent in float64.

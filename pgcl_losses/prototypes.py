@@ -232,7 +232,7 @@ class SinkhornPrototypes(LossModule):
 
         ``views``: what a user has called this module with, which is checked for silent failures.
         """
-        processes, embeddings = batch.context.processes, batch.embeddings
+        processes, embeddings = batch.processes, batch.embeddings
         with full_precision(embeddings.device):
             prototypes = processes.average_gradient(self._unit_prototypes(embeddings.dtype))
             temperature = processes.temperature(self.temperature, embeddings.dtype)
@@ -255,10 +255,10 @@ class SinkhornPrototypes(LossModule):
                 log_q, cosines = log_q[..., :num_graphs].flatten(1), cosines.flatten(1)
                 targets = probabilities(log_q)  # [K, M]
                 if (
-                    batch.memory is not None and batch.context.filled is not None
+                    batch.memory is not None and batch.pairs.filled is not None
                 ):  # balanced like a view
                     past = rows @ batch.memory.T  # [K, B]
-                    balanced = self._balanced(batch.context.filled[len(embeddings) :])
+                    balanced = self._balanced(batch.pairs.filled[len(embeddings) :])
                     log_q = torch.cat([log_q, self._by_head(balanced, past)], dim=1)
                     cosines = torch.cat([cosines, past], dim=1)
                 ranking = rank_clusters(log_q, cosines, self.epsilon)  # [K, M + B]

@@ -17,7 +17,7 @@ from pgcl_losses.contrast import PrototypeReweightedNCE
 from pgcl_losses.info_nce import InfoNCE, WeightedInfoNCE
 from pgcl_losses.pairs.batch import Batch, of_all_sets
 from pgcl_losses.pairs.chunks import cut
-from pgcl_losses.pairs.given import Given, Labels, of_sets
+from pgcl_losses.pairs.given import Labels, of_sets
 from pgcl_losses.pairs.lists import losses_of_lists, plain_products, products_in_parts
 from pgcl_losses.pairs.partners import find_partners, lowest
 from pgcl_losses.pairs.rows import Inputs, Pairs, Rows, all_rows
@@ -207,12 +207,12 @@ def repulsion(
     check_arguments(f"a call of {type(loss).__name__}", inspect.unwrap(type(loss).forward), call)
     alone = copy.copy(loss)  # with the same parameters and buffers, in this process
     alone.gather = False
-    given = call if isinstance(loss, PrototypeReweightedNCE) else {"given": Given(**call)}
     with torch.no_grad(), full_precision(views[0].device):
-        batch: Batch = alone.batch_of(views, **given)
+        batch: Batch = alone.batch_of(views, **call)
         pairs, inputs = contrast.pairs_and_inputs(batch)
         pairs = pairs._replace(learns=True)
-        is_unit, inputs = batch.context.is_unit or pairs.normalize, inputs.normalized(pairs)
+        is_unit = getattr(contrast, "similarity", "cosine") == "cosine"
+        inputs = inputs.normalized(pairs)
         del batch  # the embeddings as they came
         inputs = inputs._replace(z=inputs.z.detach(), temperature=float(inputs.temperature))
         of_class = _classes(pairs, views, classes, inputs.z.device)

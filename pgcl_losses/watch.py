@@ -98,7 +98,7 @@ class Watch:
     def check_embeddings(self, batch: Batch, views: Sequence[object] = ()) -> None:
         """Check the embeddings of a training forward, and the views or sets that they come from."""
         self._check("gradient", _PATIENCE, not batch.embeddings.requires_grad)
-        sizes, size = self.sizes, batch.context.processes.lengths()[0]
+        sizes, size = self.sizes, batch.processes.lengths()[0]
         if sizes and _SMALL * sizes[-1] <= size:
             *before, small = sizes
             if before == [size] * _FULL:  # a new epoch has begun
@@ -138,7 +138,7 @@ class Watch:
         """Check a batch that the prototypes have assigned."""
         if batch.prototypes is None or batch.log_probs is None or batch.targets is None:
             return
-        num_graphs, largest = batch.context.processes.lengths()[0], max(prototypes.heads)
+        num_graphs, largest = batch.processes.lengths()[0], max(prototypes.heads)
         # A single prototype cannot learn.
         if not self.is_motion_known and batch.prototypes.requires_grad and largest > 1:
             if self.gradients < _PATIENCE:

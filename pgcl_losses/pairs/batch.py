@@ -13,7 +13,7 @@ from pgcl_losses.base.modes import can_be_read
 from pgcl_losses.base.module import LossModule
 from pgcl_losses.base.normalize import computing_dtype, full_precision, unit_vectors
 from pgcl_losses.pairs.given import Given, Labels, is_unknown
-from pgcl_losses.pairs.rows import Listed
+from pgcl_losses.pairs.rows import Listed, Pairs
 
 Negatives = Literal["all", "cross", "memory"]
 OverPositives = Literal["mean", "supcon", "sum"]
@@ -52,26 +52,17 @@ class Assignment(NamedTuple):
         return self.heads or (self.targets.shape[1],)
 
 
-class Context(NamedTuple):
-    """What the modules of this package know of a batch besides its public fields."""
-
-    processes: Processes
-    is_unit: bool = True  # whether embeddings and memory have unit length; InfoNCE may wait with it
-    filled: Tensor | None = None  # [M + B] bool, False for empty slots of the memory; None: all
-    positives: Listed | None = None  # [P] pairs of embeddings; the queries are of this process
-    positive_weights: Tensor | None = None  # [P] one for each pair of `positives`
-    negative_pairs: Listed | None = None  # [P] pairs as in `positives`
-
-
 class Batch(NamedTuple):
     """The embeddings of all views (or sets), of all processes, with what the modules add to them.
 
     A training loop needs no batch: losses make it from the views. It is for those who replace a
     module of :class:`PGCLLoss` by one of their own. All modules but PGCLLoss itself take a batch in
-    place of tensors. ``context`` is for this package alone.
+    place of tensors.
 
     The M embeddings lie one set after the other, and the B past embeddings of a memory follow them:
-    ``[M + B]``. :class:`SinkhornPrototypes` fills the fields from ``prototypes`` to ``heads``.
+    ``[M + B]``. :class:`SinkhornPrototypes` fills the fields from ``prototypes`` to ``heads``, and
+    a module of yours may replace them, by ``batch._replace(clusters=...)``. ``processes``,
+    ``pairs`` and ``positive_weights`` are for this package alone.
 
     Example:
         >>> from pgcl_losses import PGCLLoss
@@ -84,10 +75,9 @@ class Batch(NamedTuple):
     """
 
     embeddings: Tensor  # [M, D]
-    context: Context
-    labels: Tensor | None = None  # [M + B] int64; None: row i of every view is graph i
-    metadata: Tensor | None = None  # [M, ...] what a score_mod may know of each embedding
-    memory: Tensor | None = None  # [B, D] past embeddings, as negatives; empty slots are 0
+    processes: Processes
+    pairs: Pairs  # labels, listed pairs, metadata and memory, which have no gradient
+    positive_weights: Tensor | None = None  # [P] one for each pair of `pairs.positives`
     prototypes: Tensor | None = None  # [K, D] of unit length, one head after the other
     log_probs: Tensor | None = None  # [M, K] log p, the prediction, with gradient
     targets: Tensor | None = None  # [M, K] q, the balanced assignment, no gradient
@@ -101,7 +91,7 @@ class Batch(NamedTuple):
         processes: Processes,
         given: Given,
         *,
-        is_unit: bool = True,
+        normalize: bool = True,
         dtype: torch.dtype | None = None,
     ) -> "Batch":
         """Make a batch from views (or sets): gather them and what is given from all processes.
@@ -110,36 +100,35 @@ class Batch(NamedTuple):
         process, and become positions in the gathered embeddings. Pairs are not gathered, since each
         process computes the losses of its own queries.
 
-        ``is_unit``: whether to normalise the embeddings. ``dtype``: the dtype in which the loss is
-        computed; by default float64 if the views are float64, else float32.
+        ``normalize``: whether embeddings get unit length here. ``dtype``: the dtype in which the
+        loss is computed; by default float64 if the views are float64, else float32.
         """
         device, dtype = views[0].device, dtype or computing_dtype(views[0])
-        context, metadata = Context(processes, is_unit), None
+        pairs, weights = Pairs(processes.lengths()), given.positive_weights
         labels = None if given.labels is None else of_all_sets(given.labels, len(views))
         with full_precision(device):
             z = torch.cat(tuple(views))
-            z = unit_vectors(z, dtype) if is_unit else z.to(dtype)
+            z = unit_vectors(z, dtype) if normalize else z.to(dtype)
             if labels is not None and not can_be_read(labels):  # elsewhere it is an error
                 z = z.masked_fill(is_unknown(labels).unsqueeze(1), torch.nan)
             embeddings = processes.gather(z)
         if labels is not None:
-            labels = processes.gather(labels)
+            pairs = pairs._replace(labels=processes.gather(labels))
         if given.metadata is not None:
             metadata = of_all_sets(given.metadata, len(views))
             if processes.num_ranks() > 1:  # as bytes: backends do not know all dtypes
                 own = metadata.unsqueeze(-1).contiguous().view(torch.uint8)
                 metadata = processes.gather(own).view(metadata.dtype).squeeze(-1)
+            pairs = pairs._replace(metadata=metadata)
         if given.positives is not None:
-            weights = given.positive_weights
             if weights is None:
                 weights = z.new_ones(given.positives.shape[1])
             listed, order = Listed.by_query(*processes.positions_of_own(device)[given.positives])
-            weights = weights[order].to(dtype)
-            context = context._replace(positives=listed, positive_weights=weights)
+            pairs, weights = pairs._replace(positives=listed), weights[order].to(dtype)
         if given.negative_pairs is not None:
             listed, _ = Listed.by_query(*processes.positions_of_own(device)[given.negative_pairs])
-            context = context._replace(negative_pairs=listed)
-        return cls(embeddings, context, labels, metadata)
+            pairs = pairs._replace(negative_pairs=listed)
+        return cls(embeddings, processes, pairs, weights)
 
     def assigned(self, prototypes: Tensor | None, clusters: Sequence[Tensor] | None) -> "Batch":
         """Add prototypes, and the clusters of this process's views, to the batch.
@@ -152,7 +141,7 @@ class Batch(NamedTuple):
                 units = unit_vectors(prototypes.detach(), dtype)
             batch = batch._replace(prototypes=units, heads=(len(units),))
         if clusters is not None:
-            numbers, heads = self.context.processes.gather(torch.cat(tuple(clusters))), batch.heads
+            numbers, heads = self.processes.gather(torch.cat(tuple(clusters))), batch.heads
             if not heads:  # no argument says how many clusters exist: count them
                 different, numbers = torch.unique(numbers, return_inverse=True)
                 heads = (len(different),)
@@ -170,13 +159,28 @@ class Batch(NamedTuple):
             heads=other.heads,
         )
 
+    @property
+    def labels(self) -> Tensor | None:
+        """The labels ``[M + B]`` int64; None: row i of every view is graph i."""
+        return self.pairs.labels
+
+    @property
+    def metadata(self) -> Tensor | None:
+        """What a `score_mod` may know of each embedding, ``[M, ...]``."""
+        return self.pairs.metadata
+
+    @property
+    def memory(self) -> Tensor | None:
+        """Past embeddings ``[B, D]``, as negatives; empty slots are 0."""
+        return self.pairs.memory
+
     def views(self, values: Tensor) -> Tensor:
         """Split values of the embeddings by view: ``[M, ...] -> [V, N, ...]``.
 
         If ``values`` also has rows for the memory, ``[M + B, ...]``, these rows are left out.
         """
         values = values[: len(self.embeddings)]
-        return values.view(len(self.context.processes.counts), -1, *values.shape[1:])
+        return values.view(len(self.processes.counts), -1, *values.shape[1:])
 
     def is_finite(self) -> Tensor:
         """Whether all embeddings are free of NaN and inf, as a bool tensor ``[]``."""
@@ -225,7 +229,7 @@ class Assignments(Sequence[Assignment]):
         return self._by_view
 
     def _split(self) -> Iterator[Assignment]:
-        batch, processes = self.batch, self.batch.context.processes
+        batch, processes = self.batch, self.batch.processes
         if batch.log_probs is None or batch.targets is None or batch.clusters is None:
             return
         clusters = batch.clusters.squeeze(-1) if len(batch.heads) == 1 else batch.clusters
@@ -238,7 +242,7 @@ class Assignments(Sequence[Assignment]):
 
     def check(self, module: LossModule) -> None:
         """Raise an error if the processes of a module are not the processes of the assignment."""
-        processes, owner = self.batch.context.processes, type(module).__name__
+        processes, owner = self.batch.processes, type(module).__name__
         group = module.process_group if module.is_distributed() else None
         if (processes.num_ranks() > 1, processes.group) != (module.is_distributed(), group):
             raise ValueError(

@@ -133,9 +133,9 @@ class LossWithMemory(LossModule):
 
         processes = self.agree("remember", (embeddings,), check_inputs)
         assert memory is not None  # it has been checked
-        is_unit = getattr(self, "similarity", "cosine") == "cosine"
+        normalize = getattr(self, "similarity", "cosine") == "cosine"
         with torch.no_grad():
-            batch = Batch.from_views((embeddings,), processes, Given(labels), is_unit=is_unit)
+            batch = Batch.from_views((embeddings,), processes, Given(labels), normalize=normalize)
         memory.store_batch(batch, manually=True)
 
     def with_memory(self, batch: Batch) -> Batch:
@@ -145,5 +145,5 @@ class LossWithMemory(LossModule):
         past = self.memory.embeddings.to(batch.embeddings.dtype)
         filled = self.memory.filled(len(batch.embeddings))
         labels = None if batch.labels is None else torch.cat([batch.labels, self.memory.labels])
-        context = batch.context._replace(filled=filled)
-        return batch._replace(labels=labels, memory=past, context=context)
+        pairs = batch.pairs._replace(labels=labels, memory=past, filled=filled)
+        return batch._replace(pairs=pairs)

@@ -99,6 +99,20 @@ ASSIGNED = {
 }
 
 
+def test_what_a_module_of_ones_own_may_replace_in_a_batch():
+    """The assignment. Views, labels and memory are what the loss was called with."""
+    views = [z.detach() for z in views_of(2)]
+    batch = PGCLLoss(DIM, 3).batch_of(tuple(views), labels=torch.arange(len(views[0])))
+    for name in ("prototypes", "log_probs", "targets", "clusters", "heads"):
+        new = getattr(batch, name)
+        assert getattr(batch._replace(**{name: new}), name) is new
+    assert batch.labels.tolist() == [*range(len(views[0]))] * 2
+    assert batch.metadata is batch.memory is None
+    for name in ("labels", "metadata", "memory"):
+        with pytest.raises((ValueError, TypeError), match="unexpected field name"):
+            batch._replace(**{name: None})
+
+
 class TestOptions:
     def test_an_assigned_option_is_as_one_of_the_constructor(self):
         pgcl, views, given = pgcl_of(), views_of(2), {}

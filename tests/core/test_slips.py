@@ -18,7 +18,7 @@ from pgcl_losses import (
     sinkhorn,
 )
 from pgcl_losses.base.distributed import Processes
-from pgcl_losses.pairs.batch import Context
+from pgcl_losses.pairs.rows import Pairs
 
 N, D, K = 8, 4, 3
 pgcl, prototypes = partial(PGCLLoss, D, K), partial(SinkhornPrototypes, D, K)
@@ -43,8 +43,8 @@ Z1 = torch.linspace(-1, 1, N * D).view(N, D).sin()
 Z2 = torch.linspace(1, 2, N * D).view(N, D).cos()
 LABELS, CLUSTERS = torch.arange(N), torch.arange(N) % K
 PAIR = torch.tensor([[2], [9]])
-BATCH = Batch(torch.cat([Z1, Z2]), Context(Processes([(N,), (N,)])))
-ONE_VIEW = SinkhornPrototypes(D, K)(Batch(Z1, Context(Processes([(N,)]))))
+BATCH = Batch(torch.cat([Z1, Z2]), Processes([(N,), (N,)]), Pairs((N, N)))
+ONE_VIEW = SinkhornPrototypes(D, K)(Batch(Z1, Processes([(N,)]), Pairs((N,))))
 FIRST, SECOND = BOTH = assigned(K)
 DOUBLE = SECOND._replace(log_probs=torch.zeros(N, K).double())
 SHORT = SECOND._replace(log_probs=torch.zeros(2, K))
