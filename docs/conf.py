@@ -1,6 +1,5 @@
 """The documentation site: ``make docs``, or ``sphinx-build --fail-on-warning docs docs/_build``."""
 
-import inspect
 import json
 import re
 from pathlib import Path
@@ -9,7 +8,6 @@ from typing import Any
 from docutils import nodes
 from docutils.utils.math.latex2mathml import tex2mathml
 from sphinx.application import Sphinx
-from sphinx.util.inspect import stringify_signature
 
 import pgcl_losses
 
@@ -47,13 +45,7 @@ html_css_files = ["site.css"]
 def as_with_frameworks(
     app: Sphinx, what: str, name: str, thing: Any, options: Any, signature: str | None, returns: Any
 ) -> tuple[str | None, Any]:
-    """Signatures of constructors, not of a base that takes anything; and no whole paths."""
-    if what == "class" and signature and signature.startswith("(*_: "):
-        real = inspect.signature(thing.__init__)
-        real = real.replace(
-            parameters=[*real.parameters.values()][1:], return_annotation=real.empty
-        )
-        signature = stringify_signature(real, unqualified_typehints=True)
+    """No whole paths in signatures."""
     return signature and re.sub(r"\b(dgl|torch_geometric\.data)\.(?=[A-Z])", "", signature), returns
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pgcl_losses.base.module import LossModule, called_by_all
 from pgcl_losses.base.normalize import computing_dtype
-from pgcl_losses.base.options import with_options
+from pgcl_losses.base.options import Group, checked
 from pgcl_losses.pairs.batch import (
     NOT_ASSIGNED,
     Assignment,
@@ -21,7 +21,6 @@ from pgcl_losses.pairs.batch import (
 )
 
 
-@with_options
 class ConsistencyLoss(LossModule):
     r"""PGCL's consistency: each view of a graph predicts the balanced assignment of the other view.
 
@@ -59,7 +58,14 @@ class ConsistencyLoss(LossModule):
 
     """
 
-    reduction: Reduction = "mean"
+    reduction: Reduction
+
+    @checked
+    def __init__(
+        self, *, reduction: Reduction = "mean", gather: bool = True, process_group: Group = None
+    ) -> None:
+        super().__init__()
+        self.set_options(locals())
 
     @called_by_all("forward")
     def forward(self, *assignments: Assignment | Assignments | Batch) -> Tensor:

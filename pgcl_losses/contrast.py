@@ -9,7 +9,7 @@ from torch import Tensor
 from pgcl_losses.base import checks as check
 from pgcl_losses.base.module import called_by_all
 from pgcl_losses.base.normalize import computing_dtype
-from pgcl_losses.base.options import Temperature, with_options
+from pgcl_losses.base.options import Group, Temperature, checked
 from pgcl_losses.info_nce import WeightedInfoNCE
 from pgcl_losses.pairs.batch import (
     NOT_ASSIGNED,
@@ -17,10 +17,15 @@ from pgcl_losses.pairs.batch import (
     Assignments,
     Batch,
     Negatives,
+    OverPositives,
+    Queries,
+    Reduction,
     batch_argument,
 )
 from pgcl_losses.pairs.given import Given, Labels
+from pgcl_losses.pairs.loss import Engine
 from pgcl_losses.pairs.rows import Pairs
+from pgcl_losses.pairs.score_mod import Function
 from pgcl_losses.pairs.weights import (
     Gaussian,
     Table,
@@ -33,7 +38,6 @@ Weighting = Literal["prototype", "sample", "uniform"]
 WEIGHTINGS = get_args(Weighting)
 
 
-@with_options
 class PrototypeReweightedNCE(WeightedInfoNCE):
     r"""PGCL's contrast: InfoNCE that leaves out likely false negatives and weights the others.
 
@@ -81,10 +85,28 @@ class PrototypeReweightedNCE(WeightedInfoNCE):
 
     """
 
-    temperature: Temperature = 0.5
-    negatives: Negatives = "all"
-    weighting: Weighting = "prototype"
-    exclude_same_cluster: bool = True
+    weighting: Weighting
+    exclude_same_cluster: bool
+
+    @checked
+    def __init__(
+        self,
+        *,
+        temperature: Temperature = 0.5,
+        negatives: Negatives = "all",
+        queries: Queries = "all",
+        over_positives: OverPositives = "mean",
+        decoupled: bool = False,
+        score_mod: Function = None,
+        reduction: Reduction = "mean",
+        engine: Engine = "auto",
+        weighting: Weighting = "prototype",
+        exclude_same_cluster: bool = True,
+        gather: bool = True,
+        process_group: Group = None,
+    ) -> None:
+        super().__init__()
+        self.set_options(locals())
 
     @called_by_all("forward")
     def forward(

@@ -4,7 +4,7 @@
 which keys are its positives and its negatives.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -12,16 +12,16 @@ import torch
 from torch import Tensor
 
 from pgcl_losses.base import checks as check
-from pgcl_losses.base.arguments import with_present_names
 from pgcl_losses.base.module import LossModule, called_by_all
 from pgcl_losses.base.normalize import finite_or_nan, full_precision
 from pgcl_losses.base.options import (
     Debias,
     Dimension,
+    Group,
     Hardness,
     Size,
     Temperature,
-    with_options,
+    checked,
 )
 from pgcl_losses.pairs.batch import (
     Batch,
@@ -36,7 +36,7 @@ from pgcl_losses.pairs.given import Given, Labels
 from pgcl_losses.pairs.loss import Engine, loss_of_pairs, num_compared
 from pgcl_losses.pairs.memory import LossWithMemory, Memory
 from pgcl_losses.pairs.rows import Inputs, Pairs
-from pgcl_losses.pairs.score_mod import Function
+from pgcl_losses.pairs.score_mod import Function, ScoreMod
 from pgcl_losses.presets import PRESETS, as_written, find_preset
 from pgcl_losses.watch import Watch
 
@@ -44,20 +44,20 @@ if TYPE_CHECKING:
     from typing_extensions import Self  # Python 3.10 has none; torch requires the package
 
 
-@with_options
 class WeightedInfoNCE(LossModule):
     """The base class of InfoNCE and of PGCL's contrast: each negative may have a weight."""
 
-    temperature: Temperature = 1.0
-    negatives: Negatives = "all"
-    queries: Queries = "all"
-    over_positives: OverPositives = "mean"
-    decoupled: bool = False
-    score_mod: Function = None
-    reduction: Reduction = "mean"
-    engine: Engine = "auto"
+    temperature: float | Tensor
+    negatives: Negatives
+    queries: Queries
+    over_positives: OverPositives
+    decoupled: bool
+    score_mod: ScoreMod | None
+    reduction: Reduction
+    engine: Engine
 
-    def __post_init__(self) -> None:
+    def set_options(self, given: Mapping[str, Any]) -> None:
+        super().set_options(given)
         self.check_options()
         self._watch = Watch()
 
@@ -124,7 +124,6 @@ class WeightedInfoNCE(LossModule):
             raise ValueError(f"over_positives='supcon' has positives in each denominator: {fix}")
 
 
-@with_options
 class InfoNCE(WeightedInfoNCE, LossWithMemory):
     r"""InfoNCE (NT-Xent): pulls positives together and pushes all other embeddings apart.
 
@@ -250,15 +249,34 @@ class InfoNCE(WeightedInfoNCE, LossWithMemory):
 
     """
 
-    memory_size: Size = 0
-    dim: Dimension = None
-    similarity: Literal["cosine", "dot"] = "cosine"
-    hardness: Hardness = 0.0
-    debias: Debias = 0.0
+    dim: int | None
+    similarity: Literal["cosine", "dot"]
+    hardness: float
+    debias: float
     fixed = frozenset({"memory_size", "dim", "similarity"})  # the memory is made for them
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    @checked
+    def __init__(
+        self,
+        *,
+        temperature: Temperature = 1.0,
+        negatives: Negatives = "all",
+        queries: Queries = "all",
+        over_positives: OverPositives = "mean",
+        decoupled: bool = False,
+        score_mod: Function = None,
+        reduction: Reduction = "mean",
+        engine: Engine = "auto",
+        memory_size: Size = 0,
+        dim: Dimension = None,
+        similarity: Literal["cosine", "dot"] = "cosine",
+        hardness: Hardness = 0.0,
+        debias: Debias = 0.0,
+        gather: bool = True,
+        process_group: Group = None,
+    ) -> None:
+        super().__init__()
+        self.set_options(locals())
         if self.memory_size > 0 and self.dim is None:
             raise TypeError(f"memory_size={self.memory_size} needs the embedding dimension, dim=")
         if self.memory_size == 0 and self.dim is not None:
@@ -349,7 +367,7 @@ class InfoNCE(WeightedInfoNCE, LossWithMemory):
 
         """
         name, preset = find_preset(name)
-        options = {**preset.options, **with_present_names(options, cls.options)}
+        options = {**preset.options, **options}
         if preset.value:
             raise ValueError(
                 f"the loss of {name} is more than one call of InfoNCE: write {preset.value}, with "

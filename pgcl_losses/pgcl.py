@@ -10,7 +10,7 @@ from torch.distributed import ProcessGroup
 from pgcl_losses.base import checks as check
 from pgcl_losses.base.module import LossModule, called_by_all
 from pgcl_losses.base.normalize import computing_dtype, mean_cosine
-from pgcl_losses.base.options import Size, Weight, with_options
+from pgcl_losses.base.options import COMMON, Size, Weight, checked
 from pgcl_losses.consistency import ConsistencyLoss
 from pgcl_losses.contrast import PrototypeReweightedNCE, Weighting
 from pgcl_losses.info_nce import WeightedInfoNCE
@@ -32,7 +32,6 @@ from pgcl_losses.prototypes import SinkhornPrototypes
 from pgcl_losses.watch import Watch
 
 
-@with_options
 class PGCLLoss(LossWithMemory):
     r"""PGCL, equation 15: a contrast whose negatives are weighted by cluster, plus a consistency.
 
@@ -119,24 +118,26 @@ class PGCLLoss(LossWithMemory):
 
     """
 
-    consistency_weight: Weight
-    contrast_weight: Weight
-    memory_size: Size
+    consistency_weight: float
+    contrast_weight: float
     fixed = frozenset({"memory_size"})
 
+    own_options = ("consistency_weight", "contrast_weight", "memory_size", *COMMON)
+
+    @checked
     def __init__(
         self,
         dim: int,
         num_prototypes: int | Sequence[int] = 10,
         *,
-        consistency_weight: float = 0.3,
-        contrast_weight: float = 1.0,
+        consistency_weight: Weight = 0.3,
+        contrast_weight: Weight = 1.0,
         temperature: float | Tensor = 0.5,
         epsilon: float = 0.05,
         iterations: int = 3,
         queue_size: int = 0,
         queue_views: int = 2,
-        memory_size: int = 0,
+        memory_size: Size = 0,
         freeze_steps: int = 0,
         balance_predictions: bool = False,
         weighting: Weighting = "prototype",
@@ -152,8 +153,8 @@ class PGCLLoss(LossWithMemory):
         process_group: ProcessGroup | None = None,
     ) -> None:
         given = locals()
-        for name in type(self).options:
-            setattr(self, name, given[name])
+        super().__init__()
+        self.set_options(given)
 
         def options_of(module: type[LossModule]) -> dict[str, Any]:
             return {name: given[name] for name in module.options}

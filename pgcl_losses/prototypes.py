@@ -1,7 +1,6 @@
 """Prototypes, and the assignments of embeddings: predicted (Eq. 4) and balanced (Eq. 7 to 11)."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, overload
 
@@ -12,7 +11,7 @@ from pgcl_losses.base import checks as check
 from pgcl_losses.base.distributed import described
 from pgcl_losses.base.module import LossModule, called_by_all
 from pgcl_losses.base.normalize import computing_dtype, full_precision, unit_vectors
-from pgcl_losses.base.options import Heads, Positive, Scale, Size, Temperature, with_options
+from pgcl_losses.base.options import Group, Heads, Positive, Scale, Size, Temperature, checked
 from pgcl_losses.clusters.kmeans import spherical_kmeans
 from pgcl_losses.clusters.sinkhorn import balance, probabilities, rank_clusters
 from pgcl_losses.pairs.batch import Assignments, Batch, batch_argument
@@ -54,7 +53,6 @@ class Prototypes(Protocol):
         """
 
 
-@with_options
 class SinkhornPrototypes(LossModule):
     r"""Learned prototypes (the centres of clusters), and the assignment of embeddings to them.
 
@@ -98,18 +96,35 @@ class SinkhornPrototypes(LossModule):
 
     """
 
-    dim: Positive = field(kw_only=False)
-    num_prototypes: Heads = field(default=10, kw_only=False)
-    temperature: Temperature = 0.5
-    epsilon: Scale = 0.05
-    iterations: Positive = 3
-    queue_size: Size = 0
-    queue_views: Positive = 2
-    freeze_steps: Size = 0
-    balance_predictions: bool = False
+    dim: int
+    num_prototypes: int | Sequence[int]
+    temperature: float | Tensor
+    epsilon: float
+    iterations: int
+    queue_size: int
+    queue_views: int
+    freeze_steps: int
+    balance_predictions: bool
     fixed = frozenset({"dim", "num_prototypes", "heads", "queue_size", "queue_views"})
 
-    def __post_init__(self) -> None:
+    @checked
+    def __init__(
+        self,
+        dim: Positive,
+        num_prototypes: Heads = 10,
+        *,
+        temperature: Temperature = 0.5,
+        epsilon: Scale = 0.05,
+        iterations: Positive = 3,
+        queue_size: Size = 0,
+        queue_views: Positive = 2,
+        freeze_steps: Size = 0,
+        balance_predictions: bool = False,
+        gather: bool = True,
+        process_group: Group = None,
+    ) -> None:
+        super().__init__()
+        self.set_options(locals())
         sizes = self.num_prototypes  # one number, or one for each head
         self.heads = (sizes,) if isinstance(sizes, int) else tuple(sizes)
         self.step: Tensor

@@ -2,11 +2,10 @@
 
 import difflib
 import inspect
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pgcl_losses.base import checks as check
-from pgcl_losses.base.warnings import warn
 
 # What papers and other libraries call each argument. The message about an unknown argument uses it.
 _OTHER_NAMES = {
@@ -23,34 +22,11 @@ _OTHER_NAMES = {
     "score_mod": "weight_fn mask_fn mask mask_mod",
 }
 RIGHT_NAMES = {other: right for right, others in _OTHER_NAMES.items() for other in others.split()}
-# What options and arguments of modules were called before; these names still work, with a warning.
-OLD_NAMES: dict[str, str] = {}
 _HINTS = {
     "similarity": "clusters are assigned by cosine; similarity='dot' is an option of InfoNCE",
     "warm": "for a warm-up, train with InfoNCE first and with PGCLLoss later, see docs/pgcl.md",
     "anchor": "pgcl_losses.adapters.pygcl.DualBranchContrast takes this loss, PyGCL's own does not",
 }
-
-
-def present_name(name: str, names: Container[str]) -> str:
-    """Return the present name of an option or argument, which is among the ``names``.
-
-    Warn if it is an old name. Other names are returned as they are.
-    """
-    present = OLD_NAMES.get(name, name)
-    if present == name or present not in names:
-        return name
-    rest = f"is called {present} now, and the next major release does not know the old name"
-    warn(f"{name} {rest}", FutureWarning)
-    return present
-
-
-def with_present_names(given: dict[str, Any], names: Container[str]) -> dict[str, Any]:
-    """Give all options or arguments their present names."""
-    for old in given.keys() & OLD_NAMES.keys():
-        if OLD_NAMES[old] in given:
-            raise TypeError(f"{OLD_NAMES[old]} is given twice, also by its old name {old}")
-    return {present_name(name, names): value for name, value in given.items()}
 
 
 def check_arguments(owner: str, function: Any, given: Mapping[str, Any], args: Any = ()) -> Any:

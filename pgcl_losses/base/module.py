@@ -7,21 +7,15 @@ from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.distributed import ProcessGroup
 
-from pgcl_losses.base.arguments import (
-    OLD_NAMES,
-    RIGHT_NAMES,
-    check_arguments,
-    present_name,
-    with_present_names,
-)
+from pgcl_losses.base.arguments import RIGHT_NAMES, check_arguments
 from pgcl_losses.base.distributed import Processes, agree, count_ranks
 from pgcl_losses.base.modes import is_transformed
-from pgcl_losses.base.options import COMMON, Check, Group, with_options
+from pgcl_losses.base.options import COMMON, Check
 
 _IS_BEFORE_2_9 = torch.__version__ < "2.9"
 Function = TypeVar("Function", bound=Callable[..., Any])
-Module = TypeVar("Module", bound="LossModule")
 
 
 def _with_collectives_or_before_torch_2_9(method: Any, *args: Any, **given: Any) -> Any:
@@ -57,7 +51,6 @@ def called_by_all(call: str) -> Callable[[Function], Function]:
 
         @functools.wraps(method)
         def wrapped(self: "LossModule", *args: Any, **given: Any) -> Any:
-            given = with_present_names(given, names)
             if not given.keys() <= names or not (
                 has.varargs or len(args) + len(given.keys() & positional) == len(positional)
             ):
@@ -74,7 +67,6 @@ def called_by_all(call: str) -> Callable[[Function], Function]:
     return decorate
 
 
-@with_options
 class LossModule(nn.Module):
     """A module that checks its options whenever they are assigned, and shows them in its repr.
 
@@ -84,20 +76,30 @@ class LossModule(nn.Module):
     does not check it: the module that made the batch has checked the inputs.
     """
 
-    options: ClassVar[dict[str, Check]]
+    # The arguments of the constructor, or those that `own_options` names: others are options of
+    # modules in this module.
+    options: ClassVar[dict[str, Check]] = {}
+    own_options: ClassVar[tuple[str, ...]] = ()
     fixed: ClassVar[frozenset[str]] = frozenset()  # the options that cannot change
+    gather: bool
+    process_group: ProcessGroup | None
 
-    gather: bool = True
-    process_group: Group = None
+    def __init_subclass__(cls, **given: Any) -> None:
+        super().__init_subclass__(**given)
+        checks = getattr(vars(cls).get("__init__"), "options", None)
+        if checks is not None:
+            cls.options = {name: checks[name] for name in cls.own_options or checks}
 
-    def __new__(cls: type[Module], *_: Any, **__: Any) -> Module:
-        module: Module = super().__new__(cls)
-        nn.Module.__init__(module)
-        return module
+    def set_options(self, given: Mapping[str, Any]) -> None:
+        """Assign the options among the arguments of a constructor, in their order."""
+        for name in self.options:
+            if name in given:  # the constructor of a base class has fewer
+                setattr(self, name, given[name])
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in OLD_NAMES:
-            name = self._present_name(name)
+        if "_modules" not in vars(self):  # before nn.Module.__init__, which torch may refuse
+            super().__setattr__(name, value)
+            return
         if isinstance(getattr(type(self), name, None), property):
             object.__setattr__(self, name, value)
             return
@@ -108,11 +110,6 @@ class LossModule(nn.Module):
         self._refuse_change(name, value)
         self._refuse_other_name(name, value)
         super().__setattr__(name, value)
-
-    def _present_name(self, name: str) -> str:
-        """Return the present name of an option of this module, or of the modules in it."""
-        modules = self, *self.children()
-        return present_name(name, {option for each in modules for option in _options_of(each)})
 
     def _checked_option(self, name: str, value: Any) -> Any:
         """Check the value of an option, and forget the Parameter or Module that it replaces."""

@@ -1,71 +1,47 @@
-"""Options of modules: one line of a class declares an option's name, type, check and default.
+"""Options of modules: the annotation of a constructor's argument says how its value is checked.
 
-Where the class is defined, `with_options` makes a dataclass of it, whose constructor has an
-argument for each option. When somebody then writes ``InfoNCE(temperature=0.1)``,
-
-1. `LossModule.__new__` prepares the module by ``nn.Module.__init__``, which the constructor of a
-   dataclass does not call;
-2. `check_arguments` raises an error for an argument that the constructor does not have, and for an
-   option by position;
-3. the constructor of the dataclass assigns the options one by one, as in
-   ``self.temperature = 0.1``, and `LossModule.__setattr__` calls the check of each;
-4. ``__post_init__``, if the class has one, makes buffers and parameters, and checks options that
-   contradict each other.
-
-`PGCLLoss` writes its constructor out, which takes the place of steps 3 and 4. Later assignments, as
-in ``loss.temperature = 0.2``, are checked like those of step 3, and each call of a loss checks
-options that contradict each other again.
+The constructor assigns them, as in ``self.temperature = 0.1``, and `LossModule.__setattr__` calls
+the check of each, also of later assignments. Each call of a loss checks options that contradict
+each other again.
 """
 
 import functools
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields
 from functools import partial
 from numbers import Integral
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, cast, get_args, get_origin
 
 from torch import Tensor, distributed, nn
 from torch.distributed import ProcessGroup
-from typing_extensions import dataclass_transform  # torch requires it
 
 from pgcl_losses.base import checks as check
-from pgcl_losses.base.arguments import check_arguments, with_present_names
+from pgcl_losses.base.arguments import check_arguments
 from pgcl_losses.base.modes import is_transformed
 
 Check = Callable[[str, Any], Any]  # takes an option's name and value; returns the value
-Module = TypeVar("Module", bound=nn.Module)
+Constructor = TypeVar("Constructor", bound=Callable[..., None])
 
 COMMON = ("gather", "process_group")  # options of all modules, the last in a signature
 
 
-@dataclass_transform(kw_only_default=True, eq_default=False, field_specifiers=(field,))
-def with_options(module: type[Module]) -> type[Module]:
-    """Decorate a module class: its annotated attributes become options, as in a dataclass.
+def checked(constructor: Constructor) -> Constructor:
+    """Decorate a constructor: a wrong argument is an error with a hint, and types have checks."""
+    signature = inspect.signature(constructor)
+    kinds = {name: _type_and_check(x.annotation) for name, x in signature.parameters.items()}
 
-    The annotation of an option also says how a value is checked. A class that writes its
-    constructor out, with an argument for each option, keeps it.
-    """
-    made: Any = dataclass(kw_only=True, eq=False, repr=False)(module)
-    kinds = {option.name: _type_and_check(option.type) for option in fields(made)}
-    made.options = {name: kinds[name][1] for name in sorted(kinds, key=COMMON.__contains__)}
-    for name in kinds.keys() & vars(module).keys():
-        delattr(module, name)  # a class attribute would hide a Parameter
-    assign_options = made.__init__
-
-    @functools.wraps(assign_options)
-    def constructor(self: nn.Module, *args: Any, **options: Any) -> None:
-        options = with_present_names(options, signature.parameters)
+    @functools.wraps(constructor)
+    def wrapped(self: nn.Module, *args: Any, **options: Any) -> None:
         check_arguments(type(self).__name__, constructor, options, args)
-        assign_options(self, *args, **options)
+        constructor(self, *args, **options)
 
-    # help() shows this signature: without checks, and with the options of all modules at the end.
-    signature = inspect.signature(assign_options)
-    ordered = sorted(signature.parameters.values(), key=lambda option: option.name in COMMON)
-    shown = [x.replace(annotation=kinds.get(x.name, [x.annotation])[0]) for x in ordered]
-    made.__init__ = constructor
-    made.__init__.__signature__ = signature.replace(parameters=shown)
-    return module
+    # help() and the reference show this signature, without checks.
+    shown = [x.replace(annotation=kinds[name][0]) for name, x in signature.parameters.items()]
+    made: Any = wrapped
+    made.__signature__ = signature.replace(parameters=shown)
+    made.__annotations__ = {x.name: x.annotation for x in shown[1:]} | {"return": None}
+    made.options = {name: kinds[name][1] for name in [*kinds][1:]}
+    return cast(Constructor, wrapped)
 
 
 def _type_and_check(kind: Any) -> tuple[Any, Check]:

@@ -1,9 +1,7 @@
 """Modules of PGCLLoss: hooks, subclasses, options that change, and errors on all ranks."""
 
 import copy
-import dataclasses
 import pickle
-import warnings
 from functools import partial
 
 import pytest
@@ -18,11 +16,12 @@ from pgcl_losses import (
     PrototypeReweightedNCE,
     SinkhornPrototypes,
 )
-from pgcl_losses.base.arguments import OLD_NAMES
-from pgcl_losses.base.options import with_options
+from pgcl_losses.base.options import Group, checked
+from pgcl_losses.pairs.batch import Reduction
 
 MODULES = ("prototypes", "contrast", "consistency")
 DIM = 4
+LEARNED = torch.nn.Parameter(torch.tensor(0.3))
 
 
 class HalfConsistency(ConsistencyLoss):
@@ -128,41 +127,6 @@ class TestOptions:
             pgcl.temperature = -1
         assert pgcl.temperature == 0.5
 
-    def test_an_old_name_works_and_warns(self, monkeypatch):
-        """In constructors, assignments and calls; the warning points to the line of the user."""
-        views, labels = views_of(2), torch.arange(len(views_of(2)[0])) // 2
-        expected = InfoNCE(temperature=0.3)(*views, labels=labels)
-        for old in ("heat temperature", "kinds labels", "steps iterations"):
-            monkeypatch.setitem(OLD_NAMES, *old.split())
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            loss = InfoNCE(heat=0.2)
-            loss.heat = 0.3
-            ours = loss(*views, kinds=labels)
-            pgcl = pgcl_of()
-            pgcl.heat = 0.3  # the option of two modules
-            like = InfoNCE.like("GraphCL", heat=0.3)
-        torch.testing.assert_close(ours, expected)
-        assert pgcl.prototypes.temperature == pgcl.contrast.temperature == like.temperature == 0.3
-        heat, kinds = "heat is called temperature", "kinds is called labels"
-        names = [heat, heat, kinds, heat, heat]
-        for warning, name in zip(caught, names, strict=True):
-            assert str(warning.message).startswith(f"pgcl_losses: {name} now")
-            assert (warning.category, warning.filename) == (FutureWarning, __file__)
-        assert not hasattr(loss, "heat")
-        with (
-            pytest.warns(FutureWarning, match="steps is called iterations"),
-            pytest.raises(AttributeError, match=r"set its prototypes\.iterations"),
-        ):
-            pgcl.steps = 5
-        with pytest.raises(TypeError, match="temperature is given twice, also by its old name"):
-            InfoNCE(heat=0.2, temperature=0.2)
-        consistency = ConsistencyLoss()
-        consistency.heat = 3  # an attribute of its own: it has no temperature
-        assert consistency.heat == 3
-        with pytest.raises(TypeError, match="no argument warmth"):
-            InfoNCE(warmth=0.2)
-
     def test_what_is_shown_differs_from_the_defaults(self):
         assert repr(InfoNCE()) == "InfoNCE(temperature=1.0)"
         learned = torch.nn.Parameter(torch.tensor(0.3))
@@ -188,26 +152,34 @@ class TestOptions:
         loss._x, loss.z = 3, torch.zeros(2)
         assert (loss._x, loss.z.shape) == (3, (2,))
 
-    def test_a_subclass_may_be_a_dataclass_or_assign_before_it_calls_our_constructor(self):
-        @dataclasses.dataclass(kw_only=True, eq=False, repr=False)
-        class Scaled(InfoNCE):
-            scale: float = 2.0
-
-        assert (Scaled(scale=3.0).scale, Scaled(temperature=0.5).temperature) == (3.0, 0.5)
-
-        class WithHead(InfoNCE):
-            def __init__(self):
-                self.head = torch.nn.Linear(2, 2)
+    def test_what_may_be_assigned_before_our_constructor_is_as_in_torch(self):
+        class Early(InfoNCE):
+            def __init__(self, value):
+                self.early = value
                 super().__init__(temperature=0.5)
 
-        assert len([*WithHead().parameters()]) == 2
+        assert (Early("a number").early, Early(3).temperature) == ("a number", 0.5)
+        for value, kind in ((torch.nn.Linear(2, 2), "module"), (LEARNED, "parameters")):
+            with pytest.raises(
+                AttributeError, match=f"cannot assign {kind} before Module.__init__"
+            ):
+                Early(value)
 
 
-@with_options
 class WithStrength(ConsistencyLoss):
     """Has an option that its repr does not show."""
 
-    strength: int = 0
+    @checked
+    def __init__(
+        self,
+        *,
+        strength: int = 0,
+        reduction: Reduction = "mean",
+        gather: bool = True,
+        process_group: Group = None,
+    ) -> None:
+        super().__init__()
+        self.set_options(locals())
 
     def extra_repr(self):
         return ""
