@@ -82,8 +82,9 @@ def jobs(part: str, name: str, folder: Path) -> tuple[list[Config], Sequence[int
         configs = [study.info_nce(name, LONGER), chosen(name, folder, times=LONGER)]
         return (configs if in_depth else []), FEW
     if part == "encoder":
-        configs = [c | {"encoder": "GAT"} for c in (study.info_nce(name), ours)]
-        return ([*configs, study.pgcl(name, 10, encoder="GAT")] if chooses else []), FEWEST
+        rows, encoders = (study.info_nce(name), study.pgcl(name, 10), ours), [*study.ENCODERS][1:]
+        configs = [row | {"encoder": encoder} for encoder in encoders for row in rows]
+        return (configs if chooses else []), FEWEST
     if part == "parts":
         return ([ours | {"part": of} for of in study.PARTS] if chooses else []), FEWEST
     if part == "fractions":

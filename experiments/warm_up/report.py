@@ -1,5 +1,6 @@
 """Tables of PGCL after a warm-up, from the records beside this file."""
 
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
@@ -164,14 +165,15 @@ def others(every: Sequence[Results]) -> str:
 
 
 def second_encoder(every: Sequence[Results]) -> str:
-    """The same comparison with a GAT."""
+    """The same comparison with a GAT, without and with normalisation."""
     lines = []
-    for of in every:
-        rows = [of.of(config | {"encoder": "GAT"}) for config in of.compared().values()]
+    for encoder, of in itertools.product([*study.ENCODERS][1:], every):
+        rows = [of.of(config | {"encoder": encoder}) for config in of.compared().values()]
         if all(rows):
             deltas = [difference(row, rows[0]) for row in rows[1:]]
-            lines.append([of.name, *(spread(row.values()) for row in rows), *deltas])
-    head = ["GAT, 1 label per class", INFO_NCE, TODAY, FORM]
+            means = (spread(row.values()) for row in rows)
+            lines.append([f"{encoder}: {of.name}", *means, *deltas])
+    head = ["1 label per class", INFO_NCE, TODAY, FORM]
     return markdown([*head, *(f"{row} minus InfoNCE" for row in (TODAY, FORM))], lines)
 
 

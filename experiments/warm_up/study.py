@@ -168,10 +168,16 @@ def permuted(seed: int) -> Any:
 
 
 class GAT(nn.Module):
-    """Batch of G graphs -> embeddings ``[G, 96]``: three layers, mean pooling of the last."""
+    """Batch of G graphs -> embeddings ``[G, 96]``: three layers, mean pooling of the last.
 
-    def __init__(self, num_features: int) -> None:
+    ``normalize``: whether batch normalisation follows each layer, without which embeddings collapse
+    on some sets, whatever the loss.
+    """
+
+    def __init__(self, num_features: int, normalize: bool = False) -> None:
         super().__init__()
+        norm = nn.BatchNorm1d if normalize else nn.Identity
+        self.norms = nn.ModuleList(norm(DIM) for _ in range(LAYERS))
         widths = [num_features, DIM, DIM, DIM]
         self.convs = nn.ModuleList(
             GATConv(width, WIDTH, heads=DIM // WIDTH) for width in widths[:LAYERS]
@@ -179,9 +185,16 @@ class GAT(nn.Module):
 
     def forward(self, batch: Batch) -> Tensor:
         x = batch.x
-        for conv in self.convs:
-            x = F.elu(conv(x, batch.edge_index))
+        for conv, norm in zip(self.convs, self.norms, strict=True):
+            x = F.elu(norm(conv(x, batch.edge_index)))
         return global_mean_pool(x, batch.batch, batch.num_graphs)
+
+
+ENCODERS: dict[str | None, Callable[[int], nn.Module]] = {
+    None: GIN,
+    "GAT": GAT,
+    "GAT, normalised": functools.partial(GAT, normalize=True),
+}
 
 
 def losses_of(config: Config) -> tuple[nn.Module, nn.Module]:
@@ -245,7 +258,7 @@ def run(config: Config, file: Path | None, keep: Callable[..., Any] | None = Non
     graphs = graphs_of(name, file)
     labels = np.array([int(graph.y) for graph in graphs])
     torch.manual_seed(seed)
-    encoder = Projected((GAT if config.get("encoder") == "GAT" else GIN)(graphs[0].num_features))
+    encoder = Projected(ENCODERS[config.get("encoder")](graphs[0].num_features))
     loader = batches_of(graphs, SETTING["batch_size"])
     first, second = losses_of(config)
     augments = NodeDrop(SETTING["drop"]), EdgePerturb(config["perturb"])
