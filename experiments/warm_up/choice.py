@@ -82,9 +82,8 @@ def jobs(part: str, name: str, folder: Path) -> tuple[list[Config], Sequence[int
         configs = [study.info_nce(name, LONGER), chosen(name, folder, times=LONGER)]
         return (configs if in_depth else []), FEW
     if part == "encoder":
-        rows, encoders = (study.info_nce(name), study.pgcl(name, 10), ours), [*study.ENCODERS][1:]
-        configs = [row | {"encoder": encoder} for encoder in encoders for row in rows]
-        return (configs if chooses else []), FEWEST
+        rows = study.info_nce(name), study.pgcl(name, 10), ours
+        return ([row | {"encoder": study.SECOND} for row in rows] if chooses else []), FEWEST
     if part == "parts":
         return ([ours | {"part": of} for of in study.PARTS] if chooses else []), FEWEST
     if part == "fractions":
