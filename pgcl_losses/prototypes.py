@@ -250,34 +250,19 @@ class SinkhornPrototypes(LossModule):
         processes, embeddings = batch.processes, batch.embeddings
         with full_precision(embeddings.device):
             prototypes = processes.average_gradient(self._unit_prototypes(embeddings.dtype))
-            temperature = processes.temperature(self.temperature, embeddings.dtype)
             scores = prototypes @ embeddings.T  # [K, M]: samples side by side, see `balance`
             scores = scores.view(len(scores), len(processes.counts), -1)  # [K, V, N]
-            logits = scores / temperature
-            if self.balance_predictions:
-                logits = logits - logits.logsumexp(-1, keepdim=True)
-            log_probs = self._by_head(partial(torch.log_softmax, dim=0), logits).flatten(1)
+            temperature = processes.temperature(self.temperature, embeddings.dtype)
+            log_probs = self._log_predictions(scores, temperature).flatten(1)  # [K, M]
             with torch.no_grad():
                 # In forward mode, detaching also removes the tangents.
                 cosines, rows = scores.detach(), prototypes.detach()
-                with_past, filled, num_graphs = cosines, None, cosines.shape[-1]
-                if self.queue is not None:
-                    # The past embeddings help to balance. Only the targets of this batch are kept.
-                    past = rows @ self.queue.embeddings.to(cosines.dtype).mT  # [V, K, Q]
-                    with_past = torch.cat([cosines, past.transpose(0, 1)], dim=-1)
-                    filled = self.queue.filled(num_graphs)  # [N + Q]
-                log_q = self._by_head(self._balanced(filled), with_past)  # [K, V, N + Q]
-                log_q, cosines = log_q[..., :num_graphs].flatten(1), cosines.flatten(1)
-                targets = probabilities(log_q)  # [K, M]
-                if (
-                    batch.memory is not None and batch.pairs.filled is not None
-                ):  # balanced like a view
-                    past = rows @ batch.memory.T  # [K, B]
-                    balanced = self._balanced(batch.pairs.filled[len(embeddings) :])
-                    log_q = torch.cat([log_q, self._by_head(balanced, past)], dim=1)
-                    cosines = torch.cat([cosines, past], dim=1)
-                ranking = rank_clusters(log_q, cosines, self.epsilon)  # [K, M + B]
-                clusters = self._by_head(partial(torch.argmax, dim=0, keepdim=True), ranking)
+                log_q = self._log_targets(cosines, rows).flatten(1)  # [K, M]
+                clusters = self._clusters(log_q, cosines.flatten(1))  # [H, M]
+                if batch.memory is not None:
+                    of_memory = self._clusters_of_memory(batch, rows)  # [H, B]
+                    clusters = torch.cat([clusters, of_memory], dim=1)
+                targets = probabilities(log_q)
         batch = batch._replace(
             prototypes=prototypes,
             log_probs=log_probs.T,
@@ -289,6 +274,38 @@ class SinkhornPrototypes(LossModule):
             self._watch.check_views(views)
             self._watch.check_clusters(batch, self)
         return batch
+
+    def _log_predictions(self, scores: Tensor, temperature: float | Tensor) -> Tensor:
+        """Compute log p (Eq. 4) from scores ``[K, V, N]``."""
+        logits = scores / temperature
+        if self.balance_predictions:
+            logits = logits - logits.logsumexp(-1, keepdim=True)
+        return self._by_head(partial(torch.log_softmax, dim=0), logits)
+
+    def _log_targets(self, cosines: Tensor, prototypes: Tensor) -> Tensor:
+        """Compute log q (Eq. 7 to 11) from cosines ``[K, V, N]``, balanced within each view."""
+        if self.queue is None:
+            return self._by_head(self._balanced(None), cosines)
+        # The past embeddings help to balance. Only the targets of this batch are kept.
+        num_graphs = cosines.shape[-1]
+        past = prototypes @ self.queue.embeddings.to(cosines.dtype).mT  # [V, K, Q]
+        with_past = torch.cat([cosines, past.transpose(0, 1)], dim=-1)  # [K, V, N + Q]
+        filled = self.queue.filled(num_graphs)  # [N + Q]
+        return self._by_head(self._balanced(filled), with_past)[..., :num_graphs]
+
+    def _clusters(self, log_q: Tensor, cosines: Tensor) -> Tensor:
+        """Find the prototype with the largest q in each head, ``[K, M] -> [H, M]``."""
+        ranking = rank_clusters(log_q, cosines, self.epsilon)
+        return self._by_head(partial(torch.argmax, dim=0, keepdim=True), ranking)
+
+    def _clusters_of_memory(self, batch: Batch, prototypes: Tensor) -> Tensor:
+        """Find the clusters ``[H, B]`` of past embeddings, which are balanced like a view."""
+        memory, filled = batch.memory, batch.pairs.filled
+        assert memory is not None
+        assert filled is not None
+        cosines = prototypes @ memory.T  # [K, B]
+        balanced = self._balanced(filled[len(batch.embeddings) :])
+        return self._clusters(self._by_head(balanced, cosines), cosines)
 
     def _balanced(self, filled: Tensor | None) -> Callable[[Tensor], Tensor]:
         """Return `balance` with the options of this module."""

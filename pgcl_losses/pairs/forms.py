@@ -94,7 +94,7 @@ class Form(NamedTuple):
         if self.over_positives == "mean":
             losses = positives.sum(self.against(positives.spread(log_s) - x) * share)
         elif self.over_positives == "sum":
-            losses = self.against(log_s - _log_sum(x, w, positives))
+            losses = self.against(log_s - _log_e(x, w, positives))
         else:
             losses = _supcon(log_s, x, w, share, positives)
         return losses.where(exist, log_s.detach().where(log_s.isnan(), 0.0)), exist
@@ -141,7 +141,7 @@ class Compared(Form):
         return (gaps > -math.inf).to(gaps.dtype)
 
 
-def _log_sum(x: Tensor, w: Tensor, positives: Positives) -> Tensor:
+def _log_e(x: Tensor, w: Tensor, positives: Positives) -> Tensor:
     """Compute log E = log sum_p w_p e^{x_p}; any finite number for a query without positives."""
     is_constant = not (w.requires_grad or is_transformed(w))  # transforms hide requires_grad
     if positives.row is None and is_constant:
@@ -161,7 +161,7 @@ def _supcon(log_s: Tensor, x: Tensor, w: Tensor, share: Tensor, positives: Posit
     The larger of S and E is taken out of the sum: log(S + E) is log S + log1p(E / S) or log E +
     log1p(S / E). Then a loss near 0 is not lost to rounding.
     """
-    log_e = _log_sum(x, w, positives)
+    log_e = _log_e(x, w, positives)
     larger = log_s.maximum(log_e)
     ratio = (-(log_s - log_e).abs()).exp()
     return ratio.log1p() + positives.sum((positives.spread(larger) - x) * share)

@@ -39,7 +39,7 @@ def sum_up(
     log_s, x, peak_and_total = map(scores.new_empty, shapes)
     negatives = _negatives(pairs, rows, partners)
     with torch.cuda.device_of(scores):
-        _log_sums[(len(scores),)](
+        _logsumexps[(len(scores),)](
             log_s, x, peak_and_total, scores, *negatives, block=_NUM_KEYS, num_warps=_NUM_WARPS
         )
     x = x[:, num_partners - partners.positive_columns.shape[1] :]
@@ -75,7 +75,7 @@ def try_on(device: torch.device) -> None:
     one, column = torch.zeros(1, 1, device=device), torch.zeros(1, 1, device=device).long()
     with torch.cuda.device_of(one):
         outputs = one, one, torch.cat([one, one])
-        _log_sums[(1,)](*outputs, one, 1, column, 1, 1, 1, None, 0, None, None, block=1)
+        _logsumexps[(1,)](*outputs, one, 1, column, 1, 1, 1, None, 0, None, None, block=1)
 
 
 def _negatives(pairs: Pairs, rows: Rows, partners: Columns) -> tuple[Any, ...]:
@@ -111,7 +111,7 @@ def _logits(
 
 
 @triton.jit
-def _log_sums(
+def _logsumexps(
     log_sums, x, peak_and_total,
     scores, num_keys, columns, row_stride, column_stride, num_columns: tl.constexpr,
     table, num_clusters, of_queries, of_keys, block: tl.constexpr,
@@ -141,7 +141,7 @@ def _log_sums(
 
 @triton.jit
 def _derivatives(
-    d_log_sums, d_x, scale, num_positives: tl.constexpr, peak_and_total,
+    d_logsumexps, d_x, scale, num_positives: tl.constexpr, peak_and_total,
     scores, num_keys, columns, row_stride, column_stride, num_columns: tl.constexpr,
     table, num_clusters, of_queries, of_keys, block: tl.constexpr,
 ):  # fmt: skip
@@ -153,7 +153,7 @@ def _derivatives(
         table, num_clusters, of_queries, of_keys,
     )  # fmt: skip
     scale = tl.load(scale)
-    factor = tl.load(d_log_sums + row) * scale / tl.load(peak_and_total + 2 * row + 1)
+    factor = tl.load(d_logsumexps + row) * scale / tl.load(peak_and_total + 2 * row + 1)
     d = tl.exp(logits - tl.load(peak_and_total + 2 * row)) * factor
     for p in tl.static_range(num_positives):
         c = num_columns - num_positives + p

@@ -20,7 +20,7 @@ from pgcl_losses.pairs.chunks import (
 from pgcl_losses.pairs.forms import LossesOfRows, Positives
 from pgcl_losses.pairs.partners import Columns, Places, find_partners, lowest
 from pgcl_losses.pairs.rows import Inputs, Pairs, Rows
-from pgcl_losses.pairs.sums import log_sum, more, raise_if_differentiated_twice, scale_of
+from pgcl_losses.pairs.sums import log_s_of, plus_scores, raise_if_differentiated_twice, scale_of
 
 # The dot products z_i . z_j of two lists i and j [P], from z [M, D].
 Products = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -43,7 +43,7 @@ def losses_of_lists(
     not read how many they are, listed positives are computed at once, and with labels each key has
     a weight, so some rows are computed at a time.
     """
-    log_s, log_count = _log_sums(pairs, inputs, products)
+    log_s, log_count = _log_s_of_lists(pairs, inputs, products)
     is_readable, are_listed = can_be_read(inputs.z), pairs.labels is None and not pairs.are_views()
     is_whole = pairs.are_views() or (are_listed and not is_readable)
     chunks = rows if is_whole else cut(pairs, rows, inputs.z)
@@ -140,22 +140,22 @@ def _losses_with_gradient(
     return losses, count, gradient
 
 
-def _log_sums(pairs: Pairs, inputs: Inputs, products: Products) -> tuple[Tensor, Tensor]:
+def _log_s_of_lists(pairs: Pairs, inputs: Inputs, products: Products) -> tuple[Tensor, Tensor]:
     """Add up listed negatives: log S and the log of their number ``[M]``, of all queries."""
     assert pairs.negative_pairs is not None
     query, key = pairs.negative_pairs
     scores = products(inputs.z, query, key) / inputs.temperature  # [P]
     zeros = scores.new_zeros(pairs.num_embeddings())
     count = zeros.index_add(0, query, torch.ones_like(scores))
-    log_sums, log_count = [], count.log()
-    for extra, _ in pairs.log_sum_terms():
-        terms = more(scores, scores, extra)
+    logsumexps, log_count = [], count.log()
+    for extra, _ in pairs.logsumexp_terms():
+        terms = plus_scores(scores, scores, extra)
         least = torch.full_like(zeros, lowest(zeros.dtype))
         peaks = least.scatter_reduce(0, query, terms.detach(), "amax")
         total = zeros.index_add(0, query, (terms - peaks[query]).exp())
-        log_sums.append(total.masked_fill(count == 0, 1.0).log() + peaks)
+        logsumexps.append(total.masked_fill(count == 0, 1.0).log() + peaks)
     every = inputs.z.detach().sum()  # NaN must give NaN, also in an embedding that is in no pair
-    return log_sum(log_sums, log_count) + (every - every), log_count
+    return log_s_of(logsumexps, log_count) + (every - every), log_count
 
 
 def plain_products(z: Tensor, i: Tensor, j: Tensor) -> Tensor:

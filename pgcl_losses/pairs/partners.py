@@ -146,7 +146,7 @@ def _views(pairs: Pairs, rows: Rows, z: Tensor) -> Columns:
     num, num_rows, start = pairs.lengths[0], rows.shape()[0], rows.queries.start
     num_sets = (rows.shape()[1] - pairs.num_past()) // num  # with keys
     # Query i has i + num * v in column v, modulo the number of keys in the batch. A sum of i and
-    # num * v would take more operations, 3 % of a small step.
+    # num * v would take more operations.
     i = torch.arange(start, start + num_rows + num * (num_sets - 1), device=z.device)
     partners = (i % (num * num_sets)).as_strided((num_rows, num_sets), (1, num))
     if len(pairs.lengths) == 1:  # no positives, but a column of weight 0

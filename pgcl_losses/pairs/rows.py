@@ -6,7 +6,7 @@ and `negatives` which keys are negatives, and how much each counts.
 """
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -137,7 +137,7 @@ class Pairs(NamedTuple):
         has_one_table = self.weights is None or len(self.weights.log_weights) == 1
         return has_one_table and self.pair_weight is None and self.are_plain()
 
-    def log_sum_terms(self) -> list[tuple[float, float]]:
+    def logsumexp_terms(self) -> list[tuple[float, float]]:
         """List the log-sum-exps in log S: how often each of them adds the scores to the logits.
 
         Usually there is one, of the logits log W + s / tau as they are. Hard negatives have weights
@@ -159,11 +159,6 @@ class Inputs(NamedTuple):
     def normalized(self, pairs: Pairs) -> "Inputs":
         """Normalise the embeddings, if the batch holds them as they came."""
         return self._replace(z=unit_vectors(self.z, self.z.dtype)) if pairs.normalize else self
-
-    def map(self, function: Callable[[Tensor], Tensor]) -> "Inputs":
-        """Apply a function to each of the tensors."""
-        weights = None if self.positive_weights is None else function(self.positive_weights)
-        return Inputs(function(self.z), function(self.temperature), weights)
 
 
 class Rows(NamedTuple):

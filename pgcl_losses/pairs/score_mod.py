@@ -79,11 +79,14 @@ def modified(score_mod: ScoreMod, scores: Tensor, pair: Pair) -> Tensor:
     there: log(1 - cosine) of a query with itself would make every gradient NaN.
     """
     if torch.is_grad_enabled() or is_transformed(scores):
-        scores, pair = scores.where(pair.is_negative, scores.detach()), with_gradient(pair)
+        scores, pair = (
+            scores.where(pair.is_negative, scores.detach()),
+            differentiable_at_negatives(pair),
+        )
     return checked(score_mod(scores, pair), scores)
 
 
-def with_gradient(pair: Pair) -> Pair:
+def differentiable_at_negatives(pair: Pair) -> Pair:
     """Make a temperature that is learned a matrix, with a gradient at negatives alone."""
     tau = pair.temperature
     if not (tau.requires_grad or is_transformed(tau)):  # vmap hides requires_grad
@@ -117,7 +120,7 @@ class Differentiated:
         self.leaves = (scores.detach().requires_grad_(), *[tau] * self.learns_temperature)
         self.is_negative = pair.is_negative
         with torch.enable_grad():
-            pair = with_gradient(pair._replace(temperature=tau))
+            pair = differentiable_at_negatives(pair._replace(temperature=tau))
             self.result = checked(self.score_mod(self.leaves[0].clone(), pair), scores)
         nodes: list[Any] = [self.result.grad_fn]
         known = {None}

@@ -51,8 +51,10 @@ def matrix_sums(pairs: Pairs, rows: Rows, inputs: Inputs, partners: Partners) ->
     x, logits, log_count = separated(pairs, rows, scores, logits, partners, inputs.temperature)
     if pairs.score_mod is not None:  # it may return inf, whose softmax is NaN
         logits = logits.masked_fill(logits == math.inf, math.nan)
-    terms = [more(logits, scores, extra).logsumexp(1) for extra, _ in pairs.log_sum_terms()]
-    return x, log_sum(terms, log_count), log_count
+    terms = [
+        plus_scores(logits, scores, extra).logsumexp(1) for extra, _ in pairs.logsumexp_terms()
+    ]
+    return x, log_s_of(terms, log_count), log_count
 
 
 def separated(
@@ -72,12 +74,12 @@ def separated(
     return x, logits, log_count
 
 
-def more(logits: Tensor, scores: Tensor, extra: float) -> Tensor:
+def plus_scores(logits: Tensor, scores: Tensor, extra: float) -> Tensor:
     """Compute logits + extra * scores; the logits themselves if there is no extra."""
     return logits if extra == 0 else logits.add(scores, alpha=extra)
 
 
-def log_sum(terms: Sequence[Tensor], log_count: Tensor | None) -> Tensor:
+def log_s_of(terms: Sequence[Tensor], log_count: Tensor | None) -> Tensor:
     """Compute log S ``[I]`` from its terms; -inf without negatives."""
     log_s = terms[0]
     if len(terms) == 2 and log_count is not None:
@@ -118,15 +120,15 @@ def sum_up(
         score_mod = Differentiated(pairs.score_mod, learns_temperature)
         pairs = pairs._replace(score_mod=score_mod)
     x, logits, log_count = separated(pairs, rows, scores, logits, partners, temperature)
-    log_sums, powers, totals = [], [], []
-    for extra, _ in pairs.log_sum_terms():
-        terms = more(logits, scores, extra)
+    logsumexps, powers, totals = [], [], []
+    for extra, _ in pairs.logsumexp_terms():
+        terms = plus_scores(logits, scores, extra)
         peaks = exponentiate_(terms, has_small_logits(pairs, temperature))
         total = terms.sum(1)
-        log_sums.append(log_totals(total, peaks))
+        logsumexps.append(logsumexp_of(total, peaks))
         powers.append(terms)
         totals.append(total.unsqueeze(1))
-    return (x, log_sum(log_sums, log_count), log_count), Powers(powers, totals, score_mod)
+    return (x, log_s_of(logsumexps, log_count), log_count), Powers(powers, totals, score_mod)
 
 
 def has_small_logits(pairs: Pairs, temperature: float | Tensor) -> bool:
@@ -162,7 +164,7 @@ def exponentiate_(logits: Tensor, is_small: bool) -> Tensor | None:
     return peaks
 
 
-def log_totals(total: Tensor, peaks: Tensor | None) -> Tensor:
+def logsumexp_of(total: Tensor, peaks: Tensor | None) -> Tensor:
     """Compute log-sum-exps ``[I]`` from sums of powers, and replace a sum of 0 by a tiny number."""
     log_total = total.log()
     if peaks is not None:
@@ -189,7 +191,7 @@ def derivatives_by_scores(
     """
     multiply = torch.Tensor.mul_ if may_overwrite else torch.mul
     d: Any = None
-    each = zip(powers.powers, powers.totals, pairs.log_sum_terms(), strict=True)
+    each = zip(powers.powers, powers.totals, pairs.logsumexp_terms(), strict=True)
     for power, total, (_, factor) in each:
         part = multiply(power, (d_log_s * (factor * scale)).unsqueeze(1) / total)
         d = part if d is None else d.add_(part)

@@ -21,8 +21,8 @@ from pgcl_losses.pairs.rows import Inputs, Pairs, Rows, part_of
 from pgcl_losses.pairs.sums import (
     exponentiate_,
     has_small_logits,
-    log_sum,
-    log_totals,
+    log_s_of,
+    logsumexp_of,
     raise_if_differentiated_twice,
     scale_of,
 )
@@ -87,7 +87,7 @@ class _TwoViews(torch.autograd.Function):
         total = logits.sum(1)
         if block.by_columns:
             total = torch.cat([total, logits.sum(0)])
-        log_s = log_sum([log_totals(total, peaks)], None)
+        log_s = log_s_of([logsumexp_of(total, peaks)], None)
         gaps = (log_s.view(-1, x.shape[1]) - x).view(-1)
         tau = temperature if isinstance(temperature, Tensor) else None
         ctx.save_for_backward(z, lengths, tau, logits, total, gaps)

@@ -74,13 +74,13 @@ class Candidate(NamedTuple):
         if "negatives" not in self.options:
             within = x @ x.mT / numbers["temperature"]
             negatives.append(within.masked_fill(eye & self.is_masked, -math.inf))
-        log_sum = _log_sum(torch.cat(negatives, 2), positive, numbers)
+        log_s = _log_s(torch.cat(negatives, 2), positive, numbers)
         if "decoupled" not in self.options:
             times = numbers.get("positives", torch.ones(1, dtype=x.dtype))
-            log_sum = torch.logaddexp(log_sum, positive + times.log())
+            log_s = torch.logaddexp(log_s, positive + times.log())
         if "denominator" in numbers:
-            log_sum = torch.logaddexp(log_sum, numbers["denominator"].log())
-        losses = log_sum - positive
+            log_s = torch.logaddexp(log_s, numbers["denominator"].log())
+        losses = log_s - positive
         if "logarithm" in numbers:
             losses = -((-losses).exp() + numbers["logarithm"]).log()
         return losses.mean((1, 2))
@@ -106,22 +106,22 @@ class Candidate(NamedTuple):
         return [self._replace(further=(name,)) for name in names]
 
 
-def _log_sum(logits: Tensor, positive: Tensor, numbers: Numbers) -> Tensor:
+def _log_s(logits: Tensor, positive: Tensor, numbers: Numbers) -> Tensor:
     """The logarithm ``[B, N, 1]`` of the sum of the negatives, of which hard ones may count more.
 
     Hardness is of Robinson et al. (2021), debiasing of Chuang et al. (2020), as in ``InfoNCE``.
     """
-    log_sum = logits.logsumexp(2, keepdim=True)
+    log_s = logits.logsumexp(2, keepdim=True)
     log_count = (logits > -math.inf).to(logits.dtype).sum(2, keepdim=True).log()
     if "hardness" in numbers:
         weights = numbers["hardness"] * logits
         log_mean = (logits + weights).logsumexp(2, keepdim=True)
-        log_sum = log_mean - weights.logsumexp(2, keepdim=True) + log_count
+        log_s = log_mean - weights.logsumexp(2, keepdim=True) + log_count
     if "debias" in numbers:
         debias = numbers["debias"].clamp(max=0.99)
-        sums = (log_sum.exp() - debias * (log_count + positive).exp()) / (1 - debias)
-        log_sum = sums.maximum((log_count - 1 / numbers["temperature"]).exp()).log()
-    return log_sum
+        sums = (log_s.exp() - debias * (log_count + positive).exp()) / (1 - debias)
+        log_s = sums.maximum((log_count - 1 / numbers["temperature"]).exp()).log()
+    return log_s
 
 
 def _options(*choices: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
