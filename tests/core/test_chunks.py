@@ -2,13 +2,12 @@
 
 import functools
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
 from unittest import mock
 
 import pytest
 import torch
 from helpers import oracle
-from helpers.cases import WAYS, any_pairs, for_oracle, in_chunks, upstream
+from helpers.cases import WAYS, any_pairs, as_on, for_oracle, in_chunks, upstream
 from helpers.losses import (
     ARITHMETIC,
     DIM,
@@ -25,22 +24,13 @@ from hypothesis import strategies as st
 
 from pgcl_losses import InfoNCE
 from pgcl_losses.base.distributed import Processes
-from pgcl_losses.pairs import chunks, lists, partners, rows, sums
+from pgcl_losses.pairs import sums
 from pgcl_losses.pairs.forms import Form
 from pgcl_losses.pairs.loss import choose_way, loss_of_pairs
 from pgcl_losses.pairs.rows import Inputs, Listed, Pairs, all_rows
 
 pytestmark = few_graphs
 close = functools.partial(torch.testing.assert_close, rtol=1e-8, atol=1e-8)
-
-
-@contextmanager
-def as_on(readable):
-    """On a CPU, or on a device that Python must not read."""
-    with ExitStack() as patched:
-        for module in () if readable else (rows, partners, chunks, lists):
-            patched.enter_context(mock.patch.object(module, "can_be_read", return_value=False))
-        yield
 
 
 @examples(400)

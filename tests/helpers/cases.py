@@ -1,6 +1,7 @@
 """Random sets of embeddings, labels, positives and weights, and the options that choose pairs."""
 
 import functools
+from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -13,7 +14,7 @@ from helpers.losses import DIM, of_seed
 from helpers.marks import NEGATIVES
 from helpers.score_mods import SCORE_MODS, random_metadata
 from pgcl_losses.contrast import WEIGHTINGS
-from pgcl_losses.pairs import chunks
+from pgcl_losses.pairs import chunks, lists, partners, rows
 from pgcl_losses.pairs.rows import NO_LABEL, Listed, Pairs
 from pgcl_losses.pairs.weights import Gaussian, Table, mean_of_one
 
@@ -243,3 +244,12 @@ def weights_of(pairs, num_keys):
     of_heads = zip(weights.log_weights, weights.clusters.T, strict=True)
     each = [log_w[clusters[:count, None], clusters].exp() for log_w, clusters in of_heads]
     return sum(each) / len(each)
+
+
+@contextmanager
+def as_on(readable):
+    """On a CPU, or on a device that Python must not read."""
+    with ExitStack() as patched:
+        for module in () if readable else (rows, partners, chunks, lists):
+            patched.enter_context(mock.patch.object(module, "can_be_read", return_value=False))
+        yield
