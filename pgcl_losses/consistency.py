@@ -1,7 +1,6 @@
 """Swapped prediction (Eq. 5 and 6): each view predicts the balanced assignment of the others."""
 
 import math
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -123,13 +122,20 @@ def cross_entropy_terms(log_probs: Tensor, targets: Tensor, divisor: float = 1) 
     return log_probs * (others / (-divisor * (targets.shape[0] - 1)))
 
 
-def consistency_ratio(log_probs: Tensor, targets: Tensor, heads: Sequence[int]) -> Tensor:
+def consistency_ratio(
+    log_probs: Tensor, targets: Tensor, heads: tuple[int, ...] | list[Tensor]
+) -> Tensor:
     """The mean cross-entropy divided by log K: 1 if all predictions are uniform.
 
-    For several heads it is the sum of their cross-entropies, divided by the sum of their log K. It
-    is NaN with one view or one prototype.
+    ``heads``: the number of prototypes in use in each head. For several heads it is the sum of
+    their cross-entropies, divided by the sum of their log K. It is NaN with one view or one
+    prototype.
     """
-    log_k = math.log(math.prod(heads))
-    if len(targets) < 2 or log_k == 0:
+    if len(targets) < 2:
         return log_probs.new_full((), math.nan)
+    log_k: float | Tensor
+    if isinstance(heads, tuple):
+        log_k = math.log(math.prod(heads))
+    else:
+        log_k = torch.stack([*heads]).log().sum()
     return cross_entropy_terms(log_probs, targets).sum(-1).mean() / log_k

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from pgcl_losses.base import checks as check
 from pgcl_losses.base.normalize import computing_dtype, unit_vectors
+from pgcl_losses.clusters.sinkhorn import NOT_IN_USE
 from pgcl_losses.consistency import consistency_ratio
 from pgcl_losses.pairs.batch import Assignment, Assignments, PGCLTerms, check_assignments
 from pgcl_losses.pairs.weights import cluster_counts, prototype_log_weights
@@ -40,12 +41,12 @@ def diagnostics(
         From the assignments. With several heads, all names but ``consistency_ratio`` have a prefix
         for each head, such as ``head0/largest_cluster``:
 
-        - consistency_ratio: the consistency divided by log K. It is 1 if all predictions are
-          uniform, and nan with one view or one prototype.
+        - consistency_ratio: the consistency divided by log K, of the K prototypes in use. It is 1
+          if all predictions are uniform, and nan with one view or one prototype.
         - largest_cluster: the fraction of samples in the largest cluster; near 1 if clusters are
           collapsed
         - entropy: the entropy of the cluster sizes in nats; log K if all clusters have equal size
-        - dead_prototypes: the number of prototypes without samples
+        - dead_prototypes: the number of prototypes in use without samples
         - agreement: how often two views of a graph are in the same cluster; about 1/K for random
           clusters, nan with one view
         - masked_negatives: the fraction of negatives that ``exclude_same_cluster`` leaves out
@@ -91,12 +92,15 @@ def diagnostics(
     log_probs = torch.stack([view.log_probs.to(dtype) for view in assignments])  # [V, N, K]
     targets = torch.stack([view.targets.to(dtype) for view in assignments])
     clusters = torch.stack([view.clusters.view(len(view.targets), -1) for view in assignments])
-    numbers["consistency_ratio"] = consistency_ratio(log_probs, targets, heads).item()
+    in_use = log_probs.flatten(0, 1).amax(0) > NOT_IN_USE / 2  # [K]
+    num_in_use = [part.sum() for part in in_use.split_with_sizes(heads)]
+    numbers["consistency_ratio"] = consistency_ratio(log_probs, targets, num_in_use).item()
     centers: Sequence[Tensor | None] = [None] * len(heads)
     if prototypes is not None:
         check.matrix("prototypes", prototypes, "[K, D]")
         centers = unit_vectors(prototypes, torch.float64).split_with_sizes(heads)
-    for h, head in enumerate(zip(clusters.unbind(-1), heads, centers, strict=True)):
+    each = zip(clusters.unbind(-1), in_use.split_with_sizes(heads), centers, strict=True)
+    for h, head in enumerate(each):
         prefix = f"head{h}/" if len(heads) > 1 else ""
         numbers |= {prefix + name: value for name, value in _numbers_of_head(*head).items()}
         if batch is not None and batch.clusters is not None:
@@ -118,9 +122,13 @@ def _within(embeddings: Tensor, clusters: Tensor, num_prototypes: int) -> float:
 
 
 def _numbers_of_head(
-    clusters: Tensor, num_prototypes: int, prototypes: Tensor | None
+    clusters: Tensor, in_use: Tensor, prototypes: Tensor | None
 ) -> dict[str, float]:
-    """Compute the metrics of one head, from clusters ``[V, N]`` and unit prototypes ``[K, D]``."""
+    """Compute the metrics of one head, from clusters ``[V, N]`` and unit prototypes ``[K, D]``.
+
+    ``in_use``: which prototypes embeddings can be assigned to, ``[K]`` bool.
+    """
+    num_prototypes = len(in_use)
     counts = cluster_counts(clusters.flatten(), num_prototypes).double()  # [K]
     fractions = counts / counts.sum()
 
@@ -135,7 +143,7 @@ def _numbers_of_head(
     numbers = {
         "largest_cluster": fractions.max().item(),
         "entropy": torch.special.entr(fractions).sum().item(),
-        "dead_prototypes": int((counts == 0).sum()),
+        "dead_prototypes": int(((counts == 0) & in_use).sum()),
         "agreement": (agreeing / pairs_of_views).item(),
         "masked_negatives": (1 - remaining.sum() / negatives.sum()).item(),
     }

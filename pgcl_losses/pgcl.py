@@ -103,6 +103,7 @@ class PGCLLoss(LossWithMemory):
     Shape:
         - views: two or more, ``[N, D]`` each, with norms up to 1e18; row i of each view is graph i
         - labels: ``[N]`` int64
+        - sizes: ``[K]``
         - output: a scalar, or ``[V * N]`` with ``reduction="none"`` for V views
 
     Examples:
@@ -221,12 +222,14 @@ class PGCLLoss(LossWithMemory):
         positives: Tensor | None = None,
         positive_weights: Tensor | None = None,
         metadata: Labels | None = None,
+        sizes: Tensor | None = None,
     ) -> Tensor:
         """Compute the loss of two or more views ``[N, D]``, given by position.
 
-        ``labels``, ``positives``, ``positive_weights`` and ``metadata`` are as in :class:`InfoNCE`.
+        ``labels``, ``positives``, ``positive_weights`` and ``metadata`` are as in :class:`InfoNCE`,
+        ``sizes`` ``[K]`` of clusters as in :class:`SinkhornPrototypes`.
         """
-        return self._compute(views, Given(labels, positives, positive_weights, metadata))[0]
+        return self._compute(views, Given(labels, positives, positive_weights, metadata), sizes)[0]
 
     if TYPE_CHECKING:
         __call__ = forward
@@ -239,6 +242,7 @@ class PGCLLoss(LossWithMemory):
         positives: Tensor | None = None,
         positive_weights: Tensor | None = None,
         metadata: Labels | None = None,
+        sizes: Tensor | None = None,
     ) -> PGCLTerms:
         """Compute the loss together with its two terms and the assignments, to log them.
 
@@ -247,26 +251,28 @@ class PGCLLoss(LossWithMemory):
         memory.
         """
         given = Given(labels, positives, positive_weights, metadata)
-        loss, contrast, consistency, batch = self._compute(views, given)
+        loss, contrast, consistency, batch = self._compute(views, given, sizes)
         cosine = mean_cosine(batch.embeddings.detach())
         # The memory already holds this batch, so it must not be seen again.
         alone = Batch(batch.embeddings, batch.processes, Pairs(batch.pairs.lengths))
         assigned = Assignments(alone.assigned_as(batch))
         return PGCLTerms(loss, contrast, consistency, assigned, cosine)
 
-    def batch_of(self, views: tuple[Any, ...], **call: Any) -> Batch:
+    def batch_of(
+        self, views: tuple[Any, ...], *, sizes: Tensor | None = None, **call: Any
+    ) -> Batch:
         """Check what the loss is called with, and make a batch of it, with its assignments."""
         given = Given(**call)
-        processes = self.agree("forward", views, lambda: self._check(views, given))
+        processes = self.agree("forward", views, lambda: self._check(views, given, sizes))
         dtype = computing_dtype(views[0], self.prototypes.weight)
-        batch = Batch.from_views(views, processes, given, dtype=dtype)
-        return self.prototypes(self.with_memory(batch))
+        batch = self.with_memory(Batch.from_views(views, processes, given, dtype=dtype))
+        return self.prototypes(batch) if sizes is None else self.prototypes(batch, sizes=sizes)
 
     def _compute(
-        self, views: tuple[Tensor, ...], given: Given
+        self, views: tuple[Tensor, ...], given: Given, sizes: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor, Batch]:
         """Compute the loss, its contrast and its consistency; also return the batch."""
-        batch = self.batch_of(views, **given._asdict())
+        batch = self.batch_of(views, sizes=sizes, **given._asdict())
         z = batch.embeddings
         loss = contrast = consistency = z.new_zeros(())
         # In forward mode, a Python number times a float32 scalar would have a tangent in float64.
@@ -295,11 +301,15 @@ class PGCLLoss(LossWithMemory):
             loss = loss + tensor.flatten()[:0].sum().to(loss)
         return loss
 
-    def _check(self, views: tuple[Any, ...], given: Given) -> dict[str, object]:
+    def _check(
+        self, views: tuple[Any, ...], given: Given, sizes: Tensor | None
+    ) -> dict[str, object]:
         owner, contrast = type(self).__name__, self.contrast
         check.loss_views(views, 2)
         check.prototypes("prototypes.weight", self.prototypes.weight, "z1", views[0], owner)
         self.prototypes.check(views)
+        if sizes is not None:
+            self._check_sizes(sizes, views[0])
         negatives, queries, has_score_mod = "all", "all", True  # of a contrast of the user's own
         if isinstance(contrast, WeightedInfoNCE):
             check.temperature(contrast.temperature, views[0])
@@ -314,7 +324,21 @@ class PGCLLoss(LossWithMemory):
                     "contrast of the first view to the consistency of all views: choose 'mean'"
                 )
         self._check_contrast()
-        return claims
+        return claims | {"sizes": check.claim_of(sizes)}
+
+    def _check_sizes(self, sizes: Tensor, z1: Tensor) -> None:
+        prototypes: Any = self.prototypes
+        if not hasattr(prototypes, "check_sizes"):
+            raise TypeError(
+                f"sizes are given, but prototypes is a {type(prototypes).__name__}, which takes "
+                "none: give it check_sizes(sizes, z1), and its call an argument sizes="
+            )
+        prototypes.check_sizes(sizes, z1)
+        if self.memory is not None:
+            raise ValueError(
+                "sizes cannot be combined with a memory, whose embeddings come from calls with "
+                "other sizes: make the loss with memory_size=0"
+            )
 
     def _check_contrast(self) -> None:
         if isinstance(self.contrast, WeightedInfoNCE):

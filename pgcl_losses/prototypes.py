@@ -13,7 +13,13 @@ from pgcl_losses.base.module import LossModule, called_by_all
 from pgcl_losses.base.normalize import computing_dtype, full_precision, unit_vectors
 from pgcl_losses.base.options import Group, Heads, Positive, Scale, Size, Temperature, checked
 from pgcl_losses.clusters.kmeans import spherical_kmeans
-from pgcl_losses.clusters.sinkhorn import balance, probabilities, rank_clusters
+from pgcl_losses.clusters.sinkhorn import (
+    NOT_IN_USE,
+    balance,
+    log_sizes,
+    probabilities,
+    rank_clusters,
+)
 from pgcl_losses.pairs.batch import Assignments, Batch, batch_argument
 from pgcl_losses.pairs.given import Given
 from pgcl_losses.pairs.memory import Ring
@@ -78,6 +84,7 @@ class SinkhornPrototypes(LossModule):
 
     Shape:
         - views: ``[N, D]`` each, with norms up to 1e18; row i of each view is graph i
+        - sizes: ``[K]``
         - output: :class:`Assignments`, a sequence with an :class:`Assignment` for each view
         - weight: the prototypes ``[K, D]``, a parameter. The prototypes of several heads follow
           each other
@@ -148,30 +155,40 @@ class SinkhornPrototypes(LossModule):
             buffer.zero_()
 
     @overload
-    def forward(self, *views: Tensor) -> Assignments: ...
+    def forward(self, *views: Tensor, sizes: Tensor | None = None) -> Assignments: ...
     @overload
-    def forward(self, *views: Batch) -> Batch: ...
+    def forward(self, *views: Batch, sizes: Tensor | None = None) -> Batch: ...
     @called_by_all("forward")
-    def forward(self, *views: Tensor | Batch) -> Assignments | Batch:
+    def forward(self, *views: Tensor | Batch, sizes: Tensor | None = None) -> Assignments | Batch:
         """Assign the embeddings of each view to the prototypes. Each view is balanced by itself.
 
         Given a :class:`~pgcl_losses.Batch`, return the batch with the assignment of all its
         embeddings.
+
+        Args:
+            views (Tensor): one or more views ``[N, D]``, by position.
+            sizes (Tensor): the relative sizes of the clusters in this call, ``[K]``: numbers, or
+                bools which say which prototypes are in use. Targets are balanced to these sizes,
+                and no embedding is assigned to a prototype of size 0, nor predicts one. By default
+                all clusters have the same size.
         """
         batch = batch_argument(self, views)
-        if batch is not None:  # the module that made the batch calls `advance`
-            return self._assigned(batch)
+        if batch is not None:  # the module that made the batch has checked it, and calls `advance`
+            return self._assigned(batch._replace(sizes=sizes))
 
         def check_inputs() -> dict[str, object]:
             check.loss_views(views, 1)
             z1: Any = views[0]  # a Tensor, as there is no batch
             check.prototypes("weight", self.weight, "z1", z1, type(self).__name__)
             self.check(views)
-            return {}
+            if sizes is not None:
+                self.check_sizes(sizes, z1)
+            return {"sizes": check.claim_of(sizes)}
 
         processes = self.agree("forward", views, check_inputs)
         dtype = computing_dtype(self.weight, *views)
-        batch = self._assigned(Batch.from_views(views, processes, Given(), dtype=dtype), views)
+        batch = Batch.from_views(views, processes, Given(), dtype=dtype)._replace(sizes=sizes)
+        batch = self._assigned(batch, views)
         if self.moves_state(batch.embeddings):
             self.advance(batch)
         return Assignments(batch)
@@ -188,8 +205,19 @@ class SinkhornPrototypes(LossModule):
                 f"queue keeps past embeddings of each view; make it with queue_views={len(views)}"
             )
 
-    def assign(self, z: Tensor) -> Tensor:
+    def check_sizes(self, sizes: Tensor, z1: Tensor) -> None:
+        """Check the sizes of clusters that a call gives."""
+        check.sizes("sizes", sizes, self.heads, "z1", z1)
+        if self.queue_size > 0:
+            raise ValueError(
+                "sizes cannot be combined with a queue, whose embeddings come from calls with "
+                "other sizes: make the prototypes with queue_size=0"
+            )
+
+    def assign(self, z: Tensor, *, sizes: Tensor | None = None) -> Tensor:
         """Find the nearest prototype of each embedding, without balancing: ``[N, D] -> [N]``.
+
+        With ``sizes`` ``[K]``, prototypes of size 0 are left out.
 
         Use this for inference, where the cluster of an embedding must not depend on the rest of the
         batch. With several heads, return the nearest prototype of each head: ``[N, H]``. The call
@@ -201,6 +229,9 @@ class SinkhornPrototypes(LossModule):
         dtype = computing_dtype(self.weight, z)
         with torch.no_grad(), full_precision(z.device):
             scores = self._unit_prototypes(dtype) @ unit_vectors(z, dtype).T
+            if sizes is not None:
+                check.sizes("sizes", sizes, self.heads, "z", z)
+                scores = scores.masked_fill((sizes == 0).unsqueeze(1), NOT_IN_USE)
             nearest = self._by_head(partial(torch.argmax, dim=0, keepdim=True), scores).T
         return nearest.contiguous() if len(self.heads) > 1 else nearest.squeeze(-1)
 
@@ -253,11 +284,12 @@ class SinkhornPrototypes(LossModule):
             scores = prototypes @ embeddings.T  # [K, M]: samples side by side, see `balance`
             scores = scores.view(len(scores), len(processes.counts), -1)  # [K, V, N]
             temperature = processes.temperature(self.temperature, embeddings.dtype)
-            log_probs = self._log_predictions(scores, temperature).flatten(1)  # [K, M]
+            logs = () if batch.sizes is None else (log_sizes(batch.sizes, scores.dtype),)
+            log_probs = self._log_predictions(scores, temperature, *logs).flatten(1)  # [K, M]
             with torch.no_grad():
                 # In forward mode, detaching also removes the tangents.
                 cosines, rows = scores.detach(), prototypes.detach()
-                log_q = self._log_targets(cosines, rows).flatten(1)  # [K, M]
+                log_q = self._log_targets(cosines, rows, *logs).flatten(1)  # [K, M]
                 clusters = self._clusters(log_q, cosines.flatten(1))  # [H, M]
                 if batch.memory is not None:
                     of_memory = self._clusters_of_memory(batch, rows)  # [H, B]
@@ -275,17 +307,24 @@ class SinkhornPrototypes(LossModule):
             self._watch.check_clusters(batch, self)
         return batch
 
-    def _log_predictions(self, scores: Tensor, temperature: float | Tensor) -> Tensor:
-        """Compute log p (Eq. 4) from scores ``[K, V, N]``."""
+    def _log_predictions(
+        self, scores: Tensor, temperature: float | Tensor, log_sizes: Tensor | None = None
+    ) -> Tensor:
+        """Compute log p (Eq. 4) from scores ``[K, V, N]``, of the prototypes in use."""
         logits = scores / temperature
         if self.balance_predictions:
             logits = logits - logits.logsumexp(-1, keepdim=True)
+        if log_sizes is not None:
+            logs = log_sizes.view(-1, 1, 1)
+            if self.balance_predictions:
+                logits = logits + logs
+            logits = logits.masked_fill(logs == NOT_IN_USE, NOT_IN_USE)
         return self._by_head(partial(torch.log_softmax, dim=0), logits)
 
-    def _log_targets(self, cosines: Tensor, prototypes: Tensor) -> Tensor:
+    def _log_targets(self, cosines: Tensor, prototypes: Tensor, *log_sizes: Tensor) -> Tensor:
         """Compute log q (Eq. 7 to 11) from cosines ``[K, V, N]``, balanced within each view."""
         if self.queue is None:
-            return self._by_head(self._balanced(None), cosines)
+            return self._by_head(self._balanced(None), cosines, *log_sizes)
         # The past embeddings help to balance. Only the targets of this batch are kept.
         num_graphs = cosines.shape[-1]
         past = prototypes @ self.queue.embeddings.to(cosines.dtype).mT  # [V, K, Q]
@@ -307,15 +346,16 @@ class SinkhornPrototypes(LossModule):
         balanced = self._balanced(filled[len(batch.embeddings) :])
         return self._clusters(self._by_head(balanced, cosines), cosines)
 
-    def _balanced(self, filled: Tensor | None) -> Callable[[Tensor], Tensor]:
+    def _balanced(self, filled: Tensor | None) -> Callable[..., Tensor]:
         """Return `balance` with the options of this module."""
         return partial(balance, epsilon=self.epsilon, iterations=self.iterations, filled=filled)
 
-    def _by_head(self, function: Callable[[Tensor], Tensor], scores: Tensor) -> Tensor:
+    def _by_head(self, function: Callable[..., Tensor], *values: Tensor) -> Tensor:
         """Apply a function to the rows ``[K_h, ...]`` of each head, and join the results."""
         if len(self.heads) == 1:
-            return function(scores)
-        return torch.cat([function(x) for x in scores.split_with_sizes(self.heads)])
+            return function(*values)
+        parts = (x.split_with_sizes(self.heads) for x in values)
+        return torch.cat([function(*of_head) for of_head in zip(*parts, strict=True)])
 
     def _unit_prototypes(self, dtype: torch.dtype) -> Tensor:
         """The unit prototypes ``[K, D]``. While prototypes are frozen, their gradient is zero."""

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import unserializable_hook
 
-from pgcl_losses.base.modes import is_batched, is_eager
+from pgcl_losses.base.modes import can_be_read, is_batched, is_eager
 from pgcl_losses.base.normalize import mean_cosine, unit_vectors
 from pgcl_losses.base.warnings import warn
 from pgcl_losses.consistency import consistency_ratio
@@ -138,7 +138,11 @@ class Watch:
         """Check a batch that the prototypes have assigned."""
         if batch.prototypes is None or batch.log_probs is None or batch.targets is None:
             return
-        num_graphs, largest = batch.processes.lengths()[0], max(prototypes.heads)
+        num_graphs, in_use = batch.processes.lengths()[0], batch.num_in_use()
+        largest = max(prototypes.heads)
+        if isinstance(in_use, list):  # numbers on a GPU are not read
+            is_readable = can_be_read(in_use[0])
+            largest = max(int(number) for number in in_use) if is_readable else 0
         # A single prototype cannot learn.
         if not self.is_motion_known and batch.prototypes.requires_grad and largest > 1:
             if self.gradients < _PATIENCE:
@@ -151,7 +155,7 @@ class Watch:
         if num_graphs >= largest > 1 and batch.clusters is not None:
             with torch.no_grad():
                 log_probs, targets = batch.views(batch.log_probs), batch.views(batch.targets)
-                ratio = consistency_ratio(log_probs, targets, batch.heads)
+                ratio = consistency_ratio(log_probs, targets, in_use)
                 # Where all embeddings are in one cluster, the contrast is 0, which is reported.
                 several = (batch.clusters != batch.clusters[:1]).any()
                 pushed = ratio.new_zeros(()) if self.pushed is None else self.pushed.to(ratio)

@@ -161,6 +161,36 @@ def device(name: str, value: Tensor, other_name: str, other: Tensor) -> None:
         raise ValueError(f"{name} is on {value.device} but {other_name} is on {other.device}")
 
 
+def sizes(name: str, value: Any, heads: Sequence[int], z_name: str, z: Tensor) -> None:
+    """Check sizes of clusters ``[K]``, of all heads: not negative, and one above 0 in each head."""
+    shape = (sum(heads),)
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{name} must be a Tensor of shape {shape}, but got {shown(value)}")
+    if value.shape != shape:
+        expected = f"{shape}, one for each prototype"
+        raise ValueError(f"{name} must have shape {expected}, but got {tuple(value.shape)}")
+    if value.is_complex():
+        raise TypeError(f"{name} must be numbers or bools, but got {value.dtype}")
+    device(name, value, z_name, z)
+    if not can_be_read(value):
+        return
+    for head in value.detach().double().split_with_sizes([*heads]):
+        if not bool((head >= 0).all() & head.isfinite().all() & (head > 0).any()):
+            expected = "finite, at least 0, and above 0 for one prototype of each head"
+            raise ValueError(f"{name} must be {expected}, but got {shown_values(head)}")
+
+
+def claim_of(values: Tensor | None) -> object:
+    """What processes compare of a few values: the values themselves if Python may read them."""
+    return values.tolist() if values is not None and can_be_read(values) else values
+
+
+def shown_values(values: Tensor) -> str:
+    """The first values of a vector, for a message."""
+    first = ", ".join(f"{x:g}" for x in values[:8].tolist())
+    return f"{first}{', ...' if len(values) > 8 else ''}"
+
+
 def integers(name: str, value: Any, shape: str, z_name: str, z: Tensor) -> None:
     """Check for an int64 tensor on the device of ``z``; the message shows ``shape``."""
     if not isinstance(value, Tensor):

@@ -11,6 +11,9 @@ from torch import Tensor
 from pgcl_losses.base import checks as check
 from pgcl_losses.base.normalize import computing_dtype, full_precision
 
+# log p and log q of a prototype that a call does not use. They are finite, as 0 * inf is NaN.
+NOT_IN_USE = -1e30
+
 # A sample whose e^{s / epsilon} is e^-100 of what other samples have does not change their sum.
 _FAR = 100.0
 
@@ -19,12 +22,15 @@ _FAR = 100.0
 _TILT = 1e-4
 
 
-def sinkhorn(scores: Tensor, *, epsilon: float = 0.05, iterations: int = 3) -> Tensor:
+def sinkhorn(
+    scores: Tensor, *, epsilon: float = 0.05, iterations: int = 3, sizes: Tensor | None = None
+) -> Tensor:
     r"""Assign samples to prototypes so that all get about equally many, by Sinkhorn-Knopp.
 
     It scales the matrix :math:`e^{s/\epsilon}` ``iterations`` times: first so that every
     prototype's total is :math:`1/K`, then so that every sample's total is :math:`1/N`. In the
-    result every sample's total is 1. No gradient flows through it.
+    result every sample's total is 1. No gradient flows through it. With ``sizes``, prototypes get
+    as many samples as their relative sizes say.
 
     Args:
         scores (Tensor): the similarity s of each sample to each prototype. Any finite values are
@@ -34,9 +40,12 @@ def sinkhorn(scores: Tensor, *, epsilon: float = 0.05, iterations: int = 3) -> T
             :math:`1/\epsilon` plays the role of the paper's exponent :math:`\eta`.
         iterations (int): how often columns and rows are scaled. With more iterations, the columns
             are balanced more exactly.
+        sizes (Tensor): the relative size of each prototype's cluster; 0 for a prototype that gets
+            no samples. By default all sizes are equal.
 
     Shape:
         - scores: ``[N, K]`` for N samples and K prototypes
+        - sizes: ``[K]``, numbers or bools
         - output: ``[N, K]``; every row sums to 1, every column to about N / K
 
     Examples:
@@ -45,6 +54,8 @@ def sinkhorn(scores: Tensor, *, epsilon: float = 0.05, iterations: int = 3) -> T
         >>> scores = torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.7, 0.6], [0.6, 0.5]])
         >>> sinkhorn(scores).argmax(dim=1)  # the nearest prototype would be 0 for all of them
         tensor([0, 0, 1, 1])
+        >>> sinkhorn(scores, sizes=torch.tensor([3, 1]), iterations=9).argmax(dim=1)
+        tensor([0, 0, 0, 1])
 
     """
     check.matrix("scores", scores, "[N, K]")
@@ -52,6 +63,8 @@ def sinkhorn(scores: Tensor, *, epsilon: float = 0.05, iterations: int = 3) -> T
         raise ValueError(f"scores must not be empty, but got shape {tuple(scores.shape)}")
     epsilon = check.scale("epsilon", epsilon)
     iterations = check.count("iterations", iterations, minimum=1)
+    if sizes is not None:
+        check.sizes("sizes", sizes, (scores.shape[1],), "scores", scores)
     with full_precision(scores.device):
         # Quotients may overflow, so differences are divided, which are finite if halved. The first
         # log-softmax ignores a constant of a column, and later ones a constant of a row. So let the
@@ -60,17 +73,30 @@ def sinkhorn(scores: Tensor, *, epsilon: float = 0.05, iterations: int = 3) -> T
         halves = halves - halves.amax(0)
         peaks = halves.amax(1, keepdim=True)
         halves = halves - peaks + peaks.clamp_min(-_FAR * epsilon / 2)
-        return probabilities(balance(halves.T, epsilon / 2, iterations)).T.contiguous()
+        logs = None if sizes is None else log_sizes(sizes, halves.dtype)
+        log_q = balance(halves.T, logs, epsilon=epsilon / 2, iterations=iterations)
+        return probabilities(log_q).T.contiguous()
+
+
+def log_sizes(sizes: Tensor, dtype: torch.dtype) -> Tensor:
+    """Compute the logarithms of sizes ``[K]``; `NOT_IN_USE` for 0."""
+    return sizes.detach().to(dtype).log().clamp_min(NOT_IN_USE)
 
 
 def balance(
-    scores: Tensor, epsilon: float, iterations: int, filled: Tensor | None = None
+    scores: Tensor,
+    log_sizes: Tensor | None = None,
+    *,
+    epsilon: float,
+    iterations: int,
+    filled: Tensor | None = None,
 ) -> Tensor:
     """Compute log q of scores ``[K, N]``, or of a stack of them ``[K, V, N]``, without gradient.
 
     An iteration is a log-softmax over samples and one over prototypes. The factors 1/K and 1/N of
-    the totals are left out, since the next scaling undoes a constant factor. ``filled``: ``[N]``
-    bool; samples where it is False are ignored, and their q is uniform.
+    the totals are left out, since the next scaling undoes a constant factor. ``log_sizes``: ``[K]``
+    of clusters that are not of equal size. ``filled``: ``[N]`` bool; samples where it is False are
+    ignored, and their q is uniform.
 
     The samples of a prototype lie side by side, and not the prototypes of a sample: on a CPU, a
     log-softmax of many rows with ten numbers each takes ten times as long.
@@ -79,7 +105,10 @@ def balance(
     for _ in range(iterations):
         if filled is not None:
             log_q = log_q.masked_fill(~filled, -math.inf)
-        log_q = log_q.log_softmax(-1).log_softmax(0)
+        log_q = log_q.log_softmax(-1)
+        if log_sizes is not None:
+            log_q = log_q + log_sizes.view(-1, *[1] * (log_q.dim() - 1))
+        log_q = log_q.log_softmax(0)
     if filled is not None:  # samples that are not filled have NaN here
         log_q = log_q.masked_fill(~filled, -math.log(len(scores)))
     return log_q

@@ -83,6 +83,7 @@ class Batch(NamedTuple):
     targets: Tensor | None = None  # [M, K] q, the balanced assignment, no gradient
     clusters: Tensor | None = None  # [M + B, H] numbered from 0 in each head
     heads: tuple[int, ...] = ()  # how many of the K prototypes each head has
+    sizes: Tensor | None = None  # [K] of clusters, 0: not in use; None: all are equal
 
     @classmethod
     def from_views(
@@ -157,7 +158,14 @@ class Batch(NamedTuple):
             targets=other.targets,
             clusters=None if clusters is None else clusters[: len(self.embeddings)],
             heads=other.heads,
+            sizes=other.sizes,
         )
+
+    def num_in_use(self) -> tuple[int, ...] | list[Tensor]:
+        """How many prototypes of each head the batch uses, as numbers or as tensors ``[]``."""
+        if self.sizes is None:
+            return self.heads
+        return [(head > 0).sum() for head in self.sizes.split_with_sizes(self.heads)]
 
     @property
     def labels(self) -> Tensor | None:

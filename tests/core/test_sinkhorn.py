@@ -31,7 +31,7 @@ EPSILONS = st.floats(1e-4, 2.0)
 
 @given(scores=COSINES, epsilon=EPSILONS, iterations=st.integers(1, 8))
 def test_targets_and_their_ranking_agree_with_the_oracle(scores, epsilon, iterations):
-    log_q = balance(torch.tensor(scores).T, epsilon, iterations).T
+    log_q = balance(torch.tensor(scores).T, epsilon=epsilon, iterations=iterations).T
     q = sinkhorn(torch.tensor(scores), epsilon=epsilon, iterations=iterations)
     # An exponent of s / epsilon carries a rounding error of s / epsilon * 2e-16.
     tolerance = {"rtol": 1e-13 / epsilon, "atol": 1e-9}
@@ -124,7 +124,7 @@ def test_absent_samples_change_nothing(scores, extra, epsilon):
     absent = torch.full((extra, k), 3.0, dtype=torch.float64)  # above every score
     present = torch.arange(n + extra) < n
     both = torch.cat([torch.tensor(scores), absent]).T.unsqueeze(1)
-    balanced = balance(both, epsilon, 5, present).exp().squeeze(1).T
+    balanced = balance(both, epsilon=epsilon, iterations=5, filled=present).exp().squeeze(1).T
     assert balanced.isfinite().all()
     expected = sinkhorn(torch.tensor(scores), epsilon=epsilon, iterations=5)
     torch.testing.assert_close(balanced[:n], expected)
