@@ -1,5 +1,6 @@
 """Numbers to log: they describe the clusters, negatives and embeddings of one step."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -47,6 +48,11 @@ def diagnostics(
           collapsed
         - entropy: the entropy of the cluster sizes in nats; log K if all clusters have equal size
         - dead_prototypes: the number of prototypes in use without samples
+        - used: how many prototypes the batch predicts, the exponential of the entropy of its mean
+          prediction; K if all are predicted equally often, 1 if one of them always is
+        - spread: over how many prototypes the target of a sample is spread, the exponential of the
+          mean entropy of the targets; near 1 where assignments are hard, near K where nothing is
+          learned. Predictions that are all uniform have a perfect ``used``, but not ``spread``.
         - agreement: how often two views of a graph are in the same cluster; about 1/K for random
           clusters, nan with one view
         - masked_negatives: the fraction of negatives that ``exclude_same_cluster`` leaves out
@@ -54,14 +60,16 @@ def diagnostics(
 
         The last two assume negatives from all views. They are nan without negatives.
 
-        From PGCLTerms and Assignments, which know the embeddings of all processes, and also for
-        each head:
+        From PGCLTerms and Assignments, which know the embeddings of all processes:
 
-        - within: the fraction of the variance of the unit embeddings, of all views, that lies
-          inside their clusters. It falls towards 0 as clusters collapse to points. More clusters
-          and fewer embeddings also make it smaller: without any structure it is about 0.9 for 10
-          clusters of 1,000 embeddings, and 0.1 for 50 clusters of 60. So compare it with itself
-          over a training, or between losses at the same K and batch size.
+        - effective_rank: in how many directions the unit embeddings extend, the exponential of the
+          entropy of their singular values, divided by the sum of them; 1 if the embeddings are
+          collapsed, at most D
+        - within, for each head: the fraction of the variance of the unit embeddings, of all views,
+          that lies inside their clusters. It falls towards 0 as clusters collapse to points. More
+          clusters and fewer embeddings also make it smaller: without any structure it is about 0.9
+          for 10 clusters of 1,000 embeddings, and 0.1 for 50 clusters of 60. So compare it with
+          itself over a training, or between losses at the same K and batch size.
 
     Examples:
         >>> import torch
@@ -103,10 +111,29 @@ def diagnostics(
     for h, head in enumerate(each):
         prefix = f"head{h}/" if len(heads) > 1 else ""
         numbers |= {prefix + name: value for name, value in _numbers_of_head(*head).items()}
+        p, q = (x.split_with_sizes(heads, -1)[h] for x in (log_probs.exp(), targets))
+        numbers[f"{prefix}used"] = _entropy(p.flatten(0, 1).mean(0)).exp().item()
+        numbers[f"{prefix}spread"] = _entropy(q).mean().exp().item()
         if batch is not None and batch.clusters is not None:
             clusters_of_all = batch.clusters[: len(batch.embeddings), h]  # [M], of all processes
             numbers[f"{prefix}within"] = _within(batch.embeddings, clusters_of_all, heads[h])
+    if batch is not None:
+        numbers["effective_rank"] = _effective_rank(batch.embeddings)
     return numbers
+
+
+def _effective_rank(embeddings: Tensor) -> float:
+    """Compute the effective rank of embeddings ``[M, D]`` (Roy and Vetterli, EUSIPCO 2007)."""
+    if not embeddings.isfinite().all():  # which have no singular values
+        return math.nan
+    values = torch.linalg.svdvals(embeddings.double())
+    return _entropy(values / values.sum()).exp().item()
+
+
+def _entropy(probabilities: Tensor) -> Tensor:
+    """Compute the entropy in nats along the last dimension."""
+    entropy: Tensor = torch.special.entr(probabilities).sum(-1)
+    return entropy
 
 
 def _within(embeddings: Tensor, clusters: Tensor, num_prototypes: int) -> float:
@@ -142,7 +169,7 @@ def _numbers_of_head(
     agreeing = per_graph.square().sum() - clusters.numel()
     numbers = {
         "largest_cluster": fractions.max().item(),
-        "entropy": torch.special.entr(fractions).sum().item(),
+        "entropy": _entropy(fractions).item(),
         "dead_prototypes": int(((counts == 0) & in_use).sum()),
         "agreement": (agreeing / pairs_of_views).item(),
         "masked_negatives": (1 - remaining.sum() / negatives.sum()).item(),

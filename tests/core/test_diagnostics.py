@@ -39,7 +39,8 @@ def test_agrees_with_counting(n, k, seed, one):
 
     views = [assignment_of(of_view, k) for of_view in clusters.chunk(2)]
     numbers = diagnostics(views, prototypes)
-    del numbers["consistency_ratio"]
+    for name in ("consistency_ratio", "used", "spread"):  # of predictions and targets
+        del numbers[name]
     assert numbers == pytest.approx(expected, abs=1e-12, nan_ok=True)
 
 
@@ -94,3 +95,47 @@ def test_within_against_a_loop(n, heads, views, seed):
         pgcl.prototypes = prototypes
         of_terms = diagnostics(pgcl.terms(*z))["within"]
         assert of_terms == pytest.approx(numbers["within"], nan_ok=True)
+
+
+@given(n=st.integers(1, 6), heads=st.sampled_from([3, (2, 4)]), seed=st.integers(0, 10**6))
+def test_used_spread_and_rank_against_loops(n, heads, seed):
+    torch.manual_seed(seed)
+    prototypes = SinkhornPrototypes(4, heads, epsilon=0.5).double()
+    z = torch.randn(2, n, 4, dtype=torch.float64)
+    a = prototypes(*z)
+    numbers, start = diagnostics(a), 0
+
+    def entropy(values):
+        return -sum(float(x) * math.log(x) for x in values if x > 0)
+
+    for h, size in enumerate(prototypes.heads):
+        prefix, columns = (
+            (f"head{h}/" if isinstance(heads, tuple) else ""),
+            range(start, start + size),
+        )
+        start += size
+        p = [[math.exp(row[k]) for k in columns] for view in a for row in view.log_probs]
+        q = [[float(row[k]) for k in columns] for view in a for row in view.targets]
+        mean = [sum(row[k] for row in p) / len(p) for k in range(size)]
+        assert numbers[f"{prefix}used"] == pytest.approx(math.exp(entropy(mean)))
+        spread = math.exp(sum(map(entropy, q)) / len(q))
+        assert numbers[f"{prefix}spread"] == pytest.approx(spread)
+    units = torch.nn.functional.normalize(z.flatten(0, 1), dim=1)
+    values = torch.linalg.eigvalsh(units.T @ units).clamp_min(0).sqrt()
+    rank = math.exp(entropy((values / values.sum()).tolist()))
+    assert numbers["effective_rank"] == pytest.approx(rank, rel=1e-5)
+
+
+def test_what_the_new_numbers_are_at_their_ends():
+    prototypes = SinkhornPrototypes(4, 4, temperature=0.01)
+    prototypes.weight.data = torch.eye(4)
+    apart, one = torch.eye(4).repeat(5, 1), torch.ones(20, 4)
+    learned, collapsed = diagnostics(prototypes(apart, apart)), diagnostics(prototypes(one, one))
+    assert learned["used"] == pytest.approx(4, abs=1e-3)
+    assert learned["spread"] == pytest.approx(1, abs=1e-3)
+    assert learned["effective_rank"] == pytest.approx(4, abs=1e-3)
+    assert collapsed["used"] == pytest.approx(4, abs=1e-3)  # which alone would call it perfect
+    assert collapsed["spread"] == pytest.approx(4, abs=1e-3)
+    assert collapsed["effective_rank"] == pytest.approx(1, abs=1e-3)
+    nothing = diagnostics(prototypes(torch.full((3, 4), torch.nan), torch.ones(3, 4)))
+    assert math.isnan(nothing["effective_rank"])
