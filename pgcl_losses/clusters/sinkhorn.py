@@ -54,8 +54,8 @@ def sinkhorn(
         >>> scores = torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.7, 0.6], [0.6, 0.5]])
         >>> sinkhorn(scores).argmax(dim=1)  # the nearest prototype would be 0 for all of them
         tensor([0, 0, 1, 1])
-        >>> sinkhorn(scores, sizes=torch.tensor([3, 1]), iterations=9).argmax(dim=1)
-        tensor([0, 0, 0, 1])
+        >>> sinkhorn(scores, epsilon=0.5, iterations=50, sizes=torch.tensor([1, 3])).sum(0).round()
+        tensor([1., 3.])
 
     """
     check.matrix("scores", scores, "[N, K]")
