@@ -107,9 +107,13 @@ def load(file: Path, least: int) -> list[Data]:
             pos = graph.pos if graph.pos is not None and graph.pos.shape[1] == 2 else None
             others = {"pos": pos, "y": y, "name": graph.get("name", number)}
             graphs.append(Data(x=graph.x.float(), edge_index=graph.edge_index, **others))
+            graphs[-1].validate()  # nodes of edges exist
+            if graph.x.dim() != 2 or not graph.x.isfinite().all():
+                raise ValueError("x must be finite and [N, F]")
     except Exception as error:  # whatever the file is
+        what = f"{type(error).__name__}: {error}".splitlines()[0]
         expected = "a list of PyG's Data with x and edge_index, written by torch.save"
-        parser.error(f"{file} must be {expected}, but {str(error).splitlines()[0]}")
+        parser.error(f"{file} must be {expected}, but {what}")
     if len(graphs) < least:
         parser.error(f"{file} must be a list of {least} graphs or more, but has {len(graphs)}")
     if len({graph.num_features for graph in graphs}) > 1:

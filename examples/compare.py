@@ -49,14 +49,27 @@ if args.seeds < 2 or args.epochs < 0 or not all(0 < t < math.inf for t in args.t
 DIM, device = 32, torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
+def check(graph):
+    """The features, edges and class of a graph, without other attributes."""
+    graph = Data(x=graph.x.float(), edge_index=graph.edge_index, y=graph.y)
+    graph.validate()  # nodes of edges exist
+    if graph.x.dim() != 2 or not graph.x.isfinite().all() or float(graph.y) != int(graph.y):
+        raise ValueError("x must be finite and [N, F], and y a whole number")
+    graph.y = int(graph.y)
+    return graph
+
+
 def load(file):
     torch.serialization.add_safe_globals([Data, DataEdgeAttr, DataTensorAttr, GlobalStorage])
     try:
-        graphs = torch.load(file, weights_only=True)
-        return [Data(x=g.x.float(), edge_index=g.edge_index, y=int(g.y)) for g in graphs]
+        graphs = [check(graph) for graph in torch.load(file, weights_only=True)]
+        if len({graph.num_features for graph in graphs}) != 1:
+            raise ValueError("graphs differ in their number of features, or there are none")
+        return graphs
     except Exception as error:  # whatever the file is
+        what = f"{type(error).__name__}: {error}".splitlines()[0]
         expected = "a list of PyG's Data with x, edge_index and y, written by torch.save"
-        parser.error(f"--graphs {file} must be {expected}, but {str(error).splitlines()[0]}")
+        parser.error(f"--graphs {file} must be {expected}, but {what}")
 
 
 def download(root, name):

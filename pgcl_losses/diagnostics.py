@@ -10,7 +10,6 @@ from torch import Tensor
 
 from pgcl_losses.base import checks as check
 from pgcl_losses.base.normalize import computing_dtype, unit_vectors
-from pgcl_losses.clusters.sinkhorn import NOT_IN_USE
 from pgcl_losses.consistency import consistency_ratio
 from pgcl_losses.pairs.batch import Assignment, Assignments, PGCLTerms, check_assignments
 from pgcl_losses.pairs.weights import cluster_counts, prototype_log_weights
@@ -100,7 +99,9 @@ def diagnostics(
     log_probs = torch.stack([view.log_probs.to(dtype) for view in assignments])  # [V, N, K]
     targets = torch.stack([view.targets.to(dtype) for view in assignments])
     clusters = torch.stack([view.clusters.view(len(view.targets), -1) for view in assignments])
-    in_use = log_probs.flatten(0, 1).amax(0) > NOT_IN_USE / 2  # [K]
+    in_use = torch.ones_like(log_probs[0, 0], dtype=torch.bool)  # [K]
+    if batch is not None and batch.sizes is not None:
+        in_use = batch.sizes > 0
     num_in_use = [part.sum() for part in in_use.split_with_sizes(heads)]
     numbers["consistency_ratio"] = consistency_ratio(log_probs, targets, num_in_use).item()
     centers: Sequence[Tensor | None] = [None] * len(heads)

@@ -195,7 +195,7 @@ class PGCLLoss(LossWithMemory):
     def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *args: Any) -> None:
         """Load a learned temperature as one Parameter, which ``assign=True`` assigns to both."""
         names = [f"{prefix}{module}.temperature" for module in ("prototypes", "contrast")]
-        given = [state[name] for name in names if name in state]
+        given = [x for name in names if isinstance(x := state.get(name), Tensor)]
         if self._shares_temperature() and given:
             one = nn.Parameter(given[-1], requires_grad=False)
             state.update(dict.fromkeys(names, one))
@@ -212,7 +212,8 @@ class PGCLLoss(LossWithMemory):
     def _shares_temperature(self) -> bool:
         """Whether the contrast and the prototypes have one learned temperature."""
         tau = getattr(self.contrast, "temperature", None)
-        return isinstance(tau, nn.Parameter) and tau is self.prototypes.temperature
+        other = getattr(self.prototypes, "temperature", None)
+        return isinstance(tau, nn.Parameter) and tau is other
 
     @called_by_all("forward")
     def forward(

@@ -170,7 +170,7 @@ class SinkhornPrototypes(LossModule):
             sizes (Tensor): the relative sizes of the clusters in this call, ``[K]``: numbers, or
                 bools which say which prototypes are in use. Targets are balanced to these sizes,
                 and no embedding is assigned to a prototype of size 0, nor predicts one. By default
-                all clusters have the same size.
+                all clusters have the same size. Sizes are constants for the gradient.
         """
         batch = batch_argument(self, views)
         if batch is not None:  # the module that made the batch has checked it, and calls `advance`
@@ -231,7 +231,7 @@ class SinkhornPrototypes(LossModule):
             scores = self._unit_prototypes(dtype) @ unit_vectors(z, dtype).T
             if sizes is not None:
                 check.sizes("sizes", sizes, self.heads, "z", z)
-                scores = scores.masked_fill((sizes == 0).unsqueeze(1), NOT_IN_USE)
+                scores = scores.masked_fill((sizes <= 0).unsqueeze(1), NOT_IN_USE)
             nearest = self._by_head(partial(torch.argmax, dim=0, keepdim=True), scores).T
         return nearest.contiguous() if len(self.heads) > 1 else nearest.squeeze(-1)
 

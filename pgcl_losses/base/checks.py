@@ -169,8 +169,9 @@ def sizes(name: str, value: Any, heads: Sequence[int], z_name: str, z: Tensor) -
     if value.shape != shape:
         expected = f"{shape}, one for each prototype"
         raise ValueError(f"{name} must have shape {expected}, but got {tuple(value.shape)}")
-    if value.is_complex():
-        raise TypeError(f"{name} must be numbers or bools, but got {value.dtype}")
+    if value.is_complex() or value.layout != torch.strided:
+        came = f"{value.dtype} with layout {value.layout}"
+        raise TypeError(f"{name} must be a dense Tensor of numbers or bools, but got {came}")
     device(name, value, z_name, z)
     if not can_be_read(value):
         return

@@ -41,7 +41,7 @@ def sinkhorn(
         iterations (int): how often columns and rows are scaled. With more iterations, the columns
             are balanced more exactly.
         sizes (Tensor): the relative size of each prototype's cluster; 0 for a prototype that gets
-            no samples. By default all sizes are equal.
+            no samples. By default all sizes are equal. They are constants.
 
     Shape:
         - scores: ``[N, K]`` for N samples and K prototypes
@@ -71,8 +71,12 @@ def sinkhorn(
         # largest number of each column be 0, and the largest of each row no less than -_FAR.
         halves = scores.detach().to(computing_dtype(scores)) / 2
         halves = halves - halves.amax(0)
-        peaks = halves.amax(1, keepdim=True)
+        unused = None if sizes is None else (sizes <= 0).expand_as(halves)
+        counting = halves if unused is None else halves.masked_fill(unused, -math.inf)
+        peaks = counting.amax(1, keepdim=True)
         halves = halves - peaks + peaks.clamp_min(-_FAR * epsilon / 2)
+        if unused is not None:  # whatever the scores of a prototype that is not in use
+            halves = halves.masked_fill(unused, 0.0)
         logs = None if sizes is None else log_sizes(sizes, halves.dtype)
         log_q = balance(halves.T, logs, epsilon=epsilon / 2, iterations=iterations)
         return probabilities(log_q).T.contiguous()
@@ -80,7 +84,7 @@ def sinkhorn(
 
 def log_sizes(sizes: Tensor, dtype: torch.dtype) -> Tensor:
     """Compute the logarithms of sizes ``[K]``; `NOT_IN_USE` for 0."""
-    return sizes.detach().to(dtype).log().clamp_min(NOT_IN_USE)
+    return sizes.detach().double().log().clamp_min(NOT_IN_USE).to(dtype)
 
 
 def balance(

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from pgcl_losses.base.distributed import Processes
 from pgcl_losses.base.modes import is_eager, is_transformed
+from pgcl_losses.base.normalize import full_precision
 from pgcl_losses.base.warnings import warn
 from pgcl_losses.pairs.chunks import is_one_chunk, losses_by_chunks
 from pgcl_losses.pairs.forms import Compared, LossesOfRows
@@ -137,7 +138,8 @@ def losses_of_queries(
 def num_compared(pairs: Pairs, inputs: Inputs, engine: Engine, processes: Processes) -> Tensor:
     """Count the queries of this process that have both positives and negatives."""
     pairs = pairs._replace(form=Compared(), hardness=0.0, learns=False)
-    return losses_of_queries(pairs, inputs, "none", engine, processes)[0].sum()
+    with full_precision(inputs.z.device):
+        return losses_of_queries(pairs, inputs, "none", engine, processes)[0].sum()
 
 
 def joined(results: Sequence[LossesOfRows], inputs: Inputs) -> tuple[Tensor, Tensor | int]:

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pgcl_losses import (
+    Assignment,
     ConsistencyLoss,
     PGCLLoss,
     PrototypeReweightedNCE,
@@ -195,7 +196,12 @@ def test_gradcheck():
         (torch.tensor([1.0, -1, 1, 1]), {}, "at least 0, .* but got 1, -1, 1, 1"),
         (torch.tensor([1.0, torch.nan, 1, 1]), {}, "must be finite, .* but got 1, nan"),
         (torch.tensor([1.0, torch.inf, 1, 1]), {}, "must be finite"),
-        (torch.ones(4) * 1j, {}, "sizes must be numbers or bools, but got torch.complex64"),
+        (
+            torch.ones(4) * 1j,
+            {},
+            "sizes must be a dense Tensor of numbers or bools, but got torch.complex64",
+        ),
+        (torch.ones(4).to_sparse(), {}, "with layout torch.sparse_coo"),
         (torch.ones(4, device="meta"), {}, "sizes is on meta but"),
         (torch.tensor([1.0, 1, 0, 0]), {"num_prototypes": (2, 2)}, "but got 0, 0"),
         (torch.ones(4), {"queue_size": 3}, "sizes cannot be combined with a queue"),
@@ -285,3 +291,31 @@ def test_sizes_compile():
     compiled = torch.compile(pgcl, fullgraph=True, backend="aot_eager")
     for sizes in (torch.tensor([1, 0, 2, 1]), torch.tensor([1, 3, 2, 0])):
         torch.testing.assert_close(compiled(*views, sizes=sizes), pgcl(*views, sizes=sizes))
+
+
+def test_scores_of_a_prototype_that_is_not_in_use_do_not_matter():
+    scores, used = (
+        torch.tensor([[0.0, -1e38, -1e38], [0, 0, 0], [0, 0, -1]]),
+        torch.tensor([0, 1, 1]),
+    )
+    expected = sinkhorn(scores[:, 1:])
+    for of_unused in (0.0, 1e38, -torch.inf):
+        found = sinkhorn(torch.cat([torch.full((3, 1), of_unused), scores[:, 1:]], 1), sizes=used)
+        assert (found[:, 0] == 0).all()
+        torch.testing.assert_close(found[:, 1:], expected)
+
+
+@pytest.mark.parametrize("factor", [1e-50, 1e40])
+def test_sizes_may_be_beyond_float32(factor):
+    prototypes, sizes = SinkhornPrototypes(DIM, 4), torch.tensor([1.0, 2, 0, 1]).double()
+    z = torch.randn(9, DIM)
+    (found,), (expected,) = prototypes(z, sizes=factor * sizes), prototypes(z, sizes=sizes)
+    torch.testing.assert_close(found.targets, expected.targets)
+    assert 2 not in prototypes.assign(z, sizes=factor * sizes)
+
+
+def test_a_prediction_of_probability_zero_is_no_prototype_out_of_use():
+    probabilities = torch.tensor([[0.9, 0.1, 0.0], [0.2, 0.8, 0.0]])
+    clusters = torch.tensor([0, 1])
+    view = Assignment(probabilities.log(), torch.eye(3)[clusters], clusters)
+    assert diagnostics([view, view])["dead_prototypes"] == 1

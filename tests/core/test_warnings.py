@@ -6,6 +6,7 @@ import warnings
 
 import pytest
 import torch
+from helpers.cases import in_chunks
 from helpers.ranks import on_ranks
 
 from pgcl_losses import InfoNCE, PGCLLoss, PrototypeReweightedNCE, SinkhornPrototypes
@@ -52,6 +53,7 @@ INFINITE = {"views_of": lambda z, step: (z.detach().abs() / 0).requires_grad_()}
 LEARNED = {"temperature": torch.nn.Parameter(torch.tensor(0.2))}
 LABELS = torch.arange(12)
 NOTHING_LEFT = "no query has both positives and negatives"
+NEGATIVE_PAIRS = torch.tensor([[0, 1], [5, 7]])
 FAR = "the positives of all queries are far above their negatives"
 WITHOUT_NOISE = {"views_of": lambda z, step: (100 * z[0], 100 * z[0] + 0)}
 
@@ -347,3 +349,15 @@ def test_an_encoder_without_gradient_is_reported_within_a_short_training():
     """In forward 16: a first loop of 20 batches does not end in silence."""
     for loss in (PGCLLoss(DIM, 4), ByHand(DIM, num_prototypes=4)):
         assert step_of("had no gradient", loss, **DETACHED) == _PATIENCE
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("given", [{}, {"labels": LABELS}, {"negative_pairs": NEGATIVE_PAIRS}])
+@pytest.mark.parametrize("chunk", [1 << 21, 50])
+def test_the_reason_of_a_zero_is_right_under_autocast(dtype, given, chunk):
+    """Where temperatures and scores are beyond the range of float16."""
+    with in_chunks(chunk), torch.autocast("cpu", dtype):
+        (message,) = train(InfoNCE(temperature=1e-6), **{**WITHOUT_NOISE, **given})
+        assert FAR in message
+        messages = train(PGCLLoss(DIM, 1))
+    assert [NOTHING_LEFT in message for message in messages] == [True]

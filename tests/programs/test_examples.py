@@ -146,12 +146,17 @@ def test_cluster_graphs_of_a_file(tmp_path, printed_by):
         ([Data(edge_index=torch.zeros(2, 0, dtype=torch.long), y=1)] * 3, "NoneType"),
         ([Data(x=torch.ones(2, 1), y=torch.tensor([1, 2]))] * 3, "scalar"),
         (torch.ones(3), "x"),
+        ([Data(x=torch.ones(2), edge_index=torch.zeros(2, 0, dtype=torch.long), y=1)], "[N, F]"),
+        ([Data(x=torch.ones(2, 1), edge_index=torch.full((2, 1), 7), y=1)] * 3, "ValueError"),
+        (b"", "EOFError"),
     ],
 )
 @pytest.mark.parametrize("script", ["compare", "cluster_graphs"])
 def test_a_file_without_graphs_is_an_error(script, content, got, tmp_path, printed_by, capsys):
     file = tmp_path / "graphs.pt"
-    if content is not None:
+    if isinstance(content, bytes):
+        file.write_bytes(content)
+    elif content is not None:
         torch.save(content, file)
     output = [f"--output={tmp_path / 'out'}"] if script == "cluster_graphs" else []
     with pytest.raises(SystemExit, match=r"^2$"):
