@@ -73,7 +73,8 @@ Points, with 95 % intervals over seeds:
 
 {aligned(["PGCL minus InfoNCE", f"this run, {seeds} seeds", f"reported, {most} seeds"], deltas)}
 
-The reported runs are of {made_by(record.runs)}, on another machine.
+The reported runs are of {made_by(record.runs)},
+on another machine.
 Another CPU rounds differently and changes one-shot accuracy of a seed by {moves:.1f}
 points on average. The difference of few seeds may be outside the interval of
 {most} seeds."""
