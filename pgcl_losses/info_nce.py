@@ -318,7 +318,7 @@ class InfoNCE(WeightedInfoNCE, LossWithMemory):
                 own = "a memory and a similarity of its own"
                 raise TypeError(f"a batch has {own}: call this InfoNCE with tensors")
             return self.loss_of_batch(batch)
-        batch = self.batch_of(views, **given._asdict())
+        batch = self._batch(views, given)
         loss = self.loss_of_views(batch, views)
         if self.memory is not None and self.moves_state(batch.embeddings):
             self.memory.store_batch(batch, manually=False)
@@ -329,15 +329,16 @@ class InfoNCE(WeightedInfoNCE, LossWithMemory):
 
     def batch_of(self, views: Sequence[Any], **call: Any) -> Batch:
         """Check what the loss is called with, and make a batch of it."""
-        given = Given(**call)
+        return self._batch(views, Given(**call))
+
+    def _batch(self, views: Sequence[Any], given: Given) -> Batch:
         processes = self.agree("forward", views, lambda: self._check(views, given))
         is_cosine = self.similarity == "cosine"
         now = is_cosine and self.memory_size > 0  # without a memory, `Inputs.normalized` does it
-        batch = Batch.from_views(views, processes, given, normalize=now)
+        later = is_cosine and not now
+        batch = Batch.from_views(views, processes, given, normalize=now, later=later)
         if not is_cosine:
             batch = batch._replace(embeddings=finite_or_nan(batch.embeddings))
-        elif not now:
-            batch = batch._replace(pairs=batch.pairs._replace(normalize=True))
         return self.with_memory(batch)
 
     def pairs_of(self, batch: Batch, **more: Any) -> Pairs:

@@ -93,6 +93,7 @@ class Batch(NamedTuple):
         given: Given,
         *,
         normalize: bool = True,
+        later: bool = False,
         dtype: torch.dtype | None = None,
     ) -> "Batch":
         """Make a batch from views (or sets): gather them and what is given from all processes.
@@ -101,11 +102,12 @@ class Batch(NamedTuple):
         process, and become positions in the gathered embeddings. Pairs are not gathered, since each
         process computes the losses of its own queries.
 
-        ``normalize``: whether embeddings get unit length here. ``dtype``: the dtype in which the
-        loss is computed; by default float64 if the views are float64, else float32.
+        ``normalize``: whether embeddings get unit length here; ``later``: whether the loss does it.
+        ``dtype``: the dtype in which the loss is computed; by default float64 if the views are
+        float64, else float32.
         """
         device, dtype = views[0].device, dtype or computing_dtype(views[0])
-        pairs, weights = Pairs(processes.lengths()), given.positive_weights
+        pairs, weights = Pairs(processes.lengths(), normalize=later), given.positive_weights
         labels = None if given.labels is None else of_all_sets(given.labels, len(views))
         with full_precision(device):
             z = torch.cat(tuple(views))

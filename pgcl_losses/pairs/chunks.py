@@ -166,6 +166,7 @@ def for_each_chunk(
             if not wanted:
                 continue
             parts = torch.autograd.grad(values, [*wanted.values()], d, allow_unused=True)
+            del values  # and its graph, which holds matrices, before the next chunk begins
             for n, part in zip(wanted, parts, strict=True):
                 if part is not None:
                     total = gradient[n]
