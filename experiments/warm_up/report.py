@@ -178,28 +178,29 @@ def second_encoder(every: Sequence[Results]) -> str:
     return markdown([*head, *(f"{row} minus InfoNCE" for row in (TODAY, FORM))], lines)
 
 
-def at_best(every: Sequence[Results]) -> dict[str, tuple[Seeds, Seeds]]:
-    """InfoNCE and the form by set, each at the best of nine settings, where they have run."""
+def at_best(every: Sequence[Results]) -> dict[str, list[tuple[Config, Seeds]]]:
+    """InfoNCE and the form by set, each with the best of nine settings, where they have run."""
     pairs = {}
     for of in every:
         if of.name in study.CHOOSE_ON:
             best = choice.best(of.name)
-            pairs[of.name] = of.of(best[INFO_NCE]), of.of(best[study.WARM_UP])
-    return {name: pair for name, pair in pairs.items() if all(pair)}
+            pairs[of.name] = [(best[row], of.of(best[row])) for row in (INFO_NCE, study.WARM_UP)]
+    return {name: pair for name, pair in pairs.items() if all(seeds for _, seeds in pair)}
 
 
 def tuned(every: Sequence[Results]) -> str:
     """What each loss has at its best, and the settings that development halves selected."""
     lines = []
-    for name, pair in at_best(every).items():
-        best = choice.best(name)
-        of_pgcl = best[study.WARM_UP]
-        settings = (
-            f"tau={best[INFO_NCE]['temperature']:g}",
-            f"tau={of_pgcl['temperature']:g}, K={of_pgcl['num_prototypes']}",
+    for name, ((of_info_nce, others), (of_pgcl, ours)) in at_best(every).items():
+        lines.append(
+            [
+                name,
+                f"{spread(others.values())} (tau={of_info_nce['temperature']:g})",
+                f"{spread(ours.values())} (tau={of_pgcl['temperature']:g}, "
+                f"K={of_pgcl['num_prototypes']})",
+                difference(ours, others),
+            ]
         )
-        cells = [f"{spread(x.values())} ({s})" for x, s in zip(pair, settings, strict=True)]
-        lines.append([name, *cells, difference(pair[1], pair[0])])
     head = ["1 label per class", "InfoNCE at its best", f"{FORM} at its best"]
     return markdown([*head, f"{FORM} minus InfoNCE"], lines)
 
@@ -275,12 +276,15 @@ def claim(every: Sequence[Results]) -> str:
 
 def further(every: Sequence[Results]) -> str:
     """The claim with other measures: each loss at its best, and all labels."""
-    pairs = at_best(every).items()
-    best = Verdict.of({name: d for name, pair in pairs if (d := paired(*pair[::-1]))})
+    best = {
+        name: delta
+        for name, ((_, others), (_, ours)) in at_best(every).items()
+        if (delta := paired(ours, others))
+    }
     with_all = Verdict.of(deltas(every, measure="all"))
     return paragraph(
-        f"Each at the best of nine settings, PGCL after a warm-up is {best}. With all labels, it "
-        f"is {with_all}."
+        f"Each at the best of nine settings, PGCL after a warm-up is {Verdict.of(best)}. With all "
+        f"labels, it is {with_all}."
     )
 
 

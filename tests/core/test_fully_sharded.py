@@ -94,10 +94,8 @@ def batches():
         yield [portion.sets for portion in portions_of([counts, counts], seed=seed)]
 
 
-def training(rank, num_ranks, name):
+def train_alike(rank, model, loss_of, alone):
     """Losses and parameters are those of one process, step by step."""
-    model, loss_of = sharded(WRAPPINGS[name], queue_size=4)
-    alone = model_of(pgcl, queue_size=4, gather=False)
     optimizers = [torch.optim.Adam(each.parameters(), lr=1e-2) for each in (model, alone)]
     for views, *of_ranks in batches():
         losses = loss_of(*of_ranks[rank]), alone(*views)
@@ -109,6 +107,11 @@ def training(rank, num_ranks, name):
         for mine, other in zip(model.parameters(), alone.parameters(), strict=True):
             full = mine.full_tensor() if hasattr(mine, "full_tensor") else mine
             torch.testing.assert_close(full, other, **CLOSE)
+
+
+def training(rank, num_ranks, name):
+    model, loss_of = sharded(WRAPPINGS[name], queue_size=4)
+    train_alike(rank, model, loss_of, model_of(pgcl, queue_size=4, gather=False))
 
 
 @pytest.mark.parametrize("name", WRAPPINGS)
@@ -163,14 +166,7 @@ def from_meta(rank, num_ranks):
         if hasattr(module, "reset_parameters"):
             module.reset_parameters()
     set_model_state_dict(model, alone.state_dict(), options=WHOLE)
-    optimizers = [torch.optim.Adam(each.parameters(), lr=1e-2) for each in (model, alone)]
-    for views, *of_ranks in batches():
-        losses = model(*of_ranks[rank]), alone(*views)
-        torch.testing.assert_close(*losses, **CLOSE)
-        for loss, optimizer in zip(losses, optimizers, strict=True):
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
+    train_alike(rank, model, model, alone)
 
 
 def test_a_model_that_begins_on_meta_trains_as_one_process_does():
@@ -192,14 +188,7 @@ def after_a_warm_up(rank, num_ranks):
     model, _ = sharded(partial(whole, kind=Warm))
     alone = model_of(pgcl, gather=False)
     alone = Warm(alone.loss, alone.encoder)
-    optimizers = [torch.optim.Adam(each.parameters(), lr=1e-2) for each in (model, alone)]
-    for views, *of_ranks in batches():
-        losses = model(*of_ranks[rank]), alone(*views)
-        torch.testing.assert_close(*losses, **CLOSE)
-        for loss, optimizer in zip(losses, optimizers, strict=True):
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
+    train_alike(rank, model, model, alone)
 
 
 def test_pgcl_after_a_warm_up():
