@@ -292,8 +292,8 @@ class SinkhornPrototypes(LossModule):
                 log_q = self._log_targets(cosines, rows, *logs).flatten(1)  # [K, M]
                 clusters = self._clusters(log_q, cosines.flatten(1))  # [H, M]
                 if batch.memory is not None:
-                    of_memory = self._clusters_of_memory(batch, rows)  # [H, B]
-                    clusters = torch.cat([clusters, of_memory], dim=1)
+                    past_clusters = self._clusters_of_memory(batch, rows)  # [H, B]
+                    clusters = torch.cat([clusters, past_clusters], dim=1)
                 targets = probabilities(log_q)
         batch = batch._replace(
             prototypes=prototypes,
@@ -354,8 +354,8 @@ class SinkhornPrototypes(LossModule):
         """Apply a function to the rows ``[K_h, ...]`` of each head, and join the results."""
         if len(self.heads) == 1:
             return function(*values)
-        parts = (x.split_with_sizes(self.heads) for x in values)
-        return torch.cat([function(*of_head) for of_head in zip(*parts, strict=True)])
+        by_head = zip(*[x.split_with_sizes(self.heads) for x in values], strict=True)
+        return torch.cat([function(*parts) for parts in by_head])
 
     def _unit_prototypes(self, dtype: torch.dtype) -> Tensor:
         """The unit prototypes ``[K, D]``. While prototypes are frozen, their gradient is zero."""
