@@ -75,7 +75,7 @@ class ConsistencyLoss(LossModule):
         batch = batch_argument(self, assignments)
         if batch is None:
             log_probs = [getattr(given, "log_probs", given) for given in assignments]
-            processes = self.agree("forward", log_probs, lambda: self._check(assignments))
+            processes = self.check_on_all("forward", log_probs, lambda: self._check(assignments))
             first: Any = assignments[0]
             dtype, heads = computing_dtype(first.log_probs), first.all_heads()
             predicted, targets = (

@@ -154,7 +154,7 @@ class PrototypeReweightedNCE(WeightedInfoNCE):
             claims = self._check(views, *given)
             return claims | others.check(views, "all", "all", self.score_mod is not None)
 
-        processes = self.agree("forward", views, check_inputs)
+        processes = self.check_on_all("forward", views, check_inputs)
         dtype = computing_dtype(views[0], prototypes)
         batch = Batch.from_views(views, processes, others, dtype=dtype)
         if not self._needs_clusters():

@@ -123,6 +123,13 @@ def diagnostics(
     return numbers
 
 
+def mean_cosine(units: Tensor) -> Tensor:
+    """The mean cosine of two different unit vectors of ``[M, D]``; NaN if there is only one."""
+    count = len(units)
+    pairs = units.sum(0).square().sum() - units.square().sum()
+    return pairs / (count * (count - 1)) if count > 1 else pairs.new_full((), math.nan)
+
+
 def _effective_rank(embeddings: Tensor) -> float:
     """Compute the effective rank of embeddings ``[M, D]`` (Roy and Vetterli, EUSIPCO 2007)."""
     if not embeddings.isfinite().all():  # which have no singular values

@@ -332,7 +332,7 @@ class InfoNCE(WeightedInfoNCE, LossWithMemory):
         return self._batch(views, Given(**call))
 
     def _batch(self, views: Sequence[Any], given: Given) -> Batch:
-        processes = self.agree("forward", views, lambda: self._check(views, given))
+        processes = self.check_on_all("forward", views, lambda: self._check(views, given))
         is_cosine = self.similarity == "cosine"
         now = is_cosine and self.memory_size > 0  # without a memory, `Inputs.normalized` does it
         later = is_cosine and not now

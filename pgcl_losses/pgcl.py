@@ -9,10 +9,11 @@ from torch.distributed import ProcessGroup
 
 from pgcl_losses.base import checks as check
 from pgcl_losses.base.module import LossModule, called_by_all
-from pgcl_losses.base.normalize import computing_dtype, mean_cosine
+from pgcl_losses.base.normalize import computing_dtype
 from pgcl_losses.base.options import COMMON, Size, Weight, checked
 from pgcl_losses.consistency import ConsistencyLoss
 from pgcl_losses.contrast import PrototypeReweightedNCE, Weighting
+from pgcl_losses.diagnostics import mean_cosine
 from pgcl_losses.info_nce import WeightedInfoNCE
 from pgcl_losses.pairs.batch import (
     Assignments,
@@ -264,7 +265,7 @@ class PGCLLoss(LossWithMemory):
     ) -> Batch:
         """Check what the loss is called with, and make a batch of it, with its assignments."""
         given = Given(**call)
-        processes = self.agree("forward", views, lambda: self._check(views, given, sizes))
+        processes = self.check_on_all("forward", views, lambda: self._check(views, given, sizes))
         dtype = computing_dtype(views[0], self.prototypes.weight)
         batch = self.with_memory(Batch.from_views(views, processes, given, dtype=dtype))
         return self.prototypes(batch) if sizes is None else self.prototypes(batch, sizes=sizes)

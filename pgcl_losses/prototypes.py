@@ -185,7 +185,7 @@ class SinkhornPrototypes(LossModule):
                 self.check_sizes(sizes, z1)
             return {"sizes": check.claim_of(sizes)}
 
-        processes = self.agree("forward", views, check_inputs)
+        processes = self.check_on_all("forward", views, check_inputs)
         dtype = computing_dtype(self.weight, *views)
         batch = Batch.from_views(views, processes, Given(), dtype=dtype)._replace(sizes=sizes)
         batch = self._assigned(batch, views)
@@ -251,7 +251,7 @@ class SinkhornPrototypes(LossModule):
         """
         # This call makes the prototypes the same on all processes.
         call = "start_from_", (embeddings,), lambda: self._check_start(embeddings)
-        processes = self.agree(*call, compare_state=False)
+        processes = self.check_on_all(*call, compare_state=False)
         with full_precision(embeddings.device):
             dtype = computing_dtype(self.weight, embeddings)
             units, weight = processes.gather(unit_vectors(embeddings, dtype)), self.weight.to(dtype)
@@ -304,7 +304,7 @@ class SinkhornPrototypes(LossModule):
         )
         if self._watch.counts(self, batch, log_probs.requires_grad):
             self._watch.check_views(views)
-            self._watch.check_clusters(batch, self)
+            self._watch.check_clusters(batch, self.weight, self.queue_size, self.freeze_steps)
         return batch
 
     def _log_predictions(

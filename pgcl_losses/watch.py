@@ -8,20 +8,17 @@ do within PGCLLoss, which checks the embeddings of its views itself.
 import math
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import unserializable_hook
 
 from pgcl_losses.base.modes import can_be_read, is_batched, is_eager
-from pgcl_losses.base.normalize import mean_cosine, unit_vectors
+from pgcl_losses.base.normalize import unit_vectors
 from pgcl_losses.base.warnings import warn
 from pgcl_losses.consistency import consistency_ratio
+from pgcl_losses.diagnostics import mean_cosine
 from pgcl_losses.pairs.batch import Batch
-
-if TYPE_CHECKING:
-    from pgcl_losses.prototypes import SinkhornPrototypes
 
 # For how many training forwards a check waits. Gradients are rarely accumulated over more batches
 # than this, and a short training has hardly more steps.
@@ -134,12 +131,14 @@ class Watch:
         self.is_zero = total == 0
         return False  # the reason is not known yet
 
-    def check_clusters(self, batch: Batch, prototypes: "SinkhornPrototypes") -> None:
-        """Check a batch that the prototypes have assigned."""
+    def check_clusters(
+        self, batch: Batch, weight: Tensor, queue_size: int, freeze_steps: int
+    ) -> None:
+        """Check a batch that prototypes of some ``weight`` ``[K, D]`` and options have assigned."""
         if batch.prototypes is None or batch.log_probs is None or batch.targets is None:
             return
         num_graphs, in_use = batch.processes.lengths()[0], batch.num_in_use()
-        largest = max(prototypes.heads)
+        largest = max(batch.heads)
         if isinstance(in_use, list):  # numbers on a GPU are not read
             is_readable = can_be_read(in_use[0])
             largest = max(int(number) for number in in_use) if is_readable else 0
@@ -147,11 +146,11 @@ class Watch:
         if not self.is_motion_known and batch.prototypes.requires_grad and largest > 1:
             if self.gradients < _PATIENCE:
                 batch.prototypes.register_hook(self._count_gradient)  # type: ignore[no-untyped-call]  # torch has no type there
-            self._check_motion(prototypes)
+            self._check_motion(weight, freeze_steps)
         if not self.is_due():
             return
-        is_small = 1 < num_graphs < largest - prototypes.queue_size
-        self._check("size", 3, is_small, num_graphs, prototypes.queue_size, largest)
+        is_small = 1 < num_graphs < largest - queue_size
+        self._check("size", 3, is_small, num_graphs, queue_size, largest)
         if num_graphs >= largest > 1 and batch.clusters is not None:
             with torch.no_grad():
                 log_probs, targets = batch.views(batch.log_probs), batch.views(batch.targets)
@@ -182,18 +181,18 @@ class Watch:
         self.pushed = pushed if self.pushed is None else pushed + self.pushed.to(pushed)
 
     @torch.no_grad()
-    def _check_motion(self, prototypes: "SinkhornPrototypes") -> None:
+    def _check_motion(self, weight: Tensor, freeze_steps: int) -> None:
         """Check once whether the optimizer moves prototypes to which backwards gave gradients.
 
         Without a consistency they get no gradient, or zeros, and rightly never move.
         """
         if self.start is None:
-            self.start = self.steps, unit_vectors(prototypes.weight, torch.float32)
+            self.start = self.steps, unit_vectors(weight, torch.float32)
         first, start = self.start
-        is_time = self.steps - first >= _PATIENCE + prototypes.freeze_steps
+        is_time = self.steps - first >= _PATIENCE + freeze_steps
         if is_time and self.gradients >= _PATIENCE and self.pushed is not None:
             self.is_motion_known, self.start = True, None
-            directions = unit_vectors(prototypes.weight, torch.float32)
+            directions = unit_vectors(weight, torch.float32)
             moved = (directions - start.to(directions.device)).abs().max()
             self._measure("motion", 1, _has_not_moved, moved, self.pushed)
 

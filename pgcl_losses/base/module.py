@@ -54,7 +54,7 @@ def called_by_all(call: str) -> Callable[[Function], Function]:
             if not given.keys() <= names or not (
                 has.varargs or len(args) + len(given.keys() & positional) == len(positional)
             ):
-                self.agree(call, args, functools.partial(check_call, self, *args, **given))
+                self.check_on_all(call, args, functools.partial(check_call, self, *args, **given))
             if torch.compiler.is_compiling() and (_IS_BEFORE_2_9 or self.is_distributed()):
                 # With fullgraph=True the compiler raises an error here, which shows the next line.
                 return torch.compiler.disable(_with_collectives_or_before_torch_2_9)(  # type: ignore[no-untyped-call]  # torch has no type there
@@ -165,17 +165,18 @@ class LossModule(nn.Module):
                     values[f"{path}.{name}".lstrip(".")] = named(getattr(module, name))
         return values
 
-    def agree(
+    def check_on_all(
         self,
         call: str,
         sets: Sequence[Any],
         check: Callable[[], Mapping[str, object]],
         compare_state: bool = True,
     ) -> Processes:
-        """Check the inputs of a call, and return the processes that hold its sets.
+        """Check the inputs of a call on all processes, and return those that hold its sets.
 
-        With several processes, all of them raise an error if one of them does, or if their options,
-        inputs or parameters and buffers differ, see `pgcl_losses.base.distributed.agree`.
+        One process only calls ``check``. With several processes, all of them raise an error if one
+        of them does, or if their options, inputs or parameters and buffers differ, see
+        `pgcl_losses.base.distributed.agree`.
 
         ``call``: the name of the method. ``sets``: the tensors ``[N, ...]`` that it was called
         with. ``check``: raises an error for wrong inputs, and returns further claims about them on

@@ -89,10 +89,3 @@ def finite_or_nan(z: Tensor) -> Tensor:
     negatives.
     """
     return z + (z - z)
-
-
-def mean_cosine(units: Tensor) -> Tensor:
-    """The mean cosine of two different unit vectors of ``[M, D]``; NaN if there is only one."""
-    count = len(units)
-    pairs = units.sum(0).square().sum() - units.square().sum()
-    return pairs / (count * (count - 1)) if count > 1 else pairs.new_full((), math.nan)

@@ -80,7 +80,8 @@ def losses_by_chunks(
     """Compute the losses ``[Q]`` of rows, or their sum, and how many queries have positives."""
     if not is_sum and pairs.memory is not None:  # the backward reads it again
         pairs = pairs._replace(memory=pairs.memory.clone())
-    return with_gradient(partial(losses_of_chunks, pairs, rows, passes), inputs, is_sum)
+    compute = partial(losses_of_chunks, pairs, rows, passes)
+    return with_gradient(compute, inputs.as_tensors(), is_sum)
 
 
 Tensors = Sequence[Tensor | None]  # the inputs, or the gradient by each of them
@@ -91,17 +92,14 @@ LossesWithGradient = tuple[Tensor, Tensor, Tensors | None]
 Compute = Callable[[Tensors, Tensor, Sequence[bool]], LossesWithGradient]
 
 
-def with_gradient(
-    compute: Compute, inputs: Sequence[Tensor | float | None], is_sum: bool
-) -> tuple[Tensor, Tensor]:
+def with_gradient(compute: Compute, inputs: Tensors, is_sum: bool) -> tuple[Tensor, Tensor]:
     """Make what computes losses with their gradient one operation for autograd.
 
-    Return the losses ``[Q]`` or their sum, and how many queries have positives. Numbers among the
-    inputs become tensors; the first input is a tensor.
+    Return the losses ``[Q]`` or their sum, and how many queries have positives.
     """
-    z: Any = inputs[0]
-    tensors = [z.new_full((), x) if isinstance(x, (int, float)) else x for x in inputs]
-    losses: tuple[Tensor, Tensor] = _WithGradient.apply(compute, is_sum, *tensors)  # type: ignore[no-untyped-call]  # torch has no type there
+    if not torch.is_grad_enabled():  # which an operation does not know
+        inputs = leaves_of(inputs, [False] * len(inputs))
+    losses: tuple[Tensor, Tensor] = _WithGradient.apply(compute, is_sum, *inputs)  # type: ignore[no-untyped-call]  # torch has no type there
     return losses
 
 

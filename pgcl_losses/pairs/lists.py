@@ -55,7 +55,7 @@ def losses_of_lists(
     if can_wait or products is not products_in_parts:
         return [_losses_of_rows(pairs, inputs, x, log_s, log_count, products) for x in chunks]
     compute = partial(_losses_with_gradient, pairs, chunks, log_count)
-    return [with_gradient(compute, (*inputs, log_s), is_sum)]
+    return [with_gradient(compute, (*inputs.as_tensors(), log_s), is_sum)]
 
 
 def _with_listed_positives(

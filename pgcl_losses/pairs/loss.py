@@ -33,7 +33,8 @@ def loss_of_pairs(
     """
     if processes.num_ranks() > 1:
         return _loss_of_processes(pairs, inputs, reduction, engine, processes)
-    losses, count = losses_of_queries(pairs, inputs, reduction, engine, processes)
+    is_sum = reduction != "none"
+    losses, count = losses_of_queries(pairs, inputs, engine, processes, is_sum=is_sum)
     return reduced(losses, count, reduction)
 
 
@@ -41,9 +42,9 @@ def _loss_of_processes(
     pairs: Pairs, inputs: Inputs, reduction: str, engine: Engine, processes: Processes
 ) -> Tensor:
     """Compute the loss over the queries of all processes; if one process fails, all of them do."""
-    error = None
+    error, is_sum = None, reduction != "none"
     try:
-        losses, count = losses_of_queries(pairs, inputs, reduction, engine, processes)
+        losses, count = losses_of_queries(pairs, inputs, engine, processes, is_sum=is_sum)
     except Exception as raised:
         if pairs.score_mod is None:
             raise
@@ -58,15 +59,13 @@ def _loss_of_processes(
 
 
 def reduced(losses: Tensor, count: Tensor | int, reduction: str) -> Tensor:
-    """Reduce losses ``[Q]``, or their sum. ``count``: how many queries have positives.
+    """Divide a sum of losses by how many queries have positives, if their mean is asked for.
 
-    A number says that all Q have; a tensor, which may be 0, that some may have none.
+    A tensor may be 0: then the mean of no loss is 0.
     """
-    if reduction == "none":
+    if reduction != "mean":
         return losses
-    if reduction == "sum":
-        return losses.sum()
-    return losses.sum() / count.clamp_min(1) if isinstance(count, Tensor) else losses.mean()
+    return losses / (count.clamp_min(1) if isinstance(count, Tensor) else count)
 
 
 def check_engine(engine: Engine, inputs: Inputs, num_ranks: int) -> None:
@@ -111,27 +110,33 @@ def choose_way(
 
 
 def losses_of_queries(
-    pairs: Pairs, inputs: Inputs, reduction: str, engine: Engine, processes: Processes
+    pairs: Pairs, inputs: Inputs, engine: Engine, processes: Processes, *, is_sum: bool
 ) -> tuple[Tensor, Tensor | int]:
-    """Compute the losses ``[Q]`` of this process, or maybe their sum; how many have positives."""
+    """Compute the losses ``[Q]`` of this process, or their sum, and how many have positives.
+
+    A number says that all Q have positives, a tensor that some may have none.
+    """
     num_ranks = processes.num_ranks()
     rows = all_rows(pairs, processes.own_spans() if num_ranks > 1 else None)
     check_engine(engine, inputs, num_ranks)
     way = choose_way(engine, pairs, inputs, rows, num_ranks)
+    results: Sequence[LossesOfRows]
     if way == "two views":
         blocks = blocks_of(pairs, inputs, rows)
-        return joined([(losses_of_block(pairs, x, inputs), None) for x in blocks], inputs)
-    inputs, is_sum = inputs.normalized(pairs), reduction != "none"
+        return joined([(losses_of_block(pairs, x, inputs), None) for x in blocks], inputs, is_sum)
+    inputs = inputs.normalized(pairs)
     if pairs.negative_pairs is not None:
         products = plain_products if way == "dense" else products_in_parts
-        return joined(losses_of_lists(pairs, inputs, rows, products, is_sum), inputs)
-    if way in ("dense", "one chunk"):
+        results = losses_of_lists(pairs, inputs, rows, products, is_sum)
+    elif way in ("dense", "one chunk"):
         sums = matrix_sums if way == "dense" else sums_in_place
-        return joined([row_losses(pairs, some, inputs, sums) for some in rows], inputs)
-    passes = PLAIN
-    if way == "fused":
-        from pgcl_losses.pairs.fused import KERNELS as passes
-    return losses_by_chunks(pairs, inputs, rows, passes, is_sum=is_sum)
+        results = [row_losses(pairs, some, inputs, sums) for some in rows]
+    else:
+        passes = PLAIN
+        if way == "fused":
+            from pgcl_losses.pairs.fused import KERNELS as passes
+        return losses_by_chunks(pairs, inputs, rows, passes, is_sum=is_sum)
+    return joined(results, inputs, is_sum)
 
 
 @torch.no_grad()
@@ -139,17 +144,20 @@ def num_compared(pairs: Pairs, inputs: Inputs, engine: Engine, processes: Proces
     """Count the queries of this process that have both positives and negatives."""
     pairs = pairs._replace(form=Compared(), hardness=0.0, learns=False)
     with full_precision(inputs.z.device):
-        return losses_of_queries(pairs, inputs, "none", engine, processes)[0].sum()
+        return losses_of_queries(pairs, inputs, engine, processes, is_sum=True)[0]
 
 
-def joined(results: Sequence[LossesOfRows], inputs: Inputs) -> tuple[Tensor, Tensor | int]:
-    """Join rows: their losses ``[Q]``, and how many queries have positives."""
+def joined(
+    results: Sequence[LossesOfRows], inputs: Inputs, is_sum: bool
+) -> tuple[Tensor, Tensor | int]:
+    """Join rows: their losses ``[Q]`` or the sum, and how many queries have positives."""
     losses = [losses for losses, _ in results]
     if len(results) != 1:
         # A process without queries takes part in the exchange of gradients, so it needs a graph.
         losses = [torch.cat([inputs.z[:0, 0] / inputs.temperature, *losses])]
     exist = [exist for _, exist in results if exist is not None]
-    return losses[0], sum([x.sum() for x in exist]) if exist else len(losses[0])
+    count = sum([x.sum() for x in exist]) if exist else len(losses[0])
+    return losses[0].sum() if is_sum else losses[0], count
 
 
 @functools.cache

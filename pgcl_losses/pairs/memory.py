@@ -131,7 +131,7 @@ class LossWithMemory(LossModule):
                 check_labels("labels", labels, "embeddings", embeddings)
             return {"labels": labels is not None}
 
-        processes = self.agree("remember", (embeddings,), check_inputs)
+        processes = self.check_on_all("remember", (embeddings,), check_inputs)
         assert memory is not None  # it has been checked
         normalize = getattr(self, "similarity", "cosine") == "cosine"
         with torch.no_grad():

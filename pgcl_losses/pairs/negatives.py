@@ -30,9 +30,8 @@ def add_log_weights(
     log_weights = []  # [I, K] each
     if pairs.pair_weight is not None:  # a constant for the gradient
         filled = None if pairs.filled is None else rows.pick(pairs.filled)[1]
-        tau = temperature.detach() if isinstance(temperature, Tensor) else temperature
-        weight = pairs.pair_weight.rows(rows.pick, logits.detach(), tau, filled)
-        log_weights.append(weight)
+        weight = pairs.pair_weight.rows(rows.pick, logits.detach(), temperature, filled)
+        log_weights.append(weight.detach())
     if pairs.weights is not None:
         log_weights.append(pairs.weights.rows(rows.pick))
     if pairs.score_mod is not None:
@@ -40,9 +39,7 @@ def add_log_weights(
         is_negative = fill_others(rows, partners, torch.ones_like(logits, dtype=torch.bool), False)
         for log_w in log_weights:
             is_negative &= log_w != -math.inf
-        tau = temperature
-        if not isinstance(tau, Tensor):
-            tau = logits.new_full((), tau)
+        tau = logits.new_zeros(()) + temperature  # a tensor
         metadata = None if pairs.metadata is None else rows.pick(pairs.metadata)
         logits = modified(pairs.score_mod, logits, Pair(is_negative, tau, metadata))
         if log_weights:  # inf - inf would be NaN

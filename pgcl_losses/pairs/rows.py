@@ -160,6 +160,19 @@ class Inputs(NamedTuple):
         """Normalise the embeddings, if the batch holds them as they came."""
         return self._replace(z=unit_vectors(self.z, self.z.dtype)) if pairs.normalize else self
 
+    def as_tensors(self) -> "Inputs":
+        """Make a temperature that is a number a tensor."""
+        if isinstance(self.temperature, Tensor):
+            return self
+        return self._replace(temperature=self.z.new_full((), self.temperature))
+
+
+def number_of(temperature: float | Tensor) -> float:
+    """The temperature as a number; 0 if Python may not read it."""
+    if not isinstance(temperature, Tensor):
+        return temperature
+    return temperature.item() if can_be_read(temperature) else 0.0
+
 
 class Rows(NamedTuple):
     """Some queries, and the K keys that they are compared with: a matrix with a row for each query.

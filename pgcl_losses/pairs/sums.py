@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pgcl_losses.base.modes import can_be_read, is_transformed, may_overwrite
+from pgcl_losses.base.modes import is_transformed, may_overwrite
 from pgcl_losses.base.normalize import full_precision
 from pgcl_losses.pairs.forms import LossesOfRows
 from pgcl_losses.pairs.negatives import add_log_weights, fill_others
 from pgcl_losses.pairs.partners import Partners, find_partners, lowest
-from pgcl_losses.pairs.rows import Inputs, Pairs, Rows
+from pgcl_losses.pairs.rows import Inputs, Pairs, Rows, number_of
 from pgcl_losses.pairs.score_mod import Differentiated
 
 # Of some rows: x, the scores / temperature of positives, in the layout of `Partners`; log S [I],
@@ -136,10 +136,7 @@ def has_small_logits(pairs: Pairs, temperature: float | Tensor) -> bool:
     others = pairs.weights, pairs.pair_weight, pairs.score_mod
     if not pairs.normalize or pairs.hardness > 0 or others.count(None) < len(others):
         return False
-    if isinstance(temperature, Tensor):
-        temperature = temperature.detach()
-        temperature = temperature.item() if can_be_read(temperature) else 0.0
-    return temperature >= _HIGH_TEMPERATURE
+    return number_of(temperature) >= _HIGH_TEMPERATURE
 
 
 def exponentiate_(logits: Tensor, is_small: bool) -> Tensor | None:
@@ -300,8 +297,7 @@ class _SumsInPlace(torch.autograd.Function):
         sums: SumsOfRows
         sums, powers = passes.sum_up(pairs, rows, scores, partners, temperature, learns_tau)
         if shared is None:
-            tau = temperature if isinstance(temperature, Tensor) else None
-            ctx.save_for_backward(z, tau, *powers.powers, *powers.totals)
+            ctx.save_for_backward(z, *powers.powers, *powers.totals)
             powers = powers.score_mod
         # Else hooks of saved tensors, such as save_on_cpu, would copy the matrix of each chunk.
         ctx.rest = temperature, powers, *rest
@@ -315,9 +311,9 @@ class _SumsInPlace(torch.autograd.Function):
         temperature, powers, pairs, rows, partners, passes, _, gradient = ctx.rest
         is_shared = gradient is not None
         if not is_shared:
-            z, tau, *saved = ctx.saved_tensors
-            inputs = Inputs(z, temperature if tau is None else tau, None)
-            gradient = Gradient(pairs, inputs, (*ctx.needs_input_grad[:2], False), d_log_s)
+            z, *saved = ctx.saved_tensors
+            learns = (*ctx.needs_input_grad[:2], False)
+            gradient = Gradient(pairs, Inputs(z, temperature, None), learns, d_log_s)
             saved, half = [x.contiguous() for x in saved], len(saved) // 2  # hooks may change it
             powers = Powers(saved[:half], saved[half:], powers)
         d, by_tau = passes.derivatives_by_scores(

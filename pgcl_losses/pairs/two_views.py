@@ -89,17 +89,15 @@ class _TwoViews(torch.autograd.Function):
             total = torch.cat([total, logits.sum(0)])
         log_s = log_s_of([logsumexp_of(total, peaks)], None)
         gaps = (log_s.view(-1, x.shape[1]) - x).view(-1)
-        tau = temperature if isinstance(temperature, Tensor) else None
-        ctx.save_for_backward(z, lengths, tau, logits, total, gaps)
-        ctx.rest = temperature if tau is None else None, pairs, block
+        ctx.save_for_backward(z, lengths, logits, total, gaps)
+        ctx.rest = temperature, pairs, block
         return pairs.form.against(gaps)
 
     @staticmethod
     def backward(ctx: Any, d_losses: Tensor) -> tuple[Any, ...]:
         raise_if_differentiated_twice()
-        z, lengths, tau, powers, total, gaps = ctx.saved_tensors
+        z, lengths, powers, total, gaps = ctx.saved_tensors
         temperature, pairs, block = ctx.rest
-        temperature = temperature if tau is None else tau
         scale = scale_of(temperature, block.is_small)
         d_gaps = pairs.form.derivatives(gaps) * (d_losses * scale)
         factors = (d_gaps / total).unsqueeze(1)  # [I, 1]

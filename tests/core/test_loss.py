@@ -32,10 +32,10 @@ def test_a_mean_is_over_queries_that_have_positives(engine):
 
 def test_reductions():
     losses = torch.tensor([1.0, 0.0, 5.0])
-    assert reduced(losses, 3, "mean") == 2
-    assert reduced(losses, torch.tensor(2), "mean") == 3
-    assert reduced(losses, torch.tensor(0), "sum") == 6
-    assert reduced(torch.zeros(3), torch.tensor(0), "mean") == 0
+    assert reduced(losses.sum(), 3, "mean") == 2
+    assert reduced(losses.sum(), torch.tensor(2), "mean") == 3
+    assert reduced(losses.sum(), torch.tensor(0), "sum") == 6
+    assert reduced(torch.zeros(()), torch.tensor(0), "mean") == 0
     assert reduced(losses, 3, "none") is losses
 
 

@@ -1,19 +1,16 @@
-"""Sums of rows: masks in any line, factors of any size, no denormal numbers, and small batches."""
+"""Sums of rows: factors of any size, no denormal numbers, no needless work, and small batches."""
 
 import functools
-import math
-from unittest import mock
 
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers.cases import CUT, DENSE, NOT_CUT, in_chunks
+from helpers.cases import CUT, NOT_CUT
 from helpers.losses import ARITHMETIC, DIM, gradients, loss_of
 from helpers.marks import few_graphs
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pgcl_losses import InfoNCE, PrototypeReweightedNCE
-from pgcl_losses.pairs import sums, two_views
+from pgcl_losses import InfoNCE
 
 pytestmark = few_graphs
 in_chunks_or_not = pytest.mark.parametrize(
@@ -25,48 +22,6 @@ def aligned(num, dim=DIM, dtype=torch.float32):
     """Two views whose losses are near 0 at low temperatures."""
     first, noise = torch.randn(2, num, dim, dtype=dtype)
     return torch.stack([first, first + 0.2 * noise]).requires_grad_()
-
-
-def masked(position, temperature, add_log_weights):
-    """The function with a mask of false negatives, as a developer may add it in any line."""
-
-    def mask(logits):
-        return logits.masked_fill_(logits.detach() * temperature > 0.3, -math.inf)
-
-    def with_mask(pairs, rows, logits, *others):
-        if position == "first line":
-            return add_log_weights(pairs, rows, mask(logits), *others)
-        return mask(add_log_weights(pairs, rows, logits, *others))
-
-    return with_mask
-
-
-@pytest.mark.parametrize("position", ["first line", "last line"])
-@pytest.mark.parametrize(
-    ("kind", "num"), [("InfoNCE", 2), ("InfoNCE", 9), ("hard", 2), ("hard", 9), ("sample", 9)]
-)
-def test_a_mask_in_any_line_has_one_value_in_every_way(position, num, kind):
-    """A mask that is written once must not mean one thing in dense and another thing in chunks."""
-    views, temperature = aligned(num, dtype=torch.float64), 0.2
-    with_mask = masked(position, temperature, sums.add_log_weights)
-    by_sample = {"weighting": "sample", "exclude_same_cluster": False}
-    results = []
-    for way in (DENSE, NOT_CUT, CUT):
-        options = {"temperature": temperature, "engine": way.engine}
-        if kind == "sample":
-            loss_of_views = PrototypeReweightedNCE(**by_sample, **options)
-        else:
-            loss_of_views = InfoNCE(hardness=float(kind == "hard"), **options)
-        used = [
-            mock.patch.object(module, "add_log_weights", with_mask) for module in (sums, two_views)
-        ]
-        with in_chunks(way.chunk), used[0], used[1]:
-            loss = loss_of_views(*views)
-            results.append([loss, *gradients(loss, [views])])
-    for result in results[1:]:
-        torch.testing.assert_close(result, results[0])
-    assert results[0][0].isfinite()
-    assert (results[0][0] - loss_of_views(*views)).abs() > 1e-9 or num == 2
 
 
 class Products(TorchDispatchMode):
@@ -102,6 +57,22 @@ def test_products_meet_no_denormal_numbers(name, engine, temperature, reduction)
         loss.mean().backward()
     assert products.num_products > 0 or name == "given negatives"
     assert products.num_denormal == 0
+
+
+@in_chunks_or_not
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_without_gradients_none_is_computed(engine, reduction):
+    views, tau = aligned(6), torch.nn.Parameter(torch.tensor(0.5))
+    loss = InfoNCE(engine=engine, reduction=reduction)
+    with Products() as plain:
+        loss(*views.detach())
+    loss.temperature = tau  # learned, as in a validation of CLIP
+    with Products() as without, torch.no_grad():
+        loss(*views)
+    assert without.num_products == plain.num_products > 0
+    with Products() as with_gradient:
+        loss(*views).sum().backward()
+    assert with_gradient.num_products > plain.num_products
 
 
 @pytest.mark.parametrize("name", ARITHMETIC)

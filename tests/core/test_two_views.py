@@ -15,7 +15,8 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from pgcl_losses import InfoNCE, PrototypeReweightedNCE
 from pgcl_losses.contrast import WEIGHTINGS
-from pgcl_losses.pairs import loss
+from pgcl_losses.pairs.loss import choose_way
+from pgcl_losses.pairs.rows import all_rows
 
 pytestmark = few_graphs
 # 0.05 is the lowest temperature at which no peak of a row is taken out of the powers.
@@ -82,17 +83,19 @@ def test_value_and_gradient_are_those_of_chunks(
         torch.testing.assert_close(ours, expected, rtol=close, atol=close * size + 1e-30)
 
 
-def test_what_is_computed_at_once(monkeypatch):
+def test_what_is_computed_at_once():
     """What the test above compares with chunks is not computed in chunks."""
-    monkeypatch.delattr(loss, "row_losses")
     views = views_of("random", 6, of_seed(0))
     for negatives in NEGATIVES[:2]:
         for options in ({}, {"weighting": "sample"}, {"weighting": "uniform"}):
-            given = {"clusters": torch.zeros(2, 6).long().unbind()}
-            if options == {"weighting": "sample"} and negatives == "cross":
-                continue  # there a weight depends on all embeddings
             kind = PrototypeReweightedNCE if options else InfoNCE
-            kind(negatives=negatives, **options)(*views, **(given if options else {}))
+            loss = kind(negatives=negatives, **options)
+            given = {"clusters": torch.zeros(2, 6).long().unbind()} if options else {}
+            pairs, inputs = loss.pairs_and_inputs(loss.batch_of(views, **given))
+            # With "cross", a weight by the cosine depends on embeddings that are no keys.
+            is_cut = options == {"weighting": "sample"} and negatives == "cross"
+            way = choose_way("auto", pairs, inputs, all_rows(pairs), 1)
+            assert way == ("one chunk" if is_cut else "two views")
 
 
 # Where a hook keeps a tensor until the backward: elsewhere, with others, or in another order.
