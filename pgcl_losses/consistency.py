@@ -91,11 +91,11 @@ class ConsistencyLoss(LossModule):
         if num_views < 2:
             raise ValueError("the batch has 1 view, but the consistency needs two or more")
         shape = num_views, -1, num_prototypes
-        divisor = len(heads) * (len(predicted) if self.reduction == "mean" else 1)
-        terms = cross_entropy_terms(predicted.view(shape), targets.detach().view(shape), divisor)
+        terms = cross_entropy_terms(predicted.view(shape), targets.detach().view(shape))
+        divisor = (1 - num_views) * len(heads)
         if self.reduction == "none":
-            return processes.own(terms.sum(-1).flatten())
-        return terms.sum()
+            return processes.own(terms.sum(-1).flatten() / divisor)
+        return terms.sum() / (divisor * (len(predicted) if self.reduction == "mean" else 1))
 
     if TYPE_CHECKING:
         __call__ = forward
@@ -110,16 +110,15 @@ class ConsistencyLoss(LossModule):
         return {"heads": assignments[0].all_heads()}
 
 
-def cross_entropy_terms(log_probs: Tensor, targets: Tensor, divisor: float = 1) -> Tensor:
-    """Compute terms ``[V, N, K]``, whose sum over K is the cross-entropy of each view and graph.
+def cross_entropy_terms(log_probs: Tensor, targets: Tensor) -> Tensor:
+    """Compute terms ``[V, N, K]`` of the cross-entropy of each view and graph.
 
-    The cross-entropy is the mean over all other views' targets, divided by ``divisor``.
+    Their sum over K, divided by 1 - V, is the mean over the targets of all other views.
     """
     others = targets.roll(1, 0)
     for shift in range(2, targets.shape[0]):
         others += targets.roll(shift, 0)
-    # Divide the targets and not the sum. They are constants, so this adds no step to the backward.
-    return log_probs * (others / (-divisor * (targets.shape[0] - 1)))
+    return log_probs * others
 
 
 def consistency_ratio(
@@ -138,4 +137,5 @@ def consistency_ratio(
         log_k = math.log(math.prod(heads))
     else:
         log_k = torch.stack([*heads]).log().sum()
-    return cross_entropy_terms(log_probs, targets).sum(-1).mean() / log_k
+    terms = cross_entropy_terms(log_probs, targets)
+    return terms.sum(-1).mean() / (log_k * (1 - len(targets)))

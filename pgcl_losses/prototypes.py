@@ -5,6 +5,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, overload
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pgcl_losses.base import checks as check
@@ -16,9 +17,8 @@ from pgcl_losses.clusters.kmeans import spherical_kmeans
 from pgcl_losses.clusters.sinkhorn import (
     NOT_IN_USE,
     balance,
+    largest,
     log_sizes,
-    probabilities,
-    rank_clusters,
 )
 from pgcl_losses.pairs.batch import Assignments, Batch, batch_argument
 from pgcl_losses.pairs.given import Given
@@ -228,12 +228,12 @@ class SinkhornPrototypes(LossModule):
         check.finite("z", z)
         dtype = computing_dtype(self.weight, z)
         with torch.no_grad(), full_precision(z.device):
-            scores = self._unit_prototypes(dtype) @ unit_vectors(z, dtype).T
+            cosines = unit_vectors(z, dtype) @ self._unit_prototypes(dtype).T
             if sizes is not None:
                 check.sizes("sizes", sizes, self.heads, "z", z)
-                scores = scores.masked_fill((sizes <= 0).unsqueeze(1), NOT_IN_USE)
-            nearest = self._by_head(partial(torch.argmax, dim=0, keepdim=True), scores).T
-        return nearest.contiguous() if len(self.heads) > 1 else nearest.squeeze(-1)
+                cosines = cosines.masked_fill(sizes <= 0, NOT_IN_USE)
+            nearest = self._by_head(partial(torch.argmax, dim=-1, keepdim=True), cosines)
+        return nearest if len(self.heads) > 1 else nearest.squeeze(-1)
 
     @torch.no_grad()
     @called_by_all("start_from_")
@@ -281,25 +281,30 @@ class SinkhornPrototypes(LossModule):
         processes, embeddings = batch.processes, batch.embeddings
         with full_precision(embeddings.device):
             prototypes = processes.average_gradient(self._unit_prototypes(embeddings.dtype))
-            scores = prototypes @ embeddings.T  # [K, M]: samples side by side, see `balance`
-            scores = scores.view(len(scores), len(processes.counts), -1)  # [K, V, N]
             temperature = processes.temperature(self.temperature, embeddings.dtype)
-            logs = () if batch.sizes is None else (log_sizes(batch.sizes, scores.dtype),)
-            log_probs = self._log_predictions(scores, temperature, *logs).flatten(1)  # [K, M]
+            in_use = None
+            if batch.sizes is not None:
+                in_use = log_sizes(batch.sizes > 0, embeddings.dtype)
+            # [M, K] the cosines / temperature, or NOT_IN_USE
+            logits = F.linear(embeddings, prototypes / temperature, in_use)
+            log_probs = self._log_predictions(batch.views(logits), batch.sizes)
             with torch.no_grad():
-                # In forward mode, detaching also removes the tangents.
-                cosines, rows = scores.detach(), prototypes.detach()
-                log_q = self._log_targets(cosines, rows, *logs).flatten(1)  # [K, M]
-                clusters = self._clusters(log_q, cosines.flatten(1))  # [H, M]
+                # In forward mode, detaching also removes the tangents. No gradient needs the logits
+                # any more, and a new matrix would take a tenth of the time.
+                scale = temperature / self.epsilon
+                if batch.sizes is not None:  # a CPU computes e^-1e20 ten times more slowly than e^0
+                    scale = scale * (batch.sizes > 0).to(logits.dtype)
+                exponents = logits.detach().mul_(scale)
+                rows = prototypes.detach() / self.epsilon
+                targets = self._targets(batch.views(exponents), rows, batch.sizes).flatten(0, 1)
+                clusters = self._clusters(targets, exponents)  # [M, H]
                 if batch.memory is not None:
-                    past_clusters = self._clusters_of_memory(batch, rows)  # [H, B]
-                    clusters = torch.cat([clusters, past_clusters], dim=1)
-                targets = probabilities(log_q)
+                    clusters = torch.cat([clusters, self._clusters_of_memory(batch, rows)])
         batch = batch._replace(
             prototypes=prototypes,
-            log_probs=log_probs.T,
-            targets=targets.T,
-            clusters=clusters.T,
+            log_probs=log_probs.flatten(0, 1),
+            targets=targets,
+            clusters=clusters,
             heads=self.heads,
         )
         if self._watch.counts(self, batch, log_probs.requires_grad):
@@ -307,55 +312,56 @@ class SinkhornPrototypes(LossModule):
             self._watch.check_clusters(batch, self.weight, self.queue_size, self.freeze_steps)
         return batch
 
-    def _log_predictions(
-        self, scores: Tensor, temperature: float | Tensor, log_sizes: Tensor | None = None
-    ) -> Tensor:
-        """Compute log p (Eq. 4) from scores ``[K, V, N]``, of the prototypes in use."""
-        logits = scores / temperature
+    def _log_predictions(self, logits: Tensor, sizes: Tensor | None) -> Tensor:
+        """Compute log p (Eq. 4) from cosines / temperature ``[V, N, K]``."""
         if self.balance_predictions:
-            logits = logits - logits.logsumexp(-1, keepdim=True)
-        if log_sizes is not None:
-            logs = log_sizes.view(-1, 1, 1)
-            if self.balance_predictions:
-                logits = logits + logs
-            logits = logits.masked_fill(logs == NOT_IN_USE, NOT_IN_USE)
-        return self._by_head(partial(torch.log_softmax, dim=0), logits)
+            logits = logits.log_softmax(1)
+            if sizes is not None:
+                logits = logits + log_sizes(sizes, logits.dtype)
+        return self._by_head(partial(torch.log_softmax, dim=-1), logits)
 
-    def _log_targets(self, cosines: Tensor, prototypes: Tensor, *log_sizes: Tensor) -> Tensor:
-        """Compute log q (Eq. 7 to 11) from cosines ``[K, V, N]``, balanced within each view."""
+    def _targets(self, exponents: Tensor, rows: Tensor, sizes: Tensor | None) -> Tensor:
+        """Compute q (Eq. 7 to 11), balanced within each view, from s / epsilon ``[V, N, K]``.
+
+        ``rows``: the prototypes ``[K, D]``, divided by epsilon.
+        """
         if self.queue is None:
-            return self._by_head(self._balanced(None), cosines, *log_sizes)
+            return self._balanced(exponents, sizes)
         # The past embeddings help to balance. Only the targets of this batch are kept.
-        num_graphs = cosines.shape[-1]
-        past = prototypes @ self.queue.embeddings.to(cosines.dtype).mT  # [V, K, Q]
-        with_past = torch.cat([cosines, past.transpose(0, 1)], dim=-1)  # [K, V, N + Q]
+        num_graphs = exponents.shape[1]
+        past = self.queue.embeddings.to(rows.dtype) @ rows.T  # [V, Q, K]
         filled = self.queue.filled(num_graphs)  # [N + Q]
-        return self._by_head(self._balanced(filled), with_past)[..., :num_graphs]
+        return self._balanced(torch.cat([exponents, past], dim=1), sizes, filled)[:, :num_graphs]
 
-    def _clusters(self, log_q: Tensor, cosines: Tensor) -> Tensor:
-        """Find the prototype with the largest q in each head, ``[K, M] -> [H, M]``."""
-        ranking = rank_clusters(log_q, cosines, self.epsilon)
-        return self._by_head(partial(torch.argmax, dim=0, keepdim=True), ranking)
+    def _balanced(
+        self, exponents: Tensor, sizes: Tensor | None, filled: Tensor | None = None
+    ) -> Tensor:
+        """Balance the clusters of each head: q from s / epsilon ``[..., N, K]``."""
+        balanced = partial(balance, epsilon=self.epsilon, iterations=self.iterations, filled=filled)
+        return self._by_head(balanced, *[x for x in (exponents, sizes) if x is not None])
 
-    def _clusters_of_memory(self, batch: Batch, prototypes: Tensor) -> Tensor:
-        """Find the clusters ``[H, B]`` of past embeddings, which are balanced like a view."""
+    def _clusters(self, q: Tensor, exponents: Tensor) -> Tensor:
+        """Find the prototype with the largest q in each head, ``[M, K] -> [M, H]``.
+
+        The exponents s / epsilon are overwritten.
+        """
+        return self._by_head(partial(largest, epsilon=self.epsilon), q, exponents)
+
+    def _clusters_of_memory(self, batch: Batch, rows: Tensor) -> Tensor:
+        """Find the clusters ``[B, H]`` of past embeddings, which are balanced like a view."""
         memory, filled = batch.memory, batch.pairs.filled
         assert memory is not None
         assert filled is not None
-        cosines = prototypes @ memory.T  # [K, B]
-        balanced = self._balanced(filled[len(batch.embeddings) :])
-        return self._clusters(self._by_head(balanced, cosines), cosines)
-
-    def _balanced(self, filled: Tensor | None) -> Callable[..., Tensor]:
-        """Return `balance` with the options of this module."""
-        return partial(balance, epsilon=self.epsilon, iterations=self.iterations, filled=filled)
+        exponents = memory @ rows.T  # [B, K]
+        q = self._balanced(exponents, None, filled[len(batch.embeddings) :])
+        return self._clusters(q, exponents)
 
     def _by_head(self, function: Callable[..., Tensor], *values: Tensor) -> Tensor:
-        """Apply a function to the rows ``[K_h, ...]`` of each head, and join the results."""
+        """Apply a function to the columns ``[..., K_h]`` of each head, and join the results."""
         if len(self.heads) == 1:
             return function(*values)
-        by_head = zip(*[x.split_with_sizes(self.heads) for x in values], strict=True)
-        return torch.cat([function(*parts) for parts in by_head])
+        by_head = zip(*[x.split_with_sizes(self.heads, -1) for x in values], strict=True)
+        return torch.cat([function(*parts) for parts in by_head], -1)
 
     def _unit_prototypes(self, dtype: torch.dtype) -> Tensor:
         """The unit prototypes ``[K, D]``. While prototypes are frozen, their gradient is zero."""

@@ -1,6 +1,6 @@
 """Balanced assignment of samples to prototypes: the Sinkhorn-Knopp algorithm (Eq. 7 to 11).
 
-The solution, Eq. 11, is Q = Diag(a) P^eta Diag(b). The code calls a and b u and v.
+The solution, Eq. 11, is Q = Diag(a) P^eta Diag(b). It is found by scaling columns and rows in turn.
 """
 
 import math
@@ -9,16 +9,21 @@ import torch
 from torch import Tensor
 
 from pgcl_losses.base import checks as check
+from pgcl_losses.base.modes import is_transformed
 from pgcl_losses.base.normalize import computing_dtype, full_precision
 
 # log p and log q of a prototype that a call does not use. They are finite, as 0 * inf is NaN.
-NOT_IN_USE = -1e30
+NOT_IN_USE = -1e20
 
 # A sample whose e^{s / epsilon} is e^-100 of what other samples have does not change their sum.
 _FAR = 100.0
 
-# This fraction of the cosine, divided by epsilon like the cosine in log q, breaks ties. It lies far
-# above the rounding errors of float32, and far below most differences between prototypes.
+# From this epsilon on, the powers e^{s / epsilon} of cosines lie between e^-20 and e^20, so that no
+# scaling comes near overflow or 0. Sharper powers need logarithms.
+_NEEDS_NO_LOGS = 0.05
+
+# This fraction of the exponent s / epsilon breaks ties. It lies far above the rounding errors of
+# float32, and far below most differences between prototypes.
 _TILT = 1e-4
 
 
@@ -77,9 +82,7 @@ def sinkhorn(
         halves = halves - peaks + peaks.clamp_min(-_FAR * epsilon / 2)
         if unused is not None:  # whatever the scores of a prototype that is not in use
             halves = halves.masked_fill(unused, 0.0)
-        logs = None if sizes is None else log_sizes(sizes, halves.dtype)
-        log_q = balance(halves.T, logs, epsilon=epsilon / 2, iterations=iterations)
-        return probabilities(log_q).T.contiguous()
+        return _balance_by_logs(halves / (epsilon / 2), sizes, iterations, None)
 
 
 def log_sizes(sizes: Tensor, dtype: torch.dtype) -> Tensor:
@@ -88,46 +91,64 @@ def log_sizes(sizes: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def balance(
-    scores: Tensor,
-    log_sizes: Tensor | None = None,
+    exponents: Tensor,
+    sizes: Tensor | None = None,
     *,
     epsilon: float,
     iterations: int,
     filled: Tensor | None = None,
 ) -> Tensor:
-    """Compute log q of scores ``[K, N]``, or of a stack of them ``[K, V, N]``, without gradient.
+    """Compute q without gradient, from s / epsilon ``[..., N, K]`` with cosines s.
 
-    An iteration is a log-softmax over samples and one over prototypes. The factors 1/K and 1/N of
-    the totals are left out, since the next scaling undoes a constant factor. ``log_sizes``: ``[K]``
-    of clusters that are not of equal size. ``filled``: ``[N]`` bool; samples where it is False are
-    ignored, and their q is uniform.
-
-    The samples of a prototype lie side by side, and not the prototypes of a sample: on a CPU, a
-    log-softmax of many rows with ten numbers each takes ten times as long.
+    An iteration scales the columns and then the rows. The factors 1/K and 1/N of the totals are
+    left out, since the next scaling undoes a constant factor. ``sizes``: ``[K]`` of clusters that
+    are not of equal size. ``filled``: ``[N]`` bool; samples where it is False are ignored, and
+    their q means nothing.
     """
-    log_q = scores / epsilon
+    if epsilon < _NEEDS_NO_LOGS:
+        return _balance_by_logs(exponents, sizes, iterations, filled)
+    q, tiny = exponents.exp(), torch.finfo(exponents.dtype).tiny
+    if filled is not None:
+        q = q.masked_fill(~filled.unsqueeze(-1), 0.0)
+    if sizes is not None:
+        large = sizes.detach().double()
+        sizes = (large / large.amax()).to(q.dtype)
+    scale = torch.mul if is_transformed(q) else torch.Tensor.mul_  # vmap may have many sizes
+    for _ in range(iterations):
+        totals = q.sum(-2, keepdim=True)
+        if sizes is None:
+            q.div_(totals)
+        else:  # a column that is not in use is 0
+            q = scale(q, sizes / totals.clamp_min(tiny))
+        totals = q.sum(-1, keepdim=True)
+        q.div_(totals if filled is None else totals.clamp_min(tiny))
+    return q
+
+
+def _balance_by_logs(
+    log_q: Tensor, sizes: Tensor | None, iterations: int, filled: Tensor | None
+) -> Tensor:
+    """Compute q as `balance` does, for any epsilon: scaling is a log-softmax of log q."""
     for _ in range(iterations):
         if filled is not None:
-            log_q = log_q.masked_fill(~filled, -math.inf)
+            log_q = log_q.masked_fill(~filled.unsqueeze(-1), -math.inf)
+        log_q = log_q.log_softmax(-2)
+        if sizes is not None:
+            log_q = log_q + log_sizes(sizes, log_q.dtype)
         log_q = log_q.log_softmax(-1)
-        if log_sizes is not None:
-            log_q = log_q + log_sizes.view(-1, *[1] * (log_q.dim() - 1))
-        log_q = log_q.log_softmax(0)
-    if filled is not None:  # samples that are not filled have NaN here
-        log_q = log_q.masked_fill(~filled, -math.log(len(scores)))
-    return log_q
+    # A CPU computes powers of 2 that underflow ten times faster than powers of e. Denormal numbers
+    # become 0: they make matrix products slow.
+    q = (log_q * math.log2(math.e)).exp2_()
+    return torch.threshold_(q, torch.finfo(q.dtype).tiny, 0.0)
 
 
-def probabilities(log_q: Tensor) -> Tensor:
-    """Compute q from log q. Denormal numbers become 0: they make matrix products slow on a CPU."""
-    return torch.threshold_(log_q.exp(), torch.finfo(log_q.dtype).tiny, 0.0)
+def largest(q: Tensor, exponents: Tensor, epsilon: float) -> Tensor:
+    """Find the prototype with the largest q of each sample, ``[..., N, K] -> [..., N, 1]``.
 
-
-def rank_clusters(log_q: Tensor, scores: Tensor, epsilon: float) -> Tensor:
-    """Compute numbers ``[K, N]`` that sort the clusters of a sample as q does, best is largest.
-
-    q itself cannot be sorted: many of its entries underflow to 0. If two clusters have the same q
-    up to rounding, as for a sample between two prototypes, rounding must not decide, since it
-    differs between processes and precisions. Then the larger score decides.
+    If two prototypes have the same q up to rounding, as for a sample between them, rounding must
+    not decide, since it differs between processes and precisions. Then the larger cosine decides.
+    ``exponents``: s / epsilon, which are overwritten.
     """
-    return log_q.add(scores, alpha=_TILT / epsilon)
+    tilted = exponents.mul_(min(_TILT, 0.1 * epsilon)).add_(1)  # stays positive
+    tilted = tilted * q if is_transformed(q) else tilted.mul_(q)
+    return tilted.argmax(-1, keepdim=True)

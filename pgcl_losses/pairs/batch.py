@@ -189,7 +189,8 @@ class Batch(NamedTuple):
 
         If ``values`` also has rows for the memory, ``[M + B, ...]``, these rows are left out.
         """
-        values = values[: len(self.embeddings)]
+        if len(values) > len(self.embeddings):
+            values = values[: len(self.embeddings)]
         return values.view(len(self.processes.counts), -1, *values.shape[1:])
 
     def is_finite(self) -> Tensor:

@@ -114,7 +114,7 @@ def test_used_spread_and_rank_against_loops(n, heads, seed):
             range(start, start + size),
         )
         start += size
-        p = [[math.exp(row[k]) for k in columns] for view in a for row in view.log_probs]
+        p = [[math.exp(row[k]) for k in columns] for view in a for row in view.log_probs.tolist()]
         q = [[float(row[k]) for k in columns] for view in a for row in view.targets]
         mean = [sum(row[k] for row in p) / len(p) for k in range(size)]
         assert numbers[f"{prefix}used"] == pytest.approx(math.exp(entropy(mean)))

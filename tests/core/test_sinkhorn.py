@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from pgcl_losses import sinkhorn
-from pgcl_losses.clusters.sinkhorn import balance, rank_clusters
+from pgcl_losses.clusters.sinkhorn import balance, largest
 
 
 def matrices(dtype, **limits):
@@ -30,17 +30,27 @@ EPSILONS = st.floats(1e-4, 2.0)
 
 
 @given(scores=COSINES, epsilon=EPSILONS, iterations=st.integers(1, 8))
-def test_targets_and_their_ranking_agree_with_the_oracle(scores, epsilon, iterations):
-    log_q = balance(torch.tensor(scores).T, epsilon=epsilon, iterations=iterations).T
-    q = sinkhorn(torch.tensor(scores), epsilon=epsilon, iterations=iterations)
-    # An exponent of s / epsilon carries a rounding error of s / epsilon * 2e-16.
-    tolerance = {"rtol": 1e-13 / epsilon, "atol": 1e-9}
-    exact = oracle.sinkhorn(torch.tensor(scores), epsilon, iterations)
-    torch.testing.assert_close(q, exact, **tolerance)
-    # The ranking is log q, and a ten thousandth of s / epsilon, which decides between equal q.
-    ranking = rank_clusters(log_q, torch.tensor(scores), epsilon)
-    expected = (ranking - 1e-4 * torch.tensor(scores) / epsilon).exp()
-    torch.testing.assert_close(q, expected, **tolerance)
+def test_targets_agree_with_the_oracle(scores, epsilon, iterations):
+    scores = torch.tensor(scores)
+    exact = oracle.sinkhorn(scores, epsilon, iterations)
+    of_any_scores = sinkhorn(scores, epsilon=epsilon, iterations=iterations)
+    of_cosines = balance(scores / epsilon, epsilon=epsilon, iterations=iterations)
+    for q in (of_any_scores, of_cosines):
+        # An exponent of s / epsilon carries a rounding error of s / epsilon * 2e-16.
+        torch.testing.assert_close(q, exact, rtol=1e-13 / epsilon, atol=1e-9)
+
+
+@given(scores=COSINES, epsilon=EPSILONS)
+def test_the_largest_target_and_among_equal_ones_the_nearest(scores, epsilon):
+    exponents = torch.tensor(scores) / epsilon
+    q = balance(exponents, epsilon=epsilon, iterations=3)
+    found = q.gather(1, largest(q, exponents.clone(), epsilon)).squeeze(1)
+    assert (found >= 0.8 * q.amax(1)).all()  # which is another cluster only if a cosine is larger
+    if epsilon > 0.05:
+        assert (found >= 0.99 * q.amax(1)).all()
+    nearest = largest(torch.full_like(q, 0.25), exponents.clone(), epsilon)
+    cosines = torch.tensor(scores)
+    assert (cosines.gather(1, nearest).squeeze(1) >= cosines.amax(1) - 1e-9).all()
 
 
 @pytest.mark.parametrize("iterations", [3, 10])
@@ -118,14 +128,37 @@ def test_extreme_scores_in_float32(kind, epsilon, atol, iterations):
     torch.testing.assert_close(q.double(), expected, rtol=1e-3, atol=atol)
 
 
+@pytest.mark.parametrize("iterations", [1, 3, 100])
+@pytest.mark.parametrize("kind", ["limits", "far", "growing"])
+def test_the_sharpest_powers_that_need_no_logarithms(kind, iterations):
+    """In float32, at the default epsilon, with and without slots that are not filled."""
+    scores, epsilon = extreme_scores(kind), 0.05
+    expected = oracle.sinkhorn(scores, epsilon, iterations)
+    filled = torch.arange(len(scores) + 9) < len(scores)
+    padded = torch.cat([scores, torch.zeros(9, scores.shape[1])])
+    for some, mask in ((scores, None), (padded, filled)):
+        q = balance(some / epsilon, epsilon=epsilon, iterations=iterations, filled=mask)
+        torch.testing.assert_close(q[: len(scores)].double(), expected, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("epsilon", [0.04, 0.05])
+@pytest.mark.parametrize("factor", [1e-30, 1.0, 1e30])
+def test_sizes_count_relative_to_each_other(epsilon, factor):
+    scores, sizes = torch.rand(30, 4), torch.tensor([1.0, 0.0, 3.0, 1e-6])
+    options = {"epsilon": epsilon, "iterations": 3}
+    q = balance(scores / epsilon, factor * sizes, **options)
+    expected = sinkhorn(scores.double(), sizes=sizes, **options)
+    torch.testing.assert_close(q.double(), expected, rtol=1e-4, atol=1e-6)
+    assert (q[:, 1] == 0).all()
+
+
 @given(scores=COSINES, extra=st.integers(0, 5), epsilon=EPSILONS)
 def test_absent_samples_change_nothing(scores, extra, epsilon):
     n, k = scores.shape
     absent = torch.full((extra, k), 3.0, dtype=torch.float64)  # above every score
     present = torch.arange(n + extra) < n
-    both = torch.cat([torch.tensor(scores), absent]).T.unsqueeze(1)
-    balanced = balance(both, epsilon=epsilon, iterations=5, filled=present).exp().squeeze(1).T
-    assert balanced.isfinite().all()
+    both = torch.cat([torch.tensor(scores), absent]).unsqueeze(0) / epsilon
+    (balanced,) = balance(both, epsilon=epsilon, iterations=5, filled=present)
     expected = sinkhorn(torch.tensor(scores), epsilon=epsilon, iterations=5)
     torch.testing.assert_close(balanced[:n], expected)
 

@@ -46,6 +46,21 @@ def literal_sinkhorn(scores, sizes, epsilon, iterations):
     return [[x / sum(row) for x in row] for row in q]
 
 
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # of torch's own vmap
+@pytest.mark.parametrize("options", [{}, {"balance_predictions": True}, {"epsilon": 0.01}])
+def test_many_sizes_under_vmap(options):
+    views, sizes = torch.randn(2, 6, 4), torch.tensor([[1.0, 2.0, 0.0], [0.0, 1.0, 1.0]])
+    prototypes = SinkhornPrototypes(4, 3, **options)
+
+    def assigned(some):
+        batch = prototypes(*views, sizes=some).batch
+        return batch.log_probs, batch.targets, batch.clusters
+
+    found = torch.vmap(assigned)(sizes)
+    expected = [torch.stack(x) for x in zip(*map(assigned, sizes), strict=True)]
+    torch.testing.assert_close([*found], expected)
+
+
 @given(
     sizes=st.lists(st.floats(0.1, 9) | st.just(0.0), min_size=2, max_size=5).filter(any),
     num=st.integers(1, 6),
