@@ -64,6 +64,7 @@ benchmarks:  # the records of time and memory, and their tables
 	$(BIN)/python -m benchmarks.scripts
 	$(BIN)/python -m benchmarks.loop
 	$(BIN)/python -m benchmarks.nodes
+	$(BIN)/python -m benchmarks.heads
 	$(BIN)/python -m benchmarks.libraries
 	$(BIN)/python -m benchmarks.tables
 

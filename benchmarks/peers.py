@@ -1,4 +1,4 @@
-"""Losses of other libraries, and published code, as functions of two views; all at `TAU`.
+"""Losses of other libraries, and published code, as functions of two views; mostly at `TAU`.
 
 To install all of them, after PyGCL (docs/install.md):
 
@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from tqdm import tqdm
 
 from .measure import Loss
@@ -75,6 +75,59 @@ def lightly_dcl() -> Loss:
     from lightly.loss import DCLLoss
 
     return DCLLoss(temperature=TAU)
+
+
+class SwAVLines(nn.Module):
+    """A SwAV head as scripts have it, after novae's: its prototypes are normalised in place.
+
+    ``columns``: the prototypes in use; None: all.
+    """
+
+    def __init__(self, dim: int, num: int, tau: float, columns: Tensor | None = None) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(num, dim))
+        self.tau, self.columns = tau, columns
+
+    def forward(self, z1: Tensor, z2: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.weight.copy_(F.normalize(self.weight))
+        scores = [F.normalize(z) @ self.weight.T for z in (z1, z2)]
+        if self.columns is not None:
+            scores = [x[:, self.columns] for x in scores]
+        p1, p2 = (torch.log_softmax(x / self.tau, 1) for x in scores)
+        q1, q2 = (self.balanced(x) for x in scores)
+        return -((q1 * p2).sum(1).mean() + (q2 * p1).sum(1).mean()) / 2
+
+    @torch.no_grad()
+    def balanced(self, scores: Tensor, epsilon: float = 0.05, iterations: int = 3) -> Tensor:
+        q = torch.exp(scores / epsilon)
+        q /= q.sum()
+        num, num_prototypes = q.shape
+        for _ in range(iterations):
+            q /= q.sum(0, keepdim=True)
+            q /= num_prototypes
+            q /= q.sum(1, keepdim=True)
+            q /= num
+        return q / q.sum(1, keepdim=True)
+
+
+def lightly_swav(dim: int, num: int, tau: float) -> nn.Module:
+    """lightly's prototypes and SwAV loss, of two views."""
+    from lightly.loss import SwaVLoss
+    from lightly.models.modules import SwaVPrototypes
+
+    class Head(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.prototypes, self.loss = SwaVPrototypes(dim, num), SwaVLoss(temperature=tau)
+
+        def forward(self, z1: Tensor, z2: Tensor) -> Tensor:
+            self.prototypes.normalize()
+            scores = [self.prototypes(F.normalize(z)) for z in (z1, z2)]
+            value: Tensor = self.loss(scores, [])
+            return value
+
+    return Head()
 
 
 def clip() -> Loss:

@@ -234,6 +234,18 @@ def libraries() -> str:
     return markdown(["step", "loss", *(f"N={num}" for num in sizes)], lines)
 
 
+def heads() -> str:
+    """A head by N: the time of the lines, ratios to it, and by how much a process grows."""
+    rows = rows_of("heads", "heads")
+    sizes = list(dict.fromkeys(row["size"] for row in rows))
+    lines: list[list[str]] = []
+    for mode, name in dict.fromkeys((row["mode"], row["provider"]) for row in rows):
+        of = "milliseconds" if name == "novae's lines" else "ratio to novae's lines"
+        cells = [cell(rows, [of, "process MiB"], name, size, mode) for size in sizes]
+        lines.append([mode if of == "milliseconds" else "", name, *cells])
+    return markdown(["prototypes", "head", *(size.partition(" ")[0] for size in sizes)], lines)
+
+
 def score_mods() -> str:
     """Sentences: the time of functions, and of a mask of all pairs beside a script's."""
     slower = [
@@ -286,7 +298,7 @@ def clip() -> str:
     return markdown(["loss", *named], lines)
 
 
-MADE = (loop, scripts, labels, costs, memory, libraries, gpu, clip)
+MADE = (loop, scripts, labels, costs, memory, heads, libraries, gpu, clip)
 PAGES = {
     PAGE: MADE,
     LARGE: (all_nodes, formula),

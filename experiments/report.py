@@ -14,6 +14,7 @@ from .common.tables import DOCS, refill
 from .false_negatives import report as false_negatives
 from .few_labels import report as few_labels
 from .graphcl import report as graphcl
+from .nodes import domains
 from .nodes import report as nodes
 from .tu_sets import report as tu_sets
 from .warm_up import report as warm_up
@@ -23,6 +24,7 @@ PICTURES: dict[str, Callable[[], Figure]] = {
     "figures-4-5.png": tu_sets.draw,
     "false-negatives.png": false_negatives.draw,
     "warm-up.png": warm_up.draw,
+    "prototypes.png": domains.draw,
 }
 
 
@@ -37,6 +39,7 @@ def pages() -> dict[Path, dict[str, str]]:
         clusters,
         tu_sets,
         nodes,
+        domains,
         graphcl,
     ):
         for page, of_page in report.pages().items():

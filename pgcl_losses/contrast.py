@@ -166,15 +166,15 @@ class PrototypeReweightedNCE(WeightedInfoNCE):
     def pairs_of(self, batch: Batch, **more: Any) -> Pairs:
         with torch.no_grad():
             if self._needs_clusters():
-                more["weights"] = self._weights(batch)
+                more["cluster_weights"] = self._cluster_weights(batch)
             if self.weighting == "sample":
                 samples = batch.embeddings.detach()  # also from the tangents of forward mode
                 if batch.memory is not None:
                     samples = torch.cat([samples, batch.memory])
-                more["pair_weight"] = Gaussian(*cosine_moments(samples, batch.pairs.filled))
+                more["cosine_weights"] = Gaussian(*cosine_moments(samples, batch.pairs.filled))
         return super().pairs_of(batch, **more)
 
-    def _weights(self, batch: Batch) -> Table:
+    def _cluster_weights(self, batch: Batch) -> Table:
         """Make a table of M w by the clusters of both embeddings; excluded pairs have weight 0."""
         if batch.clusters is None or (self.weighting == "prototype" and batch.prototypes is None):
             raise ValueError(NOT_ASSIGNED)

@@ -260,9 +260,11 @@ def _measure(
 ) -> Repulsion:
     """Add up the pushes of all negatives, by groups."""
     tau, z, form = inputs.temperature, inputs.z, pairs.form._replace(debias=0.0)
-    plain = pairs._replace(weights=None, pair_weight=None, score_mod=None, hardness=0.0, form=form)
+    plain = pairs._replace(
+        cluster_weights=None, cosine_weights=None, score_mod=None, hardness=0.0, form=form
+    )
     can_pull = pairs.score_mod is not None or max(pairs.hardness, pairs.form.debias) > 0
-    is_plain = pairs.weights is None and pairs.pair_weight is None and not can_pull
+    is_plain = pairs.cluster_weights is None and pairs.cosine_weights is None and not can_pull
     # Totals by name: of all pairs, of values below 0, within classes, and of one other group. No
     # total is a difference of others: where a group has no pairs, it would be what was rounded.
     totals = defaultdict[Any, Tensor](lambda: z.new_zeros(4, dtype=torch.float64))

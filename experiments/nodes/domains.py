@@ -42,6 +42,7 @@ UNTRAINED, INFO_NCE, PROTOTYPES = "untrained", "InfoNCE", "prototypes"
 MANY = 64  # prototypes that are joined to groups
 TEMPERATURES = {INFO_NCE: (0.4, 1.0, 2.0), PROTOTYPES: (0.1, 0.2, 0.5)}
 OF_WARM_UP = 1.0  # temperature of InfoNCE
+TRAINING = SETTING | {"steps": 300, "batch": 1024}
 ASSIGN, GROUPS, PROJECTIONS, EMBEDDINGS = "assign", "groups", "projections", "embeddings"
 WATCHED = "used", "spread", "effective_rank", "agreement"  # of diagnostics, while training
 
@@ -61,7 +62,7 @@ def candidates(row: str, num_prototypes: int) -> Iterator[Config]:
 def config_of(dataset: str, setting: Config, seed: int) -> Config:
     config = {"dataset": dataset, **setting, "seed": seed}
     if setting["row"] != UNTRAINED:
-        config |= SETTING | {"steps": 300, "batch": 1024}
+        config |= TRAINING
     return config
 
 

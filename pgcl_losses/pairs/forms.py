@@ -95,8 +95,10 @@ class Form(NamedTuple):
             losses = positives.sum(self.against(positives.spread(log_s) - x) * share)
         elif self.over_positives == "sum":
             losses = self.against(log_s - _log_e(x, w, positives))
-        else:
+        elif self.over_positives == "supcon":
             losses = _supcon(log_s, x, w, share, positives)
+        else:
+            raise NotImplementedError(f"over_positives={self.over_positives!r} has no formula here")
         return losses.where(exist, log_s.detach().where(log_s.isnan(), 0.0)), exist
 
     def against(self, gaps: Tensor) -> Tensor:

@@ -81,9 +81,9 @@ def try_on(device: torch.device) -> None:
 def _negatives(pairs: Pairs, rows: Rows, partners: Columns) -> tuple[Any, ...]:
     """What `_logits` needs besides scores."""
     table: tuple[Any, ...] = None, 0, None, None
-    if pairs.weights is not None:
-        log_w = pairs.weights.log_weights[0].contiguous()
-        clusters = rows.pick(pairs.weights.clusters[:, 0].to(torch.int32).contiguous())
+    if pairs.cluster_weights is not None:
+        log_w = pairs.cluster_weights.log_weights[0].contiguous()
+        clusters = rows.pick(pairs.cluster_weights.clusters[:, 0].to(torch.int32).contiguous())
         table = log_w, len(log_w), *clusters
     columns = partners.partner_columns
     return rows.shape()[1], columns, *columns.stride(), columns.shape[1], *table

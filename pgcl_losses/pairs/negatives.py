@@ -28,12 +28,12 @@ def add_log_weights(
     their cosine, and the user's `score_mod`, which alone needs to know the partners.
     """
     log_weights = []  # [I, K] each
-    if pairs.pair_weight is not None:  # a constant for the gradient
+    if pairs.cosine_weights is not None:  # a constant for the gradient
         filled = None if pairs.filled is None else rows.pick(pairs.filled)[1]
-        weight = pairs.pair_weight.rows(rows.pick, logits.detach(), temperature, filled)
+        weight = pairs.cosine_weights.rows(rows.pick, logits.detach(), temperature, filled)
         log_weights.append(weight.detach())
-    if pairs.weights is not None:
-        log_weights.append(pairs.weights.rows(rows.pick))
+    if pairs.cluster_weights is not None:
+        log_weights.append(pairs.cluster_weights.rows(rows.pick))
     if pairs.score_mod is not None:
         assert partners is not None
         is_negative = fill_others(rows, partners, torch.ones_like(logits, dtype=torch.bool), False)

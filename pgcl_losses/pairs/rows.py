@@ -7,6 +7,7 @@ and `negatives` which keys are negatives, and how much each counts.
 
 import itertools
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -99,8 +100,8 @@ class Pairs(NamedTuple):
     negative_pairs: Listed | None = None  # if given, these are the only negatives
     memory: Tensor | None = None  # [B, D]
     filled: Tensor | None = None  # [M + B] bool, False for empty slots of the memory; None: all
-    weights: Table | None = None  # of negatives, by clusters
-    pair_weight: Gaussian | None = None  # of negatives, by the cosine of the pair
+    cluster_weights: Table | None = None  # of negatives, by clusters
+    cosine_weights: Gaussian | None = None  # of negatives, by the cosine of the pair
     hardness: float = 0.0  # beta: weights e^(beta s / tau), whose mean over negatives is 1
     score_mod: ScoreMod | None = None  # the user's own function of the scores of negatives
     metadata: Tensor | None = None  # [M, ...] what that function may know of each embedding
@@ -121,21 +122,24 @@ class Pairs(NamedTuple):
         return self.labels is None and self.positives is None
 
     def are_plain(self) -> bool:
-        """Whether pairs are views, and log S is the log-sum-exp of scores with constant weights."""
-        others = self.score_mod, self.memory, self.negative_pairs
-        is_sum = others.count(None) == len(others) and self.hardness == self.form.debias == 0
-        return is_sum and self.are_views() and len(self.lengths) > 1
+        """Whether pairs are views, and log S is the log-sum-exp of scores with constant weights.
+
+        All fields but `_OF_PLAIN` have their defaults then, so that what computes plain pairs alone
+        does not compute a field that is added later, and that it does not know.
+        """
+        is_default = _others_of(self) == _DEFAULTS
+        return is_default and self.form.debias == 0 and len(self.lengths) > 1
 
     def are_two_views(self) -> bool:
         """Whether pairs are plain, and each query has one positive."""
         # With a weight by the cosine of a pair, all embeddings are keys of each query.
-        by_pair = self.pair_weight is not None and self.negatives == "cross"
+        by_pair = self.cosine_weights is not None and self.negatives == "cross"
         return len(self.lengths) == 2 and not by_pair and self.are_plain()
 
     def can_be_fused(self) -> bool:
         """Whether kernels know which keys are negatives, and how much they count."""
-        has_one_table = self.weights is None or len(self.weights.log_weights) == 1
-        return has_one_table and self.pair_weight is None and self.are_plain()
+        has_one_table = self.cluster_weights is None or len(self.cluster_weights.log_weights) == 1
+        return has_one_table and self.cosine_weights is None and self.are_plain()
 
     def logsumexp_terms(self) -> list[tuple[float, float]]:
         """List the log-sum-exps in log S: how often each of them adds the scores to the logits.
@@ -147,6 +151,13 @@ class Pairs(NamedTuple):
         """
         beta = self.hardness
         return [(0.0, 1.0)] if beta == 0 else [(beta, 1 + beta), (beta - 1, -beta)]
+
+
+# What may differ between plain pairs: `two_views` and kernels know it.
+_OF_PLAIN = {"lengths", "negatives", "first_queries", "cluster_weights", "cosine_weights"}
+_OF_PLAIN |= {"metadata", "form", "learns", "normalize"}
+_OTHERS = [name for name in Pairs._fields if name not in _OF_PLAIN]
+_others_of, _DEFAULTS = attrgetter(*_OTHERS), tuple([Pairs._field_defaults[x] for x in _OTHERS])
 
 
 class Inputs(NamedTuple):
@@ -271,12 +282,12 @@ def all_rows(pairs: Pairs, own: Sequence[Span] | None = None) -> Sequence[Rows]:
     """
     # A pair weight has a mean of 1 over all embeddings, of a list no matrix is made, and with
     # negatives="memory" listed positives may be in the set of the queries.
-    keeps_columns = pairs.pair_weight is not None or pairs.negative_pairs is not None
+    keeps_columns = pairs.cosine_weights is not None or pairs.negative_pairs is not None
     keeps_columns |= pairs.negatives == "memory" and pairs.positives is not None
-    sets, own_set_counts = pairs.lengths, pairs.negatives == "all"
+    sets = pairs.lengths
     num_past = None if pairs.memory is None else len(pairs.memory)
     own = own if own is None else tuple(own)
-    rows = _rows_of_sets(sets, num_past, own_set_counts, keeps_columns, pairs.first_queries, own)
+    rows = _rows_of_sets(sets, num_past, pairs.negatives, keeps_columns, pairs.first_queries, own)
     if pairs.labels is None or not can_be_read(pairs.labels):
         return rows
     layouts = {(some.keys, some.masked): some for some in rows}
@@ -288,7 +299,7 @@ def all_rows(pairs: Pairs, own: Sequence[Span] | None = None) -> Sequence[Rows]:
 def _rows_of_sets(
     lengths: tuple[int, ...],
     num_past: int | None,
-    own_set_counts: bool,
+    negatives: str,
     keeps_columns: bool,
     first_queries: bool,
     own: Sequence[Span] | None,
@@ -300,10 +311,10 @@ def _rows_of_sets(
     memory = () if num_past is None else (Span(count, count + num_past),)
     every = (Span(0, count), *memory)
     queries = (own or sets)[: 1 if first_queries else None]
-    if own_set_counts:
+    if negatives == "all":
         together = [Span(0, queries[-1].stop)] if own is None else queries
         rows = [Rows.with_all(some, every) for some in together]
-    else:
+    else:  # "cross" and "memory"
         keeps_columns |= count in lengths  # no other set has an embedding
         layout = Rows.with_own_set_masked if keeps_columns else Rows.with_other_sets
         rows = [layout(some, every, own_set) for some, own_set in zip(queries, sets, strict=False)]

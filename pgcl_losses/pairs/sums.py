@@ -25,6 +25,8 @@ from pgcl_losses.pairs.score_mod import Differentiated
 # Of some rows: x, the scores / temperature of positives, in the layout of `Partners`; log S [I],
 # -inf without negatives; the log of the number of negatives [I], or None if no formula needs it.
 SumsOfRows = tuple[Tensor, Tensor, Tensor | None]
+# The same before the sum over negatives: x, their logits [I, K], and the log of their number.
+SeparatedRows = tuple[Tensor, Tensor, Tensor | None]
 SumsFunction = Callable[[Pairs, Rows, Inputs, Partners], SumsOfRows]
 # The cosine divided by this temperature is 20. In float32 not even a product of four powers e^20 or
 # e^-20 overflows or is denormal.
@@ -59,7 +61,7 @@ def matrix_sums(pairs: Pairs, rows: Rows, inputs: Inputs, partners: Partners) ->
 
 def separated(
     pairs: Pairs, rows: Rows, scores: Tensor, logits: Tensor, partners: Partners, temperature: Any
-) -> SumsOfRows:
+) -> SeparatedRows:
     """Turn scores ``[I, K]`` into the scores of positives and the logits ``[I, K]`` of negatives.
 
     ``logits``: the scores themselves, which are changed in place, or a copy. Also return the log of
@@ -133,7 +135,7 @@ def sum_up(
 
 def has_small_logits(pairs: Pairs, temperature: float | Tensor) -> bool:
     """Whether Python knows that e^x of every logit x of a negative is far from overflow and 0."""
-    others = pairs.weights, pairs.pair_weight, pairs.score_mod
+    others = pairs.cluster_weights, pairs.cosine_weights, pairs.score_mod
     if not pairs.normalize or pairs.hardness > 0 or others.count(None) < len(others):
         return False
     return number_of(temperature) >= _HIGH_TEMPERATURE
@@ -197,7 +199,7 @@ def derivatives_by_scores(
         # The user's function gets derivatives as they are, since it may use float16.
         d, *by_tau = powers.score_mod.gradients(d / scale, not may_overwrite)
         d = d * scale
-        if pairs.weights is not None:  # they may leave out any keys
+        if pairs.cluster_weights is not None:  # they may leave out any keys
             d = d.where(powers.score_mod.is_negative, 0.0)
         d = fill_others(rows, partners, d, 0.0)
     if d_x is not None:

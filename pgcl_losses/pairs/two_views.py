@@ -45,7 +45,7 @@ class Block(NamedTuple):
 def blocks_of(pairs: Pairs, inputs: Inputs, rows: Sequence[Rows]) -> tuple[Block, ...]:
     """The matrices for the losses of all queries, which are in ``rows``."""
     num, is_small = pairs.lengths[0], has_small_logits(pairs, inputs.temperature)
-    is_shared = len(rows) == 2 and pairs.weights is None and pairs.pair_weight is None
+    is_shared = len(rows) == 2 and pairs.cluster_weights is None and pairs.cosine_weights is None
     if not is_small:  # together, two matrices that are stacked stay in the cache
         is_shared &= 2 * num**2 <= chunk_size(inputs.z.device) // 2
     return _blocks(num, tuple(rows), is_small, is_shared)

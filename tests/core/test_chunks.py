@@ -52,7 +52,7 @@ def test_losses_and_gradients(problem, temperature, way, learned, readable, redu
     """By embeddings, weights of positives and the temperature."""
     pairs = problem.pairs
     is_unit = problem.z.norm(dim=1).max() < 1.1
-    is_weighted = pairs.weights is not None or pairs.pair_weight is not None
+    is_weighted = pairs.cluster_weights is not None or pairs.cosine_weights is not None
     if is_weighted or pairs.score_mod is not None or not is_unit:
         form = {**form, "debias": 0.0}
     form["decoupled"] &= form["over_positives"] != "supcon"

@@ -76,7 +76,7 @@ def views_and_tables(draw):
         clusters = torch.randint(size, (count, 1), generator=generator)
         weights = Table((table,), clusters)
     negatives, first = draw(st.sampled_from(["all", "cross"])), draw(st.booleans())
-    pairs = Pairs((num,) * num_views, negatives, first, weights=weights)
+    pairs = Pairs((num,) * num_views, negatives, first, cluster_weights=weights)
     return Problem(F.normalize(random(count, 3) - 0.5), pairs, None)
 
 
@@ -104,9 +104,9 @@ def test_losses_and_gradients(
     expected = {"mean": oracle.mean_of_queries(losses, exist), "sum": losses.sum(), "none": losses}
     d_expected = gradients(upstream(expected[reduction]) + 0 * z.sum(), [z, tau])
     own_z, own_tau = (x.detach().to(dtype).requires_grad_() for x in (z, tau))
-    if pairs.weights is not None:
-        tables = tuple(table.to(dtype) for table in pairs.weights.log_weights)
-        pairs = pairs._replace(weights=pairs.weights._replace(log_weights=tables))
+    if pairs.cluster_weights is not None:
+        tables = tuple(table.to(dtype) for table in pairs.cluster_weights.log_weights)
+        pairs = pairs._replace(cluster_weights=pairs.cluster_weights._replace(log_weights=tables))
     with in_chunks(chunk), counted() as spy:
         ours = loss_of_pairs(
             pairs._replace(form=Form(**form)),
@@ -212,7 +212,7 @@ def test_a_cluster_that_does_not_exist_is_never_read(number):
     z = F.normalize(torch.randn(4, 3))
     with counted() as spy:
         loss = loss_of_pairs(
-            Pairs((2, 2), weights=weights),
+            Pairs((2, 2), cluster_weights=weights),
             Inputs(z, 0.5, None),
             "mean",
             "fused",

@@ -79,7 +79,7 @@ def agree(ours, expected):
 def test_shares_are_those_of_literal_loops(problem, tau, form, chunk, seed):
     pairs = problem.pairs
     is_unit = problem.z.norm(dim=1).max() < 1.1
-    if pairs.weights or pairs.pair_weight or pairs.score_mod or not is_unit:
+    if pairs.cluster_weights or pairs.cosine_weights or pairs.score_mod or not is_unit:
         form = {**form, "debias": 0.0}
     num_past = 0 if pairs.memory is None else len(pairs.memory)
     classes = torch.randint(-1, 3, (len(problem.z) + num_past,), generator=of_seed(seed))

@@ -30,7 +30,7 @@ def test_weights_by_cluster_are_looked_up():
     """Clusters 0, 1, 0, 1; a query leaves its own cluster out, and the other one counts thrice."""
     log_weights = torch.tensor([[OUT, math.log(3)], [math.log(3), OUT]])
     table = Table((log_weights,), torch.tensor([[0], [1], [0], [1]]))
-    found = logits_of(Pairs((2, 2), weights=table)).exp()
+    found = logits_of(Pairs((2, 2), cluster_weights=table)).exp()
     expected = [[0, 3, 0, 3], [3, 0, 3, 0], [0, 3, 0, 3], [3, 0, 3, 0]]
     torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float32))
 

@@ -13,7 +13,7 @@ from torch_geometric.nn import GCNConv
 
 from experiments.common import results
 from experiments.nodes import __main__ as program
-from experiments.nodes import data, grace, train
+from experiments.nodes import data, domains, grace, train
 from experiments.nodes.train import INFO_NCE, LOSSES, PGCL, SETTING
 
 CONFIG = {"dataset": "Photo", "seed": 3, "batch": 32, "steps": 6, **SETTING}
@@ -151,3 +151,60 @@ def test_sets_of_planetoid_are_read_and_a_missing_file_is_an_error(tmp_path, mon
     (folder / "ind.ring.x").unlink()
     with pytest.raises(ValueError, match=r"Ring in .* cannot be read \(FileNotFound.*ind\.ring\.x"):
         data.load("Ring", folder)
+
+
+@pytest.fixture
+def short(monkeypatch):
+    monkeypatch.setattr(domains, "TRAINING", domains.TRAINING | {"steps": 4, "batch": 64})
+    monkeypatch.setattr(domains, "CLASSES", domains.CLASSES | {"Photo": 3})
+    monkeypatch.setattr(domains, "MANY", 8)
+
+
+def test_clusters_of_nodes_by_all_methods(root, short):
+    folder = root / "Photo" / "raw"
+    settings = {row: (next(domains.candidates(row, 3)), "") for row in domains.TEMPERATURES}
+    configs = list(domains.confirming(["Photo"], [0], settings))
+    assert len(configs) == 4
+    spaces = [set(domains.run(config, folder)["clusters"]) for config in configs]
+    both = {domains.EMBEDDINGS, domains.PROJECTIONS}
+    few, many = both | {domains.ASSIGN}, both | {domains.ASSIGN, domains.GROUPS}
+    assert sorted(map(len, spaces)) == [2, 2, 3, 4]
+    assert few in spaces
+    assert many in spaces
+
+
+def test_prototypes_begin_where_info_nce_ends(root, short, monkeypatch):
+    """After the warm-up they are the centres of clusters, and all losses see the same views."""
+    calls, folder = [], root / "Photo" / "raw"
+    views_of, start = domains.views_of, domains.SinkhornPrototypes.start_from_
+
+    def noted(config, step, *given):
+        calls.append(step)
+        return views_of(config, step, *given)
+
+    def started(self, embeddings):
+        calls.append(len(embeddings))
+        return start(self, embeddings)
+
+    monkeypatch.setattr(domains, "views_of", noted)
+    monkeypatch.setattr(domains.SinkhornPrototypes, "start_from_", started)
+    for setting in domains.candidates(domains.PROTOTYPES, 3):
+        domains.trained(domains.config_of("Photo", setting, 0), folder)
+        assert calls == ([0, 1, 120, 2, 3] if setting["warm_up"] else [0, 1, 2, 3])
+        calls.clear()
+
+
+def test_domains_are_drawn_and_an_old_picture_stays(root, short, monkeypatch, tmp_path):
+    setting = next(domains.candidates(domains.PROTOTYPES, 3))
+    config = domains.config_of("Photo", setting, 0)
+    domains.picture(config, root / "Photo" / "raw").savefig(tmp_path / "nodes.png")
+    assert (tmp_path / "nodes.png").stat().st_size > 0
+    given = ["confirm", "--dataset=Photo", f"--root={root}", f"--picture={tmp_path / 'nodes.png'}"]
+    with pytest.raises(ValueError, match="exists already: name a new file"):
+        main_here(monkeypatch, domains, *given)
+
+
+def test_agreement_of_clusters_and_classes():
+    labels = np.array([0, 0, 1, 1])
+    assert domains.agreement(labels, 1 - labels) == {"nmi": 100, "ari": 100, "largest": 50}
+    assert domains.agreement(labels, np.zeros(4, int))["nmi"] == 0

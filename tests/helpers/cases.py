@@ -142,8 +142,8 @@ def any_pairs(draw):
     mean, variance = random(m + size) - 0.5, random(m + size) + 0.05
     by_cosine = [Gaussian(mean, variance), Beta(random(m + size), random(m + size))]
     kinds = [(table, None), (excluding, None), (None, by_cosine[0]), (table, by_cosine[1])]
-    weights, pair_weight = draw(st.sampled_from([(None, None)] * 4 + kinds))
-    is_plain = weights is None and pair_weight is None
+    weights, cosine_weights = draw(st.sampled_from([(None, None)] * 4 + kinds))
+    is_plain = weights is None and cosine_weights is None
     is_unit = not is_plain or draw(st.booleans())
     first_queries = draw(st.booleans()) and lengths[0] > 0
     num_queries = lengths[0] if first_queries else m
@@ -180,7 +180,7 @@ def any_pairs(draw):
             unit(random(size, 3) - 0.5) if size else None,
             filled,
             weights,
-            pair_weight,
+            cosine_weights,
             hardness,
             score_mod,
             None if score_mod is None else random_metadata(m, generator),
@@ -198,12 +198,12 @@ def for_oracle(problem, z, positive_weights):
         filled = filled[pairs.filled]
     slots = filled[count:]
     weights = weights_of(pairs, len(keys))[:, filled]
-    if pairs.pair_weight is not None:
+    if pairs.cosine_weights is not None:
         cosines = problem.z @ keys[filled].T
-        if isinstance(pairs.pair_weight, Beta):
-            log_w = pairs.pair_weight.log_weights(torch.arange(count), cosines)
+        if isinstance(pairs.cosine_weights, Beta):
+            log_w = pairs.cosine_weights.log_weights(torch.arange(count), cosines)
         else:
-            mean, variance = (of_each[:count, None] for of_each in pairs.pair_weight)
+            mean, variance = (of_each[:count, None] for of_each in pairs.cosine_weights)
             log_w = -((cosines - mean) ** 2) / (2 * variance)
         weights = weights * log_w.softmax(1) * len(filled)
     labels, memory_labels = None, None
@@ -238,7 +238,7 @@ def for_oracle(problem, z, positive_weights):
 
 def weights_of(pairs, num_keys):
     """Of a table, ``[M, M + B]``."""
-    weights, count = pairs.weights, pairs.num_embeddings()
+    weights, count = pairs.cluster_weights, pairs.num_embeddings()
     if weights is None:
         return torch.ones(count, num_keys, dtype=torch.float64)
     of_heads = zip(weights.log_weights, weights.clusters.T, strict=True)

@@ -409,6 +409,7 @@ def test_a_training_that_was_killed_ends_as_one_that_was_not(ended, tmp_path, pr
 BENCHMARKS = {  # the module, its arguments, and some of the losses in the record
     "options": ("options", "--size=16", {"default", "num_prototypes=(10, 42, 84)"}),
     "libraries": ("libraries", "--sizes=16", {"InfoNCE"}),
+    "heads": ("heads", "--sizes=600", {"our two modules", "novae's lines"}),
     "scripts": (
         "scripts",
         "--sizes=16 --compile-at --retrieval 4 64 --tables 8 4 --cold=16 --listed=16 --labelled=16 "
