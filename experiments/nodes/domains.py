@@ -3,7 +3,8 @@
 python -m experiments.nodes.domains confirm --root data
 python -m experiments.nodes.domains confirm --dataset Cora --seeds 0 --picture clusters.png
 
-domains.md says what is compared. `choose` selects settings, on other sets than `confirm` uses.
+domains.md says what is compared. `choose` selects settings, always by the same seeds of other sets
+than `confirm` uses; `explain` trains with and without a head.
 Finished runs are in --output, one JSON line each, and are not run again. --picture draws the nodes
 of the first set and seed, by classes and by prototypes, in a training of its own.
 """
@@ -37,13 +38,18 @@ from .train import GCN, SETTING, WIDTH, sparse_if_faster, views_of
 RECORD = Path(__file__).parent / "domains.jsonl"
 CLASSES = {"Cora": 7, "CiteSeer": 6, "DBLP": 4, "Photo": 8, "CS": 15}
 CHOOSE_ON, CONFIRM_ON = ("Cora", "CiteSeer"), ("Photo",)
-CHOOSING_SEEDS, SEEDS = range(100, 103), range(10)
+CHOOSING_SEEDS, SEEDS, EXPLAINING_SEEDS = range(100, 103), range(10), range(200, 203)
 UNTRAINED, INFO_NCE, PROTOTYPES = "untrained", "InfoNCE", "prototypes"
 MANY = 64  # prototypes that are joined to groups
 TEMPERATURES = {INFO_NCE: (0.4, 1.0, 2.0), PROTOTYPES: (0.1, 0.2, 0.5)}
 OF_WARM_UP = 1.0  # temperature of InfoNCE
 TRAINING = SETTING | {"steps": 300, "batch": 1024}
 ASSIGN, GROUPS, PROJECTIONS, EMBEDDINGS = "assign", "groups", "projections", "embeddings"
+SHOWN = {  # temperature, and whether predictions are balanced
+    "good: balanced predictions": (0.1, True),
+    "slow: collapsed at first": (0.1, False),
+    "bad: prototypes die": (0.2, True),
+}
 WATCHED = "used", "spread", "effective_rank", "agreement"  # of diagnostics, while training
 
 
@@ -94,7 +100,9 @@ def trained(
     torch.manual_seed(config["seed"])
     x, edge_index, _ = load(config["dataset"], folder)
     features, encoder = sparse_if_faster(x), GCN(x.shape[1])
-    head = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ELU(), nn.Linear(WIDTH, WIDTH))
+    head: nn.Module = nn.Identity()
+    if config.get("head", True):
+        head = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ELU(), nn.Linear(WIDTH, WIDTH))
     modules: list[nn.Module] = [encoder, head]
     prototypes, consistency = None, ConsistencyLoss()
     if config["row"] == PROTOTYPES:
@@ -196,6 +204,25 @@ def confirming(
         yield config_of(name, settings[PROTOTYPES][0] | numbers(PROTOTYPES, name, MANY), seed)
 
 
+def explaining(names: Iterable[str], settings: dict[str, tuple[Config, str]]) -> Iterator[Config]:
+    """The chosen prototypes with and without a head, on seeds that decide nothing."""
+    for name, seed, has_head in itertools.product(names, EXPLAINING_SEEDS, (True, False)):
+        setting = settings[PROTOTYPES][0] | numbers(PROTOTYPES, name)
+        yield config_of(name, setting if has_head else setting | {"head": False}, seed)
+
+
+def explanation(runs: Collection[Run]) -> str:
+    """The table's first columns of the runs with and without a head."""
+    setting, lines = chosen(runs)[PROTOTYPES][0], []
+    runs = [run for run in runs if run["config"]["seed"] in EXPLAINING_SEEDS]
+    for name, more in itertools.product(CONFIRM_ON, ({}, {"head": False})):
+        of = setting | numbers(PROTOTYPES, name) | more
+        cells = [of_setting(runs, name, of, space).values() for space in (ASSIGN, EMBEDDINGS)]
+        row = f"{name}, {'without a head' if more else 'with a head'}"
+        lines.append([row, *(spread(values) for values in cells)])
+    return markdown(["set", "NMI of `assign`", "k-means on the embeddings"], lines)
+
+
 def table(runs: Collection[Run]) -> str:
     """NMI of `assign`, and the differences from other clusters."""
     settings, lines = chosen(runs), []
@@ -226,23 +253,22 @@ def table(runs: Collection[Run]) -> str:
 
 
 def draw() -> Figure:
-    """What `diagnostics` shows of a good and of a bad training, over the steps."""
+    """What `diagnostics` shows of three trainings, over the steps."""
     runs = [*results.read(RECORD).values()]
-    setting = chosen(runs)[PROTOTYPES][0]
-    worst = min(
-        (run for run in runs if run["config"]["seed"] in CHOOSING_SEEDS and run["history"]),
-        key=lambda run: run["clusters"][ASSIGN]["nmi"],
-    )
-    name, seed = worst["config"]["dataset"], worst["config"]["seed"]
-    good = results.matching(runs, config_of(name, setting | numbers(PROTOTYPES, name), seed))[seed]
-    figure, panels = plt.subplots(1, len(WATCHED), figsize=(10, 2.4), layout="constrained")
+    figure, panels = plt.subplots(1, len(WATCHED), figsize=(10, 2.6), layout="constrained")
+    for (label, (temperature, balanced)), line in zip(SHOWN.items(), ("-", ":", "--"), strict=True):
+        setting = {"row": PROTOTYPES, "temperature": temperature, "warm_up": 0.0}
+        setting |= {"balance_predictions": balanced, **numbers(PROTOTYPES, "Cora")}
+        seed = CHOOSING_SEEDS[0]
+        found = results.matching(runs, config_of("Cora", setting, seed))[seed]
+        label += f" (NMI {found['clusters'][ASSIGN]['nmi']:.0f})"
+        steps = [at["step"] for at in found["history"]]
+        for axes, measure in zip(panels, WATCHED, strict=True):
+            axes.plot(steps, [at[measure] for at in found["history"]], line, label=label)
     for axes, measure in zip(panels, WATCHED, strict=True):
-        for of, label in ((good, "good"), (worst, "bad")):
-            steps, values = zip(*((at["step"], at[measure]) for at in of["history"]), strict=True)
-            nmi = f", NMI {of['clusters'][ASSIGN]['nmi']:.0f}"
-            axes.plot(steps, values, "-" if of is good else "--", label=label + nmi)
-        axes.set(title=measure, xlabel="steps", ylim=(0, None))
-    panels[0].legend(frameon=False, fontsize="small")
+        axes.set(title=measure, xlabel="steps")
+        axes.set_ylim(bottom=0)
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
     return figure
 
 
@@ -263,13 +289,15 @@ def picture(config: Config, folder: Path) -> Figure:
 
 def pages() -> dict[Path, dict[str, str]]:
     """The table by page."""
-    return {DOCS / "prototypes.md": {"domains": table([*results.read(RECORD).values()])}}
+    runs = [*results.read(RECORD).values()]
+    tables = {"domains": table(runs), "domains without a head": explanation(runs)}
+    return {DOCS / "prototypes.md": tables}
 
 
 def parse() -> argparse.Namespace:
     parser = parser_of("nodes.domains", __doc__)
     add = parser.add_argument
-    add("part", choices=("choose", "confirm"))
+    add("part", choices=("choose", "confirm", "explain"))
     add("--dataset", nargs="+", choices=SETS, default=CONFIRM_ON, help="sets of PyG")
     add("--root", type=Path, help="folder of NAME/ or NAME/raw/; without it, NAME is downloaded")
     add("--seeds", type=int, nargs="+", default=[*SEEDS])
@@ -284,6 +312,8 @@ def main() -> None:
     args = parse()
     if args.picture and args.picture.exists():
         raise ValueError(f"--picture {args.picture} exists already: name a new file")
+    if args.part == "choose" and args.picture:
+        raise ValueError("--picture draws what `confirm` trains: choose that part")
     names = CHOOSE_ON if args.part == "choose" else args.dataset
     folders = {name: raw_folder(name, args.root, args.cache) for name in names}
     settings = None
@@ -291,7 +321,10 @@ def main() -> None:
         configs = [*choosing()]
     else:
         settings = chosen([*results.read(RECORD).values()])
-        configs = [*confirming(names, args.seeds, settings)]
+        explains = args.part == "explain"
+        configs = [
+            *(explaining(names, settings) if explains else confirming(names, args.seeds, settings))
+        ]
     jobs = [(config, folders[config["dataset"]]) for config in configs]
     for found in results.complete(args.output, jobs, run, args.workers):
         config = found["config"]

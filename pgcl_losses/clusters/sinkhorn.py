@@ -12,18 +12,19 @@ from pgcl_losses.base import checks as check
 from pgcl_losses.base.modes import is_transformed
 from pgcl_losses.base.normalize import computing_dtype, full_precision
 
-# log p and log q of a prototype that a call does not use. They are finite, as 0 * inf is NaN.
-NOT_IN_USE = -1e20
+# log p and log q of a prototype that a call does not use, far below cosines / temperature. They are
+# finite, as 0 * inf is NaN.
+NOT_IN_USE = -1e35
 
 # A sample whose e^{s / epsilon} is e^-100 of what other samples have does not change their sum.
 _FAR = 100.0
 
 # From this epsilon on, the powers e^{s / epsilon} of cosines lie between e^-20 and e^20, so that no
-# scaling comes near overflow or 0. Sharper powers need logarithms.
+# scaling to sizes of one order comes near overflow or 0. Sharper powers need logarithms.
 _NEEDS_NO_LOGS = 0.05
 
-# This fraction of the exponent s / epsilon breaks ties. It lies far above the rounding errors of
-# float32, and far below most differences between prototypes.
+# This fraction of the exponent s / epsilon breaks ties, or less where epsilon is below 0.001. It
+# lies far above the rounding errors of float32, and far below most differences of prototypes.
 _TILT = 1e-4
 
 
@@ -103,7 +104,7 @@ def balance(
     An iteration scales the columns and then the rows. The factors 1/K and 1/N of the totals are
     left out, since the next scaling undoes a constant factor. ``sizes``: ``[K]`` of clusters that
     are not of equal size. ``filled``: ``[N]`` bool; samples where it is False are ignored, and
-    their q means nothing.
+    their q means nothing, and may be NaN.
     """
     if epsilon < _NEEDS_NO_LOGS:
         return _balance_by_logs(exponents, sizes, iterations, filled)

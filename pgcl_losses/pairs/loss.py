@@ -61,7 +61,8 @@ def _loss_of_processes(
 def reduced(losses: Tensor, count: Tensor | int, reduction: str) -> Tensor:
     """Divide a sum of losses by how many queries have positives, if their mean is asked for.
 
-    A tensor may be 0: then the mean of no loss is 0.
+    Another reduction keeps ``losses``: ``[Q]`` for "none", else their sum ``[]``. A count that is a
+    tensor may be 0: then the mean of no loss is 0.
     """
     if reduction != "mean":
         return losses

@@ -127,7 +127,7 @@ class Pairs(NamedTuple):
         All fields but `_OF_PLAIN` have their defaults then, so that what computes plain pairs alone
         does not compute a field that is added later, and that it does not know.
         """
-        is_default = _others_of(self) == _DEFAULTS
+        is_default = _not_of_plain(self) == _DEFAULTS
         return is_default and self.form.debias == 0 and len(self.lengths) > 1
 
     def are_two_views(self) -> bool:
@@ -156,8 +156,9 @@ class Pairs(NamedTuple):
 # What may differ between plain pairs: `two_views` and kernels know it.
 _OF_PLAIN = {"lengths", "negatives", "first_queries", "cluster_weights", "cosine_weights"}
 _OF_PLAIN |= {"metadata", "form", "learns", "normalize"}
-_OTHERS = [name for name in Pairs._fields if name not in _OF_PLAIN]
-_others_of, _DEFAULTS = attrgetter(*_OTHERS), tuple([Pairs._field_defaults[x] for x in _OTHERS])
+_NOT_OF_PLAIN = [name for name in Pairs._fields if name not in _OF_PLAIN]
+_not_of_plain = attrgetter(*_NOT_OF_PLAIN)
+_DEFAULTS = tuple([Pairs._field_defaults[name] for name in _NOT_OF_PLAIN])
 
 
 class Inputs(NamedTuple):

@@ -115,9 +115,13 @@ def test_what_is_listed_is_not_read():
     given = {"positives": pairs[:, :30], "negative_pairs": pairs[:, 30:]}
     module = InfoNCE().eval()  # no check reads values
     (expected,) = gradients(module(z, **given), [z])
-    with as_on(False), mock.patch.object(torch.Tensor, "tolist", side_effect=AssertionError):
-        loss = module(z, **given)
-        assert largest_tensor(lambda: loss.backward()) <= z.numel()
+    reading = mock.patch.object(torch.Tensor, "tolist", side_effect=AssertionError)
+    with in_chunks(1000), reading:
+        with pytest.raises(AssertionError):  # on a CPU chunks depend on how many pairs there are
+            module(z, **given)
+        with as_on(False):
+            loss = module(z, **given)
+            assert largest_tensor(lambda: loss.backward()) <= z.numel()
     torch.testing.assert_close(z.grad, expected)
 
 

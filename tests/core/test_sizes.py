@@ -46,6 +46,16 @@ def literal_sinkhorn(scores, sizes, epsilon, iterations):
     return [[x / sum(row) for x in row] for row in q]
 
 
+@pytest.mark.parametrize("temperature", [1e-30, 1e-10, 1e10])
+def test_no_temperature_brings_back_a_prototype_that_is_not_in_use(temperature):
+    z, sizes = torch.randn(2, 16, 8), torch.tensor([1.0, 0.0, 1.0, 1.0])
+    prototypes = SinkhornPrototypes(8, 4, temperature=temperature)
+    batch = prototypes(*z, sizes=sizes).batch
+    assert batch.log_probs.isfinite().all()
+    assert (batch.log_probs.exp()[:, 1] == 0).all()
+    assert (batch.targets[:, 1] == 0).all()
+
+
 @pytest.mark.filterwarnings("ignore:There is a performance drop")  # of torch's own vmap
 @pytest.mark.parametrize("options", [{}, {"balance_predictions": True}, {"epsilon": 0.01}])
 def test_many_sizes_under_vmap(options):

@@ -181,3 +181,38 @@ def test_holm_stops_at_the_first_that_is_not_significant():
     assert holm({"a": 0.01, "b": 0.02, "c": 0.03}) == {"a", "b", "c"}
     assert holm({"a": 0.016, "b": 0.026, "c": 0.001, "d": 0.9}) == {"a", "c"}
     assert holm({"a": 0.02, "b": 0.03, "c": 0.049}) == set()
+
+
+def test_domains():
+    """The settings of the sets that choose, and the differences on the set that does not."""
+    file = "nodes/domains.jsonl"
+
+    def best(row, *spaces):
+        found = {}
+        for run in runs_of(file, row=row):
+            config = run["config"]
+            if config["seed"] in (100, 101, 102):
+                options = [config.get(x) for x in ("temperature", "balance_predictions", "warm_up")]
+                for space in spaces:
+                    values = found.setdefault((space, *options), [])
+                    values.append(run["clusters"][space]["nmi"])
+        assert all(len(values) == 6 for values in found.values())  # of two sets
+        return max(found, key=lambda setting: mean(found[setting]))
+
+    def of_photo(row, setting, **wanted):
+        space, temperature, balanced, warm_up = setting
+        more = {"balance_predictions": balanced, "warm_up": warm_up} if row == "prototypes" else {}
+        runs = runs_of(file, dataset="Photo", row=row, temperature=temperature, **more, **wanted)
+        return by_seed(runs, lambda run: run["clusters"][space]["nmi"], range(10))
+
+    ours = best("prototypes", "assign")
+    assign = of_photo("prototypes", ours, num_prototypes=8)
+    kmeans = of_photo("prototypes", ("projections", *ours[1:]), num_prototypes=8)
+    setting = best("InfoNCE", "embeddings", "projections")
+    assert len(assign) == 10
+    for column, other in (
+        ("minus InfoNCE, k-means", of_photo("InfoNCE", setting)),
+        ("minus k-means on the projections", kmeans),
+    ):
+        shown = cell("prototypes.md", "domains", "Photo", column)
+        assert shown == pytest.approx(minus(assign, other), abs=0.051)
