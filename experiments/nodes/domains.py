@@ -39,6 +39,7 @@ RECORD = Path(__file__).parent / "domains.jsonl"
 CLASSES = {"Cora": 7, "CiteSeer": 6, "DBLP": 4, "Photo": 8, "CS": 15}
 CHOOSE_ON, CONFIRM_ON = ("Cora", "CiteSeer"), ("Photo",)
 CHOOSING_SEEDS, SEEDS, EXPLAINING_SEEDS = range(100, 103), range(10), range(200, 203)
+WITHOUT_HEAD, SEEDS_WITHOUT_HEAD = {"head": False}, range(300, 310)
 UNTRAINED, INFO_NCE, PROTOTYPES = "untrained", "InfoNCE", "prototypes"
 MANY = 64  # prototypes that are joined to groups
 TEMPERATURES = {INFO_NCE: (0.4, 1.0, 2.0), PROTOTYPES: (0.1, 0.2, 0.5)}
@@ -208,19 +209,48 @@ def explaining(names: Iterable[str], settings: dict[str, tuple[Config, str]]) ->
     """The chosen prototypes with and without a head, on seeds that decide nothing."""
     for name, seed, has_head in itertools.product(names, EXPLAINING_SEEDS, (True, False)):
         setting = settings[PROTOTYPES][0] | numbers(PROTOTYPES, name)
-        yield config_of(name, setting if has_head else setting | {"head": False}, seed)
+        yield config_of(name, setting | ({} if has_head else WITHOUT_HEAD), seed)
+
+
+def without_head(
+    names: Iterable[str], seeds: Iterable[int], settings: dict[str, tuple[Config, str]]
+) -> Iterator[Config]:
+    """The runs of the second plan."""
+    for name, seed in itertools.product(names, seeds):
+        yield config_of(name, {"row": UNTRAINED, "temperature": 1.0}, seed)
+        for row, (setting, _) in settings.items():
+            yield config_of(name, setting | numbers(row, name) | WITHOUT_HEAD, seed)
 
 
 def explanation(runs: Collection[Run]) -> str:
     """The table's first columns of the runs with and without a head."""
     setting, lines = chosen(runs)[PROTOTYPES][0], []
     runs = [run for run in runs if run["config"]["seed"] in EXPLAINING_SEEDS]
-    for name, more in itertools.product(CONFIRM_ON, ({}, {"head": False})):
+    for name, more in itertools.product(CONFIRM_ON, ({}, WITHOUT_HEAD)):
         of = setting | numbers(PROTOTYPES, name) | more
         cells = [of_setting(runs, name, of, space).values() for space in (ASSIGN, EMBEDDINGS)]
         row = f"{name}, {'without a head' if more else 'with a head'}"
         lines.append([row, *(spread(values) for values in cells)])
     return markdown(["set", "NMI of `assign`", "k-means on the embeddings"], lines)
+
+
+def second_table(runs: Collection[Run]) -> str:
+    """NMI of `assign` without a head, and the differences from other clusters."""
+    settings, lines = chosen(runs), []
+    runs = [run for run in runs if run["config"]["seed"] in SEEDS_WITHOUT_HEAD]
+    for name in (*CONFIRM_ON, *CHOOSE_ON):
+        ours, info_nce = (
+            settings[row][0] | numbers(row, name) | WITHOUT_HEAD for row in (PROTOTYPES, INFO_NCE)
+        )
+        by_prototypes = of_setting(runs, name, ours, ASSIGN)
+        others = ours, info_nce, {"row": UNTRAINED, "temperature": 1.0}
+        deltas = [
+            difference(by_prototypes, of_setting(runs, name, other, EMBEDDINGS)) for other in others
+        ]
+        lines.append([name, spread(by_prototypes.values()), *deltas])
+    head = ["set", "NMI of `assign`", "minus k-means, same encoder"]
+    head += ["minus InfoNCE, k-means", "minus untrained, k-means"]
+    return sourced(markdown(head, lines), runs)
 
 
 def table(runs: Collection[Run]) -> str:
@@ -297,7 +327,7 @@ def pages() -> dict[Path, dict[str, str]]:
 def parse() -> argparse.Namespace:
     parser = parser_of("nodes.domains", __doc__)
     add = parser.add_argument
-    add("part", choices=("choose", "confirm", "explain"))
+    add("part", choices=("choose", "confirm", "explain", "without_head"))
     add("--dataset", nargs="+", choices=SETS, default=CONFIRM_ON, help="sets of PyG")
     add("--root", type=Path, help="folder of NAME/ or NAME/raw/; without it, NAME is downloaded")
     add("--seeds", type=int, nargs="+", default=[*SEEDS])
@@ -321,10 +351,12 @@ def main() -> None:
         configs = [*choosing()]
     else:
         settings = chosen([*results.read(RECORD).values()])
-        explains = args.part == "explain"
-        configs = [
-            *(explaining(names, settings) if explains else confirming(names, args.seeds, settings))
-        ]
+        if args.part == "confirm":
+            configs = [*confirming(names, args.seeds, settings)]
+        elif args.part == "explain":
+            configs = [*explaining(names, settings)]
+        else:
+            configs = [*without_head(names, SEEDS_WITHOUT_HEAD, settings)]
     jobs = [(config, folders[config["dataset"]]) for config in configs]
     for found in results.complete(args.output, jobs, run, args.workers):
         config = found["config"]
