@@ -320,7 +320,11 @@ def picture(config: Config, folder: Path) -> Figure:
 def pages() -> dict[Path, dict[str, str]]:
     """The table by page."""
     runs = [*results.read(RECORD).values()]
-    tables = {"domains": table(runs), "domains without a head": explanation(runs)}
+    tables = {
+        "domains": table(runs),
+        "domains without a head": explanation(runs),
+        "domains again": second_table(runs),
+    }
     return {DOCS / "prototypes.md": tables}
 
 

@@ -173,6 +173,19 @@ def test_clusters_of_nodes_by_all_methods(root, short):
     assert many in spaces
 
 
+def test_without_a_head_prototypes_are_among_the_embeddings(root, short):
+    folder = root / "Photo" / "raw"
+    settings = {row: (next(domains.candidates(row, 3)), "") for row in domains.TEMPERATURES}
+    configs = list(domains.without_head(["Photo"], [0], settings))
+    assert [config["row"] for config in configs] == ["untrained", "InfoNCE", "prototypes"]
+    assert [config.get("head", True) for config in configs] == [True, False, False]
+    for config in configs[1:]:
+        embeddings, projections, _, _ = domains.trained(config, folder)
+        assert torch.equal(embeddings, projections)
+    both = [config.get("head", True) for config in domains.explaining(["Photo"], settings)]
+    assert both == [True, False] * 3
+
+
 def test_prototypes_begin_where_info_nce_ends(root, short, monkeypatch):
     """After the warm-up they are the centres of clusters, and all losses see the same views."""
     calls, folder = [], root / "Photo" / "raw"

@@ -216,3 +216,16 @@ def test_domains():
     ):
         shown = cell("prototypes.md", "domains", "Photo", column)
         assert shown == pytest.approx(minus(assign, other), abs=0.051)
+
+    def without_head(row, space, temperature):
+        wanted = {"dataset": "Cora", "row": row, "temperature": temperature, "head": False}
+        value = {
+            run["config"]["seed"]: run["clusters"][space]["nmi"] for run in runs_of(file, **wanted)
+        }
+        return {seed: nmi for seed, nmi in value.items() if seed in range(300, 310)}
+
+    found = [without_head("prototypes", "assign", ours[1])]
+    found.append(without_head("InfoNCE", "embeddings", setting[1]))
+    assert len(found[0]) == len(found[1]) == 10
+    shown = cell("prototypes.md", "domains again", "Cora", "minus InfoNCE, k-means")
+    assert shown == pytest.approx(minus(*found), abs=0.051)
