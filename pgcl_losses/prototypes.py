@@ -282,18 +282,17 @@ class SinkhornPrototypes(LossModule):
         with full_precision(embeddings.device):
             prototypes = processes.average_gradient(self._unit_prototypes(embeddings.dtype))
             temperature = processes.temperature(self.temperature, embeddings.dtype)
-            in_use = None
-            if batch.sizes is not None:
-                in_use = log_sizes(batch.sizes > 0, embeddings.dtype)
+            in_use = None if batch.sizes is None else batch.sizes > 0
+            bias = None if in_use is None else log_sizes(in_use, embeddings.dtype)
             # [M, K] the cosines / temperature, or NOT_IN_USE
-            logits = F.linear(embeddings, prototypes / temperature, in_use)
+            logits = F.linear(embeddings, prototypes / temperature, bias)
             log_probs = self._log_predictions(batch.views(logits), batch.sizes)
             with torch.no_grad():
                 # In forward mode, detaching also removes the tangents. No gradient needs the logits
                 # any more, and a new matrix would take a tenth of the time.
                 scale = temperature / self.epsilon
-                if batch.sizes is not None:  # a CPU computes e^-1e20 ten times more slowly than e^0
-                    scale = scale * (batch.sizes > 0).to(logits.dtype)
+                if in_use is not None:  # a CPU computes e^NOT_IN_USE ten times more slowly than e^0
+                    scale = scale * in_use.to(logits.dtype)
                 exponents = logits.detach().mul_(scale)
                 rows = prototypes.detach() / self.epsilon
                 targets = self._targets(batch.views(exponents), rows, batch.sizes).flatten(0, 1)

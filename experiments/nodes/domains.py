@@ -14,6 +14,7 @@ import itertools
 import time
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -41,6 +42,7 @@ CHOOSE_ON, CONFIRM_ON = ("Cora", "CiteSeer"), ("Photo",)
 CHOOSING_SEEDS, SEEDS, EXPLAINING_SEEDS = range(100, 103), range(10), range(200, 203)
 WITHOUT_HEAD, SEEDS_WITHOUT_HEAD = {"head": False}, range(300, 310)
 UNTRAINED, INFO_NCE, PROTOTYPES = "untrained", "InfoNCE", "prototypes"
+NOT_TRAINED: Config = {"row": UNTRAINED, "temperature": 1.0}
 MANY = 64  # prototypes that are joined to groups
 TEMPERATURES = {INFO_NCE: (0.4, 1.0, 2.0), PROTOTYPES: (0.1, 0.2, 0.5)}
 OF_WARM_UP = 1.0  # temperature of InfoNCE
@@ -194,15 +196,19 @@ def choosing() -> Iterator[Config]:
             yield config_of(name, setting, seed)
 
 
-def confirming(
-    names: Iterable[str], seeds: Iterable[int], settings: dict[str, tuple[Config, str]]
+def deciding(
+    names: Iterable[str],
+    seeds: Iterable[int],
+    settings: dict[str, tuple[Config, str]],
+    **more: Any,
 ) -> Iterator[Config]:
-    """The runs that decide."""
+    """The runs of both plans; ``more``: what the second one changes."""
     for name, seed in itertools.product(names, seeds):
-        yield config_of(name, {"row": UNTRAINED, "temperature": 1.0}, seed)
+        yield config_of(name, NOT_TRAINED, seed)
         for row, (setting, _) in settings.items():
-            yield config_of(name, setting | numbers(row, name), seed)
-        yield config_of(name, settings[PROTOTYPES][0] | numbers(PROTOTYPES, name, MANY), seed)
+            yield config_of(name, setting | numbers(row, name) | more, seed)
+        if not more:
+            yield config_of(name, settings[PROTOTYPES][0] | numbers(PROTOTYPES, name, MANY), seed)
 
 
 def explaining(names: Iterable[str], settings: dict[str, tuple[Config, str]]) -> Iterator[Config]:
@@ -212,14 +218,13 @@ def explaining(names: Iterable[str], settings: dict[str, tuple[Config, str]]) ->
         yield config_of(name, setting | ({} if has_head else WITHOUT_HEAD), seed)
 
 
-def without_head(
-    names: Iterable[str], seeds: Iterable[int], settings: dict[str, tuple[Config, str]]
-) -> Iterator[Config]:
-    """The runs of the second plan."""
-    for name, seed in itertools.product(names, seeds):
-        yield config_of(name, {"row": UNTRAINED, "temperature": 1.0}, seed)
-        for row, (setting, _) in settings.items():
-            yield config_of(name, setting | numbers(row, name) | WITHOUT_HEAD, seed)
+def against(
+    runs: Collection[Run], name: str, ours: Config, others: Iterable[tuple[Config, str]]
+) -> list[str]:
+    """NMI of `assign`, and its differences from other clusters, by setting and space."""
+    by_prototypes = of_setting(runs, name, ours, ASSIGN)
+    deltas = [difference(by_prototypes, of_setting(runs, name, *other)) for other in others]
+    return [spread(by_prototypes.values()), *deltas]
 
 
 def explanation(runs: Collection[Run]) -> str:
@@ -242,12 +247,8 @@ def second_table(runs: Collection[Run]) -> str:
         ours, info_nce = (
             settings[row][0] | numbers(row, name) | WITHOUT_HEAD for row in (PROTOTYPES, INFO_NCE)
         )
-        by_prototypes = of_setting(runs, name, ours, ASSIGN)
-        others = ours, info_nce, {"row": UNTRAINED, "temperature": 1.0}
-        deltas = [
-            difference(by_prototypes, of_setting(runs, name, other, EMBEDDINGS)) for other in others
-        ]
-        lines.append([name, spread(by_prototypes.values()), *deltas])
+        others = [(setting, EMBEDDINGS) for setting in (ours, info_nce, NOT_TRAINED)]
+        lines.append([name, *against(runs, name, ours, others)])
     head = ["set", "NMI of `assign`", "minus k-means, same encoder"]
     head += ["minus InfoNCE, k-means", "minus untrained, k-means"]
     return sourced(markdown(head, lines), runs)
@@ -260,16 +261,16 @@ def table(runs: Collection[Run]) -> str:
     (ours, _), (info_nce, space) = settings[PROTOTYPES], settings[INFO_NCE]
     for name in CONFIRM_ON:
         few, many = (ours | numbers(PROTOTYPES, name, number) for number in (None, MANY))
-        by_prototypes = of_setting(runs, name, few, ASSIGN)
         others = (
             (few, PROJECTIONS),
             (few, EMBEDDINGS),
             (many, GROUPS),
             (info_nce, space),
-            ({"row": UNTRAINED, "temperature": 1.0}, EMBEDDINGS),
+            (NOT_TRAINED, EMBEDDINGS),
         )
-        deltas = [difference(by_prototypes, of_setting(runs, name, *other)) for other in others]
-        lines.append([name, spread(by_prototypes.values()), *deltas])
+        described = (of_setting(runs, name, few, ASSIGN, m).values() for m in ("ari", "largest"))
+        cells = against(runs, name, few, others)
+        lines.append([name, *cells, *(spread(values) for values in described)])
     head = [
         "set",
         "NMI of `assign`",
@@ -278,6 +279,8 @@ def table(runs: Collection[Run]) -> str:
         f"minus {MANY} prototypes in groups",
         "minus InfoNCE, k-means",
         "minus untrained, k-means",
+        "ARI of `assign`",
+        "largest cluster",
     ]
     return sourced(markdown(head, lines), runs)
 
@@ -332,10 +335,10 @@ def parse() -> argparse.Namespace:
     parser = parser_of("nodes.domains", __doc__)
     add = parser.add_argument
     add("part", choices=("choose", "confirm", "explain", "without_head"))
-    add("--dataset", nargs="+", choices=SETS, default=CONFIRM_ON, help="sets of PyG")
+    add("--dataset", nargs="+", choices=SETS, help="sets of PyG; `choose` has its own")
     add("--root", type=Path, help="folder of NAME/ or NAME/raw/; without it, NAME is downloaded")
-    add("--seeds", type=int, nargs="+", default=[*SEEDS])
-    add("--picture", type=Path, help="a file to draw the nodes into")
+    add("--seeds", type=int, nargs="+", help="of `confirm`; by default 0 to 9")
+    add("--picture", type=Path, help="a new file to draw the nodes of `confirm` into")
     add("--workers", type=count, default=2, help="runs at a time, with one thread each")
     add("--output", type=Path, default=Path("runs/domains.jsonl"))
     add("--cache", type=Path, default=Path("runs/data"), help="folder for downloads")
@@ -344,23 +347,25 @@ def parse() -> argparse.Namespace:
 
 def main() -> None:
     args = parse()
-    if args.picture and args.picture.exists():
-        raise ValueError(f"--picture {args.picture} exists already: name a new file")
-    if args.part == "choose" and args.picture:
-        raise ValueError("--picture draws what `confirm` trains: choose that part")
-    names = CHOOSE_ON if args.part == "choose" else args.dataset
+    if args.part != "confirm" and (args.seeds or args.picture):
+        raise ValueError(f"--seeds and --picture are of confirm, but the part is {args.part}")
+    if args.part == "choose" and args.dataset:
+        raise ValueError(f"choose trains on {' and '.join(CHOOSE_ON)}: leave --dataset out")
+    if args.picture and (args.picture.exists() or not args.picture.parent.is_dir()):
+        raise ValueError(f"--picture {args.picture} must be a new file in an existing folder")
+    names = CHOOSE_ON if args.part == "choose" else args.dataset or CONFIRM_ON
     folders = {name: raw_folder(name, args.root, args.cache) for name in names}
-    settings = None
+    settings, seeds = None, args.seeds or [*SEEDS]
     if args.part == "choose":
         configs = [*choosing()]
     else:
         settings = chosen([*results.read(RECORD).values()])
         if args.part == "confirm":
-            configs = [*confirming(names, args.seeds, settings)]
+            configs = [*deciding(names, seeds, settings)]
         elif args.part == "explain":
             configs = [*explaining(names, settings)]
         else:
-            configs = [*without_head(names, SEEDS_WITHOUT_HEAD, settings)]
+            configs = [*deciding(names, SEEDS_WITHOUT_HEAD, settings, **WITHOUT_HEAD)]
     jobs = [(config, folders[config["dataset"]]) for config in configs]
     for found in results.complete(args.output, jobs, run, args.workers):
         config = found["config"]
@@ -369,7 +374,7 @@ def main() -> None:
         print(config["dataset"], config["seed"], config["temperature"], *row, nmi)
     if args.picture and settings is not None:
         setting = settings[PROTOTYPES][0] | numbers(PROTOTYPES, names[0])
-        config = config_of(names[0], setting, args.seeds[0])
+        config = config_of(names[0], setting, seeds[0])
         picture(config, folders[names[0]]).savefig(args.picture, dpi=130)
 
 

@@ -130,12 +130,13 @@ def _balance_by_logs(
     log_q: Tensor, sizes: Tensor | None, iterations: int, filled: Tensor | None
 ) -> Tensor:
     """Compute q as `balance` does, for any epsilon: scaling is a log-softmax of log q."""
+    logs = None if sizes is None else log_sizes(sizes, log_q.dtype)
     for _ in range(iterations):
         if filled is not None:
             log_q = log_q.masked_fill(~filled.unsqueeze(-1), -math.inf)
         log_q = log_q.log_softmax(-2)
-        if sizes is not None:
-            log_q = log_q + log_sizes(sizes, log_q.dtype)
+        if logs is not None:
+            log_q = log_q + logs
         log_q = log_q.log_softmax(-1)
     # A CPU computes powers of 2 that underflow ten times faster than powers of e. Denormal numbers
     # become 0: they make matrix products slow.

@@ -163,7 +163,7 @@ def short(monkeypatch):
 def test_clusters_of_nodes_by_all_methods(root, short):
     folder = root / "Photo" / "raw"
     settings = {row: (next(domains.candidates(row, 3)), "") for row in domains.TEMPERATURES}
-    configs = list(domains.confirming(["Photo"], [0], settings))
+    configs = list(domains.deciding(["Photo"], [0], settings))
     assert len(configs) == 4
     spaces = [set(domains.run(config, folder)["clusters"]) for config in configs]
     both = {domains.EMBEDDINGS, domains.PROJECTIONS}
@@ -176,7 +176,7 @@ def test_clusters_of_nodes_by_all_methods(root, short):
 def test_without_a_head_prototypes_are_among_the_embeddings(root, short):
     folder = root / "Photo" / "raw"
     settings = {row: (next(domains.candidates(row, 3)), "") for row in domains.TEMPERATURES}
-    configs = list(domains.without_head(["Photo"], [0], settings))
+    configs = list(domains.deciding(["Photo"], [0], settings, **domains.WITHOUT_HEAD))
     assert [config["row"] for config in configs] == ["untrained", "InfoNCE", "prototypes"]
     assert [config.get("head", True) for config in configs] == [True, False, False]
     for config in configs[1:]:
@@ -213,7 +213,21 @@ def test_domains_are_drawn_and_an_old_picture_stays(root, short, monkeypatch, tm
     domains.picture(config, root / "Photo" / "raw").savefig(tmp_path / "nodes.png")
     assert (tmp_path / "nodes.png").stat().st_size > 0
     given = ["confirm", "--dataset=Photo", f"--root={root}", f"--picture={tmp_path / 'nodes.png'}"]
-    with pytest.raises(ValueError, match="exists already: name a new file"):
+    with pytest.raises(ValueError, match="must be a new file in an existing folder"):
+        main_here(monkeypatch, domains, *given)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["choose", "--dataset=Photo"], "choose trains on Cora and CiteSeer: leave --dataset out"),
+        (["explain", "--seeds=1"], "are of confirm, but the part is explain"),
+        (["without_head", "--picture=nodes.png"], "but the part is without_head"),
+        (["confirm", "--picture=no folder/nodes.png"], "in an existing folder"),
+    ],
+)
+def test_an_option_without_effect_is_an_error(given, message, monkeypatch):
+    with pytest.raises(ValueError, match=message):
         main_here(monkeypatch, domains, *given)
 
 
